@@ -5,11 +5,14 @@ Other packages import only this module, ``base`` and ``database``: the modules t
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from django.core.exceptions import ImproperlyConfigured
+from django.db import Error as DatabaseError
 
+from ..core.record_clock import record_clock
 from ..project import conf
 from .address import describe, problem
 
@@ -28,8 +31,9 @@ def index(
     """Make a broker on the project's Redis for a database alias; None when the settings name no Redis.
 
     ``timeout`` is in seconds, for connecting and for each answer. ``identity_of`` returns the identity of the database
-    behind an alias; by default it is read from the record once. The caller closes the broker. Raises
-    ``ImproperlyConfigured`` when the settings name no possible Redis.
+    behind an alias, for a caller that must not query the record; by default the broker asks the record for that and
+    for the time. The caller closes the broker. Raises ``ImproperlyConfigured`` when the settings name no possible
+    Redis.
     """
     settings = check_settings()
     if settings.REDIS is None:
@@ -38,7 +42,8 @@ def index(
     from .redis import RedisBroker
 
     find = identity_of or _identity
-    return RedisBroker(settings, using, timeout=timeout, identity=lambda: find(using))
+    now = record_clock(using).seconds if identity_of else lambda: _now(using)
+    return RedisBroker(settings, using, timeout=timeout, identity=lambda: find(using), now=now)
 
 
 def check_settings() -> conf.Settings:
@@ -57,3 +62,14 @@ def _identity(using: str) -> str:
     from ..record.identity import identity, known_identity
 
     return known_identity(using) or identity(using)
+
+
+def _now(using: str) -> float:
+    known = record_clock(using)
+    if not known.is_sure:
+        from ..record import transitions
+
+        # While the database is away, Redis is looked after as before.
+        with contextlib.suppress(DatabaseError):
+            transitions.now(using)
+    return known.seconds()

@@ -73,24 +73,6 @@ class Taken:
         return None if self.next_due is None else max(0.0, self.at + self.next_due - time.monotonic())
 
 
-class Skew(NamedTuple):
-    """Two bounds of how far the record's clock is ahead of the Redis clock, in tenths of a ms; negative: behind.
-
-    The record's clock was read between two readings of the Redis clock, so the truth lies between the bounds.
-    """
-
-    least: int
-    most: int
-
-    @property
-    def seconds(self) -> float:
-        """The middle between the bounds, in seconds."""
-        return (self.least + self.most) / 2 / SECOND
-
-    def __contains__(self, tenths: object) -> bool:
-        return isinstance(tenths, int) and self.least <= tenths <= self.most
-
-
 class DueQueue(NamedTuple):
     """A queue with ids that are ready or fall due, and how many these are.
 
@@ -124,7 +106,7 @@ class DueQueues:
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """The meta of all queues in Redis, read at the time ``now_tenths`` by the broker's clock."""
+    """The meta of all queues in Redis, read at the time ``now_tenths`` by the record's clock."""
 
     now_tenths: int
     # Grows with each call of ``tick``. It goes back when Redis loads an old snapshot.
@@ -137,8 +119,6 @@ class Meta:
     run_id: str
     replid: str
     identity: str
-    # By so many tenths the clock of the broker's server is corrected.
-    skew_tenths: int = 0
     # A process loads until then, if it does not end earlier; 0 when no process loads.
     loader_until_tenths: int = 0
 
@@ -316,8 +296,8 @@ class Index(Broker, Protocol):
     def read_meta(self) -> Meta:
         """Read the meta. Writes nothing."""
 
-    def tick(self, skew: Skew | None = None) -> Meta:
-        """Correct the broker's clock by a measured skew; count one more tick, and return the meta.
+    def tick(self) -> Meta:
+        """Count one more tick, and return the meta.
 
         Keys of all queues together that are of another type are deleted.
         """
@@ -337,14 +317,12 @@ class Index(Broker, Protocol):
         identity: str,
         server: ServerRun,
         lost: bool,
-        skew: Skew | None = None,
     ) -> tuple[int | None, int] | None:
         """Begin to load all queues up to a horizon that is ``ahead`` seconds from now.
 
         Returns the due tenth to begin at (None: at the beginning) and the due tenth of the horizon; or None while
         another process loads, which keeps the right for ``lease`` seconds after its last sign of life. ``lost``:
-        Redis has lost ids. ``skew`` corrects the broker's clock. Raises ``ForeignBroker`` when Redis holds the ids of
-        another database.
+        Redis has lost ids. Raises ``ForeignBroker`` when Redis holds the ids of another database.
         """
 
     def loaded(self, *, worker: str, upto_tenths: int | None, lease: float | None) -> bool:
@@ -366,10 +344,7 @@ class Index(Broker, Protocol):
         """Ask the server about itself."""
 
     def now_tenths(self) -> int:
-        """Read the broker's clock: the clock of its server, corrected to the record's by the skew."""
-
-    def server_time(self) -> int:
-        """Read the clock of the broker's server as it is, in microseconds since 1970."""
+        """Return the time by the record's clock, as far as this process knows it."""
 
     def size(self, queue: str) -> QueueSize:
         """Count the ids of a queue."""

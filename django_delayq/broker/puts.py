@@ -29,7 +29,7 @@ class SentPut(NamedTuple):
 
     keys: Keys
     identity: str
-    now: str | int
+    now: int
     entries: list[int]
 
 

@@ -18,6 +18,7 @@ from redis.exceptions import NoScriptError
 from ..core.bounds import PRIORITIES
 from ..core.clock import SECOND, us_to_tenths
 from ..core.exceptions import BrokerFull, BrokerUnavailable, ClusterBroker, DelayqError, ForeignBroker
+from ..core.record_clock import record_clock
 from ..project.conf import Settings
 from ..record.sql.rows import Ticket
 from . import scripts, server_info
@@ -32,7 +33,6 @@ from .base import (
     RedisPlace,
     ServerInfo,
     ServerRun,
-    Skew,
     Taken,
 )
 from .connection import connect
@@ -45,8 +45,8 @@ from .scripted import ScriptConnections
 MANY = 10**12
 # The number of members in one reply to a scan, roughly.
 SCAN_COUNT = 1000
-# The fields that scripts/tick.lua returns after the time, and that ``read_meta`` reads, in this order.
-META_FIELDS = ("tick", "horizon", "loaded", "run_id", "replid", "identity", "skew", "loader_until")
+# The fields that scripts/tick.lua returns, and that ``read_meta`` reads, in this order.
+META_FIELDS = ("tick", "horizon", "loaded", "run_id", "replid", "identity", "loader_until")
 # The answers by which a Redis in cluster mode refuses keys.
 CLUSTER_ERRORS = (
     redis.exceptions.MovedError,
@@ -103,8 +103,8 @@ class RedisBroker:
     """Implements ``Index``, and so ``Broker``; their docstrings say what each method does.
 
     ``timeout`` is in seconds, for connecting and for each answer. ``identity`` returns the identity of the caller's
-    database: queues of another one are refused with ``ForeignBroker``. None: the caller does not mind. ``now`` is for
-    tests: the server's time in tenths of a millisecond, or "" for its clock.
+    database: queues of another one are refused with ``ForeignBroker``. None: the caller does not mind. ``now`` returns
+    the time by the record's clock, in seconds since 1970; the clock of the server is not used.
     """
 
     claims_ahead: ClassVar[bool] = True
@@ -117,13 +117,13 @@ class RedisBroker:
         *,
         timeout: float,
         identity: Callable[[], str] | None = None,
-        now: str | int = "",
+        now: Callable[[], float] | None = None,
     ) -> None:
         self.settings = settings
         self.namespace = namespace(settings.PREFIX, using)
         self.timeout = timeout
         self.identity = identity or (lambda: "")
-        self.now = now
+        self.now = now or record_clock(using).seconds
         self._client: redis.Redis | None = None
         self._listener: Listener | None = None
         self._lock = threading.Lock()
@@ -162,7 +162,7 @@ class RedisBroker:
         for start in range(0, len(entries), IDS_PER_CALL):
             rest = _flat(entries[start : start + IDS_PER_CALL])
             answer = scripts.load("put")(
-                self.client, k, rest, now=self.now, mode="fill" if fill else "set", identity=self.identity()
+                self.client, k, rest, now=self.now_tenths(), mode="fill" if fill else "set", identity=self.identity()
             )
             total += _put(answer, len(rest) // 3)
         return total
@@ -183,12 +183,13 @@ class RedisBroker:
     @_translated
     def take(self, queue: str, limit: int, within: float = 0.0, opened: Mapping[str, int] = {}) -> Taken:
         """Take ids that are due, or fall due in a moment."""
-        return _taken(scripts.load("take")(self._scripted, self.keys(queue), **self._to_take(limit, within, opened)))
+        answer = scripts.load("take")(self._scripted, self.keys(queue), **self._to_take(limit, within, opened))
+        return _taken(answer, self.now())
 
     def _to_take(self, limit: int, within: float, opened: Mapping[str, int]) -> dict[str, Any]:
         return {
             "rest": [*chain.from_iterable((name, min(number, IDS_PER_CALL)) for name, number in opened.items())],
-            "now": self.now,
+            "now": self.now_tenths(),
             "limit": min(limit, IDS_PER_CALL),
             "batch": IDS_PER_CALL,
             "within": int(within * SECOND),
@@ -205,7 +206,8 @@ class RedisBroker:
             if share or falling_due:
                 calls[queue] = self._to_take(share, within, opened)
         answers = self._call_many("take", [(self.keys(queue), call) for queue, call in calls.items()])
-        return {queue: _taken(answer) for queue, answer in zip(calls, answers, strict=True)}
+        now = self.now()
+        return {queue: _taken(answer, now) for queue, answer in zip(calls, answers, strict=True)}
 
     @_translated
     def due_queues(
@@ -216,7 +218,7 @@ class RedisBroker:
             self._scripted,
             self.keys(""),
             queues or (),
-            now=self.now,
+            now=self.now_tenths(),
             within=int(within * SECOND),
             enough=MANY if enough is None else enough,
             after=after,
@@ -228,7 +230,7 @@ class RedisBroker:
             # Other members are not ours.
             if _is_queue(name)
         ]
-        return DueQueues(found, more, float(next_due) / SECOND if next_due else None)
+        return DueQueues(found, more, _until(next_due, self.now()))
 
     def promote(self, queue: str) -> Taken:
         """Make ids ready that have fallen due."""
@@ -338,7 +340,7 @@ class RedisBroker:
         answered = False
         for start in range(0, len(entries), IDS_PER_CALL):
             some = _flat(entries[start : start + IDS_PER_CALL])
-            answered |= self._puts.put(SentPut(k, self.identity(), self.now, some))
+            answered |= self._puts.put(SentPut(k, self.identity(), self.now_tenths(), some))
         return answered
 
     @_translated
@@ -349,7 +351,7 @@ class RedisBroker:
     @_translated
     def fill(self, entries: Mapping[str, Sequence[Entry]]) -> dict[str, Put]:
         """Put ids of several queues in one round trip."""
-        how = {"now": self.now, "mode": "fill", "identity": self.identity()}
+        how = {"now": self.now_tenths(), "mode": "fill", "identity": self.identity()}
         calls = [(self.keys(queue), {**how, "rest": _flat(some)}) for queue, some in entries.items()]
         answers = self._call_many("put", calls)
         return {queue: _put(answer, len(some)) for (queue, some), answer in zip(entries.items(), answers, strict=True)}
@@ -385,21 +387,15 @@ class RedisBroker:
     @_translated
     def read_meta(self) -> Meta:
         """Read the meta."""
-        pipe = self.client.pipeline(transaction=False)
-        pipe.hmget(self.keys("").meta, META_FIELDS)
-        pipe.time()
-        fields, (seconds, micros) = pipe.execute()
-        meta = _meta(_tenths(seconds, micros) if self.now == "" else int(self.now), fields)
-        return replace(meta, now_tenths=meta.now_tenths + meta.skew_tenths)
+        fields: Any = self.client.hmget(self.keys("").meta, META_FIELDS)
+        return _meta(self.now_tenths(), fields)
 
     @_translated
-    def tick(self, skew: Skew | None = None) -> Meta:
+    def tick(self) -> Meta:
         """Count one more tick, and return the meta."""
         identity = self.identity()
-        now, *fields = scripts.load("tick")(
-            self.client, self.keys(""), now=self.now, identity=identity, **_bounds(skew)
-        )
-        meta = _meta(int(now), fields)
+        fields = scripts.load("tick")(self.client, self.keys(""), identity=identity)
+        meta = _meta(self.now_tenths(), fields)
         if identity and meta.identity not in ("", identity):
             raise ForeignBroker
         return meta
@@ -421,13 +417,12 @@ class RedisBroker:
         identity: str,
         server: ServerRun,
         lost: bool,
-        skew: Skew | None = None,
     ) -> tuple[int | None, int] | None:
         """Begin to load all queues."""
         word, begin, horizon = scripts.load("load")(
             self.client,
             self.keys(""),
-            now=self.now,
+            now=self.now_tenths(),
             ahead=int(ahead * SECOND),
             worker=worker,
             lease=int(lease * SECOND),
@@ -435,7 +430,6 @@ class RedisBroker:
             run_id=server.run_id,
             replid=server.replid,
             lost="1" if lost else "",
-            **_bounds(skew),
         )
         if word == b"foreign":
             raise ForeignBroker
@@ -449,7 +443,7 @@ class RedisBroker:
         word = scripts.load("loaded")(
             self.client,
             self.keys(""),
-            now=self.now,
+            now=self.now_tenths(),
             worker=worker,
             upto="" if upto_tenths is None else upto_tenths,
             lease="" if lease is None else int(lease * SECOND),
@@ -482,16 +476,8 @@ class RedisBroker:
         return server_info.read(self.client)
 
     def now_tenths(self) -> int:
-        """Read the clock of the server, corrected to the record's."""
-        return self.read_meta().now_tenths
-
-    @_translated
-    def server_time(self) -> int:
-        """Read the clock of the server, in microseconds."""
-        if self.now != "":
-            return int(self.now) * 100
-        seconds, micros = self.client.time()
-        return int(seconds) * 1_000_000 + int(micros)
+        """Return the time by the record's clock."""
+        return int(self.now() * SECOND)
 
     @_translated
     def size(self, queue: str) -> QueueSize:
@@ -564,12 +550,6 @@ def _whole(value: Any) -> int | None:
     return None
 
 
-def _skew(value: bytes | None) -> int:
-    """Return a correction of the clock as clock.lua reads it: 0 for nothing and for anything that is not ours."""
-    size = _whole((value or b"").removeprefix(b"-")) or 0
-    return -size if value and value.startswith(b"-") else size
-
-
 def _clamped(score: float) -> int:
     """Return a score as a whole number; one that cannot be ours, such as "inf", as far away as possible."""
     return int(score) if abs(score) <= MOST else MOST
@@ -587,24 +567,22 @@ def _is_queue(name: bytes) -> bool:
     return name.isascii() and len(name) <= 200
 
 
-def _taken(answer: Sequence[Any]) -> Taken:
-    """Parse the answer of scripts/take.lua."""
+def _taken(answer: Sequence[Any], now: float) -> Taken:
+    """Parse the answer of scripts/take.lua, which came at a time by the record's clock (seconds)."""
     if answer[0] == b"foreign":
         raise ForeignBroker
-    moved, left, next_due, now, other, any_aside = answer[:6]
-    now_tenths = float(now)
+    moved, left, next_due, other, any_aside = answer[:5]
     tickets = []
-    for member, score in _ours(answer[6:]):
+    for member, score in _ours(answer[5:]):
         rank, ready_tenths = divmod(score, BAND)
-        tickets.append(Ticket(member, ready_tenths, rank, (ready_tenths - now_tenths) / SECOND))
-    return Taken(
-        tickets,
-        left,
-        float(next_due) / SECOND if next_due else None,
-        moved == IDS_PER_CALL,
-        float(other) / SECOND if other else None,
-        bool(any_aside),
-    )
+        tickets.append(Ticket(member, ready_tenths, rank, ready_tenths / SECOND - now))
+    behind = moved == IDS_PER_CALL
+    return Taken(tickets, left, _until(next_due, now), behind, _until(other, now), bool(any_aside))
+
+
+def _until(tenths: bytes, now: float) -> float | None:
+    """Return in how many seconds a due tenth comes; None when a script found none."""
+    return max(0.0, float(tenths) / SECOND - now) if tenths else None
 
 
 def _ours(found: Sequence[bytes]) -> Iterable[tuple[int, int]]:
@@ -634,19 +612,9 @@ def _put(answer: Sequence[Any], entries: int) -> Put:
     return Put(beyond=entries) if word == b"lost" else Put(put, present, beyond)
 
 
-def _tenths(seconds: Any, micros: Any) -> int:
-    """Return the answer of TIME in tenths of a millisecond."""
-    return int(seconds) * SECOND + int(micros) // 100
-
-
-def _bounds(skew: Skew | None) -> dict[str, Any]:
-    """Return a measured skew as scripts read it."""
-    return {"least_skew": "", "most_skew": ""} if skew is None else {"least_skew": skew.least, "most_skew": skew.most}
-
-
 def _meta(now_tenths: int, fields: Sequence[Any]) -> Meta:
     """Parse the values of ``META_FIELDS``. A value is bytes or a number; None or empty when it is missing."""
-    tick, horizon, loaded, run_id, replid, identity, skew, loader_until = fields
+    tick, horizon, loaded, run_id, replid, identity, loader_until = fields
     return Meta(
         now_tenths,
         _whole(tick) or 0,
@@ -655,6 +623,5 @@ def _meta(now_tenths: int, fields: Sequence[Any]) -> Meta:
         (run_id or b"").decode(errors="replace"),
         (replid or b"").decode(errors="replace"),
         (identity or b"").decode(errors="replace"),
-        _skew(skew),
         _whole(loader_until) or 0,
     )

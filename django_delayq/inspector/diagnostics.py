@@ -102,7 +102,6 @@ def _redis(using: str, broker: Index, *, ready: bool) -> Iterator[Finding]:
         yield from _server(health)
         if ready and not health.cluster:
             yield _identity(using, broker)
-            yield _clock(using, broker)
     except BrokerUnavailable as error:
         yield Finding("Redis", Level.CRITICAL, f"{where}: {_first_line(error)}", Cause.UNREACHABLE)
 
@@ -139,16 +138,6 @@ def _identity(using: str, broker: Index) -> Finding:
     except ForeignBroker as error:
         return Finding("Redis identity", Level.CRITICAL, str(error), Cause.MISCONFIGURED)
     return Finding("Redis identity", Level.OK, "belongs to this database")
-
-
-def _clock(using: str, broker: Index) -> Finding:
-    skew = restore.measure_skew(using, broker).seconds
-    if abs(skew) < restore.SKEW_WARNING:
-        return Finding("Redis clock", Level.OK, "agrees with the database's")
-    detail = (
-        f"{restore.describe_skew(skew)} the database's; workers correct due times by that, but set the clocks right"
-    )
-    return Finding("Redis clock", Level.WARN, detail)
 
 
 def _record(using: str, limits: Thresholds) -> Iterator[Finding]:

@@ -6,6 +6,7 @@ A move that changes no row is not an error: another move was first.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from ..core import actors, failpoints
 from ..core.clock import ceil_tenth, to_us
+from ..core.record_clock import record_clock
 from ..core.states import LIVE, REQUEUEABLE, State
 from ..core.verdicts import DONE, Verdict
 from ..models import Message
@@ -77,8 +79,11 @@ class Answer:
 
 
 def now(using: str) -> datetime:
-    """Return the time by the record's clock."""
-    return statements(using).now()
+    """Return the time by the record's clock. This process knows it afterwards."""
+    asked = time.monotonic()
+    shown = statements(using).now()
+    record_clock(using).learn(asked, shown)
+    return shown
 
 
 # --- schedule ---------------------------------------------------------------------------------------------------------
@@ -87,7 +92,10 @@ def now(using: str) -> datetime:
 def insert(using: str, new: NewMessage, actor: str) -> Inserted | None:
     """Write one message; return None when another one is in its way (``in_the_way``, ``next_of``)."""
     failpoints.reach("before_insert")
+    asked = time.monotonic()
     inserted = statements(using).insert(new, actor) if new.own is None else _insert_next(using, new, new.own, actor)
+    if inserted is not None:
+        record_clock(using).learn(asked, inserted.created_at)
     failpoints.reach("after_insert")
     return inserted
 
@@ -312,7 +320,10 @@ def claim(
     The rows come in the order of the tickets: the most urgent first.
     """
     unique = {ticket.id: ticket for ticket in tickets}
+    asked = time.monotonic()
     claimed = statements(using).claim(list(unique.values()), leases, worker, queue, ahead) if unique else []
+    if claimed:
+        record_clock(using).learn(asked, claimed[0].claimed_at)
     rows = {row.id: row for row in claimed}
     return [rows[pk] for pk in unique if pk in rows]
 

@@ -8,12 +8,10 @@ from .filling import LOADER_LEASE, Load
 from .horizon import ensure_horizon, is_current, is_too_far, refuse_foreign, writable_server
 from .reading import Merged, merged, pages, queues, still_scheduled
 from .selection import Overdue, Position, Report, Selection, Stage, Tally
-from .skew import SKEW_WARNING, describe_skew, measure_skew
 
 __all__ = [
     "BEGINNING",
     "LOADER_LEASE",
-    "SKEW_WARNING",
     "Load",
     "Merged",
     "Overdue",
@@ -23,11 +21,9 @@ __all__ = [
     "Selection",
     "Stage",
     "Tally",
-    "describe_skew",
     "ensure_horizon",
     "is_current",
     "is_too_far",
-    "measure_skew",
     "merged",
     "pages",
     "queues",

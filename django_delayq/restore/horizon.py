@@ -8,7 +8,6 @@ from ..core.exceptions import BrokerUnavailable, ClusterBroker, ForeignBroker
 from ..models.record import Identity
 from ..project import conf
 from ..record.identity import identity
-from .skew import measure_skew
 
 # A lease that runs out at once: a worker may begin to load right away. Seconds.
 NO_LEASE = 0.001
@@ -74,7 +73,6 @@ def ensure_horizon(using: str, broker: Index, *, lease: float = NO_LEASE, worker
             identity=identity(using),
             server=server,
             lost=False,
-            skew=measure_skew(using, broker),
         )
         if begun is not None:
             return begun[1], True

@@ -26,7 +26,7 @@ def claims() -> list[Transition]:
 
 
 def any_is_early() -> bool:
-    """Tell whether any claim was early. A claim allows for what a busy machine adds to the error of a correction."""
+    """Tell whether any claim was early. A claim allows for what a process may be wrong about."""
     return any(is_early(claim, clocks_differ=CLOCK_TOLERANCE) for claim in claims())
 
 
@@ -56,10 +56,9 @@ def test_a_redis_with_a_wrong_clock_makes_no_message_early_or_late(
         assert [state(message) for message in (failing, later)] == [(State.SCHEDULED, 1), (State.SCHEDULED, 0)]
         assert not any_is_early()
         assert any(claim.ready_at is not None for claim in claims())
-        assert worker.count("The clock of Redis is .* the database's") >= 1
 
 
-def test_a_redis_that_fails_over_to_another_clock_is_corrected(configure: Configure, start: Start) -> None:
+def test_a_redis_that_fails_over_to_another_clock_delivers_on_time(configure: Configure, start: Start) -> None:
     with SkewedRedis() as server:
         configure(REDIS=server.url)
         start().wait_for("Loaded Redis from the record")
@@ -71,7 +70,7 @@ def test_a_redis_that_fails_over_to_another_clock_is_corrected(configure: Config
             server.start()
             with of(server) as client:
                 # Redis came back empty.
-                eventually(partial(client.hget, "{delayq}:meta", "skew"), "a new correction")
+                eventually(partial(client.hget, "{delayq}:meta", "loaded"), "Redis is loaded")
             deliver_some()
         assert state(later) == (State.SCHEDULED, 0)
         assert not any_is_early()

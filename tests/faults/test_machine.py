@@ -53,6 +53,7 @@ from django_delayq.worker.parts.broker_switch import BrokerSwitch
 from django_delayq.worker.upkeep.loader import Loader
 from django_delayq.worker.upkeep.sweeper import Sweeper
 from tests.app.models import Effect
+from tests.support.clocks import stopped_at
 
 EXAMPLES = int(os.environ.get("DELAYQ_MODEL_EXAMPLES", "25"))
 # Shrinking a failure takes minutes, and is left out when it only matters that there is one.
@@ -175,7 +176,7 @@ class Machine(RuleBasedStateMachine):
         return override_settings(DELAYQ={"REDIS": os.environ["REDIS_URL"], "HORIZON": 30})
 
     def set_time(self) -> None:
-        self.broker.now = to_tenths(self.start + timedelta(seconds=self.elapsed))
+        self.broker.now = stopped_at(to_tenths(self.start + timedelta(seconds=self.elapsed)))
 
     def pick(self, number: int) -> int:
         ids = sorted(self.fates)
@@ -183,7 +184,7 @@ class Machine(RuleBasedStateMachine):
 
     def started(self, row: Claimed) -> None:
         assert not self.fates[row.id].cancelled, "a delivery started after its cancel was confirmed"
-        assert to_tenths(row.due_at) <= int(self.broker.now), "a delivery started early"
+        assert to_tenths(row.due_at) <= self.broker.now_tenths(), "a delivery started early"
 
     def announce(self, pk: int) -> None:
         message = Message.objects.get(pk=pk)
@@ -344,7 +345,7 @@ class Machine(RuleBasedStateMachine):
     @rule(number=st.integers(0, 5))
     def bring_back(self, number: int) -> None:
         """Make an id ready once more that is running, finished or cancelled: Redis may hold anything."""
-        place = {str(self.pick(number)): 100 * BAND + int(self.broker.now)}
+        place = {str(self.pick(number)): 100 * BAND + self.broker.now_tenths()}
         self.client.zadd(self.broker.keys(QUEUE).ready, place)
 
     @rule(which=st.integers(0, 1))
@@ -356,7 +357,7 @@ class Machine(RuleBasedStateMachine):
         self.run_out(stolen)
         self.reap()
         for pk in stolen:
-            self.client.zadd(self.broker.keys(QUEUE).ready, {str(pk): 100 * BAND + int(self.broker.now)})
+            self.client.zadd(self.broker.keys(QUEUE).ready, {str(pk): 100 * BAND + self.broker.now_tenths()})
         self.work(1 - which, limit=10)
 
     @rule(which=st.integers(0, 1), shutdown=st.booleans())
@@ -381,7 +382,7 @@ class Machine(RuleBasedStateMachine):
     def run(self, number: int, steps: str) -> None:
         waiting = [h for h in self.held if not h.done]
         held = waiting[number % len(waiting)]
-        if held.ready_tenths > int(self.broker.now):
+        if held.ready_tenths > self.broker.now_tenths():
             # Claimed early: the worker waits for the due time.
             self.advance(5)
         held.done = True
@@ -541,7 +542,7 @@ class Machine(RuleBasedStateMachine):
 
     def pages(self, limit: int = 1000) -> Iterator[list[Entry]]:
         return restore.pages(
-            "default", QUEUE, start_tenths=None, end_tenths=int(self.broker.now) + 30 * SECOND, limit=limit
+            "default", QUEUE, start_tenths=None, end_tenths=self.broker.now_tenths() + 30 * SECOND, limit=limit
         )
 
     def fill(self, page: list[Entry]) -> None:

@@ -924,23 +924,15 @@ MUTANTS = [
         ),
     ),
     mutant(
-        "skew that is measured and not used",
-        (
-            f"{LUA}/include/clock.lua",
-            "return tenths + skew, part",
-            "return tenths, part",
-        ),
+        "time of the record that is asked for and not learned",
+        ("django_delayq/record/transitions.py", "record_clock(using).learn(asked, shown)", "pass"),
     ),
     mutant(
-        "refused ids put back without a look at the clocks",
-        (f"{WORKER}/claim/consumer.py", "if early and index is not None", "if False and index is not None"),
-    ),
-    mutant(
-        "clock that is set and not followed",
+        "answer that moves a clock which it proves right",
         (
-            f"{WORKER}/upkeep/loader.py",
-            "skew = None if self._tick is None else self._skew",
-            "skew = None",
+            "django_delayq/core/record_clock.py",
+            "min(max(self._ahead, seconds - answered), seconds - asked)",
+            "seconds - answered",
         ),
     ),
     mutant(

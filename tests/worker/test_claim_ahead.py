@@ -16,6 +16,7 @@ from django_delayq.broker.keys import keys
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.core.clock import SECOND, ceil_tenth, to_tenths
 from django_delayq.core.outcomes import Release
+from django_delayq.core.record_clock import record_clock
 from django_delayq.core.states import State
 from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message, Transition
@@ -28,6 +29,7 @@ from django_delayq.worker.run.claim_ahead import NEAR, ClaimAhead
 from django_delayq.worker.run.lane import QUEUED_TIME
 from django_delayq.worker.run.pool import Pool
 from tests.support.assembled import Assemble
+from tests.support.clocks import stopped_at
 from tests.support.workers import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -60,7 +62,7 @@ def due_in_an_hour(consumer: Consumer, number: int = 1) -> list[Message]:
 
 
 def set_clock_before(consumer: Consumer, message: Message, seconds: float) -> None:
-    """Move the messages that fall due with this one, so that it is so many seconds before; stop the clock of Redis."""
+    """Move the messages that fall due with this one, so many seconds before; stop the broker's clock."""
     broker = consumer.brokers.redis
     assert isinstance(broker, RedisBroker)
     due_at = ceil_tenth(transitions.now(DB) + timedelta(seconds=seconds))
@@ -69,7 +71,7 @@ def set_clock_before(consumer: Consumer, message: Message, seconds: float) -> No
     together.update(due_at=due_at)
     message.due_at = due_at
     broker.put(QUEUE, entries)
-    broker.now = to_tenths(due_at) - int(seconds * SECOND)
+    broker.now = stopped_at(to_tenths(due_at) - int(seconds * SECOND))
 
 
 def place(consumer: Consumer, message: Message) -> float | None:
@@ -183,11 +185,11 @@ def test_a_message_due_later_than_redis_believes_is_not_claimed_ahead(consumer: 
     assert place(consumer, message) == pytest.approx(to_tenths(later), abs=1)
 
 
-def test_a_handler_waits_for_the_record_when_redis_is_ahead_of_it(consumer: Consumer) -> None:
+def test_a_handler_waits_for_the_record_when_its_process_is_ahead_of_it(consumer: Consumer) -> None:
     (message,) = due_in_an_hour(consumer)
     set_clock_before(consumer, message, 8)
     assert isinstance(consumer.brokers.redis, RedisBroker)
-    consumer.brokers.redis.now = to_tenths(message.due_at) + SECOND
+    consumer.brokers.redis.now = stopped_at(to_tenths(message.due_at) + SECOND)
     consumer.turn()
     (held,) = consumer.pool.held()
     row = Transition.objects.get(message_id=message.pk, to_state=State.RUNNING)
@@ -199,11 +201,12 @@ def test_no_message_is_claimed_ahead_of_the_record_by_more_than_a_tolerance(cons
     (message,) = due_in_an_hour(consumer)
     set_clock_before(consumer, message, CLAIM_AHEAD + 60)
     assert isinstance(consumer.brokers.redis, RedisBroker)
-    consumer.brokers.redis.now = to_tenths(message.due_at)
+    consumer.brokers.redis.now = record_clock(DB).seconds
+    record_clock(DB).learn(time.monotonic(), message.due_at)
     consumer.turn()
     assert (consumer.pool.held(), states([message])) == ([], [State.SCHEDULED])
     assert place(consumer, message) == pytest.approx(to_tenths(message.due_at), abs=1)
-    # The next turn finds the clock of Redis corrected.
+    # The process has learned the time meanwhile.
     assert consumer.turn() > 0.4
 
 

@@ -20,6 +20,7 @@ from django_delayq.core.states import State
 from django_delayq.models import Message
 from django_delayq.project import conf
 from testproject.servers import RedisServer
+from tests.support.clocks import stopped_at
 from tests.support.commands import run
 from tests.support.processes import Configure, Start
 from tests.support.record_of import states
@@ -51,7 +52,7 @@ def test_no_script_keeps_redis_for_10_ms_while_20000_are_due_at_once(configure: 
             assert run("delayq_restore").code == 0
             assert take_all(broker, at=last) == MANY
             # The same for a backlog, whose ids become ready with the put.
-            broker.now = last
+            broker.now = stopped_at(last)
             broker.put("default", entries, fill=True)
             assert take_all(broker, at=last) == MANY
             slow = [f"{entry['duration']} µs: {entry['command'][:60]!r}" for entry in client.slowlog_get(1000)]
@@ -62,11 +63,10 @@ def test_no_script_keeps_redis_for_10_ms_while_20000_are_due_at_once(configure: 
 
 
 def take_all(broker: RedisBroker, *, at: int) -> int:
-    broker.now = at
+    broker.now = stopped_at(at)
     taken: Counter[int] = Counter()
     while tickets := broker.take("default", 1000).tickets:
         taken.update(ticket.id for ticket in tickets)
-    broker.now = ""
     assert not taken or max(taken.values()) == 1
     return len(taken)
 

@@ -1,13 +1,10 @@
 -- Find the queues that have ids which are ready, or fall due within the next tenths ("within"): the given ones of the
 -- index, or all of it when none is given. Changes nothing. Queues come by name, in a circle from the one after "after".
 -- The keys of a queue are built from its name: all keys of a deployment share one hash tag.
--- Returns in how many tenths the next other queue needs a worker ("" when none does) and how many more queues there
--- are, then queue, number ready, number due, queue, … The numbers end with the queue at which they reach "enough".
+-- Returns the due tenth of the next other queue ("" when there is none) and how many more queues there are, then queue,
+-- number ready, number due, queue, … The numbers end with the queue at which they reach "enough".
 local meta, queues = KEYS[1], KEYS[2]
-local now, within, enough, after, names = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4], 5
--- @include clock
-local part
-now, part = clock(now)
+local now, within, enough, after, names = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4], 5
 local upto = now + within
 local found, next_at = {}, nil
 if #ARGV >= names then
@@ -30,7 +27,7 @@ else
     return one < other
   end)
 end
-local answer = {next_at and string.format("%.3f", next_at - now - part) or "", #found}
+local answer = {next_at and string.format("%.0f", next_at) or "", #found}
 local number = 0
 for _, queue in ipairs(found) do
   if number >= enough then

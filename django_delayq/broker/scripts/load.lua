@@ -2,24 +2,18 @@
 -- query that follows finds rows committed before, and rows committed later are put by their own writers.
 -- A horizon that is farther away than the caller would set it was set with another HORIZON, or is no number of ours: then
 -- the queue is loaded from the beginning, up to a new horizon. A loader that claims more time than any gets is ignored.
--- The caller sets lost = "1" when it knows that Redis was lost or rolled back. Between least_skew and most_skew (tenths,
--- or "") lies how far the record's clock is ahead of the server's.
+-- The caller sets lost = "1" when it knows that Redis was lost or rolled back.
 -- Returns "ok", the due tenth to load from ("" for the beginning) and the horizon; "busy"; or "foreign".
 local meta = KEYS[1]
-local now, ahead, worker, lease = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
+local now, ahead, worker, lease = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
 local identity, run_id, replid, lost = ARGV[5], ARGV[6], ARGV[7], ARGV[8]
-local least_skew, most_skew = ARGV[9], ARGV[10]
--- @include clock
 -- @include owner
--- @include skew
 -- @include whole
 -- In tenths of a ms: what the clocks of loaders may have moved since, and the longest lease of a loader.
 local SLACK, LONGEST_LEASE = 100000, 600000
 if is_foreign(meta, identity) then
   return {"foreign", "", ""}
 end
-adjust_skew(least_skew, most_skew)
-now = clock(now)
 local loader = redis.call("HGET", meta, "loader")
 local loader_until = whole(redis.call("HGET", meta, "loader_until")) or 0
 if loader and loader ~= worker and loader_until > now and loader_until <= now + LONGEST_LEASE then

@@ -1,8 +1,7 @@
 -- Record how far the loader has come (upto "": no further). With lease "" it has finished, and another loader may begin.
 -- Returns "ok", or "lost" when this worker is no longer the loader: Redis was lost meanwhile, or the worker was slow.
 local meta = KEYS[1]
-local now, worker, upto, lease = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
--- @include clock
+local now, worker, upto, lease = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4]
 if redis.call("HGET", meta, "loader") ~= worker then
   return "lost"
 end
@@ -12,6 +11,6 @@ end
 if lease == "" then
   redis.call("HDEL", meta, "loader", "loader_until")
 else
-  redis.call("HSET", meta, "loader_until", string.format("%.0f", clock(now) + tonumber(lease)))
+  redis.call("HSET", meta, "loader_until", string.format("%.0f", now + tonumber(lease)))
 end
 return "ok"

@@ -6,8 +6,7 @@
 -- "foreign" when Redis holds the ids of another database.
 local delayed, ready, meta, wake, queues, wake_all = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local aside, asides = KEYS[7], KEYS[8]
-local now, mode, identity, queue, entries = ARGV[1], ARGV[2], ARGV[3], ARGV[4], 5
--- @include clock
+local now, mode, identity, queue, entries = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4], 5
 -- @include places
 -- @include notify
 -- @include index
@@ -21,7 +20,6 @@ local horizon = whole(known[1])
 if horizon == nil then
   return {"lost", 0, 0, 0}
 end
-now = clock(now)
 local head = redis.call("ZRANGE", delayed, 0, 0, "WITHSCORES")
 local earliest = tonumber(head[2] or "")
 local put, present, beyond, wanted = 0, 0, 0, false

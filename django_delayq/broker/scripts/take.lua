@@ -3,16 +3,15 @@
 -- ("within"). These do not become ready first: then another worker could take them.
 -- Before that, ids that stand aside become ready again, in their old places: the first ones of the given names, each
 -- followed by how many.
--- A ready message that falls due later still, since the clock has gone back, is moved back to delayed.
--- Returns how many were moved, how many are left ready, in how many tenths the next falls due ("" when none is delayed)
--- the time, in how many tenths another queue needs a worker ("" when none does), and 1 while ids stand aside anywhere, else
--- 0, then id, ready score, id, ready score, … The score holds the due time, in the future for a message that is taken early.
+-- A ready message that falls due later still, since the clock of who moved it was wrong, is moved back to delayed.
+-- Returns how many were moved, how many are left ready, the due tenth of the next ("" when none is delayed) and of
+-- another queue (0 while ids are ready there, "" when there is none), and 1 while ids stand aside anywhere, else 0, then
+-- id, ready score, id, ready score, … The score holds the due time, in the future for a message that is taken early.
 -- Returns only "foreign" when Redis holds the ids of another database.
 local delayed, ready, meta, wake, queues, wake_all = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local aside, asides = KEYS[7], KEYS[8]
-local now, limit, batch, within = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local now, limit, batch, within = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local identity, queue, names = ARGV[5], ARGV[6], 7
--- @include clock
 -- @include places
 -- @include notify
 -- @include owner
@@ -21,8 +20,6 @@ local identity, queue, names = ARGV[5], ARGV[6], 7
 if is_foreign(meta, identity) then
   return {"foreign"}
 end
-local part
-now, part = clock(now)
 local due = redis.call("ZRANGEBYSCORE", delayed, "-inf", "(" .. string.format("%.0f", now + 1), "WITHSCORES", "LIMIT", 0, batch)
 if #due > 0 then
   -- If the second write failed, Redis would have lost all these ids: a key of another type fails here, before the first
@@ -60,7 +57,7 @@ if any_aside == 1 then
     end
   end
 end
-local answer = {#due / 2, 0, "", string.format("%.2f", now + part), "", any_aside}
+local answer = {#due / 2, 0, "", "", any_aside}
 local room, early = limit, 0
 while room > 0 and early < batch do
   local popped = redis.call("ZPOPMIN", ready, math.min(room, batch - early))
@@ -99,7 +96,7 @@ end
 answer[2] = redis.call("ZCARD", ready)
 local head = redis.call("ZRANGE", delayed, 0, 0, "WITHSCORES")
 if head[2] then
-  answer[3] = string.format("%.3f", math.max(0, math.floor(tonumber(head[2])) - now - part))
+  answer[3] = string.format("%.0f", math.floor(tonumber(head[2])))
 end
 note(queues, queue, answer[2] > 0 and 0 or head[2] and math.floor(tonumber(head[2])) or nil)
 local first = redis.call("ZRANGE", queues, 0, 1, "WITHSCORES")
@@ -108,7 +105,7 @@ if first[1] == queue then
   other = first[4]
 end
 if other then
-  answer[5] = string.format("%.3f", math.max(0, tonumber(other) - now - part))
+  answer[4] = other
 end
 if answer[2] > 0 then
   notify(wake)

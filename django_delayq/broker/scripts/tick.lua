@@ -1,13 +1,10 @@
 -- Count one more tick, and return the meta. If a process gets a tick that is not greater than its last one, Redis went
 -- back to an old snapshot. Keys of another type than ours are deleted: every script would stumble over them.
 -- Nothing is written when Redis holds the ids of another database.
--- Between least_skew and most_skew (tenths, or "") lies how far the record's clock is ahead of the server's.
--- Returns now, tick, horizon, loaded, run_id, replid, identity, skew, loader_until ("" for what is missing).
+-- Returns tick, horizon, loaded, run_id, replid, identity, loader_until ("" for what is missing).
 local meta, queues, wake_all = KEYS[1], KEYS[2], KEYS[3]
-local now, identity, least_skew, most_skew = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
--- @include clock
+local identity = ARGV[1]
 -- @include owner
--- @include skew
 -- @include types
 local tick = 0
 drop_wrong(meta, "hash")
@@ -17,7 +14,6 @@ if not is_foreign(meta, identity) then
     redis.call("HDEL", meta, "loaded")
   end
   drop_wrong(wake_all, "list")
-  adjust_skew(least_skew, most_skew)
   tick = redis.pcall("HINCRBY", meta, "tick", 1)
   if type(tick) == "table" and (string.find(tick.err, "not an integer") or string.find(tick.err, "overflow")) then
     redis.call("HDEL", meta, "tick")
@@ -26,9 +22,9 @@ if not is_foreign(meta, identity) then
     return tick
   end
 end
-local answer = {string.format("%.0f", clock(now)), tick}
-local fields = redis.call("HMGET", meta, "horizon", "loaded", "run_id", "replid", "identity", "skew", "loader_until")
+local answer = {tick}
+local fields = redis.call("HMGET", meta, "horizon", "loaded", "run_id", "replid", "identity", "loader_until")
 for i, value in ipairs(fields) do
-  answer[2 + i] = value or ""
+  answer[1 + i] = value or ""
 end
 return answer

@@ -8,7 +8,6 @@ from datetime import timedelta
 
 from django.db import Error as DatabaseError
 
-from ... import restore
 from ...broker.base import Broker, Entry
 from ...broker.publisher import by_queue
 from ...core.clock import from_tenths
@@ -27,8 +26,8 @@ logger = logging.getLogger("django_delayq")
 
 # An id that another move has locked just now becomes ready again after this time. Seconds.
 RECLAIM_LOCKED_AFTER = 0.25
-# A claim through Redis may be earlier than claiming ahead allows by this time, for what the clocks of Redis and the
-# record still differ by. The message waits in the worker until it is due by the record's clock. Seconds.
+# A claim through Redis may be earlier than claiming ahead allows by this time, for what this process is wrong about the
+# record's clock. The message waits in the worker until it is due by the record's clock. Seconds.
 CLOCK_TOLERANCE = 0.1
 
 
@@ -96,7 +95,6 @@ class Unclaimed:
             return 0
         earliest = transitions.now(self.using) + timedelta(seconds=self.earliest(broker))
         known = registry.handlers()
-        early = False
         elsewhere: list[tuple[str, Entry]] = []
         unknown: Tickets = {}
         locked: list[Ticket] = []
@@ -104,18 +102,12 @@ class Unclaimed:
             row = facts.get(ticket.id)
             if row is None or row.state != State.SCHEDULED:
                 continue
-            is_early = row.due_at > earliest
-            early = early or is_early
-            if is_early or row.queue != queue or row.due_at > from_tenths(ticket.ready_tenths or 0):
+            if row.queue != queue or row.due_at > min(earliest, from_tenths(ticket.ready_tenths or 0)):
                 elsewhere.append((row.queue, Entry.at(row.id, row.due_at, row.priority)))
             elif row.topic not in known:
                 unknown.setdefault(HANDLER + row.topic, []).append(ticket)
             else:
                 locked.append(ticket)
-        index = self.brokers.redis
-        if early and index is not None and index is broker:
-            # The clock of Redis was set, and no loader has noticed yet: the ids would be ready again at once.
-            index.tick(restore.measure_skew(self.using, index))
         for name, entries in by_queue(elsewhere).items():
             broker.put(name, entries)
         aside = self._set_aside(broker, queue, unknown)

@@ -10,6 +10,7 @@ from django.db.models.functions import Now
 from ...core import actors
 from ...extensions import Service
 from ...models import Worker
+from ...record import transitions
 from ...record.sql.sessions import own_transaction
 
 HEARTBEAT_INTERVAL = 10.0
@@ -35,6 +36,8 @@ class Heartbeat(Service):
         queues = list(self.queues())
         # At SERIALIZABLE, which a project may ask for, it would fail beside others that read the table.
         with own_transaction(self.using):
+            # An idle process would not know it if the record's clock was set.
+            transitions.now(self.using)
             if not rows.filter(name=self.worker).update(seen_at=Now(), queues=queues):
                 rows.create(
                     name=self.worker,

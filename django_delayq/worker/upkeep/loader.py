@@ -13,7 +13,7 @@ from typing import Self
 from django.db import DatabaseError
 
 from ... import restore, signals
-from ...broker.base import IDS_PER_CALL, Meta, Put, ServerRun, Skew
+from ...broker.base import IDS_PER_CALL, Meta, Put, ServerRun
 from ...core import actors, failpoints
 from ...core.clock import SECOND, from_tenths
 from ...core.exceptions import BrokerFull, BrokerUnavailable, ForeignBroker, UnusableBroker
@@ -28,8 +28,6 @@ logger = logging.getLogger("django_delayq")
 
 # The time between two queries for the server's identity; one comes at once after a connection error. Seconds.
 IDENTITY_CHECK_INTERVAL = 5.0
-# The time between two measurements of how far the clocks of Redis and the database are apart. Seconds.
-SKEW_INTERVAL = 2.0
 # When Redis is full, this many batches of ids are dropped at a time.
 BATCHES_DROPPED = 100
 # The time between two checks of the meta, and of a Redis that must not be used. Seconds.
@@ -106,10 +104,6 @@ class Loader(Service):
         self._tick: int | None = None
         # The load that goes on with the next tick.
         self._loading: Iterator[None] | None = None
-        self._skew: Skew | None = None
-        self._measured = 0.0
-        # The skew that this process logged last, in seconds.
-        self._told = 0.0
         # When this process last brought the horizon nearer (monotonic).
         self._brought_nearer = -NEARER_INTERVAL
 
@@ -160,43 +154,12 @@ class Loader(Service):
             self._identified = time.monotonic()
         return self._server
 
-    def _measure_skew(self) -> None:
-        """Measure the skew from time to time."""
-        now = time.monotonic()
-        if self._skew is not None and now - self._measured < SKEW_INTERVAL:
-            return
-        try:
-            self._skew = restore.measure_skew(self.using, self.broker)
-        except DatabaseError:
-            # Redis is looked after as before while the database is away.
-            self._skew = None
-            return
-        self._measured = now
-        self._tell_skew(self._skew.seconds)
-
-    def _tell_skew(self, skew: float) -> None:
-        """Log a skew that is worth a warning, once until it changes by as much, and its end."""
-        if abs(skew - self._told) < restore.SKEW_WARNING:
-            return
-        if abs(skew) >= restore.SKEW_WARNING:
-            self._told = skew
-            logger.warning(
-                "The clock of Redis is %s the database's; due times are corrected by that, but set the clocks right",
-                restore.describe_skew(skew),
-            )
-        else:
-            self._told = 0.0
-            logger.warning("The clocks of Redis and the database agree again")
-
     def _check(self) -> Iterator[None] | None:
         """Read the meta. Return the load that is needed, if one is: it yields after each page."""
         server = self._identify()
-        self._measure_skew()
-        # A Redis that this process has not loaded yet may belong to another database, and keeps its clock.
-        skew = None if self._tick is None else self._skew
-        meta = self.broker.tick(skew)
+        meta = self.broker.tick()
         if (self._tick is None or self.brokers.is_away) and self._mend():
-            meta = self.broker.tick(skew)
+            meta = self.broker.tick()
         rolled_back = meta.tick <= (self._tick or 0)
         intact = not rolled_back and meta.horizon_tenths is not None and meta.loaded_tenths is not None
         ours = (meta.run_id, meta.replid) == (server.run_id, server.replid)
@@ -245,7 +208,6 @@ class Loader(Service):
             identity=identity(self.using),
             server=server,
             lost=rolled_back,
-            skew=self._skew,
         )
         if begun is not None:
             yield from self._load_between(*begun)

@@ -82,11 +82,11 @@ class Bench:
 
     def take(
         self, limit: int, *, now: int = NOW, batch: int = 1000, within: int = 0
-    ) -> tuple[int, int, float | None, list[int]]:
+    ) -> tuple[int, int, int | None, list[int]]:
         """Take; returns how many moved, how many are left, in how many tenths the next is due, and the ids taken."""
         answer = self.call("take", now=now, limit=limit, batch=batch, within=within)
-        moved, left, next_due, _now, _other, _any_aside, *taken = answer
-        return moved, left, float(next_due) if next_due else None, [int(number) for number in taken[::2]]
+        moved, left, next_due, _other, _any_aside, *taken = answer
+        return moved, left, int(next_due) - now if next_due else None, [int(number) for number in taken[::2]]
 
 
 def plain(answer: Any) -> Any:

@@ -20,8 +20,6 @@ TERMS: dict[str, Any] = {
     "run_id": "run1",
     "replid": "repl1",
     "lost": "",
-    "least_skew": "",
-    "most_skew": "",
 }
 OWNED = {"identity": "ours", "run_id": "run1", "replid": "repl1"}
 

@@ -15,9 +15,7 @@ META: dict[Any, Any] = {
     "replid": "p",
     "identity": "i",
     "loader_until": "9",
-    "skew": "5",
 }
-UNMEASURED = {"least_skew": "", "most_skew": ""}
 
 
 def test_missing_names_messages_without_a_place_or_with_one_later_than_due_and_changes_nothing(bench: Bench) -> None:
@@ -64,14 +62,14 @@ def test_many_notifications_leave_one_token(bench: Bench) -> None:
 
 
 def test_tick_of_an_empty_redis_finds_nothing_but_itself(bench: Bench) -> None:
-    assert bench.call("tick", now=NOW, **UNMEASURED) == [str(NOW), 1, "", "", "", "", "", "", ""]
+    assert bench.call("tick") == [1, "", "", "", "", "", ""]
     assert bench.meta() == {"tick": "1"}
 
 
 def test_tick_returns_the_meta_and_grows(bench: Bench) -> None:
     bench.client.hset(bench.keys.meta, mapping={**META, "tick": "41"})
-    assert bench.call("tick", now=NOW, **UNMEASURED) == [str(NOW + 5), 42, "7", "6", "r", "p", "i", "5", "9"]
-    assert bench.call("tick", now=NOW, **UNMEASURED) == [str(NOW + 5), 43, "7", "6", "r", "p", "i", "5", "9"]
+    assert bench.call("tick") == [42, "7", "6", "r", "p", "i", "9"]
+    assert bench.call("tick") == [43, "7", "6", "r", "p", "i", "9"]
     assert bench.meta() == {**META, "tick": "43"}
 
 
@@ -99,34 +97,26 @@ def test_tick_deletes_keys_of_another_type_and_has_redis_loaded_again(bench: Ben
     bench.client.hset(bench.keys.meta, mapping=META)
     for key in (bench.keys.queues, bench.keys.wake_all):
         bench.client.set(key, "somebody's")
-    assert bench.call("tick", now=NOW, **UNMEASURED)[2:4] == ["7", ""]
+    assert bench.call("tick")[1:3] == ["7", ""]
     assert bench.client.exists(bench.keys.queues, bench.keys.wake_all) == 0
     bench.client.delete(bench.keys.meta)
     bench.client.set(bench.keys.meta, "somebody's")
-    assert bench.call("tick", now=NOW, **UNMEASURED) == [str(NOW), 1, "", "", "", "", "", "", ""]
+    assert bench.call("tick") == [1, "", "", "", "", "", ""]
 
 
 def test_tick_keeps_a_healthy_queue_as_it_is(bench: Bench) -> None:
     bench.set({1: Delayed(NOW), 2: Ready(NOW)})
     bench.call("notify")
     bench.client.hset(bench.keys.meta, mapping=META)
-    assert bench.call("tick", now=NOW, **UNMEASURED)[2:] == ["7", "6", "r", "p", "i", "5", "9"]
+    assert bench.call("tick")[1:] == ["7", "6", "r", "p", "i", "9"]
     assert bench.places() == {1: Delayed(NOW), 2: Ready(NOW)}
     assert bench.tokens() == 1
-
-
-@pytest.mark.parametrize("rubbish", ["abc", "nan", "inf", "-", "1e9", "9" * 30])
-def test_a_correction_of_the_clock_that_is_no_number_is_ignored_and_replaced(bench: Bench, rubbish: str) -> None:
-    bench.client.hset(bench.keys.meta, mapping={**META, "skew": rubbish})
-    assert bench.call("tick", now=NOW, **UNMEASURED)[0] == str(NOW)
-    assert bench.call("tick", now=NOW, least_skew=5, most_skew=7)[0] == str(NOW + int(bench.meta()["skew"]))
-    assert 5 <= int(bench.meta()["skew"]) <= 7
 
 
 @pytest.mark.parametrize("rubbish", ["abc", "nan", 2**63 - 1])
 def test_a_tick_that_cannot_be_counted_up_begins_anew(bench: Bench, rubbish: str | int) -> None:
     bench.client.hset(bench.keys.meta, mapping={**META, "tick": rubbish})
-    assert bench.call("tick", now=NOW, **UNMEASURED)[1] == 1
+    assert bench.call("tick")[0] == 1
 
 
 @pytest.mark.parametrize("name", ["put", "remove", "take", "tick"])
@@ -137,67 +127,28 @@ def test_the_queue_of_another_database_is_left_as_it_is(bench: Bench, name: str)
         "put": {"now": NOW, "mode": "set", "rest": [3, NOW, 100]},
         "remove": {"rest": [1, 2]},
         "take": {"now": NOW, "limit": 5, "batch": 5, "within": 0},
-        "tick": {"now": NOW, **UNMEASURED},
+        "tick": {},
     }
     before = {key: bench.client.dump(key) for key in bench.client.scan_iter()}
     answer = bench.call(name, identity="ours", **values[name])
-    assert "foreign" in answer or answer[6] == "theirs"
+    assert "foreign" in answer or answer[5] == "theirs"
     assert {key: bench.client.dump(key) for key in bench.client.scan_iter()} == before
     answer = bench.call(name, identity="theirs", **values[name])
     assert answer != "foreign"
     assert {key: bench.client.dump(key) for key in bench.client.scan_iter()} != before
 
 
-def test_tick_without_a_given_time_reads_the_clock_of_the_server(bench: Bench) -> None:
-    seconds, micros = bench.client.time()
-    before = int(seconds) * 10_000 + int(micros) // 100
-    now = int(bench.call("tick", now="", **UNMEASURED)[0])
-    assert before <= now < before + 600_000
-
-
-@pytest.mark.parametrize(
-    ("before", "bounds", "after"),
-    [
-        ("", (-3, 3), ""),
-        ("", (5, 9), "5"),
-        ("", (-9, -5), "-5"),
-        ("7", (5, 9), "7"),
-        ("36000000", (-2, 4), "4"),
-        ("7", (-2, -2), "-2"),
-        ("rubbish", (5, 9), "5"),
-    ],
-)
-def test_a_measured_skew_changes_the_correction_as_far_as_it_proves(
-    bench: Bench, before: str, bounds: tuple[int, int], after: str
-) -> None:
-    if before:
-        bench.client.hset(bench.keys.meta, "skew", before)
-    answer = bench.call("tick", now=NOW, least_skew=bounds[0], most_skew=bounds[1])
-    assert (answer[0], answer[7]) == (str(NOW + int(after or 0)), after)
-    assert bench.call("tick", now=NOW, **UNMEASURED)[7] == after
-
-
-@pytest.mark.parametrize("skew", [36_000_000, -300_000])
-def test_every_script_reads_the_clock_corrected_by_the_skew(bench: Bench, skew: int) -> None:
-    """Of a Redis an hour behind, and of one 30 seconds ahead. The due times are those of the record."""
-    server = NOW - skew
-    bench.call(
-        "load",
-        now=server,
-        ahead=1000,
-        worker="a",
-        lease=10,
-        identity="i",
-        run_id="r",
-        replid="p",
-        lost="",
-        least_skew=skew,
-        most_skew=skew,
-    )
-    assert (bench.meta()["horizon"], bench.meta()["loader_until"]) == (str(NOW + 1000), str(NOW + 10))
-    bench.call("loaded", now=server, worker="a", upto=5, lease=20)
-    assert bench.meta()["loader_until"] == str(NOW + 20)
-    bench.put((1, NOW, 100), (2, NOW + 1, 100), now=server)
-    assert bench.places() == {1: Ready(NOW), 2: Delayed(NOW + 1)}
-    assert bench.take(5, now=server) == (0, 0, 1, [1])
-    assert bench.take(5, now=server + 1) == (1, 0, None, [2])
+@pytest.mark.parametrize("ahead", [36_000_000, -300_000])
+def test_every_script_goes_by_the_time_that_it_is_given(bench: Bench, ahead: int) -> None:
+    """As the record's clock may be an hour ahead of that of the server."""
+    seconds, _micros = bench.client.time()
+    now = int(seconds) * 10_000 + ahead
+    terms = {"worker": "a", "identity": "i", "run_id": "r", "replid": "p", "lost": ""}
+    bench.call("load", now=now, ahead=1000, lease=10, **terms)
+    assert (bench.meta()["horizon"], bench.meta()["loader_until"]) == (str(now + 1000), str(now + 10))
+    bench.call("loaded", now=now, worker="a", upto=5, lease=20)
+    assert bench.meta()["loader_until"] == str(now + 20)
+    bench.put((1, now, 100), (2, now + 1, 100), now=now)
+    assert bench.places() == {1: Ready(now), 2: Delayed(now + 1)}
+    assert bench.take(5, now=now) == (0, 0, 1, [1])
+    assert bench.take(5, now=now + 1) == (1, 0, None, [2])
