@@ -190,8 +190,8 @@ class Broker(Protocol):
     """The methods that delivery needs. Redis implements them, and so does the database.
 
     Each method may be called again when its answer was lost, and by any number of processes at once. Each raises
-    ``BrokerUnavailable`` when the broker does not answer or answers nonsense, and its subclass ``UnusableBroker`` when
-    the broker must not be used.
+    ``BrokerUnavailable`` when the broker does not answer, its subclass ``BrokerRubbish`` when it answers nonsense, and
+    ``UnusableBroker`` when it must not be used.
     """
 
     # True when ``take`` can return ids shortly before they fall due.
@@ -297,15 +297,14 @@ class Index(Broker, Protocol):
         """Read the meta. Writes nothing."""
 
     def tick(self) -> Meta:
-        """Count one more tick, and return the meta.
+        """Count one more tick, and return the meta."""
 
-        Keys of all queues together that are of another type are deleted.
-        """
+    def clear(self, queues: Sequence[str], seen_tenths: int) -> bool:
+        """Delete all keys, by their names, because somebody has written into them: of these queues, and of those known.
 
-    def mend(self, queues: Sequence[str]) -> bool:
-        """Delete the keys of these queues, and of those in the index, that are of another type. Return whether it did.
-
-        What was deleted is loaded again: see ``load``.
+        ``seen_tenths`` is when that was seen. Nothing is deleted when they were deleted since; and when that happened
+        in the half minute before, return false. What was deleted is loaded again: see ``load``. Raises
+        ``ForeignBroker``, and deletes nothing, when Redis holds the ids of another database.
         """
 
     def load(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -17,7 +18,14 @@ from redis.exceptions import NoScriptError
 
 from ..core.bounds import PRIORITIES
 from ..core.clock import SECOND, us_to_tenths
-from ..core.exceptions import BrokerFull, BrokerUnavailable, ClusterBroker, DelayqError, ForeignBroker
+from ..core.exceptions import (
+    BrokerFull,
+    BrokerRubbish,
+    BrokerUnavailable,
+    ClusterBroker,
+    DelayqError,
+    ForeignBroker,
+)
 from ..core.record_clock import record_clock
 from ..project.conf import Settings
 from ..record.sql.rows import Ticket
@@ -54,9 +62,8 @@ CLUSTER_ERRORS = (
     redis.exceptions.ClusterCrossSlotError,
     redis.exceptions.ClusterDownError,
 )
-# Whole numbers beyond this are not ours: doubles do not keep them.
-MOST = 2**53
-DIGITS = len(str(MOST))
+# What Redis says when a key, a score or a field is not what this package writes there.
+NOT_OURS = re.compile("WRONGTYPE|not an integer|not a valid float|overflow|attempt to")
 
 # Errors that stay what they are. Some calls read the identity of the database, which may not answer.
 OURS = (DelayqError, DatabaseError)
@@ -95,7 +102,11 @@ def _translated(method: Callable[P, R]) -> Callable[P, R]:
 def _translate(error: Exception) -> BrokerUnavailable:
     if isinstance(error, CLUSTER_ERRORS):
         return ClusterBroker()
-    kind = BrokerFull if "used memory > 'maxmemory'" in str(error) else BrokerUnavailable
+    kind: type[BrokerUnavailable] = BrokerUnavailable
+    if "used memory > 'maxmemory'" in str(error):
+        kind = BrokerFull
+    elif NOT_OURS.search(str(error)) or not isinstance(error, redis.RedisError | OSError):
+        kind = BrokerRubbish
     return kind(f"{type(error).__name__}: {error}")
 
 
@@ -203,7 +214,8 @@ class RedisBroker:
         for queue, ready, falling_due, opened in due:
             share = min(limit, ready + falling_due + sum(opened.values()))
             limit -= share
-            if share or falling_due:
+            # A queue without any stands in the index too early. A take corrects that.
+            if share or falling_due or not ready:
                 calls[queue] = self._to_take(share, within, opened)
         answers = self._call_many("take", [(self.keys(queue), call) for queue, call in calls.items()])
         now = self.now()
@@ -227,8 +239,6 @@ class RedisBroker:
         found = [
             DueQueue(name.decode(), ready, due)
             for name, ready, due in zip(answer[2::3], answer[3::3], answer[4::3], strict=True)
-            # Other members are not ours.
-            if _is_queue(name)
         ]
         return DueQueues(found, more, _until(next_due, self.now()))
 
@@ -401,11 +411,13 @@ class RedisBroker:
         return meta
 
     @_translated
-    def mend(self, queues: Sequence[str]) -> bool:
-        """Delete keys of another type."""
-        indexed: Any = self.client.zrange(self.keys("").queues, 0, -1)
-        names = {*queues, *(name.decode() for name in indexed if _is_queue(name))}
-        return any(self._call_many("mend", [(self.keys(name), {}) for name in sorted(names)]))
+    def clear(self, queues: Sequence[str], seen_tenths: int) -> bool:
+        """Delete our keys."""
+        k, terms = self.keys(""), {"now": self.now_tenths(), "seen": seen_tenths, "identity": self.identity()}
+        word = scripts.load("clear")(self.client, k, queues, **terms)
+        if word == b"foreign":
+            raise ForeignBroker
+        return bool(word == b"ok")
 
     @_translated
     def load(
@@ -507,9 +519,9 @@ class RedisBroker:
                 score = r if name is None else self.client.zscore(f"{k.aside}:{name.decode()}", member)
                 found.append(
                     RedisPlace(
-                        None if d is None else _clamped(d),
-                        None if score is None else _clamped(score) % BAND,
-                        None if name is None else name.decode(errors="replace"),
+                        None if d is None else int(d),
+                        None if score is None else int(score) % BAND,
+                        None if name is None else name.decode(),
                     )
                 )
         return found
@@ -528,31 +540,12 @@ class RedisBroker:
             while True:
                 with translated_errors():
                     answer: Any = scan(key, cursor, count=SCAN_COUNT)
-                cursor, members = answer
-                # Members that are not ids are not ours.
-                batch = [int(member) for member in dict(members) if _is_id(member)]
+                    cursor, members = answer
+                    batch = _whole([*dict(members)])
                 if batch:
                     yield batch
                 if int(cursor) == 0:
                     break
-
-
-def _is_id(member: bytes) -> bool:
-    return member.isdigit() and len(member) <= 19 and int(member) < 2**63
-
-
-def _whole(value: Any) -> int | None:
-    """Return a whole number that a script has written; None for nothing and for anything else."""
-    if isinstance(value, int):
-        return value
-    if value and len(value) <= DIGITS and value.isdigit() and (number := int(value)) <= MOST:
-        return number
-    return None
-
-
-def _clamped(score: float) -> int:
-    """Return a score as a whole number; one that cannot be ours, such as "inf", as far away as possible."""
-    return int(score) if abs(score) <= MOST else MOST
 
 
 def _flat(entries: Sequence[Entry]) -> list[int]:
@@ -563,17 +556,14 @@ def _flat(entries: Sequence[Entry]) -> list[int]:
     return flat
 
 
-def _is_queue(name: bytes) -> bool:
-    return name.isascii() and len(name) <= 200
-
-
 def _taken(answer: Sequence[Any], now: float) -> Taken:
     """Parse the answer of scripts/take.lua, which came at a time by the record's clock (seconds)."""
     if answer[0] == b"foreign":
         raise ForeignBroker
     moved, left, next_due, other, any_aside = answer[:5]
     tickets = []
-    for member, score in _ours(answer[5:]):
+    numbers = _whole(answer[5:])
+    for member, score in zip(numbers[::2], numbers[1::2], strict=True):
         rank, ready_tenths = divmod(score, BAND)
         tickets.append(Ticket(member, ready_tenths, rank, ready_tenths / SECOND - now))
     behind = moved == IDS_PER_CALL
@@ -585,22 +575,12 @@ def _until(tenths: bytes, now: float) -> float | None:
     return max(0.0, float(tenths) / SECOND - now) if tenths else None
 
 
-def _ours(found: Sequence[bytes]) -> Iterable[tuple[int, int]]:
-    """Return the ids and scores of members that are ours.
-
-    The database would refuse all ids together with others, and the sweep finds a message again whose score was no
-    number.
-    """
-    # Mostly all are, which is checked for all at once.
-    if b"".join(found).isdigit() and all(found) and max(map(len, found)) <= DIGITS:
-        numbers = list(map(int, found))
-        if max(numbers) <= MOST:
-            return zip(numbers[::2], numbers[1::2], strict=True)
-    return [
-        (int(member), score)
-        for member, text in zip(found[::2], found[1::2], strict=True)
-        if (score := _whole(text)) is not None and _is_id(member)
-    ]
+def _whole(found: Sequence[bytes]) -> list[int]:
+    """Return ids and scores as numbers. Raises ``ValueError`` when one is not ours: no column could hold it."""
+    numbers = list(map(int, found))
+    if numbers and not 0 <= min(numbers) <= max(numbers) < 2**63:
+        raise ValueError("an id or a score that is out of range")
+    return numbers
 
 
 def _put(answer: Sequence[Any], entries: int) -> Put:
@@ -613,15 +593,15 @@ def _put(answer: Sequence[Any], entries: int) -> Put:
 
 
 def _meta(now_tenths: int, fields: Sequence[Any]) -> Meta:
-    """Parse the values of ``META_FIELDS``. A value is bytes or a number; None or empty when it is missing."""
+    """Parse the values of ``META_FIELDS``; None for what is missing."""
     tick, horizon, loaded, run_id, replid, identity, loader_until = fields
     return Meta(
         now_tenths,
-        _whole(tick) or 0,
-        _whole(horizon),
-        _whole(loaded),
+        int(tick or 0),
+        None if horizon is None else int(horizon),
+        None if loaded is None else int(loaded),
         (run_id or b"").decode(errors="replace"),
         (replid or b"").decode(errors="replace"),
         (identity or b"").decode(errors="replace"),
-        _whole(loader_until) or 0,
+        int(loader_until or 0),
     )

@@ -38,6 +38,10 @@ class BrokerFull(BrokerUnavailable):
     """Redis has no memory left for the ids of messages."""
 
 
+class BrokerRubbish(BrokerUnavailable):
+    """Under our keys in Redis is something that this package did not write."""
+
+
 class UnusableBroker(BrokerUnavailable):
     """Redis answers, but must not be used."""
 

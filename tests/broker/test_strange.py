@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from django_delayq.broker.base import DueQueue, Entry
-from django_delayq.broker.redis import RedisBroker, _ours
-from django_delayq.core.exceptions import BrokerUnavailable
+from django_delayq.broker.base import DueQueue, Entry, Put
+from django_delayq.broker.redis import RedisBroker
+from django_delayq.core.clock import SECOND
+from django_delayq.core.exceptions import BrokerRubbish, BrokerUnavailable
 from django_delayq.project import conf
 from django_delayq.record.sql.rows import Ticket
 from testproject.servers import RedisServer
@@ -40,7 +41,7 @@ METHODS: dict[str, Callable[[RedisBroker], object]] = {
     "fill": lambda broker: broker.fill({QUEUE: [ENTRY]}),
     "take_many": lambda broker: broker.take_many([DueQueue(QUEUE, 1, 1)], 5),
     "due_queues": lambda broker: broker.due_queues(None),
-    "mend": lambda broker: broker.mend([QUEUE]),
+    "clear": lambda broker: broker.clear([QUEUE], 5),
     "read_meta": lambda broker: broker.read_meta(),
     "tick": lambda broker: broker.tick(),
     "load": lambda broker: broker.load(
@@ -130,66 +131,54 @@ MEMBERS: list[dict[Any, float]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("member", "score"),
-    [
-        *[(member, b"5") for member in (b"x", b"", b"-3", b" 3", b"9" * 20)],
-        *[(b"3", score) for score in (b"inf", b"-5", b"1.5", b"", b"9200000000000000", b"9" * 17)],
-    ],
-)
-@pytest.mark.parametrize("ours", [(70, 7), (70, 2**53), (2**62, 7)])
-def test_members_and_scores_that_are_not_ours_are_left_out(ours: tuple[int, int], member: bytes, score: bytes) -> None:
-    mine = [str(number).encode() for number in ours]
-    assert list(_ours([*mine, b"8", b"9"])) == [ours, (8, 9)]
-    assert list(_ours([*mine, member, score, b"8", b"9"])) == [ours, (8, 9)]
-    assert list(_ours([])) == []
-
-
 @pytest.mark.parametrize("key", ["delayed", "ready"])
 @pytest.mark.parametrize("members", MEMBERS, ids=["members", "scores"])
-def test_strange_members_and_scores_neither_stop_a_broker_nor_stay(
+def test_strange_members_and_scores_give_answers_or_are_told_and_are_gone_after_a_clear(
     broker: RedisBroker, key: str, members: dict[Any, float]
 ) -> None:
-    broker.load(ahead=600, worker="w", lease=10, identity="i", server=broker.server(), lost=False)
-    k = broker.keys(QUEUE)
-    broker.client.zadd(getattr(k, key), members)
-    broker.put(QUEUE, [Entry.at(70, datetime.now(UTC), 0), ENTRY])
-    assert set(broker.missing({QUEUE: [Entry.at(1, datetime.now(UTC), 0)]})[QUEUE]) <= {1}
-    assert broker.size(QUEUE).total == len(members) + 2
-    assert {70, 7} <= {pk for batch in broker.ids(QUEUE) for pk in batch}
-    broker.places(QUEUE, [1, 2, 3, 4, 5, 70])
-    taken: set[int] = set()
+    load(broker)
+    mine = Entry.at(70, datetime.now(UTC), 0)
+    broker.client.zadd(getattr(broker.keys(QUEUE), key), members)
     for _turn in range(5):
-        try:
-            answer = broker.take(QUEUE, 10)
-        except BrokerUnavailable:
-            continue
-        taken |= {ticket.id for ticket in answer.tickets}
-        if strange := [ticket for ticket in answer.tickets if ticket.id != 70]:
-            # As a consumer does with ids that it cannot claim.
-            broker.put_back(QUEUE, strange)
-            broker.park(QUEUE, strange, 60.0)
-    assert 70 in taken
+        for call in (
+            lambda: broker.put(QUEUE, [mine, ENTRY]),
+            lambda: broker.missing({QUEUE: [mine]}),
+            lambda: list(broker.ids(QUEUE)),
+            lambda: broker.places(QUEUE, [1, 2, 3, 4, 5, 70]),
+            lambda: broker.put_back(QUEUE, broker.take(QUEUE, 2).tickets),
+        ):
+            with contextlib.suppress(BrokerRubbish):
+                call()
+    assert broker.clear([QUEUE], broker.now_tenths())
+    load(broker)
+    assert broker.put(QUEUE, [mine, ENTRY]) == Put(put=2)
+    assert [sorted(batch) for batch in broker.ids(QUEUE)] == [[7], [70]]
+    assert [ticket.id for ticket in broker.take(QUEUE, 10).tickets] == [70]
+
+
+def load(broker: RedisBroker) -> int:
+    """Load the broker as a loader does, and return the horizon."""
+    begun = broker.load(ahead=600, worker="w", lease=10, identity="i", server=broker.server(), lost=False)
+    assert begun is not None
+    assert broker.loaded(worker="w", upto_tenths=begun[1], lease=None)
+    return begun[1]
 
 
 @pytest.mark.parametrize("field", ["horizon", "loaded", "tick", "loader_until", "run_id", "replid", "loader"])
 @pytest.mark.parametrize("rubbish", ["abc", "nan", "inf", "1e300", "-1", "9" * 30, b"\xff\xfe"], ids=repr)
-def test_rubbish_in_the_meta_stops_no_method(broker: RedisBroker, field: str, rubbish: str | bytes) -> None:
-    terms: dict[str, Any] = {"ahead": 600, "worker": "w", "lease": 10, "identity": "i", "lost": False}
-    assert broker.load(**terms, server=broker.server())
+def test_rubbish_in_the_meta_is_told_and_is_gone_after_a_clear(
+    broker: RedisBroker, field: str, rubbish: str | bytes
+) -> None:
+    load(broker)
     broker.client.hset(broker.keys(QUEUE).meta, field, rubbish)
-    broker.read_meta()
-    broker.put(QUEUE, [ENTRY])
-    broker.tick()
-    begun = broker.load(**terms, server=broker.server())
-    if begun is None:
-        # Another loader, for ten seconds at most.
-        assert field == "loader"
-        return
-    assert broker.loaded(worker="w", upto_tenths=begun[1], lease=None)
+    for call in (broker.read_meta, broker.tick, lambda: broker.put(QUEUE, [ENTRY]), lambda: load(broker)):
+        with contextlib.suppress(BrokerRubbish):
+            call()
+    assert broker.clear([QUEUE], broker.now_tenths())
+    horizon = load(broker)
     meta = broker.tick()
-    assert meta.loaded_tenths == meta.horizon_tenths == begun[1]
-    assert begun[1] < meta.now_tenths + 601 * 10_000
+    assert meta.loaded_tenths == meta.horizon_tenths == horizon
+    assert horizon < meta.now_tenths + 601 * SECOND
 
 
 def test_every_method_of_a_broker_is_tried_here() -> None:

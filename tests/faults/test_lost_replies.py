@@ -76,6 +76,8 @@ def test_the_reply_of_a_script_may_get_lost(
         # A claim refuses the ids of a paused queue, which are put back then.
         pause_queue("default")
         gate.open()
+    elif script == "clear":
+        client.hset(KEYS.meta, "horizon", "somebody's")
     eventually(lambda: proxy.lost, f"a reply of {script} is lost")
     gate.open()
     resume_queue("default")

@@ -745,7 +745,7 @@ MUTANTS = [
     ),
     mutant(
         "broker that takes any number for a score",
-        ("django_delayq/broker/redis.py", "if max(numbers) <= MOST:", "if True:"),
+        ("django_delayq/broker/redis.py", "if numbers and not 0 <= min", "if False and not 0 <= min"),
     ),
     mutant(
         "child of a handler that is not known to be one",
@@ -890,7 +890,7 @@ MUTANTS = [
         "take from the queue of another database",
         (f"{LUA}/take.lua", "if is_foreign(meta, identity) then", "if false then"),
     ),
-    mutant("key of another type left", (f"{LUA}/include/types.lua", 'redis.call("DEL", key)', "")),
+    mutant("keys of another type left", (f"{LUA}/clear.lua", 'redis.call("UNLINK", base', 'redis.call("EXISTS", base')),
     mutant(
         "Redis that flaps used at once",
         (f"{WORKER}/parts/broker_switch.py", "or time.monotonic() < self._held_until", ""),

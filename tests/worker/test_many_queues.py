@@ -407,8 +407,17 @@ def test_rubbish_in_the_index_stops_nobody(consumer: Consumer, broker: RedisBrok
     rubbish: dict[Any, float] = {b"\xff\xfe": 0, "": 0, "no such queue": 0, "a b": 5, "x" * 5000: 0}
     broker.client.zadd(broker.keys("").queues, rubbish)
     message = schedule_message(TOPIC, queue=QUEUES[5])
+    # The first turn meets it.
+    consumer.turn()
     consumer.turn()
     assert held_by(consumer) == [(QUEUES[5], message.pk)]
+
+
+def test_a_queue_without_ids_leaves_the_index(consumer: Consumer, broker: RedisBroker) -> None:
+    broker.client.zadd(broker.keys("").queues, {"no such queue": 0})
+    consumer.turn()
+    assert broker.client.zcard(broker.keys("").queues) == 0
+    assert consumer.turn() > 1
 
 
 def test_without_redis_a_poll_asks_for_all_queues_at_once(

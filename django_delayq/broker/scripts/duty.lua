@@ -2,7 +2,7 @@
 -- Returns 1 when the worker holds it, else 0.
 local duty = KEYS[1]
 local worker, lease = ARGV[1], ARGV[2]
-local holder = redis.call("GET", duty)
+local holder = redis.call("TYPE", duty).ok == "string" and redis.call("GET", duty)
 if holder and holder ~= worker then
   return 0
 end

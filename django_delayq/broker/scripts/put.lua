@@ -11,12 +11,11 @@ local now, mode, identity, queue, entries = tonumber(ARGV[1]), ARGV[2], ARGV[3],
 -- @include notify
 -- @include index
 -- @include aside
--- @include whole
 local known = redis.call("HMGET", meta, "horizon", "identity")
 if identity ~= "" and known[2] and known[2] ~= identity then
   return {"foreign", 0, 0, 0}
 end
-local horizon = whole(known[1])
+local horizon = tonumber(known[1] or "")
 if horizon == nil then
   return {"lost", 0, 0, 0}
 end

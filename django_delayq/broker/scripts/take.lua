@@ -22,22 +22,15 @@ if is_foreign(meta, identity) then
 end
 local due = redis.call("ZRANGEBYSCORE", delayed, "-inf", "(" .. string.format("%.0f", now + 1), "WITHSCORES", "LIMIT", 0, batch)
 if #due > 0 then
-  -- If the second write failed, Redis would have lost all these ids: a key of another type fails here, before the first
-  -- one, and an id with a score that is no number is dropped alone.
-  redis.call("ZCARD", ready)
   local ids, places = {}, {}
   for i = 1, #due, 2 do
     local score = tonumber(due[i + 1])
     ids[#ids + 1] = due[i]
-    if score > -math.huge then
-      places[#places + 1], places[#places + 2] = ready_score(math.floor(score), rank_of(score)), due[i]
-    end
+    places[#places + 1], places[#places + 2] = ready_score(math.floor(score), rank_of(score)), due[i]
   end
   -- In this order: a full Redis allows the second write only after the first, which frees memory.
   redis.call("ZREM", delayed, unpack(ids))
-  if #places > 0 then
-    redis.call("ZADD", ready, unpack(places))
-  end
+  redis.call("ZADD", ready, unpack(places))
 end
 local any_aside = redis.call("EXISTS", asides)
 if any_aside == 1 then
@@ -72,7 +65,7 @@ while room > 0 and early < batch do
       early = early + 1
     else
       answer[#answer + 1] = popped[i]
-      answer[#answer + 1] = score % 1 == 0 and popped[i + 1] or string.format("%.0f", score)
+      answer[#answer + 1] = popped[i + 1]
       room = room - 1
     end
   end

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from ...broker import index
 from ...broker.base import Broker, Index
 from ...broker.database import DatabaseBroker
-from ...core.exceptions import BrokerUnavailable, UnusableBroker
+from ...core.exceptions import BrokerRubbish, BrokerUnavailable, UnusableBroker
 
 logger = logging.getLogger("django_delayq")
 
@@ -34,6 +34,8 @@ class BrokerSwitch:
         self.database = DatabaseBroker(using, topics)
         self.redis: Index | None = index(using) if redis else None
         self._away_since: float | None = None
+        # When this process met in Redis what is not ours (tenths, by the record's clock). The loader deletes it.
+        self.rubbish_seen: int | None = None
         self._is_unusable = False
         # When Redis was back the last time, how often it failed again soon after that, and before when it is not used
         # again (monotonic).
@@ -71,6 +73,8 @@ class BrokerSwitch:
                 self._flaps = self._flaps + 1 if now - self._back_at < FLAPPING else 0
                 self._held_until = now + (min(LONGEST_HOLD, 2.0**self._flaps) if self._flaps > 1 else 0.0)
         if self.redis is not None:
+            if isinstance(error, BrokerRubbish) and self.rubbish_seen is None:
+                self.rubbish_seen = self.redis.now_tenths()
             self.redis.reset_listener()
         if first:
             logger.warning("Redis is away; messages are delivered from the database meanwhile: %s", error)

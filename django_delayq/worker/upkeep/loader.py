@@ -16,7 +16,7 @@ from ... import restore, signals
 from ...broker.base import IDS_PER_CALL, Meta, Put, ServerRun
 from ...core import actors, failpoints
 from ...core.clock import SECOND, from_tenths
-from ...core.exceptions import BrokerFull, BrokerUnavailable, ForeignBroker, UnusableBroker
+from ...core.exceptions import BrokerFull, BrokerRubbish, BrokerUnavailable, ForeignBroker, UnusableBroker
 from ...extensions import RestoreObservers, RestoreStart, Service
 from ...models import Message
 from ...project import conf
@@ -116,7 +116,8 @@ class Loader(Service):
         """Check the meta, load if it is needed, and report to the broker switch whether Redis answered."""
         began = time.monotonic()
         try:
-            loading = self._loading or self._check()
+            is_loading = self._loading is not None and self.brokers.rubbish_seen is None
+            loading = self._loading if is_loading else self._check()
             # A load that raises is over, and so is one that yields no further page.
             self._loading = None
             if loading is not None and sum(1 for _page in islice(loading, PAGES_PER_TICK)) == PAGES_PER_TICK:
@@ -157,9 +158,9 @@ class Loader(Service):
     def _check(self) -> Iterator[None] | None:
         """Read the meta. Return the load that is needed, if one is: it yields after each page."""
         server = self._identify()
+        if (seen := self.brokers.rubbish_seen) is not None:
+            self._clear(seen)
         meta = self.broker.tick()
-        if (self._tick is None or self.brokers.is_away) and self._mend():
-            meta = self.broker.tick()
         rolled_back = meta.tick <= (self._tick or 0)
         intact = not rolled_back and meta.horizon_tenths is not None and meta.loaded_tenths is not None
         ours = (meta.run_id, meta.replid) == (server.run_id, server.replid)
@@ -177,13 +178,20 @@ class Loader(Service):
             )
         return self._load(server, meta.tick, rolled_back=rolled_back)
 
-    def _mend(self) -> bool:
-        """Have Redis delete keys of another type, over which calls may have failed. Return whether ids were lost."""
+    def _clear(self, seen: int) -> None:
+        """Delete our keys in Redis, because something else was seen there.
+
+        Raises ``BrokerRubbish`` when that is too early: if somebody writes there again and again, delivery goes on by
+        query.
+        """
         try:
             queues = restore.queues(self.using)
         except DatabaseError:
             queues = []
-        return self.broker.mend(queues)
+        if not self.broker.clear(queues, seen):
+            raise BrokerRubbish
+        logger.warning("Somebody has written into our keys in Redis; they are deleted, and loaded from the record")
+        self._tick = self.brokers.rubbish_seen = None
 
     def _is_too_far(self, meta: Meta) -> bool:
         """Return whether the horizon is too far away, and to be brought nearer now."""

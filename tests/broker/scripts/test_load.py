@@ -68,19 +68,6 @@ def test_a_horizon_of_another_setting_is_brought_nearer_and_loaded_from_the_begi
     assert load(bench, ahead=1000) == ["ok", "", str(NOW + 1000)]
 
 
-@pytest.mark.parametrize("rubbish", ["abc", "nan", "inf", "-inf", "1e300", "-1", "0x10", "9" * 400, "", "7.5"])
-@pytest.mark.parametrize("field", ["horizon", "loaded", "loader_until"])
-def test_rubbish_in_the_meta_is_replaced(bench: Bench, field: str, rubbish: str) -> None:
-    load(bench)
-    loaded(bench, NOW + AHEAD, lease="")
-    ghost: dict[Any, Any] = {"loader": "ghost"} if field == "loader_until" else {}
-    bench.client.hset(bench.keys.meta, mapping={field: rubbish, **ghost})
-    begin = HORIZON if field == "loader_until" else ""
-    assert load(bench) == ["ok", begin, HORIZON]
-    assert bench.meta()["horizon"] == HORIZON
-    assert bench.meta()["loader_until"] == str(NOW + LEASE)
-
-
 def test_a_queue_that_claims_to_be_loaded_beyond_its_horizon_is_loaded_from_the_beginning(bench: Bench) -> None:
     load(bench)
     loaded(bench, NOW + AHEAD + 1, lease="")

@@ -21,6 +21,8 @@ from django_delayq.project import conf, validation
 
 from .bench import NOW, Bench
 
+# What follows the names of queues in the keys that a script builds.
+KEYS_BUILT = {"due": {":ready", ":delayed"}, "clear": {":delayed", ":ready", ":wake", ":aside"}}
 NAMES = sorted(path.stem for path in Path(scripts.__file__).parent.glob("*.lua"))
 
 
@@ -47,13 +49,11 @@ def test_every_key_that_a_script_uses_is_declared_and_of_the_queue(name: str) ->
     script = scripts.load(name)
     assert set(script.keys) <= {"delayed", "ready", "meta", "wake", "queues", "wake_all", "aside", "asides", "duty"}
     called = set(re.findall(r'redis\.call\(\s*"\w+", (\w+)', script.source))
-    if "drop_wrong" in script.source:
-        # A function for any key.
-        called = called - {"key"} | set(re.findall(r"^\s*(?:local .* = |if )?drop_wrong\((\w+)", script.source, re.M))
-    if name == "due":
-        # Two keys for each queue in the index: they have the hash tag of the key that is declared.
-        assert called - {*script.keys} == {"base"}
-        assert script.source.count("..") - script.source.count('"(" .. string.format') == 3
+    if name in ("due", "clear"):
+        # The keys of each queue in the index: they have the hash tag of the key that is declared.
+        assert called - {*script.keys} <= {"base", "base_of"}
+        assert re.findall(r"(\S+) \.\. (?:name|queue)\b", script.source)[0] == "-7)"
+        assert set(re.findall(r'base \.\. "(:\w+)"', script.source)) == KEYS_BUILT[name]
         return
     source = script.source
     if "siding" in source:

@@ -1,4 +1,4 @@
-"""missing.lua, remove.lua, notify.lua, tick.lua."""
+"""missing.lua, remove.lua, notify.lua, tick.lua, clear.lua, duty.lua."""
 
 from __future__ import annotations
 
@@ -62,46 +62,15 @@ def test_many_notifications_leave_one_token(bench: Bench) -> None:
 
 
 def test_tick_of_an_empty_redis_finds_nothing_but_itself(bench: Bench) -> None:
-    assert bench.call("tick") == [1, "", "", "", "", "", ""]
+    assert bench.call("tick") == ["1", None, None, None, None, None, None]
     assert bench.meta() == {"tick": "1"}
 
 
 def test_tick_returns_the_meta_and_grows(bench: Bench) -> None:
     bench.client.hset(bench.keys.meta, mapping={**META, "tick": "41"})
-    assert bench.call("tick") == [42, "7", "6", "r", "p", "i", "9"]
-    assert bench.call("tick") == [43, "7", "6", "r", "p", "i", "9"]
+    assert bench.call("tick") == ["42", "7", "6", "r", "p", "i", "9"]
+    assert bench.call("tick") == ["43", "7", "6", "r", "p", "i", "9"]
     assert bench.meta() == {**META, "tick": "43"}
-
-
-@pytest.mark.parametrize("name", ["delayed", "ready"])
-def test_mend_deletes_keys_of_another_type_and_has_redis_loaded_again(bench: Bench, name: str) -> None:
-    bench.client.hset(bench.keys.meta, mapping=META)
-    for key in (getattr(bench.keys, name), bench.keys.wake):
-        bench.client.set(key, "somebody's")
-    assert bench.call("mend") == 1
-    assert bench.client.exists(bench.keys.delayed, bench.keys.ready, bench.keys.wake) == 0
-    assert bench.meta() == {name: value for name, value in META.items() if name != "loaded"}
-    assert bench.call("mend") == 0
-
-
-def test_mend_keeps_a_healthy_queue_as_it_is(bench: Bench) -> None:
-    bench.set({1: Delayed(NOW), 2: Ready(NOW)})
-    bench.call("notify")
-    bench.client.hset(bench.keys.meta, mapping=META)
-    before = {key: bench.client.dump(key) for key in bench.client.scan_iter()}
-    assert bench.call("mend") == 0
-    assert {key: bench.client.dump(key) for key in bench.client.scan_iter()} == before
-
-
-def test_tick_deletes_keys_of_another_type_and_has_redis_loaded_again(bench: Bench) -> None:
-    bench.client.hset(bench.keys.meta, mapping=META)
-    for key in (bench.keys.queues, bench.keys.wake_all):
-        bench.client.set(key, "somebody's")
-    assert bench.call("tick")[1:3] == ["7", ""]
-    assert bench.client.exists(bench.keys.queues, bench.keys.wake_all) == 0
-    bench.client.delete(bench.keys.meta)
-    bench.client.set(bench.keys.meta, "somebody's")
-    assert bench.call("tick") == [1, "", "", "", "", "", ""]
 
 
 def test_tick_keeps_a_healthy_queue_as_it_is(bench: Bench) -> None:
@@ -113,13 +82,60 @@ def test_tick_keeps_a_healthy_queue_as_it_is(bench: Bench) -> None:
     assert bench.tokens() == 1
 
 
-@pytest.mark.parametrize("rubbish", ["abc", "nan", 2**63 - 1])
-def test_a_tick_that_cannot_be_counted_up_begins_anew(bench: Bench, rubbish: str | int) -> None:
-    bench.client.hset(bench.keys.meta, mapping={**META, "tick": rubbish})
-    assert bench.call("tick")[0] == 1
+def clear(bench: Bench, *queues: str, seen: int = NOW, now: int = NOW, identity: str = "i") -> Any:
+    return bench.call("clear", now=now, seen=seen, identity=identity, rest=queues)
 
 
-@pytest.mark.parametrize("name", ["put", "remove", "take", "tick"])
+def test_clear_deletes_the_keys_of_the_queues_by_name_and_no_others(bench: Bench) -> None:
+    bench.set({1: Delayed(NOW), 2: Ready(NOW)})
+    bench.call("notify")
+    bench.client.hset(bench.keys.meta, mapping=META)
+    bench.client.zadd(bench.keys.queues, {"indexed": 0})
+    for name in ("given", "indexed", "neither"):
+        bench.client.set(f"{{bench}}:{name}:delayed", "somebody's")
+    bench.client.set("others", "data")
+    for queue in ("q", "elsewhere"):
+        bench.client.hset(bench.keys.asides, f"{queue}:topic t", 1)
+        bench.client.zadd(f"{{bench}}:{queue}:aside:topic t", {"3": 0})
+    assert clear(bench, "q", "given") == "ok"
+    assert {key.decode() for key in bench.client.scan_iter()} == {bench.keys.meta, "others", "{bench}:neither:delayed"}
+    assert bench.meta() == {"cleared": str(NOW)}
+
+
+@pytest.mark.parametrize("name", ["meta", "queues", "wake_all", "asides", "delayed", "ready", "wake", "aside"])
+def test_clear_deletes_keys_of_any_type(bench: Bench, name: str) -> None:
+    bench.client.set(getattr(bench.keys, name), "somebody's")
+    assert clear(bench, "q") == "ok"
+    assert {key.decode() for key in bench.client.scan_iter()} == {bench.keys.meta}
+
+
+def test_clear_deletes_once_in_half_a_minute(bench: Bench) -> None:
+    assert clear(bench, "q") == "ok"
+    bench.set({1: Delayed(NOW)})
+    assert clear(bench, "q", seen=NOW + 1, now=NOW + 299_999) == "wait"
+    # What was seen before has been deleted already.
+    assert clear(bench, "q", seen=NOW, now=NOW + 299_999) == "ok"
+    assert bench.places() == {1: Delayed(NOW)}
+    assert clear(bench, "q", seen=NOW + 1, now=NOW + 300_000) == "ok"
+    assert bench.places() == {}
+
+
+@pytest.mark.parametrize("rubbish", ["abc", "nan", "inf", "9" * 30, ""])
+def test_clear_ignores_a_time_that_is_not_ours(bench: Bench, rubbish: str) -> None:
+    bench.client.hset(bench.keys.meta, "cleared", rubbish)
+    bench.set({1: Delayed(NOW)})
+    assert clear(bench, "q") == "ok"
+    assert bench.places() == {}
+    assert bench.meta() == {"cleared": str(NOW)}
+
+
+def test_a_duty_of_another_type_is_taken(bench: Bench) -> None:
+    bench.client.lpush(bench.keys.duty, "somebody's")
+    assert bench.call("duty", worker="w", lease=1000) == 1
+    assert bench.client.get(bench.keys.duty) == b"w"
+
+
+@pytest.mark.parametrize("name", ["put", "remove", "take", "tick", "clear"])
 def test_the_queue_of_another_database_is_left_as_it_is(bench: Bench, name: str) -> None:
     bench.set({1: Delayed(NOW), 2: Ready(NOW)}, horizon=NOW + 1000)
     bench.client.hset(bench.keys.meta, mapping={"identity": "theirs", "tick": 5})
@@ -128,6 +144,7 @@ def test_the_queue_of_another_database_is_left_as_it_is(bench: Bench, name: str)
         "remove": {"rest": [1, 2]},
         "take": {"now": NOW, "limit": 5, "batch": 5, "within": 0},
         "tick": {},
+        "clear": {"now": NOW, "seen": NOW, "rest": ["q"]},
     }
     before = {key: bench.client.dump(key) for key in bench.client.scan_iter()}
     answer = bench.call(name, identity="ours", **values[name])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import pytest
-import redis
 
 from .bench import BAND, NOW, Bench, Delayed, Places, Ready
 
@@ -178,20 +177,3 @@ def test_20_000_ready_are_promoted_without_being_taken(bench: Bench) -> None:
         pass
     assert bench.client.zcard(bench.keys.ready) == 20_000
     assert bench.client.zcard(bench.keys.delayed) == 0
-
-
-def test_a_score_that_is_no_number_costs_no_other_id_its_place(bench: Bench) -> None:
-    bench.set({1: Delayed(NOW - 1), 2: Delayed(NOW)})
-    bench.client.zadd(bench.keys.delayed, {"3": "-inf"})
-    assert bench.take(0) == (3, 2, None, [])
-    assert bench.places() == {1: Ready(NOW - 1), 2: Ready(NOW)}
-    bench.client.zadd(bench.keys.delayed, {"3": "-inf"})
-    assert bench.take(5) == (1, 0, None, [1, 2])
-
-
-def test_ids_stay_delayed_while_the_key_of_the_ready_ones_is_of_another_type(bench: Bench) -> None:
-    bench.set({1: Delayed(NOW - 1), 2: Delayed(NOW)})
-    bench.client.set(bench.keys.ready, "x")
-    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
-        bench.take(5)
-    assert bench.client.zrange(bench.keys.delayed, 0, -1) == [b"1", b"2"]
