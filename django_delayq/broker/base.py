@@ -200,8 +200,8 @@ class Broker(Protocol):
     # parked.
     forgets_taken: ClassVar[bool]
 
-    def put(self, queue: str, entries: Sequence[Entry], *, fill: bool = False) -> Put:
-        """Make ids known. With ``fill``, add missing ids and give no id a later time than it has."""
+    def put(self, queue: str, entries: Sequence[Entry]) -> Put:
+        """Put ids into the places for their due times, wherever they are."""
 
     def remove(self, queue: str, ids: Sequence[int]) -> None:
         """Forget ids. This saves a look-up later; the claim refuses finished messages anyway."""
@@ -288,7 +288,10 @@ class Index(Broker, Protocol):
         """Wait until Redis has answered all puts of ``put_nowait``. Raises the errors in the answers."""
 
     def fill(self, entries: Mapping[str, Sequence[Entry]]) -> dict[str, Put]:
-        """Put ids of several queues as ``put(fill=True)`` does, in one round trip. At most ``IDS_PER_CALL`` a queue."""
+        """Add missing ids of several queues, and give no id a later time than it has.
+
+        One round trip, if no queue has more than ``IDS_PER_CALL`` of them.
+        """
 
     def missing(self, entries: Mapping[str, Sequence[Entry]]) -> dict[str, list[int]]:
         """Return the ids of each queue that ``fill`` would put, of at most ``IDS_PER_CALL`` entries a queue."""

@@ -35,7 +35,7 @@ class DatabaseBroker:
         self._woken = threading.Event()
         self._holding: ExitStack | None = None
 
-    def put(self, queue: str, entries: Sequence[Entry], *, fill: bool = False) -> Put:
+    def put(self, queue: str, entries: Sequence[Entry]) -> Put:
         """Report all entries as present: the rows hold them."""
         return Put(present=len(entries))
 

@@ -166,17 +166,22 @@ class RedisBroker:
     # --- Broker -------------------------------------------------------------------------------------------------------
 
     @_translated
-    def put(self, queue: str, entries: Sequence[Entry], *, fill: bool = False) -> Put:
-        """Make ids known."""
-        k = self.keys(queue)
-        total = Put()
-        for start in range(0, len(entries), IDS_PER_CALL):
-            rest = _flat(entries[start : start + IDS_PER_CALL])
-            answer = scripts.load("put")(
-                self.client, k, rest, now=self.now_tenths(), mode="fill" if fill else "set", identity=self.identity()
-            )
-            total += _put(answer, len(rest) // 3)
-        return total
+    def put(self, queue: str, entries: Sequence[Entry]) -> Put:
+        """Put ids into the places for their due times."""
+        return self._put({queue: entries}, "set")[queue]
+
+    def _put(self, entries: Mapping[str, Sequence[Entry]], mode: str) -> dict[str, Put]:
+        how = {"now": self.now_tenths(), "mode": mode, "identity": self.identity()}
+        parts = [
+            (queue, some[start : start + IDS_PER_CALL])
+            for queue, some in entries.items()
+            for start in range(0, len(some), IDS_PER_CALL)
+        ]
+        answers = self._call_many("put", [(self.keys(queue), {**how, "rest": _flat(part)}) for queue, part in parts])
+        found = dict.fromkeys(entries, Put())
+        for (queue, part), answer in zip(parts, answers, strict=True):
+            found[queue] += _counts(answer, len(part))
+        return found
 
     @_translated
     def remove(self, queue: str, ids: Sequence[int]) -> None:
@@ -360,11 +365,8 @@ class RedisBroker:
 
     @_translated
     def fill(self, entries: Mapping[str, Sequence[Entry]]) -> dict[str, Put]:
-        """Put ids of several queues in one round trip."""
-        how = {"now": self.now_tenths(), "mode": "fill", "identity": self.identity()}
-        calls = [(self.keys(queue), {**how, "rest": _flat(some)}) for queue, some in entries.items()]
-        answers = self._call_many("put", calls)
-        return {queue: _put(answer, len(some)) for (queue, some), answer in zip(entries.items(), answers, strict=True)}
+        """Add missing ids of several queues."""
+        return self._put(entries, "fill")
 
     @_translated
     def missing(self, entries: Mapping[str, Sequence[Entry]]) -> dict[str, list[int]]:
@@ -583,7 +585,7 @@ def _whole(found: Sequence[bytes]) -> list[int]:
     return numbers
 
 
-def _put(answer: Sequence[Any], entries: int) -> Put:
+def _counts(answer: Sequence[Any], entries: int) -> Put:
     """Parse the answer of scripts/put.lua to so many entries."""
     word, put, present, beyond = answer
     if word == b"foreign":

@@ -200,7 +200,8 @@ class ConsistencyCheck:
         if not self.fix:
             return
         self.broker.remove(self.queue, extra)
-        self.broker.put(self.queue, missing, fill=True)
+        for _batch, _answers in restore.fill(self.broker, [restore.Batch({self.queue: missing})]):
+            pass
         # A put without "fill" can also move an id to a later time. If the row moves at this moment, the code that moves
         # it puts the id as well.
         self.broker.put(self.queue, different)

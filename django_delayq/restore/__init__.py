@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from ..record.sql.rows import BEGINNING
 from .engine import Restore
-from .filling import LOADER_LEASE, Load
+from .filling import LOADER_LEASE, Load, fill
 from .horizon import ensure_horizon, is_current, is_too_far, refuse_foreign, writable_server
-from .reading import Merged, merged, pages, queues, still_scheduled
+from .reading import Batch, in_turn, merged, pages, queues, still_scheduled
 from .selection import Overdue, Position, Report, Selection, Stage, Tally
 
 __all__ = [
     "BEGINNING",
     "LOADER_LEASE",
+    "Batch",
     "Load",
-    "Merged",
     "Overdue",
     "Position",
     "Report",
@@ -22,6 +22,8 @@ __all__ = [
     "Stage",
     "Tally",
     "ensure_horizon",
+    "fill",
+    "in_turn",
     "is_current",
     "is_too_far",
     "merged",

@@ -17,17 +17,16 @@ from django.db.models import Count, Min, Q, QuerySet
 from .. import signals
 from ..api import pausing
 from ..broker.base import IDS_PER_CALL, Entry, Index, Put
-from ..core import actors, bounds
+from ..core import actors, bounds, failpoints
 from ..core.clock import SECOND, from_tenths, from_us, to_us
-from ..core.exceptions import BrokerUnavailable
 from ..core.states import State
 from ..models import Message
 from ..project import conf
 from ..record import transitions
 from ..record.sql import statements
-from .filling import LOADER_LEASE, Batch, BatchEnd, Load, fill
+from .filling import LOADER_LEASE, Load, fill
 from .horizon import NO_LEASE, ensure_horizon, is_current, refuse_foreign, writable_server
-from .reading import page, queues
+from .reading import Batch, BatchEnd, page, queues
 from .selection import Overdue, Position, Report, Selection, Stage, Tally
 
 # Batches that are read while one is being put.
@@ -273,7 +272,7 @@ class Restore:
                 if start is not None:
                     rows = rows.filter(due_at__gte=start)
                 entries = list(starmap(Entry, statements(self.using).places(rows.order_by("pk"))))
-                yield Batch(entries, (None, batch[-1]))
+                yield Batch({queue: entries}, (None, batch[-1]))
             return
         start = max((moment for moment in (start, chosen.due_after) if moment is not None), default=None)
         if chosen.due_before is not None:
@@ -286,7 +285,7 @@ class Restore:
             if not entries:
                 return
             mark = (entries[-1].due_at, entries[-1].id)
-            yield Batch(entries, mark)
+            yield Batch({queue: entries}, mark)
             if len(entries) < limit:
                 return
 
@@ -312,26 +311,20 @@ class Restore:
         if self.dry_run:
             done = self._foresee(queue, batches)
         else:
-            put = partial(self._put, queue)
-            done = fill(batches, put, load=self._load, read_ahead=BATCHES_AHEAD)
+            done = fill(self.broker, batches, load=self._load, read_ahead=BATCHES_AHEAD)
         with closing(done):
-            for batch, answer in done:
+            for batch, answers in done:
+                answer = answers[queue]
                 tally.put += answer.put
                 tally.present += answer.present
-                yield len(batch.entries), batch.end
+                yield len(batch.ids), batch.end
+                failpoints.reach("mid_restore")
 
-    def _foresee(self, queue: str, batches: Iterator[Batch]) -> Generator[tuple[Batch, Put]]:
+    def _foresee(self, queue: str, batches: Iterator[Batch]) -> Generator[tuple[Batch, dict[str, Put]]]:
         for batch in batches:
-            yield batch, self._would_put(queue, batch.entries)
+            yield batch, {queue: self._would_put(queue, batch.ids)}
 
-    def _put(self, queue: str, entries: list[Entry]) -> Put:
-        put = self.broker.put(queue, entries, fill=True)
-        if put.beyond and self.broker.read_meta().horizon_tenths is None:
-            raise BrokerUnavailable("Redis was lost while it was being restored")
-        return put
-
-    def _would_put(self, queue: str, entries: list[Entry]) -> Put:
-        ids = [entry.id for entry in entries]
+    def _would_put(self, queue: str, ids: list[int]) -> Put:
         if self.no_expired:
             expired = Message.objects.using(self.using).filter(self._is_expired(), pk__in=ids)
             gone = set(expired.values_list("pk", flat=True))
@@ -349,7 +342,7 @@ class Restore:
         horizon = from_tenths(self._horizon)
         change = partial(self._spread, horizon) if self.overdue == Overdue.SPREAD else self._end
         for batch in self._read(queue, after, end=self._cutoff, limit=min(self.batch_size, ROWS_PER_CHANGE)):
-            ids = [entry.id for entry in batch.entries]
+            ids = batch.ids
             before = tally.dead + tally.cancelled + tally.later
             if ids:
                 answers = change(tally, ids)

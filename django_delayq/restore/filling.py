@@ -1,35 +1,24 @@
-"""Puts messages into Redis, batch by batch: for the loader of a worker and for a restore."""
+"""Puts messages into Redis, batch by batch: for the loader and the sweeper of a worker, and for a restore."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
-from datetime import datetime
-from typing import NamedTuple
+
+from django.db import connections
 
 from ..broker.base import Entry, Index, Put
-from ..core import failpoints
-from ..core.clock import to_tenths
+from ..core.exceptions import BrokerUnavailable
+from .reading import Batch
 
 # The time that a loader may be silent before another process may load instead. Seconds.
 LOADER_LEASE = 10.0
-# The time between two messages to Redis by which a restore renews the lease. Redis answers them after the batch that is
-# being put. Seconds.
-MARK_INTERVAL = 0.5
-
-# The last due time (None when reading by id) and the last id of a batch.
-BatchEnd = tuple[datetime | None, int]
-
-
-class Batch(NamedTuple):
-    """Messages that are put into Redis together. ``end`` is where reading goes on after this batch."""
-
-    entries: list[Entry]
-    end: BatchEnd = (None, 0)
+# The time between two renewals of the lease. Redis answers them after the batch that is being put. Seconds.
+RENEWAL_INTERVAL = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +29,9 @@ class Load:
     worker: str
     horizon_tenths: int
 
-    def mark(self, upto: datetime | None = None) -> bool:
-        """Renew the lease, and tell Redis up to which due time all queues are loaded (None: no further than before).
-
-        Return whether ``worker`` is still the loader.
-        """
-        upto_tenths = None if upto is None else to_tenths(upto)
-        return self.broker.loaded(worker=self.worker, upto_tenths=upto_tenths, lease=LOADER_LEASE)
+    def renew(self) -> bool:
+        """Renew the lease. Return whether ``worker`` is still the loader."""
+        return self.broker.loaded(worker=self.worker, upto_tenths=None, lease=LOADER_LEASE)
 
     def finish(self) -> None:
         """Tell Redis that all queues are loaded up to the horizon."""
@@ -58,45 +43,49 @@ class Load:
 
 
 def fill(
-    batches: Iterable[Batch],
-    put: Callable[[list[Entry]], Put],
-    *,
-    load: Load | None = None,
-    read_ahead: int = 0,
-) -> Generator[tuple[Batch, Put]]:
-    """Put each batch, and yield it with the answer. Afterwards renew the lease of ``load`` if it is time.
+    broker: Index, batches: Iterable[Batch], *, load: Load | None = None, read_ahead: int = 0
+) -> Generator[tuple[Batch, dict[str, Put]]]:
+    """Put what is missing of each batch into Redis, and yield it with the answers by queue.
 
-    While one batch is being put, up to ``read_ahead`` others are read, so that neither waits for the other.
+    Renews the lease of ``load``. While one batch is being put, up to ``read_ahead`` others are read, so that neither
+    waits for the other. Raises ``BrokerUnavailable`` when Redis is lost meanwhile.
     """
-    done = _put_reading_ahead(batches, put, read_ahead) if read_ahead else _put_in_turn(batches, put)
-    marked = time.monotonic()
+    done = _put_reading_ahead(broker, batches, read_ahead) if read_ahead else _put_in_turn(broker, batches)
+    renewed = time.monotonic()
     with closing(done):
-        for batch, answer in done:
-            yield batch, answer
-            failpoints.reach("mid_restore")
-            if load is not None and time.monotonic() - marked >= MARK_INTERVAL:
-                if not load.mark():
+        for batch, answers in done:
+            if any(answer.beyond for answer in answers.values()) and broker.read_meta().horizon_tenths is None:
+                raise BrokerUnavailable("Redis was lost while it was being filled")
+            yield batch, answers
+            if load is not None and time.monotonic() - renewed >= RENEWAL_INTERVAL:
+                if not load.renew():
                     # The lease has run out, and another process may be the loader now. It begins where Redis says.
                     load = None
-                marked = time.monotonic()
+                renewed = time.monotonic()
 
 
-def _put_in_turn(batches: Iterable[Batch], put: Callable[[list[Entry]], Put]) -> Generator[tuple[Batch, Put]]:
+def _put_in_turn(broker: Index, batches: Iterable[Batch]) -> Generator[tuple[Batch, dict[str, Put]]]:
     for batch in batches:
-        yield batch, put(batch.entries)
+        yield batch, broker.fill(batch.by_queue)
 
 
-def _put_reading_ahead(
-    batches: Iterable[Batch], put: Callable[[list[Entry]], Put], most: int
-) -> Generator[tuple[Batch, Put]]:
+def _fill_in_thread(broker: Index, entries: dict[str, list[Entry]]) -> dict[str, Put]:
+    try:
+        return broker.fill(entries)
+    finally:
+        # The broker may have asked the record for the time, on a connection of this thread.
+        connections.close_all()
+
+
+def _put_reading_ahead(broker: Index, batches: Iterable[Batch], most: int) -> Generator[tuple[Batch, dict[str, Put]]]:
     with ThreadPoolExecutor(1, thread_name_prefix="delayq-restore") as pool:
-        waiting: deque[tuple[Batch, Future[Put]]] = deque()
+        waiting: deque[tuple[Batch, Future[dict[str, Put]]]] = deque()
         try:
             for batch in batches:
                 while waiting and (len(waiting) == most or waiting[0][1].done()):
                     first, answer = waiting.popleft()
                     yield first, answer.result()
-                waiting.append((batch, pool.submit(put, batch.entries)))
+                waiting.append((batch, pool.submit(_fill_in_thread, broker, batch.by_queue)))
             for batch, answer in waiting:
                 yield batch, answer.result()
         finally:

@@ -25,16 +25,25 @@ HEAD = 50
 QUEUES_PER_QUERY = 200
 
 
-class Merged(NamedTuple):
-    """Messages of several queues that follow each other in the order of (due, id), and the last one's place in it."""
+# The last due time (None when reading by id) and the last id of a batch.
+BatchEnd = tuple[datetime | None, int]
+
+
+class Batch(NamedTuple):
+    """Messages by their queues, which are put into Redis together. ``end`` is where reading goes on after them."""
 
     by_queue: dict[str, list[Entry]]
-    end: tuple[datetime, int]
+    end: BatchEnd = (None, 0)
 
     @property
     def first(self) -> datetime:
         """The earliest due time."""
         return min(entries[0].due_at for entries in self.by_queue.values())
+
+    @property
+    def ids(self) -> list[int]:
+        """The ids of the messages."""
+        return [entry.id for entries in self.by_queue.values() for entry in entries]
 
     @property
     def size(self) -> int:
@@ -105,15 +114,58 @@ def merged(
     end: datetime,
     limit: int = IDS_PER_CALL,
     topics: Sequence[str] | None = None,
-) -> Iterator[Merged]:
-    """Yield the scheduled messages of several queues in the one order of (due, id), after a place in that order.
+) -> Iterator[Batch]:
+    """Yield the scheduled messages of several queues in the one order of (due, id), after a place in that order."""
+    walks = _walks(using, queues, after, end, limit, topics)
+    if len(walks) == 1:
+        for queue, pages_of_it in walks.items():
+            for rows in pages_of_it:
+                yield Batch({queue: rows}, (rows[-1].due_at, rows[-1].id))
+        return
+    each = [zip(repeat(queue), chain.from_iterable(pages_of_it)) for queue, pages_of_it in walks.items()]
+    together = heapq.merge(*each, key=lambda one: (one[1].due_us, one[1].id))
+    while some_entries := list(islice(together, limit)):
+        last = some_entries[-1][1]
+        yield Batch(by_queue(some_entries), (last.due_at, last.id))
+
+
+def in_turn(using: str, queues: Sequence[str], *, end: datetime, limit: int = IDS_PER_CALL) -> Iterator[Batch]:
+    """Yield the scheduled messages of several queues that are due up to ``end``: a page of each queue in turn.
+
+    So the few messages of one queue do not wait for the many of another.
+    """
+    walks = _walks(using, queues, None, end, limit, None)
+    batch: dict[str, list[Entry]] = {}
+    while walks:
+        for queue in list(walks):
+            rows = next(walks[queue], None)
+            if rows is None:
+                del walks[queue]
+                continue
+            if batch and sum(map(len, batch.values())) + len(rows) > limit:
+                yield Batch(batch)
+                batch = {}
+            batch.setdefault(queue, []).extend(rows)
+    if batch:
+        yield Batch(batch)
+
+
+def _walks(
+    using: str,
+    queues: Sequence[str],
+    after: tuple[datetime, int] | None,
+    end: datetime,
+    limit: int,
+    topics: Sequence[str] | None,
+) -> dict[str, Iterator[list[Entry]]]:
+    """Return the pages of each queue that has messages, in its order of (due, id).
 
     One query for many queues finds the first messages of each; a queue that has more is read on page by page.
     """
     first: dict[str, list[Entry]] = {}
+    head = limit if len(queues) == 1 else min(limit, HEAD)
     for place in range(0, len(queues), QUEUES_PER_QUERY):
         some = queues[place : place + QUEUES_PER_QUERY]
-        head = limit if len(queues) == 1 else min(limit, HEAD)
         heads = statements(using).heads(some, after=after or BEGINNING, end=end, limit=head, topics=topics)
         for queue, *values in heads:
             first.setdefault(queue, []).append(Entry(*values))
@@ -130,16 +182,7 @@ def merged(
             if not (rows := page(using, queue, after=mark, end=end, limit=size, topics=topics)):
                 return
 
-    if len(first) == 1:
-        for queue in list(first):
-            for rows in pages_of(queue):
-                yield Merged({queue: rows}, (rows[-1].due_at, rows[-1].id))
-        return
-    walks = [zip(repeat(queue), chain.from_iterable(pages_of(queue))) for queue in list(first)]
-    together = heapq.merge(*walks, key=lambda each: (each[1].due_us, each[1].id))
-    while some_entries := list(islice(together, limit)):
-        last = some_entries[-1][1]
-        yield Merged(by_queue(some_entries), (last.due_at, last.id))
+    return {queue: pages_of(queue) for queue in first}
 
 
 def queues(using: str) -> list[str]:

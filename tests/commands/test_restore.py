@@ -409,7 +409,7 @@ def test_a_signal_stops_a_restore_after_the_batch_and_the_next_one_puts_the_rest
     number: signal.Signals, code: int, after_first: AfterFirst
 ) -> None:
     ids = schedule(50)
-    with after_first("put", lambda: os.kill(os.getpid(), number)):
+    with after_first("fill", lambda: os.kill(os.getpid(), number)):
         ran = run("delayq_restore", "--json", batch_size=5)
 
     assert ran.code == code
@@ -444,7 +444,7 @@ def test_a_restore_that_was_interrupted_ends_the_same_when_it_is_begun_again(
 
 def test_a_restore_that_loses_redis_fails(after_first: AfterFirst, redis_client: redis.Redis) -> None:
     schedule(50)
-    with after_first("put", redis_client.flushall):
+    with after_first("fill", redis_client.flushall):
         ran = run("delayq_restore", "--json", batch_size=5)
     assert (ran.code, ran.json["complete"]) == (69, False)
 
@@ -588,7 +588,7 @@ def test_messages_beyond_the_horizon_of_the_settings_are_not_restored(settings: 
 def test_batches_read_ahead_are_not_put_once_redis_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     schedule(9)
     read, ending = threading.Semaphore(0), threading.Event()
-    tried: list[list[Entry]] = []
+    tried: list[dict[str, list[Entry]]] = []
     read_page, shutdown = reading.page, ThreadPoolExecutor.shutdown
 
     def page(*given: Any, **named: Any) -> list[Entry]:
@@ -599,7 +599,7 @@ def test_batches_read_ahead_are_not_put_once_redis_is_away(monkeypatch: pytest.M
         ending.set()
         shutdown(pool, *given, **named)
 
-    def put(broker: RedisBroker, queue: str, entries: list[Entry], **named: Any) -> Put:
+    def fill(broker: RedisBroker, entries: dict[str, list[Entry]]) -> dict[str, Put]:
         tried.append(entries)
         if len(tried) == 1:
             assert all(read.acquire(timeout=60) for _ in range(engine.BATCHES_AHEAD + 1))
@@ -610,13 +610,13 @@ def test_batches_read_ahead_are_not_put_once_redis_is_away(monkeypatch: pytest.M
 
     monkeypatch.setattr(engine, "page", page)
     monkeypatch.setattr(ThreadPoolExecutor, "shutdown", shut)
-    monkeypatch.setattr(RedisBroker, "put", put)
+    monkeypatch.setattr(RedisBroker, "fill", fill)
     ran = run("delayq_restore", "--json", batch_size=1)
     assert (ran.code, ran.json["complete"]) == (69, False)
     assert len(tried) <= 2
 
 
-def test_a_failed_load_mark_ends_a_restore_and_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_renewal_ends_a_restore_and_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     schedule(9)
     job = Restore("default", broker(), batch_size=1)
     job.preview()
@@ -624,7 +624,7 @@ def test_a_failed_load_mark_ends_a_restore_and_its_thread(monkeypatch: pytest.Mo
     def loaded(*_given: Any, **_named: Any) -> bool:
         raise BrokerUnavailable("no answer")
 
-    monkeypatch.setattr(filling, "MARK_INTERVAL", 0.0)
+    monkeypatch.setattr(filling, "RENEWAL_INTERVAL", 0.0)
     monkeypatch.setattr(RedisBroker, "loaded", loaded)
     # The error keeps the frame in which it was raised alive, so the thread must have ended by itself.
     with pytest.raises(BrokerUnavailable) as failed:
@@ -637,7 +637,7 @@ def test_a_restore_reads_a_few_batches_ahead_and_keeps_their_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     schedule(9)
-    read_page, putting = reading.page, RedisBroker.put
+    read_page, filling_in = reading.page, RedisBroker.fill
     batches: list[list[int]] = []
     put: list[list[int]] = []
     full, too_full = threading.Event(), threading.Event()
@@ -651,15 +651,15 @@ def test_a_restore_reads_a_few_batches_ahead_and_keeps_their_order(
             too_full.set()
         return entries
 
-    def slowly(broker: RedisBroker, queue: str, entries: list[Entry], **named: Any) -> Put:
+    def slowly(broker: RedisBroker, entries: dict[str, list[Entry]]) -> dict[str, Put]:
         # The first batch is put when the batches ahead have been read.
         assert full.wait(60)
         assert put or not too_full.wait(0.2)
-        put.append([entry.id for entry in entries])
-        return putting(broker, queue, entries, **named)
+        put.append([entry.id for some in entries.values() for entry in some])
+        return filling_in(broker, entries)
 
     monkeypatch.setattr(engine, "page", page)
-    monkeypatch.setattr(RedisBroker, "put", slowly)
+    monkeypatch.setattr(RedisBroker, "fill", slowly)
     found = run("delayq_restore", "--json", batch_size=1).json["total"]
     assert found["put"] == 9
     assert put == batches[:9]

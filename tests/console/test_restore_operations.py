@@ -579,7 +579,7 @@ def test_a_flush_in_the_middle_of_a_restore_is_noticed_and_a_second_restore_heal
     there = broker()
     job = Restore(DB, there, batch_size=100)
     job.preview()
-    with pytest.raises(BrokerUnavailable, match="lost while it was being restored"):
+    with pytest.raises(BrokerUnavailable, match="lost while it was being filled"):
         job.run(progress=flush_after(redis_client, batches))
     assert len(held()) < 2000
 
@@ -638,7 +638,7 @@ def test_a_check_counts_the_mismatches_of_each_queue(redis_client: redis.Redis, 
     schedule(2, queue="other")
     for queue in ("default", "other"):
         rows = [row for page in restore.pages(DB, queue, start_tenths=None, end_tenths=2**46) for row in page]
-        there.put(queue, rows, fill=True)
+        there.fill({queue: rows})
     there.remove("default", missing)
     redis_client.zadd(there.keys("default").ready, {str(extra): 1.0})
     stuck = schedule(1, due=-1, queue="other")

@@ -547,7 +547,7 @@ class Machine(RuleBasedStateMachine):
 
     def fill(self, page: list[Entry]) -> None:
         before = self.places(page)
-        put = self.broker.put(QUEUE, page, fill=True)
+        put = self.broker.fill({QUEUE: page})[QUEUE]
         for entry, was, place in zip(page, before, self.places(page), strict=True):
             assert place <= was, "a restore made it later"
             assert put.beyond or place < to_tenths(entry.due_at) + 1, "a restore left it out"

@@ -57,7 +57,7 @@ def fill(broker: RedisBroker) -> None:
     for entries in restore.pages(
         "default", QUEUE, start_tenths=None, end_tenths=to_tenths(timezone.now()) + 600 * SECOND
     ):
-        broker.put(QUEUE, entries, fill=True)
+        broker.fill({QUEUE: entries})
 
 
 def due(number: int) -> list[Message]:

@@ -737,7 +737,11 @@ MUTANTS = [
     ),
     mutant(
         "load that takes Redis for loaded too early",
-        (f"{WORKER}/upkeep/loader.py", "if not load.mark(page.end[0]):", "if not load.mark(from_tenths(horizon)):"),
+        (
+            "django_delayq/restore/filling.py",
+            "upto_tenths=None, lease=LOADER",
+            "upto_tenths=self.horizon_tenths, lease=LOADER",
+        ),
     ),
     mutant(
         "put that leaves the index of queues alone",

@@ -53,7 +53,7 @@ def test_no_script_keeps_redis_for_10_ms_while_20000_are_due_at_once(configure: 
             assert take_all(broker, at=last) == MANY
             # The same for a backlog, whose ids become ready with the put.
             broker.now = stopped_at(last)
-            broker.put("default", entries, fill=True)
+            broker.fill({"default": entries})
             assert take_all(broker, at=last) == MANY
             slow = [f"{entry['duration']} µs: {entry['command'][:60]!r}" for entry in client.slowlog_get(1000)]
             if not slow:

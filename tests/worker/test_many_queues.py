@@ -27,6 +27,7 @@ from django_delayq.worker.claim import known_pauses
 from django_delayq.worker.claim.consumer import IDLE_WAIT, Consumer
 from django_delayq.worker.parts.broker_switch import BrokerSwitch
 from django_delayq.worker.processes.assembly import assemble
+from django_delayq.worker.upkeep import loader as loading
 from django_delayq.worker.upkeep import sweeper as sweeping
 from django_delayq.worker.upkeep.loader import Loader
 from django_delayq.worker.upkeep.sweeper import Sweeper
@@ -159,7 +160,7 @@ def test_messages_of_many_queues_are_read_in_the_order_of_their_due_times(
     assert read(topics=["another"]) == []
 
 
-def test_a_loader_that_ends_in_the_middle_is_followed_by_one_that_goes_on(
+def test_a_loader_that_ends_in_the_middle_is_followed_by_another(
     loader: Loader, brokers: BrokerSwitch, broker: RedisBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     messages = schedule(4)
@@ -181,10 +182,75 @@ def test_a_loader_that_ends_in_the_middle_is_followed_by_one_that_goes_on(
     broker.client.hset(broker.keys("").meta, "loader_until", 0)
     Loader(DB, brokers, "host/2").tick()
     assert held(broker) == ids(messages)
-    # The first hundred were not put again.
-    assert fills == 4
     meta = broker.read_meta()
     assert meta.loaded_tenths == meta.horizon_tenths
+
+
+@pytest.fixture
+def filled(monkeypatch: pytest.MonkeyPatch) -> list[set[int]]:
+    """Have pages of 50 messages. Return the list of the ids that each call to Redis fills in."""
+    calls: list[set[int]] = []
+
+    def fill(self: RedisBroker, entries: dict[str, list[Entry]]) -> Any:
+        calls.append({entry.id for some in entries.values() for entry in some})
+        return filling(self, entries)
+
+    filling = RedisBroker.fill
+    monkeypatch.setattr(RedisBroker, "fill", fill)
+    for read in (restore.reading.merged, restore.reading.in_turn):
+        monkeypatch.setattr(read, "__kwdefaults__", {**(read.__kwdefaults__ or {}), "limit": 50})
+    monkeypatch.setattr(restore.reading, "HEAD", 20)
+    return calls
+
+
+def backlog(number: int = 200) -> list[Message]:
+    """Schedule many messages of one queue, and make them overdue."""
+    messages = schedule_messages({"topic": TOPIC, "queue": QUEUES[0]} for _number in range(number))
+    Message._base_manager.update(due_at=F("due_at") - timedelta(minutes=10))
+    return messages
+
+
+def test_a_load_puts_what_falls_due_soon_before_a_backlog(
+    loader: Loader, broker: RedisBroker, redis_client: redis.Redis, filled: list[set[int]]
+) -> None:
+    late = backlog()
+    soon = [schedule_message(TOPIC, queue=QUEUES[number % 3], delay=number) for number in range(10)]
+    redis_client.flushall()
+    loader.tick()
+    assert held(broker) == ids(late) | ids(soon)
+    assert filled[0] == ids(soon)
+
+
+def test_a_load_gives_each_queue_its_turn_beside_a_backlog(
+    loader: Loader, broker: RedisBroker, redis_client: redis.Redis, filled: list[set[int]]
+) -> None:
+    messages = [*backlog(), schedule_message(TOPIC, queue=QUEUES[1])]
+    # It is overdue, and fell due after all of the backlog.
+    Message._base_manager.filter(pk=messages[-1].pk).update(due_at=F("due_at") - timedelta(seconds=30))
+    redis_client.flushall()
+    loader.tick()
+    assert held(broker) == ids(messages)
+    assert messages[-1].pk in filled[0]
+
+
+def test_a_sweep_during_a_load_claims_no_loss(
+    loader: Loader,
+    sweeper: Sweeper,
+    broker: RedisBroker,
+    redis_client: redis.Redis,
+    filled: list[set[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(loading, "PAGES_PER_TICK", 1)
+    messages = backlog()
+    redis_client.flushall()
+    while loader.tick() == 0.0:
+        sweeper.tick()
+    assert held(broker) == ids(messages)
+    # The loader put each message once, and the sweeper none.
+    assert sum(map(len, filled)) == len(messages)
+    assert not [record for record in caplog.records if "sweep" in record.getMessage()]
 
 
 MERGED: dict[str, Any] = dict(restore.merged.__kwdefaults__ or {})

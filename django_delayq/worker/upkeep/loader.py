@@ -7,6 +7,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterator
+from datetime import datetime
 from itertools import islice
 from typing import Self
 
@@ -14,7 +15,7 @@ from django.db import DatabaseError
 
 from ... import restore, signals
 from ...broker.base import IDS_PER_CALL, Meta, Put, ServerRun
-from ...core import actors, failpoints
+from ...core import actors, bounds, failpoints
 from ...core.clock import SECOND, from_tenths
 from ...core.exceptions import BrokerFull, BrokerRubbish, BrokerUnavailable, ForeignBroker, UnusableBroker
 from ...extensions import RestoreObservers, RestoreStart, Service
@@ -257,18 +258,26 @@ class Loader(Service):
             logger.debug("Loaded Redis ahead: %d messages of %d queues", found.total(), len(found))
 
     def _fill(self, start: int | None, horizon: int) -> Iterator[dict[str, Put]]:
-        """Put the messages of all queues, those that are due first before others. Yield the answers for each page."""
+        """Put the messages of all queues. Yield the answers for each batch."""
         load = restore.Load(self.broker, self.worker, horizon)
         # Read after the horizon was advanced: the producer puts the first message of a queue that is missing here.
         queues = transitions.queues(self.using)
-        after = None if start is None else (from_tenths(start), 0)
-        for page in restore.merged(self.using, queues, after=after, end=from_tenths(horizon)):
-            answers = self.broker.fill(page.by_queue)
+        for _batch, answers in restore.fill(self.broker, self._batches(queues, start, from_tenths(horizon)), load=load):
             failpoints.reach("mid_load")
-            if not load.mark(page.end[0]):
-                raise BrokerUnavailable("Redis was lost while it was being loaded")
             yield answers
         load.finish()
+
+    def _batches(self, queues: list[str], start: int | None, end: datetime) -> Iterator[restore.Batch]:
+        """Read what falls due soon first, in the order of the due times. Then, of a load from the beginning, the rest.
+
+        What is overdue may be a backlog of a million, for which no other message should wait.
+        """
+        if start is not None:
+            yield from restore.merged(self.using, queues, after=(from_tenths(start), 0), end=end)
+            return
+        overdue_since = transitions.now(self.using) - bounds.OVERDUE_AFTER
+        yield from restore.merged(self.using, queues, after=(overdue_since, 0), end=end)
+        yield from restore.in_turn(self.using, queues, end=overdue_since)
 
 
 def _reason(meta: Meta, *, restarted: bool) -> str:

@@ -89,7 +89,9 @@ class Sweeper(Service):
             self._first = self._first or page.first
             for queue, entries in self._missing(page.by_queue):
                 missing.setdefault(queue, []).extend(entries)
-            self._cursor = page.end
+            due_at, pk = page.end
+            assert due_at is not None
+            self._cursor = (due_at, pk)
             rows += page.size
             if rows >= ROWS_PER_TICK:
                 break
@@ -116,11 +118,10 @@ class Sweeper(Service):
             return put
         # Most likely a consumer has just taken these ids and is about to claim them.
         time.sleep(CLAIMING)
-        still = restore.still_scheduled(self.using, [entry.id for entries in missing.values() for entry in entries])
-        for queue, entries in missing.items():
-            left = [entry for entry in entries if entry.id in still]
-            if left:
-                put[queue] += self.broker.put(queue, left, fill=True).put
+        still = restore.still_scheduled(self.using, restore.Batch(missing).ids)
+        left = {queue: [entry for entry in entries if entry.id in still] for queue, entries in missing.items()}
+        for _batch, answers in restore.fill(self.broker, [restore.Batch(left)]):
+            put.update({queue: answer.put for queue, answer in answers.items()})
         return +put
 
     def _beginning(self, overdue_since: datetime) -> tuple[datetime, int]:
