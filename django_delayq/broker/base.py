@@ -121,6 +121,8 @@ class Meta:
     identity: str
     # A process loads until then, if it does not end earlier; 0 when no process loads.
     loader_until_tenths: int = 0
+    # True: a process could not reach Redis for a while, and asks for a load from the beginning.
+    is_requested: bool = False
 
     @property
     def is_loading(self) -> bool:
@@ -301,6 +303,9 @@ class Index(Broker, Protocol):
 
     def tick(self) -> Meta:
         """Count one more tick, and return the meta."""
+
+    def request_load(self) -> None:
+        """Have a loader load everything again: this process could not tell the broker of messages for a while."""
 
     def clear(self, queues: Sequence[str], seen_tenths: int) -> bool:
         """Delete all keys, by their names, because somebody has written into them: of these queues, and of those known.

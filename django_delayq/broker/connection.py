@@ -21,6 +21,10 @@ from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from ..project.conf import Settings
 
+# How the kernel finds out that the network has dropped a connection without notice: it probes an idle one after 15 s,
+# and gives up one whose data was not received for 5 s (TCP_USER_TIMEOUT is in ms). Not every system has each of these.
+KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 5000}
+
 
 def connect(settings: Settings, *, timeout: float) -> redis.Redis:
     """Make a client with ``timeout`` seconds for connecting and for each answer."""
@@ -40,8 +44,17 @@ def connect(settings: Settings, *, timeout: float) -> redis.Redis:
     if "://" in settings.REDIS:
         # Not from_url(): there the options of the URL win.
         given = {**redis.connection.parse_url(settings.REDIS), **options}
+        given |= _keepalive(given.get("connection_class", redis.Connection))
         return redis.Redis(connection_pool=redis.ConnectionPool(**given))
     return redis.Redis(connection_pool=_like(_alias_pool(settings.REDIS), options))
+
+
+def _keepalive(kind: type[redis.connection.AbstractConnection]) -> dict[str, Any]:
+    """Return the options of connections of this kind that keep dead ones from staying: of TCP only."""
+    if not issubclass(kind, redis.Connection):
+        return {}
+    found = {getattr(socket, name): value for name, value in KEEPALIVE.items() if hasattr(socket, name)}
+    return {"socket_keepalive": True, "socket_keepalive_options": found}
 
 
 def _alias_pool(alias: str) -> Any:
@@ -62,7 +75,7 @@ def _like(pool: Any, options: dict[str, Any]) -> redis.ConnectionPool:
         "event_dispatcher",
     ):
         given.pop(name, None)
-    given.update(options)
+    given.update(options | _keepalive(pool.connection_class))
     if isinstance(pool, SentinelConnectionPool):
         sentinel = _with_timeouts(pool.sentinel_manager, options)
         return SentinelConnectionPool(pool.service_name, sentinel, is_master=True, check_connection=False, **given)

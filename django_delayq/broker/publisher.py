@@ -84,7 +84,13 @@ class Publisher:
         if time.monotonic() < self._retry_at:
             return
         try:
+            failed = self._is_failing
             answered = call()
+            if failed:
+                # Redis is back if it answers this call too. A worker then loads what it was not told meanwhile.
+                self.broker.flush()
+                self.broker.request_load()
+                answered = True
         except ForeignBroker as error:
             mine = known_identity(self.using)
             if mine and mine != self._refused:

@@ -91,8 +91,9 @@ class PutConnections:
         if connection is not None:
             try:
                 return self._put(connection, put)
-            except redis.ConnectionError:
-                # The server closed the connection while it was idle, perhaps before it read the last put.
+            except (redis.ConnectionError, redis.TimeoutError):
+                # The server closed the connection while it was idle, perhaps before it read the last put; or the
+                # network dropped it without notice.
                 lost = connection.unread
         return self._put(PutConnection(self._pool()), put, lost)
 

@@ -54,7 +54,7 @@ MANY = 10**12
 # The number of members in one reply to a scan, roughly.
 SCAN_COUNT = 1000
 # The fields that scripts/tick.lua returns, and that ``read_meta`` reads, in this order.
-META_FIELDS = ("tick", "horizon", "loaded", "run_id", "replid", "identity", "loader_until")
+META_FIELDS = ("tick", "horizon", "loaded", "run_id", "replid", "identity", "loader_until", "requested")
 # The answers by which a Redis in cluster mode refuses keys.
 CLUSTER_ERRORS = (
     redis.exceptions.MovedError,
@@ -413,6 +413,12 @@ class RedisBroker:
         return meta
 
     @_translated
+    def request_load(self) -> None:
+        """Have a worker load everything again."""
+        if scripts.load("request_load")(self.client, self.keys(""), identity=self.identity()) == b"foreign":
+            raise ForeignBroker
+
+    @_translated
     def clear(self, queues: Sequence[str], seen_tenths: int) -> bool:
         """Delete our keys."""
         k, terms = self.keys(""), {"now": self.now_tenths(), "seen": seen_tenths, "identity": self.identity()}
@@ -596,7 +602,7 @@ def _counts(answer: Sequence[Any], entries: int) -> Put:
 
 def _meta(now_tenths: int, fields: Sequence[Any]) -> Meta:
     """Parse the values of ``META_FIELDS``; None for what is missing."""
-    tick, horizon, loaded, run_id, replid, identity, loader_until = fields
+    tick, horizon, loaded, run_id, replid, identity, loader_until, requested = fields
     return Meta(
         now_tenths,
         int(tick or 0),
@@ -606,4 +612,5 @@ def _meta(now_tenths: int, fields: Sequence[Any]) -> Meta:
         (replid or b"").decode(errors="replace"),
         (identity or b"").decode(errors="replace"),
         int(loader_until or 0),
+        requested is not None,
     )

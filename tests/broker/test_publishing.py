@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -342,6 +343,28 @@ def test_messages_are_published_again_when_redis_is_back(away: RedisServer) -> N
 
         eventually(is_published, "a message is published")
     broker.close()
+
+
+def test_a_publisher_that_failed_has_all_loaded_again_once_when_redis_is_back(
+    away: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publisher, "RETRY_AFTER", 0.0)
+    with closing(redis_broker(away.url)) as broker:
+        soon()
+        assert broker.read_meta().loaded_tenths is not None
+        away.freeze()
+        for _ in range(3):
+            soon()
+        away.thaw()
+        soon()
+        assert broker.read_meta().is_requested
+        assert broker.read_meta().loaded_tenths is None
+        server, owner = broker.server(), broker.read_meta().identity
+        begun = broker.load(ahead=600, worker="w", lease=10, identity=owner, server=server, lost=False)
+        assert begun is not None
+        assert begun[0] is None
+        soon()
+        assert not broker.read_meta().is_requested
 
 
 def test_a_redis_that_answers_nonsense_harms_no_caller(

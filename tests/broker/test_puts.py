@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ import redis
 from django.utils import timezone
 
 from django_delayq.broker.base import Entry
+from django_delayq.broker.connection import KEEPALIVE, socket_of
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.core.clock import SECOND
 from django_delayq.core.exceptions import BrokerUnavailable
@@ -155,6 +157,29 @@ def test_a_put_under_way_on_a_broken_connection_is_sent_again(
         broker.put_nowait(QUEUE, [entry(3)])
         broker.flush()
         assert held(make) == {1, 2, 3}
+
+
+def test_a_put_on_a_connection_that_died_without_notice_is_sent_again(
+    make: Callable[..., RedisBroker], server: RedisServer
+) -> None:
+    with Proxy(server.port) as proxy:
+        broker = make(proxy.url, timeout=1.0)
+        broker.put_nowait(QUEUE, [entry(1)])
+        broker.flush()
+        assert proxy.forget() == 1
+        for number in (2, 3):
+            broker.put_nowait(QUEUE, [entry(number)])
+        broker.flush()
+        assert held(make) == {1, 2, 3}
+
+
+def test_the_kernel_looks_after_idle_connections(make: Callable[..., RedisBroker]) -> None:
+    raw = make().client.connection_pool.get_connection()
+    there = socket_of(raw)
+    assert there.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    for name, value in KEEPALIVE.items():
+        if hasattr(socket, name):
+            assert there.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) == value
 
 
 def test_a_put_after_a_restart_reaches_the_new_server(make: Callable[..., RedisBroker], server: RedisServer) -> None:

@@ -42,6 +42,7 @@ METHODS: dict[str, Callable[[RedisBroker], object]] = {
     "take_many": lambda broker: broker.take_many([DueQueue(QUEUE, 1, 1)], 5),
     "due_queues": lambda broker: broker.due_queues(None),
     "clear": lambda broker: broker.clear([QUEUE], 5),
+    "request_load": lambda broker: broker.request_load(),
     "read_meta": lambda broker: broker.read_meta(),
     "tick": lambda broker: broker.tick(),
     "load": lambda broker: broker.load(

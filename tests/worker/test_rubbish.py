@@ -70,7 +70,7 @@ class Worker:
 
     def places(self, message: Message) -> bool:
         """Tell whether Redis has a place for a message."""
-        return self.broker.places(message.queue, [message.pk]) != [(None, None)]
+        return not self.broker.places(message.queue, [message.pk])[0].is_nowhere
 
 
 @pytest.fixture

@@ -30,6 +30,7 @@ if lost == "1" or redis.call("HGET", meta, "run_id") ~= run_id or redis.call("HG
   redis.call("HDEL", meta, "loaded")
 end
 horizon = math.max(now + ahead, horizon)
+redis.call("HDEL", meta, "requested")
 redis.call(
   "HSET", meta,
   "identity", identity, "run_id", run_id, "replid", replid, "horizon", string.format("%.0f", horizon),

@@ -284,4 +284,6 @@ def _reason(meta: Meta, *, restarted: bool) -> str:
     """Return in words how Redis lost its ids."""
     if meta.horizon_tenths is None:
         return "it is empty"
+    if meta.is_requested:
+        return "a process could not reach it"
     return "it was restarted or went back in time" if restarted else "its content was damaged"

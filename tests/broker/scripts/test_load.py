@@ -68,6 +68,27 @@ def test_a_horizon_of_another_setting_is_brought_nearer_and_loaded_from_the_begi
     assert load(bench, ahead=1000) == ["ok", "", str(NOW + 1000)]
 
 
+def test_a_load_that_is_requested_begins_at_the_beginning(bench: Bench) -> None:
+    load(bench)
+    loaded(bench, NOW + AHEAD, lease="")
+    assert bench.call("request_load") == "ok"
+    assert load(bench) == ["ok", "", HORIZON]
+    loaded(bench, NOW + AHEAD, lease="")
+    assert load(bench) == ["ok", HORIZON, HORIZON]
+
+
+def test_a_load_that_is_requested_during_another_follows_it(bench: Bench) -> None:
+    load(bench)
+    bench.call("request_load")
+    loaded(bench, NOW + AHEAD, lease="")
+    assert load(bench) == ["ok", "", HORIZON]
+
+
+def test_nobody_needs_to_ask_an_empty_redis_for_a_load(bench: Bench) -> None:
+    bench.call("request_load")
+    assert bench.meta() == {}
+
+
 def test_a_queue_that_claims_to_be_loaded_beyond_its_horizon_is_loaded_from_the_beginning(bench: Bench) -> None:
     load(bench)
     loaded(bench, NOW + AHEAD + 1, lease="")

@@ -62,14 +62,14 @@ def test_many_notifications_leave_one_token(bench: Bench) -> None:
 
 
 def test_tick_of_an_empty_redis_finds_nothing_but_itself(bench: Bench) -> None:
-    assert bench.call("tick") == ["1", None, None, None, None, None, None]
+    assert bench.call("tick") == ["1", None, None, None, None, None, None, None]
     assert bench.meta() == {"tick": "1"}
 
 
 def test_tick_returns_the_meta_and_grows(bench: Bench) -> None:
     bench.client.hset(bench.keys.meta, mapping={**META, "tick": "41"})
-    assert bench.call("tick") == ["42", "7", "6", "r", "p", "i", "9"]
-    assert bench.call("tick") == ["43", "7", "6", "r", "p", "i", "9"]
+    assert bench.call("tick") == ["42", "7", "6", "r", "p", "i", "9", None]
+    assert bench.call("tick") == ["43", "7", "6", "r", "p", "i", "9", None]
     assert bench.meta() == {**META, "tick": "43"}
 
 
@@ -77,7 +77,7 @@ def test_tick_keeps_a_healthy_queue_as_it_is(bench: Bench) -> None:
     bench.set({1: Delayed(NOW), 2: Ready(NOW)})
     bench.call("notify")
     bench.client.hset(bench.keys.meta, mapping=META)
-    assert bench.call("tick")[1:] == ["7", "6", "r", "p", "i", "9"]
+    assert bench.call("tick")[1:] == ["7", "6", "r", "p", "i", "9", None]
     assert bench.places() == {1: Delayed(NOW), 2: Ready(NOW)}
     assert bench.tokens() == 1
 
@@ -135,7 +135,7 @@ def test_a_duty_of_another_type_is_taken(bench: Bench) -> None:
     assert bench.client.get(bench.keys.duty) == b"w"
 
 
-@pytest.mark.parametrize("name", ["put", "remove", "take", "tick", "clear"])
+@pytest.mark.parametrize("name", ["put", "remove", "take", "tick", "clear", "request_load"])
 def test_the_queue_of_another_database_is_left_as_it_is(bench: Bench, name: str) -> None:
     bench.set({1: Delayed(NOW), 2: Ready(NOW)}, horizon=NOW + 1000)
     bench.client.hset(bench.keys.meta, mapping={"identity": "theirs", "tick": 5})
@@ -144,6 +144,7 @@ def test_the_queue_of_another_database_is_left_as_it_is(bench: Bench, name: str)
         "remove": {"rest": [1, 2]},
         "take": {"now": NOW, "limit": 5, "batch": 5, "within": 0},
         "tick": {},
+        "request_load": {},
         "clear": {"now": NOW, "seen": NOW, "rest": ["q"]},
     }
     before = {key: bench.client.dump(key) for key in bench.client.scan_iter()}
