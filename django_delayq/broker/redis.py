@@ -1,116 +1,29 @@
-"""The broker on Redis: sorted sets of ids, moved by Lua scripts."""
+"""The broker on Redis."""
 
 from __future__ import annotations
 
-import contextlib
-import re
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, wraps
-from itertools import chain
-from typing import Any, ClassVar, ParamSpec, TypeVar
-
-import redis
-from django.db import Error as DatabaseError
-from redis.exceptions import NoScriptError
+from functools import cached_property
+from typing import Any
 
 from ..core.bounds import PRIORITIES
 from ..core.clock import SECOND, us_to_tenths
-from ..core.exceptions import (
-    BrokerFull,
-    BrokerRubbish,
-    BrokerUnavailable,
-    ClusterBroker,
-    DelayqError,
-    ForeignBroker,
-)
-from ..core.record_clock import record_clock
-from ..project.conf import Settings
-from ..record.sql.rows import Ticket
+from ..core.exceptions import ForeignBroker
 from . import scripts, server_info
-from .base import (
-    IDS_PER_CALL,
-    DueQueue,
-    DueQueues,
-    Entry,
-    Meta,
-    Put,
-    QueueSize,
-    RedisPlace,
-    ServerInfo,
-    ServerRun,
-    Taken,
-)
-from .connection import connect
-from .keys import BAND, RANKS, Keys, keys, namespace
-from .listener import Listener
+from .base import IDS_PER_CALL, Entry, Meta, Put, QueueSize, RedisPlace, ServerInfo, ServerRun
+from .keys import BAND
 from .puts import PutConnections, SentPut
-from .scripted import ScriptConnections
+from .redis_errors import translated, translated_errors
+from .redis_source import RedisSource, whole
 
-# More ids than any queue has.
-MANY = 10**12
 # The number of members in one reply to a scan, roughly.
 SCAN_COUNT = 1000
 # The fields that scripts/tick.lua returns, and that ``read_meta`` reads, in this order.
 META_FIELDS = ("tick", "horizon", "loaded", "run_id", "replid", "identity", "loader_until", "requested")
-# The answers by which a Redis in cluster mode refuses keys.
-CLUSTER_ERRORS = (
-    redis.exceptions.MovedError,
-    redis.exceptions.AskError,
-    redis.exceptions.ClusterCrossSlotError,
-    redis.exceptions.ClusterDownError,
-)
-# What Redis says when a key, a score or a field is not what this package writes there.
-NOT_OURS = re.compile("WRONGTYPE|not an integer|not a valid float|overflow|attempt to")
-
-# Errors that stay what they are. Some calls read the identity of the database, which may not answer.
-OURS = (DelayqError, DatabaseError)
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
-@contextlib.contextmanager
-def translated_errors() -> Iterator[None]:
-    """Turn every error of Redis, its client and its answers into ``BrokerUnavailable`` or a kind of it.
-
-    An answer that is not what it should be raises anything: a server need not be Redis, and people write into keys.
-    """
-    try:
-        yield
-    except OURS:
-        raise
-    except Exception as error:
-        raise _translate(error) from error
-
-
-def _translated(method: Callable[P, R]) -> Callable[P, R]:
-    @wraps(method)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return method(*args, **kwargs)
-        except OURS:
-            raise
-        except Exception as error:
-            raise _translate(error) from error
-
-    return call
-
-
-def _translate(error: Exception) -> BrokerUnavailable:
-    if isinstance(error, CLUSTER_ERRORS):
-        return ClusterBroker()
-    kind: type[BrokerUnavailable] = BrokerUnavailable
-    if "used memory > 'maxmemory'" in str(error):
-        kind = BrokerFull
-    elif NOT_OURS.search(str(error)) or not isinstance(error, redis.RedisError | OSError):
-        kind = BrokerRubbish
-    return kind(f"{type(error).__name__}: {error}")
-
-
-class RedisBroker:
+class RedisBroker(RedisSource):
     """Implements ``Index``, and so ``Broker``; their docstrings say what each method does.
 
     ``timeout`` is in seconds, for connecting and for each answer. ``identity`` returns the identity of the caller's
@@ -118,54 +31,17 @@ class RedisBroker:
     the time by the record's clock, in seconds since 1970; the clock of the server is not used.
     """
 
-    claims_ahead: ClassVar[bool] = True
-    forgets_taken: ClassVar[bool] = True
-
-    def __init__(
-        self,
-        settings: Settings,
-        using: str,
-        *,
-        timeout: float,
-        identity: Callable[[], str] | None = None,
-        now: Callable[[], float] | None = None,
-    ) -> None:
-        self.settings = settings
-        self.namespace = namespace(settings.PREFIX, using)
-        self.timeout = timeout
-        self.identity = identity or (lambda: "")
-        self.now = now or record_clock(using).seconds
-        self._client: redis.Redis | None = None
-        self._listener: Listener | None = None
-        self._lock = threading.Lock()
-
-    @property
-    def client(self) -> redis.Redis:
-        """The client of redis-py, which connects on its first command."""
-        if self._client is None:
-            with self._lock:
-                if self._client is None:
-                    self._client = self._connect()
-        return self._client
-
-    def _connect(self) -> redis.Redis:
-        return connect(self.settings, timeout=self.timeout)
-
     @cached_property
     def _puts(self) -> PutConnections:
         return PutConnections(lambda: self.client.connection_pool)
 
-    @cached_property
-    def _scripted(self) -> ScriptConnections:
-        return ScriptConnections(lambda: self.client.connection_pool)
+    def close(self) -> None:
+        """Wait for the answers to all puts, and close all connections."""
+        if "_puts" in self.__dict__:
+            self._puts.close()
+        super().close()
 
-    def keys(self, queue: str) -> Keys:
-        """Return the keys of a queue."""
-        return keys(self.namespace, queue)
-
-    # --- Broker -------------------------------------------------------------------------------------------------------
-
-    @_translated
+    @translated
     def put(self, queue: str, entries: Sequence[Entry]) -> Put:
         """Put ids into the places for their due times."""
         return self._put({queue: entries}, "set")[queue]
@@ -183,7 +59,7 @@ class RedisBroker:
             found[queue] += _counts(answer, len(part))
         return found
 
-    @_translated
+    @translated
     def remove(self, queue: str, ids: Sequence[int]) -> None:
         """Forget ids."""
         k = self.keys(queue)
@@ -196,159 +72,7 @@ class RedisBroker:
             if answer == b"foreign":
                 raise ForeignBroker
 
-    @_translated
-    def take(self, queue: str, limit: int, within: float = 0.0, opened: Mapping[str, int] = {}) -> Taken:
-        """Take ids that are due, or fall due in a moment."""
-        answer = scripts.load("take")(self._scripted, self.keys(queue), **self._to_take(limit, within, opened))
-        return _taken(answer, self.now())
-
-    def _to_take(self, limit: int, within: float, opened: Mapping[str, int]) -> dict[str, Any]:
-        return {
-            "rest": [*chain.from_iterable((name, min(number, IDS_PER_CALL)) for name, number in opened.items())],
-            "now": self.now_tenths(),
-            "limit": min(limit, IDS_PER_CALL),
-            "batch": IDS_PER_CALL,
-            "within": int(within * SECOND),
-            "identity": self.identity(),
-        }
-
-    @_translated
-    def take_many(self, due: Sequence[DueQueue], limit: int, within: float = 0.0) -> dict[str, Taken]:
-        """Take ids of several queues in one round trip."""
-        calls = {}
-        for queue, ready, falling_due, opened in due:
-            share = min(limit, ready + falling_due + sum(opened.values()))
-            limit -= share
-            # A queue without any stands in the index too early. A take corrects that.
-            if share or falling_due or not ready:
-                calls[queue] = self._to_take(share, within, opened)
-        answers = self._call_many("take", [(self.keys(queue), call) for queue, call in calls.items()])
-        now = self.now()
-        return {queue: _taken(answer, now) for queue, answer in zip(calls, answers, strict=True)}
-
-    @_translated
-    def due_queues(
-        self, queues: Sequence[str] | None, within: float = 0.0, *, after: str = "", enough: int | None = None
-    ) -> DueQueues:
-        """Ask the index of queues."""
-        answer = scripts.load("due")(
-            self._scripted,
-            self.keys(""),
-            queues or (),
-            now=self.now_tenths(),
-            within=int(within * SECOND),
-            enough=MANY if enough is None else enough,
-            after=after,
-        )
-        next_due, more = answer[:2]
-        found = [
-            DueQueue(name.decode(), ready, due)
-            for name, ready, due in zip(answer[2::3], answer[3::3], answer[4::3], strict=True)
-        ]
-        return DueQueues(found, more, _until(next_due, self.now()))
-
-    def promote(self, queue: str) -> Taken:
-        """Make ids ready that have fallen due."""
-        return self.take(queue, 0)
-
-    @_translated
-    def park(self, queue: str, tickets: Sequence[Ticket], seconds: float) -> None:
-        """Put taken ids back with another due time."""
-        due_tenths = self.now_tenths() + int(seconds * SECOND)
-        self._put_back(queue, [(ticket.id, due_tenths + ticket.rank / RANKS, "") for ticket in tickets])
-
-    @_translated
-    def put_back(self, queue: str, tickets: Sequence[Ticket]) -> None:
-        """Put taken ids back into their former places."""
-        places: list[tuple[int, float | str, float | str]] = []
-        for ticket in tickets:
-            if not ticket.ready_tenths:
-                continue
-            if ticket.until > 0:
-                places.append((ticket.id, ticket.ready_tenths + ticket.rank / RANKS, ""))
-            else:
-                places.append((ticket.id, "", ticket.rank * BAND + ticket.ready_tenths))
-        self._put_back(queue, places)
-
-    def _put_back(self, queue: str, places: Sequence[tuple[int, float | str, float | str]]) -> None:
-        # As Python writes them: a double is exact with up to 17 digits.
-        rest = [repr(value) if isinstance(value, float) else value for place in places for value in place]
-        scripts.load("put_back")(self.client, self.keys(queue), rest)
-
-    @_translated
-    def stand_aside(self, queue: str, tickets: Mapping[str, Sequence[Ticket]]) -> None:
-        """Put taken ids aside by name."""
-        places = [
-            (ticket.id, ticket.rank * BAND + (ticket.ready_tenths or 0), name)
-            for name, some in tickets.items()
-            for ticket in some
-        ]
-        for start in range(0, len(places), IDS_PER_CALL):
-            rest = [*chain.from_iterable(places[start : start + IDS_PER_CALL])]
-            scripts.load("stand_aside")(self.client, self.keys(queue), rest)
-
-    @_translated
-    def asides(self) -> dict[str, dict[str, int]]:
-        """Return how many ids stand aside."""
-        found: dict[str, dict[str, int]] = {}
-        fields: Any = self.client.hgetall(self.keys("").asides)
-        for place, number in fields.items():
-            queue, _, name = place.decode(errors="replace").partition(":")
-            found.setdefault(queue, {})[name] = int(number)
-        return found
-
-    def exclusively(self) -> AbstractContextManager[object]:
-        """Do nothing: an id that was taken is no longer there for others."""
-        return nullcontext()
-
-    @_translated
-    def listen(self, queues: Sequence[str] | None, timeout: float) -> bool:
-        """Sleep until one of the queues is notified."""
-        if self._listener is None:
-            self._listener = Listener(self._connect)
-        return self._listener.listen([k.wake for k in self._woken(queues)], timeout)
-
-    def _woken(self, queues: Sequence[str] | None) -> list[Keys]:
-        """Return keys whose ``wake`` is what a worker of these queues listens to."""
-        if queues is None:
-            k = self.keys("")
-            return [replace(k, wake=k.wake_all)]
-        return [self.keys(queue) for queue in queues]
-
-    def stop_listening(self) -> None:
-        """Leave notifications to other processes."""
-        if self._listener is not None:
-            self._listener.stop()
-
-    def reset_listener(self) -> None:
-        """Have the next ``listen`` use a new connection."""
-        if self._listener is not None:
-            self._listener.reset()
-
-    def wake(self) -> None:
-        """End a ``listen`` of this process."""
-        if self._listener is not None:
-            self._listener.wake()
-
-    @_translated
-    def notify(self, queues: Sequence[str] | None) -> None:
-        """End a ``listen`` of any process."""
-        self._call_many("notify", [(k, {}) for k in self._woken(queues)])
-
-    def close(self) -> None:
-        """Wait for the answers to all puts, and close all connections."""
-        if self._listener is not None:
-            self._listener.close()
-        if "_puts" in self.__dict__:
-            self._puts.close()
-        if self._client is not None:
-            with contextlib.suppress(Exception):
-                self._client.close()
-                self._client.connection_pool.disconnect()
-
-    # --- Index --------------------------------------------------------------------------------------------------------
-
-    @_translated
+    @translated
     def put_nowait(self, queue: str, entries: Sequence[Entry]) -> bool:
         """Send a put without waiting for its answer."""
         k = self.keys(queue)
@@ -358,51 +82,30 @@ class RedisBroker:
             answered |= self._puts.put(SentPut(k, self.identity(), self.now_tenths(), some))
         return answered
 
-    @_translated
+    @translated
     def flush(self) -> None:
         """Wait for the answers to all puts of ``put_nowait``."""
         self._puts.flush()
 
-    @_translated
+    @translated
     def fill(self, entries: Mapping[str, Sequence[Entry]]) -> dict[str, Put]:
         """Add missing ids of several queues."""
         return self._put(entries, "fill")
 
-    @_translated
+    @translated
     def missing(self, entries: Mapping[str, Sequence[Entry]]) -> dict[str, list[int]]:
         """Return the ids that ``fill`` would put."""
         calls = [(self.keys(queue), {"rest": _flat(some)}) for queue, some in entries.items()]
         answers = self._call_many("missing", calls)
         return {queue: [int(pk) for pk in answer] for queue, answer in zip(entries, answers, strict=True)}
 
-    def _call_many(self, name: str, calls: Sequence[tuple[Keys, dict[str, Any]]]) -> list[Any]:
-        """Call a script several times in one round trip. Raise the first error when all have been answered."""
-        script = scripts.load(name)
-        answers = self._pipeline(script.command(k, **arguments) for k, arguments in calls)
-        unknown = [place for place, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
-        again = self._pipeline(
-            script.command(calls[place][0], in_full=not n, **calls[place][1]) for n, place in enumerate(unknown)
-        )
-        for place, answer in zip(unknown, again, strict=True):
-            answers[place] = answer
-        for answer in answers:
-            if isinstance(answer, Exception):
-                raise answer
-        return answers
-
-    def _pipeline(self, commands: Iterable[list[Any]]) -> list[Any]:
-        pipe = self.client.pipeline(transaction=False)
-        for command in commands:
-            pipe.execute_command(*command)
-        return pipe.execute(raise_on_error=False)
-
-    @_translated
+    @translated
     def read_meta(self) -> Meta:
         """Read the meta."""
         fields: Any = self.client.hmget(self.keys("").meta, META_FIELDS)
         return _meta(self.now_tenths(), fields)
 
-    @_translated
+    @translated
     def tick(self) -> Meta:
         """Count one more tick, and return the meta."""
         identity = self.identity()
@@ -412,13 +115,13 @@ class RedisBroker:
             raise ForeignBroker
         return meta
 
-    @_translated
+    @translated
     def request_load(self) -> None:
         """Have a worker load everything again."""
         if scripts.load("request_load")(self.client, self.keys(""), identity=self.identity()) == b"foreign":
             raise ForeignBroker
 
-    @_translated
+    @translated
     def clear(self, queues: Sequence[str], seen_tenths: int) -> bool:
         """Delete our keys."""
         k, terms = self.keys(""), {"now": self.now_tenths(), "seen": seen_tenths, "identity": self.identity()}
@@ -427,7 +130,7 @@ class RedisBroker:
             raise ForeignBroker
         return bool(word == b"ok")
 
-    @_translated
+    @translated
     def load(
         self,
         *,
@@ -457,7 +160,7 @@ class RedisBroker:
             return None
         return (int(begin) if begin else None), int(horizon)
 
-    @_translated
+    @translated
     def loaded(self, *, worker: str, upto_tenths: int | None, lease: float | None) -> bool:
         """Record how far a load has come."""
         word = scripts.load("loaded")(
@@ -470,7 +173,7 @@ class RedisBroker:
         )
         return bool(word == b"ok")
 
-    @_translated
+    @translated
     def hold_duty(self, duty: str, worker: str, lease: float | None) -> bool:
         """Take a duty, go on with it, or give it up."""
         milliseconds = "" if lease is None else int(lease * 1000)
@@ -478,7 +181,7 @@ class RedisBroker:
         named = replace(k, duty=f"{k.duty}:{duty}")
         return bool(scripts.load("duty")(self.client, named, worker=worker, lease=milliseconds))
 
-    @_translated
+    @translated
     def server(self) -> ServerRun:
         """Ask the server for its identity."""
         # One command for three sections: a worker asks every few seconds.
@@ -490,16 +193,12 @@ class RedisBroker:
             is_cluster=bool(info.get("cluster_enabled")),
         )
 
-    @_translated
+    @translated
     def server_info(self) -> ServerInfo:
         """Ask the server about itself."""
         return server_info.read(self.client)
 
-    def now_tenths(self) -> int:
-        """Return the time by the record's clock."""
-        return int(self.now() * SECOND)
-
-    @_translated
+    @translated
     def size(self, queue: str) -> QueueSize:
         """Count the ids of a queue."""
         k = self.keys(queue)
@@ -510,7 +209,7 @@ class RedisBroker:
         delayed, ready, aside = pipe.execute()
         return QueueSize(delayed, ready + aside)
 
-    @_translated
+    @translated
     def places(self, queue: str, ids: Sequence[int]) -> list[RedisPlace]:
         """Find where each of these ids is."""
         k = self.keys(queue)
@@ -534,7 +233,7 @@ class RedisBroker:
                 )
         return found
 
-    @_translated
+    @translated
     def rank(self, queue: str, pk: int) -> int | None:
         """Count the ready ids that are taken before this one."""
         found: Any = self.client.zrank(self.keys(queue).ready, str(pk))
@@ -549,7 +248,7 @@ class RedisBroker:
                 with translated_errors():
                     answer: Any = scan(key, cursor, count=SCAN_COUNT)
                     cursor, members = answer
-                    batch = _whole([*dict(members)])
+                    batch = whole([*dict(members)])
                 if batch:
                     yield batch
                 if int(cursor) == 0:
@@ -562,33 +261,6 @@ def _flat(entries: Sequence[Entry]) -> list[int]:
     for pk, due_us, priority in entries:
         flat += (pk, us_to_tenths(due_us), PRIORITIES[1] - priority)
     return flat
-
-
-def _taken(answer: Sequence[Any], now: float) -> Taken:
-    """Parse the answer of scripts/take.lua, which came at a time by the record's clock (seconds)."""
-    if answer[0] == b"foreign":
-        raise ForeignBroker
-    moved, left, next_due, other, any_aside = answer[:5]
-    tickets = []
-    numbers = _whole(answer[5:])
-    for member, score in zip(numbers[::2], numbers[1::2], strict=True):
-        rank, ready_tenths = divmod(score, BAND)
-        tickets.append(Ticket(member, ready_tenths, rank, ready_tenths / SECOND - now))
-    behind = moved == IDS_PER_CALL
-    return Taken(tickets, left, _until(next_due, now), behind, _until(other, now), bool(any_aside))
-
-
-def _until(tenths: bytes, now: float) -> float | None:
-    """Return in how many seconds a due tenth comes; None when a script found none."""
-    return max(0.0, float(tenths) / SECOND - now) if tenths else None
-
-
-def _whole(found: Sequence[bytes]) -> list[int]:
-    """Return ids and scores as numbers. Raises ``ValueError`` when one is not ours: no column could hold it."""
-    numbers = list(map(int, found))
-    if numbers and not 0 <= min(numbers) <= max(numbers) < 2**63:
-        raise ValueError("an id or a score that is out of range")
-    return numbers
 
 
 def _counts(answer: Sequence[Any], entries: int) -> Put:

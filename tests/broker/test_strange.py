@@ -183,7 +183,7 @@ def test_rubbish_in_the_meta_is_told_and_is_gone_after_a_clear(
 
 
 def test_every_method_of_a_broker_is_tried_here() -> None:
-    public = {name for name in vars(RedisBroker) if not name.startswith("_") and callable(getattr(RedisBroker, name))}
+    public = {name for name in dir(RedisBroker) if not name.startswith("_") and callable(getattr(RedisBroker, name))}
     without_redis = {"keys", "close", "wake", "exclusively", "stop_listening", "reset_listener", "flush", "now_tenths"}
     assert {name.split(" ")[0] for name in METHODS} == public - without_redis - {"client", "claims_ahead"}
 

@@ -169,7 +169,7 @@ def test_the_documented_rights_are_exactly_the_commands_that_are_used() -> None:
         broker = RedisBroker(conf.parse({"REDIS": url_of(server)})[0], "default", timeout=2.0)
         methods = every_method(broker)
         silent = {"keys", "close", "wake", "exclusively", "stop_listening", "reset_listener", "client", "now_tenths"}
-        public = {name for name in vars(RedisBroker) if not name.startswith("_") and name not in silent}
+        public = {name for name in dir(RedisBroker) if not name.startswith("_") and name not in silent}
         assert set(methods) == public - {"claims_ahead", "forgets_taken"}
         client.config_resetstat()
         for call in methods.values():

@@ -749,7 +749,7 @@ MUTANTS = [
     ),
     mutant(
         "broker that takes any number for a score",
-        ("django_delayq/broker/redis.py", "if numbers and not 0 <= min", "if False and not 0 <= min"),
+        ("django_delayq/broker/redis_source.py", "if numbers and not 0 <= min", "if False and not 0 <= min"),
     ),
     mutant(
         "child of a handler that is not known to be one",
@@ -902,7 +902,7 @@ MUTANTS = [
     mutant(
         "strange answer of a server raised as it is",
         (
-            "django_delayq/broker/redis.py",
+            "django_delayq/broker/redis_errors.py",
             "if isinstance(error, CLUSTER_ERRORS):",
             "if not isinstance(error, (redis.RedisError, OSError)):\n    raise error\nif isinstance(error, ()):",
         ),

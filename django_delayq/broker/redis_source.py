@@ -1,0 +1,276 @@
+"""What workers take from Redis: sorted sets of ids, moved by Lua scripts."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import cached_property
+from itertools import chain
+from typing import Any, ClassVar
+
+import redis
+from redis.exceptions import NoScriptError
+
+from ..core.clock import SECOND
+from ..core.exceptions import ForeignBroker
+from ..core.record_clock import record_clock
+from ..project.conf import Settings
+from ..record.sql.rows import Ticket
+from . import scripts
+from .base import IDS_PER_CALL, DueQueue, DueQueues, Taken
+from .connection import connect
+from .keys import BAND, RANKS, Keys, keys, namespace
+from .listener import Listener
+from .redis_errors import translated
+from .scripted import ScriptConnections
+
+# More ids than any queue has.
+MANY = 10**12
+
+
+class RedisSource:
+    """The part of the broker on Redis that workers take from. ``RedisBroker`` says what it is made of."""
+
+    claims_ahead: ClassVar[bool] = True
+    forgets_taken: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        settings: Settings,
+        using: str,
+        *,
+        timeout: float,
+        identity: Callable[[], str] | None = None,
+        now: Callable[[], float] | None = None,
+    ) -> None:
+        self.settings = settings
+        self.namespace = namespace(settings.PREFIX, using)
+        self.timeout = timeout
+        self.identity = identity or (lambda: "")
+        self.now = now or record_clock(using).seconds
+        self._client: redis.Redis | None = None
+        self._listener: Listener | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def client(self) -> redis.Redis:
+        """The client of redis-py, which connects on its first command."""
+        if self._client is None:
+            with self._lock:
+                if self._client is None:
+                    self._client = self._connect()
+        return self._client
+
+    def _connect(self) -> redis.Redis:
+        return connect(self.settings, timeout=self.timeout)
+
+    @cached_property
+    def _scripted(self) -> ScriptConnections:
+        return ScriptConnections(lambda: self.client.connection_pool)
+
+    def keys(self, queue: str) -> Keys:
+        """Return the keys of a queue."""
+        return keys(self.namespace, queue)
+
+    def now_tenths(self) -> int:
+        """Return the time by the record's clock."""
+        return int(self.now() * SECOND)
+
+    def _call_many(self, name: str, calls: Sequence[tuple[Keys, dict[str, Any]]]) -> list[Any]:
+        """Call a script several times in one round trip. Raise the first error when all have been answered."""
+        script = scripts.load(name)
+        answers = self._pipeline(script.command(k, **arguments) for k, arguments in calls)
+        unknown = [place for place, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
+        again = self._pipeline(
+            script.command(calls[place][0], in_full=not n, **calls[place][1]) for n, place in enumerate(unknown)
+        )
+        for place, answer in zip(unknown, again, strict=True):
+            answers[place] = answer
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        return answers
+
+    def _pipeline(self, commands: Iterable[list[Any]]) -> list[Any]:
+        pipe = self.client.pipeline(transaction=False)
+        for command in commands:
+            pipe.execute_command(*command)
+        return pipe.execute(raise_on_error=False)
+
+    @translated
+    def take(self, queue: str, limit: int, within: float = 0.0, opened: Mapping[str, int] = {}) -> Taken:
+        """Take ids that are due, or fall due in a moment."""
+        answer = scripts.load("take")(self._scripted, self.keys(queue), **self._to_take(limit, within, opened))
+        return _taken(answer, self.now())
+
+    def _to_take(self, limit: int, within: float, opened: Mapping[str, int]) -> dict[str, Any]:
+        return {
+            "rest": [*chain.from_iterable((name, min(number, IDS_PER_CALL)) for name, number in opened.items())],
+            "now": self.now_tenths(),
+            "limit": min(limit, IDS_PER_CALL),
+            "batch": IDS_PER_CALL,
+            "within": int(within * SECOND),
+            "identity": self.identity(),
+        }
+
+    @translated
+    def take_many(self, due: Sequence[DueQueue], limit: int, within: float = 0.0) -> dict[str, Taken]:
+        """Take ids of several queues in one round trip."""
+        calls = {}
+        for queue, ready, falling_due, opened in due:
+            share = min(limit, ready + falling_due + sum(opened.values()))
+            limit -= share
+            # A queue without any stands in the index too early. A take corrects that.
+            if share or falling_due or not ready:
+                calls[queue] = self._to_take(share, within, opened)
+        answers = self._call_many("take", [(self.keys(queue), call) for queue, call in calls.items()])
+        now = self.now()
+        return {queue: _taken(answer, now) for queue, answer in zip(calls, answers, strict=True)}
+
+    @translated
+    def due_queues(
+        self, queues: Sequence[str] | None, within: float = 0.0, *, after: str = "", enough: int | None = None
+    ) -> DueQueues:
+        """Ask the index of queues."""
+        answer = scripts.load("due")(
+            self._scripted,
+            self.keys(""),
+            queues or (),
+            now=self.now_tenths(),
+            within=int(within * SECOND),
+            enough=MANY if enough is None else enough,
+            after=after,
+        )
+        next_due, more = answer[:2]
+        found = [
+            DueQueue(name.decode(), ready, due)
+            for name, ready, due in zip(answer[2::3], answer[3::3], answer[4::3], strict=True)
+        ]
+        return DueQueues(found, more, _until(next_due, self.now()))
+
+    def promote(self, queue: str) -> Taken:
+        """Make ids ready that have fallen due."""
+        return self.take(queue, 0)
+
+    @translated
+    def park(self, queue: str, tickets: Sequence[Ticket], seconds: float) -> None:
+        """Put taken ids back with another due time."""
+        due_tenths = self.now_tenths() + int(seconds * SECOND)
+        self._put_back(queue, [(ticket.id, due_tenths + ticket.rank / RANKS, "") for ticket in tickets])
+
+    @translated
+    def put_back(self, queue: str, tickets: Sequence[Ticket]) -> None:
+        """Put taken ids back into their former places."""
+        places: list[tuple[int, float | str, float | str]] = []
+        for ticket in tickets:
+            if not ticket.ready_tenths:
+                continue
+            if ticket.until > 0:
+                places.append((ticket.id, ticket.ready_tenths + ticket.rank / RANKS, ""))
+            else:
+                places.append((ticket.id, "", ticket.rank * BAND + ticket.ready_tenths))
+        self._put_back(queue, places)
+
+    def _put_back(self, queue: str, places: Sequence[tuple[int, float | str, float | str]]) -> None:
+        # As Python writes them: a double is exact with up to 17 digits.
+        rest = [repr(value) if isinstance(value, float) else value for place in places for value in place]
+        scripts.load("put_back")(self.client, self.keys(queue), rest)
+
+    @translated
+    def stand_aside(self, queue: str, tickets: Mapping[str, Sequence[Ticket]]) -> None:
+        """Put taken ids aside by name."""
+        places = [
+            (ticket.id, ticket.rank * BAND + (ticket.ready_tenths or 0), name)
+            for name, some in tickets.items()
+            for ticket in some
+        ]
+        for start in range(0, len(places), IDS_PER_CALL):
+            rest = [*chain.from_iterable(places[start : start + IDS_PER_CALL])]
+            scripts.load("stand_aside")(self.client, self.keys(queue), rest)
+
+    @translated
+    def asides(self) -> dict[str, dict[str, int]]:
+        """Return how many ids stand aside."""
+        found: dict[str, dict[str, int]] = {}
+        fields: Any = self.client.hgetall(self.keys("").asides)
+        for place, number in fields.items():
+            queue, _, name = place.decode(errors="replace").partition(":")
+            found.setdefault(queue, {})[name] = int(number)
+        return found
+
+    def exclusively(self) -> AbstractContextManager[object]:
+        """Do nothing: an id that was taken is no longer there for others."""
+        return nullcontext()
+
+    @translated
+    def listen(self, queues: Sequence[str] | None, timeout: float) -> bool:
+        """Sleep until one of the queues is notified."""
+        if self._listener is None:
+            self._listener = Listener(self._connect)
+        return self._listener.listen([k.wake for k in self._woken(queues)], timeout)
+
+    def _woken(self, queues: Sequence[str] | None) -> list[Keys]:
+        """Return keys whose ``wake`` is what a worker of these queues listens to."""
+        if queues is None:
+            k = self.keys("")
+            return [replace(k, wake=k.wake_all)]
+        return [self.keys(queue) for queue in queues]
+
+    def stop_listening(self) -> None:
+        """Leave notifications to other processes."""
+        if self._listener is not None:
+            self._listener.stop()
+
+    def reset_listener(self) -> None:
+        """Have the next ``listen`` use a new connection."""
+        if self._listener is not None:
+            self._listener.reset()
+
+    def wake(self) -> None:
+        """End a ``listen`` of this process."""
+        if self._listener is not None:
+            self._listener.wake()
+
+    @translated
+    def notify(self, queues: Sequence[str] | None) -> None:
+        """End a ``listen`` of any process."""
+        self._call_many("notify", [(k, {}) for k in self._woken(queues)])
+
+    def close(self) -> None:
+        """Close all connections."""
+        if self._listener is not None:
+            self._listener.close()
+        if self._client is not None:
+            with contextlib.suppress(Exception):
+                self._client.close()
+                self._client.connection_pool.disconnect()
+
+
+def _taken(answer: Sequence[Any], now: float) -> Taken:
+    """Parse the answer of scripts/take.lua, which came at a time by the record's clock (seconds)."""
+    if answer[0] == b"foreign":
+        raise ForeignBroker
+    moved, left, next_due, other, any_aside = answer[:5]
+    tickets = []
+    numbers = whole(answer[5:])
+    for member, score in zip(numbers[::2], numbers[1::2], strict=True):
+        rank, ready_tenths = divmod(score, BAND)
+        tickets.append(Ticket(member, ready_tenths, rank, ready_tenths / SECOND - now))
+    behind = moved == IDS_PER_CALL
+    return Taken(tickets, left, _until(next_due, now), behind, _until(other, now), bool(any_aside))
+
+
+def _until(tenths: bytes, now: float) -> float | None:
+    """Return in how many seconds a due tenth comes; None when a script found none."""
+    return max(0.0, float(tenths) / SECOND - now) if tenths else None
+
+
+def whole(found: Sequence[bytes]) -> list[int]:
+    """Return ids and scores as numbers. Raises ``ValueError`` when one is not ours: no column could hold it."""
+    numbers = list(map(int, found))
+    if numbers and not 0 <= min(numbers) <= max(numbers) < 2**63:
+        raise ValueError("an id or a score that is out of range")
+    return numbers
