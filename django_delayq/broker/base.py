@@ -189,7 +189,7 @@ class QueueSize:
 
 
 class Broker(Protocol):
-    """The methods that delivery needs. Redis implements them, and so does the database.
+    """What a worker takes from, and gives back to: Redis, or the database.
 
     Each method may be called again when its answer was lost, and by any number of processes at once. Each raises
     ``BrokerUnavailable`` when the broker does not answer, its subclass ``BrokerRubbish`` when it answers nonsense, and
@@ -204,9 +204,6 @@ class Broker(Protocol):
 
     def put(self, queue: str, entries: Sequence[Entry]) -> Put:
         """Put ids into the places for their due times, wherever they are."""
-
-    def remove(self, queue: str, ids: Sequence[int]) -> None:
-        """Forget ids. This saves a look-up later; the claim refuses finished messages anyway."""
 
     def take(self, queue: str, limit: int, within: float = 0.0, opened: Mapping[str, int] = {}) -> Taken:
         """Take up to ``limit`` ids that are due, best priority first, then ids that fall due within ``within`` seconds.
@@ -257,9 +254,6 @@ class Broker(Protocol):
     def stop_listening(self) -> None:
         """Leave notifications to other processes until the next ``listen``."""
 
-    def reset_listener(self) -> None:
-        """Have the next ``listen`` use a new connection. Any thread may call this after the broker did not answer."""
-
     def wake(self) -> None:
         """End a ``listen`` in another thread of this process, or the next one."""
 
@@ -269,15 +263,21 @@ class Broker(Protocol):
         None: of one process that listens to all queues.
         """
 
-    def close(self) -> None:
-        """Close all connections."""
-
 
 class Index(Broker, Protocol):
-    """A broker that has to be filled and can lose ids: Redis.
+    """A broker that holds ids, so that it has to be filled and can lose some: Redis.
 
     These methods serve the publisher, the loader, the sweeper, the restore, the consistency check and the console.
     """
+
+    def remove(self, queue: str, ids: Sequence[int]) -> None:
+        """Forget ids. This saves a look-up later; the claim refuses finished messages anyway."""
+
+    def reset_listener(self) -> None:
+        """Have the next ``listen`` use a new connection. Any thread may call this after the broker did not answer."""
+
+    def close(self) -> None:
+        """Close all connections."""
 
     def put_nowait(self, queue: str, entries: Sequence[Entry]) -> bool:
         """Send a put without waiting for its answer. Return whether an earlier put turned out to have succeeded.

@@ -39,9 +39,6 @@ class DatabaseBroker:
         """Report all entries as present: the rows hold them."""
         return Put(present=len(entries))
 
-    def remove(self, queue: str, ids: Sequence[int]) -> None:
-        """Do nothing: the row says that the message is not scheduled any more."""
-
     def take(self, queue: str, limit: int, within: float = 0.0, opened: Mapping[str, int] = {}) -> Taken:
         """Find rows that are due. ``within`` and ``opened`` are ignored: a query finds nothing early or aside."""
         topics, closed = list(self.topics()), admission.full(self.using)
@@ -115,15 +112,9 @@ class DatabaseBroker:
     def stop_listening(self) -> None:
         """Do nothing: there are no notifications."""
 
-    def reset_listener(self) -> None:
-        """Do nothing: there is no connection that listens."""
-
     def wake(self) -> None:
         """End a ``listen``, or the next one."""
         self._woken.set()
 
     def notify(self, queues: Sequence[str] | None) -> None:
         """Do nothing: other processes poll."""
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to close."""

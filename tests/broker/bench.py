@@ -70,6 +70,11 @@ class Bench:
         self.broker.put(self.queue, [Entry.at(row.id, row.due_at, 0) for row in rows])
         return [row.id for row in rows]
 
+    def remove(self, ids: list[int]) -> None:
+        """Have a broker that holds ids forget these."""
+        if isinstance(self.broker, RedisBroker):
+            self.broker.remove(QUEUE, ids)
+
     def take(self, limit: int = 100, *, queue: str = QUEUE) -> list[int]:
         """Take without a claim; returns the ids."""
         return [ticket.id for ticket in self.broker.take(queue, limit).tickets]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from django_delayq.broker.base import Broker
+from django_delayq.broker.redis import RedisBroker
 from testproject.servers import RedisServer
 
 from .bench import Bench, database_broker, redis_broker
@@ -25,7 +26,8 @@ def make_broker(request: pytest.FixtureRequest, transactional_db: None) -> Itera
 
     yield make
     for broker in made:
-        broker.close()
+        if isinstance(broker, RedisBroker):
+            broker.close()
 
 
 @pytest.fixture(scope="module")

@@ -135,8 +135,8 @@ def test_a_message_put_twice_is_delivered_once(bench: Bench) -> None:
 def test_a_removed_message_is_taken_at_most_in_vain(bench: Bench) -> None:
     id_, other = bench.schedule(), bench.schedule()
     transitions.cancel("default", [id_])
-    bench.broker.remove(QUEUE, [id_])
-    bench.broker.remove(QUEUE, [id_])
+    bench.remove([id_])
+    bench.remove([id_])
     assert [row.id for row in bench.deliver()] == [other]
 
 
@@ -216,6 +216,6 @@ def test_a_wake_before_the_listen_is_kept_and_used_once(bench: Bench) -> None:
 
 def test_more_than_a_thousand_are_put_removed_and_taken(bench: Bench) -> None:
     ids = bench.schedule_many(1_100)
-    bench.broker.remove(QUEUE, ids[:1_050])
+    bench.remove(ids[:1_050])
     transitions.cancel("default", ids[:1_050])
     assert sorted(row.id for row in bench.deliver(1000)) == ids[1_050:]

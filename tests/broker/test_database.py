@@ -20,13 +20,10 @@ def test_methods_without_an_effect_cost_no_query(django_assert_num_queries: Djan
     with django_assert_num_queries(0):
         broker.promote(QUEUE)
         broker.put(QUEUE, [])
-        broker.remove(QUEUE, [1])
         broker.park(QUEUE, [Ticket(1)], 1.0)
         broker.put_back(QUEUE, [Ticket(1)])
         broker.notify([QUEUE])
         broker.stop_listening()
-        broker.reset_listener()
-        broker.close()
 
 
 @pytest.fixture

@@ -349,6 +349,8 @@ def test_a_publisher_that_failed_has_all_loaded_again_once_when_redis_is_back(
     away: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(publisher, "RETRY_AFTER", 0.0)
+    with redis.Redis(port=away.port) as client:
+        client.flushall()
     with closing(redis_broker(away.url)) as broker:
         soon()
         assert broker.read_meta().loaded_tenths is not None
@@ -356,8 +358,12 @@ def test_a_publisher_that_failed_has_all_loaded_again_once_when_redis_is_back(
         for _ in range(3):
             soon()
         away.thaw()
-        soon()
-        assert broker.read_meta().is_requested
+
+        def is_requested() -> bool:
+            soon()
+            return broker.read_meta().is_requested
+
+        eventually(is_requested, "a load is asked for")
         assert broker.read_meta().loaded_tenths is None
         server, owner = broker.server(), broker.read_meta().identity
         begun = broker.load(ahead=600, worker="w", lease=10, identity=owner, server=server, lost=False)
