@@ -894,7 +894,10 @@ MUTANTS = [
         "take from the queue of another database",
         (f"{LUA}/take.lua", "if is_foreign(meta, identity) then", "if false then"),
     ),
-    mutant("keys of another type left", (f"{LUA}/clear.lua", 'redis.call("UNLINK", base', 'redis.call("EXISTS", base')),
+    mutant(
+        "keys of another type left",
+        (f"{LUA}/clear.lua", 'redis.call("UNLINK", base ..', 'redis.call("EXISTS", base ..'),
+    ),
     mutant(
         "Redis that flaps used at once",
         (f"{WORKER}/parts/broker_switch.py", "or time.monotonic() < self._held_until", ""),
