@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from types import FunctionType
 from typing import Any
 
 import pytest
 from django.core.checks import run_checks
+from django.test import override_settings
 
 from django_delayq import handler
 from django_delayq.core.exceptions import InvalidMessage
@@ -111,6 +113,22 @@ def test_a_wrong_declaration_is_found_by_the_system_check(code: Code, options: d
     assert found.hint
     assert "declare.<locals>.handle" in found.msg
     assert words in found.msg
+
+
+def test_one_wrong_setting_is_told_once_by_the_system_check(code: Code) -> None:
+    declare(every="1h")
+    declare(every="2h", topic="t.other")
+    with override_settings(DELAYQ={"LEASE": -1}):
+        assert [found.id for found in run_checks(tags=["delayq"])] == ["delayq.E003"]
+
+
+def test_one_missing_package_is_told_once_by_the_system_check(code: Code, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cronsim", None)
+    declare("0 3 * * *")
+    declare("0 4 * * *", topic="t.other")
+    [found] = run_checks(tags=["delayq"])
+    assert "cronsim" in found.msg
+    assert "install what is missing" in str(found.hint)
 
 
 def test_a_function_that_is_no_handler_is_found_by_the_system_check(code: Code) -> None:

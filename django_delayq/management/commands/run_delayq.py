@@ -12,12 +12,12 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import BaseCommand, CommandError, CommandParser, SystemCheckError
 from django.db import Error as DatabaseError
 from django.db import connections
 from django.utils import autoreload
 
-from ... import __version__, extensions
+from ... import __version__, extensions, middleware
 from ...broker import check_settings, describe
 from ...core import values
 from ...core.worker_options import Options
@@ -58,6 +58,14 @@ class Command(BaseCommand):
             super().run_from_argv(argv)
         finally:
             output.drop_unwritten()
+
+    def check(self, *args: Any, **options: Any) -> None:
+        """Run the system checks of the project. Raises ``SystemCheckError`` with the exit code of wrong settings."""
+        try:
+            super().check(*args, **options)
+        except SystemCheckError as error:
+            error.returncode = common.MISCONFIGURED
+            raise
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
         epilog = "Apps add options of their own, which there are only while the app is in INSTALLED_APPS."
@@ -127,6 +135,7 @@ class Command(BaseCommand):
             )
         with common.errors_as_exit_codes():
             check_settings()
+            middleware.chain()
         using = common.database(options)
         name = options["worker_name"]
         try:
