@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.settings import *  # noqa: F403
+from tests.settings import TASKS
 
-TASKS = {"default": {"BACKEND": "tests.contrib.tasks.contract.backends.Inspectable", "QUEUES": []}}
+TASKS = {**TASKS, "default": {"BACKEND": "tests.contrib.tasks.contract.backends.Inspectable", "QUEUES": []}}
 LOGGING = {"version": 1, "disable_existing_loggers": False, "loggers": {"django_delayq": {"level": "CRITICAL"}}}
