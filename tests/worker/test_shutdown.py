@@ -19,14 +19,15 @@ from tests.support.record_of import effects_per_message, log_of, once_each, stat
 from tests.support.workers import eventually
 
 BOTH = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+ALL = pytest.mark.parametrize("number", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"])
 
 
-@BOTH
-def test_the_first_signal_lets_the_running_handler_finish(start: Start, gate: Gate, number: signal.Signals) -> None:
+@ALL
+def test_the_first_signal_lets_the_running_handler_finish(start: Start, gate: Gate, number: str) -> None:
     worker = start("--threads", "1")
     running = schedule_message("t.gate", gate.payload)
     eventually(lambda: gate.begun(running.pk), "the handler begins")
-    worker.send(number)
+    worker.send(signal.Signals[number])
     worker.wait_for("takes no more messages")
     waiting = schedule_message("t.effect")
     gate.open()
@@ -108,17 +109,39 @@ def test_the_second_signal_ends_at_once(start: Start, gate: Gate, number: signal
     assert log_of(message)[-1].reason == "worker was shut down"
 
 
-def test_a_signal_to_the_whole_group_ends_it_in_order(start: Start, gate: Gate) -> None:
+@pytest.mark.parametrize("number", ["SIGINT", "SIGHUP", "SIGQUIT"])
+def test_a_signal_to_the_whole_group_ends_it_in_order(start: Start, gate: Gate, number: str) -> None:
     worker = start("--processes", "2")
     worker.wait_for_children(2)
     message = schedule_message("t.gate", gate.payload)
     eventually(lambda: gate.begun(message.pk), "the handler begins")
-    worker.send_all(signal.SIGINT)
+    worker.send_all(signal.Signals[number])
     worker.wait_for("Stopping")
     gate.open()
     assert worker.wait() == 0
     assert "Traceback" not in worker.log
     wait_until(message, State.CONSUMED)
+
+
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"])
+def test_once_ends_in_order_at_the_first_signal(start: Start, gate: Gate, number: str) -> None:
+    running = schedule_message("t.gate", gate.payload)
+    worker = start("--once", "--threads", "1")
+    eventually(lambda: gate.begun(running.pk), "the handler begins")
+    worker.send(signal.Signals[number])
+    gate.open()
+    assert worker.wait() == 0
+    assert worker.lines[-1] == "1 delivered"
+
+
+def test_a_worker_that_ignores_the_end_of_its_terminal_goes_on(start: Start) -> None:
+    worker = start(prefix="nohup")
+    worker.wait_for_children(1)
+    worker.send_all(signal.SIGHUP)
+    wait_until(schedule_message("t.ok"), State.CONSUMED)
+    worker.send(signal.SIGTERM)
+    assert worker.wait() == 0
+    assert worker.count("died") == 0
 
 
 def test_a_signal_during_the_start_is_not_lost(start: Start) -> None:

@@ -17,7 +17,9 @@ from tests.support.record_of import wait_until, wait_until_all
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
 
-SIGNALS = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+SIGNALS = pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=["SIGTERM", "SIGINT", "SIGHUP"]
+)
 
 
 @pytest.fixture(params=["worker", "once"])

@@ -204,9 +204,7 @@ class Command(BaseCommand):
         process = OnceProcess(options)
         former = {}
         if threading.current_thread() is threading.main_thread():
-            former = {
-                number: signal.signal(number, lambda *_: process.stop()) for number in (signal.SIGTERM, signal.SIGINT)
-            }
+            former = {number: signal.signal(number, lambda *_: process.stop()) for number in plain_signals.CAUGHT}
             plain_signals.switch(on=True)
         try:
             process.run()

@@ -10,8 +10,13 @@ import os
 import signal
 import threading
 
-# The signals that a worker catches.
-CAUGHT = (signal.SIGTERM, signal.SIGINT)
+# The signals that a worker catches, and that end it in order. The last two: unless the project catches them, or the one
+# who starts the worker has them ignored, as ``nohup`` does.
+CAUGHT = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    *(number for number in (signal.SIGHUP, signal.SIGQUIT) if signal.getsignal(number) is signal.SIG_DFL),
+)
 
 _are_on = False
 

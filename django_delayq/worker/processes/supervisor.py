@@ -232,9 +232,10 @@ class Supervisor:
         code = 1
         try:
             signal.set_wakeup_fd(-1)
-            # Ctrl-C reaches the whole group: the parent decides what to do. The signal is caught because an ignored
-            # one would stay ignored in the programs that handlers start.
-            signal.signal(signal.SIGINT, lambda *_: None)
+            # What a terminal sends reaches the whole group: the parent decides what to do. The signals are caught
+            # because ignored ones would stay ignored in the programs that handlers start.
+            for number in plain_signals.CAUGHT:
+                signal.signal(number, lambda *_: None)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.close(self._alive_write)
             process = WorkerProcess(self.options, self.quarantine_lock, page)
@@ -383,7 +384,7 @@ class Supervisor:
 
     @contextlib.contextmanager
     def _handling_signals(self) -> Iterator[None]:
-        """Count SIGTERM and SIGINT while the loop runs: the first ends in order, the second at once.
+        """Count the signals that end a worker while the loop runs: the first ends in order, the second at once.
 
         Also as PID 1, which has no default handlers.
         """
@@ -395,7 +396,7 @@ class Supervisor:
                 for child in list(self.children.values()):
                     child.send(signal.SIGTERM)
 
-        former = {number: signal.signal(number, count) for number in (signal.SIGTERM, signal.SIGINT)}
+        former = {number: signal.signal(number, count) for number in plain_signals.CAUGHT}
         former[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
         former_fd = signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         try:
