@@ -277,7 +277,7 @@ def topic_name(text: str) -> str:
     return checked(validation.topic, text)
 
 
-def database(options: dict[str, Any]) -> str:
+def database(options: Mapping[str, Any]) -> str:
     """Return the database alias of the messages.
 
     Raises ``CommandError`` for one that cannot keep any, and for one to which this process would commit nothing.

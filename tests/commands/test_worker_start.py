@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
-from tests.support.workers import Worker
+from tests.support.workers import ROOT, Worker
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
 
@@ -25,3 +27,26 @@ def test_a_wrong_setting_ends_it_with_exit_code_78(
         assert worker.wait() == 78
     assert worker.count(words.replace("[", r"\[").replace("]", r"\]")) == 1
     assert worker.count("Traceback") == 0
+
+
+# What gevent does to a process, as far as a worker notices it.
+PATCHED = """
+import select, sys
+
+def wait(*arguments):
+    raise AssertionError("nothing waits under a patch")
+
+wait.__module__ = "gevent.select"
+select.select = wait
+from django.core.management import execute_from_command_line
+
+execute_from_command_line(sys.argv)
+"""
+
+
+@pytest.mark.parametrize("arguments", [[], ["--once"]], ids=["worker", "once"])
+def test_a_patched_standard_library_is_refused_in_words(arguments: list[str]) -> None:
+    command = [sys.executable, "-c", PATCHED, "run_delayq", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (78, "")
+    assert done.stderr.startswith("CommandError: gevent has patched the standard library of this process")

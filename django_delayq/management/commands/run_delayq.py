@@ -6,6 +6,7 @@ import argparse
 import atexit
 import logging
 import os
+import select
 import signal
 import sys
 import threading
@@ -15,7 +16,6 @@ from typing import Any, TextIO
 from django.core.management.base import BaseCommand, CommandError, CommandParser, SystemCheckError
 from django.db import Error as DatabaseError
 from django.db import connections
-from django.utils import autoreload
 
 from ... import __version__, extensions, middleware
 from ...broker import check_settings, describe
@@ -31,7 +31,7 @@ from ...worker.parts.connections import leave_pools
 from ...worker.parts.lifetime import in_megabytes, resident_memory
 from ...worker.parts.reporting import log_whole_errors
 from ...worker.parts.roles import all_roles
-from ...worker.processes import output, plain_signals
+from ...worker.processes import output, plain_signals, reloading
 from ...worker.processes.once import OnceProcess
 from ...worker.processes.process import WorkerProcess
 from ...worker.processes.supervisor import Supervisor
@@ -127,59 +127,24 @@ class Command(BaseCommand):
         common.add_database(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        if not hasattr(os, "fork"):
-            raise CommandError(
-                "run_delayq needs Linux, macOS or another POSIX system, also with --once; "
-                "on Windows, run it in WSL or in a container.",
-                returncode=common.MISCONFIGURED,
-            )
+        _check_interpreter()
         with common.errors_as_exit_codes():
             check_settings()
             middleware.chain()
-        using = common.database(options)
-        name = options["worker_name"]
-        try:
-            name = name and values.word(name, 60)
-        except ValueError as error:
-            raise CommandError(f"--worker-name {error}", returncode=common.USAGE) from None
-        added = {option: value for option in extensions.worker_options() if (value := options[option.name]) is not None}
-        if added and options["once"]:
-            flags = ", ".join(option.flag for option in added)
-            raise CommandError(f"{flags}: only for a worker that stays; leave out --once", returncode=common.USAGE)
+        chosen = _chosen(options)
+        added = _added(options)
         _check_lifetimes(options)
-        queues, weights = _queues(options["queue"])
-        chosen = Options(
-            using=using,
-            queues=queues,
-            weights=weights,
-            processes=options["processes"] or default_processes(using),
-            threads=options["threads"],
-            async_concurrency=options["async_concurrency"],
-            roles=options["roles"],
-            max_messages=options["max_messages"],
-            max_runtime=options["max_runtime"],
-            max_tasks_per_child=options["max_tasks_per_child"],
-            max_memory_per_child=options["max_memory_per_child"],
-            graceful_timeout=options["graceful_timeout"],
-            name=name,
-            heartbeat_file=options["heartbeat_file"],
-        )
-        if options["once"] and connections[using].in_atomic_block:
-            raise CommandError(
-                "run_delayq --once delivers in threads of its own, which do not see what this transaction has written. "
-                "In a test, deliver with django_delayq.testing: delayq.drain().",
-                returncode=common.USAGE,
-            )
+        _check_once(chosen, once=options["once"])
         _ensure_logging(options["verbosity"])
         if options["verbosity"] > 1:
             log_whole_errors()
         if not options["once"]:
             leave_pools()
-        _check_tables(using)
+        _check_tables(chosen.using)
         if options["once"]:
             self._once(chosen)
         elif options["reload"]:
-            autoreload.run_with_reloader(self._inline, chosen, added)
+            reloading.run(self._inline, chosen, added)
         else:
             self._banner(chosen)
             _begin(chosen, added)
@@ -232,6 +197,72 @@ class Command(BaseCommand):
             process.run()
         finally:
             ended.set()
+
+
+def _check_interpreter() -> None:
+    """Raise ``CommandError`` where no worker can run, or where nothing could stop one."""
+    if not hasattr(os, "fork"):
+        raise CommandError(
+            "run_delayq needs Linux, macOS or another POSIX system, also with --once; "
+            "on Windows, run it in WSL or in a container.",
+            returncode=common.MISCONFIGURED,
+        )
+    for function, home in ((select.select, "select"), (threading.get_ident, "_thread")):
+        if function.__module__ != home:
+            raise CommandError(
+                f"{function.__module__.partition('.')[0]} has patched the standard library of this process, and nothing"
+                " could stop a worker in it: start run_delayq without that patch. Worker processes have real threads,"
+                " and an event loop for async handlers.",
+                returncode=common.MISCONFIGURED,
+            )
+
+
+def _chosen(options: Mapping[str, Any]) -> Options:
+    """Return the options of the worker. Raises ``CommandError`` for those that cannot be."""
+    using = common.database(options)
+    queues, weights = _queues(options["queue"])
+    return Options(
+        using=using,
+        queues=queues,
+        weights=weights,
+        processes=options["processes"] or default_processes(using),
+        threads=options["threads"],
+        async_concurrency=options["async_concurrency"],
+        roles=options["roles"],
+        max_messages=options["max_messages"],
+        max_runtime=options["max_runtime"],
+        max_tasks_per_child=options["max_tasks_per_child"],
+        max_memory_per_child=options["max_memory_per_child"],
+        graceful_timeout=options["graceful_timeout"],
+        name=_name(options["worker_name"]),
+        heartbeat_file=options["heartbeat_file"],
+    )
+
+
+def _name(given: str) -> str:
+    try:
+        return given and values.word(given, 60)
+    except ValueError as error:
+        raise CommandError(f"--worker-name {error}", returncode=common.USAGE) from None
+
+
+def _added(options: Mapping[str, Any]) -> dict[WorkerOption, Any]:
+    """Return the options of extensions that were given, with their values."""
+    added = {option: value for option in extensions.worker_options() if (value := options[option.name]) is not None}
+    if added and options["once"]:
+        flags = ", ".join(option.flag for option in added)
+        raise CommandError(f"{flags}: only for a worker that stays; leave out --once", returncode=common.USAGE)
+    return added
+
+
+def _check_once(options: Options, *, once: bool) -> None:
+    """Raise ``CommandError`` if the threads of ``--once`` would not see what this one has written."""
+    if once and connections[options.using].in_atomic_block:
+        raise CommandError(
+            "run_delayq --once delivers in threads of its own, which do not see what this transaction has written. "
+            "In a test, deliver with django_delayq.testing: delayq.drain().",
+            returncode=common.USAGE,
+        )
 
 
 def _begin(options: Options, added: Mapping[WorkerOption, Any]) -> None:
