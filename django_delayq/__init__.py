@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from .core.verdicts import Verdict
     from .project.answers import Reject, RetryLater
     from .project.message_options import MessageDict, MessageOptions, OnConflict
+    from .project.process_start import worker_started
     from .project.registry import Delivered, HandlerFunction, RegisteredHandler, handler
     from .record.transitions import Answer
 
@@ -71,6 +72,7 @@ _HOMES = {
     ),
     "api.pausing": ("apause_queue", "aresume_queue", "pause_queue", "resume_queue"),
     "project.message_options": ("MessageDict", "MessageOptions", "OnConflict"),
+    "project.process_start": ("worker_started",),
     "project.registry": ("Delivered", "HandlerFunction", "RegisteredHandler", "handler"),
     "core.retry": ("RetryPolicy",),
     "api.scheduling": (
@@ -105,6 +107,7 @@ __all__ = [  # noqa: RUF022  grouped by purpose
     "Verdict",
     "OnConflict",
     "handler",
+    "worker_started",
     "Delivered",
     "HandlerFunction",
     "RegisteredHandler",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from django_delayq.project import registry
+from django_delayq.project import process_start, registry
 from testproject.shop.models import Order
 
 from .blocks import DOCS, run_python
@@ -18,8 +18,9 @@ Run = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def free_topics() -> Iterator[None]:
+def free_topics(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Examples may register handlers for topics that the test's apps have; theirs come back after the test."""
+    monkeypatch.setattr(process_start, "_functions", {})
     former = dict(registry._handlers)
     registry._handlers.clear()
     yield

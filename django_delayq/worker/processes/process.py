@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from ...core.worker_options import Options
 from ...extensions import Service
-from ...project import registry
+from ...project import process_start, registry
 from ...worker.parts.roles import all_roles
 from ..parts import connections
 from ..parts.begun_page import BegunPage
@@ -128,6 +128,13 @@ class WorkerProcess:
 
     def run(self, watch: Callable[[], bool] = lambda: False) -> int:
         """Work until stopped, or until ``watch``, called twice a second or more, returns True. Return the exit code."""
+        with process_start.in_process():
+            # A function may have left a connection dirty.
+            connections.after_task()
+            self._work(watch)
+        return self.code
+
+    def _work(self, watch: Callable[[], bool]) -> None:
         self.recorder.start()
         self.pool.start()
         for runner in self.runners:
@@ -142,7 +149,6 @@ class WorkerProcess:
             if watch() or self._is_over() or self._is_broken():
                 break
         self._shut_down()
-        return self.code
 
     def _is_over(self) -> bool:
         """Return whether ``--max-messages`` or ``--max-runtime`` is reached, or this process was replaced."""

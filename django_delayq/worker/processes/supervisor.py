@@ -8,6 +8,7 @@ import logging
 import os
 import select
 import signal
+import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -99,6 +100,17 @@ def _collect_less_often() -> None:
         gc.set_threshold(YOUNG_OBJECTS, *older)
 
 
+def _warn_of_threads() -> None:
+    """Log the names of threads that the worker processes will lack: only the thread that forks goes on in a child."""
+    lost = [thread.name for thread in threading.enumerate() if thread is not threading.current_thread()]
+    if lost:
+        logger.warning(
+            "These threads were started while the project was loaded, and do not run in the worker processes: %s. "
+            "Unless a library starts them again after a fork, start them in a function with @worker_started",
+            ", ".join(lost),
+        )
+
+
 class Supervisor:
     """The parent process of ``run_delayq``. Signal handlers only count signals and pass them on."""
 
@@ -128,6 +140,7 @@ class Supervisor:
         # it.
         gc.collect()
         gc.freeze()
+        _warn_of_threads()
         with self._handling_signals():
             self._loop()
         self._release_claims(final=True)

@@ -10,6 +10,8 @@ import queue
 import threading
 import time
 import traceback
+from collections.abc import Coroutine
+from concurrent.futures import Future
 from functools import partial
 from importlib.util import find_spec
 from sys import _current_frames
@@ -20,6 +22,7 @@ from asgiref.sync import sync_to_async
 from ... import signals
 from ...core import actors
 from ...extensions import Service
+from ...project import process_start
 from ..parts.begun_page import BegunPage
 from ..parts.delivery import Delivery
 from ..parts.reporting import report_delivered
@@ -46,6 +49,8 @@ PACE_INTERVAL = 0.02
 LATE = 0.02
 # A loop that missed an appointment by this time is blocked, and nothing is claimed for it. Seconds.
 BLOCKED = 0.1
+# The end of the loop waits so long for functions with ``@worker_started``. Seconds.
+END_TIME = 5.0
 # Lines of a blocked task's stack in the log.
 STACK_LINES = 5
 
@@ -71,18 +76,20 @@ class EventLoop(Lane):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sync_calls: SyncCalls | None = None
         self._stopping = False
+        # Done when the loop may run handlers, or with the error of a function of the project.
+        self._begun: Future[None] = Future()
         self._context = contextvars.Context()
         self.thread = threading.Thread(target=self._serve, name="delayq-event-loop", daemon=True)
         self.members = [self.thread]
 
     def start(self) -> None:
-        """Make the event loop, and start its thread."""
+        """Make the event loop, and start its thread. Raises what a function with ``@worker_started`` raises there."""
         loop = _new_event_loop()
         self._sync_calls = SyncCalls(loop, self._sync_threads)
         self._is_woken = True
-        loop.call_soon(self._begin_queued)
         self._loop = loop
         super().start()
+        self._begun.result()
 
     def stop(self) -> None:
         """End the loop. Tasks that still run are left where they are: their process ends."""
@@ -90,6 +97,8 @@ class EventLoop(Lane):
         if self._loop is not None and not self._loop.is_closed():
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._loop.stop)
+        if not self._tasks:
+            self.thread.join(END_TIME)
 
     def put(self, delivery: Delivery) -> None:
         """Have a held delivery begin on the loop as soon as there is a place."""
@@ -132,15 +141,30 @@ class EventLoop(Lane):
         with actors.acting_as(self._actor):
             self._context = contextvars.copy_context()
             asyncio.set_event_loop(self._loop)
+            around = process_start.on_loop()
+            try:
+                self._complete(around.__aenter__())
+            except BaseException as error:  # noqa: BLE001
+                self._begun.set_exception(error)
+                return
+            self._begun.set_result(None)
+            self._loop.call_soon(self._begin_queued)
             while not self._stopping:
                 try:
                     self._loop.run_forever()
                 except BaseException:
                     # asyncio lets SystemExit and KeyboardInterrupt of a task that a handler started through.
                     logger.exception("A task that a handler started tried to end the worker; the worker goes on")
+            if not self._tasks:
+                self._complete(around.__aexit__(None, None, None))
         self._sync_calls.stop()
         if not self._tasks:
             self._loop.close()
+
+    def _complete(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Run a coroutine to its end while no handler runs. Handlers begin with what it sets in context variables."""
+        assert self._loop is not None
+        self._loop.run_until_complete(self._loop.create_task(work, context=self._context))
 
     def _begin_queued(self) -> None:
         self._is_woken = False
