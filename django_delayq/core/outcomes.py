@@ -9,14 +9,12 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import NamedTuple
 
+from .bounds import CLASS_LENGTH, KIND_LENGTH
+
 # Characters that are kept of a reason or of an error.
 TEXT_LIMIT = 4_000
 # Characters that are kept of a traceback.
 TRACEBACK_LIMIT = 16_000
-# Characters that are kept of the kind of an error.
-KIND_LENGTH = 200
-# Characters of the path of an exception's class.
-CLASS_LENGTH = 200
 
 # The parts that differ between like failures: quoted text, addresses, ids, numbers.
 _VARYING = re.compile(

@@ -11,7 +11,7 @@ from django.db.models import Case, Exists, ExpressionWrapper, F, OuterRef, Q, Wh
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from ..core import bounds, limits, outcomes, states
+from ..core import bounds, limits, states
 from ..core.states import State as _State
 from .fields import UTCDateTimeField
 
@@ -160,7 +160,7 @@ class Message(_Record):
     cancel_requested = models.BooleanField(_("cancel requested"), default=False)
     # The kind of the last error (outcomes.error_kind): the same for like failures, so that they can be counted and
     # found.
-    error = models.CharField(_("error"), max_length=outcomes.KIND_LENGTH, default="", db_default="", blank=True)
+    error = models.CharField(_("error"), max_length=bounds.KIND_LENGTH, default="", db_default="", blank=True)
     # The value that the handler returned, if the handler keeps its results. Written with the success.
     result = models.JSONField(_("result"), null=True, blank=True)
 
@@ -364,7 +364,7 @@ class _Move(_Record):
     error = models.TextField(_("error"), default="")
     traceback = models.TextField(_("traceback"), default="")
     # The class of what the handler raised, with its module (outcomes.class_path).
-    exception = models.CharField(_("exception"), max_length=outcomes.CLASS_LENGTH, default="", db_default="")
+    exception = models.CharField(_("exception"), max_length=bounds.CLASS_LENGTH, default="", db_default="")
 
     class Meta:
         abstract = True

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from django_delayq.core.outcomes import KIND_LENGTH, error_kind
+from django_delayq.core.bounds import KIND_LENGTH
+from django_delayq.core.outcomes import error_kind
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,6 @@ class Supervisor:
         """Supervise until a signal or a limit ends the work. Return the exit code for the shell."""
         # The children share the memory of what is loaded now; their garbage collectors neither write to it nor search
         # it.
-        gc.collect()
         gc.freeze()
         _warn_of_threads()
         with self._handling_signals():
