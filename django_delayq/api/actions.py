@@ -399,8 +399,10 @@ def _find(using: str, topic: str, key: str | None, *, finished: bool) -> int | N
 def _apply_to_queryset(
     action: Action, queryset: QuerySet[Message], using: str | None, times: DueTimes, reason: str
 ) -> Counter[Verdict]:
-    # Use only an alias that the caller has named: a router may have chosen a replica for reading.
-    using = using or getattr(queryset, "_db", None) or router.db_for_write(Message)
+    refuse_others(queryset)
+    # One that locks is asked for the alias that the caller has named, or else for that of the router for writing: its
+    # alias for reading may be a replica.
+    using = using or queryset.select_for_update().db
     ids = selected(queryset.using(using))
     counts: Counter[Verdict] = Counter()
     for answers in action.apply_in_batches(using, ids, times=times, reason=reason):
@@ -414,16 +416,25 @@ def selected(queryset: QuerySet[Message]) -> array[int]:
     An action reads its selection once, before it begins: its own moves may change what the queryset finds. A million
     ids take 8 MB. Raises ``InvalidMessage`` for a queryset that does not stand for messages.
     """
+    refuse_others(queryset)
+    return array("q", sorted(set(queryset.values_list("pk", flat=True))))
+
+
+def refuse_others(queryset: QuerySet[Message]) -> None:
+    """Raise ``InvalidMessage`` for a queryset that does not stand for messages."""
     if queryset.model._meta.concrete_model is not Message:
         raise InvalidMessage(f"not a queryset of messages: it is one of {queryset.model.__name__}")
     if queryset.query.combinator:
         raise InvalidMessage(
             f"not a plain queryset: it is a {queryset.query.combinator}; give its messages by their ids"
         )
-    # Django keeps the columns that values(), values_list() and dates() name here.
-    if getattr(queryset, "_fields", None) is not None:
-        raise InvalidMessage("not a queryset of messages: it finds values; leave out values() and values_list()")
-    return array("q", sorted(set(queryset.values_list("pk", flat=True))))
+    try:
+        queryset.only("pk")
+    except TypeError:
+        # Django refuses that after values(), values_list() and dates().
+        raise InvalidMessage(
+            "not a queryset of messages: it finds values; leave out values() and values_list()"
+        ) from None
 
 
 # --- the same for async code ------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from itertools import islice
 from typing import Any, Unpack
 
 from django.db import IntegrityError, router
-from django.db.models.base import ModelState
 
 from .. import middleware, signals
 from ..broker import publisher
@@ -273,13 +272,14 @@ def _scheduled(using: str, written: Iterable[tuple[NewMessage, Inserted]]) -> li
 
 
 # The fields of a message before it gets its own values.
+_State = type(Message()._state)
 _BLANK = {field.attname: field.get_default() for field in Message._meta.concrete_fields if field.attname != "headers"}
 
 
 def _message(using: str, new: NewMessage, inserted: Inserted) -> Message:
     """Make the object as if its row had been read. The constructor would take longer than everything else here."""
     message = Message.__new__(Message)
-    state = ModelState()
+    state = _State()
     state.adding, state.db = False, using
     values = message.__dict__
     values.update(_BLANK)

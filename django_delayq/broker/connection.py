@@ -3,7 +3,7 @@
 redis-py 8 by default waits 5 s and sends a command again up to ten times. A producer must not keep a web request
 waiting that long, and a worker can take messages from the database meanwhile.
 
-This is also the only module that uses private attributes of redis-py: ``_like``, ``_with_timeouts`` and ``socket_of``.
+This is also the only module that uses private attributes of redis-py, in ``_with_timeouts`` and ``socket_of``.
 """
 
 from __future__ import annotations
@@ -147,11 +147,10 @@ def is_closed(raw: Any) -> bool:
         return True
 
 
-def socket_of(raw: Any) -> socket.socket:
-    """Return the socket of a connection.
+def socket_of(raw: Any) -> socket.socket | None:
+    """Return the socket of a connection; None where redis-py keeps it elsewhere.
 
     redis-py has no public way to it. ``can_read`` waits for one connection only, and the listener has to wait for a
     pipe at the same time.
     """
-    found: socket.socket = raw._sock
-    return found
+    return getattr(raw, "_sock", None)

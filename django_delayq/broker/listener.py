@@ -17,6 +17,9 @@ from .connection import is_closed, socket_of
 # A connection on which no token came for this long may have been dropped by the network without notice. Seconds.
 MAX_LISTENING = 60.0
 
+# The longest wait where redis-py does not show the socket of a connection. Seconds.
+LOOK_INTERVAL = 0.05
+
 
 class Listener:
     """Waits for a token in one of several lists. One thread listens; any thread may call ``wake`` and ``reset``.
@@ -61,11 +64,17 @@ class Listener:
             self._connection.send_command("BLPOP", *lists, 0)
             self._lists = lists
             self._sent_at = time.monotonic()
-        readable = wait_readable([self._read, socket_of(self._connection)], max(0.0, timeout))
+        answer = socket_of(self._connection)
+        if answer is None:
+            # The answer cannot be waited for beside the pipe: the caller looks for it again and again.
+            timeout, answers = min(timeout, LOOK_INTERVAL), []
+        else:
+            answers = [answer]
+        readable = wait_readable([self._read, *answers], max(0.0, timeout))
         if self._read in readable:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._read, 4096)
-        if socket_of(self._connection) in readable or self._connection.can_read(0):
+        if answer in readable or self._connection.can_read(0):
             self._connection.read_response()
             self._lists = ()
             return True

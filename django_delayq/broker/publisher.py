@@ -165,8 +165,8 @@ def put_on_commit(using: str, queue: str, entries: list[Entry], *, new: bool = F
         return
     # Many messages in one transaction become one call. A batch grows while it is the last callback registered, with the
     # same savepoints, so that a rollback drops the batch exactly when it drops each of the rows.
-    if connection.run_on_commit:
-        savepoints, last = connection.run_on_commit[-1][:2]
+    if waiting := getattr(connection, "run_on_commit", None):
+        savepoints, last = waiting[-1][:2]
         batch = getattr(last, "delayq_batch", None)
         if batch is not None and batch[:2] == (queue, new) and savepoints == set(connection.savepoint_ids):
             batch[2].extend(entries)

@@ -22,9 +22,12 @@ def on_commit(using: str, function: Callable[[], None]) -> None:
     if not is_manual(connection):
         transaction.on_commit(function, using=using, robust=True)
         return
-    vars(function)["delayq_manual"] = True
     # A rollback empties this list, and the end of the connection does.
-    hooks: list[Any] = connection.run_on_commit
+    hooks: list[Any] | None = getattr(connection, "run_on_commit", None)
+    if hooks is None:
+        # The sweep finds what Redis does not learn of.
+        return
+    vars(function)["delayq_manual"] = True
     hooks.append((set(connection.savepoint_ids), function, True))
     _watch(connection)
 

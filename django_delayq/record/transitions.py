@@ -470,7 +470,7 @@ def reap(
 def drop_leases(using: str) -> None:
     """Delete the leases of deliveries that have ended."""
     running = Message.objects.filter(pk=OuterRef("message_id"), deliveries=OuterRef("delivery"), state=State.RUNNING)
-    Lease.objects.using(using).filter(~Exists(running))._raw_delete(using)
+    Lease.objects.using(using).filter(~Exists(running)).delete()
 
 
 def release_worker(

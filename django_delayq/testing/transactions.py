@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from functools import cache, update_wrapper, wraps
 from typing import Any
 
-from django.db import connections
+from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..record.sql.sessions import breaks_by_errors, is_failed
@@ -65,8 +65,14 @@ def notice_calls() -> None:
 
 def is_in_own_transaction(connection: BaseDatabaseWrapper) -> bool:
     """Return whether a transaction is open that is not the one in which ``TestCase`` wraps each test."""
-    blocks: list[Any] = vars(connection)["atomic_blocks"]
-    return bool(blocks) and not blocks[-1]._from_testcase
+    if not connection.in_atomic_block:
+        return False
+    try:
+        # Django refuses a durable block in every other transaction. This one does nothing.
+        with transaction.atomic(using=connection.alias, savepoint=False, durable=True):
+            return False
+    except RuntimeError:
+        return True
 
 
 def call_on_commit_functions() -> None:

@@ -14,7 +14,7 @@ import pytest
 import redis
 from django.utils import timezone
 
-from django_delayq.broker import describe
+from django_delayq.broker import describe, listener
 from django_delayq.broker.base import Entry, Meta, Put
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.core.exceptions import BrokerUnavailable, ForeignBroker
@@ -88,6 +88,19 @@ def test_a_message_due_now_ends_a_listen_in_another_process(
         assert waiting.result(timeout=100) is True
     assert time.monotonic() - began < 100
     assert [ticket.id for ticket in worker.take(QUEUE, 5).tickets] == [1]
+
+
+def test_tokens_and_wakes_come_also_where_redis_py_hides_its_socket(
+    brokers: tuple[RedisBroker, RedisBroker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "socket_of", lambda raw: None)
+    worker, producer = brokers
+    assert worker.listen([QUEUE], 0) is False
+    producer.put(QUEUE, [entry(1)])
+    eventually(lambda: worker.listen([QUEUE], 300), "the token comes")
+    assert [ticket.id for ticket in worker.take(QUEUE, 5).tickets] == [1]
+    worker.wake()
+    assert worker.listen([QUEUE], 300) is False
 
 
 def test_a_message_due_earlier_than_the_earliest_ends_a_listen_and_a_later_one_does_not(

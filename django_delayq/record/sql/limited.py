@@ -145,7 +145,7 @@ class PortableLimits:
         self._drop(Place.objects.using(self.using))
 
     def _drop(self, places: QuerySet[Place]) -> None:
-        places.filter(~self._runs())._raw_delete(self.using)
+        places.filter(~self._runs()).delete()
 
     @staticmethod
     def _runs() -> Exists:
@@ -154,4 +154,4 @@ class PortableLimits:
         )
 
     def drop_rates(self) -> None:
-        Rate.objects.using(self.using).filter(full_at__lt=clock(self.using))._raw_delete(self.using)
+        Rate.objects.using(self.using).filter(full_at__lt=clock(self.using)).delete()
