@@ -179,6 +179,6 @@ def register() -> None:
 
 
 def _findings(using: str, workers: WorkerList) -> Iterator[Finding]:
-    from . import findings
+    from . import diagnosis
 
-    return findings.find(using, workers)
+    return diagnosis.find(using, workers)

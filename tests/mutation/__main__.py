@@ -384,11 +384,11 @@ MUTANTS = [
     ),
     mutant(
         "scheduler that counts as alive for ever",
-        (f"{RECURRING}/findings.py", "filter(seen_at__gt=since).exists()", "exists()"),
+        (f"{RECURRING}/diagnosis.py", "filter(seen_at__gt=since).exists()", "exists()"),
     ),
     mutant(
         "schedule that nobody advances and nobody reports",
-        (f"{RECURRING}/findings.py", "since=BEHIND_AFTER", "since=timedelta(days=1)"),
+        (f"{RECURRING}/diagnosis.py", "since=BEHIND_AFTER", "since=timedelta(days=1)"),
     ),
     mutant(
         "time that comes twice when the clocks are put back",

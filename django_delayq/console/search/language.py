@@ -23,7 +23,7 @@ from ...core.states import FINAL, LIVE, State
 from ...models import Message
 from ...record import admission
 from ...record.sql.expressions import UnderLimits
-from ..statements.values import Scalar
+from ..statements.shapes import Scalar
 from . import periods
 from .payloads import PayloadHas
 

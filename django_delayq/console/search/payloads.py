@@ -8,7 +8,7 @@ from django.db.models import BooleanField, Case, F, Func, IntegerField, JSONFiel
 from django.db.models.lookups import LessThanOrEqual
 
 from ..statements import console_statements
-from ..statements.values import Scalar
+from ..statements.shapes import Scalar
 
 
 class PayloadHas(Func):

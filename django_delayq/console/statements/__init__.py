@@ -9,7 +9,7 @@ from typing import Protocol
 from django.db import connections
 
 from ...record.sql.sessions import TooSlow, statement_timeout
-from .values import DueCount, DueRange, RollupKey, RollupWindow, Scalar, StepCounts, Vacuum
+from .shapes import DueCount, DueRange, RollupKey, RollupWindow, Scalar, StepCounts, Vacuum
 
 __all__ = ["ConsoleStatements", "TooSlow", "console_statements", "statement_timeout"]
 

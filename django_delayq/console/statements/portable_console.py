@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from django.db import connections
 
 from ..models import Rollup
-from .values import DueCount, DueRange, RollupKey, RollupWindow, Scalar, StepCounts, Vacuum
+from .shapes import DueCount, DueRange, RollupKey, RollupWindow, Scalar, StepCounts, Vacuum
 
 # Rollups in one statement: SQLite takes some 32,000 parameters.
 ROLLUPS_PER_STATEMENT = 500

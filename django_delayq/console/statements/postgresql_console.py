@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from ...record.sql.sessions import own_transaction
 from .portable_console import PortableConsole
-from .values import Scalar, Vacuum
+from .shapes import Scalar, Vacuum
 
 
 class PostgreSQLConsole(PortableConsole):

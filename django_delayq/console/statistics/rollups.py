@@ -19,7 +19,7 @@ from ...record.sql.rows import Claimed, Moved
 from ...signals import MessageFacts
 from ..models import Rollup
 from ..statements import console_statements
-from ..statements.values import RollupKey
+from ..statements.shapes import RollupKey
 
 logger = logging.getLogger("django_delayq")
 

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 from ..models import Rollup
 from ..statements import console_statements
-from ..statements.values import RollupWindow
+from ..statements.shapes import RollupWindow
 from . import steps
 
 

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from ...inspector.numbers import NONE, Capped, capped, total
 from ...inspector.snapshot import overdue_cutoff
 from ..statements import console_statements
-from ..statements.values import DueRange
+from ..statements.shapes import DueRange
 from . import steps
 
 # Rows that are counted in each bar, shared by the queues. PostgreSQL estimates the number of a bar that has more.

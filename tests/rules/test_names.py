@@ -1,0 +1,32 @@
+"""Each name has one meaning: no two modules and no two classes of the package share one."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import django_delayq
+
+PACKAGE = Path(django_delayq.__file__).parent
+FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if path.parent.name != "migrations"]
+# Django looks for these in each app.
+DJANGOS_MODULES = {"__init__", "admin", "apps", "checks", "models"}
+DJANGOS_CLASSES = {"Command", "Meta"}
+
+
+def shared(names: Iterable[str]) -> set[str]:
+    return {name for name, count in Counter(names).items() if count > 1}
+
+
+def test_no_two_modules_share_a_name() -> None:
+    # Tables may have the name of what works with their rows.
+    modules = [path.stem for path in FILES if path.parent.name != "models"]
+    assert shared(modules) <= DJANGOS_MODULES
+
+
+def test_no_two_classes_share_a_name() -> None:
+    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in FILES)
+    nodes = (node for tree in trees for node in ast.walk(tree))
+    assert shared(node.name for node in nodes if isinstance(node, ast.ClassDef)) <= DJANGOS_CLASSES
