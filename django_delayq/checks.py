@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -40,49 +40,42 @@ def errors(problems: Sequence[conf.Problem]) -> list[checks.CheckMessage]:
 
 def check_project(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[checks.CheckMessage]:
     """Check the rest of the project's settings: ``delayq.E005`` to ``E008``, ``E010`` and ``E012``."""
-    found: list[checks.CheckMessage] = []
+    settings, _problems = conf.parse(conf.given())
+    return [*_check_times(), *_check_middleware(settings), *_check_redis(settings)]
+
+
+def _check_times() -> Iterator[checks.CheckMessage]:
     if not django_settings.USE_TZ:
-        found.append(
-            checks.Error("USE_TZ is off.", hint="Due times need time zones: set USE_TZ = True.", id="delayq.E005")
-        )
+        yield checks.Error("USE_TZ is off.", hint="Due times need time zones: set USE_TZ = True.", id="delayq.E005")
     # Imported here: the models are not ready when the app registers its checks.
     from .models import Message
 
     using = router.db_for_write(Message)
     if keeps_ambiguous_times(using):
-        found.append(
-            checks.Error(
-                f"DATABASES[{using!r}]['TIME_ZONE'] makes {vendor_name(using)} keep times without an offset from UTC.",
-                hint="Remove TIME_ZONE before the first message is scheduled: then all times are kept in UTC.",
-                id="delayq.E010",
-            )
+        yield checks.Error(
+            f"DATABASES[{using!r}]['TIME_ZONE'] makes {vendor_name(using)} keep times without an offset from UTC.",
+            hint="Remove TIME_ZONE before the first message is scheduled: then all times are kept in UTC.",
+            id="delayq.E010",
         )
-    settings, _problems = conf.parse(conf.given())
-    found += _check_middleware(settings)
+
+
+def _check_redis(settings: conf.Settings) -> Iterator[checks.CheckMessage]:
     if settings.REDIS is None:
-        return found
-    if "://" in settings.REDIS:
-        if not _is_redis_url(settings.REDIS):
-            found.append(
-                checks.Error(
-                    "DELAYQ['REDIS'] is not a Redis URL.",
-                    hint="It begins with redis://, rediss:// or unix://.",
-                    id="delayq.E006",
-                )
-            )
-            return found
-    elif not _is_django_redis(settings.REDIS):
-        found.append(
-            checks.Error(
-                f"DELAYQ['REDIS'] names {settings.REDIS!r}, which is not a django-redis cache.",
-                hint="Add it to CACHES with BACKEND 'django_redis.cache.RedisCache', or write a Redis URL.",
-                id="delayq.E007",
-            )
+        return
+    if "://" in settings.REDIS and not _is_redis_url(settings.REDIS):
+        yield checks.Error(
+            "DELAYQ['REDIS'] is not a Redis URL.",
+            hint="It begins with redis://, rediss:// or unix://.",
+            id="delayq.E006",
         )
-        return found
-    if why := broker.problem(settings):
-        found.append(checks.Error("DELAYQ['REDIS'] is impossible.", hint=why, id="delayq.E008"))
-    return found
+    elif "://" not in settings.REDIS and not _is_django_redis(settings.REDIS):
+        yield checks.Error(
+            f"DELAYQ['REDIS'] names {settings.REDIS!r}, which is not a django-redis cache.",
+            hint="Add it to CACHES with BACKEND 'django_redis.cache.RedisCache', or write a Redis URL.",
+            id="delayq.E007",
+        )
+    elif why := broker.problem(settings):
+        yield checks.Error("DELAYQ['REDIS'] is impossible.", hint=why, id="delayq.E008")
 
 
 def check_database(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[checks.CheckMessage]:
@@ -131,15 +124,13 @@ def _keeps_messages(key: Any) -> bool:
     return key.db_constraint and key.model._meta.managed and key.remote_field.on_delete not in FOLLOWED
 
 
-def _check_middleware(settings: conf.Settings) -> list[checks.CheckMessage]:
-    found: list[checks.CheckMessage] = []
+def _check_middleware(settings: conf.Settings) -> Iterator[checks.CheckMessage]:
     for path in settings.MIDDLEWARE:
         try:
             middleware.load(path)
         except ImproperlyConfigured as error:
             hint = "Write the dotted path of a subclass of django_delayq.middleware.Middleware."
-            found.append(checks.Error(f"{error}.", hint=hint, id="delayq.E012"))
-    return found
+            yield checks.Error(f"{error}.", hint=hint, id="delayq.E012")
 
 
 def _is_redis_url(url: str) -> bool:

@@ -1093,7 +1093,7 @@ MUTANTS = [
         "--once inside of a transaction",
         (
             "django_delayq/management/commands/run_delayq.py",
-            'if options["once"] and connections[using].in_atomic_block',
+            "if once and connections[options.using].in_atomic_block",
             "if False",
         ),
     ),

@@ -243,25 +243,12 @@ class Supervisor:
         """Run a worker process, in the child. Return its exit code."""
         code = 1
         try:
-            signal.set_wakeup_fd(-1)
-            # What a terminal sends reaches the whole group: the parent decides what to do. The signals are caught
-            # because ignored ones would stay ignored in the programs that handlers start.
-            for number in plain_signals.CAUGHT:
-                signal.signal(number, lambda *_: None)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            os.close(self._alive_write)
+            self._leave_the_supervisor()
             process = WorkerProcess(self.options, self.quarantine_lock, page)
             _collect_less_often()
             signal.signal(signal.SIGTERM, lambda *_: process.stop())
             plain_signals.switch(on=True)
-            lifetime = None
-            if self.options.has_successors:
-
-                def ask() -> None:
-                    self._wake()
-                    process.look()
-
-                lifetime = process.parts.budget.lifetime = Lifetime(self.options, page, process.name, ask)
+            lifetime = self._lifetime(process, page) if self.options.has_successors else None
             os.write(name_write, process.name.encode())
             os.close(name_write)
 
@@ -269,10 +256,7 @@ class Supervisor:
                 page.set(process.beat)
                 if lifetime is not None and lifetime.check():
                     process.parts.brokers.wake()
-                orphaned = bool(select.select([self._alive_read], [], [], 0)[0])
-                if orphaned:
-                    logger.error("The supervisor is gone; this process ends too")
-                return orphaned
+                return self._is_orphaned()
 
             code = process.run(watch)
             page.end()
@@ -281,6 +265,33 @@ class Supervisor:
                 traceback.print_exc()
         output.flush()
         return code
+
+    def _leave_the_supervisor(self) -> None:
+        """Take the signals and the end of the pipe that a child has, in the child."""
+        signal.set_wakeup_fd(-1)
+        # What a terminal sends reaches the whole group: the parent decides what to do. The signals are caught because
+        # ignored ones would stay ignored in the programs that handlers start.
+        for number in plain_signals.CAUGHT:
+            signal.signal(number, lambda *_: None)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.close(self._alive_write)
+
+    def _lifetime(self, process: WorkerProcess, page: BegunPage) -> Lifetime:
+        """Give a child the lifetime that the options set, in the child."""
+
+        def ask() -> None:
+            self._wake()
+            process.look()
+
+        lifetime = process.parts.budget.lifetime = Lifetime(self.options, page, process.name, ask)
+        return lifetime
+
+    def _is_orphaned(self) -> bool:
+        """Return whether the supervisor is gone. Called in a child."""
+        orphaned = bool(select.select([self._alive_read], [], [], 0)[0])
+        if orphaned:
+            logger.error("The supervisor is gone; this process ends too")
+        return orphaned
 
     def _reap_children(self) -> None:
         """Handle the death of each child that has died."""
