@@ -176,6 +176,7 @@ def test_a_put_on_a_connection_that_died_without_notice_is_sent_again(
 def test_the_kernel_looks_after_idle_connections(make: Callable[..., RedisBroker]) -> None:
     raw = make().client.connection_pool.get_connection()
     there = socket_of(raw)
+    assert there is not None
     assert there.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
     for name, value in KEEPALIVE.items():
         if hasattr(socket, name):

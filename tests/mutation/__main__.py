@@ -23,7 +23,7 @@ HARNESSES = {
     "model": ["tests/faults/test_machine.py"],
     "directed": [
         "tests/testing",
-        "tests/core/test_lines.py",
+        "tests/core/test_limits.py",
         "tests/record",
         "tests/api",
         "tests/broker",
@@ -118,6 +118,55 @@ TESTING = "django_delayq/testing"
 TASKS = "django_delayq/contrib/tasks"
 
 MUTANTS = [
+    mutant(
+        "poll without Redis that knows no new queue",
+        (f"{WORKER}/claim/queues.py", "others = not named or len(queues) > 1", "others = len(queues) > 1"),
+    ),
+    mutant(
+        "claim without a look at the room of each lane",
+        (f"{WORKER}/claim/sorting.py", "elif lane is None or rooms[lane] <= 0 or messages <= 0:", "elif lane is None:"),
+    ),
+    mutant(
+        "place that becomes free amid a turn for a lower queue",
+        (
+            f"{WORKER}/claim/wanted.py",
+            "return 0 if lane in self._closed else self._rooms.get(lane, 0)",
+            "return lane.room",
+        ),
+    ),
+    mutant(
+        "lost reply while ids stand aside that orphans claims",
+        (
+            f"{WORKER}/claim/unclaimed.py",
+            "except BrokerUnavailable as error: self.brokers.report_failure(error) except DatabaseError as error:",
+            "except DatabaseError as error:",
+        ),
+    ),
+    mutant(
+        "queue that saves its unused shares up",
+        (f"{WORKER}/claim/shares.py", "clocks.get(queue, max(clock, least))", "clocks.get(queue, clock)"),
+    ),
+    mutant("queues that do not take turns", (f"{WORKER}/claim/queues.py", 'if is_short else ""', 'if False else ""')),
+    mutant(
+        "consumer that goes on while outcomes wait",
+        (f"{WORKER}/claim/wanted.py", "or self._pool.recorder.behind > LONGEST_BEHIND", ""),
+    ),
+    mutant(
+        "--once that ends beside messages that could begin",
+        (
+            f"{WORKER}/claim/consumer.py",
+            "if was_quiet and self._is_quiet and self._found_nothing:",
+            "if self._found_nothing:",
+        ),
+    ),
+    mutant(
+        "place under a limit that is free and opens nothing",
+        (f"{WORKER}/claim/freed_places.py", "self._freed.update(names)", "pass"),
+    ),
+    mutant(
+        "wake-up that is not passed on",
+        (f"{WORKER}/claim/wake_ups.py", "elif self._is_woken and self._pass_at is None:", "elif False:"),
+    ),
     mutant(
         "removal that a put under way undoes",
         (
@@ -236,14 +285,6 @@ MUTANTS = [
             "django_delayq/record/purge.py",
             "Q(key_for__isnull=True) | Q(next_id__isnull=False) | ~Q(HoldsKeyAt(now)),",
             "",
-        ),
-    ),
-    mutant(
-        "poll without Redis that knows no new queue",
-        (
-            f"{WORKER}/claim/consumer.py",
-            "others = self.queues.named is None or len(queues) > 1",
-            "others = len(queues) > 1",
         ),
     ),
     mutant(
@@ -420,36 +461,12 @@ MUTANTS = [
         (TRANSITIONS, "if held in renewed() or (among", "if (among"),
     ),
     mutant(
-        "claim without a look at the room of each lane",
-        (f"{WORKER}/claim/rooms.py", "if len(self._rooms) == 1 or len(tickets) <=", "if lanes or len(tickets) <="),
-    ),
-    mutant(
-        "place that becomes free amid a turn for a lower queue",
-        (f"{WORKER}/claim/consumer.py", "self.rooms.close(offer.full)", "pass"),
-    ),
-    mutant(
-        "notification whose lost reply orphans claims",
-        (
-            f"{WORKER}/claim/consumer.py",
-            "except BrokerUnavailable as error: self.brokers.report_failure(error) except DatabaseError as error:",
-            "except DatabaseError as error:",
-        ),
-    ),
-    mutant(
         "weights that are right in each turn only",
         (f"{WORKER}/claim/shares.py", "return self._clocks[queue] + number /", "return number /"),
     ),
     mutant(
-        "queue that saves its unused shares up",
-        (f"{WORKER}/claim/shares.py", "(clock if queue in wanting else max(clock, least))", "clock"),
-    ),
-    mutant(
         "queue with nothing due that keeps its share",
         (f"{WORKER}/claim/shares.py", "given = shares[queue] + unused", "given = shares[queue]"),
-    ),
-    mutant(
-        "ids for a full lane that are parked",
-        (f"{WORKER}/claim/consumer.py", "elif offer.is_full(message.topic):", "elif False:"),
     ),
     mutant(
         "event loop that begins any number of handlers",
@@ -651,7 +668,6 @@ MUTANTS = [
         "delivery that waits for a stuck handler unseen",
         (f"{WORKER}/run/handler_threads.py", "self.turns.note_waiting()", ""),
     ),
-    mutant("queues that do not take turns", (f"{WORKER}/claim/consumer.py", 'if is_short else ""', 'if False else ""')),
     mutant("claim in spite of a pause", (SQL, "AND m.queue NOT IN ({PAUSED})", "")),
     mutant(
         "cancel without a condition",
@@ -678,34 +694,6 @@ MUTANTS = [
     mutant(
         "suspects that run beside others",
         (f"{WORKER}/claim/quarantine.py", "return delivery.crashes >= self._suspect_crashes", "return False"),
-    ),
-    mutant(
-        "topics that others know parked as if nobody did",
-        (
-            f"{WORKER}/claim/unknown_topics.py",
-            "is_known=topic in known",
-            "is_known=False",
-        ),
-    ),
-    mutant(
-        "ids that a process takes again at once",
-        (f"{WORKER}/claim/consumer.py", "self._leaves_to_others |= self.unknown_topics", "self.unknown_topics"),
-    ),
-    mutant(
-        "ids that are handed over ever later",
-        (f"{WORKER}/claim/unknown_topics.py", "min(LONGEST_HAND_OVER,", "min(RETRY_UNKNOWN_AFTER,"),
-    ),
-    mutant(
-        "dead workers that know topics",
-        (
-            f"{WORKER}/claim/unknown_topics.py",
-            "rows = Worker.objects.using(using).filter(seen_at__gt=alive_since)",
-            "rows = Worker.objects.using(using)",
-        ),
-    ),
-    mutant(
-        "consumer that goes on while outcomes wait",
-        (f"{WORKER}/claim/consumer.py", "or self.pool.recorder.behind > LONGEST_BEHIND", ""),
     ),
     mutant(
         "orphaned claims that include those of an answer",
@@ -1130,10 +1118,6 @@ MUTANTS = [
         (ADMISSION, "statements.lock(None if makes_others else names)", "pass"),
     ),
     mutant(
-        "message that becomes due meanwhile and begins beside its limit",
-        (ADMISSION, "if ticket.id in found and not found[ticket.id]]", "if not found.get(ticket.id)]"),
-    ),
-    mutant(
         "claims without Redis that take the locks of limits in any order",
         (ADMISSION, "None if makes_others else names", "names"),
     ),
@@ -1150,10 +1134,6 @@ MUTANTS = [
         ),
     ),
     mutant("query that finds the messages of full limits", (SQL, "{NOT_EXPIRED} AND {IS_OPEN}", "{NOT_EXPIRED}")),
-    mutant(
-        "--once that ends beside messages that could begin",
-        (f"{WORKER}/processes/once.py", "and not consumer.quarantine.is_waiting and not consumer.refused", "or True"),
-    ),
     mutant(
         "replaced message that is judged by a limit without its lock",
         (ADMISSION, "if _limits(row).keys() <= counts.keys() and _is_due", "if _is_due"),
