@@ -319,8 +319,10 @@ def test_every_redis_key_is_documented() -> None:
         "delayed": "sorted set",
         "ready": "sorted set",
         "wake": "list",
+        "aside": "hash",
         "queues": "sorted set",
         "wake_all": "list",
+        "asides": "hash",
         "duty": "string",
         "meta": "hash",
     }
