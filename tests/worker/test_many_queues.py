@@ -23,7 +23,7 @@ from django_delayq.models import Message
 from django_delayq.project import conf
 from django_delayq.record import transitions
 from django_delayq.record.identity import identity
-from django_delayq.worker.claim import known_pauses
+from django_delayq.worker.claim import queues as queues_module
 from django_delayq.worker.claim.consumer import IDLE_WAIT, Consumer
 from django_delayq.worker.parts.broker_switch import BrokerSwitch
 from django_delayq.worker.processes.assembly import assemble
@@ -445,7 +445,7 @@ def test_a_worker_that_names_its_queues_takes_from_no_other(loader: Loader, numb
 
 
 def test_a_paused_queue_holds_no_other_queue_up(consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known_pauses, "PAUSE_CHECK_INTERVAL", 30.0)
+    monkeypatch.setattr(queues_module, "PAUSE_CHECK_INTERVAL", 30.0)
     pause_queue(QUEUES[0])
     consumer.queues.finder.note(QUEUES)
     for queue in QUEUES[:2] * 2:

@@ -31,7 +31,7 @@ from django_delayq.models import Message, Queue, Transition
 from django_delayq.record import transitions
 from django_delayq.record.identity import identity
 from django_delayq.record.sql.rows import Ticket
-from django_delayq.worker.claim import known_pauses
+from django_delayq.worker.claim import queues as queues_module
 from django_delayq.worker.claim.consumer import Consumer
 from tests.support.assembled import Assemble
 from tests.support.processes import Gate, Start
@@ -319,7 +319,7 @@ def calls(client: redis.Redis, *names: str) -> int:
 def test_a_consumer_that_knows_of_a_pause_takes_nothing_and_waits(
     consumer: Consumer, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(known_pauses, "PAUSE_CHECK_INTERVAL", 600.0)
+    monkeypatch.setattr(queues_module, "PAUSE_CHECK_INTERVAL", 600.0)
     pause_queue(QUEUE)
     due(20)
     ready = keys("delayq", QUEUE).ready

@@ -35,13 +35,11 @@ from ..parts.service import backoff
 from ..run.lane import Lane
 from ..run.pool import Pool
 from .freed_places import FreedPlaces
-from .known_pauses import KnownPauses
-from .orphaned_claims import OrphanedClaims
 from .quarantine import Quarantine
-from .queues import Found, Queues
+from .queues import Found, KnownPauses, Queues
 from .sidings import Sidings
 from .sorting import Sorted, Sorter, Tickets
-from .unclaimed import Unclaimed
+from .unclaimed import OrphanedClaims, Unclaimed
 from .wake_ups import WakeUps
 from .wanted import Wanted
 

@@ -1,10 +1,10 @@
-"""Unclaimed ids: those that were taken, and whose messages the claim refused, go where they belong."""
+"""Unclaimed ids: those whose messages a claim refused go where they belong, and claims without an answer are undone."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from datetime import timedelta
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
 
 from django.db import Error as DatabaseError
 
@@ -15,10 +15,10 @@ from ...core.exceptions import BrokerUnavailable
 from ...core.states import State
 from ...project import registry
 from ...record import transitions
-from ...record.sql.rows import Ticket
+from ...record.sql.rows import Claimed, Moved, Ticket
 from ..parts.broker_switch import BrokerSwitch
 from ..run.claim_ahead import ClaimAhead
-from .known_pauses import KnownPauses
+from .queues import KnownPauses
 from .sidings import HANDLER, Sidings
 from .sorting import Sorted, Tickets
 
@@ -122,3 +122,46 @@ class Unclaimed:
             self._unknown.add(topic)
             self.claim_ahead.leave_to_others()
             logger.warning("No handler for topic %s here; its messages are left for another worker", topic)
+
+
+class OrphanedClaims:
+    """Releases messages that this process claimed without learning of it: otherwise their leases would have to run out.
+
+    One thread claims, one claim at a time (it alone uses this object). So a claim that is newer than every claim whose
+    answer came is an orphan.
+    """
+
+    def __init__(self, using: str, worker: str) -> None:
+        self.using = using
+        self.worker = worker
+        self._ids: set[int] = set()
+        # The time of the newest claim whose answer came, by the record's clock.
+        self._newest: datetime | None = None
+
+    def note_answered(self, claimed: Sequence[Claimed]) -> None:
+        """Take note of a claim whose answer came."""
+        if claimed:
+            # The clock of the database may be set back.
+            newest = max([row.claimed_at for row in claimed])
+            self._newest = newest if self._newest is None else max(newest, self._newest)
+
+    def note_unanswered(self, ids: Iterable[int]) -> None:
+        """Take note of ids that the database was asked to claim, without an answer."""
+        self._ids.update(ids)
+
+    def release(self) -> list[Moved]:
+        """Release the noted ids that turn out to be claimed, and return their moves.
+
+        Call this before the next claim: messages that it claims could be among them otherwise.
+        """
+        if not self._ids:
+            return []
+        moved = transitions.release_orphaned(
+            self.using,
+            self._ids,
+            self.worker,
+            since=self._newest,
+            actor=f"worker:{self.worker}",
+        )
+        self._ids.clear()
+        return moved
