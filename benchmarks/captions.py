@@ -23,6 +23,7 @@ CAPTIONS = {
         " the last; for django-delayq to the commit of the last outcome with its log."
     ),
     "drain-2": "The same on two cores, which the servers share.",
+    "drain-query": "No Redis is set: a query finds what is due, a thousand messages at a time.",
     "insert": (
         "The handler inserts a row: with django-delayq through the ORM, in the transaction that records the success, so"
         " exactly once. Peers insert with psycopg in a transaction of their own, which is quicker, and repeat it when"

@@ -73,8 +73,10 @@ def setup() -> None:
 
 
 def ready() -> None:
-    """Give the emptied Redis a horizon, as a worker that has run does."""
+    """Give the emptied Redis a horizon, as a worker that has run does. Does nothing without Redis."""
     django.setup()
+    if not os.environ["REDIS_URL"]:
+        return
     from django.core.management import call_command
 
     from django_delayq import cancel_message, schedule_message

@@ -220,6 +220,11 @@ def drain_2(adapter: Adapter, size: Size) -> Measures:
     return drain(adapter, size, 2)
 
 
+def drain_query(adapter: Adapter, size: Size) -> Measures:
+    """Drain without Redis: a query finds what is due."""
+    return {} if adapter.worker_arguments is None else _drained(adapter, FAST_DRAIN, size.drain_limit, 1)
+
+
 def insert(adapter: Adapter, size: Size, processes: int = 1) -> Measures:
     """Drain with a handler that inserts a row: ours in the transaction of the outcome, a peer's in one of its own."""
     if adapter.system.name == "orm":
@@ -769,6 +774,15 @@ WORKLOADS = (
     Workload("schedule-bulk", "Schedule in bulk", RATE, schedule_bulk),
     Workload("drain", "Drain of due messages, handler does nothing, one process", RATE, drain),
     Workload("drain-2", "The same, two processes", RATE, drain_2, once=True, who=_no_floor),
+    Workload(
+        "drain-query",
+        "Drain of due messages without Redis, one process",
+        RATE,
+        drain_query,
+        once=True,
+        who=_only_ours,
+        environment={"REDIS_URL": ""},
+    ),
     Workload(
         "insert",
         "Drain, handler inserts a row in its transaction, one process",

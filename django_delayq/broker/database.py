@@ -52,7 +52,8 @@ class DatabaseBroker:
             self._holding.enter_context(transitions.exclusively(self.using))
             self._holding = None
         tickets = transitions.due(self.using, queue, topics, limit, closed)
-        return Taken(tickets, left=int(len(tickets) == limit))
+        # Whether more are due is not known: a query returns a thousand at most, and passes over rows that others hold.
+        return Taken(tickets, left=int(bool(tickets)))
 
     def due_queues(
         self, queues: Sequence[str] | None, within: float = 0.0, *, after: str = "", enough: int | None = None

@@ -62,3 +62,27 @@ def test_a_process_goes_on_behind_the_most_overdue_when_these_are_locked(bench: 
     with bench.broker.exclusively():
         assert len(bench.take(1000)) == 1000
         assert in_another_session(lambda: take(4)) == ids[1000:1004]
+
+
+@pytest.mark.django_db
+def test_a_take_of_all_that_one_query_returns_says_that_more_may_be_due() -> None:
+    bench = Bench(database_broker())
+    ids = bench.schedule_many(1200)
+    taken = bench.broker.take(QUEUE, 1500)
+    assert [ticket.id for ticket in taken.tickets] == ids[:1000]
+    assert taken.left > 0
+
+
+def test_a_take_that_passes_over_what_others_hold_says_that_more_may_be_due(bench: Bench) -> None:
+    ids = bench.schedule_many(1200)
+
+    def take_beside() -> list[int]:
+        broker = database_broker()
+        with broker.exclusively():
+            taken = broker.take(QUEUE, 1000)
+        assert taken.left > 0
+        return [ticket.id for ticket in taken.tickets]
+
+    with bench.broker.exclusively():
+        assert bench.take(300) == ids[:300]
+        assert in_another_session(take_beside) == ids[300:1000]
