@@ -35,6 +35,12 @@ def find(using: str, workers: WorkerList) -> Iterator[Finding]:
         return
     if behind := schedules.due(using, MOST_NAMED + 1, since=BEHIND_AFTER):
         yield _warning(_("Workers make no messages, and log the reason, for: %(names)s."), behind)
+    if silent := schedules.silent(using):
+        text = _(
+            "The next times of these schedules count as past, as after a clock that was ahead, and get no message;"
+            " pause and resume them: %(names)s."
+        )
+        yield _warning(text, silent)
     if unwritten := declared - written:
         text = _(
             "This code declares schedules that no worker has written, because its code is older or the name belongs to"

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from django.core.exceptions import ImproperlyConfigured
 from django.db import IntegrityError, router, transaction
-from django.db.models import Exists, Max, OuterRef, Q
+from django.db.models import Exists, OuterRef, Q
 
 from ..api.actions import CANCEL
 from ..api.scheduling import schedule_message, schedule_messages
@@ -32,6 +34,8 @@ logger = logging.getLogger("django_delayq")
 
 # Occurrences that one transaction makes at most.
 MADE_TOGETHER = 1000
+# Schedules that a look for silent ones reads at most.
+LOOKED_AT = 1000
 # Clocks of two hosts differ a little. A time that this host's clock puts further into the past is given as a delay.
 CLOCK_MARGIN = timedelta(seconds=30)
 # The call is refused after this many rounds in which the schedule came and went.
@@ -132,7 +136,7 @@ def resume_schedule(name: str, *, using: str | None = None) -> bool:
         if not schedule.paused:
             return False
         now = transitions.now(using)
-        _update(schedule, paused=False, message_id=None, last_at=max(schedule.last_at, now))
+        _update(schedule, paused=False, message_id=None, last_at=now)
         _advance(using, schedule, now)
     return True
 
@@ -194,9 +198,28 @@ def retire(using: str, kept: Collection[str]) -> list[str]:
 
 
 def prune(using: str) -> None:
-    """Delete the occurrences whose message was deleted."""
+    """Delete the occurrences whose message was deleted. One that began before its time stays until then."""
     with writing(using):
-        Occurrence.objects.using(using).filter(~Exists(Message.objects.filter(pk=OuterRef("message_id")))).delete()
+        past = Occurrence.objects.using(using).filter(at__lte=transitions.now(using))
+        past.filter(~Exists(Message.objects.filter(pk=OuterRef("message_id")))).delete()
+
+
+def silent(using: str) -> list[str]:
+    """Return the names of schedules whose next time counts as decided, although no message was made for it.
+
+    Looks at the thousand schedules that are decided the farthest into the future.
+    """
+    now = transitions.now(using)
+    rows = Schedule.objects.using(using).filter(paused=False, ended=False, last_at__gt=now).order_by("-last_at")
+    decided = {}
+    for schedule in rows[:LOOKED_AT]:
+        # Workers log what is wrong with a definition.
+        with suppress(InvalidMessage, ImproperlyConfigured, OverflowError):
+            at = schedule.definition.times.after(now)
+            if at is not None and at <= schedule.last_at:
+                decided[schedule.pk] = at
+    made = set(Occurrence.objects.using(using).filter(at__gt=now, schedule__in=decided).values_list("schedule", "at"))
+    return [name for name, at in decided.items() if (name, at) not in made]
 
 
 # --- the rows ---------------------------------------------------------------------------------------------------------
@@ -226,16 +249,7 @@ def save(
 def _insert(using: str, name: str, definition: Definition, *, declared: bool, paused: bool) -> Schedule | None:
     """Write a new schedule with its first occurrence; return None when another transaction has just written it."""
     now = transitions.now(using)
-    # A schedule of this name may have been there before. Its last occurrence may have begun before its time.
-    last = Occurrence.objects.using(using).filter(schedule=name).aggregate(Max("at"))["at__max"]
-    schedule = Schedule(
-        name=name,
-        **_fields(definition),
-        declared=declared,
-        paused=paused,
-        created_at=now,
-        last_at=now if last is None else max(now, last),
-    )
+    schedule = Schedule(name=name, **_fields(definition), declared=declared, paused=paused, created_at=now, last_at=now)
     try:
         with transaction.atomic(using=using):
             schedule.save_base(force_insert=True, using=using)
@@ -264,7 +278,8 @@ def _change(
     _withdraw(using, schedule, "was changed", now, after=now)
     if (schedule.topic, schedule.payload) != (definition.topic, definition.payload):
         _update(schedule, limit_key=None)
-    _update(schedule, ended=False, **_fields(definition))
+    # What is decided of the times to come was decided by the former definition.
+    _update(schedule, ended=False, last_at=min(schedule.last_at, now), **_fields(definition))
     if not schedule.paused:
         _advance(using, schedule, now)
     return schedule

@@ -12,9 +12,9 @@ from django.utils import translation
 
 from django_delayq import handler
 from django_delayq.models import Worker
-from django_delayq.recurring import create_schedule, pause_schedule, recurring, schedules
+from django_delayq.recurring import create_schedule, pause_schedule, recurring, resume_schedule, schedules
 from django_delayq.recurring.definition import FORGOTTEN_AFTER
-from django_delayq.recurring.models import Schedule
+from django_delayq.recurring.models import Occurrence, Schedule
 from django_delayq.recurring.services import Declarer
 from tests.support.commands import run
 
@@ -80,6 +80,23 @@ def test_a_schedule_that_workers_cannot_advance_is_found(clock: Clock) -> None:
     assert finding() == "Workers make no messages, and log the reason, for: s."
     schedules.advance(DB, "s")
     assert finding() == ""
+
+
+def test_a_schedule_whose_next_times_were_decided_by_a_clock_that_was_ahead_is_found(clock: Clock) -> None:
+    announce()
+    create_schedule("s", "t.ok", every="1h")
+    create_schedule("t", "t.ok", every="1h")
+    assert finding() == ""
+    Schedule._base_manager.filter(pk="s").update(last_at=clock.now + timedelta(days=300))
+    Occurrence.objects.filter(schedule="s").delete()
+    assert finding() == (
+        "The next times of these schedules count as past, as after a clock that was ahead, and get no message; pause"
+        " and resume them: s."
+    )
+    pause_schedule("s")
+    resume_schedule("s")
+    assert finding() == ""
+    assert Schedule.objects.get(pk="s").last_at == clock.now + timedelta(hours=1)
 
 
 def test_no_schedule_needs_no_scheduler(clock: Clock) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -298,6 +299,66 @@ def test_a_schedule_made_anew_does_not_repeat_an_occurrence_that_began_early(clo
     clock.advance(hours=1)
     look()
     assert occurrences() == ["13:00", "14:00"]
+
+
+def run_early(clock: Clock) -> None:
+    """Have the next occurrence, which is far away, begin and end now."""
+    run_message(message_of().pk)
+    Message._base_manager.update(state="consumed", deliveries=1, reported=1, finished_at=clock.now)
+
+
+def replaced(**options: Any) -> None:
+    hourly(on_conflict="replace", **options)
+
+
+def made_anew() -> None:
+    delete_schedule("s")
+    hourly()
+
+
+def made_anew_and_resumed() -> None:
+    delete_schedule("s")
+    hourly(paused=True)
+    resume_schedule("s")
+
+
+def replaced_and_resumed() -> None:
+    pause_schedule("s")
+    replaced()
+    resume_schedule("s")
+
+
+@pytest.mark.parametrize("change", [replaced, made_anew, made_anew_and_resumed, replaced_and_resumed])
+def test_an_occurrence_that_was_run_early_silences_no_later_definition(
+    clock: Clock, change: Callable[[], None]
+) -> None:
+    hourly(every="300d")
+    run_early(clock)
+    change()
+    assert live() == ["13:00"]
+    clock.advance(hours=1)
+    deliver(clock)
+    look()
+    assert live() == ["14:00"]
+
+
+@pytest.mark.parametrize(
+    "change", [lambda: replaced(payload=2), made_anew, made_anew_and_resumed, replaced_and_resumed]
+)
+def test_an_occurrence_that_was_run_early_is_not_repeated_when_its_message_is_purged(
+    clock: Clock, change: Callable[[], None]
+) -> None:
+    hourly()
+    run_early(clock)
+    Message._base_manager.all().delete()
+    schedules.prune(DB)
+    change()
+    assert live() == []
+    clock.advance(hours=1)
+    look()
+    assert live() == ["14:00"]
+    schedules.prune(DB)
+    assert occurrences() == ["14:00"]
 
 
 def test_a_change_leaves_a_message_whose_time_has_come(clock: Clock) -> None:
