@@ -363,6 +363,7 @@ def _apply(
 ) -> Answer | Counter[Verdict]:
     if target is not None and (topic or key is not None):
         raise InvalidMessage("give either the messages themselves, or topic and key")
+    reason = validation.reason(reason)
     if isinstance(target, QuerySet):
         return _apply_to_queryset(action, target, using, times, reason)
     # As save() does: what was read from a replica is written to the database behind it.

@@ -12,6 +12,7 @@ from typing import Any
 from ..core import retry
 from ..core.exceptions import InvalidMessage
 from ..core.retry import StorableRetry
+from ..core.text import shown
 from ..project import registry, validation
 from ..project.message_options import MessageDict, OnConflict
 from ..record.sql.rows import ALIKE_FROM, NewMessage
@@ -38,13 +39,9 @@ def _stored_policy(value: StorableRetry) -> str:
 
 
 def _on_conflict(value: Any) -> OnConflict:
-    if type(value) is OnConflict:
-        return value
-    try:
+    if isinstance(value, str) and value in tuple(OnConflict):
         return OnConflict(value)
-    except ValueError:
-        shown = ascii(value[:40]) if isinstance(value, str) else type(value).__name__
-        raise InvalidMessage(f"on_conflict is one of {', '.join(OnConflict)}, not {shown}") from None
+    raise InvalidMessage(f"on_conflict is one of {', '.join(OnConflict)}, not {shown(value)}")
 
 
 # The check of each option, which returns the value of its column. An option that is None is not given.

@@ -60,9 +60,10 @@ def resume_queue(name: str, *, reason: str = "", using: str | None = None) -> bo
     If it was, the signal ``operator_action`` is sent on commit, with the ``reason``.
     """
     using = using or router.db_for_write(Message)
+    reason = validation.reason(reason)
     was_paused = resume(using, name)
     if was_paused:
-        _tell(using, "resume", name, storable(reason))
+        _tell(using, "resume", name, reason)
     return was_paused
 
 
@@ -85,7 +86,7 @@ def pause(using: str, name: str, *, until: datetime | None, duration: Duration |
     if until is not None:
         until = validation.due(until, "until")
     lasting = None if duration is None else validation.delay(duration, "duration")
-    queue = _pause(using, name, until, lasting, storable(reason))
+    queue = _pause(using, name, until, lasting, validation.reason(reason))
     on_commit(using, lambda: _await_claims(using))
     return queue
 

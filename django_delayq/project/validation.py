@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 from django.core.serializers.json import DjangoJSONEncoder
+from django.utils.datastructures import MultiValueDict
+from django.utils.functional import Promise
 
 from ..core import values
 from ..core.bounds import KEY_LENGTH, PRIORITIES, QUEUE_LENGTH, TOPIC_LENGTH
 from ..core.durations import Duration, seconds
 from ..core.exceptions import InvalidMessage, PayloadTooLarge
+from ..core.outcomes import storable
 from ..core.text import shown
 from . import conf
 
@@ -112,6 +116,13 @@ def lease(value: Duration | None) -> float | None:
     return None if value is None else checked("lease", values.span, value, 1, values.DAY)
 
 
+def reason(value: Any) -> str:
+    """Check the reason of an action: any text. What a database cannot store of it is replaced."""
+    if not isinstance(value, str | Promise):
+        raise InvalidMessage(f"reason must be text, not {shown(value)}")
+    return storable(str(value))
+
+
 def payload(value: Any) -> str:
     """Return the payload as JSON text. DjangoJSONEncoder turns Decimal, datetime, UUID and the like into strings."""
     return payload_and_value(value)[0]
@@ -162,18 +173,25 @@ _ENCODER = DjangoJSONEncoder(allow_nan=False, ensure_ascii=False, check_circular
 def _encode(what: str, value: Any, depth: int, *, is_flat: bool = False) -> tuple[str, int]:
     """Return the value as JSON text, and the size of the text in bytes."""
     if not is_flat:
-        try:
-            _walk(value, depth)
-        except _Unfit as unfit:
-            raise InvalidMessage(f"{_place(what, unfit.path)} {unfit}") from None
+        _refuse_unfit(what, value, depth)
     try:
         text = _ENCODER.encode(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidMessage(_not_json(what, value) or f"the {what} is not JSON: {error}") from error
+    if "\\u0000" in text:
+        # A NUL, perhaps one that the encoder has made of a lazy text; or a backslash before "u0000".
+        _refuse_unfit(what, json.loads(text), depth)
     try:
         return text, len(text.encode())
     except UnicodeEncodeError:
         raise InvalidMessage(_not_json(what, value) or f"the {what} {_SURROGATE}") from None
+
+
+def _refuse_unfit(what: str, value: Any, depth: int) -> None:
+    try:
+        _walk(value, depth)
+    except _Unfit as unfit:
+        raise InvalidMessage(f"{_place(what, unfit.path)} {unfit}") from None
 
 
 _SURROGATE = "holds a lone surrogate, which no UTF-8 text can"
@@ -188,23 +206,21 @@ class _Unfit(Exception):
 
 
 _HARMLESS = frozenset({bool, float, type(None)})
+_HARMLESS_WHEN_FLAT = _HARMLESS | {str}
 
 
 def _is_flat(value: Any) -> bool:
     """Tell whether a value is, as most payloads are, a dict of texts, numbers and the like that JSON keeps as they are.
 
-    This is quicker than ``_walk``, which finds nothing wrong with such a value.
+    This is quicker than ``_walk``, which could find nothing wrong with such a value but a NUL.
     """
     if type(value) is not dict:
         return False
     for name, item in value.items():
         kind = type(item)
-        if type(name) is not str or "\x00" in name:
+        if type(name) is not str:
             return False
-        if kind is str:
-            if "\x00" in item:
-                return False
-        elif kind not in _HARMLESS and not (kind is int and -(2**63) <= item < 2**63):
+        if kind not in _HARMLESS_WHEN_FLAT and not (kind is int and -(2**63) <= item < 2**63):
             return False
     return True
 
@@ -222,6 +238,11 @@ def _walk(value: Any, depth: int) -> None:
     elif isinstance(value, (dict, Mapping)):
         if depth < 1:
             raise _Unfit("is nested too deep")
+        if isinstance(value, MultiValueDict):
+            raise _Unfit(
+                f"is a {type(value).__name__}, of which JSON keeps only the last value of each name; pass its .dict()"
+                " for that, or dict(….lists()) for all values"
+            )
         for name, item in value.items():
             if not isinstance(name, str):
                 raise _Unfit(f"has a key that is not a string: {shown(name)}")

@@ -15,6 +15,8 @@ from zoneinfo import ZoneInfo
 import pytest
 import redis
 from django.core.serializers.json import DjangoJSONEncoder
+from django.http import QueryDict
+from django.utils.functional import Promise, lazystr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -24,8 +26,10 @@ from django_delayq import (
     OnConflict,
     Verdict,
     cancel_message,
+    pause_queue,
     requeue_message,
     reschedule_message,
+    resume_queue,
     run_message,
     schedule_message,
     schedule_messages,
@@ -253,6 +257,15 @@ def test_a_payload_and_headers_come_back_as_django_encodes_them(
 wild_text = st.text(
     st.characters() | st.sampled_from(list("\x00\ud800\udfff\n{}'\"\\%;* \u200b\u202eİ")), max_size=12
 ) | st.sampled_from(["x" * 64, "x" * 65, "x" * 100, "x" * 101, "x" * 200, "x" * 201, "default", "{a}:b", "Ⅷ", "a\n"])
+
+
+def nested() -> list[Any]:
+    value: list[Any] = []
+    for _ in range(5000):
+        value = [value]
+    return value
+
+
 weird = (
     st.none()
     | st.booleans()
@@ -265,6 +278,9 @@ weird = (
     | st.just(10**5000)
     | st.just(object())
     | st.just(InvalidMessage)
+    | st.sampled_from(["\x00", "\ud800", "a"]).map(lazystr)
+    | st.sampled_from(["a=1&a=2", ""]).map(QueryDict)
+    | st.builds(nested)
 )
 options = {
     "topic": wild_text | weird,
@@ -315,6 +331,22 @@ def test_each_argument_is_stored_as_given_or_refused_whole(
 def test_all_arguments_together_are_stored_or_refused_whole(horizon: redis.Redis, arguments: dict[str, Any]) -> None:
     with refused_whole(horizon):
         schedule_message(**{"topic": "c.all", **arguments})
+
+
+@some
+@given(reason=weird)
+def test_a_reason_is_text_or_refused_whole(horizon: redis.Redis, reason: Any) -> None:
+    message = schedule_message("c.reason", delay=3600)
+    calls: list[Callable[[], Any]] = [
+        lambda: reschedule_message(message, delay=7200, reason=reason),
+        lambda: pause_queue("c.reason", reason=reason),
+        lambda: resume_queue("c.reason", reason=reason),
+        lambda: cancel_message(message, reason=reason),
+    ]
+    for call in calls:
+        with refused_whole(horizon) as refusals:
+            call()
+        assert bool(refusals) == (not isinstance(reason, str | Promise))
 
 
 # --- ids --------------------------------------------------------------------------------------------------------------

@@ -559,8 +559,8 @@ MUTANTS = [
         "flat payload that nobody searches for NUL",
         (
             "django_delayq/project/validation.py",
-            'if "\\x00" in item:\n                return False',
-            "if False:\n                return False",
+            'if "\\\\u0000" in text:',
+            "if False:",
         ),
     ),
     mutant(

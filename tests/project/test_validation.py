@@ -14,7 +14,10 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from django.core.serializers.json import DjangoJSONEncoder
+from django.http import QueryDict
 from django.utils import timezone as django_timezone
+from django.utils.datastructures import MultiValueDict
+from django.utils.functional import lazystr
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -133,10 +136,12 @@ def test_an_accepted_payload_is_strict_json_that_a_database_takes(value: Any) ->
         ({"a\x00": 1}, "NUL"),
         ({"a": ["\x00"]}, "NUL"),
         ({"a": "\x00"}, "NUL"),
+        (lazystr("a\x00b"), "NUL"),
         ({"a": 2**63}, "64 bits"),
         ({"a": -(2**63) - 1}, "64 bits"),
         ({"a": "\ud800"}, "surrogate"),
         ("\ud800", "surrogate"),
+        ([lazystr("\ud800")], "surrogate"),
         ({"\udfff": 1}, "surrogate"),
         (2**63, "64 bits"),
         ([-(2**63) - 1], "64 bits"),
@@ -177,6 +182,12 @@ class Order:
         ({"a": object()}, "payload['a'] is of type object, which is not JSON"),
         ({"a": [0.5, math.inf]}, "payload['a'][1] is not JSON: Out of range float values are not JSON compliant"),
         ({"a": ["b", "\x00"]}, "payload['a'][1] holds a NUL character, which PostgreSQL cannot store"),
+        ({"a": [lazystr("\x00")]}, "payload['a'][0] holds a NUL character, which PostgreSQL cannot store"),
+        (
+            QueryDict("a=1&a=2"),
+            "the payload is a QueryDict, of which JSON keeps only the last value of each name; pass its .dict() for",
+        ),
+        ({"form": MultiValueDict()}, "payload['form'] is a MultiValueDict, of which JSON keeps only the last value"),
         ({"a": {"\x00": 1}}, "payload['a'] has a key with a NUL character, which PostgreSQL cannot store"),
         ({"a": ["\ud800"]}, "payload['a'][0] holds a lone surrogate, which no UTF-8 text can"),
         ([[1, 1, 2**63]], "payload[0][2] holds an integer of more than 64 bits; send it as a string"),
@@ -195,6 +206,15 @@ def test_an_error_names_the_place_in_the_payload(value: Any, message: str) -> No
 def test_an_error_names_the_place_in_the_headers() -> None:
     with pytest.raises(InvalidMessage, match=r"^headers\['trace'\]\[0\] is of type object, which is not JSON$"):
         validation.headers({"trace": [object()]})
+
+
+def test_a_text_that_looks_like_an_escaped_nul_is_accepted() -> None:
+    for value in ("\\u0000", {"\\u0000": [lazystr("\\u0000")]}):
+        assert json.loads(validation.payload(value)) == value
+
+
+def test_a_lazy_text_is_kept_as_the_text_that_it_is_now() -> None:
+    assert json.loads(validation.payload({"a": lazystr("ä")})) == {"a": "ä"}
 
 
 def test_the_limits_themselves_are_accepted() -> None:
