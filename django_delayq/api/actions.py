@@ -18,6 +18,7 @@ from django.db.models import Count, Exists, Max, Min, OuterRef, Q, QuerySet
 from .. import signals
 from ..broker import publisher
 from ..broker.base import Entry
+from ..core import names
 from ..core.durations import Duration
 from ..core.exceptions import InvalidMessage
 from ..core.states import FINAL, LIVE, REQUEUEABLE, State
@@ -210,6 +211,13 @@ def to_come(rows: QuerySet[Message]) -> ToCome:
 
 # --- the API ----------------------------------------------------------------------------------------------------------
 
+_MEANT = {
+    **names.DELAYS,
+    **names.DUE_TIMES,
+    **dict.fromkeys(("id", "pk", "message", "message_id", "task_id", "job_id"), "target"),
+    **dict.fromkeys(("terminate", "signal"), names.NOTHING),
+}
+
 # The id may be text: that of a task's result is.
 Target = int | str | Message
 
@@ -220,6 +228,7 @@ def cancel_message(target: Target, *, reason: str = ..., using: str | None = ...
 def cancel_message(*, topic: str, key: str, reason: str = ..., using: str | None = ...) -> Answer: ...
 @overload
 def cancel_message(target: QuerySet[Message], *, reason: str = ..., using: str | None = ...) -> Counter[Verdict]: ...
+@names.with_hints(_MEANT)
 def cancel_message(
     target: Target | QuerySet[Message] | None = None,
     *,
@@ -266,6 +275,7 @@ def reschedule_message(
 def reschedule_message(
     target: QuerySet[Message], *, delay: Duration, due_at: None = ..., reason: str = ..., using: str | None = ...
 ) -> Counter[Verdict]: ...
+@names.with_hints(_MEANT)
 def reschedule_message(
     target: Target | QuerySet[Message] | None = None,
     *,
@@ -294,6 +304,7 @@ def run_message(target: Target, *, reason: str = ..., using: str | None = ...) -
 def run_message(*, topic: str, key: str, reason: str = ..., using: str | None = ...) -> Answer: ...
 @overload
 def run_message(target: QuerySet[Message], *, reason: str = ..., using: str | None = ...) -> Counter[Verdict]: ...
+@names.with_hints(_MEANT)
 def run_message(
     target: Target | QuerySet[Message] | None = None,
     *,
@@ -326,6 +337,7 @@ def requeue_message(
     reason: str = ...,
     using: str | None = ...,
 ) -> Counter[Verdict]: ...
+@names.with_hints(_MEANT)
 def requeue_message(
     target: Target | QuerySet[Message] | None = None,
     *,
@@ -380,7 +392,8 @@ def _id(target: Any) -> int:
     if isinstance(number, str) and len(number) < 20 and number.isascii() and number.isdecimal():
         number = int(number)
     if isinstance(number, bool) or not isinstance(number, int) or not 0 < number < 2**63:
-        raise InvalidMessage(f"not the id of a message: {type(target).__name__}")
+        by_key = "; to name a message by its key, write topic= and key=" if isinstance(number, str) else ""
+        raise InvalidMessage(f"not the id of a message: {type(target).__name__}{by_key}")
     return number
 
 

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from difflib import get_close_matches
 from typing import Any
 
-from ..core import retry
+from django.conf import settings
+
+from ..core import names, retry
 from ..core.exceptions import InvalidMessage
 from ..core.retry import StorableRetry
 from ..core.text import shown
-from ..project import registry, validation
+from ..project import conf, registry, validation
 from ..project.message_options import MessageDict, OnConflict
 from ..record.sql.rows import ALIKE_FROM, NewMessage
 
+logger = logging.getLogger("django_delayq")
+
 # What other queues and the first guess call the arguments.
 _MEANT = {
-    **dict.fromkeys(("countdown", "schedule_in", "defer_by", "after"), "delay"),
-    **dict.fromkeys(("at", "eta", "run_at", "run_after", "schedule_at", "scheduled_at", "defer_until"), "due_at"),
+    **names.DELAYS,
+    **names.DUE_TIMES,
     **dict.fromkeys(("args", "kwargs", "data", "body", "message"), "payload"),
     **dict.fromkeys(("task_id", "job_id", "unique_key", "queueing_lock"), "key"),
     "expires_in": "expires",
@@ -64,19 +68,12 @@ _NAMES = MessageDict.__required_keys__ | MessageDict.__optional_keys__
 _OPTIONS = _NAMES - {"topic", "payload"}
 
 
-def _unknown(names: Iterable[Any]) -> str:
-    """Name arguments that do not exist, each with the one that is meant, if that can be guessed."""
-    said = []
-    for name in sorted(map(str, names)):
-        meant = _MEANT.get(name) or next(iter(get_close_matches(name, _NAMES, 1)), None)
-        said.append(f"{name[:40]} (write {meant})" if meant else name[:40])
-    return ", ".join(said)
-
-
 def checked(topic: str, payload: Any, options: Mapping[str, Any]) -> NewMessage:
     """Check the arguments of one call. Raises ``InvalidMessage``, and ``TypeError`` for an option that there is not."""
     if not options.keys() <= _OPTIONS:
-        raise TypeError(f"schedule_message() has no such argument: {_unknown(options.keys() - _OPTIONS)}")
+        raise TypeError(
+            f"schedule_message() has no such argument: {names.unknown(options.keys() - _OPTIONS, _NAMES, _MEANT)}"
+        )
     topic = validation.topic(topic)
     given = {name: value for name, value in options.items() if value is not None or name == "on_conflict"}
     if "delay" in given and "due_at" in given:
@@ -100,9 +97,34 @@ def checked(topic: str, payload: Any, options: Mapping[str, Any]) -> NewMessage:
     if new.key is None:
         _refuse_without_key(new)
     handler = registry.find(topic)
+    if settings.DEBUG:
+        _ask_of(new)
     if handler is None or (handler.limit_key is None and new.limit_key is None):
         return new
     return _with_limit_key(new, handler, payload, options.get("headers"))
+
+
+# What was asked already, so that each name is logged once.
+_asked: set[tuple[str, str]] = set()
+
+
+def _ask(what: str, name: str, known: Iterable[str]) -> None:
+    """Log a topic or a queue that this project does not know, if it knows one that is like it."""
+    like = None if (what, name) in _asked else names.near(name, known)
+    if like is not None:
+        _asked.add((what, name))
+        text = "A message is scheduled for the %s %s, which no code here names. Did you mean %s?"
+        logger.warning(text, what, name, like)
+
+
+def _ask_of(new: NewMessage) -> None:
+    """Log what is probably a typing error in the topic or the queue of a message."""
+    handlers = registry.handlers()
+    if new.topic not in handlers:
+        _ask("topic", new.topic, handlers)
+    queues = {*conf.get().QUEUES, conf.get().DEFAULT_QUEUE, *(one.queue for one in handlers.values() if one.queue)}
+    if new.queue not in queues:
+        _ask("queue", new.queue, queues)
 
 
 def _refuse_without_key(new: NewMessage) -> None:
@@ -183,6 +205,6 @@ class ManyChecks:
 
 def _of_dict(message: Mapping[str, Any]) -> NewMessage:
     if not message.keys() <= _NAMES:
-        raise InvalidMessage(f"unknown: {_unknown(message.keys() - _NAMES)}")
+        raise InvalidMessage(f"unknown: {names.unknown(message.keys() - _NAMES, _NAMES, _MEANT)}")
     options = {name: value for name, value in message.items() if name not in ("topic", "payload")}
     return checked(message["topic"], message.get("payload"), options)

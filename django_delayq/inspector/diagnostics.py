@@ -27,7 +27,7 @@ from ..record.sql.troubles import Trouble, trouble
 from . import stats
 from .lines import LimitState, Lines, longest_lines, waits_since
 from .migrations import pending_migrations
-from .unserved import queues_without_worker, topics_without_handler
+from .unserved import asked, queues_without_worker, topics_without_handler
 from .worker_list import list_workers
 
 # Messages, topics and queues that one finding names.
@@ -158,10 +158,10 @@ def _record(using: str, limits: Thresholds) -> Iterator[Finding]:
     if (lines := longest_lines(using, LINES_READ)).longest:
         yield _limited(lines, workers, limits)
     if topics := topics_without_handler(using, workers):
-        yield Finding("Topics", Level.WARN, f"no handler for {_some(topics)}")
+        yield Finding("Topics", Level.WARN, f"no handler for {_some(asked(topics))}")
     # Without any worker the finding "Workers" says all.
     if alive and (queues := queues_without_worker(using, workers)):
-        yield Finding("Queues", Level.WARN, f"no worker serves {_some(queues)}")
+        yield Finding("Queues", Level.WARN, f"no worker serves {_some(asked(queues))}")
     with translation.override(None):
         yield from extensions.findings(using, workers)
     if limits.max_dead is not None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
+from ..core.names import near
 from ..core.states import State
 from ..models import Message
 from ..models.workers import WorkerList, WorkerState
@@ -19,28 +21,49 @@ MESSAGES_PER_QUEUE = 50
 NEW = 60.0
 
 
-def topics_without_handler(using: str, workers: WorkerList) -> list[str]:
-    """Return the topics for which neither this project nor a live worker has a handler.
+def known_topics(workers: WorkerList) -> set[str]:
+    """Return the topics for which this project or a live worker has a handler."""
+    return set(registry.handlers()).union(*(worker.topics for worker in workers.of(WorkerState.ALIVE)))
+
+
+def served_queues(workers: WorkerList) -> set[str]:
+    """Return the queues that live workers with handlers serve."""
+    return {queue for worker in workers.of(WorkerState.ALIVE) if worker.topics for queue in worker.queues}
+
+
+def topics_without_handler(using: str, workers: WorkerList) -> dict[str, str | None]:
+    """Return the topics for which neither this project nor a live worker has a handler, by name.
+
+    Beside each stands the known topic that is like it, which may be the one that was meant, or None.
 
     They are those of the messages that are due next in each queue: the table may have any number of rows, and no index
     leads to the topics of waiting messages.
     """
-    known = set(registry.handlers()).union(*(worker.topics for worker in workers.of(WorkerState.ALIVE)))
+    known = known_topics(workers)
     queues = transitions.queues(using)
     limit = max(MESSAGES_PER_QUEUE, MESSAGES // max(1, len(queues)))
     found: set[str] = set()
     for queue in queues:
         rows = Message.objects.using(using).filter(state=State.SCHEDULED, queue=queue).order_by("due_at", "id")
         found.update(rows.values_list("topic", flat=True)[:limit])
-    return sorted(found - known)
+    return {topic: near(topic, known) for topic in sorted(found - known)}
 
 
-def queues_without_worker(using: str, workers: WorkerList) -> list[str]:
-    """Return the queues that hold messages and that no live worker with handlers serves."""
-    served = {queue for worker in workers.of(WorkerState.ALIVE) if worker.topics for queue in worker.queues}
+def queues_without_worker(using: str, workers: WorkerList) -> dict[str, str | None]:
+    """Return the queues that hold messages and that no live worker with handlers serves.
+
+    Beside each stands the served queue that is like it, or None.
+    """
+    served = served_queues(workers)
     since = workers.at - timedelta(seconds=NEW)
     unserved = [queue for queue in transitions.queues(using) if queue not in served]
-    return sorted(queue for queue in unserved if _created_at_of_next(using, queue) < since)
+    old = sorted(queue for queue in unserved if _created_at_of_next(using, queue) < since)
+    return {queue: near(queue, served) for queue in old}
+
+
+def asked(unserved: Mapping[str, str | None]) -> list[str]:
+    """Return the names, each with the question whether the one that is like it was meant."""
+    return [f"{name} (did you mean {like}?)" if like else name for name, like in unserved.items()]
 
 
 def _created_at_of_next(using: str, queue: str) -> datetime:

@@ -26,17 +26,23 @@ def list_handlers(command: common.DelayqCommand, using: str, options: dict[str, 
     handlers = [handler for _topic, handler in sorted(registry.handlers().items())]
     unhandled = _unhandled(command, using)
     if options["json"]:
-        command.say_json(database=using, handlers=[_plain(handler) for handler in handlers], unhandled=unhandled)
+        command.say_json(
+            database=using,
+            handlers=[_plain(handler) for handler in handlers],
+            unhandled=None if unhandled is None else [*unhandled],
+        )
     elif handlers:
         for line in _table([HEAD, *map(_row, handlers)]):
             command.say(line)
     else:
         command.say("This project has no handlers.")
-    for topic in unhandled or ():
-        command.stderr.write(f"Messages of topic {topic} wait, and no handler is known for it.", command.style.WARNING)
+    for topic, like in (unhandled or {}).items():
+        meant = f" Did you mean {like}?" if like else ""
+        text = f"Messages of topic {topic} wait, and no handler is known for it.{meant}"
+        command.stderr.write(text, command.style.WARNING)
 
 
-def _unhandled(command: common.DelayqCommand, using: str) -> list[str] | None:
+def _unhandled(command: common.DelayqCommand, using: str) -> dict[str, str | None] | None:
     """Return the topics that nobody handles; None when the database cannot be asked, which is no error here."""
     try:
         return topics_without_handler(using, list_workers(using, transitions.now(using)))

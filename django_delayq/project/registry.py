@@ -8,14 +8,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from types import MethodType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeVar
 
 from asgiref.sync import iscoroutinefunction
 from django.conf import settings
 from django.core.exceptions import AppRegistryNotReady
 from django.utils.module_loading import autodiscover_modules, import_string
 
-from ..core import limits, retry
+from ..core import limits, names, retry
 from ..core.durations import Duration
 from ..core.exceptions import HandlerConflict, InvalidMessage
 from . import conf, validation
@@ -182,6 +182,36 @@ def no_calls() -> Any:
 calls: Callable[[], Any] = no_calls
 
 
+# What other queues call the arguments of ``handler``.
+MEANT = {
+    **dict.fromkeys(
+        (
+            "max_retries",
+            "max_attempts",
+            "attempts",
+            "retries",
+            "retry_delay",
+            "retry_backoff",
+            "retry_backoff_max",
+            "retry_jitter",
+            "retry_kwargs",
+            "autoretry_for",
+            "default_retry_delay",
+        ),
+        "retry",
+    ),
+    **dict.fromkeys(("time_limit", "soft_time_limit", "job_timeout"), "timeout"),
+    **dict.fromkeys(("concurrency", "max_concurrency"), "limit"),
+    **dict.fromkeys(("name", "task"), "topic"),
+    "rate_limit": "rate",
+    "queue_name": "queue",
+    "result_ttl": "keep_result",
+    # The function gets the message as its only argument, and what is delivered is acknowledged when that has returned.
+    **dict.fromkeys(("bind", "base", "acks_late", "reject_on_worker_lost", "ignore_result"), names.NOTHING),
+}
+
+
+@names.with_hints(MEANT, "@handler")
 def handler(
     topic: str,
     *,
@@ -277,7 +307,18 @@ def _schedulable(topic: str, function: Any) -> Any:
     function.topic = _SEVERAL if has_others else topic
     function.schedule = MethodType(RegisteredHandler.schedule, function)
     function.aschedule = MethodType(RegisteredHandler.aschedule, function)
+    for name in _METHODS_OF_TASKS - vars(function).keys():
+        setattr(function, name, MethodType(_refuse_to_enqueue, function))
     return function
+
+
+# The methods by which other queues enqueue a decorated function.
+_METHODS_OF_TASKS = {"delay", "apply_async"}
+
+
+def _refuse_to_enqueue(function: Any, *args: Any, **kwargs: Any) -> NoReturn:
+    name = function.__name__
+    raise AttributeError(f"{name} is a handler: schedule its message with {name}.schedule(payload, delay=…)")
 
 
 # The topic of a function that handles several: none of them is its own.

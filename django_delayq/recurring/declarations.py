@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from django.core.exceptions import ImproperlyConfigured
 from django.core.serializers.json import DjangoJSONEncoder
 
+from ..core import names
 from ..core.durations import Duration
 from ..core.exceptions import InvalidMessage
 from ..project import registry
@@ -48,6 +49,7 @@ class Mistake:
 _declared: list[Declaration] = []
 
 
+@names.with_hints(definition.MEANT, "@recurring")
 def recurring(
     cron: str | None = None,
     *,

@@ -33,6 +33,23 @@ SPAN_LENGTH = 40
 SKIPPED_AFTER = timedelta(minutes=1)
 
 
+# What other queues call the arguments of a schedule.
+MEANT = {
+    **dict.fromkeys(
+        ("minute", "hour", "day_of_week", "day_of_month", "month_of_year", "month", "day", "crontab"),
+        'cron, such as "0 3 * * *"',
+    ),
+    **dict.fromkeys(
+        ("seconds", "minutes", "hours", "days", "interval", "period", "run_every", "schedule"), 'every, such as "10m"'
+    ),
+    **dict.fromkeys(("args", "kwargs"), "payload"),
+    **dict.fromkeys(("timezone", "time_zone"), "tz"),
+    "start_time": "starts_at",
+    "end_time": "ends_at",
+    "task": "topic",
+}
+
+
 class Missed(models.TextChoices):
     """The ways to treat occurrences that nobody could deliver, as while no worker ran."""
 

@@ -18,6 +18,7 @@ from django.db.models import Exists, OuterRef, Q
 
 from ..api.actions import CANCEL
 from ..api.scheduling import schedule_message, schedule_messages
+from ..core import names
 from ..core.durations import Duration
 from ..core.exceptions import InvalidMessage, KeyConflict
 from ..core.states import State
@@ -48,6 +49,7 @@ WAITS = Q(state=State.SCHEDULED, deliveries=0)
 # --- the API ----------------------------------------------------------------------------------------------------------
 
 
+@names.with_hints(definitions.MEANT)
 def create_schedule(
     name: str,
     topic: str,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -528,3 +529,28 @@ def test_a_cancel_that_is_rolled_back_changes_nothing() -> None:
         raise Undo
     assert moves(id_) == ["scheduled"]
     assert cancel_message(id_).verdict == Verdict.CANCELLED
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "hint"),
+    [
+        (reschedule_message, "countdown", " (write delay)"),
+        (reschedule_message, "eta", " (write due_at)"),
+        (requeue_message, "countdown", " (write delay)"),
+        (cancel_message, "task_id", " (write target)"),
+        (cancel_message, "terminate", " (leave it out)"),
+        (run_message, "raeson", " (write reason)"),
+    ],
+)
+def test_an_argument_that_does_not_exist_names_the_one_that_is_meant(
+    call: Callable[..., Any], name: str, hint: str
+) -> None:
+    for each in (call, async_to_sync(getattr(actions, f"a{call.__name__}"))):
+        with pytest.raises(TypeError, match=rf"^{call.__name__}\(\) has no such argument: {re.escape(name + hint)}$"):
+            each(later(), **{name: 5})
+
+
+def test_a_key_in_the_place_of_an_id_is_refused_with_the_way_to_write_it() -> None:
+    later(key="order-17")
+    with pytest.raises(InvalidMessage, match=r"to name a message by its key, write topic= and key=$"):
+        cancel_message("order-17")

@@ -456,3 +456,34 @@ def test_any_payload_that_is_accepted_is_stored_and_delivered_as_it_was(payload:
     delivered = claim(one.pk, many.pk)
     assert len(delivered) == 2
     assert all(same(row.payload, payload) for row in delivered)
+
+
+@pytest.fixture
+def _debug(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings.DEBUG = True
+    settings.DELAYQ = {**settings.DELAYQ, "QUEUES": ["default", "mails"]}
+    monkeypatch.setattr(new_messages, "_asked", set())
+    monkeypatch.setattr(registry, "_handlers", {})
+    handler("orders.close", queue="invoices")(lambda message: None)
+
+
+@pytest.mark.usefixtures("_debug")
+def test_a_name_like_a_known_one_is_asked_for_once_in_development(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        schedule_message("order.close")
+        schedule_messages([{"topic": "orders.close", "queue": queue} for queue in ("mails", "mail", "invoice")])
+    assert [record.getMessage() for record in caplog.records if "Did you mean" in record.getMessage()] == [
+        "A message is scheduled for the topic order.close, which no code here names. Did you mean orders.close?",
+        "A message is scheduled for the queue mail, which no code here names. Did you mean mails?",
+        "A message is scheduled for the queue invoice, which no code here names. Did you mean invoices?",
+    ]
+
+
+@pytest.mark.usefixtures("_debug")
+def test_no_name_is_asked_for_in_production_nor_one_that_is_like_none(
+    settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    schedule_message("mail.send", queue="elsewhere")
+    settings.DEBUG = False
+    schedule_message("order.close", queue="mail")
+    assert "Did you mean" not in caplog.text

@@ -262,3 +262,15 @@ def test_settings_without_redis_pass_the_checks(settings: Any) -> None:
 def test_an_option_of_another_check_is_refused(words: list[str], refusal: str) -> None:
     ran = run("delayq_check", *words)
     assert (ran.code, ran.err) == (2, refusal)
+
+
+def test_a_misspelt_topic_or_queue_is_found_with_the_one_that_is_like_it() -> None:
+    Worker.objects.update(topics=["orders.close"], queues=["default", "mails"])
+    schedule(1, topic="order.close", queue="mail")
+    Message._base_manager.update(created_at=timezone.now() - timedelta(seconds=90))
+    out = run("delayq_check").out
+    assert "Topics: no handler for order.close (did you mean orders.close?)\n" in out
+    assert "Queues: no worker serves mail (did you mean mails?)\n" in out
+    assert "of topic order.close wait, and no handler is known for it. Did you mean orders.close?" in (
+        run("delayq_check", "handlers").err
+    )

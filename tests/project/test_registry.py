@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import re
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial, wraps
@@ -336,3 +337,44 @@ def test_a_handler_that_wraps_another_one_has_a_topic_of_its_own() -> None:
     assert (inner.topic, outer.topic) == (TOPIC, TOPIC + ".outer")
     assert vars(outer)["schedule"].__self__ is outer
     assert vars(inner)["schedule"].__self__ is inner
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("max_retries", " (write retry)"),
+        ("autoretry_for", " (write retry)"),
+        ("bind", " (leave it out)"),
+        ("time_limit", " (write timeout)"),
+        ("rate_limit", " (write rate)"),
+        ("timeuot", " (write timeout)"),
+        ("zzz", ""),
+    ],
+)
+def test_an_option_that_does_not_exist_names_the_one_that_is_meant(name: str, hint: str) -> None:
+    given: Any = {name: 3}
+    with pytest.raises(TypeError, match=rf"^@handler has no such argument: {re.escape(name + hint)}$"):
+        handler(TOPIC, **given)
+    assert registry.find(TOPIC) is None
+
+
+@pytest.mark.parametrize("name", ["delay", "apply_async"])
+def test_a_handler_that_is_called_as_a_task_says_how_to_schedule_its_message(name: str) -> None:
+    close: Any = handler(TOPIC)(at_module_level)
+    words = "at_module_level is a handler: schedule its message with at_module_level.schedule(payload, delay=…)"
+    with pytest.raises(AttributeError, match=f"^{re.escape(words)}$"):
+        getattr(close, name)(5, countdown=3)
+
+
+def test_a_function_that_has_a_delay_of_its_own_keeps_it() -> None:
+    def close(message: object) -> None: ...
+
+    close.delay = 5  # type: ignore[attr-defined]
+    handler(TOPIC)(close)
+    assert vars(close)["delay"] == 5
+
+
+def test_what_other_queues_call_the_options_is_no_option_and_means_one() -> None:
+    names = inspect.signature(handler).parameters.keys()
+    assert not registry.MEANT.keys() & names
+    assert set(registry.MEANT.values()) <= {*names, ""}

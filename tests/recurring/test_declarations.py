@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from types import FunctionType
 from typing import Any
@@ -421,3 +422,21 @@ def test_only_workers_with_the_role_have_the_services() -> None:
     made = services.RecurringExtension(DB, "w")
     assert list(made.services(frozenset({"consumer"}))) == []
     assert [service.name for service in made.services(frozenset({"scheduler"}))] == ["declarer", "scheduler"]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("hour", ' (write cron, such as "0 3 * * *")'),
+        ("day_of_week", ' (write cron, such as "0 3 * * *")'),
+        ("minutes", ' (write every, such as "10m")'),
+        ("kwargs", " (write payload)"),
+        ("evry", " (write every)"),
+    ],
+)
+def test_an_argument_that_does_not_exist_names_the_one_that_is_meant(name: str, hint: str) -> None:
+    given: Any = {name: 3}
+    with pytest.raises(TypeError, match=rf"^@recurring has no such argument: {re.escape(name + hint)}$"):
+        recurring(**given)
+    with pytest.raises(TypeError, match=rf"^create_schedule\(\) has no such argument: {re.escape(name + hint)}$"):
+        create_schedule("s", "t.ok", **given)

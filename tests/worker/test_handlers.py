@@ -138,6 +138,13 @@ def test_a_topic_without_a_handler_waits_for_a_worker_that_has_one(start: Start)
     assert old.count("No handler for topic t.new") == 1
 
 
+def test_the_log_asks_whether_a_known_topic_was_meant(start: Start) -> None:
+    worker = start("--threads", "1")
+    schedule_message("t.deadlok")
+    worker.wait_for("No handler for topic t.deadlok here; its messages are left for another worker. Did you mean t.de")
+    assert worker.count("Did you mean t.deadlock?") == 1
+
+
 def test_messages_of_a_new_topic_go_from_old_workers_to_a_new_one_at_once(
     redis_client: redis.Redis, start: Start, configure: Callable[..., None]
 ) -> None:

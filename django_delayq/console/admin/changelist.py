@@ -13,11 +13,14 @@ from django.contrib.admin.views.main import PAGE_VAR, SEARCH_VAR, ChangeList
 from django.db.models import F, QuerySet
 from django.http import HttpRequest
 
-from ...inspector import lines
+from ...core import names
+from ...inspector import lines, unserved
 from ...inspector.numbers import Capped
+from ...inspector.worker_list import list_workers
 from ...models import Message
 from ...record import transitions
 from ..search import listing
+from ..search.language import Search, term_text
 from ..search.listing import Listing, StateCounts
 from ..search.payloads import StoredSize, small
 from ..statements import TooSlow
@@ -50,6 +53,8 @@ class MessageList(ChangeList):
     slow: bool
     # Searches in payloads for an e-mail address that is no key: texts and query strings.
     suggestions: list[tuple[str, str]]
+    # Searches for a topic or a queue that is like the one of a search without results: texts and query strings.
+    near: list[tuple[str, str]]
     # An attribute of Django's that its types do not declare.
     filter_specs: list[Any]
 
@@ -79,9 +84,8 @@ class MessageList(ChangeList):
         address = next(filter(addresses.is_address, self.asked.bare), "")
         if address and not ids:
             texts = addresses.searches(rows, address)
-            self.suggestions = [
-                (text, f"?{urlencode({search_box.TAB_VAR: 'all', SEARCH_VAR: text})}") for text in texts
-            ]
+            self.suggestions = [_link(text) for text in texts]
+        self.near = [] if ids else _near(rows.db, self.asked.box)
         now = transitions.now(rows.db)
         self.counts = listing.counts(rows, self.asked.box, now)
         self.result_list = _rows(rows, ids[: self.list_per_page])
@@ -168,6 +172,25 @@ class MessageList(ChangeList):
                 shown = "" if count is None or (count.more and not count.count) else str(count)
             query = self.get_query_string({search_box.TAB_VAR: tab.name}, [PAGE_VAR, search_box.LONGER_VAR])
             yield TabLink(str(tab.label), query, shown, here, tab.name == "overdue" and bool(count and count.count))
+
+
+def _link(text: str) -> tuple[str, str]:
+    """Return a search with its query string."""
+    return text, f"?{urlencode({search_box.TAB_VAR: 'all', SEARCH_VAR: text})}"
+
+
+def _near(using: str, search: Search) -> list[tuple[str, str]]:
+    """Return searches for what is like the topic and the queue of a search, if these may be typing errors."""
+    if search.topic is None and search.queue is None:
+        return []
+    workers = list_workers(using, transitions.now(using))
+    found = []
+    if search.topic is not None and (topic := names.near(search.topic, unserved.known_topics(workers))):
+        found.append(_link(term_text("topic", topic)))
+    queues = unserved.served_queues(workers).union(transitions.queues(using))
+    if search.queue is not None and (queue := names.near(search.queue, queues)):
+        found.append(_link(term_text("queue", queue)))
+    return found
 
 
 def _seconds(milliseconds: int) -> str:

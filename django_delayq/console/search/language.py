@@ -78,6 +78,8 @@ class Term:
     selective: bool = False
     # The only queue that can match; None: any.
     queue: str | None = None
+    # The only topic that can match; None: any.
+    topic: str | None = None
     # The names of the path that it reads in payloads.
     payload_names: tuple[str, ...] = ()
     # The column that the term limits to a range, for indexes that begin with it.
@@ -117,6 +119,11 @@ class Search:
     def queue(self) -> str | None:
         """The only queue that can match; None: any."""
         return next((term.queue for term in self.terms if term.queue is not None), None)
+
+    @property
+    def topic(self) -> str | None:
+        """The only topic that can match; None: any."""
+        return next((term.topic for term in self.terms if term.topic is not None), None)
 
     @property
     def payload_names(self) -> frozenset[str]:
@@ -327,7 +334,7 @@ def _key(name: str, value: Value, now: datetime) -> Term:
 
 
 def _topic(name: str, value: Value, now: datetime) -> Term:
-    return Term(*_of_text("topic", _("topic"), value))
+    return Term(*_of_text("topic", _("topic"), value), topic=value.text if value.prefix is None else None)
 
 
 def _queue(name: str, value: Value, now: datetime) -> Term:
@@ -466,7 +473,7 @@ def _resolved(term: Term, using: str) -> Term:
     value = Value(term.key_or_topic, quoted=True)
     if is_key:
         return Term(*_of_text("key", _("key"), value), selective=True)
-    return Term(*_of_text("topic", _("topic"), value))
+    return Term(*_of_text("topic", _("topic"), value), topic=value.text)
 
 
 def _unknown(term: Term) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import reduce
 from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
+from ...core import names
 from ...core.durations import Duration
 from ...core.exceptions import HandlerConflict
 from ...core.retry import RetryLike, RetryPolicy
@@ -30,6 +31,7 @@ class TaskOptions(TypedDict, total=False):
 
 
 _NAMES = sorted(TaskOptions.__annotations__)
+_MEANT = {name: meant for name, meant in registry.MEANT.items() if meant in _NAMES}
 # Where a function keeps what ``options`` has given it.
 _ATTRIBUTE = "delayq_options"
 _known: dict[str, AnyTask] = {}
@@ -58,8 +60,9 @@ def options(*, topic: str | None = None, **terms: Unpack[TaskOptions]) -> Callab
 
 def checked(terms: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options as a dict. Raises ``TypeError`` and ``ValueError`` for options that cannot be."""
-    if unknown := sorted(map(str, terms.keys() - set(_NAMES))):
-        raise TypeError(f"a task has no option {', '.join(unknown)}; it has {', '.join(_NAMES)}")
+    if unknown := terms.keys() - set(_NAMES):
+        said = names.unknown(unknown, _NAMES, _MEANT)
+        raise TypeError(f"a task has no option {said}; it has {', '.join(_NAMES)}")
     # This checks the values, and registers nothing.
     registry.handler("task", **terms)
     return dict(terms)

@@ -69,7 +69,10 @@ class Command(BaseCommand):
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
         epilog = "Apps add options of their own, which there are only while the app is in INSTALLED_APPS."
-        return super().create_parser(prog_name, subcommand, epilog=epilog, **kwargs)
+        parser = super().create_parser(prog_name, subcommand, epilog=epilog, **kwargs)
+        refuse = parser.error
+        parser.error = lambda message: refuse(_with_hints(message))  # type: ignore[method-assign]
+        return parser
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
@@ -350,6 +353,27 @@ def _queues(given: Sequence[tuple[str, int]]) -> tuple[tuple[str, ...], tuple[in
             "Give all queues a weight (--queue a=3 --queue b=1), or none (strict order).", returncode=common.USAGE
         )
     return names, weights
+
+
+# What the workers of other queues call the options.
+_MEANT = {
+    **dict.fromkeys(("-c", "--concurrency", "--worker-threads"), "--threads"),
+    **dict.fromkeys(("-Q", "-q", "--queues"), "--queue"),
+    **dict.fromkeys(("-l", "--loglevel", "--log-level"), "-v 2"),
+    **dict.fromkeys(("-B", "--beat"), "--roles"),
+    **dict.fromkeys(("-P", "--pool", "--autoscale"), "--processes and --threads"),
+    **dict.fromkeys(("-w", "--workers"), "--processes"),
+    "-n": "--worker-name",
+    "--burst": "--once",
+    "--max-jobs": "--max-messages",
+}
+
+
+def _with_hints(error: str) -> str:
+    """Add to an error of the command line what to write instead of an option that another queue has."""
+    flags = [word.partition("=")[0] for word in error.split()]
+    hints = [f"instead of {flag} write {_MEANT[flag]}" for flag in flags if flag in _MEANT]
+    return "; ".join([error, *hints])
 
 
 def _weight(name: str, text: str) -> int:

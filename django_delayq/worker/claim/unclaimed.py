@@ -12,6 +12,7 @@ from ...broker.base import Broker, Entry
 from ...broker.publisher import by_queue
 from ...core.clock import from_tenths
 from ...core.exceptions import BrokerUnavailable
+from ...core.names import near
 from ...core.states import State
 from ...project import registry
 from ...record import transitions
@@ -121,7 +122,9 @@ class Unclaimed:
         if topic not in self._unknown and registry.find(topic) is None:
             self._unknown.add(topic)
             self.claim_ahead.leave_to_others()
-            logger.warning("No handler for topic %s here; its messages are left for another worker", topic)
+            like = near(topic, registry.handlers())
+            hint = f". Did you mean {like}?" if like else ""
+            logger.warning("No handler for topic %s here; its messages are left for another worker%s", topic, hint)
 
 
 class OrphanedClaims:

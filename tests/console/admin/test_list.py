@@ -538,3 +538,22 @@ def test_the_page_of_a_worker_offers_no_history(viewer: Client) -> None:
     detail = viewer.get(reverse("admin:delayq_worker_change", args=["alone"]))
     assert history not in detail.content.decode()
     assert viewer.get(history).status_code == 404
+
+
+def test_a_search_without_results_leads_to_the_names_that_are_like_its_own(viewer: Client) -> None:
+    alive: Any = {"started_at": now(samples.DB), "seen_at": now(samples.DB)}
+    Worker.objects.create(name="w", host="h", pid=1, topics=["orders.close"], queues=["mails"], **alive)
+    for search, near in (
+        ("topic:order.close queue:mail", ["topic:orders.close", "queue:mails"]),
+        ("order.close", ["topic:orders.close"]),
+        ("orders.close", []),
+        ("topic:order.*", []),
+        ("zzz", []),
+    ):
+        response = viewer.get(reverse(samples.LIST), {"q": search})
+        assert [text for text, _query in response.context["cl"].near] == near
+        assert ("Did you mean" in samples.text(response)) == bool(near)
+    wanted = schedule_message("orders.close", queue="mails")
+    [(_text, query)] = viewer.get(reverse(samples.LIST), {"q": "order.close"}).context["cl"].near
+    followed = viewer.get(reverse(samples.LIST) + query)
+    assert [row.pk for row in followed.context["cl"].result_list] == [wanted.pk]

@@ -133,7 +133,7 @@ def test_text_that_is_no_id_is_refused() -> None:
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ({"retries": 3}, "a task has no option retries; it has lease, retry, timeout, transactional"),
+        ({"retries": 3}, "a task has no option retries .write retry.; it has lease, retry, timeout, transactional"),
         ({"retry": "often"}, "retry is a RetryPolicy"),
         ({"lease": 0}, "lease must be between"),
     ],

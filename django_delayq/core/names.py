@@ -1,0 +1,66 @@
+"""Names that somebody writes wrong, or knows from another queue, and the one that is meant."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# What another queue asks for and this one does without.
+NOTHING = ""
+
+# Names of a delay and of a due time in other queues.
+DELAYS = dict.fromkeys(("countdown", "schedule_in", "defer_by", "after"), "delay")
+DUE_TIMES = dict.fromkeys(("at", "eta", "run_at", "run_after", "schedule_at", "scheduled_at", "defer_until"), "due_at")
+
+
+def near(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that is most like ``name``; None when none is like it, or ``name`` itself is known."""
+    known = set(known)
+    return None if name in known else _like(name, known, 0.75)
+
+
+def _like(name: str, known: Iterable[str], share: float) -> str | None:
+    """Return the known name that has the most in common with ``name``: at least this share of its letters."""
+    # Only a mistake needs this module.
+    from difflib import get_close_matches
+
+    return next(iter(get_close_matches(name, sorted(known), 1, share)), None)
+
+
+def unknown(names: Iterable[Any], known: Iterable[str], meant: Mapping[str, str]) -> str:
+    """Name arguments that do not exist, each with what to write instead, if that can be guessed."""
+    known = set(known)
+    said = []
+    for name in sorted(map(str, names)):
+        instead = meant.get(name)
+        if instead is None:
+            instead = _like(name, known, 0.6)
+        hint = "" if instead is None else f" (write {instead})" if instead else " (leave it out)"
+        said.append(name[:40] + hint)
+    return ", ".join(said)
+
+
+def with_hints(meant: Mapping[str, str], called: str = "") -> Callable[[F], F]:
+    """Have a function that is called with an argument which it does not have say what to write instead.
+
+    ``meant`` has names of other queues, and ``called`` the function as the caller writes it. Raises ``TypeError``, as
+    Python does.
+    """
+
+    def decorate(function: F) -> F:
+        known = inspect.signature(function).parameters.keys()
+        name = called or f"{function.__name__}()"
+
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not kwargs.keys() <= known:
+                raise TypeError(f"{name} has no such argument: {unknown(kwargs.keys() - known, known, meant)}")
+            return function(*args, **kwargs)
+
+        return cast(F, call)
+
+    return decorate

@@ -1,0 +1,27 @@
+"""The command line of ``run_delayq``: what it refuses, and the hints that it gives."""
+
+from __future__ import annotations
+
+import pytest
+
+from .conftest import run
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["--concurrency", "4"], "instead of --concurrency write --threads"),
+        (["--concurrency=4"], "instead of --concurrency write --threads"),
+        (["-c", "4"], "instead of -c write --threads"),
+        (["-Q", "mail"], "instead of -Q write --queue"),
+        (["--beat"], "instead of --beat write --roles"),
+    ],
+)
+def test_an_option_of_another_queue_is_refused_with_the_one_that_is_meant(words: list[str], hint: str) -> None:
+    ran = run("run_delayq", *words)
+    assert ran.code != 0
+    assert ran.err.endswith(f"unrecognized arguments: {' '.join(words)}; {hint}")
+
+
+def test_an_option_that_nobody_has_is_refused_without_a_hint() -> None:
+    assert run("run_delayq", "--zzz").err.endswith("unrecognized arguments: --zzz")
