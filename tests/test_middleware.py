@@ -482,8 +482,8 @@ def test_the_exception_of_a_handler_is_logged_as_the_settings_say(
 def test_a_worker_with_verbosity_2_logs_whole_errors(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(reporting, "_whole_errors", False)
-    reporting.log_whole_errors()
+    monkeypatch.setattr(reporting, "_is_verbose", False)
+    reporting.be_verbose()
     run(fail, retry=False)
     assert SECRET in caplog.text
 

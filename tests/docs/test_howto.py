@@ -433,7 +433,7 @@ def test_the_examples_of_monitoring_see_a_success_and_a_failure(
     try:
         schedule_message("docs.ok")
         schedule_message("orders.close")
-        with caplog.at_level(logging.INFO, "django_delayq"):
+        with caplog.at_level(logging.DEBUG, "django_delayq"):
             deliver()
     finally:
         for signal in (message_dead, message_delivered, message_retried, message_succeeded):
@@ -446,9 +446,11 @@ def test_the_examples_of_monitoring_see_a_success_and_a_failure(
         "delayq.orders.close.lateness",
     ]
     lines = [json.loads(names["JsonFormatter"]().format(record)) for record in caplog.records]
-    events = {line["topic"]: line["event"] for line in lines if "event" in line}
+    events = {line["topic"]: line["event"] for line in lines if "topic" in line}
     assert events == {"docs.ok": "consumed", "orders.close": "retried"}
-    assert {"id", "topic", "delivery"} <= next(line for line in lines if "event" in line).keys()
+    assert all({"id", "delivery"} <= line.keys() for line in lines if "topic" in line)
+    [counted] = [line for line in lines if line.get("event") == "counted"]
+    assert (counted["queue"], counted["consumed"], counted["retried"]) == ("default", 1, 1)
 
 
 def test_the_context_of_the_log_reaches_the_handler_and_the_line_of_its_failure(run_page: Run, settings: Any) -> None:

@@ -29,7 +29,7 @@ from ...record.sql import has_one_writer
 from ...record.sql.troubles import Trouble, in_words, trouble
 from ...worker.parts.connections import leave_pools
 from ...worker.parts.lifetime import in_megabytes, resident_memory
-from ...worker.parts.reporting import log_whole_errors
+from ...worker.parts.reporting import be_verbose
 from ...worker.parts.roles import all_roles
 from ...worker.processes import output, plain_signals, reloading
 from ...worker.processes.once import OnceProcess
@@ -140,7 +140,7 @@ class Command(BaseCommand):
         _check_once(chosen, once=options["once"])
         _ensure_logging(options["verbosity"])
         if options["verbosity"] > 1:
-            log_whole_errors()
+            be_verbose()
         if not options["once"]:
             leave_pools()
         _check_tables(chosen.using)

@@ -21,20 +21,25 @@ from .delivery import Delivery
 
 logger = logging.getLogger("django_delayq")
 
-# True: this worker logs whole errors whatever the settings say.
-_whole_errors = False
+# True: this worker logs whole errors whatever the settings say, and a line for each message that is consumed.
+_is_verbose = False
 
 
-def log_whole_errors() -> None:
-    """Log the exceptions of handlers with their texts and tracebacks from now on, in this process and its children."""
-    global _whole_errors  # noqa: PLW0603
-    _whole_errors = True
+def be_verbose() -> None:
+    """Log whole errors and each consumed message from now on, in this process and its children."""
+    global _is_verbose  # noqa: PLW0603
+    _is_verbose = True
 
 
 def logs_whole_errors() -> bool:
     """Return whether the exceptions of handlers are logged with their texts and tracebacks."""
     chosen = conf.get().LOG_ERRORS
-    return _whole_errors or (django_settings.DEBUG if chosen is None else chosen)
+    return _is_verbose or (django_settings.DEBUG if chosen is None else chosen)
+
+
+def success_level() -> int:
+    """Return the level of the line for a message that is consumed."""
+    return logging.INFO if _is_verbose else logging.DEBUG
 
 
 def publish_scheduled(using: str, moves: Sequence[Moved]) -> None:
@@ -73,25 +78,28 @@ def report_delivered(delivery: Delivery) -> None:
         signals.emit(signals.message_delivered, Message, **arguments)
 
 
-def wants_successes() -> bool:
-    """Return whether anybody logs or receives successes."""
-    return logger.isEnabledFor(logging.INFO) or bool(signals.message_succeeded.receivers)
+def log_success(delivery: Delivery, runtime: float) -> None:
+    """Log a message that is consumed; its handler ran for ``runtime`` seconds."""
+    late, ran = delivery.lateness * 1000, runtime * 1000
+    # As ``log_event`` would, in a third of the time. A topic has no blanks.
+    line = (
+        f"message consumed id={delivery.id} topic={delivery.topic} delivery={delivery.deliveries}"
+        f" lateness_ms={late:.1f} runtime_ms={ran:.1f}"
+    )
+    facts = {
+        "id": delivery.id,
+        "topic": delivery.topic,
+        "delivery": delivery.deliveries,
+        "lateness_ms": late,
+        "runtime_ms": ran,
+    }
+    logger.log(success_level(), line, extra={"delayq_event": "consumed", "delayq": facts})
 
 
-def report_success(using: str, delivery: Delivery, ended_mono: float) -> None:
-    """Log and signal a success that is recorded; its handler ended at ``ended_mono``."""
-    runtime = ended_mono - delivery.started_mono
-    if logger.isEnabledFor(logging.INFO):
-        log_event(
-            logging.INFO,
-            "consumed",
-            delivery,
-            lateness_ms=delivery.lateness * 1000,
-            runtime_ms=runtime * 1000,
-        )
-    if signals.message_succeeded.receivers:
-        arguments = signals.message_arguments(delivery, using)
-        signals.emit(signals.message_succeeded, Message, delivery=delivery.deliveries, runtime=runtime, **arguments)
+def signal_success(using: str, delivery: Delivery, runtime: float) -> None:
+    """Signal a success that is recorded; its handler ran for ``runtime`` seconds."""
+    arguments = signals.message_arguments(delivery, using)
+    signals.emit(signals.message_succeeded, Message, delivery=delivery.deliveries, runtime=runtime, **arguments)
 
 
 def report_failure(

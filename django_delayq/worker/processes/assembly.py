@@ -101,6 +101,6 @@ def assemble(
         dict(zip(options.queues, options.weights, strict=True)) if options.weights else None,
         on_idle,
     )
-    recorder.meanwhile = ServiceTurns([LeaseRenewer(using, pool)])
+    recorder.meanwhile = ServiceTurns([LeaseRenewer(using, pool), recorder.log])
     reaper = Reaper(using, f"worker:{name}", extensions)
     return Parts(options, name, budget, extensions, brokers, queues, recorder, pool, consumer, reaper)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from django.db import DataError, IntegrityError
 from django.db import Error as DatabaseError
 
+from ... import signals
 from ...core import failpoints
 from ...core.outcomes import Ack, GiveUp, Outcome, Recorded, Release, Retry
 from ...core.states import State
@@ -21,8 +22,9 @@ from ...record.sql.rows import Failure, Success
 from ...record.sql.troubles import in_words
 from ..parts import connections
 from ..parts.delivery import Delivery
-from ..parts.reporting import publish_scheduled, report_failure, report_success, wants_successes
+from ..parts.reporting import publish_scheduled, report_failure, signal_success
 from ..parts.service import ServiceTurns, backoff
+from .outcome_log import OutcomeLog
 
 logger = logging.getLogger("django_delayq")
 
@@ -87,6 +89,7 @@ class Recorder(threading.Thread):
         # Set before the thread starts.
         self.meanwhile: ServiceTurns | None = None
         self.extensions = extensions
+        self.log = OutcomeLog()
         self._on_recorded = on_recorded
         self._pending: deque[Ended] = deque()
         self._locked: list[Ended] = []
@@ -155,6 +158,7 @@ class Recorder(threading.Thread):
                 if self._stopping and not self._pending:
                     return
         finally:
+            self.log.close()
             connections.close_all()
 
     def _tend(self) -> float | None:
@@ -241,9 +245,9 @@ class Recorder(threading.Thread):
         consumed = transitions.succeed(self.using, acks, wait=False)
         recorded = batch if len(consumed) == len(acks) else self._without_refused(batch, acks, consumed, again)
         self.extensions.consumed([ended.delivery for ended in recorded])
-        if wants_successes():
-            for ended in recorded:
-                report_success(self.using, ended.delivery, ended.at)
+        self.log.consumed([(ended.delivery, ended.at) for ended in recorded])
+        for ended in recorded if signals.message_succeeded.receivers else ():
+            signal_success(self.using, ended.delivery, ended.at - ended.delivery.started_mono)
 
     def _without_refused(
         self, batch: Sequence[Ended], acks: Sequence[Success], consumed: set[int], again: bool
@@ -271,6 +275,9 @@ class Recorder(threading.Thread):
         retried = {m.id: m for m in moved.values() if m.after == State.SCHEDULED and m.id in counted}
         self.extensions.retried(list(retried.values()))
         self.extensions.ended([m for m in moved.values() if m.id not in retried])
+        for m in moved.values():
+            outcome = "retried" if m.id in retried else m.after.value
+            self.log.count(m.queue, "released" if outcome == State.SCHEDULED else outcome)
         for ended, failure in zip(batch, failures, strict=True):
             if live.get(failure.id) == (State.RUNNING, failure.delivery):
                 self._locked.append(ended)

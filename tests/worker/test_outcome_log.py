@@ -1,0 +1,142 @@
+"""The log says once a minute what became of the deliveries of each queue, and of each message where that is asked."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+import pytest
+
+from django_delayq import schedule_message, schedule_messages
+from django_delayq.core.outcomes import Ack
+from django_delayq.core.states import State
+from django_delayq.worker.parts import reporting
+from django_delayq.worker.processes.assembly import Parts
+from django_delayq.worker.run.outcome_log import INTERVAL, OutcomeLog
+from django_delayq.worker.run.recorder import Recorder
+from tests.support.claims import claimed, state
+from tests.support.processes import Start
+from tests.support.record_of import states, wait_until_all
+from tests.support.workers import PATIENCE, eventually
+
+logger = logging.getLogger("django_delayq")
+
+pytestmark = pytest.mark.usefixtures("transactional_db")
+
+CONSUMED = r"INFO .*message consumed id=\d+ topic=t\.ok delivery=1 lateness_ms=\d+\.\d runtime_ms=\d+\.\d$"
+
+
+def counted(log: str, queue: str) -> dict[str, int]:
+    """Return what the lines about a queue count, all together."""
+    found: dict[str, int] = {}
+    for said in re.findall(rf"queue {queue}: (.*) in .*", log):
+        for number, outcome in re.findall(r"(\d[\d,]*) (\w+)", said):
+            found[outcome] = found.get(outcome, 0) + int(number.replace(",", ""))
+    return found
+
+
+def test_a_worker_counts_what_it_delivers_by_queue_and_has_no_line_for_each(start: Start) -> None:
+    worker = start("--threads", "2")
+    schedule_messages([{"topic": "t.ok"}] * 30)
+    schedule_messages([{"topic": "t.ok", "queue": "mail"}] * 2)
+    schedule_message("t.reject", queue="mail")
+    eventually(lambda: states() == {State.CONSUMED: 32, State.DEAD: 1}, "all are delivered")
+    assert worker.stop() == 0
+    assert counted(worker.log, "default") == {"consumed": 30}
+    assert counted(worker.log, "mail") == {"consumed": 2, "dead": 1}
+    assert worker.count("message consumed") == 0
+    assert worker.count("message dead") == 1
+
+
+def test_a_run_that_ends_when_nothing_is_due_says_what_it_delivered(start: Start) -> None:
+    schedule_messages([{"topic": "t.ok"}] * 3)
+    worker = start("--once")
+    assert worker.wait() == 0
+    assert counted(worker.log, "default") == {"consumed": 3}
+
+
+@pytest.mark.parametrize("more", [(), ("--once",)])
+def test_verbosity_2_brings_a_line_for_each_message_before_the_worker_ends(start: Start, more: tuple[str, ...]) -> None:
+    schedule_messages([{"topic": "t.ok"}] * 300)
+    worker = start("-v", "2", *more)
+    wait_until_all(State.CONSUMED, 300)
+    assert (worker.wait() if more else worker.stop()) == 0
+    assert worker.count(CONSUMED) == 300
+    assert counted(worker.log, "default") == {"consumed": 300}
+
+
+def consume(recorder: Recorder) -> list[str]:
+    """Have a recorder write the success of a message, and end. Return the events that it logged."""
+    seen: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: seen.append(getattr(record, "delayq_event", ""))  # type: ignore[method-assign]
+    (one,) = claimed("t.ok")
+    logger.addHandler(handler)
+    try:
+        recorder.submit(one, Ack(), "worker:w")
+        assert recorder.flush(PATIENCE)
+        recorder.stop()
+        recorder.join(PATIENCE)
+    finally:
+        logger.removeHandler(handler)
+    assert state(one) == State.CONSUMED
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("level", "verbose", "events"),
+    [
+        ("INFO", False, ["counted"]),
+        ("DEBUG", False, ["consumed", "counted"]),
+        ("INFO", True, ["consumed", "counted"]),
+        ("WARNING", True, []),
+    ],
+)
+def test_the_level_of_the_project_decides_what_is_logged(
+    recorder: Recorder,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    level: str,
+    verbose: bool,
+    events: list[str],
+) -> None:
+    monkeypatch.setattr(reporting, "_is_verbose", verbose)
+    caplog.set_level(level, "django_delayq")
+    assert consume(recorder) == events
+
+
+def test_a_log_of_the_project_that_raises_harms_no_outcome(
+    recorder: Recorder, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(record: logging.LogRecord) -> bool:
+        if getattr(record, "delayq_event", "") == "consumed":
+            raise LookupError("no such customer")
+        return True
+
+    caplog.set_level("DEBUG", "django_delayq")
+    logger.addFilter(refuse)
+    try:
+        assert consume(recorder) == ["counted"]
+    finally:
+        logger.removeFilter(refuse)
+    assert "LookupError: no such customer" in capsys.readouterr().err
+
+
+def test_the_counts_begin_anew_with_each_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "django_delayq")
+    log = OutcomeLog()
+    log.count("mail", "released")
+    log.count("mail", "consumed", 2000)
+    for _ in range(2):
+        assert log.tick() == INTERVAL
+    log.count("mail", "dead")
+    log.close()
+    assert [re.sub("in .*", "", record.getMessage()) for record in caplog.records] == [
+        "queue mail: 2,000 consumed, 1 released ",
+        "queue mail: 1 dead ",
+    ]
+
+
+def test_a_worker_logs_its_counts_while_it_runs(parts: Parts) -> None:
+    assert parts.recorder.meanwhile is not None
+    assert parts.recorder.log in parts.recorder.meanwhile.services
