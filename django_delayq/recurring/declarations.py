@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.serializers.json import DjangoJSONEncoder
@@ -20,22 +21,58 @@ from ..project import registry
 from . import definition
 from .definition import Definition, Missed
 
-F = TypeVar("F", bound=Callable[..., Any])
+
+class TaskLike(Protocol):
+    """A task of Django's task framework, which is no function but has one."""
+
+    @property
+    def func(self) -> Callable[..., Any]: ...
+
+
+F = TypeVar("F", bound=Callable[..., Any] | TaskLike)
 
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """One use of ``@recurring``, as it was written."""
+    """One use of ``@recurring``, as it was written: above a handler, or above a task with its arguments."""
 
-    function: Callable[..., Any]
+    decorated: Callable[..., Any] | TaskLike
     name: str | None
     topic: str | None
     options: dict[str, Any]
+    args: Sequence[Any] | None = None
+    kwargs: Mapping[str, Any] | None = None
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The function that runs: that of a task is behind it."""
+        decorated: Any = self.decorated
+        function: Callable[..., Any] = getattr(decorated, "func", decorated)
+        return function
 
     @property
     def place(self) -> str:
         """The function, in words."""
         return f"{self.function.__module__}.{getattr(self.function, '__qualname__', repr(self.function))}"
+
+    def given(self) -> dict[str, Any]:
+        """Return the options of the schedule. Raises ``InvalidMessage`` for arguments that the task cannot have."""
+        has_arguments = self.args is not None or self.kwargs is not None
+        if self.decorated is self.function:
+            if has_arguments:
+                raise InvalidMessage("args and kwargs are those of a task: give a handler a payload")
+            return self.options
+        if self.options["payload"] is not None:
+            if has_arguments:
+                raise InvalidMessage("give a task args and kwargs, or a payload that has them, not both")
+            return self.options
+        args, kwargs = [*(self.args or ())], {**(self.kwargs or {})}
+        context = [None] * bool(getattr(self.decorated, "takes_context", False))
+        try:
+            inspect.signature(self.function).bind(*context, *args, **kwargs)
+        except TypeError as error:
+            raise InvalidMessage(f"the task cannot be called with these args and kwargs: {error}") from None
+        return {**self.options, "payload": {"args": args, "kwargs": kwargs}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +95,8 @@ def recurring(
     name: str | None = None,
     topic: str | None = None,
     payload: Any = None,
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
     queue: str | None = None,
     priority: int | None = None,
     starts_at: datetime | None = None,
@@ -66,6 +105,8 @@ def recurring(
     expires: Duration | None = None,
 ) -> Callable[[F], F]:
     """Declare a schedule for the topic of the decorated handler: workers make a message for each of its times.
+
+    Above a ``@task`` of Django's task framework it enqueues the task, with ``args`` and ``kwargs``.
 
     ``cron``: an expression of five fields, or six with seconds first, read in the time zone ``tz`` (default
     ``TIME_ZONE``). Or ``every``: an interval such as ``"10m"``, counted from ``starts_at`` or else from 1970. The first
@@ -97,9 +138,9 @@ def recurring(
         "expires": expires,
     }
 
-    def declare(function: F) -> F:
-        _declared.append(Declaration(function, name, topic, options))
-        return function
+    def declare(decorated: F) -> F:
+        _declared.append(Declaration(decorated, name, topic, options, args, kwargs))
+        return decorated
 
     return declare
 
@@ -114,7 +155,7 @@ def collect() -> tuple[dict[str, Definition], list[Mistake]]:
         try:
             topic = declaration.topic or _topic_of(declaration)
             name = definition.name(declaration.name or topic)
-            made = definition.checked(topic, **declaration.options)
+            made = definition.checked(topic, **declaration.given())
             # A module that is imported again declares its schedules again.
             if places.setdefault(name, place) != place:
                 raise InvalidMessage(f"{places[name]} has a schedule {name!r} too: give one of them another name")
@@ -139,5 +180,6 @@ def _topic_of(declaration: Declaration) -> str:
     topics = topics or [found.topic for found in handlers if found.name == declaration.place]
     if len(topics) != 1:
         handles = f"handles {len(topics)} topics" if topics else "is no handler"
-        raise InvalidMessage(f"the function {handles}: put @handler beside @recurring, or give a topic")
+        beside = "put @handler beside @recurring, or @task below it, or give a topic"
+        raise InvalidMessage(f"the function {handles}: {beside}")
     return topics[0]

@@ -97,7 +97,8 @@ def register(task: AnyTask, terms: Mapping[str, Any], function: Callable[[Any], 
         raise InvalidTask(f"{task.module_path} cannot be a topic: {error}; give it one: @options(topic=…)") from None
     try:
         queue = validation.queue(task.queue_name)
-        registry.handler(topic, queue=queue, keep_result=True, **chosen)(function)
+        priority = int(task.priority)
+        registry.handler(topic, queue=queue, priority=priority, keep_result=True, **chosen)(function)
     except (ValueError, HandlerConflict) as error:
         raise InvalidTask(f"{task.module_path}: {error}") from error
     _known[topic] = task

@@ -26,7 +26,10 @@ from django_delayq.core.states import State
 from django_delayq.core.worker_options import Options
 from django_delayq.models import Message
 from django_delayq.record import transitions
+from django_delayq.recurring import declarations, recurring, run_schedule
+from django_delayq.recurring.services import Declarer
 from tests.app import tasks
+from tests.app.handlers import succeed
 from tests.app.models import Effect
 from tests.support.assembled import drain
 from tests.support.record_of import path_of
@@ -287,3 +290,72 @@ def test_a_receiver_that_raises_does_not_harm_the_task() -> None:
     finally:
         for signal in (task_started, task_finished):
             signal.disconnect(refuse)
+
+
+# --- again and again --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def _no_declarations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(declarations, "_declared", [])
+
+
+def run_on_schedule(task: Any) -> AnyResult:
+    """Write the declared schedules, run that of a task, and return the result."""
+    Declarer("default", "w").tick()
+    message = run_schedule(task.module_path)
+    deliver()
+    result: AnyResult = task.get_result(str(message.pk))
+    return result
+
+
+@pytest.mark.usefixtures("_no_declarations")
+def test_a_task_below_recurring_runs_with_its_arguments() -> None:
+    assert recurring("0 3 * * *", args=[20], kwargs={"other": 22})(tasks.add) is tasks.add
+    result = run_on_schedule(tasks.add)
+    assert (result.status, result.return_value, result.args) == (TaskResultStatus.SUCCESSFUL, 42, [20])
+
+
+@pytest.mark.usefixtures("_no_declarations")
+def test_a_recurring_task_has_its_own_queue_and_priority_and_may_have_no_arguments() -> None:
+    recurring(every="1h", name="greet", kwargs={"name": "Anna"})(tasks.greet)
+    recurring(every="1h", name="fail")(tasks.fail)
+    Declarer("default", "w").tick()
+    message = run_schedule("greet")
+    assert (message.queue, message.priority) == ("mails", 7)
+    assert message.payload == {"args": [], "kwargs": {"name": "Anna"}}
+    assert run_schedule("fail").payload == {"args": [], "kwargs": {}}
+
+
+@pytest.mark.usefixtures("_no_declarations")
+@pytest.mark.parametrize(
+    ("decorated", "options", "words"),
+    [
+        (tasks.add, {}, "cannot be called with these args and kwargs: missing a required argument: 'one'"),
+        (
+            tasks.add,
+            {"args": [1], "kwargs": {"one": 1}},
+            "cannot be called with these args and kwargs: multiple",
+        ),
+        (tasks.add, {"args": [1], "payload": {"args": [1], "kwargs": {}}}, "or a payload that has them, not both"),
+        (tasks.tell_attempt, {"args": [1, 2]}, "too many positional arguments"),
+        (succeed, {"args": [1]}, "args and kwargs are those of a task"),
+    ],
+)
+def test_a_recurring_task_that_could_not_run_is_a_mistake(decorated: Any, options: dict[str, Any], words: str) -> None:
+    recurring(every="1h", **options)(decorated)
+    [mistake] = declarations.collect()[1]
+    assert words in mistake.reason
+
+
+@pytest.mark.usefixtures("_no_declarations")
+def test_a_recurring_task_that_takes_its_context_is_called_with_it() -> None:
+    recurring(every="1h", args=[1])(tasks.tell_attempt)
+    result = run_on_schedule(tasks.tell_attempt)
+    assert result.return_value == [result.id, 1, 0]
+
+
+@pytest.mark.usefixtures("_no_declarations")
+def test_a_recurring_task_with_a_payload_made_by_hand_still_runs() -> None:
+    recurring(every="1h", topic=ADD, payload={"args": [1], "kwargs": {"other": 2}})(tasks.add)
+    assert run_on_schedule(tasks.add).return_value == 3
