@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
-from django.db import IntegrityError, router
+from django.db import IntegrityError, router, transaction
 
 from .. import middleware, signals
 from ..broker import publisher
@@ -28,6 +28,8 @@ from ..record.sql.moves import writing
 from ..record.sql.rows import Inserted, NewMessage, decoded
 from .actions import publish_moves
 from .new_messages import ManyChecks, checked
+
+T = TypeVar("T")
 
 # Messages that travel to the database together.
 INSERTED_TOGETHER = 5000
@@ -108,7 +110,7 @@ def schedule_messages(messages: Iterable[MessageDict], *, using: str | None = No
     """Schedule many messages at once, all or none; returns them in the same order.
 
     Each is a dict of ``schedule_message``'s arguments: ``{"topic": …, "payload": …, "delay": …}``. Up to five
-    thousand travel together to the database, and up to a thousand to Redis; those with a ``key`` go one by one.
+    thousand travel together to the database, and up to a thousand to Redis; those whose ``key`` is taken go one by one.
 
     Raises as ``schedule_message`` does; then nothing is written.
     """
@@ -135,17 +137,52 @@ def _schedule_all(using: str, checked: list[NewMessage]) -> list[Message]:
             with _without_garbage_collection():
                 for some in _parts(many, INSERTED_TOGETHER):
                     plain += _scheduled(using, transitions.insert_many(using, some, actor))
-        keys = [(new.topic, new.key, place) for place, new in enumerate(checked) if new.key is not None]
-        # Always in the same order, so that two such calls cannot wait for each other's keys in a circle.
-        for _topic, key, place in sorted(keys):
-            keyed[place] = _schedule_keyed(using, checked[place], key)
+        if len(news) < len(checked):
+            keyed = _schedule_all_keyed(using, checked, actor)
     if not keyed:
         return plain
     others = iter(plain)
     return [keyed.get(place) or next(others) for place in range(len(checked))]
 
 
-def _parts(news: Sequence[NewMessage], size: int) -> Iterator[Sequence[NewMessage]]:
+def _schedule_all_keyed(using: str, checked: Sequence[NewMessage], actor: str) -> dict[int, Message]:
+    """Schedule those messages that have a key; return them by their places.
+
+    Messages whose keys are free are written together, and the others one by one: each asks what is in its way.
+    """
+    # Keys are taken always in the same order, so that two such calls cannot wait for each other's in a circle.
+    keys = sorted((new.topic, new.key, place) for place, new in enumerate(checked) if new.key is not None)
+    changing = {(topic, key) for topic, key, place in keys if _changes(checked[place])}
+    taken = transitions.lock_keys(using, [(topic, key) for topic, key, _place in keys], changing)
+    first: dict[tuple[str, str], int] = {}
+    for topic, key, place in keys:
+        if (topic, key) not in taken and actors.own_message(using, topic, key) is None:
+            first.setdefault((topic, key), place)
+    done: dict[int, Message] = {}
+    for places in _parts([*first.values()], INSERTED_TOGETHER):
+        done |= zip(places, _scheduled(using, _insert_free(using, [checked[n] for n in places], actor)), strict=False)
+    for _topic, key, place in keys:
+        if place not in done:
+            done[place] = _schedule_keyed(using, checked[place], key)
+    return done
+
+
+def _changes(new: NewMessage) -> bool:
+    """Tell whether the call locks the waiting message that holds its key."""
+    is_to_wait = new.on_conflict == OnConflict.KEEP and new.key_deliveries is not None
+    return is_to_wait or new.on_conflict in (OnConflict.REPLACE, OnConflict.DEBOUNCE)
+
+
+def _insert_free(using: str, news: Sequence[NewMessage], actor: str) -> list[tuple[NewMessage, Inserted]]:
+    """Write messages whose keys were free a moment ago; write none when another transaction has just taken one."""
+    try:
+        with transaction.atomic(using=using):
+            return [*transitions.insert_many(using, news, actor)] if news else []
+    except IntegrityError:
+        return []
+
+
+def _parts(news: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     """Return the messages in parts of this size."""
     return (news[start : start + size] for start in range(0, len(news), size))
 

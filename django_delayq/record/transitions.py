@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from django.db import IntegrityError, connections, transaction
 from django.db.models import Exists, OuterRef, Q, QuerySet
@@ -20,15 +20,17 @@ from django.db.models import Exists, OuterRef, Q, QuerySet
 from ..core import actors, failpoints
 from ..core.clock import ceil_tenth, to_us
 from ..core.record_clock import record_clock
-from ..core.states import LIVE, REQUEUEABLE, State
+from ..core.states import FINAL, LIVE, REQUEUEABLE, State
 from ..core.verdicts import DONE, Verdict
 from ..models import Message
 from ..models.record import HOLDS_KEY, WAITS_AGAIN, Lease, LogRow, lease_is_over
 from ..project.validation import FARTHEST
 from .sql import statements
-from .sql.moves import LEFT_ALONE, Decide, Decision, move, moved, writing
+from .sql.moves import LEFT_ALONE, Decide, Decision, locked, move, moved, writing
 from .sql.rows import BEGINNING, Claimed, Facts, Failure, Inserted, LeaseRenewal, Moved, NewMessage, Success, Ticket
 from .sql.sessions import own_transaction
+
+T = TypeVar("T")
 
 # Rows that one transaction locks and moves at most.
 MOVES_PER_TRANSACTION = 1000
@@ -54,6 +56,8 @@ NO_TIME = timedelta(0)
 
 # The id of a message, and the number of one of its deliveries.
 Held = tuple[int, int]
+# A topic and a key.
+Key = tuple[str, str]
 
 # Decisions that leave a message as it is.
 TOO_LATE = Decision(verdict=Verdict.TOO_LATE)
@@ -140,7 +144,7 @@ def note_next(using: str, own: int, message_id: int) -> None:
 
 
 def insert_many(using: str, new: Sequence[NewMessage], actor: str) -> Iterator[tuple[NewMessage, Inserted]]:
-    """Write messages without keys, in the caller's transaction.
+    """Write messages in the caller's transaction. Raises ``IntegrityError`` when another one holds the key of one.
 
     Yields each message while the database works on those before it; all are written when the iterator is exhausted.
     """
@@ -156,6 +160,41 @@ def in_the_way(using: str, topic: str, key: str, *, but: int | None = None) -> M
     """
     rows = Message.objects.using(using).filter(~Q(pk=but), topic=topic, key=key).order_by()
     return _one(rows.filter(HOLDS_KEY)) or _one(rows.filter(WAITS_AGAIN))
+
+
+def lock_keys(
+    using: str, keys: Iterable[tuple[str, str]], changing: Collection[tuple[str, str]]
+) -> set[tuple[str, str]]:
+    """Return those of the keys (topics and keys) for which a message is in the way.
+
+    The messages that may change, as those of the keys in ``changing`` and finished ones, are locked until the end of
+    the transaction, in the order of their ids, as each action on many messages locks them.
+    """
+    by_topic: dict[str, set[str]] = {}
+    for topic, key in keys:
+        by_topic.setdefault(topic, set()).add(key)
+    taken: set[Key] = set()
+    to_lock: set[int] = set()
+    for topic, some in by_topic.items():
+        for part in _parts(sorted(some)):
+            for where in (HOLDS_KEY, WAITS_AGAIN):
+                rows = Message.objects.using(using).filter(where, topic=topic, key__in=part).order_by()
+                for message in rows.only("key", "state"):
+                    held = (topic, message.key or "")
+                    taken.add(held)
+                    if held in changing or message.state in FINAL:
+                        to_lock.add(message.pk)
+    for ids in _parts(sorted(to_lock)):
+        found = Message.objects.using(using).filter(pk__in=ids).order_by("pk")
+        list(locked(using, found, wait=True).values_list("pk"))
+    return taken
+
+
+def _parts(all_of_them: Sequence[T]) -> Iterator[Sequence[T]]:
+    return (
+        all_of_them[start : start + MOVES_PER_TRANSACTION]
+        for start in range(0, len(all_of_them), MOVES_PER_TRANSACTION)
+    )
 
 
 def holder(using: str, topic: str, key: str) -> Message | None:

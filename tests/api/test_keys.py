@@ -3,18 +3,37 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
-from django.db import transaction
+from django.db import connection, connections, transaction
 
-from django_delayq import KeyConflict, OnConflict, cancel_message, schedule_message
+from django_delayq import KeyConflict, OnConflict, Verdict, cancel_message, schedule_message, schedule_messages
 from django_delayq.core.states import LIVE, State
 from django_delayq.models import Message
 from django_delayq.record import transitions
-from tests.support.steps import ago, at_once, bring, claim, claimed, due, later, message, moves, snapshot, succeed
+from tests.support.claims import needs_row_locks
+from tests.support.steps import (
+    TOPIC,
+    ago,
+    at_once,
+    bring,
+    claim,
+    claimed,
+    due,
+    later,
+    message,
+    moves,
+    snapshot,
+    succeed,
+)
+from tests.support.transactions import unfinished
+from tests.support.workers import PATIENCE, eventually
+
+T = TypeVar("T")
 
 pytestmark = pytest.mark.django_db
 committed = pytest.mark.django_db(transaction=True)
@@ -205,3 +224,81 @@ def test_many_requeues_of_one_key_at_once_requeue_one_message() -> None:
     assert all(isinstance(answer, transitions.Answer) for answer in answers), answers
     assert sum(map(bool, answers)) == 1
     assert Message.objects.filter(state=State.SCHEDULED).count() == 1
+
+
+# --- many at once -----------------------------------------------------------------------------------------------------
+
+
+def keyed(keys: Iterable[str], **options: Any) -> list[Any]:
+    return [{"topic": TOPIC, "key": key, "delay": "1h", **options} for key in keys]
+
+
+@committed
+def test_messages_with_free_keys_travel_together() -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("needs COPY")
+    taken = schedule_message(TOPIC, key="k7", delay="1h")
+    keys = [f"k{number}" for number in range(50)]
+    found = schedule_messages([{"topic": TOPIC}, *keyed(keys, on_conflict="keep"), {"topic": TOPIC}])
+    assert [message.key for message in found] == [None, *keys, None]
+    assert [message.pk for message in found if message.existed] == [taken.pk]
+    with connection.cursor() as cursor:
+        # PostgreSQL numbers the statements of a transaction in the rows that they write.
+        rows = "FROM delayq_message WHERE key IS NOT NULL AND id <> %s"
+        cursor.execute(f"SELECT count(DISTINCT cmin::text) {rows}", [taken.pk])
+        assert cursor.fetchone() == (1,)
+
+
+@pytest.mark.parametrize("unique", ["live", "scheduled", "1h"])
+def test_what_a_message_of_many_holds_its_key_for_is_stored(unique: str) -> None:
+    texts = ["a", "b\\c", "ä", "\\N"]
+    one = schedule_message(TOPIC, key="one", unique=unique, delay="1h")
+    many = schedule_messages(keyed(texts, unique=unique))
+    assert [each.key for each in many] == texts
+    for each in many:
+        stored = Message.objects.get(pk=each.pk)
+        assert (stored.key, stored.key_deliveries, stored.key_for) == (each.key, one.key_deliveries, one.key_for)
+
+
+def test_a_key_that_comes_twice_in_one_call_meets_itself() -> None:
+    with pytest.raises(KeyConflict):
+        schedule_messages(keyed(["a", "b", "a"]))
+    assert not Message.objects.exists()
+    one, two, again = schedule_messages(keyed(["a", "b", "a"], on_conflict="keep"))
+    assert (again.pk, again.existed, two.existed) == (one.pk, True, False)
+
+
+@committed
+@pytest.mark.parametrize("on_conflict", ["replace", "debounce"])
+def test_bulk_calls_lock_messages_in_one_order(on_conflict: str) -> None:
+    needs_row_locks()
+    # In the order of the keys these are the other way round than in that of the ids.
+    first, second = schedule_message(TOPIC, key="b", delay="1h"), schedule_message(TOPIC, key="a", delay="1h")
+    rows = Message.objects.filter(topic=TOPIC)
+    with ThreadPoolExecutor(2) as pool:
+        with unfinished(lambda: Message.objects.select_for_update().get(pk=first.pk)):
+            cancelled = pool.submit(closing(lambda: cancel_message(rows)))
+            eventually(lambda: waiting_for_locks() == 1, "the cancel waits")
+            calls = pool.submit(closing(lambda: schedule_messages(keyed("ab", on_conflict=on_conflict))))
+            eventually(lambda: waiting_for_locks() == 2, "the other call waits")
+        assert cancelled.result(PATIENCE) == {Verdict.CANCELLED: 2}
+        assert {message.key for message in calls.result(PATIENCE)} == {"a", "b"}
+    assert second.key == "a"
+
+
+def waiting_for_locks() -> int:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(DISTINCT pid) FROM pg_locks WHERE NOT granted")
+        return int(cursor.fetchone()[0])
+
+
+def closing(call: Callable[[], T]) -> Callable[[], T]:
+    """Return a function that closes the connections of its thread after the call."""
+
+    def run() -> T:
+        try:
+            return call()
+        finally:
+            connections.close_all()
+
+    return run

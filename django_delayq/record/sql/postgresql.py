@@ -135,8 +135,8 @@ SELECT clock_timestamp(), array_agg(nextval(sequence)), ({IDENTITY})
 
 COPY_MESSAGES = """
 COPY delayq_message (id, topic, queue, priority, payload, headers, due_at, expires_at, retry, max_attempts,
-    timeout, lease, limit_key, created_at, created_by, state, attempts, deliveries, reported, excused, moves,
-    worker, cancel_requested)
+    timeout, lease, limit_key, key, key_deliveries, key_for, created_at, created_by, state, attempts, deliveries,
+    reported, excused, moves, worker, cancel_requested)
     FROM STDIN
 """
 
@@ -592,7 +592,7 @@ class PostgreSQL:
         return bool(self._rows(KEEP_WAITING, [message_id]))
 
     def insert_many(self, new: Sequence[NewMessage], actor: str) -> Iterator[tuple[NewMessage, Inserted]]:
-        """Write messages without keys by COPY, in the caller's transaction.
+        """Write messages by COPY, in the caller's transaction.
 
         The caller prepares a message while the server works on those before it, so preparing costs no time.
         """
@@ -805,10 +805,18 @@ def _copied(number: int, message: NewMessage, due: datetime, due_text: str) -> s
     timeout = NULL if message.timeout is None else message.timeout
     lease = NULL if message.lease is None else message.lease
     group = NULL if message.limit_key is None else message.limit_key.replace("\\", "\\\\")
+    held = f"{NULL}\t{NULL}\t{NULL}" if message.key is None else _copied_key(message)
     return (
         f"{number}\t{message.topic}\t{message.queue}\t{message.priority}\t{payload}\t{headers}\t{due_text}"
-        f"\t{expires}\t{retry}\t{attempts}\t{timeout}\t{lease}\t{group}\t"
+        f"\t{expires}\t{retry}\t{attempts}\t{timeout}\t{lease}\t{group}\t{held}\t"
     )
+
+
+def _copied_key(message: NewMessage) -> str:
+    """Return the key and the columns that say how long it is held as COPY reads them."""
+    held = (message.key_deliveries, message.key_for)
+    numbers = [NULL if number is None else str(number) for number in held]
+    return "\t".join([_copied_text(message.key or ""), *numbers])
 
 
 def _copied_text(text: str) -> str:
