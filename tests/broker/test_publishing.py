@@ -390,3 +390,13 @@ def test_the_connection_of_another_database_is_not_touched(redis_client: redis.R
         soon()
         assert len(held(redis_client)) == 1
         assert connections["other"].run_on_commit == []
+
+
+def test_a_message_that_is_kept_until_a_commit_is_published_again(redis_client: redis.Redis) -> None:
+    first = schedule_message(TOPIC, delay=60, key="k", unique="scheduled")
+    with transaction.atomic():
+        kept = schedule_message(TOPIC, delay=60, key="k", unique="scheduled", on_conflict="keep")
+        # A worker takes the id, and passes over the row, which is locked.
+        redis_client.delete(keys("delayq", "default").delayed)
+    assert kept.pk == first.pk
+    assert held(redis_client) == {first.pk}

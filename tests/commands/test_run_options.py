@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .conftest import run
+from tests.support.commands import run
 
 
 @pytest.mark.parametrize(

@@ -311,6 +311,33 @@ def test_a_handler_that_catches_the_cancellation_may_still_end_as_cancelled(part
     assert last_reason(one) == "cancel requested; the handler stopped"
 
 
+def test_a_second_cancel_does_not_interrupt_how_a_handler_cleans_up(parts: Parts, submit: Run) -> None:
+    begun, cleaning, go_on = threading.Event(), threading.Event(), threading.Event()
+    told: list[str] = []
+
+    async def clean_up(message: Delivered) -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cleaning.set()
+            while not go_on.is_set():
+                await asyncio.sleep(0.01)
+            told.append("cleaned up")
+
+    (one,) = submit(clean_up, retry=False)
+    assert begun.wait(60)
+    cancel_message(one.id)
+    one.claimed_mono -= 2.0
+    LeaseRenewer(DB, parts.pool).tick()
+    assert cleaning.wait(60)
+    one.cancel("cancel requested")
+    go_on.set()
+    assert parts.pool.wait_idle(60)
+    assert parts.recorder.flush(60)
+    assert (state(one), told) == (State.CANCELLED, ["cleaned up"])
+
+
 def test_a_handler_that_raises_it_without_a_request_has_failed(run: Run) -> None:
     async def end(message: Delivered) -> None:
         raise MessageCancelled

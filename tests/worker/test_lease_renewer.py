@@ -14,6 +14,7 @@ from django_delayq import cancel_message
 from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message
 from django_delayq.record import transitions
+from django_delayq.record.sql.rows import LeaseRenewal
 from django_delayq.worker.parts.delivery import Delivery
 from django_delayq.worker.processes.assembly import Parts
 from django_delayq.worker.run.lease_renewer import LeaseRenewer
@@ -96,3 +97,16 @@ def test_a_renewal_and_an_interrupt_wait_for_no_lock_of_the_handlers_thread() ->
         thread.join(60)
         assert not thread.is_alive()
     assert (one.leased_mono, one.cancel_requested) == (before + 5, True)
+
+
+def test_a_renewal_does_not_shorten_what_the_handler_has_extended() -> None:
+    (one,) = claimed("t.ok")
+    one.extend("10m")
+    extended = Message.objects.get(pk=one.id).lease_ends_at
+    assert transitions.extend(DB, [LeaseRenewal(one.id, one.deliveries, 30.0)]) == {one.id: False}
+    assert Message.objects.get(pk=one.id).lease_ends_at == extended
+    transitions.extend(DB, [LeaseRenewal(one.id, one.deliveries, 3600.0)])
+    longer = Message.objects.get(pk=one.id).lease_ends_at
+    assert extended is not None
+    assert longer is not None
+    assert longer > extended

@@ -17,7 +17,7 @@ import pytest
 from django_delayq.core.worker_options import Options
 from django_delayq.project import registry
 from django_delayq.worker.parts.begun_page import BegunPage
-from django_delayq.worker.processes.process import BROKEN, EXHAUSTED
+from django_delayq.worker.processes.process import BROKEN, EXHAUSTED, STUCK
 from django_delayq.worker.processes.supervisor import HUNG, Child, Supervisor, _collect_less_often
 from tests.support.workers import PATIENCE, ROOT
 
@@ -52,6 +52,27 @@ def test_a_child_that_shows_no_life_is_killed(supervisor: Supervisor, process: s
     supervisor._kill_hung(1.0)
     supervisor._kill_hung(1.0)
     assert process.wait(60) == -signal.SIGKILL
+
+
+def test_a_child_that_hung_was_not_killed_from_outside(
+    supervisor: Supervisor, process: subprocess.Popen[bytes], page: BegunPage
+) -> None:
+    child = supervisor.children[process.pid]
+    for _second in range(LIMIT + 2):
+        supervisor._kill_hung(1.0)
+    supervisor._handle_death(child, process.wait(60))
+    other = Child(0, "host/2", time.monotonic(), page)
+    supervisor._handle_death(other, -signal.SIGKILL)
+    assert [(dead.name, dead.death.by_kill) for dead in supervisor._to_release] == [("host/1", False), ("host/2", True)]
+
+
+def test_a_child_that_ends_for_a_stuck_handler_has_its_successor_at_once(supervisor: Supervisor) -> None:
+    for code, quick in [(STUCK, 0), (STUCK, 0), (BROKEN, 1), (BROKEN, 2), (STUCK, 0)]:
+        page = BegunPage(1)
+        page.end()
+        supervisor._handle_death(Child(0, "host/3", time.monotonic(), page), code)
+        assert supervisor._quick_deaths == quick
+        assert (supervisor._start_after > time.monotonic()) == (quick > 1)
 
 
 def test_a_child_that_shows_life_is_not_killed(
