@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from django.db.models import Q
-
 from .. import restore
 from ..core import bounds
-from ..core.states import State
-from ..models import Message
 from ..record import admission, transitions
 from ..record.sql import statements
-from ..record.sql.expressions import UnderLimits
 from .numbers import NONE, Capped, capped, total
-from .waiting import DUE_READ, QUEUES_PER_STATEMENT, Due, count_waiting, read_due
+from .waiting import DUE_READ, Due, batched, count_waiting, overdue_heads, read_due
 
 # Rows of each queue that are counted.
 ROWS_PER_QUEUE = 10_000
@@ -74,13 +69,15 @@ def take_snapshot(using: str, cap: int = ROWS_PER_QUEUE) -> Snapshot:
     names = restore.queues(using)
     queues: dict[str, QueueSnapshot] = {}
     running = 0
-    for start in range(0, len(names), QUEUES_PER_STATEMENT):
-        found, running = _queues(using, names[start : start + QUEUES_PER_STATEMENT], now, cap)
+    for batch in batched(names):
+        found, running = _queues(using, batch, now, cap)
         queues |= found
     closed = admission.full_lately(using)
     due = [*read_due(using, names, closed, now=now, overdue_since=overdue_cutoff(now))] if closed else []
-    for name in {each.queue for each in due if each.limit is not None}:
-        queues[name] = _without_limited(using, name, queues[name], [d for d in due if d.queue == name], closed, now)
+    limited = sorted({each.queue for each in due if each.limit is not None})
+    oldest = {head.queue: head.due_at for head in overdue_heads(using, limited, closed, overdue_cutoff(now))}
+    for name in limited:
+        queues[name] = _without_limited(queues[name], [each for each in due if each.queue == name], oldest.get(name))
     scheduled = _guess(using, "delayq_todo", total(queue.scheduled for queue in queues.values()))
     return Snapshot(now, queues, capped(running, cap), scheduled)
 
@@ -105,17 +102,15 @@ def _queues(using: str, names: Sequence[str], now: datetime, cap: int) -> tuple[
     return queues, rows[0].running if rows else 0
 
 
-def _without_limited(
-    using: str, name: str, queue: QueueSnapshot, due: Sequence[Due], closed: Collection[str], now: datetime
-) -> QueueSnapshot:
-    """Return the numbers of a queue without the messages that wait for limits, which count by themselves."""
+def _without_limited(queue: QueueSnapshot, due: Sequence[Due], oldest: datetime | None) -> QueueSnapshot:
+    """Return the numbers of a queue without the messages that wait for limits, which count by themselves.
+
+    ``oldest`` is the due time of the other message that is overdue for the longest time.
+    """
     limited = [each for each in due if each.limit is not None]
     number, late = sum(each.number for each in limited), sum(each.overdue for each in limited)
     # Others may be behind those that were looked at.
     more = sum(each.number for each in due) >= DUE_READ
-    rows = Message.objects.using(using).filter(~Q(UnderLimits(closed)), state=State.SCHEDULED, queue=name)
-    rows = rows.filter(due_at__lte=overdue_cutoff(now)).order_by("due_at", "id")
-    oldest = rows.values_list("due_at", flat=True).first()
     overdue = max(0 if oldest is None else 1, queue.overdue.count - late)
     return replace(
         queue,

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 
 from .. import restore
 from ..broker import describe
@@ -19,10 +19,10 @@ from ..models.workers import WorkerList
 from ..project import conf
 from ..record import admission
 from ..record.sql import statements
-from ..record.sql.expressions import UnderLimits
 from .lines import Lines, longest_lines
 from .numbers import Capped
 from .snapshot import Snapshot, overdue_cutoff, take_snapshot
+from .waiting import overdue_heads
 from .worker_list import list_workers
 
 # Live messages are counted up to this number in each queue.
@@ -122,25 +122,14 @@ def capped(rows: QuerySet[Message], cap: int) -> Capped:
     return Capped(min(count, cap), count > cap)
 
 
-def overdue(using: str, now: datetime, queue: str | None = None) -> QuerySet[Message]:
-    """Return the scheduled messages that should have started more than OVERDUE_AFTER ago."""
-    rows = Message.objects.using(using).filter(state=State.SCHEDULED, due_at__lte=overdue_cutoff(now))
-    return rows if queue is None else rows.filter(queue=queue)
-
-
 def oldest_overdue(using: str, now: datetime, without: Collection[str] = ()) -> list[Message]:
     """Return the overdue message of each queue that waits longest, the oldest first, ``without`` some queues.
 
     Those that wait for limits are not overdue.
     """
-    limited = UnderLimits(admission.full_lately(using))
-    queues = (queue for queue in restore.queues(using) if queue not in without)
-    fields = ("id", "topic", "queue", "due_at")
-    found = (
-        overdue(using, now, queue).filter(~Q(limited)).only(*fields).order_by("due_at", "id").first()
-        for queue in queues
-    )
-    return sorted((message for message in found if message is not None), key=lambda message: message.due_at)
+    queues = [queue for queue in restore.queues(using) if queue not in without]
+    found = overdue_heads(using, queues, admission.full_lately(using), overdue_cutoff(now))
+    return sorted(found, key=lambda message: message.due_at)
 
 
 def finished(using: str) -> dict[State, Capped]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 from ..core.names import near
-from ..core.states import State
-from ..models import Message
 from ..models.workers import WorkerList, WorkerState
 from ..project import registry
 from ..record import transitions
+from .waiting import heads, topics_of_next
 
 # Waiting messages that are looked at for their topics, in all queues together.
 MESSAGES = 10_000
@@ -42,11 +41,7 @@ def topics_without_handler(using: str, workers: WorkerList) -> dict[str, str | N
     known = known_topics(workers)
     queues = transitions.queues(using)
     limit = max(MESSAGES_PER_QUEUE, MESSAGES // max(1, len(queues)))
-    found: set[str] = set()
-    for queue in queues:
-        rows = Message.objects.using(using).filter(state=State.SCHEDULED, queue=queue).order_by("due_at", "id")
-        found.update(rows.values_list("topic", flat=True)[:limit])
-    return {topic: near(topic, known) for topic in sorted(found - known)}
+    return {topic: near(topic, known) for topic in sorted(topics_of_next(using, queues, limit) - known)}
 
 
 def queues_without_worker(using: str, workers: WorkerList) -> dict[str, str | None]:
@@ -57,16 +52,10 @@ def queues_without_worker(using: str, workers: WorkerList) -> dict[str, str | No
     served = served_queues(workers)
     since = workers.at - timedelta(seconds=NEW)
     unserved = [queue for queue in transitions.queues(using) if queue not in served]
-    old = sorted(queue for queue in unserved if _created_at_of_next(using, queue) < since)
+    old = sorted(head.queue for head in heads(using, unserved) if head.created_at < since)
     return {queue: near(queue, served) for queue in old}
 
 
 def asked(unserved: Mapping[str, str | None]) -> list[str]:
     """Return the names, each with the question whether the one that is like it was meant."""
     return [f"{name} (did you mean {like}?)" if like else name for name, like in unserved.items()]
-
-
-def _created_at_of_next(using: str, queue: str) -> datetime:
-    """Return when the message was created that is due next; the distant future when the queue is empty by now."""
-    rows = Message.objects.using(using).filter(state=State.SCHEDULED, queue=queue).order_by("due_at", "id")
-    return rows.values_list("created_at", flat=True).first() or datetime.max.replace(tzinfo=UTC)

@@ -9,7 +9,9 @@ from typing import NamedTuple
 from django.db import connections
 from django.utils.dateparse import parse_datetime
 
+from ..models import Message
 from ..record import admission
+from ..record.sql.expressions import is_open
 
 SCHEDULED = "SELECT 1 FROM delayq_message m WHERE m.state = 'scheduled' AND m.queue = q.queue"
 
@@ -37,6 +39,19 @@ DUE = """
          ORDER BY due_at, id LIMIT %s
     ) x GROUP BY topic, limit_key
     """
+
+# The messages of one queue that are due next.
+NEXT = """(SELECT id, topic, queue, due_at, created_at FROM delayq_message
+            WHERE state = 'scheduled' AND queue = %s ORDER BY due_at, id LIMIT %s) x"""
+
+# The message of one queue that is overdue for the longest time and waits for no limit.
+OVERDUE = f"""
+    SELECT * FROM (
+        SELECT id, topic, queue, due_at, created_at FROM delayq_message m
+         WHERE state = 'scheduled' AND queue = %s AND due_at <= %s AND {is_open("SELECT name FROM closed")}
+         ORDER BY due_at, id LIMIT 1
+    ) x
+    """  # noqa: S608
 
 # Messages of one queue that are looked at for the limits for which they wait.
 DUE_READ = 10_000
@@ -81,6 +96,48 @@ def count_waiting(
     return [Waiting._make((*row[:4], _time(using, row[4]), _time(using, row[5]), row[6])) for row in rows]
 
 
+def heads(using: str, queues: Sequence[str]) -> Iterator[Message]:
+    """Yield the message of each queue that is due next: its id, topic, queue, due time and time of creation."""
+    for some in batched(queues):
+        sql = " UNION ALL ".join([f"SELECT * FROM {NEXT}"] * len(some))  # noqa: S608
+        yield from Message.objects.using(using).raw(sql, [value for queue in some for value in (queue, 1)])
+
+
+def overdue_heads(
+    using: str, queues: Sequence[str], closed: Collection[str], overdue_since: datetime
+) -> Iterator[Message]:
+    """Yield of each queue what ``heads`` does, among the messages that were due by ``overdue_since``.
+
+    ``closed`` has the names of the limits for which messages wait: those messages are passed over.
+    """
+    late = connections[using].ops.adapt_datetimefield_value(overdue_since)
+    # No limit has an empty name.
+    names = ["", *closed]
+    for some in batched(queues):
+        sql = f"WITH closed(name) AS (VALUES {', '.join(['(%s)'] * len(names))})" + " UNION ALL ".join(
+            [OVERDUE] * len(some)
+        )
+        parameters = [*names, *(value for queue in some for value in (queue, late))]
+        yield from Message.objects.using(using).raw(sql, parameters)
+
+
+def topics_of_next(using: str, queues: Sequence[str], limit: int) -> set[str]:
+    """Return the topics of the messages that are due next, up to ``limit`` in each of these queues."""
+    found: set[str] = set()
+    for some in batched(queues):
+        sql = " UNION ".join([f"SELECT topic FROM {NEXT}"] * len(some))  # noqa: S608
+        with connections[using].cursor() as cursor:
+            cursor.execute(sql, [value for queue in some for value in (queue, limit)])
+            found.update(topic for (topic,) in cursor.fetchall())
+    return found
+
+
+def batched(queues: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Yield the queues of one statement after the other."""
+    for start in range(0, len(queues), QUEUES_PER_STATEMENT):
+        yield queues[start : start + QUEUES_PER_STATEMENT]
+
+
 def read_due(
     using: str, queues: Sequence[str], closed: Collection[str], *, now: datetime, overdue_since: datetime
 ) -> Iterator[Due]:
@@ -90,8 +147,7 @@ def read_due(
     """
     overdue = connections[using].ops.adapt_datetimefield_value(overdue_since)
     moment = connections[using].ops.adapt_datetimefield_value(now)
-    for start in range(0, len(queues), QUEUES_PER_STATEMENT):
-        some = queues[start : start + QUEUES_PER_STATEMENT]
+    for some in batched(queues):
         with connections[using].cursor() as cursor:
             parameters = [value for queue in some for value in (queue, overdue, queue, moment, DUE_READ)]
             cursor.execute(" UNION ALL ".join([DUE] * len(some)), parameters)

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from django_delayq import schedule_message, schedule_messages
 from django_delayq.core.findings import Finding, Level
@@ -24,6 +26,7 @@ from tests.support.limits import DB, Declare, admit, succeed
 pytestmark = pytest.mark.django_db
 
 LINE = "topic l.one"
+TOPICS = ("l.one", "l.free")
 
 
 def fill(topic: str, number: int, ago: timedelta = timedelta(0), **options: Any) -> list[Message]:
@@ -90,6 +93,30 @@ def test_an_overdue_message_behind_many_limited_ones_is_found(
     assert queue.limited == Capped(3, more=True)
     assert queue.oldest_overdue == Message.objects.get(pk=free.pk).due_at
     assert queue.overdue.more
+
+
+def test_many_queues_cost_no_statement_each(declare: Declare) -> None:
+    late = transitions.now(DB) - timedelta(hours=2)
+
+    def wait_in(*queues: str) -> None:
+        terms: Any = [{"topic": topic, "payload": {}, "queue": queue} for queue in queues for topic in TOPICS]
+        schedule_messages(terms)
+        rows = Message._base_manager.filter(queue__in=queues)
+        rows.filter(topic="l.one").update(due_at=late - timedelta(hours=1))
+        rows.filter(topic="l.free").update(due_at=late)
+
+    def statements(queues: int) -> int:
+        with CaptureQueriesContext(connection) as captured:
+            seen = stats.collect(DB, None).snapshot.queues.values()
+        assert [(queue.limited, queue.oldest_overdue) for queue in seen].count((Capped(1), late)) == queues
+        return len(captured)
+
+    declare("l.one", limit=1)
+    fill("l.one", 1, queue="first")
+    wait_in("q")
+    few = statements(1)
+    wait_in(*(f"q{number:03}" for number in range(100)))
+    assert statements(101) < few + 20
 
 
 def test_the_longest_lines_come_first_with_what_runs(declare: Declare) -> None:

@@ -1,4 +1,4 @@
-"""Expressions for querysets that Django lacks, or has only in a slower form."""
+"""Expressions for querysets that Django lacks, or has only in a slower form, and SQL that all vendors share."""
 
 from __future__ import annotations
 
@@ -9,6 +9,24 @@ from typing import Any
 from django.db.models import BigIntegerField, BooleanField, DateTimeField, F, Func, Value
 
 from .rows import Reference
+
+# The queues that hold scheduled messages: one search in the index for each, where DISTINCT would read every row.
+QUEUES = """
+    WITH RECURSIVE q(queue) AS (
+        SELECT (SELECT queue FROM delayq_message WHERE state = 'scheduled' ORDER BY queue LIMIT 1)
+        UNION ALL
+        SELECT (SELECT m.queue FROM delayq_message m
+                 WHERE m.state = 'scheduled' AND m.queue > q.queue ORDER BY m.queue LIMIT 1)
+          FROM q WHERE q.queue IS NOT NULL
+    )
+    SELECT queue FROM q WHERE queue IS NOT NULL
+    """
+
+
+def is_open(names: str) -> str:
+    """Return the condition that a message ``m`` stands under none of the limits whose names this subquery selects."""
+    return f"""'topic ' || m.topic || coalesce(' key ' || m.limit_key, '') NOT IN ({names})
+       AND 'queue ' || m.queue NOT IN ({names})"""
 
 
 class After(Func):

@@ -15,7 +15,7 @@ from ...core.states import LIVE, State
 from ...models import Message
 from ...models.queues import in_paused_queue
 from ...models.record import HOLDS_KEY, WAITS_AGAIN, Lease, LogRow, lease_is_over, not_expired
-from .expressions import After, UnderLimits
+from .expressions import QUEUES, After, UnderLimits
 from .moves import LEFT_ALONE, Decision, clock, first_row, locked, move, moved, writing
 from .rows import Claimed, Facts, Failure, Inserted, LeaseRenewal, Moved, NewMessage, Reference, Success, Ticket
 
@@ -83,14 +83,9 @@ class Portable:
         return [Facts._make((pk, State(state), *rest)) for pk, state, *rest in found]
 
     def queues(self) -> list[str]:
-        scheduled = Message.objects.using(self.using).filter(state=State.SCHEDULED)
-        found: list[str] = []
-        while True:
-            rows = scheduled.filter(queue__gt=found[-1]) if found else scheduled
-            first = rows.order_by("queue").values_list("queue", flat=True).first()
-            if first is None:
-                return found
-            found.append(first)
+        with connections[self.using].cursor() as cursor:
+            cursor.execute(QUEUES)
+            return [row[0] for row in cursor.fetchall()]
 
     def heads(
         self,

@@ -26,7 +26,7 @@ from ...core.outcomes import error_kind
 from ...core.states import LIVE, State
 from ...models import Message
 from ..identity import known_identity, learn_identity
-from .expressions import Microseconds
+from .expressions import QUEUES, Microseconds, is_open
 from .moves import IDENTITY
 from .rows import (
     Claimed,
@@ -148,27 +148,14 @@ NULL = "\\N"
 # Rows that are sent together: the server works on them while the next ones are made.
 ROWS_PER_WRITE = 50
 
-# One search in the index for each queue, where DISTINCT would read every row.
 FACTS = f"""
 SELECT id, state, topic, queue, limit_key, due_at, priority FROM delayq_message
  WHERE id = ANY(%(ids)s::bigint[]) AND {LOOKS_LIKE_FEW}
 """  # noqa: S608
 
-QUEUES = """
-WITH RECURSIVE q(queue) AS (
-    (SELECT queue FROM delayq_message WHERE state = 'scheduled' ORDER BY queue LIMIT 1)
-    UNION ALL
-    SELECT (SELECT m.queue FROM delayq_message m
-             WHERE m.state = 'scheduled' AND m.queue > q.queue ORDER BY m.queue LIMIT 1)
-      FROM q WHERE q.queue IS NOT NULL
-)
-SELECT queue FROM q WHERE queue IS NOT NULL
-"""
-
-# A message that stands under none of the limits ``closed``, whose names ``core/limits.py`` makes. The server looks up a
-# name in a table of hashes, however many names there are.
-IS_OPEN = """'topic ' || m.topic || coalesce(' key ' || m.limit_key, '') NOT IN (SELECT unnest(%(closed)s::text[]))
-       AND 'queue ' || m.queue NOT IN (SELECT unnest(%(closed)s::text[]))"""
+# A message that stands under none of the limits ``closed``. The server looks up a name in a table of hashes, however
+# many names there are.
+IS_OPEN = is_open("SELECT unnest(%(closed)s::text[])")
 
 # One search in the index for each queue.
 HEADS = {
