@@ -10,7 +10,6 @@ import pytest
 import redis
 from django.core.management import call_command
 from django.db import connection, connections
-from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_delayq import pause_queue
@@ -20,6 +19,7 @@ from django_delayq.record import transitions
 from testproject.servers import PostgresServer, RedisServer
 from tests.support.commands import run, schedule
 from tests.support.limits import Declare, admit
+from tests.support.statements import count_statements
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -280,20 +280,18 @@ def test_a_misspelt_topic_or_queue_is_found_with_the_one_that_is_like_it() -> No
 
 @pytest.mark.parametrize("limit", [None, 1], ids=["unlimited", "limited"])
 def test_many_queues_cost_no_statement_each(limit: int | None, declare: Declare) -> None:
-    def statements() -> int:
-        with CaptureQueriesContext(connection) as captured:
-            found = {check["name"]: check for check in run("delayq_check", "--json").json["checks"]}
-        assert found["Overdue"]["level"] == "critical"
+    def check() -> None:
+        found = levels()
+        assert found["Overdue"] == "critical"
         assert ("Limited" in found) is (limit is not None)
-        return len(captured)
 
     declare("l.one", limit=limit)
     running = Message.objects.get(pk=schedule(due=-9000, topic="l.one")[0])
     assert admit(running) == [running.pk]
     schedule(2, due=-8000, topic="l.one", queue="q")
     schedule(due=-7000, queue="q")
-    few = statements()
+    few = count_statements(check)
     for number in range(100):
         schedule(2, due=-8000, topic="l.one", queue=f"q{number:03}")
         schedule(due=-7000, queue=f"q{number:03}")
-    assert statements() < few + 20
+    assert count_statements(check) < few + 20

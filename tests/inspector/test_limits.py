@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connection
-from django.test.utils import CaptureQueriesContext
 
 from django_delayq import schedule_message, schedule_messages
 from django_delayq.core.findings import Finding, Level
@@ -22,6 +20,7 @@ from django_delayq.models import Message, Worker
 from django_delayq.project import conf
 from django_delayq.record import admission, transitions
 from tests.support.limits import DB, Declare, admit, succeed
+from tests.support.statements import count_statements
 
 pytestmark = pytest.mark.django_db
 
@@ -105,18 +104,16 @@ def test_many_queues_cost_no_statement_each(declare: Declare) -> None:
         rows.filter(topic="l.one").update(due_at=late - timedelta(hours=1))
         rows.filter(topic="l.free").update(due_at=late)
 
-    def statements(queues: int) -> int:
-        with CaptureQueriesContext(connection) as captured:
-            seen = stats.collect(DB, None).snapshot.queues.values()
+    def look(queues: int) -> None:
+        seen = stats.collect(DB, None).snapshot.queues.values()
         assert [(queue.limited, queue.oldest_overdue) for queue in seen].count((Capped(1), late)) == queues
-        return len(captured)
 
     declare("l.one", limit=1)
     fill("l.one", 1, queue="first")
     wait_in("q")
-    few = statements(1)
+    few = count_statements(lambda: look(1))
     wait_in(*(f"q{number:03}" for number in range(100)))
-    assert statements(101) < few + 20
+    assert count_statements(lambda: look(101)) < few + 20
 
 
 def test_the_longest_lines_come_first_with_what_runs(declare: Declare) -> None:

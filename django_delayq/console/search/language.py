@@ -189,19 +189,23 @@ NOTHING = Q(pk__in=[])
 
 
 class _WaitsForLimit(UnderLimits):
-    """Whether a message stands under a limit that is full as the statement is made: of those with this name, or all."""
+    """Whether a message stands under a limit that is full as the first statement is made, with this name or any."""
 
     def __init__(self, name: str, *, whole: bool) -> None:
         super().__init__(())
         self._name, self._whole = name, whole
+        # By the database. A statement has a copy of this expression for each queue, and all copies share what was read.
+        self._found: dict[str, list[str]] = {}
 
     def names(self, using: str) -> Collection[str]:
         """Return the names of the full limits."""
-        return [
-            each
-            for each in admission.full_lately(using)
-            if (each == self._name if self._whole else each.startswith(self._name))
-        ]
+        if using not in self._found:
+            self._found[using] = [
+                each
+                for each in admission.full_lately(using)
+                if (each == self._name if self._whole else each.startswith(self._name))
+            ]
+        return self._found[using]
 
 
 def limited(now: datetime, name: str = "", *, whole: bool = False) -> Q:

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import reduce
 from typing import Any
 
 from django.db import connections
-from django.db.models import Count, OrderBy, Q, QuerySet
+from django.db.models import Case, Count, IntegerField, OrderBy, OuterRef, Q, QuerySet, Subquery, Value, When
 from django.db.models.functions import Coalesce
 
 from ...core.states import FINAL, LIVE, REQUEUEABLE, State
 from ...inspector.numbers import Capped
+from ...inspector.waiting import heads
 from ...models import Message
 from ...record import transitions
 from ..statements import TooSlow, statement_timeout
@@ -55,6 +56,8 @@ class IndexPart:
     range_column: str = ""
     queue: str = ""
     mixed: bool = False
+    # One message of each queue: the rows are those of its queue, and are counted for all queues in one statement.
+    firsts: tuple[int, ...] = ()
 
     def limited(self, search: Search) -> tuple[QuerySet[Message], Q]:
         """Return the rows within the search's range of the column, and the condition that remains for each row."""
@@ -64,10 +67,13 @@ class IndexPart:
         return rows, reduce(Q.__and__, rest, Q())
 
 
-def _scheduled(rows: QuerySet[Message], search: Search) -> Iterator[IndexPart]:
-    """Yield the scheduled messages of each queue."""
-    for queue in transitions.queues(rows.db) if search.queue is None else [search.queue]:
-        yield IndexPart(rows.filter(state=State.SCHEDULED, queue=queue), _SOONEST, SCHEDULED, "due_at", queue)
+def _queues(using: str, search: Search) -> list[str]:
+    """Return the queues in which there may be scheduled messages that match."""
+    return transitions.queues(using) if search.queue is None else [search.queue]
+
+
+def _scheduled(rows: QuerySet[Message], queue: str) -> IndexPart:
+    return IndexPart(rows.filter(state=State.SCHEDULED, queue=queue), _SOONEST, SCHEDULED, "due_at", queue)
 
 
 def _running(rows: QuerySet[Message]) -> IndexPart:
@@ -141,7 +147,8 @@ class Listing:
             return [IndexPart(rows, search.order, frozenset(State))]
         if not merges:
             return [IndexPart(rows.filter(of_states(search.states)), search.order, search.states)]
-        parts = list(_scheduled(rows, search)) if State.SCHEDULED in search.states else []
+        queues = _queues(self.using, search) if State.SCHEDULED in search.states else []
+        parts = [_scheduled(rows, queue) for queue in queues]
         return [*parts, _running(rows)] if State.RUNNING in search.states or not parts else parts
 
     def _ordered(self, branches: list[QuerySet[Message]], most: int) -> QuerySet[Message, tuple[Any, ...]]:
@@ -197,19 +204,17 @@ def counts(rows: QuerySet[Message], search: Search, now: datetime) -> StateCount
 def _count(rows: QuerySet[Message], search: Search, now: datetime) -> StateCounts:
     found: Counter[str] = Counter()
     more: set[str] = set()
+    most = COUNT_CAP if search.selective else INDEX_COUNT_CAP
     deadline = time.monotonic() + COUNTS_TIMEOUT_MS / 1000
     for part in _counted(rows, search):
         if time.monotonic() > deadline:
             raise TooSlow
-        first, rest = part.limited(search)
-        most = COUNT_CAP if search.selective else INDEX_COUNT_CAP
-        tally = first[: most + 1].aggregate(**_aggregates(part, rest, now))
-        due = tally.pop("due_rows", 0)
-        if tally.pop("rows") > most:
-            more |= part.states
-        if due > most:
-            more |= {"overdue", "limited"}
-        found.update(tally)
+        for tally in _tallies(part, search, most, now):
+            if tally["rows"] > most:
+                more |= part.states
+            if tally.get("due_rows", 0) > most:
+                more |= {"overdue", "limited"}
+            found.update(tally)
     capped = {
         name: Capped(min(found[name], COUNT_CAP), found[name] > COUNT_CAP or name in more)
         for name in (*State.values, "overdue", "limited")
@@ -224,22 +229,54 @@ def _counted(rows: QuerySet[Message], search: Search) -> Iterator[IndexPart]:
         yield IndexPart(found.exclude(state=State.SCHEDULED), (), frozenset(State) - {State.SCHEDULED})
         yield IndexPart(found.filter(state=State.SCHEDULED), (), frozenset({State.SCHEDULED}))
         return
-    yield from _scheduled(rows, search)
+    queues = _queues(rows.db, search)
+    if len(queues) == 1:
+        yield _scheduled(rows, queues[0])
+    elif queues:
+        each = rows.filter(state=State.SCHEDULED, queue=OuterRef("queue"))
+        firsts = tuple(head.pk for head in heads(rows.db, queues))
+        yield IndexPart(each, _SOONEST, SCHEDULED, "due_at", firsts=firsts)
     yield _running(rows)
     yield from _unconsumed(rows, REQUEUEABLE)
     yield replace(_finished(rows), states=frozenset({State.CONSUMED}), mixed=True)
 
 
-def _aggregates(part: IndexPart, rest: Q, now: datetime) -> dict[str, Count]:
-    def number(condition: Q) -> Count:
-        return Count("pk", filter=condition) if condition else Count("pk")
+class _Hits(Subquery):
+    """Counts the rows of a slice that have a value in its column ``hit``."""
 
+    template = "(SELECT count(x.hit) FROM (%(subquery)s) x)"
+    output_field = IntegerField()
+
+
+def _tallies(part: IndexPart, search: Search, most: int, now: datetime) -> Iterator[Mapping[str, int]]:
+    """Yield the numbers of the first rows of an index: once, or for each queue."""
+    first, rest = part.limited(search)
+    wanted = _wanted(part, rest, now)
+    if not part.firsts:
+        numbers = {name: Count("pk", filter=hit) if hit else Count("pk") for name, hit in wanted.items()}
+        yield first[: most + 1].aggregate(**numbers)
+        return
+    if not rest:
+        # Every row matches: the same rows are not counted twice.
+        del wanted["rows"]
+    hits = {
+        name: _Hits(first.annotate(hit=Case(When(hit, then=1)) if hit else Value(1)).values("hit")[: most + 1])
+        for name, hit in wanted.items()
+    }
+    by_queue: QuerySet[Any, Any] = Message.objects.using(part.rows.db).filter(pk__in=part.firsts).values(**hits)
+    for row in by_queue:
+        yield {"rows": row[State.SCHEDULED.value], **row}
+
+
+def _wanted(part: IndexPart, rest: Q, now: datetime) -> dict[str, Q]:
+    """Return the conditions of the rows to count: those that match, all of them, and all that are due."""
     mixed = part.mixed or len(part.states) > 1
-    aggregates = {state.value: number(rest & (Q(state=state) if mixed else Q())) for state in part.states}
-    aggregates["rows"] = number(Q())
+    wanted = {state.value: rest & (Q(state=state) if mixed else Q()) for state in part.states}
+    wanted["rows"] = Q()
     if State.SCHEDULED in part.states:
-        is_scheduled = Q(state=State.SCHEDULED) if mixed else Q()
-        aggregates["overdue"] = number(rest & is_scheduled & overdue(now))
-        aggregates["limited"] = number(rest & is_scheduled & limited(now))
-        aggregates["due_rows"] = number(is_scheduled & Q(due_at__lte=now))
-    return aggregates
+        wanted |= {
+            "overdue": rest & overdue(now),
+            "limited": rest & limited(now),
+            "due_rows": Q(due_at__lte=now),
+        }
+    return wanted

@@ -12,7 +12,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from django_delayq import handler, reschedule_message, restore
+from django_delayq import handler, reschedule_message, restore, schedule_messages
 from django_delayq.broker import publisher
 from django_delayq.console.admin import panels
 from django_delayq.console.admin.explanation import limit_text
@@ -25,6 +25,7 @@ from django_delayq.models import Message, Worker
 from django_delayq.project import registry
 from django_delayq.record import admission, transitions
 from django_delayq.record.sql.rows import Ticket
+from tests.support.statements import count_statements
 
 from . import asking, samples
 from .conftest import logged_in, person
@@ -199,6 +200,29 @@ def test_a_search_for_a_limit_is_counted(declare: Declare) -> None:
         assert (counted.states[State.SCHEDULED].count, counted.limited.count) == (number, number)
         assert counted.overdue.count == 0
     assert Listing(Message.objects.all(), parse("is:limited", now=now)).count().count == 2
+
+
+@pytest.mark.parametrize("search", ["", "is:overdue", "is:limited", "limit:topic*"])
+def test_many_queues_cost_no_statement_each(viewer: Client, declare: Declare, search: str) -> None:
+    def look(limited: int) -> None:
+        answer = viewer.get(reverse(samples.LIST), {"q": search, "state": "scheduled"})
+        counted = {tab.label: tab.count for tab in answer.context["cl"].tabs()}
+        is_overdue, is_limited = ("0" if search == word else str(limited) for word in ("is:limited", "is:overdue"))
+        assert counted["Limited"] == is_limited
+        assert counted["Overdue"] == ("0" if search.startswith("limit:") else is_overdue)
+
+    def wait_in(*queues: str) -> None:
+        made = schedule_messages(
+            [{"topic": topic, "payload": {}, "queue": queue} for queue in queues for topic in (TOPIC, "t.free")]
+        )
+        aged(*made, hours=1)
+
+    declare(limit=1)
+    in_line(1)
+    wait_in("a", "b")
+    few = count_statements(lambda: look(2))
+    wait_in(*(f"q{number:03}" for number in range(100)))
+    assert count_statements(lambda: look(102)) < few + 20
 
 
 # --- actions ----------------------------------------------------------------------------------------------------------

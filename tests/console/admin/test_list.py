@@ -406,6 +406,33 @@ def test_the_list_asks_nothing_that_grows_with_the_table(viewer: Client, query: 
     assert len(captured) < 30
 
 
+def test_many_queues_cost_no_statement_each(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "OVERDUE_AFTER", timedelta(seconds=0))
+    for number in range(200):
+        samples.scheduled(queue=f"q{number:03}")
+    late = samples.scheduled(delay=0, queue="q007")
+    with CaptureQueriesContext(connection) as captured:
+        assert listed(viewer)[0] == late.pk
+    assert len(captured) < 32
+    counted = tabs(viewer)
+    assert [counted[name] for name in ("Live", "Scheduled", "Overdue")] == ["201", "201", "1"]
+    counted = tabs(viewer, q="due:<2h created:>today queue:q00*")
+    assert [counted[name] for name in ("Scheduled", "Overdue")] == ["0", "0"]
+    counted = tabs(viewer, q="due:<2h queue:q00*")
+    assert [counted[name] for name in ("Scheduled", "Overdue")] == ["11", "1"]
+
+
+@pytest.mark.usefixtures("small_pages")
+def test_each_of_many_queues_is_counted_up_to_a_cap(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "INDEX_COUNT_CAP", 3)
+    samples.many(3, queue="letters")
+    samples.many(3, queue="mails")
+    assert tabs(viewer)["Scheduled"] == "6"
+    samples.many(1, queue="mails")
+    assert tabs(viewer)["Scheduled"] == "7+"
+    assert tabs(viewer, q="topic:t.rare")["Scheduled"] == ""
+
+
 def assert_bounded(sql: str) -> None:
     """Assert that no statement sorts, counts or lists rows of the table without a LIMIT."""
     assert not re.search(r"\b(DISTINCT|GROUP BY|OFFSET \d{5,})\b", sql, re.IGNORECASE), sql
