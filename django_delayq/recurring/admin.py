@@ -41,6 +41,29 @@ else:
 TIMES_SHOWN = 10
 
 
+class AsWritten(str):
+    """What somebody wrote into a field, to be shown again to the letter."""
+
+
+class PayloadField(forms.JSONField):
+    """A payload as JSON. A text that Python cannot read is a mistake too, and a mistake is shown as it was written."""
+
+    widget = forms.Textarea(attrs={"class": "vLargeTextField", "rows": 5})
+
+    def to_python(self, value: Any) -> Any:
+        try:
+            return super().to_python(value)
+        except (ValueError, RecursionError) as error:
+            # It is nested too deep, or has a number of too many digits.
+            raise forms.ValidationError(self.error_messages["invalid"], code="invalid") from error
+
+    def bound_data(self, data: Any, initial: Any) -> Any:
+        return AsWritten(data or "")
+
+    def prepare_value(self, value: Any) -> Any:
+        return value if isinstance(value, AsWritten) else super().prepare_value(value)
+
+
 class ScheduleForm(_ModelForm):
     """The definition of a schedule. Its mistakes are those that ``create_schedule`` would raise."""
 
@@ -50,7 +73,7 @@ class ScheduleForm(_ModelForm):
             *("name", "topic", "payload", "cron", "every", "time_zone", "starts_at", "ends_at"),
             *("missed", "expires", "queue", "priority"),
         ]
-        widgets: ClassVar = {"payload": forms.Textarea(attrs={"class": "vLargeTextField", "rows": 5})}
+        field_classes: ClassVar = {"payload": PayloadField}
         help_texts: ClassVar = {
             "cron": gettext_lazy("For example 0 3 * * *: minute, hour, day, month, day of the week."),
             "every": gettext_lazy("In place of a cron expression: for example 10m or 2h."),

@@ -109,6 +109,29 @@ def test_mistakes_are_shown_and_nothing_is_written(chief: Client, given: dict[st
     assert not Schedule.objects.exists()
 
 
+UNSTORABLE = {
+    "a lone surrogate": '"\\ud800"',
+    "one as a name": '{"\\udfff": 1}',
+    "a list that is nested too deep to be read": "[" * 5000 + "]" * 5000,
+    "an object that is nested too deep to be read": '{"a":' * 5000 + "1" + "}" * 5000,
+    "a list that is nested too deep": "[" * 100 + "]" * 100,
+    "a NUL": '"\\u0000"',
+    "a number without a value": "NaN",
+    "a number of too many digits": "9" * 5000,
+}
+
+
+@pytest.mark.parametrize("payload", UNSTORABLE.values(), ids=UNSTORABLE.keys())
+def test_a_payload_that_cannot_be_kept_is_a_mistake_in_the_form(chief: Client, payload: str) -> None:
+    shown = text(chief.post(reverse(ADD), {**FORM, "payload": payload}))
+    assert "errorlist" in shown
+    assert not Schedule.objects.exists()
+    create_schedule("s", "t.ok", every="1h")
+    shown = text(chief.post(page(), {**FORM, "payload": payload}))
+    assert "errorlist" in shown
+    assert Schedule.objects.get().payload is None
+
+
 def test_a_deleted_schedule_has_its_message_cancelled(chief: Client) -> None:
     for name in ("s", "other"):
         create_schedule(name, "t.ok", every="1h")
