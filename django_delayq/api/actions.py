@@ -21,8 +21,9 @@ from ..broker.base import Entry
 from ..core import names
 from ..core.durations import Duration
 from ..core.exceptions import InvalidMessage
-from ..core.states import FINAL, LIVE, REQUEUEABLE, State
+from ..core.states import FINAL, REQUEUEABLE, State
 from ..core.twins import async_twin
+from ..core.verbs import VERBS, Verb
 from ..core.verdicts import Verdict
 from ..models import Message
 from ..models.record import HOLDS_KEY, WAITS_AGAIN
@@ -62,14 +63,20 @@ Foresee = Callable[[QuerySet[Message]], Counter[Verdict]]
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One action. It answers TOO_LATE for messages that are in none of its ``states``."""
+    """What API and commands do for a verb. It answers TOO_LATE for messages that are in none of its ``states``."""
 
-    # The verb of ``delayq_act``; the name in URLs, in operations, in the audit and in the permission "<name>_message".
-    name: str
-    states: frozenset[State]
+    verb: Verb
     move: Move
     # Counts the verdicts that the action would have now for some messages, without writing anything.
     foresee: Foresee
+
+    @property
+    def name(self) -> str:
+        return self.verb.name
+
+    @property
+    def states(self) -> frozenset[State]:
+        return self.verb.states
 
     def apply(self, using: str, ids: Sequence[int], *, times: DueTimes = NO_TIMES, reason: str = "") -> list[Answer]:
         """Apply the action to messages. Return an answer for each, in the order of ``ids``.
@@ -148,7 +155,7 @@ def foresee_cancel(rows: QuerySet[Message]) -> Counter[Verdict]:
 
 def foresee_reschedule(rows: QuerySet[Message]) -> Counter[Verdict]:
     """Count the verdicts that a reschedule of these messages, or a run now, would have now. Writes nothing."""
-    return _by_state(rows, SCHEDULED, Verdict.RESCHEDULED)
+    return _by_state(rows, VERBS["reschedule"].states, Verdict.RESCHEDULED)
 
 
 def foresee_requeue(rows: QuerySet[Message]) -> Counter[Verdict]:
@@ -178,13 +185,11 @@ def _by_state(rows: QuerySet[Message], states: frozenset[State], done: Verdict) 
     return counts
 
 
-SCHEDULED = frozenset({State.SCHEDULED})
-
-CANCEL = Action("cancel", LIVE, _cancel, foresee_cancel)
-RESCHEDULE = Action("reschedule", SCHEDULED, _reschedule, foresee_reschedule)
-RUN = Action("run", SCHEDULED, _run, foresee_reschedule)
-REQUEUE = Action("requeue", REQUEUEABLE, _requeue, foresee_requeue)
-PURGE = Action("purge", FINAL, _purge, foresee_purge)
+CANCEL = Action(VERBS["cancel"], _cancel, foresee_cancel)
+RESCHEDULE = Action(VERBS["reschedule"], _reschedule, foresee_reschedule)
+RUN = Action(VERBS["run"], _run, foresee_reschedule)
+REQUEUE = Action(VERBS["requeue"], _requeue, foresee_requeue)
+PURGE = Action(VERBS["purge"], _purge, foresee_purge)
 
 ACTIONS = {action.name: action for action in (CANCEL, RESCHEDULE, RUN, REQUEUE, PURGE)}
 

@@ -24,7 +24,7 @@ class Foreseen:
     verdicts: Counter[Verdict] = field(default_factory=Counter)
     to_come: ToCome = field(default_factory=ToCome)
 
-    def add(self, verb: Verb, rows: QuerySet[Message]) -> None:
+    def add(self, verb: CommandVerb, rows: QuerySet[Message]) -> None:
         """Look at one batch of messages."""
         self.verdicts += verb.action.foresee(rows)
         if verb.action is actions.REQUEUE:
@@ -36,7 +36,7 @@ def _nothing(times: DueTimes, foreseen: Foreseen) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Verb:
+class CommandVerb:
     """An action as ``delayq_act`` offers it."""
 
     action: Action
@@ -95,7 +95,7 @@ _UNKNOWN = "an earlier delivery crashed and may have had its effect"
 VERBS = {
     verb.name: verb
     for verb in (
-        Verb(
+        CommandVerb(
             actions.CANCEL,
             "Cancel live messages. Verdicts: cancelled (no delivery will start), requested (running: the handler can "
             "see the request, and no retry follows), outcome unknown (cancelled, but a delivery that crashed may have "
@@ -114,7 +114,7 @@ VERBS = {
             },
             "finished already, or not found",
         ),
-        Verb(
+        CommandVerb(
             actions.RESCHEDULE,
             "Give messages that wait another due time: --due-at, or --shift from the due time that each has. The time "
             "of expiry moves by as much. Verdicts: rescheduled, too late (running, or finished), not found.",
@@ -128,7 +128,7 @@ VERBS = {
             ("due_at", "shift", "spread"),
             _when_rescheduled,
         ),
-        Verb(
+        CommandVerb(
             actions.RUN,
             "Make messages that wait due now: workers run them at once, except in paused queues and over a limit. (The "
             "worker itself is the command run_delayq.) The time of expiry moves by as much. Verdicts: rescheduled, too "
@@ -143,7 +143,7 @@ VERBS = {
             ("spread",),
             _when_run,
         ),
-        Verb(
+        CommandVerb(
             actions.REQUEUE,
             "Schedule dead, expired and cancelled messages again; their attempts start anew. A message whose due time "
             "is still to come keeps it, and any other is due at once; with --due-at all are due then. Verdicts: "
@@ -159,7 +159,7 @@ VERBS = {
             ("due_at", "spread", "finished"),
             _when_requeued,
         ),
-        Verb(
+        CommandVerb(
             actions.PURGE,
             "Delete finished messages, with their log: by id, or with --finished-before and other selectors, which "
             "leave out those that still hold their keys, and count nothing with --yes. The janitor of a worker prunes "

@@ -10,7 +10,7 @@ from django.db.models.functions import Now
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from ..core import bounds, clock
+from ..core import bounds, clock, verbs
 from .fields import UTCDateTimeField
 
 
@@ -41,7 +41,7 @@ class Queue(models.Model):
         verbose_name = _("queue")
         verbose_name_plural = _("queues")
         default_permissions = ()
-        permissions: ClassVar = [("pause_queue", "Can pause and resume queues")]
+        permissions: ClassVar = verbs.permissions("queue")
 
     def __str__(self) -> str:
         return self.name

@@ -11,7 +11,7 @@ from django.db.models import Case, Exists, ExpressionWrapper, F, OuterRef, Q, Wh
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from ..core import bounds, limits, states
+from ..core import bounds, limits, states, verbs
 from ..core.states import State as _State
 from .fields import UTCDateTimeField
 
@@ -172,17 +172,7 @@ class Message(_Record):
         verbose_name = _("message")
         verbose_name_plural = _("messages")
         default_permissions = ("view",)
-        permissions: ClassVar = [
-            ("cancel_message", "Can cancel messages"),
-            ("reschedule_message", "Can reschedule messages"),
-            ("run_message", "Can run messages now"),
-            ("requeue_message", "Can requeue dead, expired and cancelled messages"),
-            ("purge_message", "Can purge finished messages"),
-            ("bulk_message", "Can act on everything that a filter finds"),
-            ("export_message", "Can export messages"),
-            ("reveal_message", "Can see payloads unmasked"),
-            ("restore_message", "Can restore Redis from the record"),
-        ]
+        permissions: ClassVar = verbs.permissions("message")
         indexes: ClassVar = [
             # Scheduled messages. Loading, sweeping, restoring and delivery by query all read along it. With the
             # priority it holds all that Redis needs: vacuumed rows are loaded without reading the table.

@@ -185,7 +185,7 @@ MUTANTS = [
     ),
     mutant(
         "preview of a reschedule that takes running messages for scheduled",
-        (ACTIONS, "_by_state(rows, SCHEDULED, ", "_by_state(rows, LIVE, "),
+        (ACTIONS, '_by_state(rows, VERBS["reschedule"].states, ', "_by_state(rows, frozenset(State), "),
     ),
     mutant(
         "changed payload lost where others are not changed",

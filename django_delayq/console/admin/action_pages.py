@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin, messages
@@ -24,7 +25,7 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import ngettext
 
 from ...core import actors
 from ...models import Message
@@ -84,55 +85,22 @@ class Question:
 class ActionPages(_Base):
     """A mixin for ``ModelAdmin``: the actions of the list, and the page that confirms them."""
 
-    actions = ("cancel_selected", "reschedule_selected", "run_selected", "requeue_selected", "purge_selected")
+    actions = ()
 
-    @admin.action(permissions=["cancel"], description=gettext_lazy("Cancel selected messages…"))
-    def cancel_selected(self, request: HttpRequest, queryset: QuerySet[Message]) -> HttpResponse | None:
-        return self._ask_for_selection(request, queryset, CONSOLE_ACTIONS["cancel"])
+    def get_actions(self, request: HttpRequest) -> dict[str, tuple[Callable[..., Any], str, str]]:
+        """Return the actions that the user may do, and those that the project added to its site."""
+        found = dict(super().get_actions(request))
+        for action in self._allowed(request):
+            name = f"{action.name}_selected"
+            found[name] = (partial(type(self).ask_for_selection, action=action), name, str(action.selected))
+        return found
 
-    @admin.action(permissions=["reschedule"], description=gettext_lazy("Reschedule selected messages…"))
-    def reschedule_selected(self, request: HttpRequest, queryset: QuerySet[Message]) -> HttpResponse | None:
-        return self._ask_for_selection(request, queryset, CONSOLE_ACTIONS["reschedule"])
-
-    @admin.action(permissions=["run"], description=gettext_lazy("Run selected messages now…"))
-    def run_selected(self, request: HttpRequest, queryset: QuerySet[Message]) -> HttpResponse | None:
-        return self._ask_for_selection(request, queryset, CONSOLE_ACTIONS["run"])
-
-    @admin.action(permissions=["requeue"], description=gettext_lazy("Requeue selected messages…"))
-    def requeue_selected(self, request: HttpRequest, queryset: QuerySet[Message]) -> HttpResponse | None:
-        return self._ask_for_selection(request, queryset, CONSOLE_ACTIONS["requeue"])
-
-    @admin.action(permissions=["purge"], description=gettext_lazy("Purge selected messages…"))
-    def purge_selected(self, request: HttpRequest, queryset: QuerySet[Message]) -> HttpResponse | None:
-        return self._ask_for_selection(request, queryset, CONSOLE_ACTIONS["purge"])
-
-    def has_cancel_permission(self, request: HttpRequest) -> bool:
-        return CONSOLE_ACTIONS["cancel"].allowed(request)
-
-    def has_reschedule_permission(self, request: HttpRequest) -> bool:
-        return CONSOLE_ACTIONS["reschedule"].allowed(request)
-
-    def has_run_permission(self, request: HttpRequest) -> bool:
-        return CONSOLE_ACTIONS["run"].allowed(request)
-
-    def has_requeue_permission(self, request: HttpRequest) -> bool:
-        return CONSOLE_ACTIONS["requeue"].allowed(request)
-
-    def has_purge_permission(self, request: HttpRequest) -> bool:
-        return CONSOLE_ACTIONS["purge"].allowed(request)
-
-    def may(self, request: HttpRequest, action: ConsoleAction) -> bool:
-        """Tell whether the user may do an action, by the same hooks that decide which actions the list offers."""
-        allowed: bool = getattr(self, f"has_{action.name}_permission")(request)
-        return allowed and self.has_view_permission(request)
+    def _allowed(self, request: HttpRequest) -> Iterator[ConsoleAction]:
+        return (action for action in CONSOLE_ACTIONS.values() if self.may(request, action.name))
 
     def offered(self, request: HttpRequest, message: Message) -> list[ConsoleAction]:
         """Return the actions that change this message and that the user may do."""
-        return [
-            action
-            for action in CONSOLE_ACTIONS.values()
-            if message.state in action.effects and self.may(request, action)
-        ]
+        return [action for action in self._allowed(request) if message.state in action.effects]
 
     def get_urls(self) -> list[URLPattern]:
         view = page.admin_view(self, self.action_view)
@@ -143,7 +111,7 @@ class ActionPages(_Base):
         action = CONSOLE_ACTIONS.get(name)
         if action is None:
             raise Http404
-        if not self.may(request, action):
+        if not self.may(request, name):
             raise PermissionDenied
         if request.method != "POST":
             return HttpResponseRedirect(page.admin_url(self, Message))
@@ -156,9 +124,10 @@ class ActionPages(_Base):
 
     # --- the question -------------------------------------------------------------------------------------------------
 
-    def _ask_for_selection(
+    def ask_for_selection(
         self, request: HttpRequest, queryset: QuerySet[Message], action: ConsoleAction
     ) -> HttpResponse | None:
+        """Ask about the messages that are selected in the list, or about all that its search finds."""
         if request.POST.get(_SELECT_ACROSS) == "1":
             return self._ask_for_search(request, action, request.GET)
         ids = list(queryset.order_by("pk").values_list("pk", flat=True)[: PAGED_CAP + 1])
@@ -173,7 +142,7 @@ class ActionPages(_Base):
 
     def _ask_for_search(self, request: HttpRequest, action: ConsoleAction, given: Mapping[str, str]) -> HttpResponse:
         """Ask about all that a search finds, on whatever page of the list they are."""
-        if not action_table.may_bulk(request):
+        if not self.may(request, "bulk"):
             raise PermissionDenied
         try:
             scope = Scope.of_search(self._using, search_box.read_search(request, given, self._using).whole)
@@ -192,7 +161,7 @@ class ActionPages(_Base):
         notice: str = "",
     ) -> HttpResponse:
         """Show the question about a scope as it is now; ``data``: an answer that has errors."""
-        if len(scope.ids) > AT_ONCE and not action_table.may_bulk(request):
+        if len(scope.ids) > AT_ONCE and not self.may(request, "bulk"):
             raise PermissionDenied
         scope = scope.renewed(self._using)
         shown = preview(self._rows(request), action, scope)
@@ -247,7 +216,7 @@ class ActionPages(_Base):
         if question.action != action.name or question.user != str(request.user.pk):
             raise BadRequest("token")
         scope = question.scope
-        if scope.search is not None and not action_table.may_bulk(request):
+        if scope.search is not None and not self.may(request, "bulk"):
             raise PermissionDenied
         if is_old:
             text = _("This page was shown some time ago. Check it and confirm again.")
@@ -316,7 +285,7 @@ class ActionPages(_Base):
         left: Mapping[str, int],
     ) -> HttpResponse:
         """Start an operation on the messages of a scope of ids; ``left`` says why how many others are left alone."""
-        if not action_table.may_bulk(request):
+        if not self.may(request, "bulk"):
             raise PermissionDenied
         reason = form.cleaned_data["reason"]
         with self._acting(request):

@@ -1,4 +1,4 @@
-"""The actions on messages as pages show them: labels, effects, forms, permissions, and outcomes in words."""
+"""The actions on messages as pages show them: labels, effects, forms, and outcomes in words."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from django.http import HttpRequest
 from django.utils.formats import number_format
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy, pgettext_lazy
@@ -14,7 +13,6 @@ from django.utils.translation import ngettext_lazy, pgettext_lazy
 from ...api import actions
 from ...core.states import FINAL, State
 from ...core.verdicts import DONE, Verdict
-from ...project import console_conf
 from .forms import ReasonForm, RequeueForm, RescheduleForm, SpreadForm
 
 if TYPE_CHECKING:
@@ -31,6 +29,8 @@ class ConsoleAction:
 
     action: actions.Action
     label: Text
+    # The text in the menu of the list, and the title of the page that asks.
+    selected: Text
     question: Text
     effects: Mapping[State, Text]
     form: type[ReasonForm] = ReasonForm
@@ -39,17 +39,8 @@ class ConsoleAction:
 
     @property
     def name(self) -> str:
-        """The name in URLs, of the operation that does it and, as "<name>_message", of the permission."""
+        """The name of the verb: in addresses, and of the operation that does it."""
         return self.action.name
-
-    def allowed(self, request: HttpRequest) -> bool:
-        """Tell whether the user has the permission of this action and the admin is not read-only."""
-        return not console_conf.get().READ_ONLY and request.user.has_perm(f"delayq.{self.name}_message")
-
-
-def may_bulk(request: HttpRequest) -> bool:
-    """Tell whether the user may act on more than a few messages, and on all that a search finds."""
-    return not console_conf.get().READ_ONLY and request.user.has_perm("delayq.bulk_message")
 
 
 _AGAIN = _("will be scheduled again, unless another message holds the same key")
@@ -59,6 +50,7 @@ _TABLE = (
     ConsoleAction(
         actions.CANCEL,
         pgettext_lazy("verb", "Cancel"),
+        _("Cancel selected messages…"),
         _("Cancel messages"),
         {
             State.SCHEDULED: _("will be cancelled"),
@@ -68,6 +60,7 @@ _TABLE = (
     ConsoleAction(
         actions.RESCHEDULE,
         _("Reschedule"),
+        _("Reschedule selected messages…"),
         _("Reschedule messages"),
         {
             State.SCHEDULED: _("will be moved to the new time"),
@@ -77,6 +70,7 @@ _TABLE = (
     ConsoleAction(
         actions.RUN,
         _("Run now"),
+        _("Run selected messages now…"),
         _("Run messages now"),
         {
             State.SCHEDULED: _("will be due at once"),
@@ -86,6 +80,7 @@ _TABLE = (
     ConsoleAction(
         actions.REQUEUE,
         _("Requeue"),
+        _("Requeue selected messages…"),
         _("Requeue messages"),
         {State.DEAD: _AGAIN, State.EXPIRED: _AGAIN, State.CANCELLED: _AGAIN},
         RequeueForm,
@@ -93,6 +88,7 @@ _TABLE = (
     ConsoleAction(
         actions.PURGE,
         _("Purge"),
+        _("Purge selected messages…"),
         _("Purge finished messages"),
         {state: _GONE for state in State if state in FINAL},
         final=True,

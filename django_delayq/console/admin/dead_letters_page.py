@@ -18,8 +18,8 @@ from ...record import transitions
 from ..models import DeadLetters
 from ..statements import TooSlow
 from ..statistics.failures import DEAD_CAP, PERIODS, DeadFilter, DeadGroup, group_dead
-from . import action_table, search_box
-from .action_table import CONSOLE_ACTIONS, ConsoleAction
+from . import search_box
+from .action_table import CONSOLE_ACTIONS
 from .explanation import moment, span
 from .page import Page, admin_url
 
@@ -58,7 +58,7 @@ class DeadLetterAdmin(Page, _ModelAdmin):
         offered = [
             (action, admin_url(self, Message, "action", action.name))
             for action in (CONSOLE_ACTIONS["requeue"], CONSOLE_ACTIONS["purge"])
-            if acts_here and action_table.may_bulk(request) and self._may(request, action)
+            if acts_here and self.may(request, action.name, "bulk")
         ]
         using = self.get_queryset(request).db
         chosen = _chosen(request)
@@ -78,9 +78,6 @@ class DeadLetterAdmin(Page, _ModelAdmin):
             "cap": DEAD_CAP if found.capped else None,
             "offered": offered,
         }
-
-    def _may(self, request: HttpRequest, action: ConsoleAction) -> bool:
-        return action.allowed(request) and self.has_view_permission(request)
 
     def _list(self, search: str) -> str:
         return f"{admin_url(self, Message)}?{urlencode({search_box.TAB_VAR: 'all', SEARCH_VAR: search})}"

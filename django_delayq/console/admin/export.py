@@ -72,16 +72,13 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 class ExportView(_Base):
     """A mixin for ``ModelAdmin``: the view that exports."""
 
-    def has_export_permission(self, request: HttpRequest) -> bool:
-        return self.has_view_permission(request) and request.user.has_perm("delayq.export_message")
-
     def get_urls(self) -> list[URLPattern]:
         view = page.admin_view(self, self.export_view)
         return [path("export/", view, name=page.url_name(Message, "export")), *super().get_urls()]
 
     def export_view(self, request: HttpRequest) -> HttpResponseBase:
         """Send a file of what a search finds, on POST of its tab, its text and ``format``."""
-        if not self.has_export_permission(request):
+        if not self.may(request, "export"):
             raise PermissionDenied
         if request.method != "POST":
             return HttpResponseRedirect(page.admin_url(self, Message))
@@ -96,7 +93,7 @@ class ExportView(_Base):
             ids = Listing(rows, asked.whole).ids(EXPORT_CAP + 1, milliseconds=_EXPORT_TIMEOUT_MS)
         except TooSlow:
             return self._refused(request, asked, _("The search took too long: nothing was exported. Narrow it."))
-        masked = not request.user.has_perm("delayq.reveal_message")
+        masked = not self.may(request, "reveal")
         target = _("%(messages)s, as %(format)s") if masked else _("%(messages)s, as %(format)s, unmasked")
         with page.acting_as_user(request):
             audit.record(

@@ -48,7 +48,7 @@ class MessageAdmin(ReadOnly, ActionPages, ExportView, MessagePage, _ModelAdmin):
             **page.navigation(self, request),
             "title": _("Messages"),
             "help": search_box.HELP,
-            "may_export": self.has_export_permission(request),
+            "may_export": self.may(request, "export"),
         }
         return super().changelist_view(request, {**shared, **(extra_context or {})})
 

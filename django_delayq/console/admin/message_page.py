@@ -31,7 +31,6 @@ from ...inspector import lines
 from ...inspector.consistency import Mismatch
 from ...inspector.numbers import capped
 from ...models import Message
-from ...project import console_conf
 from ...record import transitions
 from ...record.sql.expressions import UnderLimits
 from .. import audit
@@ -66,13 +65,6 @@ class ComparisonRow:
 class MessagePage(_Base):
     """A mixin for ``ModelAdmin``: the page of a message, and its buttons that reveal it and put it back into Redis."""
 
-    def has_reveal_permission(self, request: HttpRequest) -> bool:
-        return self.has_view_permission(request) and request.user.has_perm("delayq.reveal_message")
-
-    def has_restore_permission(self, request: HttpRequest) -> bool:
-        allowed = self.has_view_permission(request) and request.user.has_perm("delayq.restore_message")
-        return allowed and not console_conf.get().READ_ONLY
-
     def get_urls(self) -> list[URLPattern]:
         view = partial(page.admin_view, self)
         return [
@@ -95,7 +87,7 @@ class MessagePage(_Base):
 
     def reveal_view(self, request: HttpRequest, pk: int) -> HttpResponse:
         """Show the page once without masks, on POST, and write that to the audit."""
-        if not self.has_reveal_permission(request):
+        if not self.may(request, "reveal"):
             raise PermissionDenied
         if request.method != "POST":
             return HttpResponseRedirect(page.admin_url(self, Message, "change", pk))
@@ -106,7 +98,7 @@ class MessagePage(_Base):
 
     def restore_view(self, request: HttpRequest, pk: int) -> HttpResponse:
         """Put a scheduled message back into Redis, on POST."""
-        if not self.has_restore_permission(request):
+        if not self.may(request, "restore"):
             raise PermissionDenied
         if request.method == "POST":
             message = self._message(request, pk)
@@ -178,13 +170,11 @@ class MessagePage(_Base):
             "result": result[: payload.PAGE_CHARACTERS],
             "result_cut": len(result) > payload.PAGE_CHARACTERS,
             "masked": masked,
-            "may_reveal": masked and self.has_reveal_permission(request),
+            "may_reveal": masked and self.may(request, "reveal"),
             "call": _call(message) if len(content) <= payload.PAGE_CHARACTERS else "",
             "where": where,
             "compared": _compared(message, where),
-            "may_restore": message.state == State.SCHEDULED
-            and where is not None
-            and self.has_restore_permission(request),
+            "may_restore": message.state == State.SCHEDULED and where is not None and self.may(request, "restore"),
             "related": self._related(message, in_line),
             **(extra or {}),
         }

@@ -95,16 +95,12 @@ class OperationAdmin(Page, _ModelAdmin):
     def may_resume(self, request: HttpRequest, operation: Operation) -> bool:
         """Tell whether the user may resume an operation, which takes the permissions to start it."""
         work = operations.WORKS.get(operation.action)
-        if work is None or console_conf.get().READ_ONLY or not self.has_view_permission(request):
-            return False
-        needed = {work.permission, "bulk_message"} if issubclass(work, operations.BulkAction) else {work.permission}
-        return request.user.has_perms([f"delayq.{name}" for name in needed])
+        return work is not None and self.may(request, *work.verbs)
 
     def may_stop(self, request: HttpRequest, operation: Operation) -> bool:
         """Tell whether the user may stop an operation: one that the user started or could start."""
-        if console_conf.get().READ_ONLY or not self.has_view_permission(request):
-            return False
-        return operation.started_by == page.actor_of(request) or self.may_resume(request, operation)
+        is_own = operation.started_by == page.actor_of(request) and not console_conf.get().READ_ONLY
+        return is_own or self.may_resume(request, operation)
 
     def get_urls(self) -> list[URLPattern]:
         view = partial(page.admin_view, self)

@@ -30,14 +30,13 @@ from ...inspector.snapshot import QueueSnapshot
 from ...models import Message, Queue
 from ...models.record import not_expired
 from ...models.workers import WorkerState
-from ...project import conf, console_conf, validation
+from ...project import conf, validation
 from ...record import transitions
 from ...record.sql.moves import writing
 from .. import audit, operations
 from ..operations import Scope
 from ..statements import TooSlow, statement_timeout
 from . import action_table, banners, page, page_data, panels
-from .action_table import CONSOLE_ACTIONS
 from .explanation import moment, span
 from .forms import DelayField, checked_due
 from .page import Page
@@ -150,11 +149,6 @@ class QueueRow:
 class QueueAdmin(Page, _ModelAdmin):
     template = "delayq_console/queues.html"
 
-    def may_pause(self, request: HttpRequest) -> bool:
-        """Tell whether the user may pause and resume queues."""
-        allowed = request.user.has_perm("delayq.pause_queue") and self.has_view_permission(request)
-        return allowed and not console_conf.get().READ_ONLY
-
     def get_urls(self) -> list[URLPattern]:
         view = partial(page.admin_view, self)
         return [
@@ -170,7 +164,7 @@ class QueueAdmin(Page, _ModelAdmin):
         names = _names(data, paused.value or {})
         held = panels.load(("held", data.using), page_data.FRESH_SECONDS, data.using, lambda: _held(names))
         asked: tuple[Panel[Any], ...] = (data.snapshot, data.workers, paused, held)
-        may_pause = self.may_pause(request)
+        may_pause = self.may(request, "pause")
         messages_url = page.admin_url_if_any(self, Message)
         return {
             "queues": [self._row(name, data, paused.value, held.value, messages_url, may_pause) for name in names],
@@ -237,7 +231,7 @@ class QueueAdmin(Page, _ModelAdmin):
         name = self._checked(request, queue)
         is_paused = name in pausing.paused(self._using)
         number = self._count_due(name) if is_paused else 0
-        may_spread = CONSOLE_ACTIONS["run"].allowed(request) and action_table.may_bulk(request)
+        may_spread = self.may(request, "run", "bulk")
         form = ResumeForm(request.POST if request.method == "POST" else None, number=number or 0, may_spread=may_spread)
         if not form.is_valid():
             waiting = _waiting(number) if is_paused else ""
@@ -266,7 +260,7 @@ class QueueAdmin(Page, _ModelAdmin):
             Queue.objects.using(self._using).filter(name=name).update(resumes_at=None)
             operation = operations.start(
                 self._using,
-                operations.RunNow.name,
+                "run",
                 Scope(ids=tuple(ids)).to_json(),
                 {"spread": form.cleaned_data["spread"].total_seconds(), "resume": name},
                 described=_("the due messages of queue %(queue)s") % {"queue": name},
@@ -295,7 +289,7 @@ class QueueAdmin(Page, _ModelAdmin):
         return router.db_for_write(Message)
 
     def _checked(self, request: HttpRequest, queue: str) -> str:
-        if not self.may_pause(request):
+        if not self.may(request, "pause"):
             raise PermissionDenied
         try:
             return validation.queue(queue)

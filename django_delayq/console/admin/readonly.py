@@ -1,4 +1,4 @@
-"""The base of all pages: none of them may add, change or delete rows, or count all of them."""
+"""The base of all pages: none of them may add, change or delete rows, or count all of them. Here is who may do what."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 from django.contrib.admin import ShowFacets
 from django.http import HttpRequest
 
+from ...core.verbs import VERBS
+from ...project import console_conf
 from .paginator import CappedPaginator
 
 
@@ -23,6 +25,14 @@ class ReadOnly:
     # Most columns have no index to sort by.
     sortable_by: ClassVar[list[str] | tuple[str, ...] | tuple[()] | None] = ()
     view_on_site: Callable[[Any], str | None] | bool = False
+
+    def may(self, request: HttpRequest, *verbs: str) -> bool:
+        """Tell whether the user may view the page and has the permissions for these ``VERBS``."""
+        needed = [VERBS[name] for name in verbs]
+        if console_conf.get().READ_ONLY and any(verb.changes for verb in needed):
+            return False
+        allowed: bool = self.has_view_permission(request)  # type: ignore[attr-defined]
+        return allowed and request.user.has_perms([verb.permission for verb in needed])
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False

@@ -148,11 +148,7 @@ class RestorePage(_Base):
 
     def may_restore(self, request: HttpRequest) -> bool:
         """Tell whether the user may compare the record with Redis and restore, and there is a Redis."""
-        return self._is_allowed(request) and conf.get().REDIS is not None
-
-    def _is_allowed(self, request: HttpRequest) -> bool:
-        allowed = request.user.has_perm("delayq.restore_message") and self.has_view_permission(request)
-        return allowed and not console_conf.get().READ_ONLY
+        return self.may(request, "restore") and conf.get().REDIS is not None
 
     def running_restore(self, request: HttpRequest, using: str) -> tuple[Operation, str] | None:
         """Return the restore that is queued or running, and its address."""
@@ -172,7 +168,7 @@ class RestorePage(_Base):
 
     def restore_view(self, request: HttpRequest) -> HttpResponse:
         """Show the preview on GET, which writes nothing; start an operation on POST."""
-        if not self._is_allowed(request):
+        if not self.may(request, "restore"):
             raise PermissionDenied
         if conf.get().REDIS is None:
             unneeded = {**page.context(self, request, _("Restore Redis from the record")), "is_unneeded": True}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .bulk import MOST_MESSAGES, BulkAction, RunNow, Scope
+from .bulk import MOST_MESSAGES, BulkAction, Scope
 from .consistency_check import CheckWork
 from .lifecycle import OPEN, fail, has_open, is_resumable, lease_next, release, resume, run_step, start, stop
 from .restore_work import RestoreWork
@@ -17,7 +17,6 @@ __all__ = [
     "CheckWork",
     "OperationWork",
     "RestoreWork",
-    "RunNow",
     "Scope",
     "Step",
     "fail",

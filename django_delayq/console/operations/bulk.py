@@ -126,22 +126,30 @@ def _unpacked(text: str) -> tuple[int, ...]:
 
 
 class BulkAction(OperationWork):
-    """An action on many messages. ``arguments`` may have "spread" in seconds, and what a subclass reads."""
+    """An action on many messages. ``arguments`` give the due times, and say what happens when all is done.
+
+    Due times: "due" (ISO 8601), or "shift" (seconds from each message's own due time), for a reschedule; "now" for a
+    requeue that gives up due times which are still to come; "spread" (seconds). "resume" names a paused queue that is
+    resumed when all is done.
+    """
 
     action: ClassVar[Action]
 
     def __init_subclass__(cls, *, action: Action) -> None:
         super().__init_subclass__()
-        cls.action, cls.name, cls.permission = action, action.name, f"{action.name}_message"
+        cls.action, cls.name, cls.verbs = action, action.name, (action.name, "bulk")
 
     def __init__(self, scope: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
         super().__init__(scope, arguments)
         self.ids = _unpacked(scope["ids"])
-        self.spread = timedelta(seconds=arguments.get("spread") or 0)
-
-    def times(self) -> DueTimes:
-        """Return the due times for all messages."""
-        return DueTimes(spread=self.spread)
+        self.times = DueTimes(
+            due_at=datetime.fromisoformat(arguments["due"]) if arguments.get("due") else None,
+            delay=NO_TIME if arguments.get("now") else None,
+            shift=timedelta(seconds=arguments["shift"]) if arguments.get("shift") else None,
+            spread=timedelta(seconds=arguments.get("spread") or 0),
+        )
+        if self.action is actions.RESCHEDULE and (self.times.due_at is None) == (self.times.shift is None):
+            raise ValueError("reschedule needs either due or shift")
 
     def act(self, using: str, ids: Sequence[int], times: DueTimes, reason: str) -> Counter[str]:
         """Do the action to these messages, and return how many had which outcome."""
@@ -150,7 +158,7 @@ class BulkAction(OperationWork):
 
     def at_once(self, using: str, reason: str) -> Counter[str]:
         """Do the action to all messages."""
-        return self.act(using, self.ids, self.times(), reason)
+        return self.act(using, self.ids, self.times, reason)
 
     def count(self, using: str) -> int | None:
         return len(self.ids)
@@ -158,51 +166,12 @@ class BulkAction(OperationWork):
     def step(self, using: str, operation: Operation) -> Step:
         place = bisect_right(self.ids, int(operation.position or 0))
         page = self.ids[place : place + MESSAGES_PER_STEP]
-        times = self.times().part(place, len(page), len(self.ids))
-        outcomes = self.act(using, page, times, operation.reason)
-        position = str(page[-1]) if page else operation.position
-        return Step(len(page), outcomes, position, place + len(page) >= len(self.ids))
-
-
-@register
-class Cancel(BulkAction, action=actions.CANCEL):
-    """Cancels messages."""
-
-
-@register
-class Reschedule(BulkAction, action=actions.RESCHEDULE):
-    """Reschedules to "due" (ISO 8601), or by "shift" (seconds from each message's own due time)."""
-
-    def __init__(self, scope: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
-        super().__init__(scope, arguments)
-        self.due = datetime.fromisoformat(arguments["due"]) if arguments.get("due") else None
-        self.shift = timedelta(seconds=arguments["shift"]) if arguments.get("shift") else None
-        if (self.due is None) == (self.shift is None):
-            raise ValueError("reschedule needs either due or shift")
-
-    def times(self) -> DueTimes:
-        return DueTimes(due_at=self.due, shift=self.shift, spread=self.spread)
-
-
-@register
-class RunNow(BulkAction, action=actions.RUN):
-    """Makes messages due now. With "resume", the name of a paused queue, that is resumed when all is done."""
-
-    def step(self, using: str, operation: Operation) -> Step:
-        step = super().step(using, operation)
-        if step.finished and self.arguments.get("resume"):
+        outcomes = self.act(using, page, self.times.part(place, len(page), len(self.ids)), operation.reason)
+        is_finished = place + len(page) >= len(self.ids)
+        if is_finished and self.arguments.get("resume"):
             pausing.resume(using, self.arguments["resume"])
-        return step
+        return Step(len(page), outcomes, str(page[-1]) if page else operation.position, is_finished)
 
 
-@register
-class Requeue(BulkAction, action=actions.REQUEUE):
-    """Schedules finished messages again. With "now" they give up due times that are still to come."""
-
-    def times(self) -> DueTimes:
-        return DueTimes(delay=NO_TIME if self.arguments.get("now") else None, spread=self.spread)
-
-
-@register
-class Purge(BulkAction, action=actions.PURGE):
-    """Deletes finished messages, with their log."""
+for _action in actions.ACTIONS.values():
+    register(type(_action.name.capitalize(), (BulkAction,), {}, action=_action))

@@ -43,7 +43,7 @@ class CheckWork(OperationWork):
     """Compares the record with Redis and changes nothing. The position of the operation keeps the results."""
 
     name = "check"
-    permission = "restore_message"
+    verbs = ("restore",)
     atomic = False
 
     def __init__(self, scope: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:

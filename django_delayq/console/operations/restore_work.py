@@ -69,7 +69,7 @@ class RestoreWork(OperationWork):
     """Restores in steps of about a second. It clears nothing, and a step that is done twice changes nothing."""
 
     name = "restore"
-    permission = "restore_message"
+    verbs = ("restore",)
     atomic = False
 
     def __init__(self, scope: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:

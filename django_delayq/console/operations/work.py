@@ -34,8 +34,8 @@ class OperationWork(ABC):
 
     # The name of this kind of work, as in ``Operation.action``.
     name: ClassVar[str]
-    # The codename of the permission to start, stop and resume it.
-    permission: ClassVar[str]
+    # The verbs that take the permissions to start, stop and resume it.
+    verbs: ClassVar[tuple[str, ...]]
     # True when a step writes to the record only: then its changes and its bookkeeping are one transaction.
     atomic: ClassVar[bool] = True
 

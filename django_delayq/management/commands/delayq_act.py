@@ -20,7 +20,7 @@ from ...models import Message
 from ...record import purge, transitions
 from ...record.transitions import MOVES_PER_TRANSACTION, NO_TIME
 from .. import _common as common
-from .._verbs import VERBS, Foreseen, Verb
+from .._verbs import VERBS, CommandVerb, Foreseen
 
 # The selectors: the name of an option, and the lookup that it stands for.
 SELECTORS = {
@@ -118,7 +118,7 @@ class Command(common.DelayqCommand):
 class _Work:
     """One verb for one selection of messages."""
 
-    def __init__(self, using: str, verb: Verb, times: DueTimes, options: dict[str, Any]) -> None:
+    def __init__(self, using: str, verb: CommandVerb, times: DueTimes, options: dict[str, Any]) -> None:
         self.using = using
         self.verb = verb
         self.times = times
@@ -181,7 +181,7 @@ class _Work:
 # --- options ----------------------------------------------------------------------------------------------------------
 
 
-def _add_options(parser: CommandParser, verb: Verb) -> None:
+def _add_options(parser: CommandParser, verb: CommandVerb) -> None:
     parser.add_argument("ids", nargs="*", type=_id, metavar="ID", help="ids of messages; - reads ids from stdin")
     common.add_selectors(parser)
     if "finished" in verb.options:
@@ -207,7 +207,7 @@ def _add_options(parser: CommandParser, verb: Verb) -> None:
     common.add_json(parser)
 
 
-def _add_times(parser: CommandParser, verb: Verb) -> None:
+def _add_times(parser: CommandParser, verb: CommandVerb) -> None:
     if "due_at" in verb.options:
         when = parser.add_mutually_exclusive_group(required="shift" in verb.options)
         when.add_argument(
@@ -233,7 +233,7 @@ def _add_times(parser: CommandParser, verb: Verb) -> None:
         )
 
 
-def _by_selectors(verb: Verb, options: dict[str, Any]) -> bool:
+def _by_selectors(verb: CommandVerb, options: dict[str, Any]) -> bool:
     """Tell whether the messages are given by selectors. Raise ``CommandError`` unless by these or by ids."""
     by_ids, by_selectors = bool(options["ids"]), any(options.get(name) for name in SELECTORS)
     if by_ids and by_selectors:
@@ -250,7 +250,7 @@ def _by_selectors(verb: Verb, options: dict[str, Any]) -> bool:
     return by_selectors
 
 
-def _times(using: str, verb: Verb, options: dict[str, Any]) -> DueTimes:
+def _times(using: str, verb: CommandVerb, options: dict[str, Any]) -> DueTimes:
     """Return the due times that the messages get."""
     due, spread = options.get("due_at"), options.get("spread", NO_TIME)
     if isinstance(due, datetime) and verb.action is actions.REQUEUE:
@@ -261,7 +261,7 @@ def _times(using: str, verb: Verb, options: dict[str, Any]) -> DueTimes:
     return DueTimes(due_at=due, shift=options.get("shift"), spread=spread)
 
 
-def _selection(using: str, verb: Verb, options: dict[str, Any]) -> QuerySet[Message]:
+def _selection(using: str, verb: CommandVerb, options: dict[str, Any]) -> QuerySet[Message]:
     """Return the messages that match the selectors."""
     return _narrowed(Message.objects.using(using).filter(state__in=sorted(verb.action.states)), options)
 

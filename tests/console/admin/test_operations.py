@@ -226,7 +226,7 @@ def test_an_operation_whose_worker_was_killed_has_the_same_outcome() -> None:
 def test_a_step_whose_lease_was_lost_is_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
     scheduled(3)
     operation = start("cancel", "is:live")
-    act = bulk.Cancel.act
+    act = bulk.BulkAction.act
 
     def slowly(self: Any, using: str, *args: Any) -> Any:
         counts = act(self, using, *args)
@@ -234,7 +234,7 @@ def test_a_step_whose_lease_was_lost_is_rolled_back(monkeypatch: pytest.MonkeyPa
         assert operations.lease_next(using, "w2") is not None
         return counts
 
-    monkeypatch.setattr(bulk.Cancel, "act", slowly)
+    monkeypatch.setattr(bulk.BulkAction, "act", slowly)
     assert not step(operation, "w1")
     assert states() == {"scheduled": 3}
     monkeypatch.undo()
@@ -322,7 +322,7 @@ def test_a_finished_operation_neither_stops_nor_resumes() -> None:
 
 class Failing(OperationWork):
     name = "fail"
-    permission = "cancel_message"
+    verbs = ("cancel",)
     error: Exception = ZeroDivisionError("by nothing")
 
     def count(self, using: str) -> int | None:
