@@ -7,6 +7,7 @@ from this table.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from .states import FINAL, LIVE, REQUEUEABLE, State
 
@@ -56,6 +57,6 @@ VERBS = {
 }
 
 
-def permissions(model: str) -> list[tuple[str, str]]:
+def permissions(model: str) -> list[tuple[str, Any]]:
     """Return the permissions of a model, for its ``Meta``."""
     return [(verb.codename, verb.permits) for verb in VERBS.values() if verb.model == model]

@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from django.contrib import admin, messages
+from django.contrib import messages
 from django.contrib.admin.views.main import SEARCH_VAR
 from django.core import signing
 from django.core.exceptions import BadRequest, PermissionDenied
@@ -39,11 +39,7 @@ from .action_table import CONSOLE_ACTIONS, ConsoleAction
 from .forms import ReasonForm
 from .paginator import PAGED_CAP
 from .preview import EXACT_TIMEOUT_MS, ActionPreview, describe, has_changed, preview
-
-if TYPE_CHECKING:
-    _Base = admin.ModelAdmin[Message]
-else:
-    _Base = object
+from .readonly import ReadOnly
 
 # More messages than these become an operation, which needs the permission for bulk actions.
 AT_ONCE = 200
@@ -82,14 +78,14 @@ class Question:
         return cls(value["action"], value["user"], Scope.from_json(value["scope"]), value["number"], value["nonce"])
 
 
-class ActionPages(_Base):
-    """A mixin for ``ModelAdmin``: the actions of the list, and the page that confirms them."""
+class ActionPages(ReadOnly):
+    """The actions of the list, and the page that confirms them."""
 
     actions = ()
 
-    def get_actions(self, request: HttpRequest) -> dict[str, tuple[Callable[..., Any], str, str]]:
+    def get_actions(self, request: HttpRequest) -> dict[str, Any]:
         """Return the actions that the user may do, and those that the project added to its site."""
-        found = dict(super().get_actions(request))
+        found: dict[str, Any] = super().get_actions(request)
         for action in self._allowed(request):
             name = f"{action.name}_selected"
             found[name] = (partial(type(self).ask_for_selection, action=action), name, str(action.selected))

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from django.contrib import admin
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils import timezone
@@ -19,11 +18,6 @@ from ..statements import TooSlow, statement_timeout
 from . import action_table
 from .explanation import moment
 from .page import Page, admin_url_if_any
-
-if TYPE_CHECKING:
-    _ModelAdmin = admin.ModelAdmin[AuditEvent]
-else:
-    _ModelAdmin = admin.ModelAdmin
 
 EVENTS_PER_PAGE = 50
 # How long the database may search the audit. Milliseconds.
@@ -50,7 +44,7 @@ class AuditRow:
     operation_url: str
 
 
-class AuditEventAdmin(Page, _ModelAdmin):
+class AuditEventAdmin(Page):
     """The audit events, which nobody can change."""
 
     template = "delayq_console/auditevent/list.html"

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from django.contrib import admin
 from django.http import HttpRequest
 from django.utils import formats, timezone
 from django.utils.safestring import SafeString
@@ -20,7 +19,7 @@ from ...inspector.snapshot import overdue_cutoff
 from ...models import Message, Queue, Worker
 from ...models.workers import WorkerState
 from ...record.sql import vendor_name
-from ..models import Dashboard, Health, Limits, Rollup
+from ..models import Health, Limits, Rollup
 from ..statistics.throughput import RollupSum, Throughput
 from ..statistics.upcoming import COMING_WINDOWS, Bar, Upcoming
 from . import banners, charts, limits_page, page_data
@@ -28,11 +27,6 @@ from .charts import Column
 from .page import Links, Page
 from .page_data import PageData
 from .panels import Panel
-
-if TYPE_CHECKING:
-    _ModelAdmin = admin.ModelAdmin[Dashboard]
-else:
-    _ModelAdmin = admin.ModelAdmin
 
 # Topics that have a colour of their own.
 _TOPICS_SHOWN = 5
@@ -79,7 +73,7 @@ class DashboardQueueRow:
     paused: bool
 
 
-class DashboardAdmin(Page, _ModelAdmin):
+class DashboardAdmin(Page):
     template = "delayq_console/dashboard.html"
 
     def content(self, request: HttpRequest) -> dict[str, Any]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlencode
 
-from django.contrib import admin
 from django.contrib.admin.views.main import SEARCH_VAR
 from django.http import HttpRequest
 from django.utils import timezone
@@ -15,18 +14,12 @@ from django.utils.translation import gettext_lazy as _
 from ...models import Message
 from ...project import conf
 from ...record import transitions
-from ..models import DeadLetters
 from ..statements import TooSlow
 from ..statistics.failures import DEAD_CAP, PERIODS, DeadFilter, DeadGroup, group_dead
 from . import search_box
 from .action_table import CONSOLE_ACTIONS
 from .explanation import moment, span
 from .page import Page, admin_url
-
-if TYPE_CHECKING:
-    _ModelAdmin = admin.ModelAdmin[DeadLetters]
-else:
-    _ModelAdmin = admin.ModelAdmin
 
 # Groups that each table shows.
 GROUPS_SHOWN = 50
@@ -50,7 +43,7 @@ class DeadLetterRow:
     ago: str
 
 
-class DeadLetterAdmin(Page, _ModelAdmin):
+class DeadLetterAdmin(Page):
     template = "delayq_console/deadletters.html"
 
     def content(self, request: HttpRequest) -> dict[str, Any]:

@@ -7,9 +7,9 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from io import StringIO
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from django.contrib import admin, messages
+from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.db import router
 from django.db.models import QuerySet
@@ -29,11 +29,7 @@ from .. import audit
 from ..search.listing import Listing
 from ..statements import TooSlow
 from . import page, payload, search_box
-
-if TYPE_CHECKING:
-    _Base = admin.ModelAdmin[Message]
-else:
-    _Base = object
+from .readonly import ReadOnly
 
 # Messages that one file holds at most.
 EXPORT_CAP = 100_000
@@ -69,8 +65,8 @@ _FIELDS = (
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
-class ExportView(_Base):
-    """A mixin for ``ModelAdmin``: the view that exports."""
+class ExportView(ReadOnly):
+    """The view that exports."""
 
     def get_urls(self) -> list[URLPattern]:
         view = page.admin_view(self, self.export_view)

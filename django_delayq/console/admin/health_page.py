@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from django.contrib import admin, messages
+from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.db import router
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
@@ -29,16 +29,10 @@ from ..operations.consistency_check import QueueCheck, results_of
 from ..statements import console_statements
 from . import banners, page_data, panels
 from .explanation import moment, span
-from .page import Page, acting_as_user, actor_of, admin_url, admin_url_if_any, admin_view, may_view, url_name
+from .page import acting_as_user, actor_of, admin_url, admin_url_if_any, admin_view, may_view, url_name
 from .page_data import PageData
 from .panels import Panel
 from .restore_page import RestorePage, alive
-
-if TYPE_CHECKING:
-    _ModelAdmin = admin.ModelAdmin[Health]
-else:
-    _ModelAdmin = admin.ModelAdmin
-
 
 # How long the numbers of the table are shown before they are read again. Seconds.
 TABLE_FRESH_SECONDS = 60.0
@@ -69,7 +63,7 @@ class DatabaseState:
     vacuumed: str
 
 
-class HealthAdmin(RestorePage, Page, _ModelAdmin):
+class HealthAdmin(RestorePage):
     template = "delayq_console/health.html"
 
     def get_urls(self) -> list[URLPattern]:

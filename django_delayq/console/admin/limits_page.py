@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from django.contrib import admin
 from django.http import HttpRequest
 
 from ...core.limits import parts
@@ -15,16 +14,10 @@ from ...core.states import State
 from ...inspector import lines
 from ...inspector.lines import LimitState
 from ...models import Message
-from ..models import Limits
 from ..search import language as searches
 from . import banners, page_data, panels
 from .explanation import limit_text, span
 from .page import Links, Page
-
-if TYPE_CHECKING:
-    _ModelAdmin = admin.ModelAdmin[Limits]
-else:
-    _ModelAdmin = admin.ModelAdmin
 
 # Limits that the page shows.
 LIMITS_SHOWN = 100
@@ -43,7 +36,7 @@ class LimitRow:
     oldest: str
 
 
-class LimitsAdmin(Page, _ModelAdmin):
+class LimitsAdmin(Page):
     """The limits, for users who may view messages."""
 
     template = "delayq_console/limits.html"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.contrib import admin
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
@@ -17,23 +17,16 @@ from django.utils.translation import gettext_lazy as _
 from ...core.states import State
 from ...models import Message
 from . import explanation, page, payload, search_box
-from .action_pages import ActionPages
 from .changelist import MessageList
 from .export import ExportView
 from .message_page import MessagePage
-from .readonly import ReadOnly
-
-if TYPE_CHECKING:
-    _ModelAdmin = admin.ModelAdmin[Message]
-else:
-    _ModelAdmin = admin.ModelAdmin
 
 # A text of Django's admin, which has the translations.
 _SELECT = "Select this object for an action - {}"
 
 
-class MessageAdmin(ReadOnly, ActionPages, ExportView, MessagePage, _ModelAdmin):
-    """The list of messages. Everything is read-only, but for the actions of ``ActionPages``."""
+class MessageAdmin(ExportView, MessagePage):
+    """The list of messages. Everything is read-only, but for the actions."""
 
     list_display = ("ident", "badge", "subject", "due", "failure", "identity", "place", "tries", "preview")
     # Makes Django show the search box; ``search_box.read_search`` reads the search.

@@ -6,10 +6,10 @@ import pprint
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlencode
 
-from django.contrib import admin, messages
+from django.contrib import messages
 from django.contrib.admin.utils import unquote
 from django.contrib.admin.views.main import SEARCH_VAR
 from django.core.exceptions import PermissionDenied
@@ -38,14 +38,9 @@ from ..search import language as searches
 from ..statements import TooSlow, statement_timeout
 from ..whereabouts import Whereabouts, locate
 from . import explanation, page, payload, timeline
+from .action_pages import ActionPages
 from .limits_page import running_text
 from .search_box import TAB_VAR
-
-if TYPE_CHECKING:
-    _Base = admin.ModelAdmin[Message]
-else:
-    _Base = object
-
 
 # Messages of a line that are counted before one of them.
 MOST_BEFORE = 1000
@@ -62,8 +57,8 @@ class ComparisonRow:
     redis: str
 
 
-class MessagePage(_Base):
-    """A mixin for ``ModelAdmin``: the page of a message, and its buttons that reveal it and put it back into Redis."""
+class MessagePage(ActionPages):
+    """The page of a message, and its buttons that reveal it and put it back into Redis."""
 
     def get_urls(self) -> list[URLPattern]:
         view = partial(page.admin_view, self)
@@ -140,7 +135,7 @@ class MessagePage(_Base):
             )
 
     def _message(self, request: HttpRequest, pk: int) -> Message:
-        message = self.get_object(request, str(pk))
+        message: Message | None = self.get_object(request, str(pk))
         if message is None:
             raise Http404
         return message
@@ -162,7 +157,7 @@ class MessagePage(_Base):
             "earlier": max(0, message.moves - len(moves)),
             "deliveries": timeline.deliveries(moves, now),
             "zone": timezone.get_current_timezone_name(),
-            "actions": self.offered(request, message),  # type: ignore[attr-defined]
+            "actions": self.offered(request, message),
             "facts": self._facts(message, in_line),
             "payload": content[: payload.PAGE_CHARACTERS],
             "cut": len(content) > payload.PAGE_CHARACTERS,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from django.contrib import admin, messages
+from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.db import router
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
@@ -25,13 +26,6 @@ from ..models import Operation, OperationState
 from . import action_table, page
 from .explanation import moment, span
 from .page import Page
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    _ModelAdmin = admin.ModelAdmin[Operation]
-else:
-    _ModelAdmin = admin.ModelAdmin
 
 OPERATIONS_PER_PAGE = 50
 
@@ -84,7 +78,7 @@ def _progress(operation: Operation) -> str:
     return text % {"done": action_table.number(operation.done), "total": action_table.number(operation.total)}
 
 
-class OperationAdmin(Page, _ModelAdmin):
+class OperationAdmin(Page):
     """The operations, for users who may view them. Users may stop one that they started, or that they could start."""
 
     template = "delayq_console/operation/list.html"

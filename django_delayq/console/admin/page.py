@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlencode
 
 from django.contrib import admin, messages
@@ -24,11 +24,6 @@ from ...models import Message, Queue, Worker
 from ...project import console_conf
 from ..models import AuditEvent, Dashboard, DeadLetters, Health, Limits, Operation
 from .readonly import ReadOnly
-
-if TYPE_CHECKING:
-    _Base = admin.ModelAdmin[Any]
-else:
-    _Base = object
 
 # The models of the pages, in the order of the links in the navigation.
 PAGES = (
@@ -172,8 +167,8 @@ def _links(model_admin: admin.ModelAdmin[Any], request: HttpRequest) -> list[Lin
     return links
 
 
-class Page(ReadOnly, _Base):
-    """A mixin for ``ModelAdmin``: one page of our own in place of the model's list, for users who may view messages."""
+class Page(ReadOnly):
+    """One page of our own in place of the model's list, for users who may view messages."""
 
     template = ""
     actions = None

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlencode
 
 from django import forms
-from django.contrib import admin, messages
+from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.db import router
 from django.db.models import QuerySet
@@ -42,12 +42,6 @@ from .forms import DelayField, checked_due
 from .page import Page
 from .page_data import PageData
 from .panels import Panel
-
-if TYPE_CHECKING:
-    _ModelAdmin = admin.ModelAdmin[Queue]
-else:
-    _ModelAdmin = admin.ModelAdmin
-
 
 # How long the database may count the messages that begin when a queue is resumed. Milliseconds.
 COUNT_TIMEOUT_MS = 5000
@@ -146,7 +140,7 @@ class QueueRow:
     resume_url: str
 
 
-class QueueAdmin(Page, _ModelAdmin):
+class QueueAdmin(Page):
     template = "delayq_console/queues.html"
 
     def get_urls(self) -> list[URLPattern]:

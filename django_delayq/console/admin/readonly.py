@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from django.contrib import admin
 from django.contrib.admin import ShowFacets
 from django.http import HttpRequest
 
@@ -13,8 +14,8 @@ from ...project import console_conf
 from .paginator import CappedPaginator
 
 
-class ReadOnly:
-    """A mixin for ``ModelAdmin`` that refuses to add, change and delete, and limits what a list reads."""
+class ReadOnly(admin.ModelAdmin):  # type: ignore[type-arg]
+    """Refuses to add, change and delete, and limits what a list reads."""
 
     paginator: ClassVar[type] = CappedPaginator
     list_per_page = 50
@@ -31,8 +32,7 @@ class ReadOnly:
         needed = [VERBS[name] for name in verbs]
         if console_conf.get().READ_ONLY and any(verb.changes for verb in needed):
             return False
-        allowed: bool = self.has_view_permission(request)  # type: ignore[attr-defined]
-        return allowed and request.user.has_perms([verb.permission for verb in needed])
+        return self.has_view_permission(request) and request.user.has_perms([verb.permission for verb in needed])
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False

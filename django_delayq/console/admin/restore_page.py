@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from django import forms
-from django.contrib import admin, messages
+from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.db import DatabaseError, InterfaceError, router
 from django.db.models import Q
@@ -34,11 +34,7 @@ from ..statements import TooSlow, statement_timeout
 from . import page
 from .explanation import span
 from .forms import DelayField, ReasonForm
-
-if TYPE_CHECKING:
-    _Base = admin.ModelAdmin[Any]
-else:
-    _Base = object
+from .page import Page
 
 # How long each statement of the preview may take. Milliseconds.
 PREVIEW_TIMEOUT_MS = 3000
@@ -143,8 +139,8 @@ class RestorePreview:
     refused: bool = False
 
 
-class RestorePage(_Base):
-    """A mixin for ``ModelAdmin``: the restore page, and the restores that run or ran."""
+class RestorePage(Page):
+    """The restore page, and the restores that run or ran."""
 
     def may_restore(self, request: HttpRequest) -> bool:
         """Tell whether the user may compare the record with Redis and restore, and there is a Redis."""

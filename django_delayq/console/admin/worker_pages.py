@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.contrib import admin
 from django.contrib.admin.utils import quote
@@ -20,11 +20,6 @@ from ...models.workers import WorkerList, WorkerState, state_of
 from . import banners, page_data, panels
 from .explanation import moment, span
 from .page import Page, admin_url, navigation
-
-if TYPE_CHECKING:
-    _ModelAdmin = admin.ModelAdmin[Worker]
-else:
-    _ModelAdmin = admin.ModelAdmin
 
 # Messages that the list shows of each worker.
 _MESSAGES_SHOWN = 5
@@ -53,7 +48,7 @@ class WorkerRow:
     url: str
 
 
-class WorkerAdmin(Page, _ModelAdmin):
+class WorkerAdmin(Page):
     """The workers, for users who may view messages."""
 
     template = "delayq_console/workers.html"
