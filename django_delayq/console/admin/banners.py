@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -17,17 +17,12 @@ from ...core.findings import Level
 from ...inspector.diagnostics import LONG_LIMITED, Thresholds
 from ...inspector.numbers import total
 from ...models import Message, Queue, Worker
-from ...models.workers import WorkerState
 from ..models import Health, Limits
+from . import facts
 from .explanation import limit_text, moment
+from .facts import has_no_worker, some
 from .page import Links
 from .page_data import PageData
-
-# Share of its memory limit from which on Redis is reported as nearly full.
-MEMORY_SHARE = 0.9
-
-# Queues that one banner names.
-NAMES_SHOWN = 3
 
 _SEVERITY = ("error", "warning", "info")
 
@@ -45,9 +40,7 @@ class Banner:
 
 def banners(data: PageData) -> list[Banner]:
     """Return the problems that the data of the dashboard shows."""
-    checks: tuple[Callable[[PageData], Iterator[Banner]], ...] = (
-        *(_migrations, _redis, _emptied, _unserved, _overdue, _limited, _findings, _paused),
-    )
+    checks = (_servers, _unserved, _overdue, _limited, _findings, _paused)
     found = [banner for check in checks for banner in check(data)]
     return sorted(found, key=lambda banner: _SEVERITY.index(banner.level))
 
@@ -58,54 +51,10 @@ def linked(model_admin: admin.ModelAdmin[Any], data: PageData) -> list[tuple[Ban
     return [(banner, links(banner.model, banner.query)) for banner in banners(data)]
 
 
-def _migrations(data: PageData) -> Iterator[Banner]:
-    names = data.pending.value
-    if names:
-        text = ngettext(
-            "%(count)d migration is not applied: run migrate.",
-            "%(count)d migrations are not applied: run migrate.",
-            len(names),
-        )
-        yield Banner("error", text % {"count": len(names)}, _("Health"), Health)
-
-
-def _redis(data: PageData) -> Iterator[Banner]:
-    redis = data.redis.value
-    if redis is None or redis.reachable is None:
-        return
-    if not redis.reachable:
-        text = _("Redis does not answer: messages are delivered from the database, less precisely.")
-        if _has_no_worker(data):
-            text = _("Redis does not answer.")
-        yield Banner("error", text, _("Health"), Health)
-        return
-    health = redis.health
-    if health is None:
-        return
-    if health.policy not in (None, "noeviction"):
-        text = _("Redis may drop waiting messages: its maxmemory-policy is %(policy)s, and should be noeviction.")
-        yield Banner("warning", text % {"policy": health.policy}, _("Health"), Health)
-    if health.memory and health.max_memory and health.memory > MEMORY_SHARE * health.max_memory:
-        share = round(100 * health.memory / health.max_memory)
-        text = _("Redis uses %(share)d %% of its memory limit.")
-        yield Banner("warning", text % {"share": share}, _("Health"), Health)
-
-
-def _emptied(data: PageData) -> Iterator[Banner]:
-    """Tell that Redis holds nothing of queues with scheduled messages: it was emptied, or never filled."""
-    names = data.unfilled.value
-    if not names:
-        return
-    values = {"queues": some(names)}
-    text = _(
-        "Redis holds none of the scheduled messages of %(queues)s: it was emptied, or a worker has not filled it yet."
-    )
-    if _has_no_worker(data):
-        text += " " + _("The record has them all. A worker fills Redis when it starts, and none is alive.")
-        yield Banner("error", text % values, _("Health"), Health)
-    else:
-        text += " " + _("The record has them all, and the live workers fill Redis again.")
-        yield Banner("warning", text % values, _("Health"), Health)
+def _servers(data: PageData) -> Iterator[Banner]:
+    for fact in (*facts.of_database(data), *facts.of_redis(data)):
+        if fact.problem:
+            yield Banner("error" if fact.level == "critical" else "warning", fact.problem, _("Health"), Health)
 
 
 def _unserved(data: PageData) -> Iterator[Banner]:
@@ -115,7 +64,7 @@ def _unserved(data: PageData) -> Iterator[Banner]:
     queues = {name: queue for name, queue in snapshot.queues.items() if name not in paused}
     scheduled = total(queue.scheduled for queue in queues.values())
     overdue = total(queue.overdue for queue in queues.values())
-    if _has_no_worker(data):
+    if has_no_worker(data):
         if overdue.count:
             text = _("No worker is alive, so no message is delivered: %(overdue)s are overdue, the oldest by %(age)s.")
             oldest = min(queue.oldest_overdue for queue in queues.values() if queue.oldest_overdue)
@@ -138,7 +87,7 @@ def _unserved(data: PageData) -> Iterator[Banner]:
 
 def _overdue(data: PageData) -> Iterator[Banner]:
     snapshot, paused = data.snapshot.value, data.paused.value
-    if snapshot is None or _has_no_worker(data):
+    if snapshot is None or has_no_worker(data):
         return
     waiting = [
         q.oldest_overdue for name, q in snapshot.queues.items() if q.oldest_overdue and name not in (paused or {})
@@ -171,24 +120,6 @@ def _findings(data: PageData) -> Iterator[Banner]:
         if finding.level != Level.OK:
             level = "error" if finding.level == Level.CRITICAL else "warning"
             yield Banner(level, finding.detail, _("Workers"), Worker)
-
-
-def _has_no_worker(data: PageData) -> bool:
-    """Tell whether it is known that no worker is alive."""
-    workers = data.workers.value
-    return workers is not None and not workers.of(WorkerState.ALIVE)
-
-
-def some(names: Sequence[str]) -> str:
-    """Return the first names, and the number of the others."""
-    shown = ", ".join(names[:NAMES_SHOWN])
-    more = len(names) - NAMES_SHOWN
-    if more < 1:
-        return shown
-    return ngettext("%(names)s and %(count)d more", "%(names)s and %(count)d more", more) % {
-        "names": shown,
-        "count": more,
-    }
 
 
 def _paused(data: PageData) -> Iterator[Banner]:

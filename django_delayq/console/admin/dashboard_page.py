@@ -18,11 +18,10 @@ from ...inspector.numbers import Capped
 from ...inspector.snapshot import overdue_cutoff
 from ...models import Message, Queue, Worker
 from ...models.workers import WorkerState
-from ...record.sql import vendor_name
 from ..models import Health, Limits, Rollup
 from ..statistics.throughput import RollupSum, Throughput
 from ..statistics.upcoming import COMING_WINDOWS, Bar, Upcoming
-from . import banners, charts, limits_page, page_data
+from . import banners, charts, facts, limits_page, page_data
 from .charts import Column
 from .page import Links, Page
 from .page_data import PageData
@@ -105,8 +104,7 @@ class DashboardAdmin(Page):
             "workers_text": _workers(data),
             "workers_url": links(Worker),
             "redis": data.redis,
-            "redis_facts": _redis(data),
-            "database_facts": _database(data),
+            "servers": [fact for fact in (*facts.of_redis(data), *facts.of_database(data)) if fact.is_main],
             "health_url": links(Health),
         }
 
@@ -346,33 +344,3 @@ def _workers(data: PageData) -> str:
     parts += [_("%(count)d lost") % {"count": lost}] if lost else []
     text = _("%(workers)s; latest heartbeat %(span)s ago.")
     return text % {"workers": ", ".join(parts), "span": _ago(there.workers[0].seen_at, there.at)}
-
-
-def _redis(data: PageData) -> list[tuple[str, str]]:
-    redis = data.redis.value
-    if redis is None:
-        return []
-    found = [(_("Redis"), redis.where)]
-    if redis.reachable is None:
-        return found
-    if not redis.reachable or redis.health is None:
-        return [*found, (_("State"), _("does not answer: %(error)s") % {"error": redis.error})]
-    health = redis.health
-    memory = "?" if health.memory is None else f"{health.memory / 2**20:,.1f} MiB"
-    if health.max_memory:
-        memory = _("%(used)s of %(most)s") % {"used": memory, "most": f"{health.max_memory / 2**20:,.0f} MiB"}
-    return [
-        *found,
-        (_("State"), _("answers, version %(version)s") % {"version": health.version or "?"}),
-        (_("Memory"), f"{memory}, {health.policy or '?'}"),
-        (_("Persistence"), health.persistence or "?"),
-    ]
-
-
-def _database(data: PageData) -> list[tuple[str, str]]:
-    names = data.pending.value
-    if names is None:
-        state = data.pending.problem
-    else:
-        state = _("pending: %(names)s") % {"names": ", ".join(names)} if names else _("all applied")
-    return [(_("Database"), f"{data.using}: {vendor_name(data.using)}"), (_("Migrations"), state)]

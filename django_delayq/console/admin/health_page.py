@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -20,15 +21,14 @@ from ...broker.base import QueueSize
 from ...inspector import consistency as inspected
 from ...inspector import stats
 from ...models import Message
-from ...models.workers import WorkerState
 from ...project import conf
-from ...record.sql import vendor_name
 from .. import operations
 from ..models import Health, Operation, OperationState
 from ..operations.consistency_check import QueueCheck, results_of
 from ..statements import console_statements
-from . import banners, page_data, panels
+from . import banners, facts, page_data, panels
 from .explanation import moment, span
+from .facts import Fact
 from .page import acting_as_user, actor_of, admin_url, admin_url_if_any, admin_view, may_view, url_name
 from .page_data import PageData
 from .panels import Panel
@@ -39,25 +39,9 @@ TABLE_FRESH_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Fact:
-    """A line of a card. ``level`` is "ok", "warning" or "critical", or "" for a plain value."""
-
-    name: str
-    value: str
-    level: str = ""
-    note: str = ""
-
-    @property
-    def label(self) -> str:
-        """The level in words."""
-        return {"ok": _("ok"), "warning": _("warning"), "critical": _("critical")}.get(self.level, "")
-
-
-@dataclass(frozen=True, slots=True)
 class DatabaseState:
     """The state of the table of messages in the database. ``None`` where the database cannot tell."""
 
-    name: str
     rows: int | None
     dead: int | None
     vacuumed: str
@@ -87,10 +71,10 @@ class HealthAdmin(RestorePage):
         restored = self.last_restore(request, using)
         return {
             "banners": banners.linked(self, data),
-            "has_worker": bool(data.workers.value and data.workers.value.of(WorkerState.ALIVE)),
-            "redis": _redis(data),
+            "has_worker": not facts.has_no_worker(data),
+            "redis": list(facts.of_redis(data)),
             "held": sorted((held.value or {}).items()),
-            "database": _database(data, table),
+            "database": [*facts.of_database(data), *_table(data, table)],
             "problems": sorted({panel.problem for panel in asked if panel.problem}),
             "configured": conf.get().REDIS is not None,
             "stuck": stuck.value,
@@ -177,90 +161,29 @@ def _restored(operation: Operation, data: PageData) -> str:
     }
 
 
-# --- cards ------------------------------------------------------------------------------------------------------------
-
-
-def _redis(data: PageData) -> list[Fact]:
-    redis = data.redis.value
-    if redis is None:
-        return [Fact(_("State"), "?")]
-    where = Fact(_("Configured as"), redis.where)
-    if redis.reachable is None:
-        return [where, Fact(_("State"), _("not configured: workers deliver from the database"))]
-    health = redis.health
-    if not redis.reachable or health is None:
-        note = _("Meanwhile workers deliver from the database. Check the host name, the port, the password and TLS.")
-        return [where, Fact(_("State"), _("does not answer: %(error)s") % {"error": redis.error}, "critical", note)]
-    evicted = "?" if health.evicted is None else f"{health.evicted:,}"
-    uptime = "?" if health.uptime is None else span(timedelta(seconds=health.uptime))
-    return [
-        where,
-        Fact(_("State"), _("answers, version %(version)s") % {"version": health.version or "?"}, "ok"),
-        Fact(_("Role"), health.role or "?", "" if health.role in (None, "master") else "critical"),
-        Fact(_("Uptime"), uptime),
-        Fact(_("Memory"), _memory(health.memory, health.max_memory)),
-        _contents(data),
-        _policy(health.policy),
-        Fact(_("Evicted keys"), evicted, "warning" if health.evicted else ""),
-        Fact(
-            _("Persistence"),
-            health.persistence or "?",
-            "",
-            _("not needed: workers restore Redis from the record after a restart")
-            if health.persistence == "none"
-            else "",
-        ),
-    ]
-
-
-def _contents(data: PageData) -> Fact:
-    """Return whether Redis holds the messages that it should hold."""
-    names = data.unfilled.value
-    if names is None:
-        return Fact(_("Contents"), "?")
-    if names:
-        return Fact(_("Contents"), _("nothing of %(queues)s") % {"queues": banners.some(names)}, "critical")
-    return Fact(_("Contents"), _("filled from the record"), "ok")
-
-
-def _memory(used: int | None, most: int | None) -> str:
-    text = "?" if used is None else f"{used / 2**20:,.1f} MiB"
-    if most:
-        text = _("%(used)s of %(most)s") % {"used": text, "most": f"{most / 2**20:,.0f} MiB"}
-    return text
-
-
-def _policy(policy: str | None) -> Fact:
-    name = "maxmemory-policy"
-    if policy in (None, "noeviction"):
-        return Fact(name, policy or "?", "ok" if policy else "")
-    return Fact(name, policy or "?", "critical", _("Redis may drop waiting messages: set it to noeviction."))
+# --- the table --------------------------------------------------------------------------------------------------------
 
 
 def _database_state(using: str) -> DatabaseState:
     vacuum = console_statements(using).vacuum()
     vacuumed = "" if vacuum.at is None else moment(vacuum.at, "seconds")
-    return DatabaseState(vendor_name(using), stats.estimate(using), vacuum.dead_rows, vacuumed)
+    return DatabaseState(stats.estimate(using), vacuum.dead_rows, vacuumed)
 
 
-def _database(data: PageData, panel: Panel[DatabaseState]) -> list[Fact]:
+def _table(data: PageData, panel: Panel[DatabaseState]) -> Iterator[Fact]:
+    """Yield how large the table of messages is, and how long they are kept there."""
     table = panel.value
     if table is None:
-        return [Fact(_("State"), "?", "critical")]
-    found = [Fact(_("State"), _("answers, %(vendor)s") % {"vendor": table.name}, "ok")]
+        yield Fact(_("State"), "?", "critical")
+        return
     if table.rows is not None:
-        found.append(Fact(_("Messages"), _("about %(number)s") % {"number": f"{table.rows:,}"}))
+        yield Fact(_("Messages"), _("about %(number)s") % {"number": f"{table.rows:,}"})
     if table.dead is not None:
         vacuumed = table.vacuumed or _("never")
-        found.append(Fact(_("Dead rows"), f"{table.dead:,}", "", _("last vacuum: %(at)s") % {"at": vacuumed}))
-    pending = data.pending.value
-    if pending is not None:
-        value = ", ".join(pending) if pending else _("all applied")
-        found.append(Fact(_("Migrations"), value, "critical" if pending else "ok"))
+        yield Fact(_("Dead rows"), f"{table.dead:,}", "", _("last vacuum: %(at)s") % {"at": vacuumed})
     settings = conf.get()
     for name, kept in (
         (_("Finished messages are kept"), settings.RETENTION),
         (_("Dead messages are kept"), settings.DEAD_RETENTION),
     ):
-        found.append(Fact(name, _("forever") if kept is False else span(timedelta(seconds=kept))))
-    return found
+        yield Fact(name, _("forever") if kept is False else span(timedelta(seconds=kept)))

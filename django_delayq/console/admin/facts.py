@@ -1,0 +1,147 @@
+"""What is known of Redis and the database: each fact once, for the health page, the dashboard and the banners."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from ...inspector.stats import RedisStats
+from ...models.workers import WorkerState
+from ...record.sql import vendor_name
+from .explanation import span
+from .page_data import PageData
+
+# Share of its memory limit from which on Redis is reported as nearly full.
+MEMORY_SHARE = 0.9
+# Queues that one text names.
+NAMES_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A line of a card. ``level`` is "ok", "warning" or "critical", or "" for a plain value."""
+
+    name: str
+    value: str
+    level: str = ""
+    note: str = ""
+    # What a banner says of it on every page that shows the state.
+    problem: str = ""
+    # True for what the dashboard shows too.
+    is_main: bool = False
+
+    @property
+    def label(self) -> str:
+        """The level in words."""
+        return {"ok": _("ok"), "warning": _("warning"), "critical": _("critical")}.get(self.level, "")
+
+
+def of_redis(data: PageData) -> Iterator[Fact]:
+    """Yield what Redis told of itself, and whether it holds what it should."""
+    redis = data.redis.value
+    if redis is None:
+        yield Fact(_("State"), "?")
+        return
+    yield Fact(_("Configured as"), redis.where, is_main=True)
+    if redis.reachable is None:
+        yield Fact(_("State"), _("not configured: workers deliver from the database"))
+    elif not redis.reachable or redis.health is None:
+        note = _("Meanwhile workers deliver from the database. Check the host name, the port, the password and TLS.")
+        problem = _("Redis does not answer: messages are delivered from the database, less precisely.")
+        if has_no_worker(data):
+            problem = _("Redis does not answer.")
+        value = _("does not answer: %(error)s") % {"error": redis.error}
+        yield Fact(_("State"), value, "critical", note, problem, is_main=True)
+    else:
+        yield from _server(redis)
+        yield _contents(data)
+
+
+def _server(redis: RedisStats) -> Iterator[Fact]:
+    health = redis.health
+    assert health is not None
+    version = _("answers, version %(version)s") % {"version": health.version or "?"}
+    yield Fact(_("State"), version, "ok", is_main=True)
+    yield Fact(_("Role"), health.role or "?", "" if health.role in (None, "master") else "critical")
+    yield Fact(_("Uptime"), "?" if health.uptime is None else span(timedelta(seconds=health.uptime)))
+    yield _memory(health.memory, health.max_memory)
+    yield _policy(health.policy)
+    evicted = "?" if health.evicted is None else f"{health.evicted:,}"
+    yield Fact(_("Evicted keys"), evicted, "warning" if health.evicted else "")
+    is_needless = health.persistence == "none"
+    note = _("not needed: workers restore Redis from the record after a restart") if is_needless else ""
+    yield Fact(_("Persistence"), health.persistence or "?", "", note, is_main=True)
+
+
+def _memory(used: int | None, most: int | None) -> Fact:
+    text = "?" if used is None else f"{used / 2**20:,.1f} MiB"
+    problem = ""
+    if most:
+        text = _("%(used)s of %(most)s") % {"used": text, "most": f"{most / 2**20:,.0f} MiB"}
+        if used and used > MEMORY_SHARE * most:
+            problem = _("Redis uses %(share)d %% of its memory limit.") % {"share": round(100 * used / most)}
+    return Fact(_("Memory"), text, "warning" if problem else "", problem=problem, is_main=True)
+
+
+def _policy(policy: str | None) -> Fact:
+    name = "maxmemory-policy"
+    if policy in (None, "noeviction"):
+        return Fact(name, policy or "?", "ok" if policy else "", is_main=True)
+    problem = _("Redis may drop waiting messages: its maxmemory-policy is %(policy)s, and should be noeviction.")
+    note = _("Redis may drop waiting messages: set it to noeviction.")
+    return Fact(name, policy, "critical", note, problem % {"policy": policy}, is_main=True)
+
+
+def _contents(data: PageData) -> Fact:
+    """Tell whether Redis holds anything of the queues with scheduled messages: it was emptied, or never filled."""
+    names = data.unfilled.value
+    if names is None:
+        return Fact(_("Contents"), "?")
+    if not names:
+        return Fact(_("Contents"), _("filled from the record"), "ok")
+    queues = {"queues": some(names)}
+    problem = _(
+        "Redis holds none of the scheduled messages of %(queues)s: it was emptied, or a worker has not filled it yet."
+    )
+    level, more = "warning", _("The record has them all, and the live workers fill Redis again.")
+    if has_no_worker(data):
+        level, more = "critical", _("The record has them all. A worker fills Redis when it starts, and none is alive.")
+    value = _("nothing of %(queues)s") % queues
+    return Fact(_("Contents"), value, level, problem=f"{problem % queues} {more}")
+
+
+def of_database(data: PageData) -> Iterator[Fact]:
+    """Yield which database has the record, and whether its tables are those of this code."""
+    yield Fact(_("Database"), f"{data.using}: {vendor_name(data.using)}", "ok", is_main=True)
+    names = data.pending.value
+    if names is None:
+        yield Fact(_("Migrations"), data.pending.problem, is_main=True)
+    elif not names:
+        yield Fact(_("Migrations"), _("all applied"), "ok", is_main=True)
+    else:
+        problem = ngettext(
+            "%(count)d migration is not applied: run migrate.",
+            "%(count)d migrations are not applied: run migrate.",
+            len(names),
+        )
+        value = _("pending: %(names)s") % {"names": ", ".join(names)}
+        yield Fact(_("Migrations"), value, "critical", problem=problem % {"count": len(names)}, is_main=True)
+
+
+def has_no_worker(data: PageData) -> bool:
+    """Tell whether it is known that no worker is alive."""
+    workers = data.workers.value
+    return workers is not None and not workers.of(WorkerState.ALIVE)
+
+
+def some(names: Sequence[str]) -> str:
+    """Return the first names, and the number of the others."""
+    shown = ", ".join(names[:NAMES_SHOWN])
+    if (more := len(names) - NAMES_SHOWN) < 1:
+        return shown
+    text = ngettext("%(names)s and %(count)d more", "%(names)s and %(count)d more", more)
+    return text % {"names": shown, "count": more}
