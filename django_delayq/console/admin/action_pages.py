@@ -27,7 +27,6 @@ from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from ...core import actors
 from ...models import Message
 from ...record.sql.moves import locked, writing
 from .. import audit, operations
@@ -283,21 +282,17 @@ class ActionPages(ReadOnly):
         """Start an operation on the messages of a scope of ids; ``left`` says why how many others are left alone."""
         if not self.may(request, "bulk"):
             raise PermissionDenied
-        reason = form.cleaned_data["reason"]
-        with self._acting(request):
-            operation = operations.start(
-                self._using,
-                action.name,
-                scope.to_json(),
-                form.arguments(),
-                described=described,
-                reason=reason,
-                started_by=actors.current(),
-                outcomes=left,
-            )
-            audit.record(
-                self._using, action.name, described, reason=reason, operation=operation, user=request.user, nonce=nonce
-            )
+        operation = page.start_operation(
+            request,
+            self._using,
+            action.name,
+            scope.to_json(),
+            form.arguments(),
+            described=described,
+            reason=form.cleaned_data["reason"],
+            nonce=nonce,
+            outcomes=left,
+        )
         text = _("Operation #%(id)d is queued: a worker does it in batches.") % {"id": operation.pk}
         self.message_user(request, text, messages.SUCCESS)
         if left:

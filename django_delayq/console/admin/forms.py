@@ -45,6 +45,23 @@ class DelayField(forms.CharField):
         return -span if back else span
 
 
+class MomentField(forms.DateTimeField):
+    """A moment in the current time zone, or None when the field is empty."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        attributes = {"type": "datetime-local", "step": "1"}
+        widget = forms.DateTimeInput(attrs=attributes, format="%Y-%m-%dT%H:%M:%S")
+        super().__init__(required=False, widget=widget, **kwargs)
+
+
+class ReasonField(forms.CharField):
+    """Why somebody does something."""
+
+    def __init__(self, help_text: Any) -> None:
+        widget = forms.TextInput(attrs={"class": "vTextField"})
+        super().__init__(label=_("Reason"), max_length=500, required=False, help_text=help_text, widget=widget)
+
+
 def checked_due(due: datetime) -> datetime:
     """Return a due time that a message may have. Raises ``ValidationError`` for any other."""
     try:
@@ -58,13 +75,7 @@ def checked_due(due: datetime) -> datetime:
 class ReasonForm(forms.Form):
     """The reason of an action. It is required for more than one message; many messages need their number typed too."""
 
-    reason = forms.CharField(
-        label=_("Reason"),
-        max_length=500,
-        required=False,
-        help_text=_("Written to the log of each message and to the audit."),
-        widget=forms.TextInput(attrs={"class": "vTextField"}),
-    )
+    reason = ReasonField(_("Written to the log of each message and to the audit."))
     typed = forms.CharField(
         label=_("Type it to confirm"),
         max_length=40,
@@ -179,11 +190,7 @@ class RequeueForm(SpreadForm):
 class RescheduleForm(SpreadForm):
     """A new due time, a delay from now, or a shift from the due time that each message has."""
 
-    due = forms.DateTimeField(
-        label=_("New due time"),
-        required=False,
-        widget=forms.DateTimeInput(attrs={"type": "datetime-local", "step": "1"}, format="%Y-%m-%dT%H:%M:%S"),
-    )
+    due = MomentField(label=_("New due time"))
     delay = DelayField(label=_("Or a delay from now"), help_text=_("For example 90s, 15m, 1h30m or 7d."))
     shift = DelayField(
         label=_("Or later by"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,8 @@ from django.utils.translation import gettext as _
 from ...core import actors
 from ...models import Message, Queue, Worker
 from ...project import console_conf
+from ...record.sql.moves import writing
+from .. import audit, operations
 from ..models import AuditEvent, Dashboard, DeadLetters, Health, Limits, Operation
 from .readonly import ReadOnly
 
@@ -154,6 +156,39 @@ def actor_of(request: HttpRequest) -> str:
 def acting_as_user(request: HttpRequest) -> AbstractContextManager[None]:
     """Let all that is done within the context be done in the name of the user of a request."""
     return actors.acting_as(actor_of(request))
+
+
+def start_operation(
+    request: HttpRequest,
+    using: str,
+    action: str,
+    scope: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+    *,
+    described: str,
+    reason: str,
+    audited: tuple[str, str] | None = None,
+    nonce: str | None = None,
+    outcomes: Mapping[str, int] | None = None,
+) -> Operation:
+    """Queue an operation in the name of the user, and write that to the audit.
+
+    ``audited`` is what was done to what, unless that is the action to its messages.
+    """
+    with acting_as_user(request), writing(using):
+        operation = operations.start(
+            using,
+            action,
+            scope,
+            arguments,
+            described=described,
+            reason=reason,
+            started_by=actor_of(request),
+            outcomes=outcomes,
+        )
+        verb, target = audited or (action, described)
+        audit.record(using, verb, target, reason=reason, operation=operation, user=request.user, nonce=nonce)
+    return operation
 
 
 def _links(model_admin: admin.ModelAdmin[Any], request: HttpRequest) -> list[Link]:

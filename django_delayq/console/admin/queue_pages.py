@@ -38,7 +38,7 @@ from ..operations import Scope
 from ..statements import TooSlow, statement_timeout
 from . import action_table, banners, page, page_data, panels
 from .explanation import moment, span
-from .forms import DelayField, checked_due
+from .forms import DelayField, MomentField, ReasonField, checked_due
 from .page import Page
 from .page_data import PageData
 from .panels import Panel
@@ -51,18 +51,8 @@ class PauseForm(forms.Form):
     """The reason and the length or end of a pause."""
 
     duration = DelayField(label=gettext_lazy("For"), help_text=gettext_lazy("For example 30m or 2h."))
-    until = forms.DateTimeField(
-        label=gettext_lazy("Or until"),
-        required=False,
-        widget=forms.DateTimeInput(attrs={"type": "datetime-local", "step": "1"}, format="%Y-%m-%dT%H:%M:%S"),
-    )
-    reason = forms.CharField(
-        label=gettext_lazy("Reason"),
-        max_length=500,
-        required=False,
-        help_text=gettext_lazy("Shown with the queue and written to the audit."),
-        widget=forms.TextInput(attrs={"class": "vTextField"}),
-    )
+    until = MomentField(label=gettext_lazy("Or until"))
+    reason = ReasonField(gettext_lazy("Shown with the queue and written to the audit."))
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -101,13 +91,7 @@ class ResumeForm(forms.Form):
             "at once."
         ),
     )
-    reason = forms.CharField(
-        label=gettext_lazy("Reason"),
-        max_length=500,
-        required=False,
-        help_text=gettext_lazy("Written to the audit."),
-        widget=forms.TextInput(attrs={"class": "vTextField"}),
-    )
+    reason = ReasonField(gettext_lazy("Written to the audit."))
 
     def __init__(self, data: Any, *, number: int, may_spread: bool) -> None:
         """Make the form for ``number`` messages that begin when the queue is resumed."""
@@ -248,20 +232,19 @@ class QueueAdmin(Page):
     def _resume_slowly(self, request: HttpRequest, name: str, form: ResumeForm) -> HttpResponse:
         """Start an operation that spreads the messages that are due, then resumes the queue."""
         ids = actions.selected(self._due(name)[: operations.MOST_MESSAGES])
-        reason = form.cleaned_data["reason"]
-        with page.acting_as_user(request), writing(self._using):
+        with writing(self._using):
             # The pause must not end by itself before that.
             Queue.objects.using(self._using).filter(name=name).update(resumes_at=None)
-            operation = operations.start(
+            operation = page.start_operation(
+                request,
                 self._using,
                 "run",
                 Scope(ids=tuple(ids)).to_json(),
                 {"spread": form.cleaned_data["spread"].total_seconds(), "resume": name},
                 described=_("the due messages of queue %(queue)s") % {"queue": name},
-                reason=reason,
-                started_by=page.actor_of(request),
+                reason=form.cleaned_data["reason"],
+                audited=("resume", name),
             )
-            audit.record(self._using, "resume", name, reason=reason, operation=operation, user=request.user)
         text = _("Operation #%(id)d is queued: a worker spreads the messages, then resumes queue %(queue)s.")
         return self._done(request, text % {"id": operation.pk, "queue": name}, messages.SUCCESS)
 

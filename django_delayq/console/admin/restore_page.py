@@ -25,9 +25,8 @@ from ...models import Message
 from ...models.workers import WorkerState
 from ...project import conf, console_conf
 from ...record import transitions
-from ...record.sql.moves import writing
 from ...restore import Overdue, Report, Selection, Tally
-from .. import audit, operations
+from .. import operations
 from ..models import Health, Operation
 from ..operations.restore_work import RestoreWork, arguments_of, scope_of
 from ..statements import TooSlow, statement_timeout
@@ -199,17 +198,9 @@ class RestorePage(Page):
         return TemplateResponse(request, "delayq_console/restore.html", shown)
 
     def _start(self, request: HttpRequest, using: str, form: RestoreForm, reason: str) -> HttpResponse:
-        with page.acting_as_user(request), writing(using):
-            operation = operations.start(
-                using,
-                RestoreWork.name,
-                form.scope,
-                form.arguments,
-                described=form.described(),
-                reason=reason,
-                started_by=page.actor_of(request),
-            )
-            audit.record(using, "restore", operation.described, reason=reason, operation=operation, user=request.user)
+        operation = page.start_operation(
+            request, using, RestoreWork.name, form.scope, form.arguments, described=form.described(), reason=reason
+        )
         text, level = _("Restore #%(number)d is queued: a worker begins within seconds."), messages.SUCCESS
         if not alive(using):
             text, level = _("Restore #%(number)d is queued and waits for a worker: none is alive."), messages.WARNING

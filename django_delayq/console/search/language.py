@@ -293,7 +293,7 @@ def _term(token: str, now: datetime) -> Term:
     if not value.text:
         raise _Problem(_("the text between the quotation marks is missing."))
     if colon and not value.quoted and _WORD.fullmatch(name):
-        return replace(_key("key", Value(value.text, quoted=True), now), unknown=name)
+        return replace(_text("key", Value(value.text, quoted=True)), unknown=name)
     return _bare(value)
 
 
@@ -311,13 +311,17 @@ def _value(text: str) -> Value:
     return Value(_ESCAPED.sub(r"\1", quoted[1]), quoted=True)
 
 
-def _of_text(field: str, label: str, value: Value) -> tuple[Q, str, str]:
+def _text(name: str, value: Value, now: datetime | None = None) -> Term:
+    """Return the term of a column whose values are words."""
+    label = {"key": _("key"), "topic": _("topic"), "queue": _("queue"), "limit_key": _("limit key")}[name]
     if value.prefix is not None:
         described = _("%(field)s begins with “%(text)s”") % {"field": label, "text": value.prefix}
         # The wildcard stays outside of the quotation marks.
-        return Q(**{f"{field}__startswith": value.prefix}), described, f"{term_text(field, value.prefix)}*"
+        return Term(Q(**{f"{name}__startswith": value.prefix}), described, f"{term_text(name, value.prefix)}*")
     described = _("%(field)s is “%(text)s”") % {"field": label, "text": value.text}
-    return Q(**{field: value.text}), described, term_text(field, value.text)
+    queue, topic = (value.text if name == one else None for one in ("queue", "topic"))
+    frozen = term_text(name, value.text)
+    return Term(Q(**{name: value.text}), described, frozen, selective=name == "key", queue=queue, topic=topic)
 
 
 def _id(name: str, value: Value, now: datetime) -> Term:
@@ -331,22 +335,6 @@ def _id(name: str, value: Value, now: datetime) -> Term:
     written = ",".join(map(str, ids))
     condition = Q(pk=ids[0]) if len(ids) == 1 else Q(pk__in=ids)
     return Term(condition, _("id %(ids)s") % {"ids": written.replace(",", ", ")}, f"id:{written}", selective=True)
-
-
-def _key(name: str, value: Value, now: datetime) -> Term:
-    return Term(*_of_text("key", _("key"), value), selective=value.prefix is None)
-
-
-def _topic(name: str, value: Value, now: datetime) -> Term:
-    return Term(*_of_text("topic", _("topic"), value), topic=value.text if value.prefix is None else None)
-
-
-def _queue(name: str, value: Value, now: datetime) -> Term:
-    return Term(*_of_text("queue", _("queue"), value), queue=value.text if value.prefix is None else None)
-
-
-def _limit_key(name: str, value: Value, now: datetime) -> Term:
-    return Term(*_of_text("limit_key", _("limit key"), value))
 
 
 def _limit(name: str, value: Value, now: datetime) -> Term:
@@ -460,7 +448,7 @@ def _scalars(value: Value) -> list[Scalar]:
 
 def _bare(value: Value) -> Term:
     if value.prefix is not None:
-        return Term(*_of_text("topic", _("topic"), value))
+        return _text("topic", value)
     condition = Q(key=value.text) | Q(topic=value.text)
     described = _("key or topic is “%(text)s”") % {"text": value.text}
     return Term(condition, described, _quote(value.text), key_or_topic=value.text)
@@ -474,10 +462,7 @@ def _resolved(term: Term, using: str) -> Term:
     if term.key_or_topic is None:
         return term
     is_key = Message.objects.using(using).filter(key=term.key_or_topic).exists()
-    value = Value(term.key_or_topic, quoted=True)
-    if is_key:
-        return Term(*_of_text("key", _("key"), value), selective=True)
-    return Term(*_of_text("topic", _("topic"), value), topic=value.text)
+    return _text("key" if is_key else "topic", Value(term.key_or_topic, quoted=True))
 
 
 def _unknown(term: Term) -> str:
@@ -491,9 +476,9 @@ def _unknown(term: Term) -> str:
 
 _QUALIFIERS: dict[str, Callable[[str, Value, datetime], Term]] = {
     "id": _id,
-    "key": _key,
-    "topic": _topic,
-    "queue": _queue,
+    "key": _text,
+    "topic": _text,
+    "queue": _text,
     "state": _state,
     "is": _is,
     "due": _time,
@@ -503,5 +488,5 @@ _QUALIFIERS: dict[str, Callable[[str, Value, datetime], Term]] = {
     "error": _error,
     "worker": _worker,
     "limit": _limit,
-    "limit_key": _limit_key,
+    "limit_key": _text,
 }

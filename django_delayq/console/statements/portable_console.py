@@ -25,7 +25,7 @@ _JSON_TYPES: dict[type, tuple[str, ...]] = {
 
 
 class PortableConsole:
-    """Statements for databases without words of their own."""
+    """The console's statements, for databases without words of their own."""
 
     # The begin of a rollup in seconds since 1970. Doubled: the statement has parameters.
     epoch: ClassVar[str] = "CAST(strftime('%%s', at) AS integer)"
@@ -37,6 +37,7 @@ class PortableConsole:
         self.connection = connections[using]
 
     def add_to_rollups(self, rows: Mapping[RollupKey, Sequence[int]]) -> None:
+        """Add counts, in the order of ``Rollup.COUNTS``, to rollups; insert the rollups that are missing."""
         # In one order everywhere, so that two processes cannot wait for each other in a circle.
         ordered = sorted(rows.items())
         with self.connection.cursor() as cursor:
@@ -49,6 +50,7 @@ class PortableConsole:
                 cursor.execute(_upsert(len(batch)), values)
 
     def sum_rollups(self, windows: Sequence[RollupWindow]) -> Iterator[StepCounts]:
+        """Sum the rollups of each window by step and queue, in one statement."""
         sums = ", ".join(f"sum({name})" for name in Rollup.COUNTS)
         part = f"""
             SELECT %s, ({self.epoch} - %s) / %s AS step, queue, {sums}
@@ -63,6 +65,10 @@ class PortableConsole:
                 yield StepCounts(str(name), int(step), queue, [int(count) for count in counts])
 
     def count_due(self, ranges: Sequence[DueRange], cap: int, sample: int) -> Iterator[DueCount]:
+        """Count each range up to one more than the cap, with the topics of its first ``sample`` messages.
+
+        Ranges without messages are left out.
+        """
         where = "m.state = 'scheduled' AND m.queue = r.queue AND m.due_at >= r.start AND m.due_at < r.finish"
         for begin in range(0, len(ranges), RANGES_PER_STATEMENT):
             batch = ranges[begin : begin + RANGES_PER_STATEMENT]
@@ -86,9 +92,11 @@ class PortableConsole:
                         yield DueCount(batch[place], count, json.loads(topics))
 
     def estimate_due(self, spans: Sequence[tuple[datetime | None, datetime]]) -> Mapping[int, int]:
+        """Return the planner's guess of how many rows fall due in each span, by the span's place, if it has one."""
         return {}
 
     def payload_has(self, column: str, path: Sequence[str], value: Scalar) -> tuple[str, tuple[object, ...]]:
+        """Return a condition, and its parameters: the payload in the column has the value under a path of names."""
         place = "$" + "".join(f'."{name}"' for name in path)
         if value is None or isinstance(value, bool):
             return f"COALESCE(JSON_TYPE({column}, %s), '') = %s", (place, json.dumps(value))
@@ -98,9 +106,11 @@ class PortableConsole:
         return sql, (place, *types, place, value)
 
     def stored_size(self, column: str) -> str:
+        """Return an expression for the size of a column where it is stored, in about bytes."""
         return f"LENGTH({column})"
 
     def vacuum(self) -> Vacuum:
+        """Return what the vendor knows about dead rows in the message table."""
         return Vacuum()
 
     def _moment(self, moment: datetime) -> Any:
