@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -10,7 +10,7 @@ from django.db import router
 
 from .. import restore
 from ..broker import publisher
-from ..broker.base import Index, RedisPlace
+from ..broker.base import Index, QueueSize, RedisPlace
 from ..core.clock import SECOND, from_tenths, to_tenths
 from ..core.exceptions import BrokerUnavailable
 from ..core.states import LIVE
@@ -71,6 +71,12 @@ def _mismatch(message: Message, place: RedisPlace, now_tenths: int, horizon_tent
     # A worker may have taken the message a moment ago.
     just_due = 0 <= now_tenths - to_tenths(message.due_at) < conf.get().GRACE * SECOND
     return None if mismatch == Mismatch.MISSING and just_due else mismatch
+
+
+def sizes(using: str, queues: Iterable[str]) -> dict[str, QueueSize]:
+    """Count the ids in Redis by queue; nothing without Redis. Raises ``BrokerUnavailable``."""
+    redis_publisher = publisher.get(using)
+    return {} if redis_publisher is None else {queue: redis_publisher.broker.size(queue) for queue in queues}
 
 
 def unfilled(using: str, queues: Sequence[str]) -> list[str]:

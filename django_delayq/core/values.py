@@ -88,6 +88,13 @@ def text(value: Any, limit: int) -> str:
     raise ValueError(f"must be text of at most {limit} printable characters, not {shown(value)}")
 
 
+def row_id(value: str) -> int:
+    """Read the id of a row, as addresses and command lines have it."""
+    if value.isascii() and value.isdigit() and 0 < int(value[:20]) < 2**63:
+        return int(value)
+    raise ValueError(f"must be the id of a row, not {shown(value)}")
+
+
 def flag(value: Any) -> bool:
     """Check a switch: True or False."""
     if isinstance(value, bool):

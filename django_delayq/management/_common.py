@@ -262,9 +262,10 @@ def memory(text: str) -> int:
 
 def message_id(text: str) -> int:
     """Read the id of a message."""
-    if not text.isascii() or not text.isdigit() or not 0 < int(text[:20]) < 2**63:
-        raise argparse.ArgumentTypeError(f"not the id of a message: {shown(text)}")
-    return int(text)
+    try:
+        return values.row_id(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"not the id of a message: {shown(text)}") from None
 
 
 def queue_name(text: str) -> str:

@@ -109,7 +109,6 @@ TRANSITIONS = "django_delayq/record/transitions.py"
 COUNTS = "django_delayq/contrib/prometheus/counts.py"
 CONSISTENCY = "django_delayq/inspector/consistency.py"
 LINES = "django_delayq/inspector/lines.py"
-WAITING_SQL = "django_delayq/inspector/waiting.py"
 DIAGNOSTICS = "django_delayq/inspector/diagnostics.py"
 UNSERVED = "django_delayq/inspector/unserved.py"
 LUA = "django_delayq/broker/scripts"
@@ -1153,7 +1152,7 @@ MUTANTS = [
     ),
     mutant(
         "limited messages named as overdue",
-        ("django_delayq/inspector/stats.py", ".filter(~Q(limited))", ""),
+        ("django_delayq/inspector/stats.py", "admission.full_lately(using)", "()"),
     ),
     mutant("long wait for a limit that no check tells", (DIAGNOSTICS, "_limited_for(line, now) > most", "False")),
     mutant("line without a worker that no check tells", (DIAGNOSTICS, "if _has_no_worker(line, workers)", "if False")),

@@ -27,6 +27,7 @@ from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from ...core.values import row_id
 from ...models import Message
 from ...record.sql.moves import locked, writing
 from .. import audit, operations
@@ -400,6 +401,9 @@ def _named(scope: Scope) -> str:
 def _ids(text: str) -> tuple[int, ...]:
     """Return the ids in a text with commas between them, each once."""
     parts = text.split(",")
-    if len(parts) > PAGED_CAP or not all(part.isascii() and part.isdigit() and len(part) <= 18 for part in parts):
+    if len(parts) > PAGED_CAP:
         raise BadRequest("ids")
-    return tuple(sorted({int(part) for part in parts}))
+    try:
+        return tuple(sorted({row_id(part) for part in parts}))
+    except ValueError as error:
+        raise BadRequest("ids") from error

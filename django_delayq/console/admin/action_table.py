@@ -17,8 +17,6 @@ from .forms import ReasonForm, RequeueForm, RescheduleForm, SpreadForm
 
 if TYPE_CHECKING:
     from django.utils.functional import _StrPromise as Text
-else:
-    Text = str
 
 UNCHANGED = _("unchanged")
 

@@ -9,8 +9,8 @@ from typing import Any
 from django.db.models import QuerySet
 
 from ...models import Message
-from ..search.language import payload_text
 from ..search.payloads import small
+from ..search.texts import payload_text
 from ..statements import TooSlow, statement_timeout
 from . import payload
 

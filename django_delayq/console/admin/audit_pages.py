@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -12,6 +12,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils import timezone
 from django.utils.translation import gettext_lazy
 
+from ...core.values import row_id
 from ...models import Message
 from ..models import AuditEvent, Operation
 from ..statements import TooSlow, statement_timeout
@@ -74,13 +75,7 @@ class AuditEventAdmin(Page):
             "periods": [(name, str(label)) for name, label, _length in PERIODS],
         }
 
-    def changeform_view(
-        self,
-        request: HttpRequest,
-        object_id: str | None = None,
-        form_url: str = "",
-        extra_context: dict[str, Any] | None = None,
-    ) -> HttpResponse:
+    def detail(self, request: HttpRequest, pk: str, extra: dict[str, Any]) -> HttpResponse:
         return HttpResponseRedirect(admin_url_if_any(self, AuditEvent))
 
     def _show(self, event: AuditEvent) -> AuditRow:
@@ -109,21 +104,18 @@ def _found(rows: QuerySet[AuditEvent], asked: dict[str, str]) -> QuerySet[AuditE
         rows = rows.filter(at__gte=timezone.now() - length)
     if asked["q"]:
         rows = rows.filter(_searched(_storable(asked["q"].strip())))
-    if _is_number(asked["before"]):
-        rows = rows.filter(pk__lt=int(asked["before"]))
+    with suppress(ValueError):
+        rows = rows.filter(pk__lt=row_id(asked["before"]))
     return rows
 
 
 def _searched(text: str) -> Q:
     """Return the condition for a message by its id, or for a part of the target."""
-    number = text.removeprefix("#")
-    if _is_number(number):
-        return Q(message_id=int(number)) | Q(target__iregex=rf"#{number}([^0-9]|$)")
-    return Q(target__icontains=text)
-
-
-def _is_number(text: str) -> bool:
-    return re.fullmatch(r"[0-9]{1,18}", text) is not None
+    try:
+        number = row_id(text.removeprefix("#"))
+    except ValueError:
+        return Q(target__icontains=text)
+    return Q(message_id=number) | Q(target__iregex=rf"#{number}([^0-9]|$)")
 
 
 def _storable(text: str) -> str:

@@ -20,9 +20,10 @@ from ...inspector.worker_list import list_workers
 from ...models import Message
 from ...record import transitions
 from ..search import listing
-from ..search.language import Search, term_text
+from ..search.language import Search
 from ..search.listing import Listing, StateCounts
 from ..search.payloads import StoredSize, small
+from ..search.texts import term_text
 from ..statements import TooSlow
 from . import addresses, search_box
 from .paginator import PAGED_CAP, CappedCount, KnownPaginator

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlencode
 
-from django.contrib.admin.views.main import SEARCH_VAR
 from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
@@ -16,10 +14,9 @@ from ...project import conf
 from ...record import transitions
 from ..statements import TooSlow
 from ..statistics.failures import DEAD_CAP, PERIODS, DeadFilter, DeadGroup, group_dead
-from . import search_box
 from .action_table import CONSOLE_ACTIONS
 from .explanation import moment, span
-from .page import Page, admin_url
+from .page import Links, Page, admin_url
 
 # Groups that each table shows.
 GROUPS_SHOWN = 50
@@ -72,14 +69,12 @@ class DeadLetterAdmin(Page):
             "offered": offered,
         }
 
-    def _list(self, search: str) -> str:
-        return f"{admin_url(self, Message)}?{urlencode({search_box.TAB_VAR: 'all', SEARCH_VAR: search})}"
-
     def _row(self, group: DeadGroup) -> DeadLetterRow:
-        hour, day, week = (self._list(f"{group.search} finished:<{period}") for period in PERIODS)
+        links = Links(self, state="all")
+        hour, day, week = (links(Message, f"{group.search} finished:<{period}") for period in PERIODS)
         return DeadLetterRow(
             group,
-            self._list(group.search),
+            links(Message, group.search),
             hour,
             day,
             week,

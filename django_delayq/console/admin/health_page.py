@@ -16,7 +16,6 @@ from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 
 from ... import restore
-from ...broker import publisher
 from ...broker.base import QueueSize
 from ...inspector import consistency as inspected
 from ...inspector import stats
@@ -24,12 +23,13 @@ from ...models import Message
 from ...project import conf
 from .. import operations
 from ..models import Health, Operation, OperationState
-from ..operations.consistency_check import QueueCheck, results_of
+from ..operations.consistency_check import results_of
 from ..statements import console_statements
+from ..whereabouts import sizes
 from . import banners, facts, page_data, panels
 from .explanation import moment, span
 from .facts import Fact
-from .page import acting_as_user, actor_of, admin_url, admin_url_if_any, admin_view, may_view, url_name
+from .page import acting_as_user, actor_of, admin_url, admin_view, url_name
 from .page_data import PageData
 from .panels import Panel
 from .restore_page import RestorePage, alive
@@ -68,7 +68,7 @@ class HealthAdmin(RestorePage):
         asked: tuple[Panel[Any], ...] = (data.redis, data.pending, held, table, stuck, checks)
         last, current = checks.value or (None, None)
         may_restore = self.may_restore(request)
-        restored = self.last_restore(request, using)
+        restored, restoring = self.restores(request, using)
         return {
             "banners": banners.linked(self, data),
             "has_worker": not facts.has_no_worker(data),
@@ -80,13 +80,13 @@ class HealthAdmin(RestorePage):
             "stuck": stuck.value,
             "mismatches": [] if last is None else sorted(results_of(last).items()),
             "agrees": last is not None and all(found.agrees for found in results_of(last).values()),
-            "total": None if last is None else _total(results_of(last)),
+            "total": None if last is None else sum(found.compared for found in results_of(last).values()),
             "checked": "" if last is None else _checked(last, data),
             "checking": current,
             "checking_url": "" if current is None else self.operation_url(request, current),
             "check_url": admin_url(self, Health, "check") if may_restore and current is None else "",
             "restore_url": admin_url(self, Health, "restore") if may_restore else "",
-            "restoring": self.running_restore(request, using),
+            "restoring": restoring,
             "restored": None if restored is None else (_restored(restored[0], data), restored[1]),
         }
 
@@ -96,8 +96,7 @@ class HealthAdmin(RestorePage):
             raise PermissionDenied
         if request.method == "POST":
             using = router.db_for_write(Message)
-            rows = Operation.objects.using(using).filter(action="check", state__in=operations.OPEN)
-            if rows.exists():
+            if _checks(using)[1] is not None:
                 self.message_user(request, _("A check is under way already."), messages.WARNING)
             else:
                 started_by = actor_of(request)
@@ -111,34 +110,14 @@ class HealthAdmin(RestorePage):
                 self.message_user(request, text, level)
         return HttpResponseRedirect(admin_url(self, Health))
 
-    def operation_url(self, request: HttpRequest, operation: Operation) -> str:
-        """Return the address of an operation, or "" when the user may not view it."""
-        if not may_view(self, Operation, request):
-            return ""
-        return admin_url_if_any(self, Operation, "change", operation.pk)
+
+def _checks(using: str) -> tuple[Operation | None, Operation | None]:
+    """Return the consistency check that was finished last, and the one that is open."""
+    return operations.newest(using, "check", OperationState.DONE)
 
 
 def _held(using: str) -> dict[str, QueueSize]:
-    redis_publisher = publisher.get(using)
-    if redis_publisher is None:
-        return {}
-    return {queue: redis_publisher.broker.size(queue) for queue in restore.queues(using)}
-
-
-def _checks(using: str) -> tuple[Operation | None, Operation | None]:
-    """Return the consistency check that finished last, and the one that is open."""
-    rows = Operation.objects.using(using).filter(action="check").order_by("-pk")[:20]
-    last = current = None
-    for operation in reversed(rows):
-        if operation.state == OperationState.DONE:
-            last = operation
-        elif operation.state in operations.OPEN:
-            current = operation
-    return last, current
-
-
-def _total(found: dict[str, QueueCheck]) -> int:
-    return sum(queue.compared for queue in found.values())
+    return sizes(using, restore.queues(using))
 
 
 def _checked(check: Operation, data: PageData) -> str:

@@ -14,7 +14,7 @@ from ...core.states import State
 from ...inspector import lines
 from ...inspector.lines import LimitState
 from ...models import Message
-from ..search import language as searches
+from ..search import texts as searches
 from . import banners, page_data, panels
 from .explanation import limit_text, span
 from .page import Links, Page

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import Any
-from urllib.parse import urlencode
 
 from django.contrib import messages
 from django.contrib.admin.utils import unquote
-from django.contrib.admin.views.main import SEARCH_VAR
 from django.core.exceptions import PermissionDenied
 from django.db import router
 from django.db.models import Q
@@ -34,13 +32,12 @@ from ...models import Message
 from ...record import transitions
 from ...record.sql.expressions import UnderLimits
 from .. import audit
-from ..search import language as searches
+from ..search import texts as searches
 from ..statements import TooSlow, statement_timeout
 from ..whereabouts import Whereabouts, locate
 from . import explanation, page, payload, timeline
 from .action_pages import ActionPages
 from .limits_page import running_text
-from .search_box import TAB_VAR
 
 # Messages of a line that are counted before one of them.
 MOST_BEFORE = 1000
@@ -219,8 +216,8 @@ class MessagePage(ActionPages):
         if in_line is not None:
             texts.append((_("running under its limit"), running_text(in_line.limit.name)))
             texts.append((_("waiting for the same limit"), searches.term_text("limit", in_line.limit.name)))
-        url = page.admin_url(self, Message)
-        return [(label, f"{url}?{_query(text)}") for label, text in texts]
+        links = page.Links(self, state="all")
+        return [(label, links(Message, text)) for label, text in texts]
 
 
 def _in_line(message: Message, now: datetime) -> explanation.InLine | None:
@@ -244,10 +241,6 @@ def _in_line(message: Message, now: datetime) -> explanation.InLine | None:
     except TooSlow:
         return explanation.InLine(limit, None)
     return explanation.InLine(limit, capped(count, MOST_BEFORE))
-
-
-def _query(text: str) -> str:
-    return urlencode({SEARCH_VAR: text, TAB_VAR: "all"})
 
 
 _ABSENT = gettext_lazy("not in Redis")

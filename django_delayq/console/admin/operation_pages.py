@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -11,12 +12,14 @@ from typing import Any
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.db import router
+from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from ...core.values import row_id
 from ...inspector import stats
 from ...project import console_conf
 from ...record import transitions
@@ -105,10 +108,9 @@ class OperationAdmin(Page):
         ]
 
     def content(self, request: HttpRequest) -> dict[str, Any]:
-        before = request.GET.get("before", "")
         rows = self.get_queryset(request).order_by("-pk").defer("scope")
-        if before.isascii() and before.isdigit() and len(before) <= 18:
-            rows = rows.filter(pk__lt=int(before))
+        with suppress(ValueError):
+            rows = rows.filter(pk__lt=row_id(request.GET.get("before", "")))
         read = list(rows[: OPERATIONS_PER_PAGE + 1])
         shown = read[:OPERATIONS_PER_PAGE]
         now = transitions.now(rows.db)
@@ -118,16 +120,10 @@ class OperationAdmin(Page):
             "is_unserved": self._is_unserved(shown, rows.db, now),
         }
 
-    def changeform_view(
-        self,
-        request: HttpRequest,
-        object_id: str | None = None,
-        form_url: str = "",
-        extra_context: dict[str, Any] | None = None,
-    ) -> HttpResponse:
+    def detail(self, request: HttpRequest, pk: str, extra: dict[str, Any]) -> HttpResponse:
         if not self.has_view_permission(request) or request.method != "GET":
             raise PermissionDenied
-        operation = self._find(request, object_id or "")
+        operation = self._find(request, pk)
         using = operation._state.db or "default"
         now = transitions.now(using)
         # When its worker is gone, the lease has ended: then a second stop takes effect at once.
@@ -143,7 +139,7 @@ class OperationAdmin(Page):
             "may_stop": operation.state in operations.OPEN and not is_stopping and self.may_stop(request, operation),
             "may_resume": operations.is_resumable(operation) and self.may_resume(request, operation),
             "list": page.admin_url(self, Operation),
-            **(extra_context or {}),
+            **extra,
         }
         return TemplateResponse(request, "delayq_console/operation/detail.html", context)
 
@@ -190,12 +186,11 @@ class OperationAdmin(Page):
         return router.db_for_write(Operation)
 
     def _find(self, request: HttpRequest, number: str) -> Operation:
-        if not (number.isascii() and number.isdigit() and len(number) <= 18):
-            raise Http404
-        operation: Operation | None = self.get_queryset(request).using(self._using).filter(pk=int(number)).first()
-        if operation is None:
-            raise Http404
-        return operation
+        rows: QuerySet[Operation] = self.get_queryset(request).using(self._using)
+        try:
+            return rows.get(pk=row_id(number))
+        except (ValueError, Operation.DoesNotExist):
+            raise Http404 from None
 
     def _is_unserved(self, shown: list[Operation], using: str, now: datetime) -> bool:
         """Tell whether an operation is open and no worker is alive to do it."""

@@ -111,14 +111,18 @@ def admin_url_if_any(
 
 
 class Links:
-    """The addresses of lists on the same site, "" for one that the site does not have."""
+    """The addresses of lists on the same site, "" for one that the site does not have.
 
-    def __init__(self, model_admin: admin.ModelAdmin[Any]) -> None:
+    With ``more`` the address has these variables, too: ``state="all"`` finds messages in every state.
+    """
+
+    def __init__(self, model_admin: admin.ModelAdmin[Any], **more: str) -> None:
         self._admin = model_admin
+        self._more = more
 
     def __call__(self, model: type[Model], query: str = "") -> str:
         url = admin_url_if_any(self._admin, model)
-        return f"{url}?{urlencode({'q': query})}" if url and query else url
+        return f"{url}?{urlencode({'q': query, **self._more})}" if url and query else url
 
 
 def may_view(model_admin: admin.ModelAdmin[Any], model: type[Model], request: HttpRequest) -> bool:
@@ -207,8 +211,6 @@ class Page(ReadOnly):
 
     template = ""
     actions = None
-    # True when each row has a page as well. Django's own page would show every field, payloads without masks.
-    has_detail = False
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return request.user.has_perm("delayq.view_message")
@@ -234,10 +236,11 @@ class Page(ReadOnly):
         form_url: str = "",
         extra_context: dict[str, Any] | None = None,
     ) -> HttpResponse:
-        if not self.has_detail:
-            raise Http404
-        page: HttpResponse = super().changeform_view(request, object_id, form_url, extra_context)
-        return page
+        return self.detail(request, object_id or "", extra_context or {})
+
+    def detail(self, request: HttpRequest, pk: str, extra: dict[str, Any]) -> HttpResponse:
+        """Return the page of a row. Django's own would show every field, payloads without masks."""
+        raise Http404
 
     def history_view(
         self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None

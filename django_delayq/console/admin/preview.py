@@ -26,8 +26,6 @@ from .action_table import ConsoleAction
 
 if TYPE_CHECKING:
     from django.utils.functional import _StrPromise as Text
-else:
-    Text = str
 
 # Messages that the page names one by one.
 MESSAGES_NAMED = 10

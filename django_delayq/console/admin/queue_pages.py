@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
-from urllib.parse import urlencode
 
 from django import forms
 from django.contrib import messages
@@ -21,7 +20,6 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ...api import actions, pausing
-from ...broker import publisher
 from ...broker.base import QueueSize
 from ...core.exceptions import InvalidMessage
 from ...core.states import State
@@ -36,10 +34,11 @@ from ...record.sql.moves import writing
 from .. import audit, operations
 from ..operations import Scope
 from ..statements import TooSlow, statement_timeout
+from ..whereabouts import sizes
 from . import action_table, banners, page, page_data, panels
 from .explanation import moment, span
 from .forms import DelayField, MomentField, ReasonField, checked_due
-from .page import Page
+from .page import Links, Page
 from .page_data import PageData
 from .panels import Panel
 
@@ -140,12 +139,12 @@ class QueueAdmin(Page):
         # Read anew for each page, because a user who has just paused a queue wants to see it.
         paused = panels.load(("paused now", data.using), 0.0, data.using, lambda: pausing.paused(data.using))
         names = _names(data, paused.value or {})
-        held = panels.load(("held", data.using), page_data.FRESH_SECONDS, data.using, lambda: _held(names))
+        held = panels.load(("held", data.using), page_data.FRESH_SECONDS, data.using, lambda: sizes(self._using, names))
         asked: tuple[Panel[Any], ...] = (data.snapshot, data.workers, paused, held)
         may_pause = self.may(request, "pause")
-        messages_url = page.admin_url_if_any(self, Message)
+        links = Links(self)
         return {
-            "queues": [self._row(name, data, paused.value, held.value, messages_url, may_pause) for name in names],
+            "queues": [self._row(name, data, paused.value, held.value, links, may_pause) for name in names],
             "may_pause": may_pause,
             "problems": sorted({panel.problem for panel in asked if panel.problem}),
             "banners": banners.linked(self, data),
@@ -157,7 +156,7 @@ class QueueAdmin(Page):
         data: PageData,
         paused: dict[str, Queue] | None,
         held: dict[str, QueueSize] | None,
-        messages_url: str,
+        links: Links,
         may_pause: bool,
     ) -> QueueRow:
         pause = (paused or {}).get(name)
@@ -167,16 +166,14 @@ class QueueAdmin(Page):
         ids, unknown = (held or {}).get(name), "?" if held is None else "–"
         return QueueRow(
             name=name,
-            url=f"{messages_url}?{urlencode({'q': f'queue:{name}'})}" if messages_url else "",
+            url=links(Message, f"queue:{name}"),
             pause=[] if pause is None else describe(pause, data.at),
             reason=pause.reason if pause is not None else "",
             paused=pause is not None,
             unserved=bool(serving == 0 and queue and queue.overdue.count and pause is None),
             scheduled="?" if queue is None else str(queue.scheduled),
             limited="?" if queue is None else str(queue.limited),
-            limited_url=f"{messages_url}?{urlencode({'q': f'is:limited queue:{name}'})}"
-            if messages_url and queue is not None and queue.limited.count
-            else "",
+            limited_url=links(Message, f"is:limited queue:{name}") if queue and queue.limited.count else "",
             overdue="?" if queue is None else str(queue.overdue),
             oldest="?" if queue is None else _since(queue.oldest_overdue, data.at),
             following="?" if queue is None else _until(queue.next_due, data.at),
@@ -327,14 +324,6 @@ def _names(data: PageData, paused: dict[str, Queue]) -> list[str]:
         for worker in data.workers.value.of(WorkerState.ALIVE):
             found |= set(map(str, worker.queues))
     return sorted(found)
-
-
-def _held(names: list[str]) -> dict[str, QueueSize]:
-    """Count the ids in Redis by queue; nothing without Redis. Raises ``BrokerUnavailable``."""
-    redis_publisher = publisher.get(router.db_for_write(Message))
-    if redis_publisher is None:
-        return {}
-    return {name: redis_publisher.broker.size(name) for name in names}
 
 
 def _since(when: datetime | None, now: datetime) -> str:

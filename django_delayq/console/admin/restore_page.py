@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django import forms
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.db import DatabaseError, InterfaceError, router
-from django.db.models import Q
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.utils.translation import gettext as _
@@ -67,14 +66,7 @@ class RestoreForm(forms.Form):
 
     def __init__(self, data: Any, using: str) -> None:
         super().__init__(data)
-        names = restore.queues(using)
-        self.fields["queues"] = forms.MultipleChoiceField(
-            label=self.fields["queues"].label,
-            help_text=self.fields["queues"].help_text,
-            required=False,
-            widget=forms.CheckboxSelectMultiple,
-            choices=[(name, name) for name in names],
-        )
+        self.fields["queues"].choices = [(name, name) for name in restore.queues(using)]  # type: ignore[attr-defined]
 
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean() or self.cleaned_data
@@ -145,21 +137,19 @@ class RestorePage(Page):
         """Tell whether the user may compare the record with Redis and restore, and there is a Redis."""
         return self.may(request, "restore") and conf.get().REDIS is not None
 
-    def running_restore(self, request: HttpRequest, using: str) -> tuple[Operation, str] | None:
-        """Return the restore that is queued or running, and its address."""
-        return self._shown(request, using, Q(state__in=operations.OPEN), "pk")
-
-    def last_restore(self, request: HttpRequest, using: str) -> tuple[Operation, str] | None:
-        """Return the restore that ended last, by whomever it was started, and its address."""
-        return self._shown(request, using, Q(finished_at__isnull=False), "-pk")
-
-    def _shown(self, request: HttpRequest, using: str, which: Q, order: str) -> tuple[Operation, str] | None:
-        rows = Operation.objects.using(using).filter(which, action=RestoreWork.name)
+    def restores(self, request: HttpRequest, using: str) -> Iterator[tuple[Operation, str] | None]:
+        """Yield the restore that ended last, by whomever it was started, and the one that is open, with addresses."""
         try:
-            operation = rows.order_by(order).first()
+            found = operations.newest(using, RestoreWork.name)
         except (DatabaseError, InterfaceError):
-            return None
-        return None if operation is None else (operation, self.operation_url(request, operation))
+            found = (None, None)
+        yield from ((one, self.operation_url(request, one)) if one else None for one in found)
+
+    def operation_url(self, request: HttpRequest, operation: Operation) -> str:
+        """Return the address of an operation, or "" when the user may not view it."""
+        if not page.may_view(self, Operation, request):
+            return ""
+        return page.admin_url_if_any(self, Operation, "change", operation.pk)
 
     def restore_view(self, request: HttpRequest) -> HttpResponse:
         """Show the preview on GET, which writes nothing; start an operation on POST."""
@@ -174,7 +164,7 @@ class RestorePage(Page):
         form = RestoreForm(given if given else {"overdue": Overdue.RUN.value}, using)
         word = console_conf.get().ENVIRONMENT or "restore"
         confirm = ConfirmForm(request.POST if is_post else None, word)
-        running = self.running_restore(request, using)
+        _last, running = self.restores(request, using)
         if is_post and form.is_valid() and running is not None:
             operation, url = running
             text = _("Restore #%(number)d is under way already, started by %(actor)s: nothing was done.")
@@ -206,10 +196,6 @@ class RestorePage(Page):
             text, level = _("Restore #%(number)d is queued and waits for a worker: none is alive."), messages.WARNING
         self.message_user(request, text % {"number": operation.pk}, level)
         return HttpResponseRedirect(self.operation_url(request, operation) or page.admin_url(self, Health))
-
-    if TYPE_CHECKING:
-
-        def operation_url(self, request: HttpRequest, operation: Operation) -> str: ...
 
 
 def _preview(using: str, form: RestoreForm) -> RestorePreview:

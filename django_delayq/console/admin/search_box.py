@@ -19,8 +19,6 @@ from . import payload
 
 if TYPE_CHECKING:
     from django.utils.functional import _StrPromise as Text
-else:
-    Text = str
 
 TAB_VAR = "state"
 # Set to 1 for a search that may take longer.

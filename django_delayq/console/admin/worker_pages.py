@@ -55,7 +55,6 @@ class WorkerAdmin(Page):
     fields = ("name", "host", "pid", "serves", "threads", "started_at", "seen_at", "state")
     readonly_fields = fields
     change_form_template = "delayq_console/worker_detail.html"
-    has_detail = True
 
     def content(self, request: HttpRequest) -> dict[str, Any]:
         data = page_data.gather()
@@ -101,6 +100,10 @@ class WorkerAdmin(Page):
             max(0, len(held) - _MESSAGES_SHOWN),
             admin_url(self, Worker, "change", quote(worker.name)),
         )
+
+    def detail(self, request: HttpRequest, pk: str, extra: dict[str, Any]) -> HttpResponse:
+        page: HttpResponse = admin.ModelAdmin.changeform_view(self, request, pk, "", extra)
+        return page
 
     def render_change_form(
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .bulk import MOST_MESSAGES, BulkAction, Scope
 from .consistency_check import CheckWork
-from .lifecycle import OPEN, fail, has_open, is_resumable, lease_next, release, resume, run_step, start, stop
+from .lifecycle import OPEN, fail, has_open, is_resumable, lease_next, newest, release, resume, run_step, start, stop
 from .restore_work import RestoreWork
 from .work import MESSAGES_PER_STEP, WORKS, OperationWork, Step, register
 
@@ -23,6 +23,7 @@ __all__ = [
     "has_open",
     "is_resumable",
     "lease_next",
+    "newest",
     "register",
     "release",
     "resume",

@@ -103,6 +103,13 @@ def has_open(using: str) -> bool:
     return Operation.objects.using(using).filter(state__in=OPEN).exists()
 
 
+def newest(using: str, action: str, *ended: OperationState) -> tuple[Operation | None, Operation | None]:
+    """Return the operation of an action that ended last, in one of these states if any is given, and the open one."""
+    rows = Operation.objects.using(using).filter(action=action).order_by("-pk")
+    is_last = Q(state__in=ended) if ended else Q(finished_at__isnull=False)
+    return rows.filter(is_last).first(), rows.filter(state__in=OPEN).first()
+
+
 def lease_next(using: str, worker: str) -> Operation | None:
     """Lease the oldest open operation that no worker has, and return it; None when there is none."""
     rows = Operation.objects.using(using).filter(_free(transitions.now(using)), state__in=OPEN)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import reduce
@@ -20,12 +20,14 @@ from django.utils.translation import gettext as _
 
 from ...core import bounds
 from ...core.states import FINAL, LIVE, State
+from ...core.values import row_id
 from ...models import Message
 from ...record import admission
 from ...record.sql.expressions import UnderLimits
 from ..statements.shapes import Scalar
 from . import periods
 from .payloads import PayloadHas
+from .texts import exact_error_text, quoted, term_text
 
 MAX_LENGTH = 10_000
 MAX_IDS = 1000
@@ -39,7 +41,6 @@ SCHEDULED = frozenset({State.SCHEDULED})
 _TOKEN = re.compile(r'(?:[^\s"]|"(?:[^"\\]|\\.)*")+')
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _ESCAPED = re.compile(r"\\(.)")
-_PLAIN = re.compile(r'[^\s":*\\,=#][^\s":*\\,=]*')
 # A name that stands before a colon and was probably meant as one of a term: not the hour of a time of day.
 _WORD = re.compile(r"[^\W\d][\w.-]*")
 _NAME = re.compile(r'\.(?:"([^"\\]+)"|([^\s".\\]+))')
@@ -254,29 +255,6 @@ def parse(text: str, *, now: datetime) -> Search:
     return Search(text, tuple(terms), tuple(problems))
 
 
-def term_text(name: str, value: str) -> str:
-    """Return the text of a term that means exactly this value, for links."""
-    return f"{name}:{_quote(value)}"
-
-
-def payload_text(path: Sequence[str], value: str) -> str:
-    """Return the text of a term for the payloads that have a value under a path."""
-    names = (f'"{name}"' if re.search(r'[\s".:]', name) else name for name in path)
-    return f"payload.{'.'.join(names)}:{_quote(value)}"
-
-
-def exact_error_text(kind: str) -> str:
-    """Return the text of a term for the messages whose last error is of exactly this kind."""
-    return f"error:={_quote(kind)}"
-
-
-def _quote(text: str) -> str:
-    # Digits without quotes would be read as an id.
-    if _PLAIN.fullmatch(text) and not text.isdigit():
-        return text
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
 def _term(token: str, now: datetime) -> Term:
     name, colon, rest = _split(token)
     if colon and name.lower() in _QUALIFIERS:
@@ -326,12 +304,13 @@ def _text(name: str, value: Value, now: datetime | None = None) -> Term:
 
 def _id(name: str, value: Value, now: datetime) -> Term:
     # Pages write an id as #12345.
-    parts = [part.removeprefix("#") for part in value.text.split(",")]
-    if not all(part.isascii() and part.isdigit() and len(part) <= 19 and int(part) < 2**63 for part in parts):
-        raise _Problem(_("not an id. Write id:12345 or id:1,2,3."))
-    if len(parts) > MAX_IDS:
+    try:
+        given = [row_id(part.removeprefix("#")) for part in value.text.split(",")]
+    except ValueError:
+        raise _Problem(_("not an id. Write id:12345 or id:1,2,3.")) from None
+    if len(given) > MAX_IDS:
         raise _Problem(_("more than %(most)d ids.") % {"most": MAX_IDS})
-    ids = sorted({int(part) for part in parts})
+    ids = sorted(set(given))
     written = ",".join(map(str, ids))
     condition = Q(pk=ids[0]) if len(ids) == 1 else Q(pk__in=ids)
     return Term(condition, _("id %(ids)s") % {"ids": written.replace(",", ", ")}, f"id:{written}", selective=True)
@@ -387,11 +366,8 @@ def _time(name: str, value: Value, now: datetime) -> Term:
         text = _("not a time. Write %(name)s:<1h, %(name)s:today or %(name)s:2026-01-02..2026-01-03.")
         raise _Problem(text % {"name": name})
     field = _TIMES[name]
-    condition = Q()
-    if period.start is not None:
-        condition &= Q(**{f"{field}__gte": period.start})
-    if period.end is not None:
-        condition &= Q(**{f"{field}__lt": period.end})
+    bounds_of_it = {f"{field}__gte": period.start, f"{field}__lt": period.end}
+    condition = Q(**{lookup: at for lookup, at in bounds_of_it.items() if at is not None})
     label = {"due": _("due"), "created": _("created"), "finished": _("finished")}[name]
     states = FINAL if name == "finished" else ALL_STATES
     return Term(condition, f"{label} {period.described()}", f"{name}:{period.frozen()}", states, range_column=field)
@@ -451,7 +427,7 @@ def _bare(value: Value) -> Term:
         return _text("topic", value)
     condition = Q(key=value.text) | Q(topic=value.text)
     described = _("key or topic is “%(text)s”") % {"text": value.text}
-    return Term(condition, described, _quote(value.text), key_or_topic=value.text)
+    return Term(condition, described, quoted(value.text), key_or_topic=value.text)
 
 
 def _resolved(term: Term, using: str) -> Term:

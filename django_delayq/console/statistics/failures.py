@@ -11,7 +11,7 @@ from django.db.models import QuerySet
 from ...core.states import State
 from ...models import Message
 from ...record import transitions
-from ..search import language
+from ..search import texts
 from ..search.listing import PAGE_TIMEOUT_MS
 from ..statements import statement_timeout
 
@@ -35,7 +35,7 @@ class DeadFilter:
         """The terms of the search that find these messages."""
         terms = [f"state:{State.DEAD}"]
         if self.queue:
-            terms.append(language.term_text("queue", self.queue))
+            terms.append(texts.term_text("queue", self.queue))
         if self.period:
             terms.append(f"finished:<{self.period}")
         return " ".join(terms)
@@ -65,8 +65,8 @@ class DeadGroup:
     @property
     def search(self) -> str:
         """The search that finds exactly these messages."""
-        text = f"{self.chosen.search} {language.term_text('topic', self.topic)}"
-        return text if self.error is None else f"{text} {language.exact_error_text(self.error)}"
+        text = f"{self.chosen.search} {texts.term_text('topic', self.topic)}"
+        return text if self.error is None else f"{text} {texts.exact_error_text(self.error)}"
 
     @property
     def burst(self) -> tuple[int, int, int, int, datetime]:

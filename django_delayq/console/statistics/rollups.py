@@ -73,14 +73,6 @@ class UnwrittenCounts:
             for (queue, topic), number in Counter((m.queue, m.topic) for m in messages).items():
                 self._add(at, queue, topic, outcome, number)
 
-    def consumed(self, messages: Collection[MessageFacts]) -> None:
-        """Count messages whose handlers succeeded."""
-        self.ended(CountedOutcome.CONSUMED, messages)
-
-    def retried(self, messages: Collection[MessageFacts]) -> None:
-        """Count messages whose handlers failed and that will be delivered again."""
-        self.ended(CountedOutcome.RETRIED, messages)
-
     def claimed(self, claimed: Iterable[Claimed]) -> None:
         """Count the lateness of messages that were just claimed together; only first deliveries have one."""
         rows = list(claimed)

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from django.utils import timezone
 
 # Steps are counted from here. No message is older.
 ORIGIN = datetime(2000, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A time to look ahead or back over: so many steps of so many seconds."""
+
+    steps: int
+    seconds: int
 
 
 def floor(now: datetime, step: timedelta) -> datetime:

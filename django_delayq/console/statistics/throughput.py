@@ -10,17 +10,10 @@ from ..models import Rollup
 from ..statements import console_statements
 from ..statements.shapes import RollupWindow
 from . import steps
+from .steps import Window
 
-
-@dataclass(frozen=True, slots=True)
-class PastWindow:
-    """A time to look back over: so many steps of so many seconds, the last of which is not over."""
-
-    steps: int
-    seconds: int
-
-
-PAST_WINDOWS = {"hour": PastWindow(61, 60), "day": PastWindow(48, 1800), "week": PastWindow(56, 10_800)}
+# The last step is not over.
+PAST_WINDOWS = {"hour": Window(61, 60), "day": Window(48, 1800), "week": Window(56, 10_800)}
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from ...inspector.snapshot import overdue_cutoff
 from ..statements import console_statements
 from ..statements.shapes import DueRange
 from . import steps
+from .steps import Window
 
 # Rows that are counted in each bar, shared by the queues. PostgreSQL estimates the number of a bar that has more.
 BAR_CAP = 300
@@ -23,15 +24,7 @@ BAR_SAMPLE = 30
 QUEUE_SAMPLE = 5
 
 
-@dataclass(frozen=True, slots=True)
-class ComingWindow:
-    """A time to look ahead over: so many bars of so many seconds."""
-
-    bars: int
-    seconds: int
-
-
-COMING_WINDOWS = {"hour": ComingWindow(60, 60), "day": ComingWindow(48, 1800), "week": ComingWindow(56, 10_800)}
+COMING_WINDOWS = {"hour": Window(60, 60), "day": Window(48, 1800), "week": Window(56, 10_800)}
 
 
 @dataclass(slots=True)
@@ -90,7 +83,7 @@ def count_upcoming(
     late = overdue_cutoff(now)
     begin = steps.floor(now, size)
     overdue = Bar(None, late)
-    bars = [Bar(begin + place * size, begin + (place + 1) * size) for place in range(COMING_WINDOWS[window].bars)]
+    bars = [Bar(begin + place * size, begin + (place + 1) * size) for place in range(COMING_WINDOWS[window].steps)]
     all_ = [overdue, *bars]
     ranges = [
         DueRange(place, queue, steps.ORIGIN if bar.start is None else max(bar.start, late), bar.end)

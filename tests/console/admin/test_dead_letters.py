@@ -15,7 +15,8 @@ from django.urls import reverse
 from django.utils import timezone
 
 from django_delayq.console.models import AuditEvent
-from django_delayq.console.search.language import exact_error_text, parse
+from django_delayq.console.search.language import parse
+from django_delayq.console.search.texts import exact_error_text
 from django_delayq.console.statements import TooSlow
 from django_delayq.console.statistics import failures
 from django_delayq.core.states import State

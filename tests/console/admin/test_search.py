@@ -11,6 +11,7 @@ from django.utils import timezone
 from django_delayq import schedule_message
 from django_delayq.console.search import language
 from django_delayq.console.search.language import Search
+from django_delayq.console.search.texts import term_text
 from django_delayq.core import bounds
 from django_delayq.core.states import FINAL, LIVE, State
 from django_delayq.models import Message
@@ -301,7 +302,7 @@ def test_a_day_on_which_the_clocks_change_is_a_whole_day() -> None:
 def test_the_text_of_a_term_finds_exactly_its_value(db: None, value: str) -> None:
     message = samples.scheduled(key=value)
     samples.scheduled(key=value + "x")
-    assert found(language.term_text("key", value)) == {message.pk}
+    assert found(term_text("key", value)) == {message.pk}
 
 
 def test_a_search_lists_the_names_that_it_reads_in_payloads() -> None:
