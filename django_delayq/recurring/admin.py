@@ -22,6 +22,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from .. import signals
 from ..core import actors
 from ..core.exceptions import InvalidMessage
+from ..core.verbs import VERBS
 from ..models import Message
 from ..project import console_conf
 from ..project.message_options import OnConflict
@@ -159,7 +160,7 @@ class ScheduleAdmin(_ModelAdmin):
 
     def get_fields(self, request: HttpRequest, obj: Schedule | None = None) -> Any:
         shown = list(ScheduleForm.Meta.fields)
-        may_see = self.has_change_permission(request, obj) or request.user.has_perm("delayq.reveal_message")
+        may_see = self.has_change_permission(request, obj) or request.user.has_perm(VERBS["reveal"].permission)
         if obj is not None and not may_see:
             shown.remove("payload")
         return shown if obj is None else [*shown, *self.readonly_fields]

@@ -48,7 +48,6 @@ class Forecast:
     state: State
     count: Capped | None
     effect: Text
-    changes: bool
 
 
 @dataclass(slots=True)
@@ -78,11 +77,6 @@ class ActionPreview:
     def too_many(self) -> bool:
         """True for more messages than one operation takes."""
         return self.number is not None and self.number > MOST_MESSAGES
-
-    @property
-    def at_once(self) -> int:
-        """The messages whose due time is over."""
-        return (self.number or 0) - self.to_come.number
 
 
 def preview(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> ActionPreview:
@@ -193,7 +187,7 @@ def _count(rows: QuerySet[Message], scope: Scope, state: State) -> Capped | None
 
 
 def _forecast(action: ConsoleAction, state: State, count: Capped | None) -> Forecast:
-    return Forecast(state, count, action.effects.get(state, action_table.UNCHANGED), state in action.effects)
+    return Forecast(state, count, action.effects.get(state, action_table.UNCHANGED))
 
 
 def _topics(rows: Iterable[tuple[int, str, str]]) -> list[tuple[str, int]]:

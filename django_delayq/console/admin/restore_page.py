@@ -19,9 +19,8 @@ from django.utils.translation import gettext_lazy, ngettext
 from ... import restore
 from ...broker import publisher
 from ...core.exceptions import BrokerUnavailable
-from ...inspector import worker_list
+from ...inspector import stats
 from ...models import Message
-from ...models.workers import WorkerState
 from ...project import conf, console_conf
 from ...record import transitions
 from ...restore import Overdue, Report, Selection, Tally
@@ -260,6 +259,6 @@ def _overdue_text(form: RestoreForm, total: RestoreRow) -> str:
 def alive(using: str) -> int | None:
     """Count the live workers; None when the database does not answer."""
     try:
-        return len(worker_list.list_workers(using, transitions.now(using)).of(WorkerState.ALIVE))
+        return stats.alive(using, transitions.now(using))
     except (DatabaseError, InterfaceError):
         return None

@@ -13,6 +13,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ...core.states import LIVE, State
+from ...core.verbs import VERBS
 from ...record import transitions
 from ..search.language import ALL_STATES, Search, parse
 from . import payload
@@ -94,7 +95,7 @@ def read_search(request: HttpRequest, given: Mapping[str, str], using: str) -> R
     parsed = parse(given.get(SEARCH_VAR, ""), now=now)
     box = parsed.resolved(using)
     secret = sorted(name for name in box.payload_names if payload.is_secret(name))
-    if secret and not request.user.has_perm("delayq.reveal_message"):
+    if secret and not request.user.has_perm(VERBS["reveal"].permission):
         text = gettext("The values of %(names)s are masked, so you may not search for them.")
         box = replace(box, problems=(*box.problems, text % {"names": ", ".join(secret)}))
     # A search that names states or single messages is not narrowed to live messages.

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.contrib import admin
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django.urls import reverse
@@ -14,6 +15,7 @@ from django_delayq.console import operations
 from django_delayq.console.models import AuditEvent, Operation
 from django_delayq.console.operations import Scope
 from django_delayq.core.states import State
+from django_delayq.core.verbs import VERBS
 from django_delayq.models import Message, Queue
 
 from . import samples
@@ -96,6 +98,29 @@ def test_each_action_has_a_permission_of_its_own(db: None, action: str) -> None:
     asked = ask(only_this, action, message)
     assert answer(only_this, action, asked, follow=False, **GIVEN.get(action, {})).status_code == 302
     assert everything() != before
+
+
+def test_every_verb_has_a_permission_in_the_database(db: None) -> None:
+    known = {
+        f"{one.content_type.app_label}.{one.codename}" for one in Permission.objects.select_related("content_type")
+    }
+    assert {verb.permission for verb in VERBS.values()} <= known
+
+
+def test_an_action_that_the_project_adds_to_its_site_is_offered_and_done(viewer: Client) -> None:
+    seen: list[int] = []
+
+    def look(model_admin: Any, request: Any, queryset: Any) -> None:
+        seen.extend(queryset.values_list("pk", flat=True))
+
+    message = samples.scheduled()
+    admin.site.add_action(look, "look")
+    try:
+        assert 'value="look"' in viewer.get(reverse(samples.LIST)).content.decode()
+        viewer.post(reverse(samples.LIST), {"action": "look", "_selected_action": [message.pk], "index": "0"})
+    finally:
+        admin.site.disable_action("look")
+    assert seen == [message.pk]
 
 
 @pytest.mark.parametrize("action", ACTIONS)
