@@ -46,7 +46,7 @@ def of_redis(data: PageData) -> Iterator[Fact]:
     if redis is None:
         yield Fact(_("State"), "?")
         return
-    yield Fact(_("Configured as"), redis.where, is_main=True)
+    yield Fact(_("Redis"), redis.where, is_main=True)
     if redis.reachable is None:
         yield Fact(_("State"), _("not configured: workers deliver from the database"))
     elif not redis.reachable or redis.health is None:
