@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -59,19 +59,9 @@ class PauseForm(forms.Form):
         text = _("In the time zone %(zone)s. If both are empty, the pause lasts until somebody resumes the queue.")
         self.fields["until"].help_text = text % {"zone": zone}
 
-    def clean_duration(self) -> timedelta | None:
-        duration: timedelta | None = self.cleaned_data["duration"]
-        if duration is not None and not duration:
-            raise forms.ValidationError(_("The pause would have ended already."))
-        return duration
-
     def clean_until(self) -> datetime | None:
         until: datetime | None = self.cleaned_data["until"]
-        if until is None:
-            return None
-        if checked_due(until) <= timezone.now():
-            raise forms.ValidationError(_("The pause would have ended already."))
-        return until
+        return None if until is None else checked_due(until)
 
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean() or self.cleaned_data

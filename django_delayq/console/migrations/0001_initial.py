@@ -2,6 +2,17 @@ import django.db.models.deletion
 import django.utils.timezone
 from django.db import migrations, models
 
+# The upper bounds of the lateness classes in ms.
+LATENESS_BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 30_000, 60_000, 600_000)
+
+
+def menu_entry(name: str, one: str, many: str) -> migrations.CreateModel:
+    """Create a proxy of the messages, which is the menu entry of a page without a table."""
+    options = {"verbose_name": one, "verbose_name_plural": many, "proxy": True, "default_permissions": ()}
+    return migrations.CreateModel(
+        name=name, fields=[], options={**options, "indexes": [], "constraints": []}, bases=("delayq.message",)
+    )
+
 
 class Migration(migrations.Migration):
     initial = True
@@ -28,22 +39,7 @@ class Migration(migrations.Migration):
                 ("retried", models.IntegerField(default=0, verbose_name="retried")),
                 ("dead", models.IntegerField(default=0, verbose_name="dead")),
                 ("expired", models.IntegerField(default=0, verbose_name="expired")),
-                ("late_1", models.IntegerField(default=0)),
-                ("late_2", models.IntegerField(default=0)),
-                ("late_5", models.IntegerField(default=0)),
-                ("late_10", models.IntegerField(default=0)),
-                ("late_20", models.IntegerField(default=0)),
-                ("late_50", models.IntegerField(default=0)),
-                ("late_100", models.IntegerField(default=0)),
-                ("late_200", models.IntegerField(default=0)),
-                ("late_500", models.IntegerField(default=0)),
-                ("late_1000", models.IntegerField(default=0)),
-                ("late_2000", models.IntegerField(default=0)),
-                ("late_5000", models.IntegerField(default=0)),
-                ("late_10000", models.IntegerField(default=0)),
-                ("late_30000", models.IntegerField(default=0)),
-                ("late_60000", models.IntegerField(default=0)),
-                ("late_600000", models.IntegerField(default=0)),
+                *((f"late_{bound}", models.IntegerField(default=0)) for bound in LATENESS_BOUNDS),
                 ("late_more", models.IntegerField(default=0)),
             ],
             options={
@@ -53,58 +49,10 @@ class Migration(migrations.Migration):
                 "default_permissions": (),
             },
         ),
-        migrations.CreateModel(
-            name="Dashboard",
-            fields=[],
-            options={
-                "verbose_name": "dashboard",
-                "verbose_name_plural": "dashboard",
-                "proxy": True,
-                "default_permissions": (),
-                "indexes": [],
-                "constraints": [],
-            },
-            bases=("delayq.message",),
-        ),
-        migrations.CreateModel(
-            name="Limits",
-            fields=[],
-            options={
-                "verbose_name": "limit",
-                "verbose_name_plural": "limits",
-                "proxy": True,
-                "default_permissions": (),
-                "indexes": [],
-                "constraints": [],
-            },
-            bases=("delayq.message",),
-        ),
-        migrations.CreateModel(
-            name="DeadLetters",
-            fields=[],
-            options={
-                "verbose_name": "dead letter",
-                "verbose_name_plural": "dead letters",
-                "proxy": True,
-                "default_permissions": (),
-                "indexes": [],
-                "constraints": [],
-            },
-            bases=("delayq.message",),
-        ),
-        migrations.CreateModel(
-            name="Health",
-            fields=[],
-            options={
-                "verbose_name": "health",
-                "verbose_name_plural": "health",
-                "proxy": True,
-                "default_permissions": (),
-                "indexes": [],
-                "constraints": [],
-            },
-            bases=("delayq.message",),
-        ),
+        menu_entry("Dashboard", "dashboard", "dashboard"),
+        menu_entry("Limits", "limit", "limits"),
+        menu_entry("DeadLetters", "dead letter", "dead letters"),
+        menu_entry("Health", "health", "health"),
         migrations.CreateModel(
             name="Operation",
             fields=[

@@ -18,7 +18,7 @@ from django_delayq.api import pausing
 from django_delayq.console import operations
 from django_delayq.console.models import AuditEvent, Operation
 from django_delayq.core import actors
-from django_delayq.models import Message, Worker
+from django_delayq.models import Message, Queue, Worker
 from testproject.servers import RedisServer
 
 from .asking import worked_off
@@ -124,6 +124,15 @@ def test_a_pause_by_code_leaves_who_paused_in_the_audit(pauser: Client) -> None:
         ("process:web/7", "pause", "mail", ""),
     ]
     assert [event[1:] for event in events[3:]] == [("resume", "mail", "over")]
+
+
+@pytest.mark.parametrize("given", [{"duration": "0s"}, {"until": "now"}, {"until": "2001-01-01T00:00:00"}], ids=str)
+def test_a_pause_that_would_be_over_already_is_a_mistake(pauser: Client, given: dict[str, str]) -> None:
+    now = timezone.localtime().strftime("%Y-%m-%dT%H:%M:%S")
+    sent = {name: now if value == "now" else value for name, value in given.items()}
+    answer = pauser.post(url("pause"), {"reason": "", **sent})
+    assert re.search("The pause would have ended already|This is in the past", text(answer))
+    assert not Queue.objects.exists()
 
 
 def test_the_question_before_a_resume_names_the_messages_that_begin(pauser: Client) -> None:
