@@ -25,11 +25,13 @@ class Verb:
     model: str = "message"
     # False for what only looks: a console that is read-only offers it all the same.
     changes: bool = True
+    # The verb whose permission is needed, where it is not one of its own.
+    like: str = ""
 
     @property
     def codename(self) -> str:
         """The permission, as the model has it."""
-        return f"{self.name}_{self.model}"
+        return f"{self.like or self.name}_{self.model}"
 
     @property
     def permission(self) -> str:
@@ -51,12 +53,12 @@ VERBS = {
         Verb("export", "Can export messages", changes=False),
         Verb("reveal", "Can see payloads unmasked", changes=False),
         Verb("restore", "Can restore Redis from the record"),
-        # A resume needs the same permission.
         Verb("pause", "Can pause and resume queues", model="queue"),
+        Verb("resume", "Can pause and resume queues", model="queue", like="pause"),
     )
 }
 
 
 def permissions(model: str) -> list[tuple[str, Any]]:
     """Return the permissions of a model, for its ``Meta``."""
-    return [(verb.codename, verb.permits) for verb in VERBS.values() if verb.model == model]
+    return [(verb.codename, verb.permits) for verb in VERBS.values() if verb.model == model and not verb.like]

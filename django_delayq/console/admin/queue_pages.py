@@ -175,7 +175,7 @@ class QueueAdmin(Page):
 
     def pause_view(self, request: HttpRequest, queue: str) -> HttpResponse:
         """Ask before a pause on GET; pause the queue on POST."""
-        name = self._checked(request, queue)
+        name = self._checked(request, "pause", queue)
         form = PauseForm(request.POST if request.method == "POST" else None)
         if not form.is_valid():
             return self._ask(request, name, form, "pause", _("Pause queue %(queue)s?"))
@@ -193,7 +193,7 @@ class QueueAdmin(Page):
 
     def resume_view(self, request: HttpRequest, queue: str) -> HttpResponse:
         """Ask before a resume on GET; resume the queue on POST."""
-        name = self._checked(request, queue)
+        name = self._checked(request, "resume", queue)
         is_paused = name in pausing.paused(self._using)
         number = self._count_due(name) if is_paused else 0
         may_spread = self.may(request, "run", "bulk")
@@ -252,8 +252,8 @@ class QueueAdmin(Page):
     def _using(self) -> str:
         return router.db_for_write(Message)
 
-    def _checked(self, request: HttpRequest, queue: str) -> str:
-        if not self.may(request, "pause"):
+    def _checked(self, request: HttpRequest, verb: str, queue: str) -> str:
+        if not self.may(request, verb):
             raise PermissionDenied
         try:
             return validation.queue(queue)

@@ -102,7 +102,7 @@ class WorkerAdmin(Page):
         )
 
     def detail(self, request: HttpRequest, pk: str, extra: dict[str, Any]) -> HttpResponse:
-        page: HttpResponse = admin.ModelAdmin.changeform_view(self, request, pk, "", extra)
+        page: HttpResponse = admin.ModelAdmin.changeform_view(self, request, pk or None, "", extra)
         return page
 
     def render_change_form(

@@ -10,6 +10,7 @@ from django.core.management.base import CommandError, CommandParser
 from ...api import pausing
 from ...core.clock import iso
 from ...core.exceptions import InvalidMessage
+from ...core.verbs import VERBS
 from .. import _common as common
 
 
@@ -23,7 +24,8 @@ class Command(common.DelayqCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument("action", choices=("pause", "resume"), metavar="ACTION", help="pause or resume")
+        verbs = [verb.name for verb in VERBS.values() if verb.model == "queue"]
+        parser.add_argument("action", choices=verbs, metavar="ACTION", help=" or ".join(verbs))
         parser.add_argument("queues", nargs="+", type=common.queue_name, metavar="QUEUE", help="the names of queues")
         parser.add_argument(
             "--until",

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import User
 from django.db import OperationalError, connection
 from django.db.models import BooleanField, Q
 from django.db.models.expressions import RawSQL
@@ -584,3 +585,8 @@ def test_a_search_without_results_leads_to_the_names_that_are_like_its_own(viewe
     [(_text, query)] = viewer.get(reverse(samples.LIST), {"q": "order.close"}).context["cl"].near
     followed = viewer.get(reverse(samples.LIST) + query)
     assert [row.pk for row in followed.context["cl"].result_list] == [wanted.pk]
+
+
+def test_nobody_adds_a_worker(client: Client, admin_user: User) -> None:
+    client.force_login(admin_user)
+    assert client.get(reverse("admin:delayq_worker_add")).status_code == 403
