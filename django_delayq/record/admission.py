@@ -26,8 +26,10 @@ from .sql.rows import Claimed, Facts, Ticket
 
 # Limits that are looked at, at most, to find those that are full.
 LIMITS_READ = 100_000
-# A rate whose last slot came so long ago counts as full a moment ago.
+# Between the end of a delivery and the next claim a limit has room for a moment. One that was full so long ago keeps
+# messages waiting still.
 LATELY = timedelta(seconds=5)
+NO_TIME = timedelta(0)
 
 
 def any_declared() -> bool:
@@ -67,16 +69,16 @@ def declared(name: str) -> Limit | None:
 
 def full(using: str) -> set[str]:
     """Return the names of the limits that let no message begin now, as far as this process knows them."""
-    return {usage.name for usage in _used(using, lately=False) if usage.is_full}
+    return {usage.name for usage in _used(using) if usage.is_full}
 
 
 def full_lately(using: str) -> set[str]:
     """Return the names of the limits that are full, or were a moment ago: messages that are due wait for them.
 
-    Between the end of a delivery and the next claim a limit has room, and who looks just then would take all that wait
-    for overdue.
+    What is due after that is overdue: nobody takes the places, as when all workers have died. So a delivery whose
+    lease is over holds none here, though it does until somebody reaps it.
     """
-    return {usage.name for usage in _used(using, lately=True) if usage.is_full}
+    return {usage.name for usage in _used(using, LATELY) if usage.is_full}
 
 
 def refusing(closed: Collection[str], topic: str, queue: str, key: str | None) -> str | None:
@@ -84,14 +86,12 @@ def refusing(closed: Collection[str], topic: str, queue: str, key: str | None) -
     return next((name for name in limits_of(topic, queue, key) if name in closed), None)
 
 
-def _used(using: str, *, lately: bool) -> Iterator[Usage]:
-    for name, count in limit_statements(using).used(LIMITS_READ).items() if any_declared() else ():
+def _used(using: str, since: timedelta | None = None) -> Iterator[Usage]:
+    for name, count in limit_statements(using).used(LIMITS_READ, since).items() if any_declared() else ():
         with suppress(KeyError):
             limit = declared(name)
-            if limit is not None and lately:
-                yield Usage(name, limit, count.now - LATELY, count.running + count.ended, count.full_at)
-            elif limit is not None:
-                yield _usage(name, limit, count)
+            if limit is not None:
+                yield _usage(name, limit, count._replace(now=count.now - (since or NO_TIME)))
 
 
 def _usage(name: str, limit: Limit, count: Count) -> Usage:

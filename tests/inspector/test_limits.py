@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from datetime import timedelta
 from io import StringIO
 from typing import Any
@@ -10,16 +11,19 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from django_delayq import schedule_message, schedule_messages
+from django_delayq import reschedule_message, schedule_message, schedule_messages
 from django_delayq.core.findings import Finding, Level
+from django_delayq.core.states import State
 from django_delayq.inspector import diagnostics, lines, snapshot, stats, waiting
 from django_delayq.inspector.diagnostics import Thresholds
 from django_delayq.inspector.numbers import Capped
 from django_delayq.inspector.snapshot import take_snapshot
 from django_delayq.models import Message, Worker
 from django_delayq.project import conf
-from django_delayq.record import admission, transitions
-from tests.support.limits import DB, Declare, admit, succeed
+from django_delayq.record import transitions
+from django_delayq.record.sql.rows import LeaseRenewal
+from django_delayq.testing import Delayq
+from tests.support.limits import DB, Declare, admit, fail, succeed
 from tests.support.statements import count_statements
 
 pytestmark = pytest.mark.django_db
@@ -37,9 +41,16 @@ def fill(topic: str, number: int, ago: timedelta = timedelta(0), **options: Any)
     return made
 
 
-def finding(**terms: Any) -> Finding | None:
+@pytest.fixture
+def delayq() -> Iterator[Delayq]:
+    """Give the record a clock that can be moved ahead."""
+    with Delayq() as helper:
+        yield helper
+
+
+def finding(name: str = "Limited", **terms: Any) -> Finding | None:
     found = diagnostics.check(DB, None, Thresholds(min_workers=0, **terms))
-    return next((each for each in found if each.name == "Limited"), None)
+    return next((each for each in found if each.name == name), None)
 
 
 def test_limited_messages_are_counted_by_queue_and_are_not_overdue(declare: Declare) -> None:
@@ -67,16 +78,39 @@ def test_the_others_of_a_queue_with_limited_messages_are_ready_and_overdue(decla
     assert [message.pk for message in stats.oldest_overdue(DB, transitions.now(DB))] == [free.pk]
 
 
-def test_messages_are_limited_a_moment_after_a_place_became_free_and_overdue_when_nobody_takes_it(
-    declare: Declare,
+@pytest.mark.parametrize("outcome", [State.CONSUMED, State.SCHEDULED, State.RUNNING])
+def test_messages_that_no_worker_takes_become_overdue_soon_after_the_end_of_what_ran(
+    declare: Declare, delayq: Delayq, outcome: State
 ) -> None:
+    """As when all workers have died, so that nothing is tidied up either."""
     declare("l.one", limit=1)
-    first, *_waiting = fill("l.one", 3, timedelta(hours=2))
-    succeed(first)
+    first, *waiting = fill("l.one", 3, timedelta(hours=2))
+    if outcome == State.CONSUMED:
+        succeed(first)
+    elif outcome == State.SCHEDULED:
+        fail(first, delay=timedelta(hours=1))
+    else:
+        # Nobody reaps it: it runs for as long as its lease, as far as one can tell.
+        assert transitions.extend(DB, [LeaseRenewal(first.pk, 1, 120.0)], wait=False)
+        delayq.travel(60)
     assert take_snapshot(DB).limited == Capped(2)
-    admission.tidy(DB)
+    assert finding("Overdue") == Finding("Overdue", Level.OK, "none")
+    delayq.travel(70)
     seen = take_snapshot(DB)
     assert (seen.limited, seen.overdue) == (Capped(0), Capped(2))
+    found = finding("Overdue")
+    assert found is not None
+    assert found.level == Level.CRITICAL
+    assert found.detail.startswith(f"message {waiting[0].pk} ")
+
+
+def test_a_message_that_is_rescheduled_long_after_its_delivery_keeps_no_place(declare: Declare, delayq: Delayq) -> None:
+    declare("l.one", limit=1)
+    first, *_waiting = fill("l.one", 2, timedelta(hours=2))
+    fail(first, delay=timedelta(hours=1))
+    delayq.travel(6)
+    assert reschedule_message(first, delay="2h")
+    assert take_snapshot(DB).limited == Capped(0)
 
 
 def test_an_overdue_message_behind_many_limited_ones_is_found(

@@ -8,12 +8,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple, Protocol
 
-from django.db.models import Exists, OuterRef, QuerySet
+from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from ...core.states import State
 from ...models import Message
 from ...models.queues import in_paused_queue
-from ...models.record import Place, Rate, not_expired
+from ...models.record import LogRow, Place, Rate, lease_is_over, not_expired
 from .moves import clock
 
 # The names of limits share this many locks: the table of locks of the server has room for some thousands.
@@ -36,7 +36,7 @@ class Candidate(NamedTuple):
 
 
 class Count(NamedTuple):
-    """What the record says about a limit ``now``. ``ended`` counts the places that deliveries have left."""
+    """What the record says about a limit ``now``. ``ended`` counts the other places, which deliveries have left."""
 
     now: datetime
     running: int = 0
@@ -66,8 +66,11 @@ class LimitStatements(Protocol):
     def counts(self, names: Collection[str]) -> dict[str, Count]:
         """Return what the record says about these limits."""
 
-    def used(self, limit: int) -> dict[str, Count]:
-        """Return what the record says about the limits of which something is used up, ``limit`` of them at most."""
+    def used(self, limit: int, since: timedelta | None = None) -> dict[str, Count]:
+        """Return what the record says about the limits of which something is used up, ``limit`` of them at most.
+
+        With ``since`` a delivery counts as running that ran so long ago, unless its lease was over by then.
+        """
 
     def take(self, places: Sequence[TakenPlace], rates: Mapping[str, datetime], littered: Collection[str]) -> None:
         """Write places and what is used up of rates; delete the places of ``littered`` whose deliveries ended."""
@@ -113,18 +116,19 @@ class PortableLimits:
         )
         return [Candidate(*row) for row in rows.values_list("pk", "topic", "queue", "limit_key", "priority", "due_at")]
 
-    def counts(self, names: Collection[str]) -> dict[str, Count]:
+    def counts(self, names: Collection[str], since: timedelta | None = None) -> dict[str, Count]:
+        now = clock(self.using)
         places = Place.objects.using(self.using).filter(name__in=list(names))
         of_all = Counter(places.values_list("name", flat=True))
-        running = Counter(places.filter(self._runs()).values_list("name", flat=True))
+        counting = self._runs() if since is None else self._ran(now - since)
+        running = Counter(places.filter(counting).values_list("name", flat=True))
         full = dict(Rate.objects.using(self.using).filter(name__in=list(names)).values_list("name", "full_at"))
-        now = clock(self.using)
         return {name: Count(now, running[name], of_all[name] - running[name], full.get(name)) for name in names}
 
-    def used(self, limit: int) -> dict[str, Count]:
+    def used(self, limit: int, since: timedelta | None = None) -> dict[str, Count]:
         places = Place.objects.using(self.using).order_by("name").values_list("name", flat=True).distinct()[:limit]
         rates = Rate.objects.using(self.using).filter(full_at__gt=clock(self.using)).values_list("name", flat=True)
-        return self.counts({*places, *rates[:limit]})
+        return self.counts({*places, *rates[:limit]}, since)
 
     def take(self, places: Sequence[TakenPlace], rates: Mapping[str, datetime], littered: Collection[str]) -> None:
         self._drop(Place.objects.using(self.using).filter(name__in=list(littered)))
@@ -152,6 +156,15 @@ class PortableLimits:
         return Exists(
             Message.objects.filter(pk=OuterRef("message_id"), deliveries=OuterRef("delivery"), state=State.RUNNING)
         )
+
+    @staticmethod
+    def _ran(since: datetime) -> Q:
+        """Return the condition that the delivery of a place ran at ``since`` or later, within its lease."""
+        message = Message.objects.filter(pk=OuterRef("message_id"))
+        runs = message.filter(~lease_is_over(since), deliveries=OuterRef("delivery"), state=State.RUNNING)
+        ended = LogRow.objects.filter(message_id=OuterRef("message_id"), delivery=OuterRef("delivery"))
+        ended = ended.filter(from_state=State.RUNNING, at__gte=since)
+        return Q(Exists(runs)) | Q(Exists(message.filter(finished_at__gte=since))) | Q(Exists(ended))
 
     def drop_rates(self) -> None:
         Rate.objects.using(self.using).filter(full_at__lt=clock(self.using)).delete()

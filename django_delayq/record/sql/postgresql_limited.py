@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
+from typing import Any
 
 from .limited import LOCKS, LONGEST_PAUSE, Candidate, Count, TakenPlace, stripes
 from .postgresql import IS_RUNNING, IS_SCHEDULED, LOOKS_LIKE_FEW, MAY_CLAIM, PostgreSQL
@@ -29,14 +30,25 @@ SELECT m.id, m.topic, m.queue, m.limit_key, m.priority, m.due_at
 IS_TAKEN = f"""EXISTS (SELECT FROM delayq_message m
                 WHERE m.id = p.message_id AND {IS_RUNNING} AND m.deliveries = p.delivery OFFSET 0)"""
 
-COUNTS = f"""
+# A place ``p`` whose delivery ran so long ago, within its lease. See ``LogRow``: no row of the log tells of a success.
+SINCE = "(SELECT clock_timestamp() - %(since)s * interval '1 second')"
+WAS_TAKEN = f"""EXISTS (SELECT FROM delayq_message m WHERE m.id = p.message_id
+                  AND (m.finished_at >= {SINCE}
+                       OR {IS_RUNNING} AND m.deliveries = p.delivery AND (m.leased_until >= {SINCE}
+                          OR EXISTS (SELECT FROM delayq_lease l WHERE l.message_id = p.message_id
+                                      AND l.delivery = p.delivery AND l.until >= {SINCE}))
+                       OR EXISTS (SELECT FROM delayq_log l WHERE l.message_id = p.message_id
+                                   AND l.delivery = p.delivery AND l.from_state = 'running' AND l.at >= {SINCE}))
+                OFFSET 0)"""
+
+COUNTS = """
 SELECT n.name, clock_timestamp(), p.running, p.ended, r.full_at
-  FROM {{names}} n(name) LEFT JOIN delayq_rate r ON r.name = n.name
+  FROM {names} n(name) LEFT JOIN delayq_rate r ON r.name = n.name
  CROSS JOIN LATERAL (
-    SELECT count(*) FILTER (WHERE {IS_TAKEN}) AS running, count(*) FILTER (WHERE NOT {IS_TAKEN}) AS ended
+    SELECT count(*) FILTER (WHERE {counts}) AS running, count(*) FILTER (WHERE NOT {counts}) AS ended
       FROM delayq_place p WHERE p.name = n.name
  ) p
-"""  # noqa: S608
+"""
 GIVEN = "unnest(%(names)s::text[])"
 # One search in the index for each limit under which messages run.
 USED = """(
@@ -86,11 +98,15 @@ class PostgreSQLLimits:
         return [Candidate._make(row) for row in self._rows(CLAIMABLE, parameters)]
 
     def counts(self, names: Collection[str]) -> dict[str, Count]:
-        rows = self._rows(COUNTS.format(names=GIVEN), {"names": list(names)})
+        rows = self._rows(COUNTS.format(names=GIVEN, counts=IS_TAKEN), {"names": list(names)})
         return {row[0]: Count._make(row[1:]) for row in rows}
 
-    def used(self, limit: int) -> dict[str, Count]:
-        return {row[0]: Count._make(row[1:]) for row in self._rows(COUNTS.format(names=USED), {"limit": limit})}
+    def used(self, limit: int, since: timedelta | None = None) -> dict[str, Count]:
+        parameters: dict[str, Any] = {"limit": limit}
+        if since is not None:
+            parameters["since"] = since.total_seconds()
+        sql = COUNTS.format(names=USED, counts=IS_TAKEN if since is None else WAS_TAKEN)
+        return {row[0]: Count._make(row[1:]) for row in self._rows(sql, parameters)}
 
     def take(self, places: Sequence[TakenPlace], rates: Mapping[str, datetime], littered: Collection[str]) -> None:
         self._rows(
