@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import ClassVar
 
 from ..record import admission, transitions
-from ..record.sql.rows import Ticket
+from ..record.sql.rows import BEGINNING, WHOLE, Spot, Stretch, Ticket
 from .base import DueQueue, DueQueues, Entry, Put, Taken
 
 # While a limit is full, its messages are looked for again after this time. Seconds.
@@ -34,6 +34,9 @@ class DatabaseBroker:
         self.topics = topics
         self._woken = threading.Event()
         self._holding: ExitStack | None = None
+        # While limits are full, many messages may have to be passed over: a take looks at a part of a queue, and the
+        # next one at the part behind it.
+        self._looked_up_to: dict[str, Spot] = {}
 
     def put(self, queue: str, entries: Sequence[Entry]) -> Put:
         """Report all entries as present: the rows hold them."""
@@ -42,18 +45,30 @@ class DatabaseBroker:
     def take(self, queue: str, limit: int, within: float = 0.0, opened: Mapping[str, int] = {}) -> Taken:
         """Find rows that are due. ``within`` and ``opened`` are ignored: a query finds nothing early or aside."""
         topics, closed = list(self.topics()), admission.full(self.using)
-        wait = transitions.until_due(self.using, queue, topics, closed)
-        if wait is None or wait > 0:
-            return Taken(next_due=_look_again(wait, closed))
-        if limit <= 0:
-            return Taken(left=1)
-        if self._holding is not None:
-            # The transaction begins when something is due: until then a take costs one query and no transaction.
-            self._holding.enter_context(transitions.exclusively(self.using))
-            self._holding = None
-        tickets = transitions.due(self.using, queue, topics, limit, closed)
-        # Whether more are due is not known: a query returns a thousand at most, and passes over rows that others hold.
-        return Taken(tickets, left=int(bool(tickets)))
+        stretch = self._stretch(queue) if closed else WHOLE
+        wait = transitions.until_due(self.using, queue, topics, closed, stretch)
+        tickets: list[Ticket] = []
+        if wait is not None and wait <= 0:
+            if limit <= 0:
+                return Taken(left=1)
+            if self._holding is not None:
+                # The transaction begins when something is due: until then a take costs few queries, no transaction.
+                self._holding.enter_context(transitions.exclusively(self.using))
+                self._holding = None
+            tickets = transitions.due(self.using, queue, topics, limit, closed, stretch)
+        if not stretch.is_last and len(tickets) < limit:
+            self._looked_up_to[queue] = stretch.end
+            return Taken(tickets, left=1, behind=True)
+        if tickets:
+            # Whether more are due is not known: a query returns a thousand at most, and passes over rows that others
+            # hold.
+            return Taken(tickets, left=1)
+        self._looked_up_to.pop(queue, None)
+        return Taken(next_due=_look_again(wait, closed))
+
+    def _stretch(self, queue: str) -> Stretch:
+        """Return the part of a queue to look at, from where the last look ended."""
+        return transitions.stretch(self.using, queue, self._looked_up_to.get(queue, BEGINNING))
 
     def due_queues(
         self, queues: Sequence[str] | None, within: float = 0.0, *, after: str = "", enough: int | None = None

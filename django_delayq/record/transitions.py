@@ -25,9 +25,23 @@ from ..core.verdicts import DONE, Verdict
 from ..models import Message
 from ..models.record import HOLDS_KEY, WAITS_AGAIN, Lease, LogRow, lease_is_over
 from ..project.validation import FARTHEST
-from .sql import statements
+from .sql import ROWS_PASSED, statements
 from .sql.moves import LEFT_ALONE, Decide, Decision, locked, move, moved, writing
-from .sql.rows import BEGINNING, Claimed, Facts, Failure, Inserted, LeaseRenewal, Moved, NewMessage, Success, Ticket
+from .sql.rows import (
+    BEGINNING,
+    WHOLE,
+    Claimed,
+    Facts,
+    Failure,
+    Inserted,
+    LeaseRenewal,
+    Moved,
+    NewMessage,
+    Spot,
+    Stretch,
+    Success,
+    Ticket,
+)
 from .sql.sessions import own_transaction
 
 T = TypeVar("T")
@@ -299,12 +313,25 @@ def exclusively(using: str) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-def due(using: str, queue: str, topics: Iterable[str], limit: int, closed: Collection[str] = ()) -> list[Ticket]:
+def due(
+    using: str,
+    queue: str,
+    topics: Iterable[str],
+    limit: int,
+    closed: Collection[str] = (),
+    stretch: Stretch = WHOLE,
+) -> list[Ticket]:
     """Return messages that are due by the record's clock: the most overdue ones, the highest priority first.
 
     Here and below, messages that stand under one of the limits ``closed`` are left out.
     """
-    return statements(using).due(queue, topics, limit, closed)
+    return statements(using).due(queue, topics, limit, closed, stretch)
+
+
+def stretch(using: str, queue: str, after: Spot) -> Stretch:
+    """Return the next part of a queue, of so many messages that one statement can pass over them."""
+    end = statements(using).spot(queue, after, ROWS_PASSED)
+    return Stretch(after) if end is None else Stretch(after, end, is_last=end[0] > now(using))
 
 
 def facts(using: str, ids: Sequence[int]) -> dict[int, Facts]:
@@ -317,16 +344,22 @@ def queues(using: str) -> list[str]:
     return statements(using).queues()
 
 
-def until_due(using: str, queue: str, topics: Iterable[str], closed: Collection[str] = ()) -> float | None:
+def until_due(
+    using: str, queue: str, topics: Iterable[str], closed: Collection[str] = (), stretch: Stretch = WHOLE
+) -> float | None:
     """Return the seconds until the next scheduled message of a queue falls due: 0 or less when one is due.
 
     None: there is none, or the queue is paused.
     """
-    return statements(using).until_due(queue, topics, closed)
+    return statements(using).until_due(queue, topics, closed, stretch)
 
 
 def waits(using: str, queues: Sequence[str], topics: Sequence[str], closed: Collection[str] = ()) -> dict[str, float]:
-    """Return the seconds until the next message of each queue falls due; a queue without messages is left out."""
+    """Return the seconds until the next message of each queue falls due; a queue without messages is left out.
+
+    A queue that begins with many messages under limits of ``closed`` counts as if the last of these could begin: others
+    may be behind it.
+    """
     heads = statements(using).heads(queues, after=BEGINNING, end=None, limit=1, topics=topics, closed=closed)
     now_us = to_us(now(using))
     return {queue: (due_us - now_us) / 1_000_000 for queue, _id, due_us, _priority in heads}

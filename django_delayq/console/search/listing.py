@@ -129,7 +129,7 @@ class Listing:
 
     def _branches(self) -> list[QuerySet[Message]]:
         parts = self._parts()
-        if len(parts) == 1:
+        if len(parts) == 1 and not parts[0].queue:
             return [self.rows.filter(self.search.condition())]
         return [part.rows.filter(self.search.filters()) for part in parts]
 

@@ -11,7 +11,21 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from django.db.models import QuerySet
 
-from .rows import Claimed, Facts, Failure, Inserted, LeaseRenewal, Moved, NewMessage, Reference, Success, Ticket
+from .rows import (
+    WHOLE,
+    Claimed,
+    Facts,
+    Failure,
+    Inserted,
+    LeaseRenewal,
+    Moved,
+    NewMessage,
+    Reference,
+    Spot,
+    Stretch,
+    Success,
+    Ticket,
+)
 
 if TYPE_CHECKING:
     from ...models import Message
@@ -52,21 +66,30 @@ class Statements(Protocol):
         """Return the first scheduled messages of each queue, up to ``limit``, in their order of (due, id).
 
         Only messages after the place ``after`` in that order and due by ``end`` count; with ``topics`` only those of
-        them that stand under none of the limits ``closed``. Yields queue, id, due time
+        these topics. With ``closed`` only those of the first ``ROWS_PASSED`` messages count that stand under none of
+        these limits, and the last one of so many. Yields queue, id, due time
         (microseconds since 1970) and priority.
         """
 
-    def until_due(self, queue: str, topics: Iterable[str], closed: Collection[str]) -> float | None:
-        """Return the seconds until the next message of a queue falls due that stands under no limit of ``closed``.
+    def spot(self, queue: str, after: Spot, number: int) -> Spot | None:
+        """Return where the scheduled message stands that comes so many messages after a spot; None: there are fewer."""
 
-        None: there is no such message, or the queue is paused.
+    def until_due(
+        self, queue: str, topics: Iterable[str], closed: Collection[str], stretch: Stretch = WHOLE
+    ) -> float | None:
+        """Return the seconds until the next message falls due in a part of a queue.
+
+        Those that stand under one of the limits ``closed`` are left out. None: there is no such message, or the queue
+        is paused.
         """
 
     def anything_expired(self) -> tuple[bool, bool]:
         """Tell whether a lease has run out, and whether a waiting message has expired."""
 
-    def due(self, queue: str, topics: Iterable[str], limit: int, closed: Collection[str]) -> list[Ticket]:
-        """Return due messages, from the thousand most overdue ones, the highest priority first.
+    def due(
+        self, queue: str, topics: Iterable[str], limit: int, closed: Collection[str], stretch: Stretch = WHOLE
+    ) -> list[Ticket]:
+        """Return due messages of a part of a queue, from the thousand most overdue ones, the highest priority first.
 
         Those that stand under one of the limits ``closed`` are left out.
         """
@@ -119,6 +142,9 @@ class Statements(Protocol):
     def estimated_rows(self, relation: str) -> int | None:
         """Return how many rows the planner believes a table or index has; None where there is no estimate."""
 
+
+# Messages of a queue that one statement passes over at most because their limits are full.
+ROWS_PASSED = 5_000
 
 # The vendors that can keep messages. The others lack unique keys among some rows only, so that two live messages could
 # have one key. The migration has the same list.

@@ -33,14 +33,21 @@ class After(Func):
     """``(due_at, id) > (…, …)``: a comparison of rows, which an index answers even where many have one due time."""
 
     output_field = BooleanField()
+    operator = ">"
 
     def __init__(self, due: datetime, pk: int) -> None:
         super().__init__(F("due_at"), F("id"), Value(due, output_field=DateTimeField()), Value(pk))
 
     def as_sql(self, compiler: Any, connection: Any, **extra: Any) -> tuple[str, list[Any]]:  # type: ignore[override]
         parts = [compiler.compile(part) for part in self.get_source_expressions()]
-        sql = "({}, {}) > ({}, {})".format(*(part for part, _parameters in parts))
+        sql = f"({{}}, {{}}) {self.operator} ({{}}, {{}})".format(*(part for part, _parameters in parts))
         return sql, [value for _part, parameters in parts for value in parameters]
+
+
+class UpTo(After):
+    """``(due_at, id) <= (…, …)``."""
+
+    operator = "<="
 
 
 class Microseconds(Func):

@@ -15,9 +15,25 @@ from ...core.states import LIVE, State
 from ...models import Message
 from ...models.queues import in_paused_queue
 from ...models.record import HOLDS_KEY, WAITS_AGAIN, Lease, LogRow, lease_is_over, not_expired
-from .expressions import QUEUES, After, UnderLimits
+from . import ROWS_PASSED
+from .expressions import QUEUES, After, UnderLimits, UpTo
 from .moves import LEFT_ALONE, Decision, clock, first_row, locked, move, moved, writing
-from .rows import Claimed, Facts, Failure, Inserted, LeaseRenewal, Moved, NewMessage, Reference, Success, Ticket
+from .rows import (
+    END,
+    WHOLE,
+    Claimed,
+    Facts,
+    Failure,
+    Inserted,
+    LeaseRenewal,
+    Moved,
+    NewMessage,
+    Reference,
+    Spot,
+    Stretch,
+    Success,
+    Ticket,
+)
 
 # SQLite: its own tables know their foreign keys. It follows by itself those with another action.
 REFERENCES = """
@@ -100,15 +116,25 @@ class Portable:
         rows = Message.objects.using(self.using).filter(After(*after), state=State.SCHEDULED)
         if end is not None:
             rows = rows.filter(due_at__lte=end)
-        if topics is not None:
-            rows = rows.filter(~Q(UnderLimits(closed)), topic__in=topics)
         for queue in queues:
-            for place in self.places(rows.filter(queue=queue).order_by("due_at", "id")[:limit]):
+            found = rows.filter(queue=queue)
+            if topics is not None:
+                found = found.filter(topic__in=topics)
+            if closed:
+                last = self.spot(queue, after, ROWS_PASSED)
+                found = found.filter(UpTo(*(last or END)))
+                found = found.filter(~Q(UnderLimits(closed)) | Q(pk=None if last is None else last[1]))
+            for place in self.places(found.order_by("due_at", "id")[:limit]):
                 yield (queue, *place)
 
-    def until_due(self, queue: str, topics: Iterable[str], closed: Collection[str]) -> float | None:
-        rows = Message.objects.using(self.using).filter(state=State.SCHEDULED, queue=queue, topic__in=list(topics))
-        rows = rows.filter(~Q(UnderLimits(closed))).exclude(in_paused_queue(self.using))
+    def spot(self, queue: str, after: Spot, number: int) -> Spot | None:
+        rows = Message.objects.using(self.using).filter(After(*after), state=State.SCHEDULED, queue=queue)
+        return rows.order_by("due_at", "id").values_list("due_at", "id")[number - 1 : number].first()
+
+    def until_due(
+        self, queue: str, topics: Iterable[str], closed: Collection[str], stretch: Stretch = WHOLE
+    ) -> float | None:
+        rows = self._waiting(queue, topics, closed, stretch)
         first = rows.order_by("due_at", "id").values_list("due_at", flat=True).first()
         return None if first is None else (first - self.now()).total_seconds()
 
@@ -120,20 +146,19 @@ class Portable:
             rows.filter(state=State.SCHEDULED, expires_at__isnull=False, expires_at__lte=now).exists(),
         )
 
-    def due(self, queue: str, topics: Iterable[str], limit: int, closed: Collection[str]) -> list[Ticket]:
+    def _waiting(
+        self, queue: str, topics: Iterable[str], closed: Collection[str], stretch: Stretch
+    ) -> QuerySet[Message]:
+        """Return the scheduled messages of a part of a queue that no pause and none of the limits keeps."""
+        rows = Message.objects.using(self.using).filter(state=State.SCHEDULED, queue=queue, topic__in=list(topics))
+        rows = rows.filter(After(*stretch.after), UpTo(*stretch.end), ~Q(UnderLimits(closed)))
+        return rows.exclude(in_paused_queue(self.using))
+
+    def due(
+        self, queue: str, topics: Iterable[str], limit: int, closed: Collection[str], stretch: Stretch = WHOLE
+    ) -> list[Ticket]:
         now = self.now()
-        rows = (
-            Message.objects.using(self.using)
-            .filter(
-                not_expired(now),
-                ~Q(UnderLimits(closed)),
-                state=State.SCHEDULED,
-                queue=queue,
-                due_at__lte=now,
-                topic__in=list(topics),
-            )
-            .exclude(in_paused_queue(self.using))
-        )
+        rows = self._waiting(queue, topics, closed, stretch).filter(not_expired(now), due_at__lte=now)
         head = rows.order_by("due_at", "id").values_list("priority", "due_at", "pk")[:1000]
         return [Ticket(pk) for _priority, _due, pk in sorted(head, key=lambda row: (-row[0], row[1], row[2]))[:limit]]
 

@@ -26,9 +26,11 @@ from ...core.outcomes import error_kind
 from ...core.states import LIVE, State
 from ...models import Message
 from ..identity import known_identity, learn_identity
+from . import ROWS_PASSED
 from .expressions import QUEUES, Microseconds, is_open
 from .moves import IDENTITY
 from .rows import (
+    WHOLE,
     Claimed,
     Facts,
     Failure,
@@ -37,6 +39,8 @@ from .rows import (
     Moved,
     NewMessage,
     Reference,
+    Spot,
+    Stretch,
     Success,
     Ticket,
     decoded,
@@ -157,20 +161,38 @@ SELECT id, state, topic, queue, limit_key, due_at, priority FROM delayq_message
 # many names there are.
 IS_OPEN = is_open("SELECT unnest(%(closed)s::text[])")
 
-# One search in the index for each queue.
-HEADS = {
-    by_topic: f"""
+HEAD = """SELECT * FROM delayq_message m
+     WHERE state = 'scheduled' AND queue = q.queue
+       AND (due_at, id) > (%(due)s::timestamptz, %(id)s::bigint) AND due_at <= %(end)s::timestamptz"""
+OF_TOPICS = "topic = ANY(%(topics)s::text[])"
+# Behind the last one of so many messages there may be others.
+FIRST_OPEN = f"""SELECT * FROM (
+        SELECT x.*, row_number() OVER (ORDER BY due_at, id) AS number
+          FROM ({HEAD} ORDER BY due_at, id LIMIT {ROWS_PASSED}) x
+     ) m WHERE {OF_TOPICS} AND {IS_OPEN} OR number = {ROWS_PASSED}"""  # noqa: S608
+
+
+def _heads(chosen: str) -> str:
+    """Return the statement that reads the first messages of those that are chosen in each queue ``q``."""
+    return f"""
 SELECT q.queue, m.id, (extract(epoch FROM m.due_at) * 1000000)::bigint, m.priority
   FROM unnest(%(queues)s::text[]) q(queue)
  CROSS JOIN LATERAL (
-    SELECT id, due_at, priority FROM delayq_message m
-     WHERE state = 'scheduled' AND queue = q.queue
-       AND (due_at, id) > (%(due)s::timestamptz, %(id)s::bigint) AND due_at <= %(end)s::timestamptz {condition}
-     ORDER BY due_at, id LIMIT %(limit)s
+    SELECT id, due_at, priority FROM ({chosen}) m ORDER BY due_at, id LIMIT %(limit)s
  ) m
 """  # noqa: S608
-    for by_topic, condition in {False: "", True: f"AND topic = ANY(%(topics)s::text[]) AND {IS_OPEN}"}.items()
-}
+
+
+# One search in the index for each queue.
+HEADS, HEADS_OF_TOPICS, OPEN_HEADS = map(_heads, (HEAD, f"{HEAD} AND {OF_TOPICS}", FIRST_OPEN))
+
+SPOT = """
+SELECT due_at, id FROM delayq_message
+ WHERE state = 'scheduled' AND queue = %(queue)s AND (due_at, id) > (%(after)s::timestamptz, %(after_id)s::bigint)
+ ORDER BY due_at, id OFFSET %(number)s - 1 LIMIT 1
+"""
+IN_STRETCH = """(m.due_at, m.id) > (%(after)s::timestamptz, %(after_id)s::bigint)
+       AND (m.due_at, m.id) <= (%(end)s::timestamptz, %(end_id)s::bigint)"""
 
 # Every claim reads this: a transaction that has begun a claim holds a lock on the table of queues until it commits.
 PAUSED = "SELECT name FROM delayq_queue WHERE resumes_at IS NULL OR resumes_at > clock_timestamp()"
@@ -178,7 +200,7 @@ PAUSED = "SELECT name FROM delayq_queue WHERE resumes_at IS NULL OR resumes_at >
 UNTIL_DUE = f"""
 SELECT extract(epoch FROM due_at - clock_timestamp())::float8 FROM delayq_message m
  WHERE state = 'scheduled' AND queue = %(queue)s AND topic = ANY(%(topics)s::text[]) AND {IS_OPEN}
-   AND %(queue)s NOT IN ({PAUSED})
+   AND {IN_STRETCH} AND %(queue)s NOT IN ({PAUSED})
  ORDER BY due_at, id LIMIT 1
 """  # noqa: S608
 
@@ -208,7 +230,7 @@ MOST_OVERDUE = f"""
     SELECT id, priority, due_at FROM delayq_message m
      WHERE state = 'scheduled' AND queue = %(queue)s AND due_at <= {NOW} AND topic = ANY(%(topics)s::text[])
        AND {NOT_EXPIRED} AND {IS_OPEN}
-       AND %(queue)s NOT IN ({PAUSED})
+       AND {IN_STRETCH} AND %(queue)s NOT IN ({PAUSED})
      ORDER BY due_at, id LIMIT 1000
 """  # noqa: S608
 
@@ -625,21 +647,31 @@ class PostgreSQL:
             "end": "infinity" if end is None else end.isoformat(),
             "limit": limit,
         }
+        sql = HEADS
         if topics is not None:
-            parameters |= {"topics": _texts(topics), "closed": _texts(closed)}
-        return cast(list[tuple[str, int, int, int]], self._rows(HEADS[topics is not None], parameters))
+            sql = OPEN_HEADS if closed else HEADS_OF_TOPICS
+            parameters |= {"topics": _texts(topics), **({"closed": _texts(closed)} if closed else {})}
+        return cast(list[tuple[str, int, int, int]], self._rows(sql, parameters))
 
-    def until_due(self, queue: str, topics: Iterable[str], closed: Collection[str]) -> float | None:
-        rows = self._rows(UNTIL_DUE, {"queue": queue, "topics": _texts(topics), "closed": _texts(closed)})
+    def spot(self, queue: str, after: Spot, number: int) -> Spot | None:
+        rows = self._rows(SPOT, {"queue": queue, "after": after[0], "after_id": after[1], "number": number})
+        return cast(Spot, rows[0]) if rows else None
+
+    def until_due(
+        self, queue: str, topics: Iterable[str], closed: Collection[str], stretch: Stretch = WHOLE
+    ) -> float | None:
+        rows = self._rows(UNTIL_DUE, _open(queue, topics, closed, stretch))
         return rows[0][0] if rows else None
 
     def anything_expired(self) -> tuple[bool, bool]:
         leased, expired = self._rows(ANYTHING_EXPIRED, None)[0]
         return leased, expired
 
-    def due(self, queue: str, topics: Iterable[str], limit: int, closed: Collection[str]) -> list[Ticket]:
+    def due(
+        self, queue: str, topics: Iterable[str], limit: int, closed: Collection[str], stretch: Stretch = WHOLE
+    ) -> list[Ticket]:
         """Return due messages, and lock them until the end of the transaction."""
-        parameters = {"queue": queue, "topics": _texts(topics), "limit": limit, "closed": _texts(closed)}
+        parameters = {"limit": limit, **_open(queue, topics, closed, stretch)}
         rows = self._rows(DUE, parameters) or self._rows(DUE_UNLOCKED, parameters)
         return [Ticket(row[0]) for row in rows]
 
@@ -824,6 +856,13 @@ def _texts(texts: Iterable[str]) -> str:
 @lru_cache(maxsize=1024)
 def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _open(queue: str, topics: Iterable[str], closed: Collection[str], stretch: Stretch) -> dict[str, Any]:
+    """Return the parameters for messages of a part of a queue that stand under none of these limits."""
+    (after, after_id), (end, end_id), _is_last = stretch
+    place = {"after": after, "after_id": after_id, "end": end, "end_id": end_id}
+    return {"queue": queue, "topics": _texts(topics), **place, "closed": _texts(closed)}
 
 
 def _claimed(row: tuple[Any, ...]) -> Claimed:

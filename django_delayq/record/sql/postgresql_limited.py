@@ -39,7 +39,7 @@ WAS_TAKEN = f"""EXISTS (SELECT FROM delayq_message m WHERE m.id = p.message_id
                                       AND l.delivery = p.delivery AND l.until >= {SINCE}))
                        OR EXISTS (SELECT FROM delayq_log l WHERE l.message_id = p.message_id
                                    AND l.delivery = p.delivery AND l.from_state = 'running' AND l.at >= {SINCE}))
-                OFFSET 0)"""
+                OFFSET 0)"""  # noqa: S608
 
 COUNTS = """
 SELECT n.name, clock_timestamp(), p.running, p.ended, r.full_at

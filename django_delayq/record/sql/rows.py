@@ -8,8 +8,22 @@ from typing import Any, NamedTuple
 
 from ...core.states import State
 
-# A place in the order of (due, id) before all messages.
-BEGINNING = (datetime(1970, 1, 1, tzinfo=UTC), 0)
+# Where a message stands in the order of (due, id).
+Spot = tuple[datetime, int]
+# Before all messages, and behind them.
+BEGINNING: Spot = (datetime(1970, 1, 1, tzinfo=UTC), 0)
+END: Spot = (datetime(9999, 1, 1, tzinfo=UTC), 2**63 - 1)
+
+
+class Stretch(NamedTuple):
+    """The part of a queue behind ``after``, up to and with ``end``. Behind the last one nothing is due."""
+
+    after: Spot = BEGINNING
+    end: Spot = END
+    is_last: bool = True
+
+
+WHOLE = Stretch()
 
 _decode = json.JSONDecoder().raw_decode
 

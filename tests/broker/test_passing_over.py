@@ -1,0 +1,107 @@
+"""Without Redis, a look for due messages passes over those of full limits a part of the queue at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from django_delayq import schedule_message
+from django_delayq.broker.base import Taken
+from django_delayq.broker.database import LOOK_AGAIN, DatabaseBroker
+from django_delayq.models import Message
+from django_delayq.record.sql import ROWS_PASSED
+from tests.support.limits import DB, Declare, admit
+
+pytestmark = pytest.mark.django_db
+
+QUEUE = "default"
+# So many limited messages fill two parts of the queue, and begin a third.
+LIMITED = 2 * ROWS_PASSED + 500
+
+
+@pytest.fixture
+def broker(declare: Declare) -> DatabaseBroker:
+    """A broker of a queue in which messages of a full limit come first."""
+    declare("l.one", limit=1)
+    declare("l.free")
+    first = schedule_message("l.one")
+    wait_behind(first)
+    assert admit(first) == [first.pk]
+    return DatabaseBroker(DB, lambda: ["l.one", "l.free"])
+
+
+def wait_behind(message: Message) -> None:
+    """Write so many messages like this one."""
+    Message._base_manager.bulk_create([Message(**{**values_of(message), "id": None}) for _ in range(LIMITED)])
+
+
+def values_of(message: Message) -> dict[str, Any]:
+    return {field.attname: getattr(message, field.attname) for field in Message._meta.local_concrete_fields}
+
+
+def takes(broker: DatabaseBroker, limit: int = 10) -> list[Taken]:
+    """Take until nothing is behind what was looked at."""
+    found = [broker.take(QUEUE, limit)]
+    while found[-1].behind or len(found[-1].tickets) == limit:
+        found.append(broker.take(QUEUE, limit))
+    return found
+
+
+def test_a_message_behind_those_of_a_full_limit_is_found_however_many_these_are(broker: DatabaseBroker) -> None:
+    free = schedule_message("l.free")
+    for _again in range(2):
+        found = takes(broker)
+        assert [ticket.id for taken in found for ticket in taken.tickets] == [free.pk]
+        assert len(found) == 3
+
+
+def test_when_all_was_passed_over_the_next_look_comes_in_a_moment(broker: DatabaseBroker) -> None:
+    *others, last = takes(broker)
+    assert [taken.left for taken in others] == [1, 1]
+    assert (last.tickets, last.left, last.next_due) == ([], 0, LOOK_AGAIN)
+
+
+def test_no_part_is_left_while_it_has_more_than_there_is_room_for(broker: DatabaseBroker) -> None:
+    free = [schedule_message("l.free").pk for _ in range(5)]
+    broker.take(QUEUE, 2)
+    broker.take(QUEUE, 2)
+    assert [ticket.id for ticket in broker.take(QUEUE, 2).tickets] == free[:2]
+    # They were not claimed, and so stay the next ones.
+    assert [ticket.id for ticket in broker.take(QUEUE, 10).tickets] == free
+
+
+def test_messages_of_later_are_not_passed_over(declare: Declare) -> None:
+    declare("l.one", limit=1)
+    first = schedule_message("l.one")
+    assert admit(first) == [first.pk]
+    wait_behind(schedule_message("l.one", delay="1h"))
+    broker = DatabaseBroker(DB, lambda: ["l.one"])
+    assert not broker.take(QUEUE, 10).behind
+
+
+def test_of_many_queues_one_that_begins_with_a_full_limit_counts_as_due(broker: DatabaseBroker) -> None:
+    schedule_message("l.free", queue="later", delay="1h")
+    assert [queue.name for queue in broker.due_queues(None).queues] == [QUEUE]
+    schedule_message("l.free", queue="now")
+    assert [queue.name for queue in broker.due_queues(["now", "later", QUEUE]).queues] == ["now", QUEUE]
+
+
+@pytest.mark.postgresql("asks PostgreSQL for the rows that it has read")
+def test_a_look_reads_few_rows_whatever_waits(broker: DatabaseBroker) -> None:
+    before = rows_read()
+    broker.take(QUEUE, 10)
+    broker.due_queues([QUEUE])
+    # Once for where the part ends, and once for what is due in it; and once for the first message of each queue.
+    assert rows_read() - before <= 3 * ROWS_PASSED + 10
+
+
+def rows_read() -> int:
+    """Return how many messages the statements of this transaction have read."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT coalesce(idx_tup_fetch, 0) + seq_tup_read FROM pg_stat_xact_user_tables"
+            " WHERE relname = 'delayq_message'"
+        )
+        return int(cursor.fetchone()[0])
