@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -18,7 +17,7 @@ from ..record import admission, transitions
 from ..record.sql import limit_statements
 from ..record.sql.limited import Count
 from .numbers import NONE, Capped
-from .waiting import DUE_READ, read_due
+from .waiting import may_be_more, read_due
 
 # Places that are looked at for limits under which messages run.
 PLACES_READ = 10_000
@@ -68,13 +67,12 @@ def longest_lines(using: str, most: int) -> Lines:
         return Lines()
     now = transitions.now(using)
     found: dict[str, WaitingLine] = {}
-    of_queue: Counter[str] = Counter()
-    for due in read_due(using, restore.queues(using), closed, now=now, overdue_since=now):
-        of_queue[due.queue] += due.number
+    all_due = [*read_due(using, restore.queues(using), closed, now=now, overdue_since=now)]
+    for due in all_due:
         if due.limit is not None:
             before = found.get(due.limit, WaitingLine(0, due.oldest))
             found[due.limit] = WaitingLine(before.number + due.number, min(before.oldest, due.oldest))
-    more = any(number >= DUE_READ for number in of_queue.values())
+    more = may_be_more(all_due)
     first = sorted(found, key=lambda name: (-found[name].number, found[name].oldest, name))[:most]
     states = [
         replace(state, waiting=Capped(found[state.name].number, more), oldest=found[state.name].oldest)

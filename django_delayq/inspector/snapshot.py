@@ -11,7 +11,7 @@ from ..core import bounds
 from ..record import admission, transitions
 from ..record.sql import statements
 from .numbers import NONE, Capped, capped, total
-from .waiting import DUE_READ, Due, batched, count_waiting, overdue_heads, read_due
+from .waiting import Due, batched, count_waiting, may_be_more, overdue_heads, read_due
 
 # Rows of each queue that are counted.
 ROWS_PER_QUEUE = 10_000
@@ -110,7 +110,7 @@ def _without_limited(queue: QueueSnapshot, due: Sequence[Due], oldest: datetime 
     limited = [each for each in due if each.limit is not None]
     number, late = sum(each.number for each in limited), sum(each.overdue for each in limited)
     # Others may be behind those that were looked at.
-    more = sum(each.number for each in due) >= DUE_READ
+    more = may_be_more(due)
     overdue = max(0 if oldest is None else 1, queue.overdue.count - late)
     return replace(
         queue,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -75,6 +76,7 @@ class Due(NamedTuple):
     """Messages of a queue that are due, alike in what limits count. ``limit``: the limit for which they wait."""
 
     queue: str
+    topic: str
     number: int
     # As many of them are overdue.
     overdue: int
@@ -155,7 +157,15 @@ def read_due(
         for queue, topic, key, number, late, oldest in rows:
             first = _time(using, oldest)
             assert first is not None
-            yield Due(queue, number, late, first, admission.refusing(closed, topic, queue, key))
+            yield Due(queue, topic, number, late, first, admission.refusing(closed, topic, queue, key))
+
+
+def may_be_more(due: Iterable[Due]) -> bool:
+    """Return whether a queue may have more messages that are due than ``read_due`` has looked at."""
+    numbers: Counter[str] = Counter()
+    for each in due:
+        numbers[each.queue] += each.number
+    return any(number >= DUE_READ for number in numbers.values())
 
 
 def _time(using: str, value: datetime | str | None) -> datetime | None:

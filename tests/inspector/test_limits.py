@@ -14,7 +14,7 @@ from django.core.management import CommandError, call_command
 from django_delayq import reschedule_message, schedule_message, schedule_messages
 from django_delayq.core.findings import Finding, Level
 from django_delayq.core.states import State
-from django_delayq.inspector import diagnostics, lines, snapshot, stats, waiting
+from django_delayq.inspector import diagnostics, lines, stats, waiting
 from django_delayq.inspector.diagnostics import Thresholds
 from django_delayq.inspector.numbers import Capped
 from django_delayq.inspector.snapshot import take_snapshot
@@ -117,7 +117,6 @@ def test_an_overdue_message_behind_many_limited_ones_is_found(
     declare: Declare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waiting, "DUE_READ", 3)
-    monkeypatch.setattr(snapshot, "DUE_READ", 3)
     declare("l.one", limit=1)
     fill("l.one", 8, timedelta(hours=2))
     free = schedule_message("l.free")
@@ -166,7 +165,6 @@ def test_the_longest_lines_come_first_with_what_runs(declare: Declare) -> None:
 def test_lines_beyond_the_cap_are_at_least_so_long(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
     declare("l.one", limit=1)
     monkeypatch.setattr(waiting, "DUE_READ", 4)
-    monkeypatch.setattr(lines, "DUE_READ", 4)
     fill("l.one", 7, limit_key="a")
     (line,) = lines.longest_lines(DB, 5).longest
     assert line.waiting == Capped(4, more=True)

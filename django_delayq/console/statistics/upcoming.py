@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from ...inspector.numbers import NONE, Capped, capped, total
 from ...inspector.snapshot import overdue_cutoff
+from ...inspector.waiting import may_be_more, read_due
+from ...record import admission
 from ..statements import console_statements
 from ..statements.shapes import DueRange
 from . import steps
@@ -94,12 +96,25 @@ def count_upcoming(
     ranges += [DueRange(1, queue, late, begin) for queue in queues if late < begin]
     cap = _share(BAR_CAP, QUEUE_CAP, len(queues))
     sample = _share(BAR_SAMPLE, QUEUE_SAMPLE, len(queues))
+    closed = admission.full_lately(using)
+    if closed:
+        # They are told from those that wait for limits.
+        ranges = [each for each in ranges if each.bar]
+        _count_overdue(using, queues, closed, now, overdue)
     for found in console_statements(using).count_due(ranges, cap, sample):
         _add(all_[found.range.bar], capped(found.number, cap), found.topics)
-    if overdue.number.more and overdue_known.count > overdue.number.count:
+    if overdue.number.more and overdue_known.count > overdue.number.count > 0:
         _scale(overdue, overdue_known)
     _estimate(using, [bar for bar in bars if bar.number.more])
     return Upcoming(window, overdue, bars)
+
+
+def _count_overdue(using: str, queues: Sequence[str], closed: Collection[str], now: datetime, bar: Bar) -> None:
+    due = [*read_due(using, queues, closed, now=now, overdue_since=bar.end)]
+    for each in due:
+        if each.limit is None and each.overdue:
+            bar.topics[each.topic] += each.overdue
+    bar.number = Capped(bar.topics.total(), more=may_be_more(due))
 
 
 def _share(whole: int, least: int, queues: int) -> int:

@@ -12,15 +12,24 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from django_delayq import handler, reschedule_message, restore, schedule_messages
+from django_delayq import (
+    cancel_message,
+    handler,
+    reschedule_message,
+    restore,
+    schedule_message,
+    schedule_messages,
+)
 from django_delayq.broker import publisher
 from django_delayq.console.admin import panels
 from django_delayq.console.admin.explanation import limit_text
 from django_delayq.console.search.language import parse
 from django_delayq.console.search.listing import Listing, counts
+from django_delayq.console.statistics.upcoming import count_upcoming
 from django_delayq.core import limits
 from django_delayq.core.states import State
 from django_delayq.inspector.lines import LimitState
+from django_delayq.inspector.numbers import Capped
 from django_delayq.models import Message, Worker
 from django_delayq.project import registry
 from django_delayq.record import admission, transitions
@@ -261,6 +270,19 @@ def test_queues_and_dashboard_count_limited_messages_and_do_not_call_them_overdu
         (LINE, "1 of 1 run", "2")
     ]
     assert banners(dashboard) == []
+
+
+def test_limited_messages_are_not_overdue_among_those_that_come(declare: Declare) -> None:
+    declare(limit=1)
+    waits = in_line(3)[1:]
+    aged(*waits, hours=1)
+    free = schedule_message("other")
+    aged(free, hours=1)
+    now = transitions.now(DB)
+    found = count_upcoming(DB, "hour", transitions.queues(DB), now, Capped(1))
+    assert (found.overdue.number, found.overdue.topics) == (Capped(1), {"other": 1})
+    assert cancel_message(free)
+    assert count_upcoming(DB, "hour", transitions.queues(DB), now).overdue.number == Capped(0)
 
 
 def test_the_dashboard_without_limited_messages_says_nothing_of_limits(viewer: Client) -> None:
