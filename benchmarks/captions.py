@@ -32,7 +32,7 @@ CAPTIONS = {
     "insert-2": "The same with two worker processes, for django-delayq alone.",
     "limits": (
         "The handler has a limit of one for each limit key, and each key has two messages. Then a hundred"
-        " messages for each of fewer keys, so that nearly all become limited and are promoted one after another."
+        " messages for each of fewer keys, so that nearly all have to wait, and begin one after another."
     ),
     "late-200": (
         "How long after its due time each message was handled. *early* counts those handled before it, *missing* those"
