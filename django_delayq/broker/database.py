@@ -56,7 +56,7 @@ class DatabaseBroker:
                 self._holding.enter_context(transitions.exclusively(self.using))
                 self._holding = None
             tickets = transitions.due(self.using, queue, topics, limit, closed, stretch)
-        if not stretch.is_last and len(tickets) < limit:
+        if not stretch.is_last and (not tickets or len(tickets) < limit):
             self._looked_up_to[queue] = stretch.end
             return Taken(tickets, left=1, behind=True)
         if tickets:
