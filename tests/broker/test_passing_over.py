@@ -50,11 +50,13 @@ def takes(broker: DatabaseBroker, limit: int = 10) -> list[Taken]:
 
 
 def test_a_message_behind_those_of_a_full_limit_is_found_however_many_these_are(broker: DatabaseBroker) -> None:
-    free = schedule_message("l.free")
     for _again in range(2):
+        free = schedule_message("l.free")
         found = takes(broker)
         assert [ticket.id for taken in found for ticket in taken.tickets] == [free.pk]
         assert len(found) == 3
+        assert admit(free) == [free.pk]
+        assert broker.take(QUEUE, 10).next_due == LOOK_AGAIN
 
 
 def test_when_all_was_passed_over_the_next_look_comes_in_a_moment(broker: DatabaseBroker) -> None:
