@@ -154,7 +154,7 @@ def test_others_of_the_queue_run_while_the_messages_of_a_full_limit_wait(start: 
 def test_whatever_meets_under_limits_all_is_delivered_and_no_limit_is_exceeded(start: Start, seed: int) -> None:
     random = Random(seed)
 
-    def one() -> dict[str, Any]:
+    def one() -> Any:
         limited = random.random() < 0.7
         return {
             "topic": "t.limited" if limited else random.choice(["t.rated", "t.sleep"]),

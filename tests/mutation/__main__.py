@@ -104,6 +104,10 @@ LIMITS = "django_delayq/core/limits.py"
 ADMISSION = "django_delayq/record/admission.py"
 LIMITS_SQL = "django_delayq/record/sql/postgresql_limited.py"
 SQL = "django_delayq/record/sql/postgresql.py"
+PARTS_SQL = "django_delayq/record/sql/postgresql_parts.py"
+SESSION_SQL = "django_delayq/record/sql/postgresql_session.py"
+SCHEDULING_SQL = "django_delayq/record/sql/postgresql_scheduling.py"
+DELIVERY_SQL = "django_delayq/record/sql/postgresql_delivery.py"
 MOVES = "django_delayq/record/sql/moves.py"
 TRANSITIONS = "django_delayq/record/transitions.py"
 COUNTS = "django_delayq/contrib/prometheus/counts.py"
@@ -188,11 +192,11 @@ MUTANTS = [
     ),
     mutant(
         "changed payload lost where others are not changed",
-        (SQL, "changes = any(payload is not None", "changes = all(payload is not None"),
+        (DELIVERY_SQL, "changes = any(payload is not None", "changes = all(payload is not None"),
     ),
     mutant(
         "changed payload that removes the payloads of others",
-        (SQL, "payload = coalesce(x.payload::jsonb, m.payload)", "payload = x.payload::jsonb"),
+        (DELIVERY_SQL, "payload = coalesce(x.payload::jsonb, m.payload)", "payload = x.payload::jsonb"),
     ),
     mutant(
         "changed payload without a word in the log",
@@ -232,11 +236,15 @@ MUTANTS = [
     ),
     mutant(
         "message scheduled beside one that waits for its retry",
-        (SQL, "AND deliveries > key_deliveries AND deliveries = reported", "AND false"),
+        (SCHEDULING_SQL, "AND deliveries > key_deliveries AND deliveries = reported", "AND false"),
     ),
     mutant(
         "crashed delivery that keeps new messages out",
-        (SQL, "AND deliveries > key_deliveries AND deliveries = reported", "AND deliveries > key_deliveries"),
+        (
+            SCHEDULING_SQL,
+            "AND deliveries > key_deliveries AND deliveries = reported",
+            "AND deliveries > key_deliveries",
+        ),
     ),
     mutant(
         "requeued message that does not hold its key",
@@ -252,7 +260,7 @@ MUTANTS = [
     ),
     mutant(
         "kept message that starts before the caller's transaction ends",
-        (SQL, "AND state = 'scheduled' FOR SHARE", "AND state = 'scheduled'"),
+        (SCHEDULING_SQL, "AND state = 'scheduled' FOR SHARE", "AND state = 'scheduled'"),
     ),
     mutant(
         "running message of another key that hands its key over",
@@ -264,7 +272,7 @@ MUTANTS = [
     ),
     mutant(
         "message that waits again and keeps the later steps of its chain out",
-        (SQL, "AND next_id IS NULL AND state = 'scheduled'", "AND state = 'scheduled'"),
+        (SCHEDULING_SQL, "AND next_id IS NULL AND state = 'scheduled'", "AND state = 'scheduled'"),
     ),
     mutant(
         "key that is given up although the next message is refused",
@@ -324,7 +332,7 @@ MUTANTS = [
     ),
     mutant(
         "results lost where only some are kept",
-        (SQL, "keeps = any(result is not None for", "keeps = all(result is not None for"),
+        (DELIVERY_SQL, "keeps = any(result is not None for", "keeps = all(result is not None for"),
     ),
     mutant(
         "results kept of every handler",
@@ -436,7 +444,11 @@ MUTANTS = [
     ),
     mutant(
         "claim without a look at the state",
-        (SQL, "WHERE {IS_SCHEDULED} AND m.due_at <=", "WHERE m.state IN ('scheduled', 'running') AND m.due_at <="),
+        (
+            DELIVERY_SQL,
+            "WHERE {IS_SCHEDULED} AND m.due_at <=",
+            "WHERE m.state IN ('scheduled', 'running') AND m.due_at <=",
+        ),
     ),
     mutant(
         "reaper that ignores the lease",
@@ -485,7 +497,7 @@ MUTANTS = [
     ),
     mutant(
         "dead letter of a message that was asked to stop",
-        (SQL, "WHEN m.cancel_requested THEN 'cancelled' WHEN o.dead THEN 'dead'", "WHEN o.dead THEN 'dead'"),
+        (DELIVERY_SQL, "WHEN m.cancel_requested THEN 'cancelled' WHEN o.dead THEN 'dead'", "WHEN o.dead THEN 'dead'"),
     ),
     mutant(
         "dead letter of a crash after a request to stop",
@@ -540,7 +552,8 @@ MUTANTS = [
         ),
     ),
     mutant(
-        "claim that overlooks the message's own lease", (SQL, "coalesce(m.lease, (%(leases)s", "coalesce((%(leases)s")
+        "claim that overlooks the message's own lease",
+        (DELIVERY_SQL, "coalesce(m.lease, (%(leases)s", "coalesce((%(leases)s"),
     ),
     mutant(
         "delivery that overlooks the message's own timeout",
@@ -548,7 +561,7 @@ MUTANTS = [
     ),
     mutant(
         "search for what is due that reads all that is not",
-        (SQL, 'NOW = "(SELECT clock_timestamp())"', 'NOW = "clock_timestamp()"'),
+        (PARTS_SQL, 'NOW = "(SELECT clock_timestamp())"', 'NOW = "clock_timestamp()"'),
     ),
     mutant(
         "flat payload that changes with the dict of the caller",
@@ -584,24 +597,24 @@ MUTANTS = [
     ),
     mutant(
         "cursor that is kept with all the rows of its last answer",
-        (SQL, "if len(rows) <= MOST_ROWS_KEPT:", "if True:"),
+        (SESSION_SQL, "if len(rows) <= MOST_ROWS_KEPT:", "if True:"),
     ),
     mutant(
         "cursor that reads times in a former time zone",
         (
-            SQL,
+            SESSION_SQL,
             "cursor = session.cursors.pop(how, None)",
             "cursor = (session.cursors.popitem()[1] if session.cursors else None)",
         ),
     ),
     mutant(
         "due times in bulk that are not rounded",
-        (SQL, "rounded = ceil_tenth(due)", "rounded = due"),
+        (SCHEDULING_SQL, "rounded = ceil_tenth(due)", "rounded = due"),
     ),
     mutant(
         "new message without a timeout that has its handler's",
         (
-            SQL,
+            SCHEDULING_SQL,
             "for name, value in values.items() if value is not None}",
             "for name, value in values.items() if value not in (None, 0.0) or name in ('priority', 'delay')}",
         ),
@@ -613,15 +626,15 @@ MUTANTS = [
     mutant(
         "failure without a fence",
         (
-            SQL,
+            DELIVERY_SQL,
             "m.moves FROM o JOIN delayq_message m ON m.id = o.id WHERE {IS_RUNNING} AND m.deliveries = o.delivery",
             "m.moves FROM o JOIN delayq_message m ON m.id = o.id WHERE {IS_RUNNING}",
         ),
     ),
-    mutant("success without a guard", (SQL, "WHERE m.state IN ('running', 'scheduled') ORDER BY", "ORDER BY")),
+    mutant("success without a guard", (DELIVERY_SQL, "WHERE m.state IN ('running', 'scheduled') ORDER BY", "ORDER BY")),
     mutant(
         "late success refused",
-        (SQL, "WHERE m.state IN ('running', 'scheduled') ORDER BY", "WHERE m.state = 'running' ORDER BY"),
+        (DELIVERY_SQL, "WHERE m.state IN ('running', 'scheduled') ORDER BY", "WHERE m.state = 'running' ORDER BY"),
     ),
     mutant(
         "worker that looks for garbage against the project's choice",
@@ -630,17 +643,18 @@ MUTANTS = [
     mutant(
         "success of a crashed delivery as one of the present one",
         (
-            SQL,
+            DELIVERY_SQL,
             "actor{{its}} FROM o JOIN delayq_message m ON m.id = o.id WHERE {IS_RUNNING} AND m.deliveries = o.delivery",
             "actor{{its}} FROM o JOIN delayq_message m ON m.id = o.id WHERE {IS_RUNNING}",
         ),
     ),
     mutant(
-        "failure that loses the claim from the log", (SQL, "FROM x WHERE claimed_at IS NOT NULL", "FROM x WHERE false")
+        "failure that loses the claim from the log",
+        (DELIVERY_SQL, "FROM x WHERE claimed_at IS NOT NULL", "FROM x WHERE false"),
     ),
     mutant(
         "failure that changes the first row of the log",
-        (SQL, "FROM x WHERE created_by IS NOT NULL", "FROM x WHERE false"),
+        (PARTS_SQL, "FROM x WHERE created_by IS NOT NULL", "FROM x WHERE false"),
     ),
     mutant("move that loses the claim from the log", (MOVES, "if message.claimed_at is not None:", "if False:")),
     mutant(
@@ -667,7 +681,7 @@ MUTANTS = [
         "delivery that waits for a stuck handler unseen",
         (f"{WORKER}/run/handler_threads.py", "self.turns.note_waiting()", ""),
     ),
-    mutant("claim in spite of a pause", (SQL, "AND m.queue NOT IN ({PAUSED})", "")),
+    mutant("claim in spite of a pause", (PARTS_SQL, "AND m.queue NOT IN ({PAUSED})", "")),
     mutant(
         "cancel without a condition",
         (
@@ -904,7 +918,7 @@ MUTANTS = [
     mutant(
         "claim that believes the clock of Redis",
         (
-            SQL,
+            DELIVERY_SQL,
             "AND m.due_at <= least({READY}, clock_timestamp() +",
             "AND m.due_at <= greatest({READY}, clock_timestamp() +",
         ),
@@ -1062,7 +1076,7 @@ MUTANTS = [
     mutant("drain whose clock runs", (f"{TESTING}/helper.py", "self._clock.stand_still()", "pass")),
     mutant(
         "test whose record has the clock of the database",
-        (SQL, "if clock.of_tests is not None:", "if clock.of_tests is None and False:"),
+        (SESSION_SQL, "if clock.of_tests is not None:", "if clock.of_tests is None and False:"),
     ),
     mutant(
         "functions on commit that are called again",
@@ -1132,7 +1146,15 @@ MUTANTS = [
             "own = [usages[name] for name in [*_limits(row)][:1]]",
         ),
     ),
-    mutant("query that finds the messages of full limits", (SQL, "{NOT_EXPIRED} AND {IS_OPEN}", "{NOT_EXPIRED}")),
+    mutant(
+        "look that never goes on behind full limits",
+        ("django_delayq/broker/database.py", "self._looked_up_to[queue] = stretch.end", "pass"),
+    ),
+    mutant(
+        "places that keep messages limited when all workers have died",
+        (LIMITS_SQL, "IS_TAKEN if since is None else WAS_TAKEN", "IS_TAKEN"),
+    ),
+    mutant("query that finds the messages of full limits", (SQL, "AND {IS_OPEN} AND {IN_STRETCH}", "AND {IN_STRETCH}")),
     mutant(
         "replaced message that is judged by a limit without its lock",
         (ADMISSION, "if _limits(row).keys() <= counts.keys() and _is_due", "if _is_due"),

@@ -7,7 +7,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from .limited import LOCKS, LONGEST_PAUSE, Candidate, Count, TakenPlace, stripes
-from .postgresql import IS_RUNNING, IS_SCHEDULED, LOOKS_LIKE_FEW, MAY_CLAIM, PostgreSQL
+from .postgresql_parts import IS_RUNNING, IS_SCHEDULED, LOOKS_LIKE_FEW, MAY_CLAIM
+from .postgresql_session import PostgreSQLSession
 
 # The locks are taken in the order of the array. The statement after this one sees what others have committed.
 LOCK = f"""
@@ -86,7 +87,7 @@ class PostgreSQLLimits:
     """The statements on one database alias."""
 
     def __init__(self, using: str) -> None:
-        self._rows = PostgreSQL(using)._rows
+        self._rows = PostgreSQLSession(using)._rows
 
     def lock(self, names: Collection[str] | None) -> None:
         self._rows(LOCK, {"stripes": stripes(names)})

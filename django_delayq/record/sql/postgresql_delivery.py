@@ -1,0 +1,306 @@
+"""The statements on PostgreSQL that claim messages, and end and prolong deliveries, with their log."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from django.db import connections
+
+from ...core.clock import SECOND
+from ...core.outcomes import error_kind
+from ...core.states import State
+from .postgresql_parts import (
+    CEIL_TENTH,
+    CLAIMED_BY,
+    FIRST_ROW,
+    IS_RUNNING,
+    IS_SCHEDULED,
+    LOG_COLUMNS,
+    LOOKS_LIKE_FEW,
+    MAY_CLAIM,
+    array,
+    texts,
+)
+from .postgresql_session import PostgreSQLSession
+from .rows import (
+    Claimed,
+    Failure,
+    LeaseRenewal,
+    Moved,
+    Success,
+    Ticket,
+    decoded,
+)
+
+# The due time that Redis has. Divided as a double it is the same as if it was divided as a numeric, for less work.
+READY = f"to_timestamp(t.ready / {SECOND}::float8)"
+
+CLAIM = f"""
+WITH t AS (
+    SELECT * FROM unnest(%(ids)s::bigint[], %(ready)s::bigint[]) AS t(id, ready)
+     WHERE {LOOKS_LIKE_FEW}
+), x AS (
+    SELECT m.id,
+           coalesce(m.lease, (%(leases)s::float8[])[array_position(%(topics)s::text[], m.topic::text)]) AS lease,
+           {READY} AS ready_at
+      FROM t JOIN delayq_message m ON m.id = t.id
+     WHERE {IS_SCHEDULED}
+       AND m.due_at <= least({READY}, clock_timestamp() + %(ahead)s * interval '1 second')
+       AND {MAY_CLAIM}
+     ORDER BY m.id
+       FOR NO KEY UPDATE OF m SKIP LOCKED
+)
+UPDATE delayq_message m
+   SET state = 'running', deliveries = m.deliveries + 1, moves = m.moves + 1, worker = %(worker)s,
+       leased_until = clock_timestamp() + x.lease * interval '1 second',
+       claimed_at = clock_timestamp(), ready_at = x.ready_at
+  FROM x WHERE m.id = x.id
+RETURNING m.id, m.topic, m.queue, m.key, m.priority, m.payload::text, m.headers::text, m.due_at, m.expires_at,
+          m.retry::text, m.max_attempts, m.attempts, m.deliveries, m.reported, m.excused, m.claimed_at, m.timeout,
+          m.lease, m.conflicts, m.limit_key
+"""  # noqa: S608
+
+# The usual success, of the current delivery: the row of the log is in the row of the message. See ``LogRow``.
+SUCCEED = f"""
+WITH o AS (
+    SELECT * FROM unnest(%(ids)s::bigint[], %(deliveries)s::int[], %(places)s::int[]{{results}})
+        AS o(id, delivery, place{{result}})
+     WHERE {LOOKS_LIKE_FEW}
+), x AS (
+    SELECT m.id, (%(actors)s::text[])[o.place] AS actor{{its}}
+      FROM o JOIN delayq_message m ON m.id = o.id
+     WHERE {IS_RUNNING} AND m.deliveries = o.delivery
+     ORDER BY m.id
+       FOR NO KEY UPDATE OF m
+)
+UPDATE delayq_message m
+   SET state = 'consumed', finished_at = clock_timestamp(), leased_until = NULL, worker = '',
+       claimed_by = {CLAIMED_BY}, consumed_by = x.actor,
+       reported = m.reported + 1, moves = m.moves + 1{{kept}}
+  FROM x WHERE m.id = x.id
+RETURNING m.id
+"""  # noqa: S608
+
+# The success of an earlier delivery, which has crashed as far as the record knows.
+SUCCEED_LATE = f"""
+WITH o AS (
+    SELECT * FROM unnest(%(ids)s::bigint[], %(deliveries)s::int[], %(places)s::int[]{{results}})
+        AS o(id, delivery, place{{result}})
+     WHERE {LOOKS_LIKE_FEW}
+), x AS (
+    SELECT m.id, m.state, o.delivery, (%(actors)s::text[])[o.place] AS actor{{its}}
+      FROM o JOIN delayq_message m ON m.id = o.id
+     WHERE m.state IN ('running', 'scheduled')
+     ORDER BY m.id
+       FOR NO KEY UPDATE OF m
+), u AS (
+    UPDATE delayq_message m
+       SET state = 'consumed', finished_at = clock_timestamp(), leased_until = NULL, worker = '',
+           claimed_by = {CLAIMED_BY},
+           reported = least(m.reported + 1, m.deliveries - m.excused), moves = m.moves + 1{{kept}}
+      FROM x WHERE m.id = x.id
+    RETURNING m.id, m.moves, m.finished_at, m.due_at, x.state, x.delivery, x.actor
+)
+INSERT INTO delayq_log ({LOG_COLUMNS})
+SELECT id, moves, finished_at, state, 'consumed', delivery, due_at, NULL, actor, '', '', '', '' FROM u
+RETURNING message_id
+"""  # noqa: S608
+
+# A message that was claimed a moment early and is released must fall due no earlier than before: see greatest().
+AFTER = "clock_timestamp() + x.delay * interval '1 second'"
+
+FAIL = f"""
+WITH o AS (
+    SELECT * FROM unnest(%(ids)s::bigint[], %(deliveries)s::int[], %(actors)s::text[], %(dead)s::bool[],
+                         %(delays)s::float8[], %(counts)s::bool[], %(conflicts)s::bool[], %(reasons)s::text[],
+                         %(errors)s::text[], %(tracebacks)s::text[], %(exceptions)s::text[],
+                         %(kinds)s::text[]{{payloads}})
+        AS o(id, delivery, actor, dead, delay, counts, conflict, reason, error, traceback, exception, kind{{payload}})
+     WHERE {LOOKS_LIKE_FEW}
+), x AS (
+    SELECT o.*, CASE WHEN m.cancel_requested THEN 'cancelled' WHEN o.dead THEN 'dead' ELSE 'scheduled' END AS after,
+           m.created_at, m.created_by, m.claimed_at, m.ready_at, {CLAIMED_BY} AS worker, m.due_at, m.moves
+      FROM o JOIN delayq_message m ON m.id = o.id
+     WHERE {IS_RUNNING} AND m.deliveries = o.delivery
+     ORDER BY m.id
+       FOR NO KEY UPDATE OF m
+), u AS (
+    UPDATE delayq_message m
+       SET state = x.after, leased_until = NULL, worker = '', reported = m.reported + 1, moves = m.moves + 1,
+           created_by = NULL, claimed_at = NULL, ready_at = NULL, claimed_by = NULL,
+           attempts = m.attempts + x.counts::int, conflicts = m.conflicts + x.conflict::int{{changed}},
+           error = CASE WHEN x.kind <> '' THEN x.kind ELSE m.error END,
+           finished_at = CASE WHEN x.after <> 'scheduled' THEN clock_timestamp() END,
+           due_at = CASE WHEN x.after = 'scheduled' AND x.delay IS NOT NULL
+                         THEN greatest(m.due_at, {CEIL_TENTH.format(AFTER)})
+                         ELSE m.due_at END
+      FROM x WHERE m.id = x.id
+    RETURNING m.id, m.topic, m.queue, m.priority, m.due_at, m.moves, m.deliveries, x.after, x.delivery,
+              x.actor, CASE WHEN x.after = 'cancelled' THEN 'cancel requested; ' ELSE '' END || x.reason AS reason,
+              x.error, x.traceback, x.exception
+), l AS (
+    INSERT INTO delayq_log ({LOG_COLUMNS})
+    {FIRST_ROW}
+    UNION ALL
+    SELECT id, moves, claimed_at, 'scheduled', 'running', delivery, due_at, ready_at, 'worker:' || worker,
+           '', '', '', ''
+      FROM x WHERE claimed_at IS NOT NULL
+    UNION ALL
+    SELECT id, moves, clock_timestamp(), 'running', after, delivery, due_at, NULL, actor, reason, error, traceback,
+           exception
+      FROM u
+)
+SELECT id, topic, queue, priority, after, due_at, deliveries, reason FROM u
+"""  # noqa: S608
+
+# The row of the message is locked against the reaper, and not changed: see ``Lease``.
+EXTEND = f"""
+WITH o AS (
+    SELECT * FROM unnest(%(ids)s::bigint[], %(deliveries)s::int[], %(leases)s::float8[]) AS o(id, delivery, lease)
+     WHERE {LOOKS_LIKE_FEW}
+), x AS (
+    SELECT m.id, m.deliveries, m.cancel_requested, o.lease FROM o JOIN delayq_message m ON m.id = o.id
+     WHERE {IS_RUNNING} AND m.deliveries = o.delivery
+     ORDER BY m.id
+       FOR SHARE OF m
+), l AS (
+    INSERT INTO delayq_lease (message_id, delivery, until)
+    SELECT id, deliveries, clock_timestamp() + lease * interval '1 second' FROM x WHERE lease > 0
+    ON CONFLICT (message_id, delivery) DO UPDATE SET until = greatest(delayq_lease.until, excluded.until)
+)
+SELECT id, cancel_requested FROM x
+"""  # noqa: S608
+
+
+def _passing_over(sql: str) -> str:
+    """Return the statement so that it passes over rows that another transaction has locked."""
+    skipping, count = re.subn(r"(FOR (?:NO KEY UPDATE|SHARE) OF m)\n", r"\1 SKIP LOCKED\n", sql)
+    assert count == 1
+    return skipping
+
+
+# Successes with results that are kept (True), and failures that change a payload (True), travel by statements of their
+# own, so that others cost no more.
+KEEPING = {
+    False: {"results": "", "result": "", "its": "", "kept": ""},
+    True: {
+        "results": ", %(results)s::text[]",
+        "result": ", result",
+        "its": ", o.result",
+        "kept": ", result = x.result::jsonb",
+    },
+}
+
+CHANGING = {
+    False: FAIL.format(payloads="", payload="", changed=""),
+    True: FAIL.format(
+        payloads=", %(payloads)s::text[]",
+        payload=", payload",
+        changed=", payload = coalesce(x.payload::jsonb, m.payload)",
+    ),
+}
+
+# The usual and the late success. The statements that wait for rows that another transaction has locked (True), and
+# those that pass over them (False).
+SUCCEEDS = {
+    (wait, keeps): [
+        sql if wait else _passing_over(sql) for sql in (SUCCEED.format(**kept), SUCCEED_LATE.format(**kept))
+    ]
+    for wait in (True, False)
+    for keeps, kept in KEEPING.items()
+}
+
+FAILS = {(True, changes): sql for changes, sql in CHANGING.items()} | {
+    (False, changes): _passing_over(sql) for changes, sql in CHANGING.items()
+}
+
+EXTENDS = {True: EXTEND, False: _passing_over(EXTEND)}
+
+
+class PostgreSQLDelivery(PostgreSQLSession):
+    """The statements of deliveries."""
+
+    def claim(
+        self, tickets: Sequence[Ticket], leases: dict[str, float], worker: str, queue: str | None, ahead: float
+    ) -> list[Claimed]:
+        rows = self._rows(
+            CLAIM,
+            {
+                "ids": array([ticket.id for ticket in tickets]),
+                "ready": array([ticket.ready_tenths for ticket in tickets]),
+                "topics": texts(leases),
+                "leases": array(leases.values()),
+                "worker": worker,
+                "queue": queue,
+                "ahead": ahead,
+            },
+        )
+        return [_claimed(row) for row in rows]
+
+    def succeed(self, successes: Sequence[Success], *, wait: bool) -> set[int]:
+        ids, deliveries, actors, results = zip(*successes, strict=True)
+        place = {actor: number for number, actor in enumerate(dict.fromkeys(actors), 1)}
+        parameters: dict[str, Any] = {
+            "ids": array(ids),
+            "deliveries": array(deliveries),
+            "places": array([place[actor] for actor in actors]),
+            "actors": texts(place),
+        }
+        keeps = any(result is not None for result in results)
+        if keeps:
+            parameters["results"] = list(results)
+        usual, late = SUCCEEDS[wait, keeps]
+        done = {row[0] for row in self._rows(usual, parameters)}
+        if len(done) < len(successes):
+            done.update(row[0] for row in self._rows(late, parameters))
+        return done
+
+    def begin(self) -> None:
+        connection = connections[self.using]
+        with connection.wrap_database_errors:
+            # psycopg begins a transaction with its first statement. Django would count this among the handler's.
+            connection.connection.execute("SELECT 1", prepare=False)
+
+    def fail(self, failures: Sequence[Failure], *, wait: bool) -> list[Moved]:
+        parameters: dict[str, Any] = {
+            "ids": [failure.id for failure in failures],
+            "deliveries": [failure.delivery for failure in failures],
+            "actors": [failure.actor for failure in failures],
+            "dead": [failure.dead for failure in failures],
+            "delays": [None if f.delay is None else f.delay.total_seconds() for f in failures],
+            "counts": [failure.counts for failure in failures],
+            "conflicts": [failure.conflict for failure in failures],
+            "reasons": [failure.reason for failure in failures],
+            "errors": [failure.error for failure in failures],
+            "tracebacks": [failure.traceback for failure in failures],
+            "exceptions": [failure.exception for failure in failures],
+            "kinds": [error_kind(failure.error) for failure in failures],
+        }
+        payloads = [failure.payload for failure in failures]
+        changes = any(payload is not None for payload in payloads)
+        if changes:
+            parameters["payloads"] = payloads
+        rows = self._rows(FAILS[wait, changes], parameters)
+        return [Moved(row[0], row[1], row[2], row[3], State(row[4]), row[5], row[6], row[7]) for row in rows]
+
+    def extend(self, renewals: Sequence[LeaseRenewal], *, wait: bool) -> dict[int, bool]:
+        rows = self._rows(
+            EXTENDS[wait],
+            {
+                "ids": [renewal.id for renewal in renewals],
+                "deliveries": [renewal.delivery for renewal in renewals],
+                "leases": [renewal.lease for renewal in renewals],
+            },
+        )
+        return {row[0]: row[1] for row in rows}
+
+
+def _claimed(row: tuple[Any, ...]) -> Claimed:
+    """Return a row of ``CLAIM`` with the values of its JSON columns."""
+    values = list(row)
+    for place in (5, 6, 9):
+        if values[place] is not None:
+            values[place] = decoded(values[place])
+    return Claimed._make(values)

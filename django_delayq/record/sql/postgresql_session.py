@@ -1,0 +1,94 @@
+"""Runs statements on PostgreSQL: at READ COMMITTED, and so that the server keeps their plans."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import psycopg
+from django.db import NotSupportedError, OperationalError, ProgrammingError, connections
+
+from ...core import clock
+from .sessions import Session, ask_session, known_session, own_transaction
+
+# The codes of a prepared statement that does not exist, and of a name that another one has.
+LOST_STATEMENT = ("26000", "42P05")
+
+# A cursor keeps the rows of its last answer in memory. With more rows than this it is not kept itself.
+MOST_ROWS_KEPT = 10
+
+
+def _run(raw: Any, session: Session, sql: str, parameters: Any, *, keep: bool) -> list[tuple[Any, ...]]:
+    """Run a statement by a cursor.
+
+    The cursor is psycopg's own: Django's would keep every statement in memory under DEBUG, and it reads times in
+    Python. It is kept for the next statement: a new one would look for the types of all values again.
+    """
+    before, zone = raw.prepare_threshold, raw.pgconn.parameter_status(b"TimeZone")
+    how = zone, raw.pgconn.parameter_status(b"client_encoding")
+    cursor = session.cursors.pop(how, None) or psycopg.Cursor(raw)
+    try:
+        raw.prepare_threshold = 0 if keep else None
+        rows: list[tuple[Any, ...]] = cursor.execute(sql, parameters, binary=True).fetchall()
+    finally:
+        raw.prepare_threshold = before
+    if len(rows) <= MOST_ROWS_KEPT:
+        session.cursors[how] = cursor
+    if zone == b"UTC":
+        return rows
+    # The driver returns times of the session's time zone, with which Python cannot compute (UTCDateTimeField).
+    return [tuple([v.astimezone(UTC) if isinstance(v, datetime) else v for v in row]) for row in rows]
+
+
+class PostgreSQLSession:
+    """A session on one database alias."""
+
+    def __init__(self, using: str) -> None:
+        self.using = using
+
+    def _rows(self, sql: str, parameters: Any, *, keep: bool = True) -> list[tuple[Any, ...]]:
+        """Run a statement. ``keep``: the server keeps its plan, if the session may have plans that are kept."""
+        connection = connections[self.using]
+        try:
+            return self._fetch(connection, sql, parameters, keep=keep)
+        except NotSupportedError:
+            # A migration has changed the type of a column in a plan that the server keeps: that plan would fail for
+            # ever.
+            if connection.in_atomic_block or not connection.get_autocommit():
+                raise
+            connection.close()
+            return self._fetch(connection, sql, parameters, keep=keep)
+        except (OperationalError, ProgrammingError) as error:
+            # The server lost the prepared statement, or has another one under its name: the statement did not run.
+            if getattr(error.__cause__, "sqlstate", None) not in LOST_STATEMENT:
+                raise
+            session = known_session(connection)
+            if session is not None:
+                session.keeps_plans = False
+            if connection.in_atomic_block or not connection.get_autocommit():
+                raise
+            return self._fetch(connection, sql, parameters, keep=keep)
+
+    def _fetch(self, connection: Any, sql: str, parameters: Any, *, keep: bool) -> list[tuple[Any, ...]]:
+        """Run a statement at READ COMMITTED, or at the level of the transaction that is open."""
+        connection.ensure_connection()
+        connection.validate_no_broken_transaction()
+        session = known_session(connection)
+        # The first statement of a connection is often its only one: to prepare it would cost another round trip.
+        keep = keep and session is not None and session.keeps_plans
+        if session is None:
+            session = ask_session(connection)
+        if session.is_read_committed or connection.in_atomic_block or not connection.get_autocommit():
+            return self._execute(connection, sql, parameters, keep=keep)
+        with own_transaction(self.using):
+            return self._execute(connection, sql, parameters, keep=keep)
+
+    @staticmethod
+    def _execute(connection: Any, sql: str, parameters: Any, *, keep: bool) -> list[tuple[Any, ...]]:
+        """Run a statement, and let the server keep its plan: planning one of these takes longer than running it."""
+        if clock.of_tests is not None:
+            # Each text is another one: the server would keep its plan in vain.
+            sql, keep = sql.replace("clock_timestamp()", f"timestamptz '{clock.of_tests().isoformat()}'"), False
+        raw = connection.connection
+        with connection.wrap_database_errors:
+            return _run(raw, raw.delayq_session, sql, parameters, keep=keep)
