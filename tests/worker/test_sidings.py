@@ -13,13 +13,15 @@ from django_delayq import cancel_message, reschedule_message, schedule_message, 
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.core.clock import SECOND, to_tenths
 from django_delayq.core.outcomes import Ack
+from django_delayq.core.states import State
 from django_delayq.inspector.consistency import ConsistencyCheck
 from django_delayq.project import conf, registry
-from django_delayq.worker.claim import wake_ups
-from django_delayq.worker.claim.sidings import HANDLER
+from django_delayq.worker.claim import consumer, wake_ups
+from django_delayq.worker.claim.sidings import HANDLER, LOOK_INTERVAL
 from django_delayq.worker.processes.assembly import Parts
 from tests.support.assembled import Assemble
 from tests.support.claims import DB
+from tests.support.record_of import states
 from tests.support.workers import PATIENCE, eventually
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]
@@ -104,17 +106,17 @@ def test_a_wake_up_goes_on_until_it_finds_the_worker_that_can_use_it(
     """This test is the worker that knows the topic. It listens only after another one has had the wake-up."""
     monkeypatch.setattr(wake_ups, "LEFT_TO_OTHERS", PATIENCE)
     without = assembled(1, queues=(), name="without")
-    consumer = without.consumer
+    waiting = without.consumer
     passed_on = threading.Event()
-    pass_on = consumer.wake_ups.pass_on
+    pass_on = waiting.wake_ups.pass_on
 
     def note(current: object) -> None:
         pass_on(current)  # type: ignore[arg-type]
         passed_on.set()
 
-    monkeypatch.setattr(consumer.wake_ups, "pass_on", note)
+    monkeypatch.setattr(waiting.wake_ups, "pass_on", note)
     other = RedisBroker(conf.get(), DB, timeout=PATIENCE)
-    consumer.start()
+    waiting.start()
     try:
         schedule_message(NEW)
         assert passed_on.wait(PATIENCE)
@@ -122,8 +124,8 @@ def test_a_wake_up_goes_on_until_it_finds_the_worker_that_can_use_it(
         assert other.asides() == {"default": {HANDLER + NEW: 1}}
     finally:
         other.close()
-        consumer.stop()
-        consumer.join()
+        waiting.stop()
+        waiting.join()
 
 
 def test_messages_that_stand_aside_are_found_nowhere_else_and_missed_by_nobody(
@@ -186,3 +188,57 @@ def test_what_a_limit_refuses_stands_aside_until_a_place_is_free(limited: Parts,
     turn(limited)
     assert len(held(limited)) == 3
     assert broker.asides() == {"default": {"topic t.two": 2}}
+
+
+def test_a_worker_that_is_the_first_to_set_an_id_aside_soon_looks_again(parts: Parts, assembled: Assemble) -> None:
+    """Another worker makes the place free, and does not know that somebody waits for it."""
+    registry.handler("t.one", limit=1)(lambda payload: None)
+    one, other = assembled(1, name="one"), assembled(1, name="other")
+    running = schedule_message("t.one")
+    turn(one)
+    assert held(one) == [running.pk]
+    schedule_message("t.one")
+    while (wait := other.consumer.turn()) == 0:
+        pass
+    assert held(other) == []
+    assert wait <= LOOK_INTERVAL
+
+
+def test_a_slot_of_a_rate_that_nobody_needs_keeps_no_worker_busy(parts: Parts, assembled: Assemble) -> None:
+    registry.handler("t.rated", rate="1/s")(lambda payload: None)
+    rated = assembled(4, name="rated")
+    begun, waiting = schedule_message("t.rated"), schedule_message("t.rated")
+    turn(rated)
+    assert held(rated) == [begun.pk]
+    cancel_message(waiting.pk)
+    assert rated.brokers.redis is not None
+    rated.brokers.redis.flush()
+    sidings = rated.consumer.sidings
+    eventually(lambda: sidings.seconds_to_slot in (0.0, None), "the slot has come")
+    turns = [rated.consumer.turn() for _ in range(3)]
+    assert turns[-1] > 0
+
+
+def test_ids_that_are_put_back_for_want_of_room_go_to_whoever_has_a_place_next(
+    parts: Parts, broker: RedisBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most ids of the take before stood aside, so the worker takes more than it has room for."""
+    monkeypatch.setattr(consumer, "IDLE_WAIT", 10 * PATIENCE)
+    schedule_messages([{"topic": "t.ok"}] * 5)
+    broker.flush()
+    wakes = [broker.keys("default").wake, broker.keys("default").wake_all]
+    broker.client.delete(*wakes)
+    parts.consumer.wanted.looks_past = True
+    parts.consumer.turn()
+    assert broker.size("default").ready == 4
+    # Another worker, and this one when its handler ends.
+    assert [broker.client.llen(wake) for wake in wakes] == [1, 1]
+    broker.client.delete(*wakes)
+    parts.pool.start()
+    parts.consumer.start()
+    try:
+        eventually(lambda: states() == {State.CONSUMED: 5}, "all are delivered")
+    finally:
+        parts.consumer.stop()
+        parts.consumer.join()
+        parts.pool.stop()

@@ -16,6 +16,7 @@ for i = entries, #ARGV, 3 do
     end
   else
     redis.call("ZADD", ready, ARGV[i + 2], ARGV[i])
+    wanted = true
   end
 end
 note(queues, queue, needed_at(delayed, ready))

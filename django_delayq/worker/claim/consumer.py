@@ -204,6 +204,7 @@ class Consumer(threading.Thread):
         self.wanted.open()
         try:
             self.wanted.see()
+            self.sidings.see()
             for take in self.queues.takes(broker, self._reach):
                 room = 0 if turn.is_full else self.wanted.ids
                 turn.add(found := self._take_and_claim(broker, partial(take, room)), room)
@@ -289,6 +290,9 @@ class Consumer(threading.Thread):
         mine = {row.id: row for row in claimed}
         self._hand_over(tickets, mine, asked, took)
         aside = self.unclaimed.put_back(broker, sorted_ids, _without(sorted_ids.claimable, mine))
+        found.set_aside = aside > 0
+        # Those that this process has just put back are ready, and it had no room for them.
+        found.left_out = found.left_out or bool(sorted_ids.left)
         self.wanted.looks_past = 2 * aside >= sum(map(len, tickets.values()))
         self._learn(found, sorted_ids, claimed)
         return found

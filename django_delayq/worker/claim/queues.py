@@ -33,6 +33,8 @@ class Found:
     claimed: int = 0
     # True when a queue had ids that are ready, and there was no room for them.
     left_out: bool = False
+    # True when some of what was taken stands aside now.
+    set_aside: bool = False
 
     @property
     def tickets(self) -> dict[str, list[Ticket]]:
@@ -42,7 +44,7 @@ class Found:
     @property
     def any_aside(self) -> bool:
         """True while ids stand aside, in whatever queue."""
-        return any(taken.any_aside for taken in self.taken.values())
+        return self.set_aside or any(taken.any_aside for taken in self.taken.values())
 
 
 class KnownPauses:

@@ -65,6 +65,11 @@ class Sidings:
             self._freed.use_up(names)
         return refusing
 
+    def see(self) -> None:
+        """Begin a turn: try the rates again whose slots have come."""
+        now = time.monotonic()
+        self._slots = {name: at for name, at in self._slots.items() if at > now}
+
     @property
     def seconds_to_slot(self) -> float | None:
         """The seconds until a rate has a slot for ids that stand aside; None when no rate is known to be used up."""
@@ -82,7 +87,6 @@ class Sidings:
         old = [name for name, at in islice(self._full.items(), MOST_NAMES) if at + LOOK_INTERVAL <= now]
         for name in old:
             del self._full[name]
-        self._slots = {name: at for name, at in self._slots.items() if at > now}
 
     # --- ids ----------------------------------------------------------------------------------------------------------
 
