@@ -18,7 +18,7 @@ from django_delayq.record import admission
 from django_delayq.record.sql import limit_statements
 from django_delayq.record.sql.rows import Ticket
 from django_delayq.worker.upkeep.janitor import Janitor
-from tests.support.assembled import drain
+from tests.support.assembled import Assemble, drain
 from tests.support.limits import DB, Declare, admit, states, succeed
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -42,6 +42,20 @@ def test_a_run_with_once_delivers_what_others_have_left(three: list[Message]) ->
 def test_a_run_with_once_ends_when_nothing_could_begin(three: list[Message]) -> None:
     assert drain(Options(DB, threads=1)) == 0
     assert states(*three) == [State.RUNNING, State.SCHEDULED, State.SCHEDULED]
+
+
+def test_without_redis_a_limit_is_tried_as_soon_as_the_record_has_room(declare: Declare, assembled: Assemble) -> None:
+    """The worker never hears that the first delivery has ended: its lease was lost, for example."""
+    declare("l.one", limit=1)
+    worker = assembled(4, name="worker", redis=False)
+    first, second, third = (schedule_message("l.one") for _ in range(3))
+    worker.consumer.turn()
+    assert [delivery.id for delivery in worker.pool.held()] == [first.pk]
+    worker.pool.threads.held.remove(worker.pool.held()[0])
+    succeed(first)
+    worker.consumer.turn()
+    assert [delivery.id for delivery in worker.pool.held()] == [second.pk]
+    assert states(third) == [State.SCHEDULED]
 
 
 def test_a_query_finds_messages_behind_thousands_of_a_full_limit(declare: Declare) -> None:

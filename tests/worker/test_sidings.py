@@ -11,12 +11,13 @@ from django.utils import timezone
 
 from django_delayq import cancel_message, reschedule_message, schedule_message, schedule_messages
 from django_delayq.broker.redis import RedisBroker
+from django_delayq.core import failpoints
 from django_delayq.core.clock import SECOND, to_tenths
 from django_delayq.core.outcomes import Ack
 from django_delayq.core.states import State
 from django_delayq.inspector.consistency import ConsistencyCheck
 from django_delayq.project import conf, registry
-from django_delayq.worker.claim import consumer, wake_ups
+from django_delayq.worker.claim import consumer, sidings, wake_ups
 from django_delayq.worker.claim.sidings import HANDLER, LOOK_INTERVAL
 from django_delayq.worker.processes.assembly import Parts
 from tests.support.assembled import Assemble
@@ -204,6 +205,14 @@ def test_a_worker_that_is_the_first_to_set_an_id_aside_soon_looks_again(parts: P
     assert wait <= LOOK_INTERVAL
 
 
+def end(parts: Parts, pk: int) -> None:
+    """Record the success of a message that a worker holds."""
+    (delivery,) = (one for one in parts.pool.held() if one.id == pk)
+    parts.recorder.submit(delivery, Ack(), f"worker:{parts.name}")
+    parts.pool.threads.held.remove(delivery)
+    assert parts.recorder.flush(PATIENCE)
+
+
 def test_a_slot_of_a_rate_that_nobody_needs_keeps_no_worker_busy(parts: Parts, assembled: Assemble) -> None:
     registry.handler("t.rated", rate="1/s")(lambda payload: None)
     rated = assembled(4, name="rated")
@@ -213,8 +222,8 @@ def test_a_slot_of_a_rate_that_nobody_needs_keeps_no_worker_busy(parts: Parts, a
     cancel_message(waiting.pk)
     assert rated.brokers.redis is not None
     rated.brokers.redis.flush()
-    sidings = rated.consumer.sidings
-    eventually(lambda: sidings.seconds_to_slot in (0.0, None), "the slot has come")
+    known = rated.consumer.sidings
+    eventually(lambda: known.seconds_to_slot in (0.0, None), "the slot has come")
     turns = [rated.consumer.turn() for _ in range(3)]
     assert turns[-1] > 0
 
@@ -242,3 +251,31 @@ def test_ids_that_are_put_back_for_want_of_room_go_to_whoever_has_a_place_next(
         parts.consumer.stop()
         parts.consumer.join()
         parts.pool.stop()
+
+
+@pytest.mark.postgresql("a claim and an outcome are written at the same moment")
+def test_a_place_that_becomes_free_while_a_claim_asks_for_it_is_taken_at_once(
+    assembled: Assemble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry.handler("t.one", limit=1)(lambda payload: None)
+    monkeypatch.setattr(consumer, "IDLE_WAIT", 10 * PATIENCE)
+    monkeypatch.setattr(sidings, "LOOK_INTERVAL", 10 * PATIENCE)
+    worker = assembled(2, name="worker")
+    first = schedule_message("t.one")
+    worker.consumer.start()
+    eventually(lambda: held(worker) == [first.pk], "the first one runs")
+    ended: list[int] = []
+
+    def end_the_first(place: str) -> None:
+        if place == "before_limited_claim" and not ended:
+            ended.append(first.pk)
+            end(worker, first.pk)
+
+    monkeypatch.setattr(failpoints, "hook", end_the_first)
+    second = schedule_message("t.one")
+    try:
+        eventually(lambda: held(worker) == [second.pk], "the second one runs")
+    finally:
+        worker.consumer.stop()
+        worker.consumer.join()
+    assert ended

@@ -204,7 +204,7 @@ class Consumer(threading.Thread):
         self.wanted.open()
         try:
             self.wanted.see()
-            self.sidings.see()
+            self.sidings.see(sets_aside=broker.forgets_taken)
             for take in self.queues.takes(broker, self._reach):
                 room = 0 if turn.is_full else self.wanted.ids
                 turn.add(found := self._take_and_claim(broker, partial(take, room)), room)
@@ -316,8 +316,11 @@ class Consumer(threading.Thread):
 
     def _claim_limited(self, ids: Sorted, *arguments: Any, **where: Any) -> list[Claimed]:
         """Claim as far as limits allow. What they refuse stands aside until they have room."""
+        if self.freed is not None:
+            self.freed.ask({name for names in ids.limits.values() for name in names})
         admitted = admission.claim(*arguments, **where, limits=ids.limits)
-        for name in set(admitted.refused.values()):
+        refusing = set(admitted.refused.values())
+        for name in refusing:
             self.sidings.close(name, admitted.opens.get(name))
         for queue, some in ids.claimable.items():
             for ticket in some:
@@ -325,6 +328,7 @@ class Consumer(threading.Thread):
                     ids.aside[queue][admitted.refused[ticket.id]].append(ticket)
             ids.claimable[queue] = [ticket for ticket in some if ticket.id not in admitted.refused]
         if self.freed is not None:
+            self.freed.answer(refusing)
             self.freed.hold({row.id: names for row in admitted.claimed if (names := ids.limits[row.id])})
         return admitted.claimed
 

@@ -30,6 +30,8 @@ class FreedPlaces(WorkerExtension):
         self._freed: Counter[str] = Counter()
         # The names of the limits that are full as far as this process knows.
         self.waited_for: Container[str] = ()
+        # The names of the limits that a claim under way asks. It may refuse what becomes free a moment later.
+        self._asked: Collection[str] = ()
 
     def hold(self, names: Mapping[int, Collection[str]]) -> None:
         """Take note of the limits under which messages begin, by their ids."""
@@ -37,6 +39,22 @@ class FreedPlaces(WorkerExtension):
             self._held.update(names)
             while len(self._held) > MOST_REMEMBERED:
                 del self._held[next(iter(self._held))]
+
+    def ask(self, names: Collection[str]) -> None:
+        """Take note of the limits that the next claim asks."""
+        with self._lock:
+            self._asked = names
+
+    def answer(self, refusing: Collection[str]) -> None:
+        """Take note of the limits that refused a message; go on at once if a place became free there meanwhile."""
+        with self._lock:
+            for name in self._asked:
+                if name not in refusing and name not in self.waited_for:
+                    self._freed.pop(name, None)
+            self._asked = ()
+            is_free = any(self._freed[name] for name in refusing)
+        if is_free:
+            self._wake()
 
     def under(self, name: str) -> int:
         """Return how many places under a limit became free and were not used up."""
@@ -65,7 +83,8 @@ class FreedPlaces(WorkerExtension):
 
     def _free(self, ids: Iterable[int]) -> None:
         with self._lock:
-            names = [name for pk in ids for name in self._held.pop(pk, ()) if name in self.waited_for]
-            self._freed.update(names)
-        if names:
+            names = [name for pk in ids for name in self._held.pop(pk, ())]
+            self._freed.update(name for name in names if name in self.waited_for or name in self._asked)
+            is_waited_for = any(name in self.waited_for for name in names)
+        if is_waited_for:
             self._wake()

@@ -38,6 +38,7 @@ class Sidings:
         # The numbers of ids by queue and name, as far as this process knows.
         self._aside: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._look_at = 0.0
+        self._sets_aside = True
         # The limits that are full, and when they were found to be; and the rates, and when their next slots come.
         self._full: dict[str, float] = {}
         self._slots: dict[str, float] = {}
@@ -51,6 +52,8 @@ class Sidings:
     def close(self, name: str, slot_in: float | None = None) -> None:
         """Take note that a limit refused a message; ``slot_in`` is in how many seconds its rate has a slot."""
         if slot_in is None:
+            # At the end: the limits are tried again in the order in which they refused.
+            self._full.pop(name, None)
             self._full[name] = time.monotonic()
         else:
             self._slots[name] = time.monotonic() + slot_in
@@ -65,10 +68,16 @@ class Sidings:
             self._freed.use_up(names)
         return refusing
 
-    def see(self) -> None:
-        """Begin a turn: try the rates again whose slots have come."""
+    def see(self, *, sets_aside: bool) -> None:
+        """Begin a turn: try the rates again whose slots have come.
+
+        ``sets_aside``: ids stand aside. Without Redis none do, and the query leaves out what is full.
+        """
         now = time.monotonic()
         self._slots = {name: at for name, at in self._slots.items() if at > now}
+        self._sets_aside = sets_aside
+        if not sets_aside:
+            self._retry(now)
 
     @property
     def seconds_to_slot(self) -> float | None:
@@ -78,7 +87,7 @@ class Sidings:
     def _room_under(self, name: str) -> int:
         if self._slots.get(name, 0.0) > time.monotonic():
             return 0
-        if name in self._full:
+        if name in self._full and self._sets_aside:
             return 0 if self._freed is None else self._freed.under(name)
         return IDS_PER_CALL
 
