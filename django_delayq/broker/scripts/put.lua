@@ -44,10 +44,11 @@ end
 for i = entries, #ARGV, 3 do
   local id, due, rank = ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2])
   -- What stands aside belongs there until somebody changes the message.
-  if any_aside and mode == "set" then
+  local stays_aside = any_aside and mode == "fill" and stands_aside(aside, asides, queue, id)
+  if any_aside and not stays_aside then
     leave_aside(aside, asides, queue, id)
   end
-  if any_aside and mode == "fill" and redis.call("HEXISTS", aside, id) == 1 then
+  if stays_aside then
     present = present + 1
   elseif due <= now then
     -- An id may come twice: its last place counts.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from .bench import BAND, NOW, Bench, Delayed, Ready
 
 
@@ -97,3 +99,15 @@ def test_only_ids_without_a_handler_wake_another_worker(bench: Bench) -> None:
     assert bench.tokens() == 0
     set_aside(bench, (5, NOW, "handler t"))
     assert bench.tokens() == 1
+
+
+@pytest.mark.parametrize("lost", ["set", "count"])
+def test_an_id_that_nobody_would_find_aside_any_more_is_missing_and_can_be_filled(bench: Bench, lost: str) -> None:
+    """Redis may evict any key."""
+    bench.set({}, horizon=NOW + 100)
+    set_aside(bench, (4, NOW, "a"))
+    bench.client.delete(f"{bench.keys.aside}:a" if lost == "set" else bench.keys.asides)
+    assert bench.call("missing", rest=[4, NOW, 100]) == ["4"]
+    assert bench.put((4, NOW, 100), mode="fill") == ["ok", 1, 0, 0]
+    assert aside(bench) == {}
+    assert bench.places() == {4: Ready(NOW)}

@@ -14,6 +14,16 @@ local function count_aside(aside, asides, queue, name)
   end
 end
 
+-- Return whether an id stands aside where somebody finds it. A key may have been lost alone: without the set the id is
+-- nowhere, and without the count nobody looks for it.
+local function stands_aside(aside, asides, queue, id)
+  local name = redis.call("HGET", aside, id)
+  if not name or redis.call("HEXISTS", asides, queue .. ":" .. name) == 0 then
+    return false
+  end
+  return redis.call("ZSCORE", siding(aside, name), id) and true
+end
+
 -- Take an id out of the place where it stands aside. Returns its score there; nothing when it does not stand aside.
 local function leave_aside(aside, asides, queue, id)
   local name = redis.call("HGET", aside, id)
