@@ -279,3 +279,41 @@ def test_a_place_that_becomes_free_while_a_claim_asks_for_it_is_taken_at_once(
         worker.consumer.stop()
         worker.consumer.join()
     assert ended
+
+
+def test_a_worker_with_too_little_room_for_all_queues_forgets_none_that_has_ids_aside(
+    assembled: Assemble, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sidings, "LOOK_INTERVAL", 10 * PATIENCE)
+    queues = ["default", "one", "two"]
+    strays = {queue: schedule_message(NEW, queue=queue).pk for queue in queues}
+    turn(assembled(1, queues=(), name="old"))
+    request.getfixturevalue("known")
+    new = assembled(1, queues=(), name="new")
+    for left in (3, 2, 1):
+        turn(new)
+        (pk,) = held(new)
+        assert pk in strays.values()
+        assert len(strays) == left
+        strays = {queue: other for queue, other in strays.items() if other != pk}
+        end(new, pk)
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["all queues", "queues in a strict order"])
+def test_what_stands_aside_has_the_turn_of_its_queue(
+    assembled: Assemble, request: pytest.FixtureRequest, named: bool
+) -> None:
+    queues = ("first", "second", "third", "fourth")
+    stray = schedule_message(NEW, queue="second").pk
+    turn(assembled(1, queues=queues, name="old"))
+    request.getfixturevalue("known")
+    for queue in ("default", "third"):
+        schedule_messages([{"topic": "t.ok", "queue": queue}] * 5)
+    new = assembled(1, queues=queues if named else (), name="new")
+    served = []
+    for _ in range(3):
+        turn(new)
+        served += held(new)
+        end(new, served[-1])
+    # It hears of the stray only after its first take.
+    assert stray in served[: 2 if named else 3]

@@ -167,10 +167,12 @@ class Queues:
         )
         rest = [queue for queue in due.queues if queue.name not in found.taken and queue.name not in self.pauses]
         self.finder.note([queue.name for queue in rest])
-        found.taken |= broker.take_many(self._with_sidings(rest, queues, found, room), room, within)
+        rest = self._with_sidings(rest, queues, found, room)
+        found.taken |= broker.take_many(rest, room, within)
         found.left_out = due.more > 0 or any(queue.name not in found.taken for queue in rest)
         if not named:
-            is_short = found.left_out or (len(due.queues) > 1 and any(taken.left for taken in found.taken.values()))
+            several = len({queue.name for queue in [*due.queues, *rest]}) > 1
+            is_short = found.left_out or (several and any(taken.left for taken in found.taken.values()))
             self._served_last = [self._served_last, *found.tickets][-1] if is_short else ""
         return found
 
@@ -179,10 +181,21 @@ class Queues:
     ) -> Sequence[DueQueue]:
         """Add the ids that stand aside and may begin here, also those of queues in which nothing else is due."""
         aside = [queue for queue in self.sidings.queues if queue not in self.pauses and queue not in found.taken]
+        if self.finder.named is not None:
+            aside = [queue for queue in aside if queue in queues]
         if not aside:
             return due
         others = {queue.name for queue in due}
-        if self.finder.named is not None:
-            aside = [queue for queue in queues if queue in aside]
         every = [*due, *(DueQueue(queue, 0, 0) for queue in aside if queue not in others)]
-        return [queue._replace(opened=self.sidings.open(queue.name, room)) for queue in every]
+        opened = []
+        for queue in sorted(every, key=partial(self._turn, queues)):
+            names = self.sidings.open(queue.name, room)
+            room -= min(room, queue.ready + queue.due + sum(names.values()))
+            opened.append(queue._replace(opened=names))
+        return opened
+
+    def _turn(self, queues: Sequence[str], queue: DueQueue) -> tuple[int, str]:
+        """Return the place of a queue in the order in which queues are served now."""
+        if self.finder.named is not None:
+            return queues.index(queue.name), ""
+        return int(queue.name <= self._served_last), queue.name
