@@ -16,6 +16,7 @@ from django_delayq.core.clock import SECOND, to_tenths
 from django_delayq.core.outcomes import Ack
 from django_delayq.core.states import State
 from django_delayq.inspector.consistency import ConsistencyCheck
+from django_delayq.models import Message
 from django_delayq.project import conf, registry
 from django_delayq.worker.claim import consumer, sidings, wake_ups
 from django_delayq.worker.claim.sidings import HANDLER, LOOK_INTERVAL
@@ -23,6 +24,7 @@ from django_delayq.worker.processes.assembly import Parts
 from tests.support.assembled import Assemble
 from tests.support.claims import DB
 from tests.support.record_of import states
+from tests.support.steps import ago
 from tests.support.workers import PATIENCE, eventually
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]
@@ -154,6 +156,16 @@ def test_a_message_that_is_changed_stands_aside_no_more(parts: Parts, broker: Re
     (place,) = broker.places("default", [message.pk])
     assert place.ready_tenths is None
     assert (place.delayed_tenths is None) == (change == "cancel")
+
+
+def test_a_message_that_expires_stands_aside_no_more(parts: Parts, broker: RedisBroker) -> None:
+    message = schedule_message(NEW, expires="1h")
+    turn(parts)
+    assert broker.asides() == {"default": {HANDLER + NEW: 1}}
+    Message._base_manager.filter(pk=message.pk).update(expires_at=ago())
+    parts.reaper.tick()
+    broker.flush()
+    assert broker.asides() == {}
 
 
 def test_a_message_beside_a_thousand_for_nobody_is_found_in_one_turn(parts: Parts, assembled: Assemble) -> None:

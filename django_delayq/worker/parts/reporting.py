@@ -47,9 +47,20 @@ def publish_scheduled(using: str, moves: Sequence[Moved]) -> None:
     publisher.put(using, [(m.queue, Entry.at(m.id, m.due_at, m.priority)) for m in moves if m.after == State.SCHEDULED])
 
 
+def _remove_expired(using: str, moves: Sequence[Moved]) -> None:
+    """Have Redis forget expired messages: what stands aside may be taken by nobody."""
+    gone: dict[str, list[int]] = {}
+    for m in moves:
+        if m.after == State.EXPIRED:
+            gone.setdefault(m.queue, []).append(m.id)
+    for queue, ids in gone.items():
+        publisher.remove_on_commit(using, queue, ids)
+
+
 def report_moves(using: str, moves: Sequence[Moved]) -> None:
     """Publish, log and signal messages that were taken back from a delivery, or expired, without an outcome."""
     publish_scheduled(using, moves)
+    _remove_expired(using, moves)
     for m in moves:
         level = logging.ERROR if m.after == State.DEAD else logging.WARNING
         logger.log(
