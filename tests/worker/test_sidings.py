@@ -329,3 +329,26 @@ def test_what_stands_aside_has_the_turn_of_its_queue(
         end(new, served[-1])
     # It hears of the stray only after its first take.
     assert stray in served[: 2 if named else 3]
+
+
+def test_a_place_that_becomes_free_in_the_middle_of_a_turn_is_for_what_stands_aside(
+    assembled: Assemble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sidings, "LOOK_INTERVAL", 10 * PATIENCE)
+    worker = assembled(1, tasks=5, name="two lanes")
+    first, second = schedule_message("t.ok"), schedule_message("t.ok")
+    turn(worker)
+    turn(worker)
+    assert held(worker) == [first.pk]
+    other = schedule_message("t.async")
+
+    def end_the_first(place: str) -> None:
+        if place == "after_claim":
+            monkeypatch.setattr(failpoints, "hook", None)
+            end(worker, first.pk)
+
+    monkeypatch.setattr(failpoints, "hook", end_the_first)
+    assert worker.consumer.turn() < LOOK_INTERVAL
+    assert held(worker) == [other.pk]
+    turn(worker)
+    assert sorted(held(worker)) == [second.pk, other.pk]

@@ -216,7 +216,7 @@ class Consumer(threading.Thread):
             self.wanted.open()
         self._found_nothing = not turn.claimed
         self.wake_ups.note_turn(claimed=turn.claimed, any_aside=turn.any_aside)
-        if turn.any_aside and self.sidings.look(broker):
+        if turn.any_aside and self.sidings.look(broker) and self.queues.with_asides:
             return 0.0
         return self._wait_after(broker, turn)
 
@@ -228,8 +228,9 @@ class Consumer(threading.Thread):
         # Computed only now: during the claims the next message may have fallen due.
         lead = self._lead(broker)
         wait = min([self.poll if broker is self.brokers.database else IDLE_WAIT, *turn.waits(lead)])
-        if waits_for_room and self.wanted.is_worth_filling and self._may_go_on:
-            # A thread became free between the take and the line above.
+        wants_more = (waits_for_room and self.wanted.is_worth_filling) or bool(self.queues.with_asides)
+        if wants_more and self._may_go_on:
+            # A place became free between the take and the line above.
             return min(wait, 0.001)
         others = [self.pauses.seconds_to_check, self.sidings.seconds_to_slot]
         if turn.any_aside:

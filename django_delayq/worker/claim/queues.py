@@ -111,6 +111,14 @@ class Queues:
         """The queues whose wake-ups are for this process; None: those of all queues."""
         return None if self.finder.named is None else self.pauses.served
 
+    @property
+    def with_asides(self) -> list[str]:
+        """The queues of this process in which ids stand aside that may begin here."""
+        named = self.finder.named
+        return [
+            queue for queue in self.sidings.queues if queue not in self.pauses and (named is None or queue in named)
+        ]
+
     def takes(self, broker: Broker, within: float) -> Sequence[Callable[[int], Found]]:
         """Return the takes of a turn, in their order. Each is called with the room that the ones before it left.
 
@@ -153,7 +161,7 @@ class Queues:
             if broker.forgets_taken:
                 found.due = DueQueues(next_due=taken.other_due, at=taken.at)
                 others = taken.other_due is not None and taken.other_due <= within
-                others = others or any(queue != queues[0] for queue in self.sidings.queues)
+                others = others or any(queue != queues[0] for queue in self.with_asides)
             else:
                 # Where all queues are served, one may have its first message.
                 others = not named or len(queues) > 1
@@ -180,9 +188,7 @@ class Queues:
         self, due: Sequence[DueQueue], queues: Sequence[str], found: Found, room: int
     ) -> Sequence[DueQueue]:
         """Add the ids that stand aside and may begin here, also those of queues in which nothing else is due."""
-        aside = [queue for queue in self.sidings.queues if queue not in self.pauses and queue not in found.taken]
-        if self.finder.named is not None:
-            aside = [queue for queue in aside if queue in queues]
+        aside = [queue for queue in self.with_asides if queue not in found.taken]
         if not aside:
             return due
         others = {queue.name for queue in due}
