@@ -175,11 +175,11 @@ class Queues:
         )
         rest = [queue for queue in due.queues if queue.name not in found.taken and queue.name not in self.pauses]
         self.finder.note([queue.name for queue in rest])
-        rest = self._with_sidings(rest, queues, found, room)
-        found.taken |= broker.take_many(rest, room, within)
-        found.left_out = due.more > 0 or any(queue.name not in found.taken for queue in rest)
+        wanted = self._with_sidings(rest, queues, found, room)
+        found.taken |= broker.take_many(wanted, room, within)
+        found.left_out = due.more > 0 or any(queue.name not in found.taken for queue in wanted)
         if not named:
-            several = len({queue.name for queue in [*due.queues, *rest]}) > 1
+            several = len({queue.name for queue in [*due.queues, *wanted]}) > 1
             is_short = found.left_out or (several and any(taken.left for taken in found.taken.values()))
             self._served_last = [self._served_last, *found.tickets][-1] if is_short else ""
         return found
