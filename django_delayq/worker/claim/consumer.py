@@ -228,8 +228,8 @@ class Consumer(threading.Thread):
         # Computed only now: during the claims the next message may have fallen due.
         lead = self._lead(broker)
         wait = min([self.poll if broker is self.brokers.database else IDLE_WAIT, *turn.waits(lead)])
-        wants_more = (waits_for_room and self.wanted.is_worth_filling) or bool(self.queues.with_asides)
-        if wants_more and self._may_go_on:
+        fills_up = waits_for_room and self.wanted.is_worth_filling
+        if self._may_go_on and (fills_up or self.queues.with_asides):
             # A place became free between the take and the line above.
             return min(wait, 0.001)
         others = [self.pauses.seconds_to_check, self.sidings.seconds_to_slot]

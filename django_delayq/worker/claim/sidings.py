@@ -85,7 +85,7 @@ class Sidings:
         return max(0.0, min(self._slots.values()) - time.monotonic()) if self._slots else None
 
     def _room_under(self, name: str) -> int:
-        if self._slots.get(name, 0.0) > time.monotonic():
+        if name in self._slots and self._slots[name] > time.monotonic():
             return 0
         if name in self._full and self._sets_aside:
             return 0 if self._freed is None else self._freed.under(name)
@@ -143,5 +143,9 @@ class Sidings:
         """Return how many ids of a name this process could serve now."""
         if name.startswith(HANDLER):
             return self._places_for(name.removeprefix(HANDLER))
+        # Asked first: of thousands of names most may be full.
+        room = self._room_under(name)
+        if room <= 0:
+            return 0
         kind, what, _key = limits.parts(name)
-        return min(self._room_under(name), self._places_for(what) if kind == "topic" else IDS_PER_CALL)
+        return min(room, self._places_for(what) if kind == "topic" else IDS_PER_CALL)
