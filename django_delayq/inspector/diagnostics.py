@@ -23,6 +23,7 @@ from ..models.workers import WorkerList, WorkerState
 from ..project import conf, registry
 from ..record import transitions
 from ..record.sql import statements, vendor_name
+from ..record.sql.holders import OLD, Holder, oldest
 from ..record.sql.troubles import Trouble, trouble
 from . import stats
 from .lines import LimitState, Lines, longest_lines, waits_since
@@ -147,6 +148,7 @@ def _record(using: str, limits: Thresholds) -> Iterator[Finding]:
     level = Level.OK if alive >= limits.min_workers else Level.CRITICAL
     yield Finding("Workers", level, f"{alive} alive" + ("" if level == Level.OK else f" of {limits.min_workers}"))
     yield from _connections(using, workers)
+    yield from _snapshots(using)
     paused = pausing.paused(using)
     if paused:
         since = ", ".join(
@@ -185,6 +187,27 @@ def _connections(using: str, workers: WorkerList) -> Iterator[Finding]:
     else:
         advice = "start fewer processes or threads, raise the limit, or put a pooler in between"
         yield Finding("Connections", Level.WARN, f"{detail}; {advice}")
+
+
+def _snapshots(using: str) -> Iterator[Finding]:
+    """Name those who hold an old snapshot, because of which no table is cleaned. Where that cannot be: nothing."""
+    holders = statements(using).snapshot_holders()
+    if holders is None:
+        return
+    if not (old := oldest(holders)):
+        yield Finding("Snapshots", Level.OK, f"none is older than {brief(OLD)}")
+        return
+    detail = ", ".join(map(describe_holder, old))
+    advice = "until it ends, the rows of messages that have left stay, and searches grow slower: end it"
+    yield Finding("Snapshots", Level.WARN, f"{detail}; {advice}")
+
+
+def describe_holder(holder: Holder) -> str:
+    """Say who holds a snapshot, and how old it is."""
+    kinds = {"transaction": "transaction of pid", "slot": "replication slot", "prepared": "prepared transaction"}
+    owner = f" ({holder.owner})" if holder.owner else ""
+    age = f"{holder.transactions:,} transactions" if holder.seconds is None else brief(holder.seconds)
+    return f"the {kinds[holder.kind]} {holder.name}{owner} is {age} old"
 
 
 def _wanted_connections(worker: Worker) -> int:

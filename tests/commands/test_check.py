@@ -13,13 +13,16 @@ from django.db import connection, connections
 from django.utils import timezone
 
 from django_delayq import pause_queue
+from django_delayq.inspector.diagnostics import describe_holder
 from django_delayq.models import Message, Worker
 from django_delayq.project import conf
 from django_delayq.record import transitions
+from django_delayq.record.sql.holders import Holder, oldest
 from testproject.servers import PostgresServer, RedisServer
 from tests.support.commands import run, schedule
 from tests.support.limits import Declare, admit
 from tests.support.statements import count_statements
+from tests.support.transactions import unfinished
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -185,6 +188,43 @@ def test_workers_that_may_want_more_connections_than_there_are_are_a_warning() -
     # Async handlers have as many threads again for their sync calls.
     Worker.objects.update(threads=most // 2, topics=["t.ok", "t.async"])
     assert levels()["Connections"] == "warn"
+
+
+@pytest.mark.postgresql("SQLite keeps no rows for others")
+def test_an_old_snapshot_is_a_warning_that_names_its_process_and_application(monkeypatch: pytest.MonkeyPatch) -> None:
+    pids = []
+
+    def hold() -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            cursor.execute("SET LOCAL application_name = 'monthly report'")
+            cursor.execute("SELECT pg_backend_pid()")
+            pids.extend(cursor.fetchone())
+
+    with unfinished(hold):
+        assert levels()["Snapshots"] == "ok"
+        monkeypatch.setattr("django_delayq.record.sql.holders.OLD", 0.0)
+        ran = run("delayq_check")
+        assert (ran.code, levels()["Snapshots"]) == (0, "warn")
+        assert f"the transaction of pid {pids[0]} (monthly report) is " in ran.out
+    assert levels()["Snapshots"] == "ok"
+
+
+SLOT, PREPARED = Holder("slot", "standby", "pid 7", None, 2_000_000), Holder("prepared", "gid", "shop", 7200.0, 3)
+
+
+@pytest.mark.parametrize(
+    ("holder", "text"),
+    [
+        (SLOT, "the replication slot standby (pid 7) is 2,000,000 transactions old"),
+        (PREPARED, "the prepared transaction gid (shop) is 2 h old"),
+    ],
+)
+def test_an_old_slot_and_an_old_prepared_transaction_are_named(holder: Holder, text: str) -> None:
+    young = holder._replace(seconds=1.0, transactions=1)
+    assert oldest([holder, holder, young]) == [holder]
+    assert oldest([young]) == []
+    assert describe_holder(holder) == text
 
 
 def test_the_limit_of_the_own_role_counts(postgres_server: PostgresServer) -> None:

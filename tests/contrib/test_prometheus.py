@@ -21,7 +21,7 @@ import pytest
 import redis
 from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
-from django.db import OperationalError
+from django.db import OperationalError, connection
 from django.utils import timezone
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -377,6 +377,27 @@ def test_the_gauges_tell_what_is_in_the_record(redis_client: redis.Redis, monkey
     assert {name: found.get(name) for name in expected} == expected
     # No worker has loaded this Redis.
     assert "delayq_redis_horizon_ahead_seconds" not in found
+
+
+@RECORD
+@pytest.mark.postgresql("SQLite keeps no rows for others")
+def test_a_gauge_names_the_holder_of_an_old_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hold() -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            cursor.execute("SET LOCAL application_name = 'report'")
+            cursor.execute("SELECT 1")
+
+    def named() -> list[str]:
+        found = collected(Gauges("default"))
+        return [name for name in found if name.startswith("delayq_old_snapshot_transactions{")]
+
+    with unfinished(hold):
+        assert named() == []
+        monkeypatch.setattr("django_delayq.record.sql.holders.OLD", 0.0)
+        (name,) = named()
+        assert "kind=transaction" in name
+        assert "owner=report" in name
 
 
 @RECORD

@@ -135,6 +135,15 @@ def test_no_statistics_are_kept_of_columns_by_which_nobody_searches() -> None:
     assert searched <= set(initial.SEARCHED)
 
 
+@pytest.mark.postgresql("only PostgreSQL has autovacuum")
+def test_autovacuum_does_not_wait_for_a_fifth_of_a_long_history() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT reloptions FROM pg_class WHERE oid = 'delayq_message'::regclass")
+        options = dict(option.split("=") for option in cursor.fetchone()[0])
+    assert float(options["autovacuum_vacuum_scale_factor"]) == 0.01
+    assert options["fillfactor"] == "40"
+
+
 def _columns_of(index: Any) -> set[str]:
     """Return the columns of an index, and those of its condition."""
     return {name.removeprefix("-") for name in index.fields} | (index.condition or Q()).referenced_base_fields

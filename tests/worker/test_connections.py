@@ -8,8 +8,11 @@ import psycopg
 import pytest
 from django.db import connection, connections
 
+from django_delayq import handler, schedule_message
+from django_delayq.core.worker_options import Options
 from django_delayq.models import Message
 from django_delayq.worker.parts import connections as upkeep
+from django_delayq.worker.processes.once import OnceProcess
 from testproject.servers import PostgresServer
 from tests.support.claims import DB
 
@@ -59,3 +62,24 @@ def test_a_worker_uses_no_connection_pool() -> None:
         assert Message.objects.count() == 0
     finally:
         options.pop("pool", None)
+
+
+@pytest.mark.postgresql("SQLite has no sessions")
+@pytest.mark.parametrize("given", [None, "shop"])
+def test_the_server_shows_the_name_of_a_worker_unless_the_project_gives_its_own(
+    given: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {} if given is None else {"application_name": given}
+    monkeypatch.setitem(connections.settings[DB], "OPTIONS", {**connections.settings[DB]["OPTIONS"], **options})
+    seen = []
+
+    @handler("t.session")
+    def look(message: object) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT current_setting('application_name')")
+            seen.append(cursor.fetchone()[0])
+
+    schedule_message("t.session")
+    process = OnceProcess(Options(DB, threads=1))
+    process.run()
+    assert seen == [given or f"django-delayq {process.name}"]

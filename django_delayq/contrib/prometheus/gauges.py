@@ -24,6 +24,8 @@ from ...inspector import stats
 from ...inspector.snapshot import QueueSnapshot, Snapshot, take_snapshot
 from ...models import Message
 from ...project import conf
+from ...record.sql import statements
+from ...record.sql.holders import Holder, oldest
 from ...record.sql.sessions import TooSlow, statement_timeout
 from .counts import MOST_QUEUES, OTHER
 
@@ -62,8 +64,10 @@ class Gauges:
             paused = pausing.paused(self.using)
             dead = stats.capped(Message.objects.using(self.using).filter(state=State.DEAD), stats.FINISHED_CAP)
             alive = stats.alive(self.using, snapshot.at)
+            holders = oldest(statements(self.using).snapshot_holders() or [])
         return [
             *_of_queues(snapshot, set(paused)),
+            _of_holders(holders),
             GaugeMetricFamily(
                 "delayq_scheduled_messages_estimate",
                 "Scheduled messages of all queues; above the limit of a queue, the estimate of the database.",
@@ -125,6 +129,15 @@ def _of_queues(snapshot: Snapshot, paused: set[str]) -> list[Metric]:
         for family, number in zip(families, numbers, strict=True):
             family.add_metric([label], number)
     return [*families]
+
+
+def _of_holders(holders: list[Holder]) -> Metric:
+    """Return how old the snapshots are that keep PostgreSQL from cleaning the table."""
+    about = "Transactions that have begun since an old snapshot was taken; nothing while none is old."
+    family = GaugeMetricFamily("delayq_old_snapshot_transactions", about, labels=["kind", "name", "owner"])
+    for holder in holders:
+        family.add_metric([holder.kind, holder.name, holder.owner], holder.transactions)
+    return family
 
 
 def _numbers(queue: QueueSnapshot, now: datetime, is_paused: bool) -> list[float]:

@@ -11,6 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from django.db.models import QuerySet
 
+from .holders import Holder
 from .rows import (
     WHOLE,
     Claimed,
@@ -138,6 +139,9 @@ class Statements(Protocol):
 
     def most_connections(self) -> int | None:
         """Return how many connections the user of this one may have at once; None where nothing limits them."""
+
+    def snapshot_holders(self) -> list[Holder] | None:
+        """Return who holds snapshots, those first that keep the most rows; None where snapshots keep no rows."""
 
     def estimated_rows(self, relation: str) -> int | None:
         """Return how many rows the planner believes a table or index has; None where there is no estimate."""

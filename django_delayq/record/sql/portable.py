@@ -17,6 +17,7 @@ from ...models.queues import in_paused_queue
 from ...models.record import HOLDS_KEY, WAITS_AGAIN, Lease, LogRow, lease_is_over, not_expired
 from . import ROWS_PASSED
 from .expressions import QUEUES, After, UnderLimits, UpTo
+from .holders import Holder
 from .moves import LEFT_ALONE, Decision, clock, first_row, locked, move, moved, writing
 from .rows import (
     END,
@@ -341,6 +342,9 @@ class Portable:
         return True
 
     def most_connections(self) -> int | None:
+        return None
+
+    def snapshot_holders(self) -> list[Holder] | None:
         return None
 
     def estimated_rows(self, relation: str) -> int | None:

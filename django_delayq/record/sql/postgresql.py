@@ -21,6 +21,7 @@ from ...core.states import State
 from ...models import Message
 from . import ROWS_PASSED
 from .expressions import QUEUES, Microseconds, is_open
+from .holders import HOLDERS, Holder
 from .postgresql_delivery import PostgreSQLDelivery
 from .postgresql_parts import (
     IS_SCHEDULED,
@@ -282,6 +283,11 @@ class PostgreSQL(PostgreSQLScheduling, PostgreSQLDelivery):
             pid, most = cursor.fetchone()
         # A pooler tells its clients another process id, and has many of them share a connection.
         return most if pid == connection.connection.info.backend_pid else None
+
+    def snapshot_holders(self) -> list[Holder] | None:
+        with connections[self.using].cursor() as cursor:
+            cursor.execute(HOLDERS)
+            return [Holder(*row) for row in cursor.fetchall()]
 
     def estimated_rows(self, relation: str) -> int | None:
         with connections[self.using].cursor() as cursor:

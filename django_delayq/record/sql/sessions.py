@@ -32,6 +32,9 @@ SQLITE_BUSY = 5
 QUERY_CANCELED = "57014"
 SET_LOCK_TIMEOUT = "SELECT set_config('lock_timeout', %s, true)"
 SET_LIMIT = "SELECT set_config('statement_timeout', %s, true), set_config('jit', %s, true)"
+# The option for the name of a session that nothing else gives a name, and how the names begin that workers give.
+FALLBACK_NAME = "fallback_application_name"
+APPLICATION = "django-delayq"
 # Causes of an error that are looked at.
 MOST_CAUSES = 20
 
@@ -63,6 +66,20 @@ class Session:
     # The cursor for the next statement, by the time zone of the session, in which it reads times, and the encoding of
     # its texts. It is taken out while it is in use: threads may share a connection.
     cursors: dict[tuple[bytes | None, bytes | None], Any] = field(default_factory=dict)
+
+
+def name_sessions(name: str) -> None:
+    """Give this name to the sessions that the process opens from now on, where the project gives them none.
+
+    PostgreSQL shows it as the name of the application.
+    """
+    for alias in connections:
+        if connections[alias].vendor != "postgresql":
+            continue
+        options = connections.settings[alias].setdefault("OPTIONS", {})
+        if options.get(FALLBACK_NAME, APPLICATION).startswith(APPLICATION):
+            # The name that OPTIONS, a service file or PGAPPNAME gives wins.
+            options[FALLBACK_NAME] = f"{APPLICATION} {name}"
 
 
 def known_session(connection: BaseDatabaseWrapper) -> Session | None:

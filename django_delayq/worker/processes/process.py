@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from ...core.worker_options import Options
 from ...extensions import Service
 from ...project import process_start, registry
+from ...record.sql.sessions import name_sessions
 from ...worker.parts.roles import all_roles
 from ..parts import connections
 from ..parts.begun_page import BegunPage
@@ -128,6 +129,7 @@ class WorkerProcess:
 
     def run(self, watch: Callable[[], bool] = lambda: False) -> int:
         """Work until stopped, or until ``watch``, called twice a second or more, returns True. Return the exit code."""
+        name_sessions(self.name)
         with process_start.in_process():
             # A function may have left a connection dirty.
             connections.after_task()

@@ -25,6 +25,7 @@ from ...extensions import WorkerExtensions
 from ...models import Worker
 from ...project import registry
 from ...record import transitions
+from ...record.sql.sessions import name_sessions
 from ...record.sql.troubles import in_words
 from ..parts import connections
 from ..parts.begun_page import BegunPage
@@ -140,6 +141,7 @@ class Supervisor:
         # it.
         gc.freeze()
         _warn_of_threads()
+        name_sessions(f"supervisor/{os.getpid()}")
         with self._handling_signals():
             self._loop()
         self._release_claims(final=True)

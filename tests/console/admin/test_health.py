@@ -22,6 +22,7 @@ from django_delayq.console.models import Operation, OperationState
 from django_delayq.models import Message, Worker
 from django_delayq.project import conf
 from testproject.servers import RedisServer
+from tests.support.transactions import unfinished
 
 from .asking import work_off
 from .conftest import logged_in, person
@@ -70,6 +71,20 @@ def test_redis_and_the_database_say_how_they_are(viewer: Client, loaded: RedisBr
     assert "kept 30 d" in page
     assert re.search(r"default 1 0", page)
     assert ("Dead rows" in page) == (connection.vendor == "postgresql")
+
+
+@pytest.mark.postgresql("SQLite keeps no rows for others")
+def test_the_holder_of_an_old_snapshot_is_named(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("django_delayq.record.sql.holders.OLD", 0.0)
+
+    def hold() -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            cursor.execute("SET LOCAL application_name = 'report'")
+            cursor.execute("SELECT 1")
+
+    with unfinished(hold):
+        assert re.search(r"Old transaction warning \d+ \(report\): ", text(viewer.get(url())))
 
 
 def test_a_policy_that_evicts_is_critical(viewer: Client, redis_client: redis.Redis) -> None:

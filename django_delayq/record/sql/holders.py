@@ -1,0 +1,55 @@
+"""Those who keep PostgreSQL from cleaning its tables: open transactions, replication slots, prepared transactions."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+# Younger ones are usual. Seconds.
+OLD = 300.0
+# A slot has no time, but as many transactions have begun since its snapshot.
+OLD_TRANSACTIONS = 1_000_000
+
+# A session that has written, and holds no snapshot at the moment, keeps as much as one that holds one since then.
+# Sessions and prepared transactions of other databases keep nothing here; slots and standbys do.
+HOLDERS = """
+SELECT 'transaction', pid::text, coalesce(application_name, ''),
+       extract(epoch FROM clock_timestamp() - xact_start)::float8,
+       greatest(age(backend_xmin), age(backend_xid))
+  FROM pg_stat_activity
+ WHERE (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL) AND pid <> pg_backend_pid()
+   AND (datname = current_database() OR backend_type = 'walsender') AND backend_type <> 'autovacuum worker'
+UNION ALL
+SELECT 'slot', slot_name::text, coalesce('pid ' || active_pid, ''), NULL, age(xmin)
+  FROM pg_replication_slots WHERE xmin IS NOT NULL
+UNION ALL
+SELECT 'prepared', gid, owner::text, extract(epoch FROM clock_timestamp() - prepared)::float8, age(transaction)
+  FROM pg_prepared_xacts WHERE database = current_database()
+ ORDER BY 5 DESC
+"""
+
+
+class Holder(NamedTuple):
+    """One that holds a snapshot: its kind, its name (or the id of its process), and whose it is.
+
+    ``seconds`` is its age; None: it is not known. ``transactions`` have begun since.
+    """
+
+    kind: str
+    name: str
+    owner: str
+    seconds: float | None
+    transactions: int
+
+    @property
+    def is_old(self) -> bool:
+        """True when the dead rows that it keeps may slow searches down."""
+        return (self.seconds or 0.0) >= OLD or self.transactions >= OLD_TRANSACTIONS
+
+
+def oldest(holders: list[Holder]) -> list[Holder]:
+    """Return the oldest of each kind, if it is old."""
+    first: dict[str, Holder] = {}
+    for holder in holders:
+        if holder.is_old:
+            first.setdefault(holder.kind, holder)
+    return [*first.values()]
