@@ -133,9 +133,9 @@ def _of_queues(snapshot: Snapshot, paused: set[str]) -> list[Metric]:
 
 def _of_holders(holders: list[Holder]) -> Metric:
     """Return how old the snapshots are that keep PostgreSQL from cleaning the table."""
-    about = "Transactions that have begun since an old snapshot was taken; nothing while none is old."
+    about = "Transactions that have begun since an old snapshot was taken; 0, of nobody: none is old."
     family = GaugeMetricFamily("delayq_old_snapshot_transactions", about, labels=["kind", "name", "owner"])
-    for holder in holders:
+    for holder in holders or [Holder("", "", "", None, 0)]:
         family.add_metric([holder.kind, holder.name, holder.owner], holder.transactions)
     return family
 
