@@ -138,11 +138,11 @@ def test_strange_members_and_scores_give_answers_or_are_told_and_are_gone_after_
     broker: RedisBroker, key: str, members: dict[Any, float]
 ) -> None:
     load(broker)
-    mine = Entry.at(70, datetime.now(UTC), 0)
+    mine, later = (Entry.at(pk, datetime.now(UTC) + timedelta(seconds=s), 0) for pk, s in ((70, -1), (7, 60)))
     broker.client.zadd(getattr(broker.keys(QUEUE), key), members)
     for _turn in range(5):
         for call in (
-            lambda: broker.put(QUEUE, [mine, ENTRY]),
+            lambda: broker.put(QUEUE, [mine, later]),
             lambda: broker.missing({QUEUE: [mine]}),
             lambda: list(broker.ids(QUEUE)),
             lambda: broker.places(QUEUE, [1, 2, 3, 4, 5, 70]),
@@ -152,7 +152,7 @@ def test_strange_members_and_scores_give_answers_or_are_told_and_are_gone_after_
                 call()
     assert broker.clear([QUEUE], broker.now_tenths())
     load(broker)
-    assert broker.put(QUEUE, [mine, ENTRY]) == Put(put=2)
+    assert broker.put(QUEUE, [mine, later]) == Put(put=2)
     assert [sorted(batch) for batch in broker.ids(QUEUE)] == [[7], [70]]
     assert [ticket.id for ticket in broker.take(QUEUE, 10).tickets] == [70]
 

@@ -164,7 +164,11 @@ MUTANTS = [
     ),
     mutant(
         "place under a limit that is free and opens nothing",
-        (f"{WORKER}/claim/freed_places.py", "self._freed.update(names)", "pass"),
+        (
+            f"{WORKER}/claim/freed_places.py",
+            "self._freed.update(name for name in names if",
+            "list(name for name in names if",
+        ),
     ),
     mutant(
         "wake-up that is not passed on",
