@@ -52,7 +52,6 @@ NAMES = frozenset(
         "before_record",
         "after_record",
         # The promoter.
-        "before_promotion",
         # The rest.
         "after_horizon",
         "mid_load",
