@@ -63,9 +63,11 @@ def beside_a_backlog(number: int, seconds: int) -> None:
 
 
 def empty() -> None:
-    """Delete all messages; Redis may keep their ids, which no claim finds any more."""
+    """Delete all messages, and what Redis knows of them."""
+    import redis
     from django.db import connection
 
+    redis.Redis.from_url(os.environ["REDIS_URL"]).flushall()
     with connection.cursor() as cursor:
         cursor.execute("TRUNCATE delayq_message, delayq_place, delayq_rate CASCADE")
 
