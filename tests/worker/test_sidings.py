@@ -20,7 +20,9 @@ from django_delayq.models import Message
 from django_delayq.project import conf, registry
 from django_delayq.worker.claim import consumer, sidings, wake_ups
 from django_delayq.worker.claim.sidings import HANDLER, LOOK_INTERVAL
+from django_delayq.worker.parts.queue_finder import QueueFinder
 from django_delayq.worker.processes.assembly import Parts
+from django_delayq.worker.upkeep.mover import Mover
 from tests.support.assembled import Assemble
 from tests.support.claims import DB
 from tests.support.record_of import states
@@ -352,3 +354,12 @@ def test_a_place_that_becomes_free_in_the_middle_of_a_turn_is_for_what_stands_as
     assert held(worker) == [other.pk]
     turn(worker)
     assert sorted(held(worker)) == [second.pk, other.pk]
+
+
+def test_the_mover_wakes_a_worker_for_what_a_process_that_died_has_set_aside(parts: Parts, broker: RedisBroker) -> None:
+    schedule_message(NEW)
+    turn(parts)
+    wake = broker.keys("default").wake_all
+    broker.client.delete(wake)
+    Mover(parts.brokers, QueueFinder(DB), beside_consumer=True).tick()
+    assert broker.client.llen(wake) == 1

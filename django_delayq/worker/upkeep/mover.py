@@ -17,7 +17,7 @@ class Mover(Service):
     """Sleeps until the next message falls due, in a process without a consumer.
 
     A consumer moves the ids that it takes by itself. Beside one, the mover of the process that has the duty looks every
-    two seconds: a process that died may have taken a wake-up with it.
+    two seconds: a process that died may have taken a wake-up with it. It also wakes a worker while ids stand aside.
     """
 
     name = "mover"
@@ -36,6 +36,9 @@ class Mover(Service):
         try:
             due = self.broker.due_queues(self.queues.named)
             answers = self.broker.take_many(due.queues, 0)
+            if self.broker.asides():
+                # The process that set them aside, and would look again, may have died.
+                self.broker.notify(self.queues.named)
         except BrokerUnavailable as error:
             self.brokers.report_failure(error)
             return MOVE_INTERVAL
