@@ -133,7 +133,7 @@ MUTANTS = [
         "place that becomes free amid a turn for a lower queue",
         (
             f"{WORKER}/claim/wanted.py",
-            "return 0 if lane in self._closed else self._rooms.get(lane, 0)",
+            "return self._rooms.get(lane, 0)",
             "return lane.room",
         ),
     ),

@@ -201,19 +201,15 @@ class Consumer(threading.Thread):
             # A message may still run alone, and no other may begin beside it.
             return 0.0
         turn = Turn()
-        self.wanted.open()
-        try:
-            self.wanted.see()
-            self.sidings.see(sets_aside=broker.forgets_taken)
-            for take in self.queues.takes(broker, self._reach):
-                room = 0 if turn.is_full else self.wanted.ids
-                turn.add(found := self._take_and_claim(broker, partial(take, room)), room)
-                if self._catch_up(broker, found) and self.wanted.is_worth_filling and self.wanted.messages:
-                    # More ids are ready and there is room: begin the next turn at once. Lower queues wait.
-                    self._found_nothing = False
-                    return 0.0
-        finally:
-            self.wanted.open()
+        self.wanted.see()
+        self.sidings.see(sets_aside=broker.forgets_taken)
+        for take in self.queues.takes(broker, self._reach):
+            room = 0 if turn.is_full else self.wanted.ids
+            turn.add(found := self._take_and_claim(broker, partial(take, room)), room)
+            if self._catch_up(broker, found) and self.wanted.is_worth_filling and self.wanted.messages:
+                # More ids are ready and there is room: begin the next turn at once. Lower queues wait.
+                self._found_nothing = False
+                return 0.0
         self._found_nothing = not turn.claimed
         self.wake_ups.note_turn(claimed=turn.claimed, any_aside=turn.any_aside)
         if turn.any_aside and self.sidings.look(broker) and self.queues.with_asides:
@@ -306,12 +302,11 @@ class Consumer(threading.Thread):
             parts: list[tuple[str | None, list[Ticket]]] = [(None, [*chain.from_iterable(tickets.values())])]
         else:
             parts = [*tickets.items()]
+        claim = partial(self._claim_limited, ids) if self.sorter.knows_limits else transitions.claim
+        leases, ahead = self.wanted.leases, self.unclaimed.earliest(broker)
         claimed: list[Claimed] = []
         for queue, some in parts:
-            claim = partial(self._claim_limited, ids) if self.sorter.knows_limits else transitions.claim
-            claimed += claim(
-                self.using, some, self.wanted.leases, self.worker, queue=queue, ahead=self.unclaimed.earliest(broker)
-            )
+            claimed += claim(self.using, some, leases, self.worker, queue=queue, ahead=ahead)
         failpoints.reach("after_claim")
         return claimed
 
@@ -357,7 +352,6 @@ class Consumer(threading.Thread):
         found.claimed = len(claimed)
         self.wanted.use(claimed)
         self.wanted.learn(sorted_ids.topics)
-        self.wanted.close(sorted_ids.full)
         self.queues.learn(found, Counter(row.queue for row in claimed))
 
     def _lead(self, broker: Broker) -> float:

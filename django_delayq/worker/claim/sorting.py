@@ -30,8 +30,6 @@ class Sorted:
     topics: list[str] = field(default_factory=list)
     # The names of the limits of the claimable messages, by id.
     limits: dict[int, Collection[str]] = field(default_factory=dict)
-    # The lanes that were full.
-    full: set[Lane] = field(default_factory=set)
 
 
 class Sorter:
@@ -50,14 +48,14 @@ class Sorter:
         facts = transitions.facts(self.using, [ticket.id for some in tickets.values() for ticket in some])
         found = Sorted()
         rooms = {lane: self.wanted.room(lane) for lane in self.wanted.lanes}
-        found.full = {lane for lane in self.wanted.lanes if self.wanted.is_full(lane)}
+        full = {lane for lane, room in rooms.items() if room <= 0}
         messages = self.wanted.messages
         for queue, ticket, row in _scheduled(tickets, facts):
             lane = self.wanted.lane_of(row.topic)
             if lane is not None:
                 found.topics.append(row.topic)
             names = admission.limits_of(row.topic, row.queue, row.limit_key).keys() if self.knows_limits else ()
-            name = self._siding(row, lane, found.full, names)
+            name = self._siding(row, lane, full, names)
             if name:
                 found.aside[queue][name].append(ticket)
             elif lane is None or rooms[lane] <= 0 or messages <= 0:

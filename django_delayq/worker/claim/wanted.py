@@ -45,8 +45,6 @@ class Wanted:
         # becomes free meanwhile counts for the next turn: it may be for a higher queue, or for an id that stands aside.
         self._rooms: dict[Lane, int] = {}
         self.see()
-        # The lanes that were full at the step of a higher queue in this turn. A message there may still wait for one.
-        self._closed: set[Lane] = set()
         # The share of the event loop in the messages that were found last.
         self._share = 0.5
         # True while most ids that are taken are for nobody here: many are taken then, to get past them.
@@ -98,11 +96,7 @@ class Wanted:
 
     def room(self, lane: Lane) -> int:
         """Return how many messages of a lane may be claimed."""
-        return 0 if lane in self._closed else self._rooms.get(lane, 0)
-
-    def is_full(self, lane: Lane) -> bool:
-        """Return whether all places of a lane are taken, whoever else is waiting for one."""
-        return self._rooms.get(lane, 0) <= 0
+        return self._rooms.get(lane, 0)
 
     def lane_of(self, topic: str) -> Lane | None:
         """Return the lane in which messages of a topic run; None when it has no handler here."""
@@ -152,14 +146,6 @@ class Wanted:
         return {topic: handler.lease for topic, handler in self._handlers().items()}
 
     # --- what a turn teaches ------------------------------------------------------------------------------------------
-
-    def close(self, lanes: Collection[Lane]) -> None:
-        """Give lower queues no room in these lanes, which were full for a higher one, even if a place becomes free."""
-        self._closed.update(lanes)
-
-    def open(self) -> None:
-        """Begin or end a turn: there is room in each lane that has a free place."""
-        self._closed.clear()
 
     def learn(self, topics: Sequence[str]) -> None:
         """Take note of the topics of messages that were taken together, whether there was room for them or not."""
