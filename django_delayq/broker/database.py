@@ -44,7 +44,9 @@ class DatabaseBroker:
 
     def take(self, queue: str, limit: int, within: float = 0.0, opened: Mapping[str, int] = {}) -> Taken:
         """Find rows that are due. ``within`` and ``opened`` are ignored: a query finds nothing early or aside."""
-        topics, closed = list(self.topics()), admission.full(self.using)
+        return self._take(queue, limit, list(self.topics()), admission.full(self.using))
+
+    def _take(self, queue: str, limit: int, topics: Sequence[str], closed: Collection[str]) -> Taken:
         stretch = self._stretch(queue) if closed else WHOLE
         wait = transitions.until_due(self.using, queue, topics, closed, stretch)
         tickets: list[Ticket] = []
@@ -86,9 +88,12 @@ class DatabaseBroker:
 
     def take_many(self, due: Sequence[DueQueue], limit: int, within: float = 0.0) -> dict[str, Taken]:
         """Take from one queue after another."""
+        if not due:
+            return {}
+        topics, closed = list(self.topics()), admission.full(self.using)
         found = {}
         for queue in due:
-            found[queue.name] = taken = self.take(queue.name, limit)
+            found[queue.name] = taken = self._take(queue.name, limit, topics, closed)
             limit -= len(taken.tickets)
         return found
 

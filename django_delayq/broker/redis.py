@@ -221,14 +221,17 @@ class RedisBroker(RedisSource):
             pipe.zmscore(k.ready, members)
             pipe.hmget(k.aside, members)
             delayed, ready, names = pipe.execute()
-            for member, d, r, name in zip(members, delayed, ready, names, strict=True):
-                # Few ids stand aside while somebody looks at them one by one.
-                score = r if name is None else self.client.zscore(f"{k.aside}:{name.decode()}", member)
+            aside = {member: name.decode() for member, name in zip(members, names, strict=True) if name is not None}
+            for member, name in aside.items():
+                pipe.zscore(f"{k.aside}:{name}", member)
+            scores = dict(zip(aside, pipe.execute(), strict=True))
+            for member, d, r in zip(members, delayed, ready, strict=True):
+                score = scores.get(member, r)
                 found.append(
                     RedisPlace(
                         None if d is None else int(d),
                         None if score is None else int(score) % BAND,
-                        None if name is None else name.decode(),
+                        aside.get(member),
                     )
                 )
         return found
