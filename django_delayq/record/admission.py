@@ -6,7 +6,7 @@ count exists that could get lost. Nothing is written about a message that is ref
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -15,14 +15,13 @@ from django.db import connections
 
 from ..core import failpoints
 from ..core.clock import from_tenths
-from ..core.limits import Limit, Usage, queue_name, topic_name
-from ..core.states import State
+from ..core.limits import Limit, Usage, parts, queue_name, topic_name
 from ..project import conf, registry
 from . import transitions
 from .sql import limit_statements
 from .sql.limited import Candidate, Count, TakenPlace
 from .sql.moves import writing
-from .sql.rows import Claimed, Facts, Ticket
+from .sql.rows import Claimed, Ticket
 
 # Limits that are looked at, at most, to find those that are full.
 LIMITS_READ = 100_000
@@ -49,16 +48,9 @@ def limits_of(topic: str, queue: str, key: str | None) -> dict[str, Limit]:
     return found
 
 
-def limits_by_id(facts: Iterable[Facts]) -> dict[int, Collection[str]]:
-    """Return the names of the limits under which each scheduled message stands, by their ids."""
-    return {
-        row.id: limits_of(row.topic, row.queue, row.limit_key).keys() for row in facts if row.state == State.SCHEDULED
-    }
-
-
 def declared(name: str) -> Limit | None:
     """Return the limit of this name; None when the code has it no more. Raises ``KeyError`` for an unknown topic."""
-    kind, what = name.split(" ", 2)[:2]
+    kind, what, _key = parts(name)
     if kind == "queue":
         return (conf.get().LIMITS or {}).get(what)
     handler = registry.find(what)
@@ -117,16 +109,14 @@ def claim(
     *,
     queue: str | None = None,
     ahead: float = 0.0,
-    limits: Mapping[int, Collection[str]] | None = None,
+    limits: Mapping[int, Collection[str]],
 ) -> Admitted:
     """Claim messages as ``transitions.claim`` does, as far as limits allow, and tell which limits refuse the others.
 
-    ``limits`` are the names of the limits of each message, by their ids (None: they are read). Messages without a limit
-    are claimed first, and wait for nothing. A message that could not be claimed anyway is not
-    refused: it is not due, for example, or paused, or locked by another move.
+    ``limits`` are the names of the limits of each message that was scheduled a moment ago, by their ids. Messages
+    without a limit are claimed first, and wait for nothing. A message that could not be claimed anyway is not refused:
+    it is not due, for example, or paused, or locked by another move.
     """
-    if limits is None:
-        limits = limits_by_id(transitions.facts(using, [ticket.id for ticket in tickets]).values())
     # A message that is not scheduled yet could be when it is claimed, and nothing is known of its limits.
     tickets = [ticket for ticket in tickets if ticket.id in limits]
     admitted = Admitted()
@@ -160,31 +150,39 @@ def _claim_limited(
         statements.lock(None if makes_others else names)
         rows = statements.claimable(list(tickets), leases, queue, ahead)
         counts = statements.counts(names)
+        limits = {row.id: limits_of(row.topic, row.queue, row.limit_key) for row in rows}
         # A message that was replaced meanwhile may stand under other limits, which are not locked. One that is due
         # later than Redis said is not claimed, and must use up no rate.
-        rows = [row for row in rows if _limits(row).keys() <= counts.keys() and _is_due(row, tickets[row.id])]
-        limits = {name: limit for row in rows for name, limit in _limits(row).items()}
-        usages = {name: _usage(name, limit, counts[name]) for name, limit in limits.items()}
-        chosen = _choose(rows, usages, admitted)
+        rows = [row for row in rows if limits[row.id].keys() <= counts.keys() and _is_due(row, tickets[row.id])]
+        usages = {name: _usage(name, limit, counts[name]) for row in rows for name, limit in limits[row.id].items()}
+        chosen = _choose(rows, limits, usages, admitted)
         failpoints.reach("before_limited_claim")
         if chosen:
             claimed = transitions.claim(using, [tickets[pk] for pk in chosen], leases, worker, queue=queue, ahead=ahead)
             admitted.claimed += claimed
-            places = [TakenPlace(name, row.id, row.deliveries) for row in claimed for name in _limits(chosen[row.id])]
+            places = [TakenPlace(name, row.id, row.deliveries) for row in claimed for name in limits[row.id]]
             rates = {name: usage.full_at for name, usage in usages.items() if usage.is_charged and usage.full_at}
             # Deleted in heaps: each look at the places costs as much for those that run.
             littered = [name for name, count in counts.items() if count.ended > count.running]
             statements.take(places, rates, littered)
 
 
-def _choose(rows: Sequence[Candidate], usages: dict[str, Usage], admitted: Admitted) -> dict[int, Candidate]:
-    """Return the messages that may begin, the most urgent ones first, by id. Adds to ``usages`` and ``admitted``."""
-    chosen = {}
+def _choose(
+    rows: Sequence[Candidate],
+    limits: Mapping[int, Collection[str]],
+    usages: Mapping[str, Usage],
+    admitted: Admitted,
+) -> list[int]:
+    """Return the ids of the messages that may begin, the most urgent ones first. Adds to ``usages`` and ``admitted``.
+
+    ``limits`` has the names of the limits of each message.
+    """
+    chosen = []
     for row in sorted(rows, key=lambda row: (-row.priority, row.due_at, row.id)):
-        own = [usages[name] for name in _limits(row)]
+        own = [usages[name] for name in limits[row.id]]
         refusing = next((usage for usage in own if not usage.admits(row.due_at)), None)
         if refusing is None:
-            chosen[row.id] = row
+            chosen.append(row.id)
             for usage in own:
                 usage.begin(row.due_at)
             continue
@@ -192,10 +190,6 @@ def _choose(rows: Sequence[Candidate], usages: dict[str, Usage], admitted: Admit
         if refusing.has_places and refusing.opens_in:
             admitted.opens[refusing.name] = refusing.opens_in
     return chosen
-
-
-def _limits(row: Candidate) -> dict[str, Limit]:
-    return limits_of(row.topic, row.queue, row.limit_key)
 
 
 def _is_due(row: Candidate, ticket: Ticket) -> bool:

@@ -18,11 +18,11 @@ from django_delayq import pause_queue, schedule_message, schedule_messages
 from django_delayq.console.models import AuditEvent, Operation
 from django_delayq.core.states import State
 from django_delayq.models import Message, Queue, Transition
-from django_delayq.record import admission
 from django_delayq.record.sql.rows import Ticket
 from testproject.servers import RedisServer
 from tests.console.admin import samples
 from tests.console.admin.samples import admin_url
+from tests.support.limits import claim_limited
 from tests.support.processes import Start
 from tests.support.record_of import states, wait_until
 
@@ -121,7 +121,7 @@ def _cancel_one_of_a_limit(open_page: Open) -> None:
 
 def _waiting_for_its_queue(queue: str) -> Message:
     made = [samples.scheduled(delay=0, queue=queue) for _ in range(2)]
-    admission.claim(samples.DB, [Ticket(message.pk) for message in made], {samples.TOPIC: 60.0}, samples.WORKER)
+    claim_limited(samples.DB, [Ticket(message.pk) for message in made], {samples.TOPIC: 60.0}, samples.WORKER)
     return samples.fresh(made[1])
 
 

@@ -19,7 +19,7 @@ from django_delayq.record.sql import limit_statements, statements
 from django_delayq.record.sql.rows import Success, Ticket
 from django_delayq.record.sql.sessions import lock_timeout
 from tests.support import limits_oracle as oracle
-from tests.support.limits import DB, LEASES, Declare, fail, states, succeed
+from tests.support.limits import DB, LEASES, Declare, claim_limited, fail, states, succeed
 from tests.support.steps import at_once
 from tests.support.transactions import unfinished
 
@@ -34,7 +34,7 @@ def due(number: int, **options: Any) -> list[Message]:
 
 
 def admit(messages: list[Message]) -> list[int]:
-    claimed = admission.claim(DB, [Ticket(message.pk) for message in messages], LEASES, "w").claimed
+    claimed = claim_limited(DB, [Ticket(message.pk) for message in messages], LEASES, "w").claimed
     return [row.id for row in claimed]
 
 

@@ -47,13 +47,14 @@ from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message, Transition
 from django_delayq.models.record import LogRow, Place
 from django_delayq.project.registry import handlers
-from django_delayq.record import admission, transitions
+from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Claimed, Failure, Success, Ticket
 from django_delayq.worker.parts.broker_switch import BrokerSwitch
 from django_delayq.worker.upkeep.loader import Loader
 from django_delayq.worker.upkeep.sweeper import Sweeper
 from tests.app.models import Effect
 from tests.support.clocks import stopped_at
+from tests.support.limits import claim_limited
 
 EXAMPLES = int(os.environ.get("DELAYQ_MODEL_EXAMPLES", "25"))
 # Shrinking a failure takes minutes, and is left out when it only matters that there is one.
@@ -319,7 +320,7 @@ class Machine(RuleBasedStateMachine):
         tickets, worker.tickets = worker.tickets, []
         ready = {ticket.id: ticket.ready_tenths or 0 for ticket in tickets}
         # The record's clock stands still here, and must not refuse what is due by the clock of Redis.
-        admitted = admission.claim("default", tickets, {TOPIC: 3600.0}, worker.name, ahead=self.elapsed + 3600.0)
+        admitted = claim_limited("default", tickets, {TOPIC: 3600.0}, worker.name, ahead=self.elapsed + 3600.0)
         claimed = admitted.claimed
         assert len({row.id for row in claimed}) == len(claimed)
         for row in claimed:

@@ -1146,8 +1146,8 @@ MUTANTS = [
         "message under two limits that asks for one of them",
         (
             ADMISSION,
-            "own = [usages[name] for name in _limits(row)]",
-            "own = [usages[name] for name in [*_limits(row)][:1]]",
+            "own = [usages[name] for name in limits[row.id]]",
+            "own = [usages[name] for name in [*limits[row.id]][:1]]",
         ),
     ),
     mutant(
@@ -1161,7 +1161,7 @@ MUTANTS = [
     mutant("query that finds the messages of full limits", (SQL, "AND {IS_OPEN} AND {IN_STRETCH}", "AND {IN_STRETCH}")),
     mutant(
         "replaced message that is judged by a limit without its lock",
-        (ADMISSION, "if _limits(row).keys() <= counts.keys() and _is_due", "if _is_due"),
+        (ADMISSION, "if limits[row.id].keys() <= counts.keys() and _is_due", "if _is_due"),
     ),
     mutant(
         "message that is due, is to run now and goes behind the others",

@@ -22,7 +22,20 @@ from django_delayq.models import Message
 from django_delayq.models.record import Place, Rate
 from django_delayq.record import admission, transitions
 from django_delayq.record.sql.rows import Success, Ticket
-from tests.support.limits import DB, LEASES, Declare, admit, admit_rows, fail, reasons, refused, state, states, succeed
+from tests.support.limits import (
+    DB,
+    LEASES,
+    Declare,
+    admit,
+    admit_rows,
+    claim_limited,
+    fail,
+    reasons,
+    refused,
+    state,
+    states,
+    succeed,
+)
 
 pytestmark = pytest.mark.django_db
 
@@ -32,7 +45,7 @@ LINE = "topic l.one"
 def test_no_more_messages_of_a_topic_run_than_its_limit(declare: Declare) -> None:
     declare("l.one", limit=2)
     one, two, three = (schedule_message("l.one") for _ in range(3))
-    admitted = admission.claim(DB, [Ticket(each.pk) for each in (one, two, three)], LEASES, "w")
+    admitted = claim_limited(DB, [Ticket(each.pk) for each in (one, two, three)], LEASES, "w")
     assert [row.id for row in admitted.claimed] == [one.pk, two.pk]
     assert (admitted.refused, admitted.opens) == ({three.pk: LINE}, {})
 
@@ -126,7 +139,7 @@ def test_a_paused_queue_keeps_no_place_from_the_others(declare: Declare) -> None
     declare("l.one", limit=1)
     paused, other = schedule_message("l.one", queue="slow"), schedule_message("l.one")
     pause_queue("slow")
-    admitted = admission.claim(DB, [Ticket(paused.pk), Ticket(other.pk)], LEASES, "w")
+    admitted = claim_limited(DB, [Ticket(paused.pk), Ticket(other.pk)], LEASES, "w")
     assert [row.id for row in admitted.claimed] == [other.pk]
     # It could not begin anyway.
     assert admitted.refused == {}
@@ -140,7 +153,7 @@ def test_a_message_that_is_not_claimed_uses_up_no_rate(declare: Declare) -> None
     message = schedule_message("l.rate")
     # Redis has an earlier due time.
     early = to_tenths(message.due_at) - 10_000
-    assert admission.claim(DB, [Ticket(message.pk, early)], LEASES, "w").claimed == []
+    assert claim_limited(DB, [Ticket(message.pk, early)], LEASES, "w").claimed == []
     assert admit(message) == [message.pk]
 
 
@@ -220,7 +233,7 @@ def test_a_flood_of_one_key_does_not_keep_others_out(declare: Declare) -> None:
 def test_a_rate_spaces_deliveries(declare: Declare) -> None:
     declare("l.rate", rate="60/h", burst=2)
     made = [schedule_message("l.rate") for _ in range(5)]
-    admitted = admission.claim(DB, [Ticket(message.pk) for message in made], LEASES, "w")
+    admitted = claim_limited(DB, [Ticket(message.pk) for message in made], LEASES, "w")
     assert [row.id for row in admitted.claimed] == [made[0].pk, made[1].pk]
     assert admitted.refused == dict.fromkeys((message.pk for message in made[2:]), "topic l.rate")
     assert 0 < admitted.opens["topic l.rate"] <= 60
@@ -237,7 +250,7 @@ def test_a_step_of_the_clock_makes_nobody_wait_longer_than_after_a_burst(declare
     made = [schedule_message("l.rate") for _ in range(2)]
     admit(made[0])
     Rate.objects.update(full_at=transitions.now(DB) + timedelta(hours=1))
-    admitted = admission.claim(DB, [Ticket(made[1].pk)], LEASES, "w")
+    admitted = claim_limited(DB, [Ticket(made[1].pk)], LEASES, "w")
     assert admitted.claimed == []
     assert admitted.opens["topic l.rate"] <= 1.1
 
@@ -245,10 +258,10 @@ def test_a_step_of_the_clock_makes_nobody_wait_longer_than_after_a_burst(declare
 def test_a_limit_that_is_full_and_used_up_opens_with_a_delivery_that_ends(declare: Declare) -> None:
     declare("l.one", limit=1, rate="1/h")
     made = [schedule_message("l.one") for _ in range(2)]
-    admitted = admission.claim(DB, [Ticket(message.pk) for message in made], LEASES, "w")
+    admitted = claim_limited(DB, [Ticket(message.pk) for message in made], LEASES, "w")
     assert (admitted.refused, admitted.opens) == ({made[1].pk: LINE}, {})
     succeed(made[0])
-    assert 3590 < admission.claim(DB, [Ticket(made[1].pk)], LEASES, "w").opens[LINE] <= 3600
+    assert 3590 < claim_limited(DB, [Ticket(made[1].pk)], LEASES, "w").opens[LINE] <= 3600
 
 
 def test_places_that_deliveries_have_left_are_deleted_by_later_claims(declare: Declare) -> None:

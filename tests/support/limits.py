@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from django_delayq import handler
+from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
 from django_delayq.project import conf, registry
 from django_delayq.project.registry import Delivered
 from django_delayq.record import admission, transitions
+from django_delayq.record.admission import Admitted
 from django_delayq.record.sql.rows import Claimed, Failure, Success, Ticket
 
 DB = "default"
@@ -48,6 +50,19 @@ def queue_limits(settings: Any) -> Callable[..., None]:
     return do
 
 
+def claim_limited(
+    using: str, tickets: Sequence[Ticket], leases: dict[str, float], worker: str, *, ahead: float = 0.0
+) -> Admitted:
+    """Claim as a worker does that knows limits: it reads first under which ones each scheduled message stands."""
+    facts = transitions.facts(using, [ticket.id for ticket in tickets]).values()
+    limits = {
+        row.id: admission.limits_of(row.topic, row.queue, row.limit_key).keys()
+        for row in facts
+        if row.state == State.SCHEDULED
+    }
+    return admission.claim(using, tickets, leases, worker, ahead=ahead, limits=limits)
+
+
 def admit(*messages: Message, ahead: float = 0.0) -> list[int]:
     """Have a worker claim messages within their limits; return the ids of those that begin."""
     return [row.id for row in admit_rows(*messages, ahead=ahead)]
@@ -55,12 +70,12 @@ def admit(*messages: Message, ahead: float = 0.0) -> list[int]:
 
 def admit_rows(*messages: Message, ahead: float = 0.0) -> list[Claimed]:
     tickets = [Ticket(message.pk) for message in messages]
-    return admission.claim(DB, tickets, LEASES, "w", ahead=ahead).claimed
+    return claim_limited(DB, tickets, LEASES, "w", ahead=ahead).claimed
 
 
 def refused(*messages: Message) -> dict[int, str]:
     """Have a worker claim messages; return the limits that refuse some, by the ids of those."""
-    return admission.claim(DB, [Ticket(message.pk) for message in messages], LEASES, "w").refused
+    return claim_limited(DB, [Ticket(message.pk) for message in messages], LEASES, "w").refused
 
 
 def state(message: Message) -> str:

@@ -14,12 +14,11 @@ from django_delayq.core.worker_options import Options
 from django_delayq.models import Message
 from django_delayq.models.record import Place
 from django_delayq.project import registry
-from django_delayq.record import admission
 from django_delayq.record.sql import limit_statements
 from django_delayq.record.sql.rows import Ticket
 from django_delayq.worker.upkeep.janitor import Janitor
 from tests.support.assembled import Assemble, drain
-from tests.support.limits import DB, Declare, admit, states, succeed
+from tests.support.limits import DB, Declare, admit, claim_limited, states, succeed
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -83,7 +82,7 @@ def test_the_janitor_deletes_places_that_are_free(three: list[Message]) -> None:
 
 def test_a_message_of_an_unknown_topic_is_not_judged(three: list[Message]) -> None:
     registry.unregister("l.one")
-    admitted = admission.claim(DB, [Ticket(three[1].pk)], {"l.free": 60.0}, "w")
+    admitted = claim_limited(DB, [Ticket(three[1].pk)], {"l.free": 60.0}, "w")
     assert (admitted.claimed, admitted.refused) == ([], {})
 
 

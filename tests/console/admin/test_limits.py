@@ -34,6 +34,7 @@ from django_delayq.models import Message, Worker
 from django_delayq.project import registry
 from django_delayq.record import admission, transitions
 from django_delayq.record.sql.rows import Ticket
+from tests.support.limits import claim_limited
 from tests.support.statements import count_statements
 
 from . import asking, samples
@@ -65,7 +66,7 @@ def declare() -> Iterator[Declare]:
 
 def admit(*messages: Message) -> None:
     """Have a worker take messages, as far as limits allow."""
-    admission.claim(DB, [Ticket(message.pk) for message in messages], {TOPIC: 60.0}, samples.WORKER)
+    claim_limited(DB, [Ticket(message.pk) for message in messages], {TOPIC: 60.0}, samples.WORKER)
 
 
 def in_line(number: int, **options: Any) -> list[Message]:
