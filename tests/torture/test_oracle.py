@@ -256,7 +256,6 @@ RECURRING = range(20, 23)
 WITHDRAWN = 23
 REPLACED = range(30, 42)
 CHAIN = range(50, 53)
-ANOTHER_CHAIN = 53
 KEYED = range(60, 65)
 LIMITED = range(80, 83)
 RATED = range(90, 94)
@@ -295,11 +294,6 @@ def a_chain_goes_on_until_the_producers_end(scene: Scene) -> None:
     for turn, pk in enumerate(CHAIN, 1):
         run_at(scene, pk, LAST_OCCURRENCE + turn / 4, "torture.chain")
         scene.payloads[pk] = {"turn": turn}
-
-
-def a_late_producer_begins_another_chain(scene: Scene) -> None:
-    run_at(scene, ANOTHER_CHAIN, LAST_OCCURRENCE + 6, "torture.chain")
-    scene.payloads[ANOTHER_CHAIN] = {"turn": 1}
 
 
 def keys_go_from_hand_to_hand(scene: Scene) -> None:
@@ -561,7 +555,6 @@ def a_message_is_claimed_a_little_early_by_a_wrong_clock(scene: Scene) -> None:
 FATES: list[Callable[[Scene], None]] = [
     a_schedule_has_a_message_each_second,
     a_chain_goes_on_until_the_producers_end,
-    a_late_producer_begins_another_chain,
     keys_go_from_hand_to_hand,
     a_process_waits_for_its_successor_before_it_goes_on,
     messages_wait_for_a_limit,
@@ -620,7 +613,6 @@ OF_A_LINE: dict[str, dict[str, Spoil]] = {
     },
     "broken chain": {
         "a message of the chain did not schedule the next one": lambda run: run.shift(CHAIN[-1], -0.45, -1),
-        "a second chain began beside the first": lambda run: run.shift(ANOTHER_CHAIN, -2, 0),
         "two messages of the chain scheduled a next one each": lambda run: run.payloads.update({CHAIN[1]: {"turn": 3}}),
     },
     "lost": {
