@@ -1,7 +1,8 @@
 """Pages for probes of web processes, in JSON: ``path("delayq/", include("django_delayq.urls"))``.
 
 ``live/`` asks nobody: it answers as long as the process does. ``ready/`` tells whether messages can be scheduled, with
-status 503 when the database does not answer. Without Redis they can: it is named, and the status stays 200.
+status 503 when the database does not answer. Without Redis they can: it is named, and the status stays 200. So does it
+for a Redis that answers and that workers do not use.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from .broker import index
-from .core.exceptions import BrokerUnavailable
+from .core.exceptions import BrokerUnavailable, UnusableBroker
 from .models.record import Identity
 from .record.sql.sessions import TooSlow, statement_timeout
+from .restore import horizon
 
 # A database or a Redis that takes longer to answer is not available: a probe waits for a second by default.
 # Milliseconds.
@@ -38,13 +40,15 @@ def live(request: HttpRequest) -> JsonResponse:
 @never_cache
 @require_safe
 def ready(request: HttpRequest) -> JsonResponse:
-    """Ask the database and Redis. Of errors the page says no more than that there is one."""
+    """Ask the database and Redis. Of errors the page says no more than that there is one, or why Redis is not used."""
     using = router.db_for_write(Identity)
-    database, redis = _database(using), _redis(using)
-    status = "unavailable" if database != "ok" else "degraded" if redis == "unavailable" else "ok"
-    return JsonResponse(
-        {"status": status, "database": database, "redis": redis}, status=503 if status == "unavailable" else 200
-    )
+    database = _database(using)
+    # Whose Redis it is cannot be told without the database.
+    redis = _redis(using, is_told_apart=database == "ok")
+    is_degraded = redis["redis"] in ("unavailable", "unusable")
+    status = "unavailable" if database != "ok" else "degraded" if is_degraded else "ok"
+    answer = {"status": status, "database": database, **redis}
+    return JsonResponse(answer, status=503 if status == "unavailable" else 200)
 
 
 def _database(using: str) -> str:
@@ -57,17 +61,23 @@ def _database(using: str) -> str:
     return "ok"
 
 
-def _redis(using: str) -> str:
+def _redis(using: str, *, is_told_apart: bool) -> dict[str, str]:
+    """Ask what a worker asks before it uses Redis."""
     broker = index(using, timeout=TIMEOUT_MS / 1000)
     if broker is None:
-        return "none"
+        return {"redis": "none"}
     try:
-        broker.read_meta()
-    except BrokerUnavailable:
-        return "unavailable"
+        meta = broker.read_meta()
+        horizon.writable_server(broker)
+        if is_told_apart:
+            horizon.refuse_foreign(using, meta)
+    except UnusableBroker as error:
+        return {"redis": "unusable", "why": str(error)}
+    except (BrokerUnavailable, DatabaseError):
+        return {"redis": "unavailable"}
     finally:
         broker.close()
-    return "ok"
+    return {"redis": "ok"}
 
 
 app_name = "delayq"

@@ -53,6 +53,21 @@ def test_a_process_is_ready_without_redis(redis_server: RedisServer, settings: A
     assert ask("ready") == (200, {"status": "ok", "database": "ok", "redis": "none"})
 
 
+def test_a_redis_that_workers_do_not_use_is_named_with_the_reason(redis_client: redis.Redis) -> None:
+    redis_client.hset("{delayq}:meta", "identity", "another")
+    code, answer = ask("ready")
+    assert (code, answer["status"], answer["redis"]) == (200, "degraded", "unusable")
+    assert answer["why"] == 'This Redis prefix belongs to another database; choose another DELAYQ["PREFIX"].'
+
+
+def test_a_redis_that_takes_no_writes_is_unavailable(redis_client: redis.Redis) -> None:
+    redis_client.replicaof("127.0.0.1", "1")
+    try:
+        assert ask("ready") == (200, {"status": "degraded", "database": "ok", "redis": "unavailable"})
+    finally:
+        redis_client.replicaof("NO", "ONE")
+
+
 def test_a_process_without_its_database_is_alive_and_not_ready(postgres_server: PostgresServer) -> None:
     connections.close_all()
     postgres_server.kill()
