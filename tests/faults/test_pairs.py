@@ -283,17 +283,23 @@ class Run:
         """Run the workers in threads. With "once" they run again and again: each run ends by itself."""
         self.is_over = False
         running: list[WorkerProcess] = []
-        self.codes: list[int] = []
+        self.codes: list[int | BaseException] = []
         kind = OnceProcess if self.case.has("once") else WorkerProcess
 
         def work() -> None:
-            while not self.is_over:
-                process = kind(self.options)
-                running.append(process)
-                self.codes.append(process.run())
-                running.remove(process)
-                if kind is WorkerProcess:
-                    break
+            try:
+                while not self.is_over:
+                    process = kind(self.options)
+                    running.append(process)
+                    if self.is_over:
+                        # Nobody would stop it.
+                        break
+                    self.codes.append(process.run())
+                    running.remove(process)
+                    if kind is WorkerProcess:
+                        break
+            except BaseException as error:  # noqa: BLE001
+                self.codes.append(error)
             connections.close_all()
 
         threads = [threading.Thread(target=work) for _ in range(self.case.workers)]
@@ -355,13 +361,13 @@ class Run:
         """Describe where all messages are."""
         lines = [f"{kind}: {dict(counted(pks))}" for kind, pks in self.made.items()]
         lines += [f"{queue} in Redis: {len(held(self.client, queue))}" for queue in QUEUES]
-        return "\n".join([*lines, f"aside: {self.client.hgetall('{delayq}:asides')!r}"])
+        return "\n".join([*lines, f"aside: {self.client.hgetall('{delayq}:asides')!r}", f"ended: {self.codes}"])
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def judge(self) -> None:
         case = self.case
-        assert not any(self.codes), "each worker ends in order"
+        assert not any(self.codes), f"each worker ends in order: {self.codes}"
         done = Counter(self.stage.done)
         assert max(done.values()) == 1, "each message is delivered once"
         assert done.keys() >= set(self.of("free", "later", "limit", "key a", "key b", "hog", "rate", "paused"))

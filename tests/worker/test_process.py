@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import threading
 import time
 
@@ -30,3 +32,16 @@ def test_stopping_from_a_signal_handler_takes_no_lock() -> None:
     began = time.monotonic()
     assert process.run() == 0
     assert time.monotonic() - began < 10
+
+
+def test_a_process_that_has_ended_leaves_no_file_open() -> None:
+    def run() -> int:
+        process = WorkerProcess(Options(DB, threads=1, graceful_timeout=0))
+        threading.Timer(0.2, process.stop).start()
+        assert process.run() == 0
+        del process
+        gc.collect()
+        return len(os.listdir("/dev/fd"))
+
+    first = run()
+    assert run() <= first

@@ -7,6 +7,7 @@ import logging
 import os
 import select
 import time
+import weakref
 from collections.abc import Callable, Iterator
 
 from ...core.worker_options import Options
@@ -63,6 +64,7 @@ class WorkerProcess:
         self._wake_read, self._wake_write = os.pipe()
         for end in (self._wake_read, self._wake_write):
             os.set_blocking(end, False)
+            weakref.finalize(self, os.close, end)
         # The deliveries whose handlers do not end at their timeout; more may join them while the process ends.
         self._stuck: set[Delivery] = set()
         self._started = time.monotonic()
