@@ -39,9 +39,9 @@ def errors(problems: Sequence[conf.Problem]) -> list[checks.CheckMessage]:
 
 
 def check_project(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """Check the rest of the project's settings: ``delayq.E005`` to ``E008``, ``E010`` and ``E012``."""
+    """Check the rest of the project's settings: ``delayq.E005`` to ``E008``, ``E010``, ``E012`` and ``E014``."""
     settings, _problems = conf.parse(conf.given())
-    return [*_check_times(), *_check_middleware(settings), *_check_redis(settings)]
+    return [*_check_times(), *_check_middleware(settings), *_check_redis(settings), *_check_tenants()]
 
 
 def _check_times() -> Iterator[checks.CheckMessage]:
@@ -131,6 +131,17 @@ def _check_middleware(settings: conf.Settings) -> Iterator[checks.CheckMessage]:
         except ImproperlyConfigured as error:
             hint = "Write the dotted path of a subclass of django_delayq.middleware.Middleware."
             yield checks.Error(f"{error}.", hint=hint, id="delayq.E012")
+
+
+def _check_tenants() -> Iterator[checks.CheckMessage]:
+    """Refuse tables in the schema of each tenant: a process knows one identity, and one Redis, for a database."""
+    for app in getattr(django_settings, "TENANT_APPS", ()):
+        if app.partition(".")[0] == "django_delayq":
+            yield checks.Error(
+                f"{app} is in TENANT_APPS: each tenant would have messages of its own, and workers serve one schema.",
+                hint="Move it to SHARED_APPS, and give the schema of the tenant to the handler by a Middleware.",
+                id="delayq.E014",
+            )
 
 
 def _is_redis_url(url: str) -> bool:

@@ -52,6 +52,12 @@ def test_each_mistake_has_its_id(delayq: Any, ids: list[str]) -> None:
     assert found(DELAYQ=delayq, CACHES=LOCMEM) == ids
 
 
+@pytest.mark.parametrize("app", ["django_delayq", "django_delayq.console", "django_delayq.apps.DelayqConfig"])
+def test_a_queue_in_the_schema_of_each_tenant_is_refused(app: str) -> None:
+    assert found(TENANT_APPS=["shop", app]) == ["delayq.E014"]
+    assert found(TENANT_APPS=["shop"], SHARED_APPS=[app]) == []
+
+
 def test_a_deployment_with_the_settings_of_tests_is_warned() -> None:
     with override_settings(DELAYQ={"TESTING": "manual"}):
         assert run_checks(tags=["delayq"]) == []
