@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import psycopg
 import pytest
+import redis
+from asgiref.sync import sync_to_async
 from django.db import connection, connections
 
 from django_delayq import handler, schedule_message
 from django_delayq.core.worker_options import Options
+from django_delayq.inspector.diagnostics import OWN_CONNECTIONS
 from django_delayq.models import Message
 from django_delayq.worker.parts import connections as upkeep
 from django_delayq.worker.processes.once import OnceProcess
+from django_delayq.worker.processes.process import WorkerProcess
 from testproject.servers import PostgresServer
 from tests.support.claims import DB
+from tests.support.workers import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -83,3 +91,64 @@ def test_the_server_shows_the_name_of_a_worker_unless_the_project_gives_its_own(
     process = OnceProcess(Options(DB, threads=1))
     process.run()
     assert seen == [given or f"django-delayq {process.name}"]
+
+
+# The connections to Redis of a process whose handlers schedule nothing, as docs/howto/deploy.rst says.
+TO_REDIS = 4
+
+
+@contextmanager
+def running(process: WorkerProcess) -> Iterator[None]:
+    """Run a process in a thread."""
+    thread = threading.Thread(target=process.run)
+    thread.start()
+    try:
+        yield
+    finally:
+        process.stop()
+        thread.join()
+
+
+@pytest.mark.postgresql("SQLite has no sessions")
+@pytest.mark.parametrize("threads", [1, 4])
+def test_a_busy_process_has_the_connections_that_the_documents_count(threads: int, redis_client: redis.Redis) -> None:
+    gate, begun = threading.Event(), []
+
+    def hold() -> None:
+        Message.objects.exists()
+        begun.append(True)
+        gate.wait()
+
+    @handler("t.held")
+    def hold_a_thread(message: object) -> None:
+        hold()
+
+    @handler("t.held_async")
+    async def hold_a_sync_call(message: object) -> None:
+        await sync_to_async(hold)()
+
+    def own_sessions() -> int:
+        with connection.cursor() as cursor:
+            name = f"django-delayq {process.name}"
+            cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE application_name = %s", [name])
+            return int(cursor.fetchone()[0])
+
+    def in_redis() -> set[str]:
+        return {client["id"] for client in redis_client.client_list()}
+
+    others = in_redis()
+    process = WorkerProcess(Options(DB, threads=threads, async_concurrency=threads, graceful_timeout=0))
+    with running(process):
+        try:
+            for _ in range(threads):
+                schedule_message("t.held")
+                schedule_message("t.held_async")
+            eventually(lambda: len(begun) == 2 * threads, "all threads run a handler")
+            # The recorder has its connection when it renews the leases.
+            eventually(lambda: own_sessions() == OWN_CONNECTIONS + 2 * threads, "each thread has its connection")
+            # The first put of this process is the test's own.
+            assert len(in_redis() - others) <= TO_REDIS + 1
+            # The operator of the console has one while it looks for work.
+            assert max(own_sessions() for _ in range(50)) <= OWN_CONNECTIONS + 1 + 2 * threads
+        finally:
+            gate.set()
