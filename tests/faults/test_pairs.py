@@ -179,6 +179,8 @@ def _nobody_looks_by_himself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queues, "PAUSE_CHECK_INTERVAL", 0.1)
 
 
+# Many cases take longer than a test may. One that hangs is given up by its own waits.
+@pytest.mark.timeout(300 + 60 * EXAMPLES)
 @given(CASES)
 @settings(
     max_examples=EXAMPLES,
