@@ -27,6 +27,7 @@ END_SOME = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
  WHERE backend_type = 'client backend' AND application_name <> 'nemesis' AND pid <> pg_backend_pid() AND random() < 0.5
 """
+HELD_BACK = "SELECT age(backend_xmin) FROM pg_stat_activity WHERE pid = pg_backend_pid()"
 LEVELS = ("READ_COMMITTED", "REPEATABLE_READ", "SERIALIZABLE")
 
 
@@ -61,6 +62,7 @@ class Nemesis:
             "redis-blackhole": self.redis_blackhole,
             "redis-half-open": self.redis_half_open,
             "redis-failover": self.redis_failover,
+            "redis-failover-paused": self.redis_failover_paused,
             "redis-freeze": self.redis_freeze,
             "redis-cut": self.redis_cut,
             "redis-evict": self.redis_evict,
@@ -72,6 +74,7 @@ class Nemesis:
             "database-blackhole": self.database_blackhole,
             "database-half-open": self.database_half_open,
             "database-full": self.database_full,
+            "held-snapshot": self.held_snapshot,
             "disk-full": self.disk_full,
             "pooler": self.pooler,
             "table-lock": self.table_lock,
@@ -275,13 +278,27 @@ class Nemesis:
 
     def redis_failover(self) -> None:
         """Fail over to a replica that has received nothing for a while."""
+        self._let_the_replica_lag()
+        with self.fault("redis-failover") as more:
+            more["bite"] = self.arena.fail_over()
+
+    def redis_failover_paused(self) -> None:
+        """Fail over while a producer stands still: it has put what the new master never heard of, and goes on late."""
+        self._let_the_replica_lag()
+        producer = self.random.choice([self.arena.others[name] for name in self.arena.others if "producer" in name])
+        pids = producer.pids
+        with self.fault("redis-failover-paused") as more:
+            signal_all(pids, signal.SIGSTOP)
+            more["bite"] = self.arena.fail_over()
+            self.arena.rest(self.random.uniform(0.5, 3))
+            signal_all(pids, signal.SIGCONT)
+
+    def _let_the_replica_lag(self) -> None:
         with self.arena.replica_client() as client, contextlib.suppress(TimeoutError):
             eventually(lambda: client.info("replication").get("master_link_status") == "up", "a replica", 10)
         self.arena.note_slow_scripts()
         self.arena.to_master.swallow()
         self.arena.rest(self.random.uniform(0.5, 3))
-        with self.fault("redis-failover") as more:
-            more["bite"] = self.arena.fail_over()
 
     def redis_freeze(self) -> None:
         with self.fault("redis-freeze"):
@@ -416,6 +433,15 @@ class Nemesis:
                     else:
                         more["bite"] += 1
                         self.arena.rest(0.1)
+
+    def held_snapshot(self) -> None:
+        """Keep a transaction open, as a long report does: no row that leaves is removed meanwhile. Nobody is late."""
+        with self.fault("held-snapshot") as more, psycopg.connect(self.arena.postgres.url) as connection:
+            connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+            connection.execute("SELECT count(*) FROM delayq_message")
+            self.arena.rest(self.random.uniform(*self.arena.size.partition))
+            # The number of transactions whose dead rows stay because of this one.
+            [more["bite"]] = connection.execute(HELD_BACK).fetchone() or [0]
 
     def disk_full(self) -> None:
         """Let no file of the database grow for a while. One that cannot write its log ends, and is started again."""

@@ -92,11 +92,14 @@ REDIS_FAULTS = frozenset(
         "redis-empty",
         "redis-evict",
         "redis-failover",
+        "redis-failover-paused",
         "redis-freeze",
         "redis-half-open",
         "redis-rollback",
     }
 )
+# Faults in which a Redis stands still, and a script that runs in it takes that long.
+REDIS_STOPS = frozenset({"redis-freeze", "redis-failover", "redis-failover-paused"})
 FREEZES = frozenset({"freeze-child", "freeze-worker"})
 # After these faults consumers had to start or to find their server again: lateness counts from then.
 STANDSTILLS = frozenset({"isolation", "kill-all", "kill-worker", "kill-supervisor", "roll"})
@@ -114,6 +117,8 @@ DATABASE_FAULTS = frozenset(
         "table-lock",
     }
 )
+# Faults that excuse nothing.
+HARMLESS = frozenset({"held-snapshot"})
 # The database answers nobody meanwhile, and so no lease can end: workers wait before they believe that one ran out.
 LOCKS = frozenset({"table-lock"})
 
@@ -409,7 +414,8 @@ class Oracle:
         self.poisonings = list(self._poisonings())
         self.deaths = self._deaths()
         # Both the nemesis's faults and poison may make other messages late.
-        self.disturbances = sorted([*self.faults, *self.poisonings], key=lambda fault: fault.begin)
+        disturbing = [fault for fault in self.faults if fault.kind not in HARMLESS]
+        self.disturbances = sorted([*disturbing, *self.poisonings], key=lambda fault: fault.begin)
 
     def judge(self) -> Report:
         self.report.counts["scheduled"] = len(self.evidence.scheduled)
@@ -922,6 +928,9 @@ class Oracle:
     def _mark(self, fault: Fault) -> float:
         """Return how late a message may still be after the fault is healed, in seconds."""
         marks = self.evidence.run["marks"]
+        if fault.kind == "redis-failover-paused":
+            # Workers have the new master by then; what is left are puts that were lost with the old one.
+            return float(marks["push"])
         if fault.kind in REDIS_FAULTS:
             return float(marks["redis"])
         if fault.kind in DATABASE_FAULTS:
@@ -961,7 +970,10 @@ class Oracle:
 
     def _frozen(self, at: float) -> bool:
         """Tell whether Redis stood still then. Its own times are whole seconds."""
-        return any(fault.kind in ("redis-freeze", "redis-failover") for fault in self._between(at - 2, at + 2))
+        return any(
+            fault.kind in ("redis-freeze", "redis-failover", "redis-failover-paused")
+            for fault in self._between(at - 2, at + 2)
+        )
 
     def _clock_was_set(self, at: float) -> bool:
         """Tell whether the clock by which Redis notes this time was set then. A script seems to take as long."""

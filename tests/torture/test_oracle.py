@@ -875,6 +875,18 @@ def _(scene: Scene) -> None:
     scene.fault("flush", NOON + 2.5, NOON + 2.6)
 
 
+@spoil("late", "a snapshot that somebody held is no excuse")
+def _(scene: Scene) -> None:
+    scene.fault("held-snapshot", NOON - 4, NOON + 10)
+    scene.shift(ROW, 3, 1)
+
+
+@spoil("late", "it came long after the producer that stood still through a failover went on")
+def _(scene: Scene) -> None:
+    scene.rename_faults("redis-empty", "redis-failover-paused")
+    scene.shift(WHILE_EMPTY, 4, 1)
+
+
 @spoil("lost", "a message was given up after one death")
 def _(scene: Scene) -> None:
     scene.log[POISON][2]["reason"] = scene.log[POISON][4]["reason"] = "is to run alone"
