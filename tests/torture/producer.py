@@ -30,6 +30,10 @@ VALUES (%s, %s, %s, %s, %s, %s::timestamptz + %s * interval '1 s')
 """
 
 
+class RunIsOver(Exception):
+    """The time of the run ended while a transaction was open that must not be committed later."""
+
+
 class Producer:
     """Schedules until its time is over, or until it dies between a commit and the put that follows it."""
 
@@ -51,6 +55,8 @@ class Producer:
             time.sleep(self.random.expovariate(self.rate))
             try:
                 self.produce()
+            except RunIsOver:
+                break
             except Error as error:
                 # The audit table tells whether it was committed.
                 self.journal.write("unknown", error=type(error).__name__)
@@ -83,6 +89,9 @@ class Producer:
         payload = {"work": 0.0, "fails": 0, "dies": 0, "late": False, "turn": 1}
         due = datetime.now(UTC)
         message = schedule_message("torture.chain", payload, key="chain", on_conflict="keep")
+        if not message.existed and time.time() >= self.until:
+            # The last message of the chain may have left the key free: this would be another chain.
+            raise RunIsOver
         if not message.existed:
             with connection.cursor() as cursor:
                 cursor.execute(AUDIT, [message.pk, due, "plain", None, None, None, 0])
