@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
+from pathlib import Path
 
 import pytest
 
@@ -63,6 +65,20 @@ def test_verbosity_2_brings_a_line_for_each_message_before_the_worker_ends(start
     assert (worker.wait() if more else worker.stop()) == 0
     assert worker.count(CONSUMED) == 300
     assert counted(worker.log, "default") == {"consumed": 300}
+
+
+@pytest.mark.parametrize("verbosity", ["2", "3"])
+def test_without_logging_of_the_project_starts_of_deliveries_are_logged_from_verbosity_3_on(
+    start: Start, tmp_path: Path, verbosity: str
+) -> None:
+    (tmp_path / "silent_settings.py").write_text("from tests.support.worker_settings import *\n\nLOGGING = {}\n")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "."), str(Path.cwd())])
+    prefix = f"env DJANGO_SETTINGS_MODULE=silent_settings PYTHONPATH={path}"
+    schedule_messages([{"topic": "t.ok"}] * 3)
+    worker = start("--once", "-v", verbosity, prefix=prefix)
+    assert worker.wait() == 0
+    assert worker.count("message consumed") == 3
+    assert worker.count("message delivered") == (3 if verbosity == "3" else 0)
 
 
 def consume(recorder: Recorder) -> list[str]:

@@ -334,7 +334,8 @@ def _ensure_logging(verbosity: int) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-8s %(message)s"))
     logger.addHandler(handler)
-    logger.setLevel(logging.DEBUG if verbosity > 1 else logging.INFO)
+    # The threads of handlers log below INFO that a delivery begins.
+    logger.setLevel(logging.DEBUG if verbosity > 2 else logging.INFO)
 
 
 def _queue(text: str) -> tuple[str, int]:
