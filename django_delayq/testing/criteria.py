@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple, TypedDict
 
+from ..core import names
 from ..core.clock import iso
 from ..core.durations import Duration, brief, seconds
 from ..models import Message
@@ -15,20 +15,27 @@ from ..project import validation
 
 # Characters of a payload that a failure shows.
 SHOWN = 300
+# A message may be due this much earlier or later than a test says. Seconds.
+WITHIN = 5.0
 
 
-class Anything:
-    """The default of a criterion: every value will do."""
-
-    def __repr__(self) -> str:
-        return "ANYTHING"
+# The value of a criterion that was not given: every value will do.
+ANYTHING: Any = object()
 
 
-ANYTHING: Any = Anything()
+class Wanted(TypedDict, total=False):
+    """What a test may look for, besides the topic. What it leaves out may have any value."""
+
+    payload: Any
+    payload__contains: Any
+    due: Duration | datetime | None
+    within: Duration
+    key: str | None
+    queue: str
+    priority: int
 
 
-@dataclass(frozen=True, slots=True)
-class Criteria:
+class Criteria(NamedTuple):
     """The values that a message must have. ``payload`` and ``contained`` are JSON, as the record has them."""
 
     topic: str | None
@@ -41,33 +48,28 @@ class Criteria:
     priority: Any
 
     @classmethod
-    def of(
-        cls,
-        now: datetime,
-        topic: str | None,
-        *,
-        payload: Any,
-        payload__contains: Any,
-        due: Duration | datetime | None,
-        within: Duration,
-        key: str | Anything | None,
-        queue: str | Anything,
-        priority: int | Anything,
-    ) -> Criteria:
-        """Check what was given, and bring it into the form of the record. A duration ``due`` counts from ``now``."""
+    def of(cls, now: datetime, topic: str | None, wanted: Wanted) -> Criteria:
+        """Check what was given, and bring it into the form of the record. A duration ``due`` counts from ``now``.
+
+        Raises ``TypeError`` for a criterion that there is not, and ``ValueError`` for a value that cannot be.
+        """
+        known = Wanted.__annotations__
+        if unknown := wanted.keys() - known.keys():
+            raise TypeError(f"there is no criterion {names.unknown(unknown, known, {})}")
+        due = wanted.get("due")
         if due is not None and not isinstance(due, datetime):
             due = now + timedelta(seconds=seconds(due))
         if due is not None and due.utcoffset() is None:
             raise ValueError("due has no time zone; use an aware datetime or a duration")
         return cls(
             topic,
-            _json(payload),
-            _json(payload__contains),
+            _json(wanted.get("payload", ANYTHING)),
+            _json(wanted.get("payload__contains", ANYTHING)),
             due,
-            timedelta(seconds=seconds(within)),
-            key,
-            queue,
-            priority,
+            timedelta(seconds=seconds(wanted.get("within", WITHIN))),
+            wanted.get("key", ANYTHING),
+            wanted.get("queue", ANYTHING),
+            wanted.get("priority", ANYTHING),
         )
 
     def differences(self, message: Message) -> list[str]:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from datetime import datetime
 from functools import wraps
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar, Unpack
 
 from asgiref.sync import sync_to_async
 from django.db import connections, router
@@ -21,7 +21,7 @@ from ..record.sql.rows import Claimed, LeaseRenewal
 from ..worker.parts.delivery import Delivery
 from ..worker.run.executor import call
 from . import topics
-from .criteria import ANYTHING, Anything, Criteria, described
+from .criteria import Criteria, Wanted, described
 from .deliverer import Deliverer, Ran, at_work, must_be_raised, raise_error
 from .shifted_clock import QueueClock
 from .transactions import call_on_commit_functions, is_in_own_transaction, notice_calls
@@ -31,8 +31,6 @@ from .without_redis import use_no_redis
 MOST = 1000
 # Messages that a failure shows.
 MOST_SHOWN = 5
-# A message may be due this much earlier or later than a test says. Seconds.
-WITHIN = 5.0
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -174,41 +172,18 @@ class Delayq:
         """Name topics that another project handles, so that their messages may be scheduled and looked for here."""
         self.elsewhere.update(map(validation.topic, names))
 
-    def scheduled(
-        self,
-        topic: str | None = None,
-        *,
-        payload: Any = ANYTHING,
-        payload__contains: Any = ANYTHING,
-        due: Duration | datetime | None = None,
-        within: Duration = WITHIN,
-        key: str | Anything | None = ANYTHING,
-        queue: str | Anything = ANYTHING,
-        priority: int | Anything = ANYTHING,
-    ) -> list[Message]:
+    def scheduled(self, topic: str | None = None, **wanted: Unpack[Wanted]) -> list[Message]:
         """Return the scheduled messages that match, the next due one first.
 
         ``payload`` is the whole payload, ``payload__contains`` a part of it: of a dict some names with their values, of
         a list some items, at any depth. ``due`` is a duration from now or an aware datetime; the due time may differ by
-        ``within``, 5 seconds by default. Messages that functions of ``transaction.on_commit`` schedule are among them:
-        those that wait are called first.
+        ``within``, 5 seconds by default. ``key`` (None: no key), ``queue`` and ``priority`` are those of the message.
+        What is left out may have any value. Messages that functions of ``transaction.on_commit`` schedule are among
+        them: those that wait are called first.
         """
-        criteria = self._criteria(topic, payload, payload__contains, due, within, key, queue, priority)
-        return [message for message in self._candidates(topic) if not criteria.differences(message)]
+        return self._look(topic, wanted)[2]
 
-    def assert_scheduled(
-        self,
-        topic: str,
-        *,
-        payload: Any = ANYTHING,
-        payload__contains: Any = ANYTHING,
-        due: Duration | datetime | None = None,
-        within: Duration = WITHIN,
-        key: str | Anything | None = ANYTHING,
-        queue: str | Anything = ANYTHING,
-        priority: int | Anything = ANYTHING,
-        count: int | None = None,
-    ) -> Message:
+    def assert_scheduled(self, topic: str, *, count: int | None = None, **wanted: Unpack[Wanted]) -> Message:
         """Fail unless a scheduled message matches, as ``scheduled`` says. Return the first that does.
 
         ``count``: fail unless exactly so many match. The failure says which messages there were instead.
@@ -216,32 +191,18 @@ class Delayq:
         __tracebackhide__ = True
         if count is not None and count < 1:
             raise ValueError("count is 1 or more; for none there is assert_not_scheduled()")
-        criteria = self._criteria(topic, payload, payload__contains, due, within, key, queue, priority)
-        candidates = self._candidates(topic)
-        found = [message for message in candidates if not criteria.differences(message)]
+        criteria, candidates, found = self._look(topic, wanted)
         if not found or (count is not None and len(found) != count):
             raise AssertionError(self._failure(criteria, candidates, found, count))
         return found[0]
 
-    def assert_not_scheduled(
-        self,
-        topic: str | None = None,
-        *,
-        payload: Any = ANYTHING,
-        payload__contains: Any = ANYTHING,
-        due: Duration | datetime | None = None,
-        within: Duration = WITHIN,
-        key: str | Anything | None = ANYTHING,
-        queue: str | Anything = ANYTHING,
-        priority: int | Anything = ANYTHING,
-    ) -> None:
+    def assert_not_scheduled(self, topic: str | None = None, **wanted: Unpack[Wanted]) -> None:
         """Fail when a scheduled message matches, as ``scheduled`` says; without a criterion when any is scheduled."""
         __tracebackhide__ = True
-        criteria = self._criteria(topic, payload, payload__contains, due, within, key, queue, priority)
-        found = [message for message in self._candidates(topic) if not criteria.differences(message)]
+        criteria, _candidates, found = self._look(topic, wanted)
         if found:
-            wanted = f" with {criteria}" if str(criteria) else ""
-            raise AssertionError(_lines(f"No message{wanted} was to be scheduled, and {len(found)} are:", self, found))
+            having = f" with {criteria}" if str(criteria) else ""
+            raise AssertionError(_lines(f"No message{having} was to be scheduled, and {len(found)} are:", self, found))
 
     # --- call ---------------------------------------------------------------------------------------------------------
 
@@ -304,36 +265,15 @@ class Delayq:
 
     # --- the parts ----------------------------------------------------------------------------------------------------
 
-    def _criteria(
-        self,
-        topic: str | None,
-        payload: Any,
-        contained: Any,
-        due: Duration | datetime | None,
-        within: Duration,
-        key: str | Anything | None,
-        queue: str | Anything,
-        priority: int | Anything,
-    ) -> Criteria:
+    def _look(self, topic: str | None, wanted: Wanted) -> tuple[Criteria, list[Message], list[Message]]:
+        """Return the criteria, all scheduled messages of the topic (None: of all), and those of them that match."""
         if topic is not None:
             topics.check(topic, self.elsewhere)
-        return Criteria.of(
-            self.now,
-            topic,
-            payload=payload,
-            payload__contains=contained,
-            due=due,
-            within=within,
-            key=key,
-            queue=queue,
-            priority=priority,
-        )
-
-    def _candidates(self, topic: str | None) -> list[Message]:
-        """Return all scheduled messages of a topic (None: of all)."""
+        criteria = Criteria.of(self.now, topic, wanted)
         call_on_commit_functions()
         rows = Message.objects.using(self.using).filter(state=State.SCHEDULED).order_by("due_at", "id")
-        return list(rows if topic is None else rows.filter(topic=topic))
+        candidates = list(rows if topic is None else rows.filter(topic=topic))
+        return criteria, candidates, [message for message in candidates if not criteria.differences(message)]
 
     def _is_any_due(self, queue: str | None) -> bool:
         rows = Message.objects.using(self.using).filter(state=State.SCHEDULED, due_at__lte=self.now)

@@ -159,3 +159,5 @@ def test_criteria_that_cannot_be_are_refused(delayq: Delayq) -> None:
         delayq.scheduled("t.ok", due=delayq.now.replace(tzinfo=None))
     with pytest.raises(ValueError, match="is not JSON"):
         delayq.scheduled("t.ok", payload=object())
+    with pytest.raises(TypeError, match="payloud"):
+        delayq.scheduled("t.ok", payloud={})  # type: ignore[call-arg]
