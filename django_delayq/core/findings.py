@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 
 class Level(IntEnum):
@@ -22,8 +22,7 @@ class Cause(IntEnum):
     MISCONFIGURED = 78
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(NamedTuple):
     """The answer to one question of the diagnostics."""
 
     name: str

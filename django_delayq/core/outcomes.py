@@ -55,8 +55,7 @@ def class_path(error: BaseException) -> str:
     return storable(f"{type(error).__module__}.{type(error).__qualname__}", CLASS_LENGTH)
 
 
-@dataclass(frozen=True, slots=True)
-class Ack:
+class Ack(NamedTuple):
     """The handler returned. ``result`` is the value to keep, as JSON; None: no value is kept."""
 
     result: str | None = None
@@ -89,8 +88,7 @@ class GiveUp:
     cause: Raised | None = field(default=None, compare=False, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(NamedTuple):
     """The delivery was released unfinished, which costs no attempt. ``delay`` None keeps the due time.
 
     ``conflict``: its transaction met another one, which a message may do for nothing only so often.
@@ -101,9 +99,10 @@ class Release:
     conflict: bool = False
 
 
-@dataclass(frozen=True, slots=True)
 class Unentered(Release):
     """The database gave the handler no transaction, so that it did not begin."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)

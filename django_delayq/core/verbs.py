@@ -6,14 +6,12 @@ from this table.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from .states import FINAL, LIVE, REQUEUEABLE, State
 
 
-@dataclass(frozen=True, slots=True)
-class Verb:
+class Verb(NamedTuple):
     """Something that an operator may do. ``permits`` is the name of its permission where Django lists it."""
 
     # The word in commands, addresses, operations and the audit.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
 from django.db import DatabaseError, InterfaceError, connections
 from django.utils import translation
@@ -41,8 +41,7 @@ LONG_LIMITED = 3600.0
 OWN_CONNECTIONS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Thresholds:
+class Thresholds(NamedTuple):
     """The limits beyond which a finding is critical. Ages are in seconds."""
 
     min_workers: int = 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -23,8 +22,7 @@ from .waiting import may_be_more, read_due
 PLACES_READ = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class LimitState:
+class LimitState(NamedTuple):
     """One limit at a moment."""
 
     name: str
@@ -52,8 +50,7 @@ class WaitingLine(NamedTuple):
     oldest: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class Lines:
+class Lines(NamedTuple):
     """The longest lines, and the number of all."""
 
     number: Capped = NONE
@@ -75,7 +72,7 @@ def longest_lines(using: str, most: int) -> Lines:
     more = may_be_more(all_due)
     first = sorted(found, key=lambda name: (-found[name].number, found[name].oldest, name))[:most]
     states = [
-        replace(state, waiting=Capped(found[state.name].number, more), oldest=found[state.name].oldest)
+        state._replace(waiting=Capped(found[state.name].number, more), oldest=found[state.name].oldest)
         for state in read_limits(using, first)
     ]
     return Lines(Capped(len(found), more), tuple(states))

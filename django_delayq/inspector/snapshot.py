@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import NamedTuple
 
 from .. import restore
 from ..core import bounds
@@ -17,8 +17,7 @@ from .waiting import Due, batched, count_waiting, may_be_more, overdue_heads, re
 ROWS_PER_QUEUE = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class QueueSnapshot:
+class QueueSnapshot(NamedTuple):
     """One queue in the record. ``ready`` messages are due, but not yet overdue, and wait for no limit."""
 
     # All of them.
@@ -32,8 +31,7 @@ class QueueSnapshot:
     oldest_limited: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(NamedTuple):
     """All queues in the record, at one moment of its clock."""
 
     at: datetime
@@ -112,8 +110,7 @@ def _without_limited(queue: QueueSnapshot, due: Sequence[Due], oldest: datetime 
     # Others may be behind those that were looked at.
     more = may_be_more(due)
     overdue = max(0 if oldest is None else 1, queue.overdue.count - late)
-    return replace(
-        queue,
+    return queue._replace(
         ready=Capped(max(0, queue.ready.count - (number - late)), queue.ready.more),
         overdue=NONE if oldest is None else Capped(overdue, more or queue.overdue.more),
         oldest_overdue=oldest,

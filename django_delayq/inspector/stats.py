@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from django.db.models import QuerySet
 
@@ -35,8 +36,7 @@ LATENESS_OF = 1000
 LINES_READ = 20
 
 
-@dataclass(frozen=True, slots=True)
-class Lateness:
+class Lateness(NamedTuple):
     """The time from the due time to the first claim, in seconds, of the last ``of`` finished messages."""
 
     of: int
@@ -44,8 +44,7 @@ class Lateness:
     p95: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class QueueInRedis:
+class QueueInRedis(NamedTuple):
     """One queue in Redis: how many ids are delayed and ready, and its horizon (None: it is not loaded)."""
 
     delayed: int
@@ -63,8 +62,7 @@ class RedisStats:
     health: ServerInfo | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Stats:
+class Stats(NamedTuple):
     """The statistics that ``delayq_stats`` shows, among them a snapshot of the waiting messages."""
 
     snapshot: Snapshot

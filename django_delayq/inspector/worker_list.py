@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
 from ..core.states import State
 from ..models import Message, Worker
@@ -21,8 +21,7 @@ def list_workers(using: str, now: datetime) -> WorkerList:
     return WorkerList(now, list(Worker.objects.using(using).order_by("-seen_at", "name")[:MOST_WORKERS]))
 
 
-@dataclass(frozen=True, slots=True)
-class RunningMessage:
+class RunningMessage(NamedTuple):
     """A message that a worker has claimed."""
 
     id: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from django.db.models import QuerySet
 
@@ -35,8 +36,7 @@ def _nothing(times: DueTimes, foreseen: Foreseen) -> str:
     return ""
 
 
-@dataclass(frozen=True, slots=True)
-class CommandVerb:
+class CommandVerb(NamedTuple):
     """An action as ``delayq_act`` offers it."""
 
     action: Action

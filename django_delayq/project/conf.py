@@ -1,12 +1,10 @@
-"""The settings: one frozen dataclass of typed defaults under one ``DELAYQ`` dict."""
+"""The settings: typed defaults under one ``DELAYQ`` dict."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
@@ -18,8 +16,7 @@ from ..core.limits import Limit, declare
 from ..core.retry import RetryPolicy
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(NamedTuple):
     """The settings in ``settings.DELAYQ``. Times are seconds, or text such as ``"10m"``."""
 
     # A django-redis cache alias, a redis://, rediss:// or unix:// URL, or None: workers find due messages by query.
@@ -56,8 +53,7 @@ class Settings:
     LOG_ERRORS: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(NamedTuple):
     """A problem in ``settings.DELAYQ``."""
 
     id: str
@@ -235,13 +231,13 @@ def get() -> Settings:
     settings, problems = parse(given())
     insist(problems)
     if in_tests or section("TESTING") is not None:
-        return dataclasses.replace(settings, REDIS=None)
+        return settings._replace(REDIS=None)
     return settings
 
 
 def names() -> list[str]:
     """Return the names of all settings."""
-    return [field.name for field in dataclasses.fields(Settings)]
+    return list(Settings._fields)
 
 
 def _forget(*, setting: str, **kwargs: Any) -> None:

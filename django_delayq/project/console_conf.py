@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.core.signals import setting_changed
 
@@ -12,8 +11,7 @@ from ..core import values
 from . import conf
 
 
-@dataclass(frozen=True, slots=True)
-class ConsoleSettings:
+class ConsoleSettings(NamedTuple):
     """The settings of the console, and of the pages of schedules."""
 
     # True: the pages show everything and refuse every action, even to users with its permission.

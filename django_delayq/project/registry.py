@@ -5,10 +5,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from types import MethodType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Protocol, TypeVar
 
 from asgiref.sync import iscoroutinefunction
 from django.conf import settings
@@ -125,8 +124,7 @@ class RegisteredHandler(HandlerFunction[Payload_contra, Result_co], Protocol):
         return message
 
 
-@dataclass(frozen=True, slots=True)
-class Handler:
+class Handler(NamedTuple):
     """A function and the options with which it receives messages. Times are in seconds."""
 
     topic: str

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from django.db import connections
 
@@ -21,8 +21,7 @@ LOADER_LEASE = 10.0
 RENEWAL_INTERVAL = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(NamedTuple):
     """The loading of all queues up to the horizon, which ``worker`` has begun as the loader."""
 
     broker: Index

@@ -23,8 +23,7 @@ class Overdue(StrEnum):
     SPREAD = "spread"
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(NamedTuple):
     """The messages to restore; empty means all scheduled ones. Due from ``due_after`` on, and before ``due_before``."""
 
     queues: tuple[str, ...] = ()

@@ -32,7 +32,7 @@ def entry(id_: int, *, due_in: float = -1.0, priority: int = 0) -> Entry:
 
 
 def settings_for(server: RedisServer) -> conf.Settings:
-    return replace(conf.Settings(), REDIS=server.url, PREFIX="brokertest")
+    return conf.Settings()._replace(REDIS=server.url, PREFIX="brokertest")
 
 
 def opened(broker: RedisBroker) -> RedisBroker:
@@ -322,6 +322,6 @@ def test_a_closed_broker_leaves_no_connection_behind(server: RedisServer) -> Non
     ],
 )
 def test_the_description_of_redis_shows_no_secrets(url: str | None, shown: str) -> None:
-    text = describe(replace(conf.Settings(), REDIS=url))
+    text = describe(conf.Settings()._replace(REDIS=url))
     assert shown in text
     assert "hunter2" not in text

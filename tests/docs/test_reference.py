@@ -82,8 +82,7 @@ def documented_defaults() -> dict[str, Any]:
 
 def defaults() -> dict[str, Any]:
     """The defaults of all settings: of the queue, of the console, and of the testing module."""
-    fields = (*dataclasses.fields(conf.Settings), *dataclasses.fields(console_conf.ConsoleSettings))
-    return {**{field.name: field.default for field in fields}, "TESTING": None}
+    return {**conf.Settings._field_defaults, **console_conf.ConsoleSettings._field_defaults, "TESTING": None}
 
 
 def test_all_settings_are_documented_with_their_defaults() -> None:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -168,7 +167,7 @@ def test_a_worker_whose_processes_die_at_once_ends_at_its_max_runtime_and_shows_
 
 def test_the_heartbeat_file_waits_for_the_first_turn_of_each_process(supervisor: Supervisor, tmp_path: Path) -> None:
     heartbeat = tmp_path / "heartbeat"
-    supervisor.options = replace(supervisor.options, heartbeat_file=str(heartbeat))
+    supervisor.options = supervisor.options._replace(heartbeat_file=str(heartbeat))
     (child,) = supervisor.children.values()
     supervisor._touch_heartbeat()
     assert not heartbeat.exists()
@@ -226,7 +225,7 @@ def test_no_more_spent_children_finish_than_children_work() -> None:
 def test_a_child_that_ends_after_it_was_replaced_is_no_crash(
     supervisor: Supervisor, process: subprocess.Popen[bytes], page: BegunPage, caplog: pytest.LogCaptureFixture
 ) -> None:
-    supervisor.options = replace(supervisor.options, max_runtime=3600.0)
+    supervisor.options = supervisor.options._replace(max_runtime=3600.0)
     (child,) = supervisor.children.values()
     page.spent = True
     page.replace()

@@ -39,6 +39,8 @@ from .. import _common as common
 
 logger = logging.getLogger("django_delayq")
 
+DEFAULTS = Options._field_defaults
+
 
 class Command(BaseCommand):
     help = (
@@ -87,13 +89,16 @@ class Command(BaseCommand):
             "--processes", type=common.positive, help="worker processes (default: one per core, at most 4)"
         )
         parser.add_argument(
-            "--threads", type=common.positive, default=8, help="handlers that run at once in each process (default 8)"
+            "--threads",
+            type=common.positive,
+            default=DEFAULTS["threads"],
+            help="handlers that run at once in each process (default %(default)s)",
         )
         parser.add_argument(
             "--async-concurrency",
             type=common.positive,
-            default=200,
-            help="async handlers that run at once on the event loop of each process (default 200)",
+            default=DEFAULTS["async_concurrency"],
+            help="async handlers that run at once on the event loop of each process (default %(default)s)",
         )
         parser.add_argument(
             "--roles", type=_roles, help=f"have only these roles, separated by commas: {', '.join(all_roles())}"
@@ -117,8 +122,8 @@ class Command(BaseCommand):
         parser.add_argument(
             "--graceful-timeout",
             type=common.duration,
-            default=30.0,
-            help="how long running handlers may go on after the first signal (default 30s)",
+            default=DEFAULTS["graceful_timeout"],
+            help="how long running handlers may go on after the first signal (default %(default)gs)",
         )
         parser.add_argument(
             "--worker-name", default="", help="the name of the worker in the log (default: the name of the host)"
@@ -224,22 +229,9 @@ def _chosen(options: Mapping[str, Any]) -> Options:
     """Return the options of the worker. Raises ``CommandError`` for those that cannot be."""
     using = common.database(options)
     queues, weights = _queues(options["queue"])
-    return Options(
-        using=using,
-        queues=queues,
-        weights=weights,
-        processes=options["processes"] or default_processes(using),
-        threads=options["threads"],
-        async_concurrency=options["async_concurrency"],
-        roles=options["roles"],
-        max_messages=options["max_messages"],
-        max_runtime=options["max_runtime"],
-        max_tasks_per_child=options["max_tasks_per_child"],
-        max_memory_per_child=options["max_memory_per_child"],
-        graceful_timeout=options["graceful_timeout"],
-        name=_name(options["worker_name"]),
-        heartbeat_file=options["heartbeat_file"],
-    )
+    same = {name: options[name] for name in Options._fields if name in options}
+    own = {"using": using, "queues": queues, "weights": weights, "name": _name(options["worker_name"])}
+    return Options(**{**same, **own, "processes": options["processes"] or default_processes(using)})
 
 
 def _name(given: str) -> str:
