@@ -14,7 +14,7 @@ from typing import NamedTuple
 from .. import restore
 from ..broker.base import IDS_PER_CALL, Entry, Index, RedisPlace
 from ..core import actors
-from ..core.clock import SECOND, to_tenths
+from ..core.clock import SECOND, from_tenths, to_tenths
 from ..core.states import LIVE, State
 from ..models import Message
 from ..models.record import lease_is_over
@@ -140,8 +140,8 @@ class ConsistencyCheck:
 
     def _suspects(self) -> Iterator[tuple[list[int], int]]:
         """Yield ids that seem to differ, in batches, each with how many ids were compared."""
-        for page in restore.pages(self.using, self.queue, start_tenths=None, end_tenths=self._horizon_tenths):
-            yield self._misplaced(page), len(page)
+        for batch in restore.merged(self.using, [self.queue], end=from_tenths(self._horizon_tenths)):
+            yield self._misplaced(batch.by_queue[self.queue]), batch.size
         for ids in self.broker.ids(self.queue):
             live = Message.objects.using(self.using).filter(pk__in=ids, queue=self.queue, state__in=sorted(LIVE))
             known = set(live.values_list("pk", flat=True))

@@ -6,7 +6,7 @@ from ..record.sql.rows import BEGINNING
 from .engine import Restore
 from .filling import LOADER_LEASE, Load, fill
 from .horizon import ensure_horizon, is_current, is_too_far, refuse_foreign, writable_server
-from .reading import Batch, in_turn, merged, pages, queues, still_scheduled
+from .reading import Batch, in_turn, merged, queues, still_scheduled
 from .selection import Overdue, Position, Report, Selection, Stage, Tally
 
 __all__ = [
@@ -27,7 +27,6 @@ __all__ = [
     "is_current",
     "is_too_far",
     "merged",
-    "pages",
     "queues",
     "refuse_foreign",
     "still_scheduled",

@@ -26,7 +26,7 @@ from ..record import transitions
 from ..record.sql import statements
 from .filling import LOADER_LEASE, Load, fill
 from .horizon import NO_LEASE, ensure_horizon, is_current, refuse_foreign, writable_server
-from .reading import Batch, BatchEnd, page, queues
+from .reading import Batch, BatchEnd, merged, queues
 from .selection import Overdue, Position, Report, Selection, Stage, Tally
 
 # Batches that are read while one is being put.
@@ -144,10 +144,7 @@ class Restore:
 
     def _chunks(self, queue: str) -> Iterator[QuerySet[Message]]:
         rows = self.selection.rows(self.using, queue)
-        if not self._ids:
-            yield rows
-        for start in range(0, len(self._ids), IDS_PER_CALL):
-            yield rows.filter(pk__in=self._ids[start : start + IDS_PER_CALL])
+        return map(rows.filter, self._chunks_of_ids())
 
     # --- the hold -------------------------------------------------------------------------------------------------
 
@@ -274,20 +271,14 @@ class Restore:
                 entries = list(starmap(Entry, statements(self.using).places(rows.order_by("pk"))))
                 yield Batch({queue: entries}, (None, batch[-1]))
             return
-        start = max((moment for moment in (start, chosen.due_after) if moment is not None), default=None)
         if chosen.due_before is not None:
             end = min(end, chosen.due_before - _MICROSECOND)
-        mark = None if after is None or after[0] is None else (after[0], after[1])
-        while True:
-            entries = page(
-                self.using, queue, after=mark, start=start, end=end, limit=limit, topics=chosen.topics or None
-            )
-            if not entries:
-                return
-            mark = (entries[-1].due_at, entries[-1].id)
-            yield Batch({queue: entries}, mark)
-            if len(entries) < limit:
-                return
+        marks = [(moment, 0) for moment in (start, chosen.due_after) if moment is not None]
+        if after is not None and after[0] is not None:
+            marks.append((after[0], after[1]))
+        yield from merged(
+            self.using, [queue], after=max(marks, default=None), end=end, limit=limit, topics=chosen.topics or None
+        )
 
     # --- filling --------------------------------------------------------------------------------------------------
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from itertools import chain, islice, repeat, starmap
+from itertools import chain, islice, repeat
 from typing import NamedTuple
 
 from ..broker.base import IDS_PER_CALL, Entry
 from ..broker.publisher import by_queue
-from ..core.clock import from_tenths
 from ..core.states import State
 from ..models import Message
 from ..project import conf, registry
 from ..record import transitions
 from ..record.sql import statements
-from ..record.sql.expressions import After
 from ..record.sql.rows import BEGINNING
 
 # One query for many queues finds this many rows of each.
@@ -55,26 +53,14 @@ def page(
     using: str,
     queue: str,
     *,
-    after: tuple[datetime, int] | None = None,
-    start: datetime | None = None,
-    end: datetime | None = None,
+    after: tuple[datetime, int],
+    end: datetime,
     limit: int = IDS_PER_CALL,
     topics: Sequence[str] | None = None,
 ) -> list[Entry]:
-    """Return scheduled messages of a queue in the order of (due, id), after a place in that order.
-
-    The query walks along one partial index and needs no OFFSET.
-    """
-    rows = Message.objects.using(using).filter(state=State.SCHEDULED, queue=queue)
-    if after is not None:
-        rows = rows.filter(After(*after))
-    elif start is not None:
-        rows = rows.filter(due_at__gte=start)
-    if end is not None:
-        rows = rows.filter(due_at__lte=end)
-    if topics is not None:
-        rows = rows.filter(topic__in=topics)
-    return list(starmap(Entry, statements(using).places(rows.order_by("due_at", "id")[:limit])))
+    """Return scheduled messages of a queue in the order of (due, id), after a place in that order."""
+    found = statements(using).heads([queue], after=after, end=end, limit=limit, topics=topics)
+    return [Entry(*values) for _queue, *values in found]
 
 
 def still_scheduled(using: str, ids: Iterable[int]) -> set[int]:
@@ -83,27 +69,6 @@ def still_scheduled(using: str, ids: Iterable[int]) -> set[int]:
     # few.
     rows = Message.objects.using(using).filter(pk__in=list(ids)).values_list("pk", "state")
     return {pk for pk, state in rows if state == State.SCHEDULED}
-
-
-def pages(
-    using: str,
-    queue: str,
-    *,
-    start_tenths: int | None,
-    end_tenths: int,
-    limit: int = IDS_PER_CALL,
-    topics: Sequence[str] | None = None,
-    after: tuple[datetime, int] | None = None,
-) -> Iterator[list[Entry]]:
-    """Yield the scheduled messages of a queue that are due from ``start_tenths`` to ``end_tenths`` (tenths of a ms)."""
-    start = None if start_tenths is None else from_tenths(start_tenths)
-    while True:
-        rows = page(using, queue, after=after, start=start, end=from_tenths(end_tenths), limit=limit, topics=topics)
-        if rows:
-            yield rows
-        if len(rows) < limit:
-            return
-        after = (rows[-1].due_at, rows[-1].id)
 
 
 def merged(
@@ -115,7 +80,10 @@ def merged(
     limit: int = IDS_PER_CALL,
     topics: Sequence[str] | None = None,
 ) -> Iterator[Batch]:
-    """Yield the scheduled messages of several queues in the one order of (due, id), after a place in that order."""
+    """Yield the scheduled messages of queues in the one order of (due, id), after a place in that order.
+
+    After ``(moment, 0)`` means: due from that moment on.
+    """
     walks = _walks(using, queues, after, end, limit, topics)
     if len(walks) == 1:
         for queue, pages_of_it in walks.items():

@@ -22,6 +22,7 @@ from django_delayq.console.operations import consistency_check
 from django_delayq.console.operations import restore_work as restoring
 from django_delayq.console.operations.restore_work import RestoreOperation
 from django_delayq.core import bounds
+from django_delayq.core.clock import from_tenths
 from django_delayq.core.exceptions import BrokerUnavailable
 from django_delayq.core.states import State
 from django_delayq.management import _common as common
@@ -637,8 +638,8 @@ def test_a_check_counts_the_mismatches_of_each_queue(redis_client: redis.Redis, 
     missing, extra = schedule(3)[:1], 999_999_999
     schedule(2, queue="other")
     for queue in ("default", "other"):
-        rows = [row for page in restore.pages(DB, queue, start_tenths=None, end_tenths=2**46) for row in page]
-        there.fill({queue: rows})
+        for batch in restore.merged(DB, [queue], end=from_tenths(2**46)):
+            there.fill(batch.by_queue)
     there.remove("default", missing)
     redis_client.zadd(there.keys("default").ready, {str(extra): 1.0})
     stuck = schedule(1, due=-1, queue="other")

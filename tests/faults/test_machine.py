@@ -40,7 +40,7 @@ from django_delayq.broker.base import Entry
 from django_delayq.broker.keys import BAND
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.core import actors
-from django_delayq.core.clock import SECOND, to_tenths
+from django_delayq.core.clock import SECOND, from_tenths, to_tenths
 from django_delayq.core.exceptions import BrokerUnavailable
 from django_delayq.core.states import FINAL, State, is_legal
 from django_delayq.core.verdicts import Verdict
@@ -542,9 +542,8 @@ class Machine(RuleBasedStateMachine):
             del self.restores[which]
 
     def pages(self, limit: int = 1000) -> Iterator[list[Entry]]:
-        return restore.pages(
-            "default", QUEUE, start_tenths=None, end_tenths=self.broker.now_tenths() + 30 * SECOND, limit=limit
-        )
+        end = from_tenths(self.broker.now_tenths() + 30 * SECOND)
+        return (batch.by_queue[QUEUE] for batch in restore.merged("default", [QUEUE], end=end, limit=limit))
 
     def fill(self, page: list[Entry]) -> None:
         before = self.places(page)

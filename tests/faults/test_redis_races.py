@@ -12,7 +12,6 @@ from django.utils import timezone
 
 from django_delayq import cancel_message, reschedule_message, restore, schedule_messages
 from django_delayq.broker.redis import RedisBroker
-from django_delayq.core.clock import SECOND, to_tenths
 from django_delayq.core.states import State
 from django_delayq.models import Message
 from django_delayq.project import conf
@@ -54,10 +53,8 @@ class Delivering:
 
 
 def fill(broker: RedisBroker) -> None:
-    for entries in restore.pages(
-        "default", QUEUE, start_tenths=None, end_tenths=to_tenths(timezone.now()) + 600 * SECOND
-    ):
-        broker.fill({QUEUE: entries})
+    for batch in restore.merged("default", [QUEUE], end=timezone.now() + timedelta(minutes=10)):
+        broker.fill(batch.by_queue)
 
 
 def due(number: int) -> list[Message]:
