@@ -53,5 +53,5 @@ class DelayqHealthCheck(HealthCheck):  # type: ignore[misc]
                 # The thread is one of a pool, and nobody else closes its connections.
                 connections[using].close()
         if bad:
-            logger.warning("The health check found: %s", "; ".join(f"{f.name}: {f.detail}" for f in bad))
+            logger.warning("The health check found: %s", "; ".join(f"{f.name}: {f.text}" for f in bad))
             raise ServiceUnavailable(f"critical: {', '.join(f.name for f in bad)}")

@@ -1,4 +1,4 @@
-"""A finding: what ``delayq_check`` and the console say about one part of the queue."""
+"""A finding: what ``delayq_check``, the console and checks of health say about one part of the queue."""
 
 from __future__ import annotations
 
@@ -23,9 +23,15 @@ class Cause(IntEnum):
 
 
 class Finding(NamedTuple):
-    """The answer to one question of the diagnostics."""
+    """The answer to one question: ``detail`` says what was found, and ``advice`` what follows, or what to do."""
 
     name: str
     level: Level
     detail: str
     cause: Cause = Cause.PROBLEM
+    advice: str = ""
+
+    @property
+    def text(self) -> str:
+        """All that it says, in one line."""
+        return f"{self.detail}; {self.advice}" if self.advice else self.detail

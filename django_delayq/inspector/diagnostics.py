@@ -1,13 +1,17 @@
-"""Checks whether the database, Redis and the workers do their work: one finding per question, for monitors."""
+"""Checks whether the database, Redis and the workers do their work: one finding per question.
+
+``delayq_check`` asks all questions. The pages of the console have the ``of_`` functions word what they know already.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
 from django.db import DatabaseError, InterfaceError, connections
 from django.utils import translation
+from django.utils.translation import gettext as _
 
 from .. import extensions, restore
 from ..api import pausing
@@ -50,13 +54,21 @@ class Thresholds(NamedTuple):
     max_limited_age: float | None = None
 
 
-def check(using: str, broker: Index | None, limits: Thresholds) -> Iterator[Finding]:
-    """Check the database, then Redis. A question without an answer is left out: the finding before it says why."""
+def check(using: str, broker: Index | None, limits: Thresholds) -> list[Finding]:
+    """Check the database, then Redis. A question without an answer is left out: the finding before it says why.
+
+    For monitors, so the words are not translated.
+    """
+    with translation.override(None):
+        return [*_check(using, broker, limits)]
+
+
+def _check(using: str, broker: Index | None, limits: Thresholds) -> Iterator[Finding]:
     database = _database(using)
     yield database
     ready = database.level == Level.OK
     if ready:
-        migrations = _migrations(using)
+        migrations = of_migrations(pending_migrations(using))
         yield migrations
         ready = migrations.level == Level.OK
     if broker is None:
@@ -83,15 +95,20 @@ def _database(using: str) -> Finding:
     except (DatabaseError, InterfaceError) as error:
         cause = Cause.UNREACHABLE if trouble(error) == Trouble.AWAY else Cause.MISCONFIGURED
         return Finding("Database", Level.CRITICAL, _first_line(error), cause)
-    return Finding("Database", Level.OK, f"{using}: {vendor_name(using)}")
+    return of_database(using)
 
 
-def _migrations(using: str) -> Finding:
-    pending = pending_migrations(using)
-    if pending:
-        detail = f"pending: {', '.join(pending)}; run migrate"
-        return Finding("Migrations", Level.CRITICAL, detail, Cause.MISCONFIGURED)
-    return Finding("Migrations", Level.OK, "applied")
+def of_database(using: str) -> Finding:
+    """Name a database that answers."""
+    return Finding(_("Database"), Level.OK, f"{using}: {vendor_name(using)}")
+
+
+def of_migrations(pending: Sequence[str]) -> Finding:
+    """Name the migrations that are not applied."""
+    if not pending:
+        return Finding(_("Migrations"), Level.OK, _("all applied"))
+    detail = _("pending: %(names)s") % {"names": ", ".join(pending)}
+    return Finding(_("Migrations"), Level.CRITICAL, detail, Cause.MISCONFIGURED, _("run migrate"))
 
 
 def _redis(using: str, broker: Index, *, ready: bool) -> Iterator[Finding]:
@@ -99,37 +116,36 @@ def _redis(using: str, broker: Index, *, ready: bool) -> Iterator[Finding]:
     try:
         health = broker.server_info()
         yield Finding("Redis", Level.OK, f"{where}, version {health.version or 'unknown'}")
-        yield from _server(health)
+        yield from of_server(health)
         if ready and not health.cluster:
             yield _identity(using, broker)
     except BrokerUnavailable as error:
         yield Finding("Redis", Level.CRITICAL, f"{where}: {_first_line(error)}", Cause.UNREACHABLE)
 
 
-def _server(health: ServerInfo) -> Iterator[Finding]:
-    unknown = "unknown: Redis does not tell"
+def of_server(health: ServerInfo) -> Iterator[Finding]:
+    """Say of a Redis that answers whether messages may be kept in it."""
+    unknown = _("unknown: Redis does not tell")
+    mode, role, policy = _("Redis mode"), _("Redis role"), _("Redis maxmemory-policy")
     if health.cluster:
-        detail = f"{ClusterBroker()} Until then workers find due messages by query."
-        yield Finding("Redis mode", Level.CRITICAL, detail, Cause.MISCONFIGURED)
+        advice = _("until it is replaced, workers find due messages by query")
+        yield Finding(mode, Level.CRITICAL, str(ClusterBroker()).rstrip("."), Cause.MISCONFIGURED, advice)
     elif health.cluster is None:
-        yield Finding("Redis mode", Level.WARN, unknown)
+        yield Finding(mode, Level.WARN, unknown)
     else:
-        yield Finding("Redis mode", Level.OK, "one master, no cluster")
+        yield Finding(mode, Level.OK, _("one master, no cluster"))
     if health.role in (None, "master"):
-        yield Finding("Redis role", Level.OK if health.role else Level.WARN, health.role or unknown)
+        yield Finding(role, Level.OK if health.role else Level.WARN, health.role or unknown)
     else:
-        detail = f"{health.role}: this Redis takes no writes; connect to the master"
-        yield Finding("Redis role", Level.CRITICAL, detail)
-    if health.policy is None:
-        yield Finding("Redis maxmemory-policy", Level.WARN, unknown)
-    elif health.policy == "noeviction":
-        yield Finding("Redis maxmemory-policy", Level.OK, health.policy)
+        yield Finding(role, Level.CRITICAL, health.role, advice=_("this Redis takes no writes: connect to the master"))
+    if health.policy in (None, "noeviction"):
+        yield Finding(policy, Level.OK if health.policy else Level.WARN, health.policy or unknown)
     else:
-        detail = f"{health.policy}: Redis may drop waiting messages; set it to noeviction"
-        yield Finding("Redis maxmemory-policy", Level.CRITICAL, detail)
+        advice = _("Redis may drop waiting messages: set it to noeviction")
+        yield Finding(policy, Level.CRITICAL, health.policy, advice=advice)
     # None is needed: after a restart without it a worker loads Redis again from the record.
-    persistence = "none: after a restart a worker loads Redis again" if health.persistence == "none" else None
-    yield Finding("Redis persistence", Level.OK, persistence or health.persistence or unknown)
+    needless = _("not needed: after a restart a worker loads Redis again") if health.persistence == "none" else ""
+    yield Finding(_("Redis persistence"), Level.OK, health.persistence or unknown, advice=needless)
 
 
 def _identity(using: str, broker: Index) -> Finding:
@@ -147,7 +163,8 @@ def _record(using: str, limits: Thresholds) -> Iterator[Finding]:
     level = Level.OK if alive >= limits.min_workers else Level.CRITICAL
     yield Finding("Workers", level, f"{alive} alive" + ("" if level == Level.OK else f" of {limits.min_workers}"))
     yield from _connections(using, workers)
-    yield from _snapshots(using)
+    if (holders := statements(using).snapshot_holders()) is not None:
+        yield of_snapshots(holders)
     paused = pausing.paused(using)
     if paused:
         since = ", ".join(
@@ -157,14 +174,13 @@ def _record(using: str, limits: Thresholds) -> Iterator[Finding]:
     # Messages of a paused queue are meant to wait.
     yield _overdue(stats.oldest_overdue(using, now, paused), now, limits)
     if (lines := longest_lines(using, LINES_READ)).longest:
-        yield _limited(lines, workers, limits)
+        yield of_limited(lines, workers, limits)
     if topics := topics_without_handler(using, workers):
         yield Finding("Topics", Level.WARN, f"no handler for {_some(asked(topics))}")
     # Without any worker the finding "Workers" says all.
     if alive and (queues := queues_without_worker(using, workers)):
         yield Finding("Queues", Level.WARN, f"no worker serves {_some(asked(queues))}")
-    with translation.override(None):
-        yield from extensions.findings(using, workers)
+    yield from extensions.findings(using, workers)
     if limits.max_dead is not None:
         dead = stats.capped(Message.objects.using(using).filter(state=State.DEAD), limits.max_dead)
         level = Level.CRITICAL if dead.more else Level.OK
@@ -185,28 +201,28 @@ def _connections(using: str, workers: WorkerList) -> Iterator[Finding]:
         yield Finding("Connections", Level.OK, detail)
     else:
         advice = "start fewer processes or threads, raise the limit, or put a pooler in between"
-        yield Finding("Connections", Level.WARN, f"{detail}; {advice}")
+        yield Finding("Connections", Level.WARN, detail, advice=advice)
 
 
-def _snapshots(using: str) -> Iterator[Finding]:
-    """Name those who hold an old snapshot, because of which no table is cleaned. Where that cannot be: nothing."""
-    holders = statements(using).snapshot_holders()
-    if holders is None:
-        return
+def of_snapshots(holders: list[Holder]) -> Finding:
+    """Name those who hold an old snapshot, because of which no table is cleaned."""
+    name = _("Snapshots")
     if not (old := oldest(holders)):
-        yield Finding("Snapshots", Level.OK, f"none is older than {brief(OLD)}")
-        return
-    detail = ", ".join(map(describe_holder, old))
-    advice = "until it ends, the rows of messages that have left stay, and searches grow slower: end it"
-    yield Finding("Snapshots", Level.WARN, f"{detail}; {advice}")
+        return Finding(name, Level.OK, _("none is older than %(age)s") % {"age": brief(OLD)})
+    advice = _("until it ends, the rows of messages that have left stay, and searches grow slower: end it")
+    return Finding(name, Level.WARN, ", ".join(map(describe_holder, old)), advice=advice)
 
 
 def describe_holder(holder: Holder) -> str:
     """Say who holds a snapshot, and how old it is."""
-    kinds = {"transaction": "transaction of pid", "slot": "replication slot", "prepared": "prepared transaction"}
-    owner = f" ({holder.owner})" if holder.owner else ""
-    age = f"{holder.transactions:,} transactions" if holder.seconds is None else brief(holder.seconds)
-    return f"the {kinds[holder.kind]} {holder.name}{owner} is {age} old"
+    text = {
+        "transaction": _("the transaction of pid %(name)s is %(age)s old"),
+        "slot": _("the replication slot %(name)s is %(age)s old"),
+        "prepared": _("the prepared transaction %(name)s is %(age)s old"),
+    }[holder.kind]
+    name = f"{holder.name} ({holder.owner})" if holder.owner else holder.name
+    by_number = _("%(number)s transactions") % {"number": f"{holder.transactions:,}"}
+    return text % {"name": name, "age": by_number if holder.seconds is None else brief(holder.seconds)}
 
 
 def _wanted_connections(worker: Worker) -> int:
@@ -233,21 +249,21 @@ def _overdue(oldest: list[Message], now: datetime, limits: Thresholds) -> Findin
     return Finding("Overdue", level, _some(described))
 
 
-def _limited(lines: Lines, workers: WorkerList, limits: Thresholds) -> Finding:
+def of_limited(lines: Lines, workers: WorkerList, limits: Thresholds) -> Finding:
     """Name the lines whose messages wait longest. To wait for a limit is no fault until it takes too long."""
-    now = workers.at
+    now, name = workers.at, _("Limited")
     most = LONG_LIMITED if limits.max_limited_age is None else limits.max_limited_age
     first = sorted(lines.longest, key=lambda line: -_limited_for(line, now))
     if old := [_line(line, now) for line in first if _limited_for(line, now) > most]:
         level = Level.WARN if limits.max_limited_age is None else Level.CRITICAL
-        advice = "raise the limit, make its handlers faster, or schedule less"
-        return Finding("Limited", level, f"{_some(old)}; {advice}")
+        advice = _("raise the limit, make its handlers faster, or schedule less")
+        return Finding(name, level, _some(old), advice=advice)
     if unled := [_line(line, now) for line in first if _has_no_worker(line, workers)]:
         return Finding(
-            "Limited", Level.WARN, f"no live worker handles the topic, so no message goes on: {_some(unled)}"
+            name, Level.WARN, _some(unled), advice=_("no live worker handles the topic, so no message goes on")
         )
-    age = brief(_limited_for(first[0], now))
-    return Finding("Limited", Level.OK, f"messages wait for {lines.number} limits, the oldest for {age}")
+    values = {"number": lines.number, "age": brief(_limited_for(first[0], now))}
+    return Finding(name, Level.OK, _("messages wait for %(number)s limits, the oldest for %(age)s") % values)
 
 
 def _limited_for(line: LimitState, now: datetime) -> float:
@@ -262,10 +278,14 @@ def _has_no_worker(line: LimitState, workers: WorkerList) -> bool:
 
 
 def _line(line: LimitState, now: datetime) -> str:
-    taken = ""
+    text = _("%(count)s wait for %(limit)s, the oldest for %(age)s")
+    values = {"count": line.waiting, "limit": line.name, "age": brief(_limited_for(line, now))}
     if line.limit is not None:
-        taken = f" ({line.limit})" if line.limit.count is None else f" ({line.running} of {line.limit.count} run)"
-    return f"{line.waiting} wait for {line.name}{taken}, the oldest for {brief(_limited_for(line, now))}"
+        text = _("%(count)s wait for %(limit)s (%(use)s), the oldest for %(age)s")
+        values["use"] = str(line.limit)
+        if line.limit.count is not None:
+            values["use"] = _("%(running)d of %(most)d run") % {"running": line.running, "most": line.limit.count}
+    return text % values
 
 
 def _some(names: list[str]) -> str:

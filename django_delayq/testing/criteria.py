@@ -23,7 +23,7 @@ WITHIN = 5.0
 ANYTHING: Any = object()
 
 
-class Wanted(TypedDict, total=False):
+class Sought(TypedDict, total=False):
     """What a test may look for, besides the topic. What it leaves out may have any value."""
 
     payload: Any
@@ -48,12 +48,12 @@ class Criteria(NamedTuple):
     priority: Any
 
     @classmethod
-    def of(cls, now: datetime, topic: str | None, wanted: Wanted) -> Criteria:
+    def of(cls, now: datetime, topic: str | None, wanted: Sought) -> Criteria:
         """Check what was given, and bring it into the form of the record. A duration ``due`` counts from ``now``.
 
         Raises ``TypeError`` for a criterion that there is not, and ``ValueError`` for a value that cannot be.
         """
-        known = Wanted.__annotations__
+        known = Sought.__annotations__
         if unknown := wanted.keys() - known.keys():
             raise TypeError(f"there is no criterion {names.unknown(unknown, known, {})}")
         due = wanted.get("due")

@@ -21,7 +21,7 @@ from ..record.sql.rows import Claimed, LeaseRenewal
 from ..worker.parts.delivery import Delivery
 from ..worker.run.executor import call
 from . import topics
-from .criteria import Criteria, Wanted, described
+from .criteria import Criteria, Sought, described
 from .deliverer import Deliverer, Ran, at_work, must_be_raised, raise_error
 from .shifted_clock import QueueClock
 from .transactions import call_on_commit_functions, is_in_own_transaction, notice_calls
@@ -172,7 +172,7 @@ class Delayq:
         """Name topics that another project handles, so that their messages may be scheduled and looked for here."""
         self.elsewhere.update(map(validation.topic, names))
 
-    def scheduled(self, topic: str | None = None, **wanted: Unpack[Wanted]) -> list[Message]:
+    def scheduled(self, topic: str | None = None, **wanted: Unpack[Sought]) -> list[Message]:
         """Return the scheduled messages that match, the next due one first.
 
         ``payload`` is the whole payload, ``payload__contains`` a part of it: of a dict some names with their values, of
@@ -183,7 +183,7 @@ class Delayq:
         """
         return self._look(topic, wanted)[2]
 
-    def assert_scheduled(self, topic: str, *, count: int | None = None, **wanted: Unpack[Wanted]) -> Message:
+    def assert_scheduled(self, topic: str, *, count: int | None = None, **wanted: Unpack[Sought]) -> Message:
         """Fail unless a scheduled message matches, as ``scheduled`` says. Return the first that does.
 
         ``count``: fail unless exactly so many match. The failure says which messages there were instead.
@@ -196,7 +196,7 @@ class Delayq:
             raise AssertionError(self._failure(criteria, candidates, found, count))
         return found[0]
 
-    def assert_not_scheduled(self, topic: str | None = None, **wanted: Unpack[Wanted]) -> None:
+    def assert_not_scheduled(self, topic: str | None = None, **wanted: Unpack[Sought]) -> None:
         """Fail when a scheduled message matches, as ``scheduled`` says; without a criterion when any is scheduled."""
         __tracebackhide__ = True
         criteria, _candidates, found = self._look(topic, wanted)
@@ -265,7 +265,7 @@ class Delayq:
 
     # --- the parts ----------------------------------------------------------------------------------------------------
 
-    def _look(self, topic: str | None, wanted: Wanted) -> tuple[Criteria, list[Message], list[Message]]:
+    def _look(self, topic: str | None, wanted: Sought) -> tuple[Criteria, list[Message], list[Message]]:
         """Return the criteria, all scheduled messages of the topic (None: of all), and those of them that match."""
         if topic is not None:
             topics.check(topic, self.elsewhere)

@@ -161,7 +161,7 @@ def test_every_page_of_help_can_be_formatted() -> None:
 def test_every_finding_of_delayq_check_is_documented() -> None:
     files = ("inspector/diagnostics", "recurring/diagnosis")
     source = "".join((ROOT / f"django_delayq/{file}.py").read_text() for file in files)
-    found = set(re.findall(r'\bFinding\("([\w -]+)"', source))
+    found = set(re.findall(r'\b(?:Finding|_)\("([A-Z][\w -]+)"', source))
     assert found == set(re.findall(r"^   \* - \*([\w -]+)\*$", section("delayq_check"), re.MULTILINE))
 
 

@@ -238,7 +238,7 @@ def test_a_check_tells_of_messages_that_wait_long(declare: Declare) -> None:
     found = finding()
     assert found is not None
     assert found.level == Level.WARN
-    assert found.detail.startswith("2 wait for topic l.one (1 of 1 run), the oldest for 2 h; raise the limit")
+    assert found.text.startswith("2 wait for topic l.one (1 of 1 run), the oldest for 2 h; raise the limit")
     assert finding(max_limited_age=3 * 3600.0) == Finding(
         "Limited", Level.OK, "messages wait for 1 limits, the oldest for 2 h"
     )
@@ -254,7 +254,7 @@ def test_a_check_tells_of_lines_that_no_worker_leads(declare: Declare) -> None:
     Worker.objects.create(name="w", host="h", pid=1, queues=["default"], topics=["other"], started_at=now, seen_at=now)
     found = finding()
     assert found is not None
-    assert (found.level, found.detail[:38]) == (Level.WARN, "no live worker handles the topic, so n")
+    assert (found.level, found.advice[:38]) == (Level.WARN, "no live worker handles the topic, so n")
     Worker.objects.update(topics=["l.one"])
     found = finding()
     assert found is not None

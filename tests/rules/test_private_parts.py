@@ -23,6 +23,7 @@ UNDOCUMENTED = {"run_on_commit", "savepoint_ids", "atomic_blocks", "ModelState"}
 LISTED_UNDOCUMENTED = {"run_on_commit", "savepoint_ids"}
 # With an underscore, and documented all the same: by Django, by namedtuple, by Python.
 DOCUMENTED = {"_meta", "_state", "_base_manager", "_default_manager", "_replace", "_make", "_asdict", "_fields"} | {
+    "_field_defaults",
     "_exit",
     "_current_frames",
 }

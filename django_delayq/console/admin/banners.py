@@ -13,13 +13,14 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from ...core.durations import brief
-from ...core.findings import Level
-from ...inspector.diagnostics import LONG_LIMITED, Thresholds
+from ...core.findings import Finding, Level
+from ...inspector import diagnostics
+from ...inspector.diagnostics import Thresholds
 from ...inspector.numbers import total
 from ...models import Message, Queue, Worker
 from ..models import Health, Limits
 from . import facts
-from .explanation import limit_text, moment
+from .explanation import moment
 from .facts import has_no_worker, some
 from .page import Links
 from .page_data import PageData
@@ -99,27 +100,19 @@ def _overdue(data: PageData) -> Iterator[Banner]:
 
 
 def _limited(data: PageData) -> Iterator[Banner]:
-    """Name the line with the message that has waited longest, if that is long."""
-    lines = data.lines.value
-    old = [line for line in lines.longest if line.oldest is not None] if lines else []
-    first = min(old, key=lambda line: line.oldest or data.at, default=None)
-    if first is None or first.oldest is None or data.at - first.oldest <= timedelta(seconds=LONG_LIMITED):
-        return
-    text = ngettext(
-        "%(count)s message waits for %(limit)s (%(use)s), for %(age)s.",
-        "%(count)s messages wait for %(limit)s (%(use)s), the oldest for %(age)s.",
-        first.waiting.count,
-    )
-    age = brief((data.at - first.oldest).total_seconds())
-    values = {"count": first.waiting, "limit": first.name, "use": limit_text(first, data.at), "age": age}
-    yield Banner("warning", text % values, _("Limits"), Limits)
+    lines, workers = data.lines.value, data.workers.value
+    if lines and lines.longest and workers is not None:
+        yield from _of_finding(diagnostics.of_limited(lines, workers, Thresholds()), _("Limits"), Limits)
 
 
 def _findings(data: PageData) -> Iterator[Banner]:
     for finding in data.findings.value or ():
-        if finding.level != Level.OK:
-            level = "error" if finding.level == Level.CRITICAL else "warning"
-            yield Banner(level, finding.detail, _("Workers"), Worker)
+        yield from _of_finding(finding, _("Workers"), Worker)
+
+
+def _of_finding(finding: Finding, link: str, model: type[Model]) -> Iterator[Banner]:
+    if finding.level != Level.OK:
+        yield Banner("error" if finding.level == Level.CRITICAL else "warning", finding.text, link, model)
 
 
 def _paused(data: PageData) -> Iterator[Banner]:

@@ -9,9 +9,10 @@ from datetime import timedelta
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from ...core.findings import Finding, Level
+from ...inspector import diagnostics
 from ...inspector.stats import RedisStats
 from ...models.workers import WorkerState
-from ...record.sql import vendor_name
 from .explanation import span
 from .page_data import PageData
 
@@ -40,6 +41,13 @@ class Fact:
         return {"ok": _("ok"), "warning": _("warning"), "critical": _("critical")}.get(self.level, "")
 
 
+def of_finding(finding: Finding) -> Fact:
+    """Return what ``delayq_check`` finds as a line of a card; what is critical is a problem of every page."""
+    level = {Level.OK: "ok", Level.WARN: "warning", Level.CRITICAL: "critical"}[finding.level]
+    problem = f"{finding.name}: {finding.text}" if finding.level == Level.CRITICAL else ""
+    return Fact(finding.name, finding.detail, level, finding.advice, problem, is_main=True)
+
+
 def of_redis(data: PageData) -> Iterator[Fact]:
     """Yield what Redis told of itself, and whether it holds what it should."""
     redis = data.redis.value
@@ -66,15 +74,11 @@ def _server(redis: RedisStats) -> Iterator[Fact]:
     assert health is not None
     version = _("answers, version %(version)s") % {"version": health.version or "?"}
     yield Fact(_("State"), version, "ok", is_main=True)
-    yield Fact(_("Role"), health.role or "?", "" if health.role in (None, "master") else "critical")
+    yield from map(of_finding, diagnostics.of_server(health))
     yield Fact(_("Uptime"), "?" if health.uptime is None else span(timedelta(seconds=health.uptime)))
     yield _memory(health.memory, health.max_memory)
-    yield _policy(health.policy)
     evicted = "?" if health.evicted is None else f"{health.evicted:,}"
     yield Fact(_("Evicted keys"), evicted, "warning" if health.evicted else "")
-    is_needless = health.persistence == "none"
-    note = _("not needed: workers restore Redis from the record after a restart") if is_needless else ""
-    yield Fact(_("Persistence"), health.persistence or "?", "", note, is_main=True)
 
 
 def _memory(used: int | None, most: int | None) -> Fact:
@@ -85,15 +89,6 @@ def _memory(used: int | None, most: int | None) -> Fact:
         if used and used > MEMORY_SHARE * most:
             problem = _("Redis uses %(share)d %% of its memory limit.") % {"share": round(100 * used / most)}
     return Fact(_("Memory"), text, "warning" if problem else "", problem=problem, is_main=True)
-
-
-def _policy(policy: str | None) -> Fact:
-    name = "maxmemory-policy"
-    if policy in (None, "noeviction"):
-        return Fact(name, policy or "?", "ok" if policy else "", is_main=True)
-    problem = _("Redis may drop waiting messages: its maxmemory-policy is %(policy)s, and should be noeviction.")
-    note = _("Redis may drop waiting messages: set it to noeviction.")
-    return Fact(name, policy, "critical", note, problem % {"policy": policy}, is_main=True)
 
 
 def _contents(data: PageData) -> Fact:
@@ -116,20 +111,11 @@ def _contents(data: PageData) -> Fact:
 
 def of_database(data: PageData) -> Iterator[Fact]:
     """Yield which database has the record, and whether its tables are those of this code."""
-    yield Fact(_("Database"), f"{data.using}: {vendor_name(data.using)}", "ok", is_main=True)
-    names = data.pending.value
-    if names is None:
+    yield of_finding(diagnostics.of_database(data.using))
+    if data.pending.value is None:
         yield Fact(_("Migrations"), data.pending.problem, is_main=True)
-    elif not names:
-        yield Fact(_("Migrations"), _("all applied"), "ok", is_main=True)
     else:
-        problem = ngettext(
-            "%(count)d migration is not applied: run migrate.",
-            "%(count)d migrations are not applied: run migrate.",
-            len(names),
-        )
-        value = _("pending: %(names)s") % {"names": ", ".join(names)}
-        yield Fact(_("Migrations"), value, "critical", problem=problem % {"count": len(names)}, is_main=True)
+        yield of_finding(diagnostics.of_migrations(data.pending.value))
 
 
 def has_no_worker(data: PageData) -> bool:

@@ -17,12 +17,12 @@ from django.utils.translation import gettext as _
 
 from ... import restore
 from ...broker.base import QueueSize
+from ...core.findings import Finding
 from ...inspector import consistency as inspected
-from ...inspector import stats
+from ...inspector import diagnostics, stats
 from ...models import Message
 from ...project import conf
 from ...record.sql import statements
-from ...record.sql.holders import Holder, oldest
 from .. import operations
 from ..models import Health, Operation, OperationState
 from ..operations.consistency_check import results_of
@@ -47,8 +47,8 @@ class DatabaseState:
     rows: int | None
     dead: int | None
     vacuumed: str
-    # Those who hold an old snapshot.
-    holders: list[Holder]
+    # What keeps the database from removing dead rows.
+    snapshots: Finding | None
 
 
 class HealthAdmin(RestorePage):
@@ -150,8 +150,9 @@ def _restored(operation: Operation, data: PageData) -> str:
 def _database_state(using: str) -> DatabaseState:
     vacuum = console_statements(using).vacuum()
     vacuumed = "" if vacuum.at is None else moment(vacuum.at, "seconds")
-    holders = oldest(statements(using).snapshot_holders() or [])
-    return DatabaseState(stats.estimate(using), vacuum.dead_rows, vacuumed, holders)
+    holders = statements(using).snapshot_holders()
+    snapshots = None if holders is None else diagnostics.of_snapshots(holders)
+    return DatabaseState(stats.estimate(using), vacuum.dead_rows, vacuumed, snapshots)
 
 
 def _table(data: PageData, panel: Panel[DatabaseState]) -> Iterator[Fact]:
@@ -165,26 +166,11 @@ def _table(data: PageData, panel: Panel[DatabaseState]) -> Iterator[Fact]:
     if table.dead is not None:
         vacuumed = table.vacuumed or _("never")
         yield Fact(_("Dead rows"), f"{table.dead:,}", "", _("last vacuum: %(at)s") % {"at": vacuumed})
-    yield from map(_holder, table.holders)
+    if table.snapshots is not None:
+        yield facts.of_finding(table.snapshots)
     settings = conf.get()
     for name, kept in (
         (_("Finished messages are kept"), settings.RETENTION),
         (_("Dead messages are kept"), settings.DEAD_RETENTION),
     ):
         yield Fact(name, _("forever") if kept is False else span(timedelta(seconds=kept)))
-
-
-def _holder(holder: Holder) -> Fact:
-    """Return who keeps PostgreSQL from removing dead rows."""
-    names = {
-        "transaction": _("Old transaction"),
-        "slot": _("Old replication slot"),
-        "prepared": _("Old prepared transaction"),
-    }
-    value = f"{holder.name} ({holder.owner})" if holder.owner else holder.name
-    if holder.seconds is None:
-        age = _("%(number)s transactions old") % {"number": f"{holder.transactions:,}"}
-    else:
-        age = _("%(span)s old") % {"span": span(timedelta(seconds=holder.seconds))}
-    note = _("Until it ends, dead rows stay in the table, and searches grow slower.")
-    return Fact(names[holder.kind], f"{value}: {age}", "warning", note)

@@ -79,7 +79,7 @@ class Command(common.DelayqCommand):
         given = {name: options[name] for name in WHAT["health"] if options[name] is not None}
         broker = index(using)
         try:
-            findings = list(diagnostics.check(using, broker, Thresholds(**given)))
+            findings = diagnostics.check(using, broker, Thresholds(**given))
         finally:
             if broker is not None:
                 broker.close()
@@ -88,11 +88,11 @@ class Command(common.DelayqCommand):
             self.say_json(
                 database=using,
                 level=level.name.lower(),
-                checks=[{"name": f.name, "level": f.level.name.lower(), "detail": f.detail} for f in findings],
+                checks=[{"name": f.name, "level": f.level.name.lower(), "detail": f.text} for f in findings],
             )
         else:
             for finding in findings:
-                self.say(f"{self._word(finding.level)} {finding.name}: {finding.detail}")
+                self.say(f"{self._word(finding.level)} {finding.name}: {finding.text}")
         if (cause := diagnostics.worst(findings)) is not None:
             bad = sum(finding.level == Level.CRITICAL for finding in findings)
             raise CommandError(f"{bad} of {len(findings)} checks found a critical problem.", returncode=int(cause))

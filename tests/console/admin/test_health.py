@@ -65,7 +65,8 @@ def alive() -> None:
 def test_redis_and_the_database_say_how_they_are(viewer: Client, loaded: RedisBroker) -> None:
     scheduled(delay="1m")
     page = text(viewer.get(url()))
-    for word in ("answers, version", "Role master", "maxmemory-policy ok noeviction", "Evicted keys 0", "Persistence"):
+    said = ("mode ok one master", "role ok master", "maxmemory-policy ok noeviction", "persistence ok")
+    for word in ("answers, version", *(f"Redis {words}" for words in said), "Evicted keys 0"):
         assert word in page
     assert "Migrations ok all applied" in page
     assert "kept 30 d" in page
@@ -84,7 +85,7 @@ def test_the_holder_of_an_old_snapshot_is_named(viewer: Client, monkeypatch: pyt
             cursor.execute("SELECT 1")
 
     with unfinished(hold):
-        assert re.search(r"Old transaction warning \d+ \(report\): ", text(viewer.get(url())))
+        assert re.search(r"Snapshots warning the transaction of pid \d+ \(report\) is ", text(viewer.get(url())))
 
 
 def test_a_policy_that_evicts_is_critical(viewer: Client, redis_client: redis.Redis) -> None:
