@@ -6,30 +6,34 @@ from enum import StrEnum
 
 
 class Verdict(StrEnum):
-    """The result of an action for one message. It is true at the moment at which the action commits."""
+    """The result of an action for one message. It is true at the moment at which the action commits.
+
+    The comments are a table of ``README.rst``: run ``python -m docs.tables`` after a change.
+    """
 
     # Cancelled. No delivery is running, none has crashed with an unknown result, and none will start.
     CANCELLED = "cancelled"
-    # A delivery is running or is about to start. Its handler can see the request, and no retry follows.
+    # The message is running, or was claimed a moment ahead of its due time. A handler that goes on for more than a
+    # second can see the request. No retry will follow.
     REQUESTED = "requested"
-    # Cancelled, and no delivery will start; but an earlier delivery crashed and may have had its effect.
+    # Cancelled. No delivery will start, but an earlier one crashed and may have had its effect.
     OUTCOME_UNKNOWN = "outcome unknown"
-    # The message is in a state to which the action does not apply.
-    TOO_LATE = "too late"
-    # There is no such message (or no live message with this topic and key).
-    NOT_FOUND = "not found"
-    # The message has a new due time.
+    # The due time was moved.
     RESCHEDULED = "rescheduled"
-    # The finished message is scheduled again.
+    # The message is scheduled again, and its attempts count anew.
     REQUEUED = "requeued"
-    # Not requeued: another message holds the topic and key.
-    KEY_TAKEN = "key taken"
-    # A restore made the overdue message dead before a delivery.
+    # The message is dead without a delivery (``delayq_restore --overdue dead``).
     GIVEN_UP = "given up"
-    # The finished message and its log were deleted.
+    # The finished message and its log were deleted (the console's purge).
     PURGED = "purged"
     # Not purged: a row of another table refers to the message by a foreign key.
     REFERRED_TO = "referred to"
+    # Nothing was done: ``answer.state`` says why.
+    TOO_LATE = "too late"
+    # Nothing was done: another message holds the topic and key (requeue).
+    KEY_TAKEN = "key taken"
+    # There is no such message; by key: no live one.
+    NOT_FOUND = "not found"
 
 
 # The verdicts that mean that the action was done.

@@ -43,14 +43,15 @@ UNREACHABLE = 69
 MISCONFIGURED = 78
 
 MEANINGS = {
-    0: "done, or nothing to do",
-    1: "error",
+    0: "done, healthy, or nothing to do",
+    1: "an error, or the answer to a question was no",
     USAGE: "wrong usage, or a question but no terminal to ask it on",
     PROBLEMS: "problems found",
     PARTIAL: "some messages could not be changed",
     UNREACHABLE: "Redis or the database does not answer",
-    MISCONFIGURED: "wrong settings, pending migrations, a missing right, a Redis Cluster, or another database's Redis",
-    130: "interrupted by SIGINT (143: by SIGTERM)",
+    MISCONFIGURED: "wrong settings, pending migrations, a missing right, a Redis Cluster, another database's Redis, "
+    "or no POSIX system",
+    130: "interrupted by SIGINT (143: by SIGTERM), and what was done until then is done",
 }
 
 

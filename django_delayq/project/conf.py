@@ -17,39 +17,51 @@ from ..core.retry import RetryPolicy
 
 
 class Settings(NamedTuple):
-    """The settings in ``settings.DELAYQ``. Times are seconds, or text such as ``"10m"``."""
+    """The settings in ``settings.DELAYQ``. Times are seconds, or text such as ``"10m"``.
 
-    # A django-redis cache alias, a redis://, rediss:// or unix:// URL, or None: workers find due messages by query.
+    The comments are the table of ``docs/reference/settings.rst``: run ``python -m docs.tables`` after a change.
+    """
+
+    # A ``redis://``, ``rediss://`` or ``unix://`` URL, or the alias of a django-redis cache. None: workers deliver by
+    # querying the database alone.
     REDIS: str | None = None
-    # The first part of every Redis key. Two deployments that share a Redis need two prefixes.
+    # The first part of every Redis key. Two deployments that share a Redis need two prefixes; a worker refuses keys
+    # that belong to another database.
     PREFIX: str = "delayq"
-    # The queue of a message that names none.
+    # The queue of a message when neither the call nor the handler names one.
     DEFAULT_QUEUE: str = "default"
-    # The queues that a worker without --queue serves, in strict order of priority. Empty: all queues that it finds.
+    # The queues that a worker without ``--queue`` serves, in strict order of priority. Empty: all queues that it finds.
     QUEUES: tuple[str, ...] = ()
-    # How far ahead of now Redis is filled. Messages that are due later cost Redis nothing.
+    # How far ahead of now Redis is filled. What is due later costs Redis nothing. Restart web processes before workers
+    # to raise it, and after them to lower it: while they differ, messages that are due in between may be late by twice
+    # ``GRACE``.
     HORIZON: float = 600.0
-    # A message that Redis lost is put there again when it is overdue by this much. Sweeps look for such messages at
-    # this interval.
+    # How long a message must be overdue and nowhere in Redis before a sweep puts it there again, and how often that
+    # sweep runs. No single loss makes a message later than twice this.
     GRACE: float = 2.5
-    # The time between two queries for due messages of a worker that delivers without Redis.
+    # How often a worker queries due rows when it delivers by query.
     POLL_INTERVAL: float = 1.0
-    # How long a delivery belongs to its worker. A worker extends the lease of a longer handler each third of it.
+    # How long a delivery belongs to a worker that gives no sign of life. A living worker extends it.
     LEASE: float = 60.0
-    # A handler that runs longer than this is ended. False: never.
+    # A handler that runs longer is ended. False: never.
     TIMEOUT: float | Literal[False] = 600.0
-    # The retry policy of messages that have none of their own and whose handler has none.
+    # When a failed message is delivered again, if neither it nor its handler says: 10 s, 20 s, 40 s … up to an hour,
+    # ten attempts. Anything that ``retry=`` of a handler accepts; False: never.
     RETRY: RetryPolicy = retry.DEFAULT
-    # Payloads with more bytes of JSON are refused at the call.
+    # Larger payloads are refused at the call. Bytes of JSON.
     PAYLOAD_MAX_BYTES: int = 262_144
-    # Finished messages and their log are deleted after this time (dead ones: DEAD_RETENTION). False: never.
+    # Consumed, cancelled and expired messages are deleted with their log this long after they finished. False: never.
     RETENTION: float | Literal[False] = 30 * 86_400.0
+    # The same for dead messages. False: never.
     DEAD_RETENTION: float | Literal[False] = 90 * 86_400.0
-    # Dotted paths of the middleware around handlers and calls that schedule, the outermost first.
+    # Dotted paths of the middleware around handlers and around calls that schedule, the outermost first.
     MIDDLEWARE: tuple[str, ...] = ()
-    # The limits of queues: queue → {"limit": 5, "rate": "100/m", "burst": 10}, a limit, a rate or both. None: none.
+    # The limits of queues, by their names: ``{"emails": {"limit": 5, "rate": "100/m", "burst": 10}}``, a limit, a rate
+    # or both.
     LIMITS: Mapping[str, Limit] | None = None
-    # True: workers log the whole exception of a handler. False: its class and a digest. None: as DEBUG says.
+    # True: a worker logs the exceptions of handlers with text and traceback. False: only their class and a digest, for
+    # the text may hold secrets. None: True where Django's ``DEBUG`` is. With ``run_delayq -v 2`` a worker logs them
+    # whole in any case.
     LOG_ERRORS: bool | None = None
 
 

@@ -14,7 +14,7 @@ from . import conf
 class ConsoleSettings(NamedTuple):
     """The settings of the console, and of the pages of schedules."""
 
-    # True: the pages show everything and refuse every action, even to users with its permission.
+    # The pages only show: they refuse every action, whatever the user's permissions.
     READ_ONLY: bool = False
     # A word that every page of the console shows, such as "production", so that nobody takes one site for another.
     ENVIRONMENT: str = ""

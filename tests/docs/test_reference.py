@@ -21,7 +21,6 @@ from django.dispatch import Signal
 
 import django_delayq
 from django_delayq import (
-    RetryPolicy,
     cancel_message,
     checks,
     extensions,
@@ -34,10 +33,9 @@ from django_delayq import (
 from django_delayq.broker import keys as broker_keys
 from django_delayq.broker.keys import Keys, keys, namespace
 from django_delayq.contrib.tasks import backend
-from django_delayq.core.states import MOVES, State
-from django_delayq.core.verdicts import Verdict
+from django_delayq.management._common import MEANINGS
 from django_delayq.models import Message, Transition
-from django_delayq.project import conf, console_conf
+from django_delayq.project import conf
 from django_delayq.recurring import checks as recurring_checks
 from django_delayq.testing import setting
 from django_delayq.worker.parts.roles import ROLES
@@ -54,13 +52,6 @@ COMMANDS = sorted(
 DJANGOS = {option for action in BaseCommand().create_parser("", "")._actions for option in action.option_strings}
 
 
-def rows(text: str) -> Iterator[tuple[str, ...]]:
-    """The rows of the simple tables of a page, a cell in one line each."""
-    for table in re.findall(r"^=+(?:  +=+)+\n[^=].*?\n=+(?:  +=+)+\n(.*?)\n=+(?:  +=+)+\n", text, re.MULTILINE | re.S):
-        for line in table.splitlines():
-            yield tuple(cell.strip() for cell in re.split(r"  +", line))
-
-
 def list_rows(text: str) -> Iterator[list[str]]:
     """The rows of the list-tables of a page."""
     for row in re.findall(r"^   \* - (.*\n(?:     .*\n)*)", text, re.MULTILINE):
@@ -72,23 +63,6 @@ def literals(text: str) -> list[str]:
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------
-
-
-def documented_defaults() -> dict[str, Any]:
-    table = re.findall(r"^``([A-Z_]+)`` +``([^`]+)``", text_of("reference/settings"), re.MULTILINE)
-    names = {"RetryPolicy": RetryPolicy}
-    return {name: eval(default, names) for name, default in table}
-
-
-def defaults() -> dict[str, Any]:
-    """The defaults of all settings: of the queue, of the console, and of the testing module."""
-    return {**conf.Settings._field_defaults, **console_conf.ConsoleSettings._field_defaults, "TESTING": None}
-
-
-def test_all_settings_are_documented_with_their_defaults() -> None:
-    parsers: dict[str, Any] = {**conf.PARSERS, **console_conf.PARSERS, "TESTING": lambda value: value}
-    documented = {name: parsers[name](default) for name, default in documented_defaults().items()}
-    assert documented == defaults()
 
 
 def test_the_example_of_settings_is_valid() -> None:
@@ -147,8 +121,7 @@ def test_the_exit_codes_of_a_command_are_the_documented_ones(command: str) -> No
     found = re.search(r"^Exit codes: ([\d, ]+)\.$", section(command), re.MULTILINE)
     assert found is not None
     codes = tuple(map(int, found[1].split(", ")))
-    table = {int(row[0]) for row in rows(text_of("reference/commands"))}
-    assert set(codes) <= table
+    assert set(codes) <= MEANINGS.keys()
     assert getattr(load_command_class(get_commands()[command], command), "exits", codes) == codes
 
 
@@ -272,20 +245,6 @@ def fields_of(title: str) -> set[str]:
 @pytest.mark.parametrize("model", [Message, Transition])
 def test_every_field_of_the_record_is_documented_and_no_other(model: type[Message | Transition]) -> None:
     assert fields_of(model.__name__) == {field.name for field in model._meta.concrete_fields} - {"pk"}
-
-
-def test_the_moves_are_those_of_the_state_machine() -> None:
-    moves = set()
-    for move in re.findall(r"^((?:\w+ )?→ \w+)  ", text_of("reference/states"), re.MULTILINE):
-        before, after = (word.strip() for word in move.split("→"))
-        moves.add((State(before) if before else None, State(after)))
-    assert moves == MOVES.keys()
-
-
-def test_the_verdicts_are_described_and_no_others() -> None:
-    table = README.read_text("utf-8").partition(".. verdicts: begin")[2].partition(".. verdicts: end")[0]
-    described = set(re.findall(r"^``(\w+)``", table, re.MULTILINE))
-    assert described == {verdict.name for verdict in Verdict}
 
 
 @pytest.mark.console
