@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime
-from functools import wraps
-from typing import Any, ParamSpec, Self, TypeVar, Unpack
+from typing import Any, Self, Unpack
 
-from asgiref.sync import sync_to_async
 from django.db import connections, router
 
 from ..core import clock
 from ..core.durations import Duration
 from ..core.states import State
+from ..core.twins import async_twin
 from ..models import Message
 from ..project import conf, registry, validation
 from ..record.sql.rows import Claimed, LeaseRenewal
@@ -32,9 +31,6 @@ MOST = 1000
 # Messages that a failure shows.
 MOST_SHOWN = 5
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
 _used: list[Delayq] = []
 
 # At the import: a class of tests, and a fixture, may call functions before a helper begins.
@@ -44,17 +40,6 @@ notice_calls()
 def elsewhere() -> Collection[str]:
     """Return the topics that the helper in use knows to be handled elsewhere."""
     return _used[-1].elsewhere if _used else ()
-
-
-def _twin(method: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:
-    """Return a method that is awaited and does the same, with the same arguments."""
-
-    @wraps(method)
-    async def twin(*args: P.args, **kwargs: P.kwargs) -> R:
-        __tracebackhide__ = True
-        return await sync_to_async(method, thread_sensitive=True)(*args, **kwargs)
-
-    return twin
 
 
 class Delayq:
@@ -257,11 +242,11 @@ class Delayq:
 
     # --- from async code ----------------------------------------------------------------------------------------------
 
-    adrain = _twin(drain)
-    ascheduled = _twin(scheduled)
-    aassert_scheduled = _twin(assert_scheduled)
-    aassert_not_scheduled = _twin(assert_not_scheduled)
-    aperform = _twin(perform)
+    adrain = async_twin(drain)
+    ascheduled = async_twin(scheduled)
+    aassert_scheduled = async_twin(assert_scheduled)
+    aassert_not_scheduled = async_twin(assert_not_scheduled)
+    aperform = async_twin(perform)
 
     # --- the parts ----------------------------------------------------------------------------------------------------
 

@@ -546,7 +546,8 @@ def test_pages_are_read_along_the_index() -> None:
         cursor.execute("SET enable_seqscan = off")
         cursor.execute("SET enable_bitmapscan = off")
         try:
-            page = {"queues": ["default"], "due": timezone.now(), "id": 5, "end": timezone.now(), "limit": 1000}
+            now = timezone.now()
+            page: dict[str, Any] = {"queues": ["default"], "due": now, "id": 5, "end": now, "limit": 1000}
             cursor.execute("EXPLAIN " + HEADS, page)
             plan = "\n".join(line for (line,) in cursor.fetchall())
         finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import functools
 import itertools
 import os
@@ -348,7 +347,7 @@ def test_a_delivery_knows_how_many_attempts_are_left_and_when_its_message_expire
     last = Delivery(row._replace(attempts=5, retry={"fixed": []}), delivery.handler, "default")
     assert (last.attempt, last.attempts_left) == (6, 0)
     policy = RetryPolicy.exponential(max_attempts=None)
-    endless = Delivery(row, dataclasses.replace(delivery.handler, own_retry=policy), "default")
+    endless = Delivery(row, delivery.handler._replace(own_retry=policy), "default")
     assert endless.attempts_left is None
 
 

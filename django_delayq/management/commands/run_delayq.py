@@ -126,7 +126,7 @@ class Command(BaseCommand):
             help="how long running handlers may go on after the first signal (default %(default)gs)",
         )
         parser.add_argument(
-            "--worker-name", default="", help="the name of the worker in the log (default: the name of the host)"
+            "--worker-name", type=_name, help="the name of the worker in the log (default: the name of the host)"
         )
         parser.add_argument("--heartbeat-file", help="a file to touch every second while every process is responsive")
         parser.add_argument("--reload", action="store_true", help="restart when code changes (for development)")
@@ -230,15 +230,12 @@ def _chosen(options: Mapping[str, Any]) -> Options:
     using = common.database(options)
     queues, weights = _queues(options["queue"])
     same = {name: options[name] for name in Options._fields if name in options}
-    own = {"using": using, "queues": queues, "weights": weights, "name": _name(options["worker_name"])}
+    own = {"using": using, "queues": queues, "weights": weights, "name": options["worker_name"] or ""}
     return Options(**{**same, **own, "processes": options["processes"] or default_processes(using)})
 
 
-def _name(given: str) -> str:
-    try:
-        return given and values.word(given, 60)
-    except ValueError as error:
-        raise CommandError(f"--worker-name {error}", returncode=common.USAGE) from None
+def _name(text: str) -> str:
+    return common.checked(values.word, text, 60)
 
 
 def _added(options: Mapping[str, Any]) -> dict[WorkerOption, Any]:
