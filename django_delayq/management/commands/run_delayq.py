@@ -39,7 +39,8 @@ from .. import _common as common
 
 logger = logging.getLogger("django_delayq")
 
-DEFAULTS = Options._field_defaults
+# The options whose defaults are those of ``Options``.
+DEFAULTS = ("threads", "async_concurrency", "graceful_timeout")
 
 
 class Command(BaseCommand):
@@ -91,40 +92,18 @@ class Command(BaseCommand):
         parser.add_argument(
             "--threads",
             type=common.positive,
-            default=DEFAULTS["threads"],
             help="handlers that run at once in each process (default %(default)s)",
         )
         parser.add_argument(
             "--async-concurrency",
             type=common.positive,
-            default=DEFAULTS["async_concurrency"],
             help="async handlers that run at once on the event loop of each process (default %(default)s)",
         )
         parser.add_argument(
             "--roles", type=_roles, help=f"have only these roles, separated by commas: {', '.join(all_roles())}"
         )
         parser.add_argument("--once", action="store_true", help="deliver the messages that are due now, and exit")
-        parser.add_argument(
-            "--max-messages", type=common.positive, help="each process ends after this number of messages"
-        )
-        parser.add_argument("--max-runtime", type=common.duration, help="exit after this time, e.g. 1h")
-        parser.add_argument(
-            "--max-tasks-per-child",
-            type=common.positive,
-            help="replace each worker process in order after this number of messages",
-        )
-        parser.add_argument(
-            "--max-memory-per-child",
-            type=common.memory,
-            metavar="SIZE",
-            help="replace each worker process in order when it has more resident memory than this, e.g. 200M",
-        )
-        parser.add_argument(
-            "--graceful-timeout",
-            type=common.duration,
-            default=DEFAULTS["graceful_timeout"],
-            help="how long running handlers may go on after the first signal (default %(default)gs)",
-        )
+        _add_limits(parser)
         parser.add_argument(
             "--worker-name", type=_name, help="the name of the worker in the log (default: the name of the host)"
         )
@@ -133,6 +112,7 @@ class Command(BaseCommand):
         for option in extensions.worker_options():
             parser.add_argument(option.flag, **option.argument)
         common.add_database(parser)
+        parser.set_defaults(**{name: Options._field_defaults[name] for name in DEFAULTS})
 
     def handle(self, *args: Any, **options: Any) -> None:
         _check_interpreter()
@@ -205,6 +185,28 @@ class Command(BaseCommand):
             process.run()
         finally:
             ended.set()
+
+
+def _add_limits(parser: CommandParser) -> None:
+    """Add the options that say when a worker, or one of its processes, ends."""
+    parser.add_argument("--max-messages", type=common.positive, help="each process ends after this number of messages")
+    parser.add_argument("--max-runtime", type=common.duration, help="exit after this time, e.g. 1h")
+    parser.add_argument(
+        "--max-tasks-per-child",
+        type=common.positive,
+        help="replace each worker process in order after this number of messages",
+    )
+    parser.add_argument(
+        "--max-memory-per-child",
+        type=common.memory,
+        metavar="SIZE",
+        help="replace each worker process in order when it has more resident memory than this, e.g. 200M",
+    )
+    parser.add_argument(
+        "--graceful-timeout",
+        type=common.duration,
+        help="how long running handlers may go on after the first signal (default %(default)gs)",
+    )
 
 
 def _check_interpreter() -> None:
