@@ -14,7 +14,7 @@ PACKAGE = ROOT / "django_delayq"
 _PAGE = (ROOT / "CONTRIBUTING.rst").read_text("utf-8")
 _SECTION = _PAGE.partition("Where a test goes\n")[2].partition("\nHabits\n")[0]
 OTHERS = set(re.findall(r"^``(\w+)``  ", _SECTION, re.MULTILINE))
-SUBJECTS = {"commands": PACKAGE / "management/commands", "testproject": ROOT / "testproject"}
+SUBJECTS = {"commands": PACKAGE / "management/commands", "testproject": ROOT / "testproject", "tools": ROOT / "tools"}
 
 
 def folders_of(place: Path) -> list[str]:

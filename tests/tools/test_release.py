@@ -1,0 +1,52 @@
+"""The checks of ``tox -e release``, without building anything."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tools import pythons, release
+from tools.pythons import ROOT
+
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+
+
+def test_an_archive_with_other_files_than_git_knows_is_refused() -> None:
+    release.compare("wheel", {"a.py"}, {"a.py"})
+    with pytest.raises(SystemExit, match=r"missing: a\.lua\n  should not be there: b\.pyc"):
+        release.compare("wheel", {"a.py", "b.pyc"}, {"a.py", "a.lua"})
+
+
+def test_the_python_of_this_run_is_supported_and_found_outside_of_its_environment() -> None:
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    assert version in pythons.supported()
+    found = pythons.find(version)
+    assert found is None or not (found.parents[1] / "pyvenv.cfg").exists()
+    assert pythons.find("2.0") is None
+
+
+def test_tox_knows_the_pythons_and_djangos_of_the_metadata() -> None:
+    tox = (ROOT / "tox.ini").read_text("utf-8")
+    oldest, newest = re.findall(r"^    py\{([\d, ]+)\}-django", tox, re.MULTILINE)
+    assert [f"3.{number[1:]}" for number in re.findall(r"\d+", oldest)] == pythons.supported()
+    assert set(re.findall(r"\d+", newest)) < set(re.findall(r"\d+", oldest))
+    named = [text.removeprefix("Framework :: Django :: ") for text in PYPROJECT["project"]["classifiers"]]
+    djangos = set(re.findall(r"^    django\d+: Django~=(\d+\.\d+)\.0$", tox, re.MULTILINE))
+    assert sorted(djangos) == [name for name in named if re.fullmatch(r"\d+\.\d+", name)]
+
+
+def test_what_remains_names_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(release, "ROOT", tmp_path)
+    project = '[project]\nversion = "1.2.3"\n'
+    (tmp_path / "pyproject.toml").write_text(project, "utf-8")
+    (tmp_path / "CHANGELOG.rst").write_text("Unreleased\n==========\n", "utf-8")
+    tasks = "\n".join(release.remaining(["3.14"]))
+    assert all(text in tasks for text in ("Python 3.14", "[project.urls]", "CHANGELOG.rst a section", "v1.2.3"))
+    (tmp_path / "pyproject.toml").write_text(project + '[project.urls]\nSource = "…"\n', "utf-8")
+    (tmp_path / "CHANGELOG.rst").write_text("1.2.3 (2026-01-02)\n==================\n", "utf-8")
+    tasks = "\n".join(release.remaining([]))
+    assert not any(text in tasks for text in ("Python", "[project.urls]", "CHANGELOG.rst a section"))

@@ -1,0 +1,1 @@
+"""Commands for those who keep the project: ``tox -e release``."""
