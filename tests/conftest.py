@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-import redis
 from django.apps import apps
 from django.db import connection, connections
-from django_redis.pool import ConnectionFactory
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
 from django_delayq.broker import publisher
-from django_delayq.broker.base import Entry
-from django_delayq.broker.redis import RedisBroker
 from django_delayq.project import registry
 from django_delayq.record.identity import forget_identity
-from testproject.servers import PostgresServer, RedisServer, Server
+from testproject.servers import PostgresServer, Server
 from tests import settings
 from tests.support.replica import replica
 
@@ -28,9 +24,8 @@ hypothesis_settings.register_profile("unhurried", deadline=None, suppress_health
 hypothesis_settings.load_profile("unhurried")
 
 # Fixtures that tests of several folders use.
-pytest_plugins = [
-    f"tests.support.{module}" for module in ("assembled", "limits", "processes", "redis_servers", "together")
-]
+_of_redis = ("redis_servers", "the_redis") if settings.HAS_REDIS else ("without_redis",)
+pytest_plugins = [f"tests.support.{module}" for module in ("assembled", "limits", "processes", "together", *_of_redis)]
 
 HERE = Path(__file__).parent
 
@@ -84,13 +79,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not apps.is_installed("django_delayq.console"):
         left_out |= {item for item in items if item.get_closest_marker("console")}
     if config.getoption("second_database"):
-        left_out |= {item for item in items if not _uses_database(item) or _is_of_any_database(item)}
+        left_out |= {item for item in items if not uses_database(item) or _is_of_any_database(item)}
     if left_out:
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=list(left_out))
 
 
-def _uses_database(item: pytest.Item) -> bool:
+def uses_database(item: pytest.Item) -> bool:
     asked = {"db", "transactional_db"}.intersection(getattr(item, "fixturenames", ()))
     return bool(asked or item.get_closest_marker("django_db"))
 
@@ -108,45 +103,28 @@ def django_db_modify_db_settings() -> None:
 
 
 @pytest.fixture
-def redis_server() -> Iterator[RedisServer]:
-    """The running Redis server. It is started again after the test if the test has ended it."""
-    assert settings.REDIS_SERVER is not None
-    yield from _running(settings.REDIS_SERVER)
-
-
-@pytest.fixture
 def postgres_server() -> Iterator[PostgresServer]:
     """The running PostgreSQL server. It is started again after the test if the test has ended it."""
     if settings.POSTGRES_SERVER is None:
         pytest.skip("needs PostgreSQL")
-    yield from _running(settings.POSTGRES_SERVER)
+    yield from running(settings.POSTGRES_SERVER)
     # The connections that were open when the server ended are dead, and the next step is to empty the tables.
     connections.close_all()
 
 
-def _running(server: AServer) -> Iterator[AServer]:
+def running(server: AServer) -> Iterator[AServer]:
     server.start()
     yield server
     server.start()
 
 
-@pytest.fixture
-def redis_client() -> Iterator[redis.Redis]:
-    """A plain client of an empty Redis."""
-    with _connect() as client:
-        client.flushall()
-        yield client
-
-
 @pytest.fixture(autouse=True)
-def _redis_is_empty(request: pytest.FixtureRequest) -> None:
-    """Empty Redis for each test that starts with empty tables, among them that of the database's identity."""
-    if _uses_database(request.node):
+def _no_database_of_other_tests(request: pytest.FixtureRequest) -> None:
+    """Forget what is known of a database, among it its identity, for each test that starts with empty tables."""
+    if uses_database(request.node):
         close_publishers()
         for using in connections:
             forget_identity(using)
-        with _connect() as client:
-            client.flushall()
 
 
 # Of a scope that begins before pytest-django looks for the databases of a test.
@@ -171,11 +149,6 @@ def close_publishers() -> None:
     publisher.get.cache_clear()
 
 
-def _connect() -> redis.Redis:
-    assert settings.REDIS_SERVER is not None
-    return redis.Redis(port=settings.REDIS_SERVER.port)
-
-
 @pytest.fixture
 def redis_has_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let Redis be slow. An answer that is late counts as a failure, after which the next puts are left out."""
@@ -183,29 +156,7 @@ def redis_has_time(monkeypatch: pytest.MonkeyPatch) -> None:
     publisher.get.cache_clear()
 
 
-@pytest.fixture
-def puts_are_flushed(monkeypatch: pytest.MonkeyPatch, redis_has_time: None) -> None:
-    """Make each put wait for Redis's answer, for tests that look into Redis right after a call.
-
-    In production, and in all other tests, the answer is still on its way when the call returns.
-    """
-    put = RedisBroker.put_nowait
-
-    def put_and_flush(self: RedisBroker, queue: str, entries: Sequence[Entry]) -> bool:
-        put(self, queue, entries)
-        self.flush()
-        return True
-
-    monkeypatch.setattr(RedisBroker, "put_nowait", put_and_flush)
-
-
 @pytest.fixture(autouse=True)
 def _no_handlers_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget the handlers that a test registers when it is over."""
     monkeypatch.setattr(registry, "_handlers", registry.handlers())
-
-
-@pytest.fixture(autouse=True)
-def _no_pools_of_other_tests() -> None:
-    """Drop the pools that django-redis keeps by URL for as long as the process lives."""
-    ConnectionFactory._pools.clear()

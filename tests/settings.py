@@ -4,12 +4,13 @@ DELAYQ_TEST_DATABASE=sqlite takes a file instead of PostgreSQL. DELAYQ_TEST_CONS
 DELAYQ_TEST_ISOLATION=serializable (or "repeatable read") asks for that level of isolation on PostgreSQL, and
 DELAYQ_TEST_AUTOCOMMIT=0 makes a project that ends its transactions by hand. Processes that a test starts find the same
 servers and the same database, under these settings as well as under the demo's: DATABASE_URL (or SQLITE_PATH) and
-REDIS_URL say where.
+REDIS_URL say where. Where the package redis is not installed, nothing is told of a Redis.
 """
 
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from typing import Any
 
 from testproject.servers import PostgresServer, RedisServer
@@ -18,6 +19,7 @@ from testproject.servers import PostgresServer, RedisServer
 # pytest, and the processes that it starts inherit its own: the name of the owner tells the two apart.
 _OWNER = os.environ.get("PYTEST_XDIST_WORKER", "main")
 
+HAS_REDIS = find_spec("redis") is not None
 REDIS_SERVER: RedisServer | None = None
 POSTGRES_SERVER: PostgresServer | None = None
 
@@ -25,7 +27,8 @@ if os.environ.get("DELAYQ_TEST_OWNER") != _OWNER:
     os.environ["DELAYQ_TEST_OWNER"] = _OWNER
     REDIS_SERVER = RedisServer()
     REDIS_SERVER.start()
-    os.environ["REDIS_URL"] = REDIS_SERVER.url
+    if HAS_REDIS:
+        os.environ["REDIS_URL"] = REDIS_SERVER.url
     if os.environ.get("DELAYQ_TEST_DATABASE") == "sqlite":
         os.environ.pop("DATABASE_URL", None)
         os.environ["SQLITE_PATH"] = str(REDIS_SERVER.directory / "delayq.sqlite3")

@@ -20,6 +20,8 @@ CLUSTER_ERRORS = (
     redis.exceptions.ClusterCrossSlotError,
     redis.exceptions.ClusterDownError,
 )
+# How they begin, for older releases of redis-py, which know these errors in a client of a cluster only.
+CLUSTER_WORDS = ("MOVED ", "ASK ", "CROSSSLOT ", "CLUSTERDOWN ")
 # What Redis says when a key, a score or a field is not what this package writes there.
 NOT_OURS = re.compile("WRONGTYPE|not an integer|not a valid float|overflow|attempt to")
 
@@ -60,7 +62,7 @@ def translated(method: Callable[P, R]) -> Callable[P, R]:
 
 
 def _translate(error: Exception) -> BrokerUnavailable:
-    if isinstance(error, CLUSTER_ERRORS):
+    if isinstance(error, CLUSTER_ERRORS) or str(error).startswith(CLUSTER_WORDS):
         return ClusterBroker()
     kind: type[BrokerUnavailable] = BrokerUnavailable
     if "used memory > 'maxmemory'" in str(error):

@@ -80,7 +80,9 @@ def test_callers_on_sqlite_with_its_default_transaction_mode_wait_for_each_other
         options["transaction_mode"] = mode
 
 
-def test_sentinels_that_say_nothing_do_not_delay_a_call(settings: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_sentinels_that_say_nothing_do_not_delay_a_call(
+    redis_server: object, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         settings.CACHES = {
             **settings.CACHES,

@@ -71,7 +71,7 @@ class TestWithoutADatabase(DelayqMixin, SimpleTestCase):
             self.delayq.drain()
 
 
-def test_nothing_is_left_of_a_test(settings: Any) -> None:
+def test_nothing_is_left_of_a_test(redis_server: object, settings: Any) -> None:
     TestWithoutADatabase("test_a_handler_is_called").debug()
     assert clock.of_tests is None
     assert not conf.in_tests

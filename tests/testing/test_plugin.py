@@ -66,7 +66,7 @@ def run_pytest(folder: Path, *arguments: str, settings: str | None = "settings")
 
 @pytest.mark.parametrize(("uses_redis", "options", "connections"), [(False, ["-n", "2"], 0), (True, [], 1)])
 def test_a_project_is_tested_in_parallel_and_without_a_byte_to_redis(
-    tmp_path: Path, uses_redis: bool, options: list[str], connections: int
+    redis_server: object, tmp_path: Path, uses_redis: bool, options: list[str], connections: int
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as redis:
         redis.setblocking(False)

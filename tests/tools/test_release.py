@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import configparser
+import itertools
 import re
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 from tools import pythons, release
 from tools.pythons import ROOT
@@ -50,3 +53,18 @@ def test_what_remains_names_what_is_missing(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "CHANGELOG.rst").write_text("1.2.3 (2026-01-02)\n==================\n", "utf-8")
     tasks = "\n".join(release.remaining([]))
     assert not any(text in tasks for text in ("Python", "[project.urls]", "CHANGELOG.rst a section"))
+
+
+def test_the_lowest_versions_that_are_tested_are_those_that_the_metadata_allows() -> None:
+    project = PYPROJECT["project"]
+    asked = [*project["dependencies"], *itertools.chain(*project["optional-dependencies"].values())]
+    allowed = {name: Version(version) for name, version in (_split(text, ">=") for text in asked)}
+    tox = configparser.ConfigParser(interpolation=None)
+    tox.read(ROOT / "tox.ini", encoding="utf-8")
+    lines = tox["testenv:lowest"]["deps"].strip().splitlines()
+    assert {name: Version(version) for name, version in (_split(text, "==") for text in lines)} == allowed
+
+
+def _split(text: str, sign: str) -> tuple[str, str]:
+    name, version = text.split(sign)
+    return name.partition("[")[0], version
