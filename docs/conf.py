@@ -33,8 +33,11 @@ exclude_patterns = ["_build"]
 
 html_theme = "furo"
 html_title = project
-html_theme_options = {
-    "source_repository": "https://github.com/django-delayq/django-delayq/",
-    "source_branch": "main",
-    "source_directory": "docs/",
-}
+# The host of the site says where the pages are, and where their source: "edit this page" is there only where it leads.
+html_baseurl = os.environ.get("READTHEDOCS_CANONICAL_URL", "")
+if repository := os.environ.get("READTHEDOCS_GIT_CLONE_URL"):
+    html_theme_options = {
+        "source_repository": repository.removesuffix(".git"),
+        "source_branch": "main",
+        "source_directory": "docs/",
+    }
