@@ -23,7 +23,6 @@ from django.db import IntegrityError, OperationalError, router
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.template.response import TemplateResponse
-from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
@@ -97,10 +96,6 @@ class ActionPages(ReadOnly):
     def offered(self, request: HttpRequest, message: Message) -> list[ConsoleAction]:
         """Return the actions that change this message and that the user may do."""
         return [action for action in self._allowed(request) if message.state in action.effects]
-
-    def get_urls(self) -> list[URLPattern]:
-        view = page.admin_view(self, self.action_view)
-        return [path("action/<slug:name>/", view, name=page.url_name(Message, "action")), *super().get_urls()]
 
     def action_view(self, request: HttpRequest, name: str) -> HttpResponse:
         """Show the question for a POST of ``ids`` or ``search``, and act on a POST of that question's ``token``."""

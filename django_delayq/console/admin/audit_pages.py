@@ -50,9 +50,6 @@ class AuditEventAdmin(Page):
 
     template = "delayq_console/auditevent/list.html"
 
-    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return request.user.has_perm("delayq_console.view_auditevent")
-
     def content(self, request: HttpRequest) -> dict[str, Any]:
         asked = {name: request.GET.get(name, "")[:200] for name in ("action", "actor", "period", "q", "before")}
         rows = _found(self.get_queryset(request), asked)

@@ -20,7 +20,6 @@ from django.http import (
     HttpResponseRedirect,
     StreamingHttpResponse,
 )
-from django.urls import URLPattern, path
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
@@ -67,10 +66,6 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 class ExportView(ReadOnly):
     """The view that exports."""
-
-    def get_urls(self) -> list[URLPattern]:
-        view = page.admin_view(self, self.export_view)
-        return [path("export/", view, name=page.url_name(Message, "export")), *super().get_urls()]
 
     def export_view(self, request: HttpRequest) -> HttpResponseBase:
         """Send a file of what a search finds, on POST of its tab, its text and ``format``."""

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.db import router
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 
 from ... import restore
@@ -31,7 +29,7 @@ from ..whereabouts import sizes
 from . import banners, facts, page_data, panels
 from .explanation import moment, span
 from .facts import Fact
-from .page import acting_as_user, actor_of, admin_url, admin_view, url_name
+from .page import acting_as_user, actor_of, admin_url
 from .page_data import PageData
 from .panels import Panel
 from .restore_page import RestorePage, alive
@@ -53,14 +51,6 @@ class DatabaseState:
 
 class HealthAdmin(RestorePage):
     template = "delayq_console/health.html"
-
-    def get_urls(self) -> list[URLPattern]:
-        view = partial(admin_view, self)
-        return [
-            path("check/", view(self.check_view), name=url_name(Health, "check")),
-            path("restore/", view(self.restore_view), name=url_name(Health, "restore")),
-            *super().get_urls(),
-        ]
 
     def content(self, request: HttpRequest) -> dict[str, Any]:
         data = page_data.gather()

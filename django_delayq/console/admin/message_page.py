@@ -5,7 +5,6 @@ from __future__ import annotations
 import pprint
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from typing import Any
 
 from django.contrib import messages
@@ -15,7 +14,7 @@ from django.db import router
 from django.db.models import Q
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
-from django.urls import URLPattern, path, reverse
+from django.urls import reverse
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -56,14 +55,6 @@ class ComparisonRow:
 
 class MessagePage(ActionPages):
     """The page of a message, and its buttons that reveal it and put it back into Redis."""
-
-    def get_urls(self) -> list[URLPattern]:
-        view = partial(page.admin_view, self)
-        return [
-            path("<int:pk>/reveal/", view(self.reveal_view), name=page.url_name(Message, "reveal")),
-            path("<int:pk>/restore/", view(self.restore_view), name=page.url_name(Message, "restore")),
-            *super().get_urls(),
-        ]
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Any
 
 from django.contrib import messages
@@ -15,7 +14,6 @@ from django.db import router
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
-from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
@@ -86,9 +84,6 @@ class OperationAdmin(Page):
 
     template = "delayq_console/operation/list.html"
 
-    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return request.user.has_perm("delayq_console.view_operation")
-
     def may_resume(self, request: HttpRequest, operation: Operation) -> bool:
         """Tell whether the user may resume an operation, which takes the permissions to start it."""
         work = operations.WORKS.get(operation.action)
@@ -98,14 +93,6 @@ class OperationAdmin(Page):
         """Tell whether the user may stop an operation: one that the user started or could start."""
         is_own = operation.started_by == page.actor_of(request) and not console_conf.get().READ_ONLY
         return is_own or self.may_resume(request, operation)
-
-    def get_urls(self) -> list[URLPattern]:
-        view = partial(page.admin_view, self)
-        return [
-            path("<int:number>/stop/", view(self.stop_view), name=page.url_name(Operation, "stop")),
-            path("<int:number>/resume/", view(self.resume_view), name=page.url_name(Operation, "resume")),
-            *super().get_urls(),
-        ]
 
     def content(self, request: HttpRequest) -> dict[str, Any]:
         rows = self.get_queryset(request).order_by("-pk").defer("scope")

@@ -2,58 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from django.contrib import admin, messages
+from django.contrib import admin
 from django.core.exceptions import PermissionDenied
 from django.db.models import Model
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
-from django.http.response import HttpResponseBase
+from django.http import Http404, HttpRequest, HttpResponse
 from django.template import loader
 from django.template.response import TemplateResponse
 from django.urls import NoReverseMatch, reverse
-from django.utils.translation import gettext as _
 
 from ...core import actors
-from ...models import Message, Queue, Worker
 from ...project import console_conf
 from ...record.sql.moves import writing
 from .. import audit, operations
-from ..models import AuditEvent, Dashboard, DeadLetters, Health, Limits, Operation
-from .readonly import ReadOnly
-
-# The models of the pages, in the order of the links in the navigation.
-PAGES = (
-    Dashboard,
-    Message,
-    DeadLetters,
-    Queue,
-    Limits,
-    Worker,
-    Health,
-    Operation,
-    AuditEvent,
-)
-
-
-# In the address that the login leads back to, for a form that was sent when the session had ended.
-UNSENT_VAR = "unsent"
-
-View = Callable[..., HttpResponseBase]
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """A link of the navigation. ``here`` is True for the page that shows it."""
-
-    label: str
-    url: str
-    here: bool
+from ..models import Operation
+from .readonly import ReadOnly, url_name
+from .site import PAGES
 
 
 def navigation(model_admin: admin.ModelAdmin[Any], request: HttpRequest) -> dict[str, Any]:
@@ -61,7 +30,15 @@ def navigation(model_admin: admin.ModelAdmin[Any], request: HttpRequest) -> dict
     settings = console_conf.get()
     return {
         "is_nav_sidebar_enabled": model_admin.admin_site.enable_nav_sidebar and _is_of_theme("admin/nav_sidebar.html"),
-        "links": _links(model_admin, request),
+        "links": [
+            {
+                "label": str(model._meta.verbose_name_plural).capitalize(),
+                "url": admin_url(model_admin, model),
+                "here": model is model_admin.model,
+            }
+            for model in PAGES
+            if may_view(model_admin, model, request)
+        ],
         "environment": settings.ENVIRONMENT,
         "read_only": settings.READ_ONLY,
         # The answer to a POST has no address that a browser could fetch again.
@@ -88,11 +65,6 @@ def context(model_admin: admin.ModelAdmin[Any], request: HttpRequest, title: str
         "title": title,
         **navigation(model_admin, request),
     }
-
-
-def url_name(model: type[Model], view: str) -> str:
-    """Return the name of a model's page within the admin, as ``get_urls`` gives it to a pattern."""
-    return f"{model._meta.app_label}_{model._meta.model_name}_{view}"
 
 
 def admin_url(model_admin: admin.ModelAdmin[Any], model: type[Model], view: str = "changelist", *args: object) -> str:
@@ -129,27 +101,6 @@ def may_view(model_admin: admin.ModelAdmin[Any], model: type[Model], request: Ht
     """Tell whether the site of ``model_admin`` has the pages of a model and the user may view them."""
     site = model_admin.admin_site
     return site.is_registered(model) and site.get_model_admin(model).has_view_permission(request)
-
-
-def admin_view(model_admin: admin.ModelAdmin[Any], view: View) -> View:
-    """Return a view of our own as the site of ``model_admin`` serves it: to its users only, with protection from CSRF.
-
-    A form that arrives when the session has ended is lost with the login. The page after the login says so.
-    """
-    site = model_admin.admin_site
-    served: View = site.admin_view(view)
-
-    def inner(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-        if request.method == "POST" and not site.has_permission(request):
-            # The login leads back to the full path of the request.
-            request.META["QUERY_STRING"] = urlencode({UNSENT_VAR: 1})
-        elif UNSENT_VAR in request.GET and site.has_permission(request):
-            text = _("Nothing was done: your session had ended before the form was sent. Please do it again.")
-            messages.warning(request, text)
-            return HttpResponseRedirect(request.path)
-        return served(request, *args, **kwargs)
-
-    return inner
 
 
 def actor_of(request: HttpRequest) -> str:
@@ -195,28 +146,11 @@ def start_operation(
     return operation
 
 
-def _links(model_admin: admin.ModelAdmin[Any], request: HttpRequest) -> list[Link]:
-    links = []
-    for model in PAGES:
-        if not may_view(model_admin, model, request):
-            continue
-        url = admin_url_if_any(model_admin, model)
-        if url:
-            links.append(Link(str(model._meta.verbose_name_plural).capitalize(), url, model is model_admin.model))
-    return links
-
-
 class Page(ReadOnly):
     """One page of our own in place of the model's list, for users who may view messages."""
 
     template = ""
     actions = None
-
-    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return request.user.has_perm("delayq.view_message")
-
-    def has_module_permission(self, request: HttpRequest) -> bool:
-        return self.has_view_permission(request)
 
     def content(self, request: HttpRequest) -> dict[str, Any]:
         """Return the context of the page, without the parts that all pages share."""

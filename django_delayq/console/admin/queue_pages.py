@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from typing import Any
 
 from django import forms
@@ -14,7 +13,6 @@ from django.db import router
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
-from django.urls import URLPattern, path
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
@@ -115,14 +113,6 @@ class QueueRow:
 
 class QueueAdmin(Page):
     template = "delayq_console/queues.html"
-
-    def get_urls(self) -> list[URLPattern]:
-        view = partial(page.admin_view, self)
-        return [
-            path("<str:queue>/pause/", view(self.pause_view), name=page.url_name(Queue, "pause")),
-            path("<str:queue>/resume/", view(self.resume_view), name=page.url_name(Queue, "resume")),
-            *super().get_urls(),
-        ]
 
     def content(self, request: HttpRequest) -> dict[str, Any]:
         data = page_data.gather()

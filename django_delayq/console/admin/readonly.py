@@ -1,17 +1,46 @@
-"""The base of all pages: none of them may add, change or delete rows, or count all of them. Here is who may do what."""
+"""The base of all pages: their addresses, and who may do what. None may add, change or delete rows, or count all."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
+from urllib.parse import urlencode
 
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.contrib.admin import ShowFacets
-from django.http import HttpRequest
+from django.db.models import Model
+from django.http import HttpRequest, HttpResponseRedirect
+from django.http.response import HttpResponseBase
+from django.urls import URLPattern, path
+from django.utils.translation import gettext as _
 
 from ...core.verbs import VERBS
+from ...models import Message, Queue
 from ...project import console_conf
+from ..models import Health, Operation
 from .paginator import CappedPaginator
+
+View = Callable[..., HttpResponseBase]
+
+# The routes that pages have beside those of Django's admin: each leads to the view that is called like it.
+ROUTES: Mapping[type[Model], Mapping[str, str]] = {
+    Message: {
+        "export": "export/",
+        "reveal": "<int:pk>/reveal/",
+        "restore": "<int:pk>/restore/",
+        "action": "action/<slug:name>/",
+    },
+    Queue: {"pause": "<str:queue>/pause/", "resume": "<str:queue>/resume/"},
+    Health: {"check": "check/", "restore": "restore/"},
+    Operation: {"stop": "<int:number>/stop/", "resume": "<int:number>/resume/"},
+}
+# In the address that the login leads back to, for a form that was sent when the session had ended.
+UNSENT_VAR = "unsent"
+
+
+def url_name(model: type[Model], view: str) -> str:
+    """Return the name of a model's page within the admin."""
+    return f"{model._meta.app_label}_{model._meta.model_name}_{view}"
 
 
 class ReadOnly(admin.ModelAdmin):  # type: ignore[type-arg]
@@ -34,6 +63,14 @@ class ReadOnly(admin.ModelAdmin):  # type: ignore[type-arg]
             return False
         return self.has_view_permission(request) and request.user.has_perms([verb.permission for verb in needed])
 
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Tell whether the user may view the page. Who may view messages may view all that has no such permission."""
+        model = self.model if "view" in self.opts.default_permissions else Message
+        return request.user.has_perm(f"{model._meta.app_label}.view_{model._meta.model_name}")
+
+    def has_module_permission(self, request: HttpRequest) -> bool:
+        return self.has_view_permission(request)
+
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
 
@@ -42,3 +79,33 @@ class ReadOnly(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
+
+    def get_urls(self) -> list[URLPattern]:
+        routes = ROUTES.get(self.model, {}).items()
+        ours = [path(route, self._served(f"{name}_view"), name=url_name(self.model, name)) for name, route in routes]
+        return [*ours, *super().get_urls()]
+
+    def view(self, name: str) -> View:
+        """Return the view of this name."""
+        view: View = getattr(self, name)
+        return view
+
+    def _served(self, name: str) -> View:
+        """Return a view as the site serves it: to its users only, with protection from CSRF.
+
+        A form that arrives when the session has ended is lost with the login. The page after the login says so.
+        """
+        site = self.admin_site
+        served: View = site.admin_view(self.view(name))
+
+        def inner(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+            if request.method == "POST" and not site.has_permission(request):
+                # The login leads back to the full path of the request.
+                request.META["QUERY_STRING"] = urlencode({UNSENT_VAR: 1})
+            elif UNSENT_VAR in request.GET and site.has_permission(request):
+                text = _("Nothing was done: your session had ended before the form was sent. Please do it again.")
+                messages.warning(request, text)
+                return HttpResponseRedirect(request.path)
+            return served(request, *args, **kwargs)
+
+        return inner

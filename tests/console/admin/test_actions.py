@@ -7,7 +7,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.contrib import admin
 from django.contrib.auth.models import User
 from django.core import signing
 from django.db import connection
@@ -21,7 +20,7 @@ from django.utils import timezone
 from django_delayq import requeue_message, reschedule_message, run_message, schedule_messages
 from django_delayq.api import actions as table
 from django_delayq.console import operations
-from django_delayq.console.admin import action_pages, action_table, explanation, preview
+from django_delayq.console.admin import MessageAdmin, action_pages, action_table, explanation, preview
 from django_delayq.console.models import AuditEvent, Operation
 from django_delayq.console.operations import bulk
 from django_delayq.core.states import State
@@ -412,8 +411,7 @@ def test_selected_messages_that_somebody_changed_after_the_question_are_left_alo
 def test_hidden_messages_are_not_changed_however_many_are_named(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(action_pages, "AT_ONCE", 1)
     seen, hidden = [samples.scheduled() for _number in range(2)], samples.scheduled(queue="hidden")
-    model_admin = admin.site.get_model_admin(Message)
-    monkeypatch.setattr(model_admin, "get_queryset", lambda request: Message.objects.exclude(queue="hidden"))
+    monkeypatch.setattr(MessageAdmin, "get_queryset", lambda self, request: Message.objects.exclude(queue="hidden"))
     answer(chief, "cancel", ask(chief, "cancel", *seen, hidden))
     worked_off()
     assert {samples.fresh(message).state for message in seen} == {State.CANCELLED}

@@ -19,7 +19,7 @@ from django.utils.translation.template import templatize
 import django_delayq
 from django_delayq.api.pausing import pause_queue
 from django_delayq.console import operations
-from django_delayq.console.admin.page import PAGES
+from django_delayq.console.admin.site import PAGES
 from django_delayq.console.models import OperationState
 from django_delayq.core.states import State
 from django_delayq.models import Message, Worker

@@ -1,0 +1,71 @@
+"""The pages in the registry of an admin site: each is imported when somebody first visits it.
+
+``django.setup()`` and ``manage.py check`` need no more of a page than its addresses and who may view it. All that it
+reads and shows would cost every command and every worker an eighth of a second.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property, partial
+from typing import Any
+
+from django.contrib import admin
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+from django.urls import URLPattern
+
+from ...core.lazy import at_first_use
+from ...models import Message, Queue, Worker
+from ..models import AuditEvent, Dashboard, DeadLetters, Health, Limits, Operation
+from .readonly import ReadOnly, View
+
+# The pages in the order of their links in the navigation, and the module of each in this package.
+PAGES = {
+    Dashboard: "DashboardAdmin",
+    Message: "MessageAdmin",
+    DeadLetters: "DeadLetterAdmin",
+    Queue: "QueueAdmin",
+    Limits: "LimitsAdmin",
+    Worker: "WorkerAdmin",
+    Health: "HealthAdmin",
+    Operation: "OperationAdmin",
+    AuditEvent: "AuditEventAdmin",
+}
+_HOME = {
+    "DashboardAdmin": "dashboard_page",
+    "MessageAdmin": "message_list",
+    "DeadLetterAdmin": "dead_letters_page",
+    "QueueAdmin": "queue_pages",
+    "LimitsAdmin": "limits_page",
+    "WorkerAdmin": "worker_pages",
+    "HealthAdmin": "health_page",
+    "OperationAdmin": "operation_pages",
+    "AuditEventAdmin": "audit_pages",
+}
+load = at_first_use(__package__, _HOME)
+
+
+class OnDemand(ReadOnly):
+    """Stands for a page in a site, with its addresses, and leaves every visit to the page."""
+
+    @cached_property
+    def page(self) -> ReadOnly:
+        """The page itself."""
+        found: ReadOnly = load(PAGES[self.model])(self.model, self.admin_site)
+        return found
+
+    def get_urls(self) -> list[URLPattern]:
+        for name in ("changelist_view", "add_view", "change_view", "delete_view", "history_view"):
+            setattr(self, name, self.view(name))
+        return super().get_urls()
+
+    def view(self, name: str) -> View:
+        return partial(self._visit, name)
+
+    def _visit(self, view: str, /, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        return self.page.view(view)(request, *args, **kwargs)
+
+
+def register(site: admin.AdminSite) -> None:
+    """Add the pages to an admin site."""
+    site.register(PAGES, OnDemand)
