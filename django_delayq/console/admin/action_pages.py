@@ -32,7 +32,7 @@ from ...record.sql.moves import locked, writing
 from .. import audit, operations
 from ..models import AuditEvent, DeadLetters, Operation
 from ..operations import BulkAction, Scope
-from ..statements import TooSlow, statement_timeout
+from ..statements import TooSlow, in_time, statement_timeout
 from . import action_table, explanation, page, search_box
 from .action_table import CONSOLE_ACTIONS, ConsoleAction
 from .forms import ReasonForm
@@ -252,13 +252,12 @@ class ActionPages(ReadOnly):
         counted = question.number or 0
         if counted > operations.MOST_MESSAGES:
             return self._ask(request, action, scope)
-        try:
-            with statement_timeout(self._using, EXACT_TIMEOUT_MS):
-                frozen, left = self._frozen(request, action, question)
-        except TooSlow:
+        found = in_time(self._using, EXACT_TIMEOUT_MS, lambda: self._frozen(request, action, question))
+        if found is None:
             text = _("The messages could not be found within %(seconds)d s: nothing was done. Narrow the search.")
             self.message_user(request, text % {"seconds": EXACT_TIMEOUT_MS // 1000}, messages.ERROR)
             return HttpResponseRedirect(self._back(request, scope))
+        frozen, left = found
         if scope.search is not None and has_changed(counted, len(frozen.ids)):
             text = _("The number of messages has changed meanwhile. Check it and confirm again.")
             return self._ask(request, action, scope, notice=text)

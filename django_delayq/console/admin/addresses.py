@@ -11,7 +11,7 @@ from django.db.models import QuerySet
 from ...models import Message
 from ..search.payloads import small
 from ..search.texts import payload_text
-from ..statements import TooSlow, statement_timeout
+from ..statements import in_time
 from . import payload
 
 # The names in the payloads of this many newest messages are offered.
@@ -39,12 +39,9 @@ def searches(rows: QuerySet[Message], address: str) -> list[str]:
     """
     paths: Counter[tuple[str, ...]] = Counter()
     newest = rows.filter(pk__in=rows.order_by("-id").values("pk")[:MESSAGES_READ]).order_by()
-    try:
-        with statement_timeout(rows.db, TIMEOUT_MS):
-            for content in newest.annotate(small_payload=small(SMALL_BYTES)).values_list("small_payload", flat=True):
-                paths.update(set(_paths(content)))
-    except TooSlow:
-        paths.clear()
+    contents = newest.annotate(small_payload=small(SMALL_BYTES)).values_list("small_payload", flat=True)
+    for content in in_time(rows.db, TIMEOUT_MS, lambda: list(contents)) or ():
+        paths.update(set(_paths(content)))
     found = sorted(paths, key=lambda path: (-paths[path], path))[:MOST]
     return [payload_text(path, address) for path in found or [("email",)]]
 

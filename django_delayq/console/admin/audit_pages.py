@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 from django.db.models import Q, QuerySet
@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy
 from ...core.values import row_id
 from ...models import Message
 from ..models import AuditEvent, Operation
-from ..statements import TooSlow, statement_timeout
+from ..statements import in_time
 from . import action_table
 from .explanation import moment
 from .page import Page, admin_url_if_any
@@ -33,18 +33,6 @@ PERIODS = (
 _SPANS = {name: length for name, _label, length in PERIODS}
 
 
-@dataclass(frozen=True, slots=True)
-class AuditRow:
-    """An audit event as the page shows it."""
-
-    event: AuditEvent
-    at: str
-    action: str
-    outcomes: str
-    message_url: str
-    operation_url: str
-
-
 class AuditEventAdmin(Page):
     """The audit events, which nobody can change."""
 
@@ -53,12 +41,8 @@ class AuditEventAdmin(Page):
     def content(self, request: HttpRequest) -> dict[str, Any]:
         asked = {name: request.GET.get(name, "")[:200] for name in ("action", "actor", "period", "q", "before")}
         rows = _found(self.get_queryset(request), asked)
-        too_slow = False
-        try:
-            with statement_timeout(rows.db, AUDIT_TIMEOUT_MS):
-                shown = list(rows[: EVENTS_PER_PAGE + 1])
-        except TooSlow:
-            shown, too_slow = [], True
+        found = in_time(rows.db, AUDIT_TIMEOUT_MS, lambda: list(rows[: EVENTS_PER_PAGE + 1]))
+        shown = found or []
         query = request.GET.copy()
         if len(shown) > EVENTS_PER_PAGE:
             query["before"] = str(shown[EVENTS_PER_PAGE - 1].pk)
@@ -67,7 +51,7 @@ class AuditEventAdmin(Page):
             "older": query.urlencode() if len(shown) > EVENTS_PER_PAGE else "",
             "asked": asked,
             "filtered": any(asked.values()),
-            "too_slow": too_slow,
+            "too_slow": found is None,
             "actions": [(name, str(label)) for name, label in action_table.LABELS.items()],
             "periods": [(name, str(label)) for name, label, _length in PERIODS],
         }
@@ -75,18 +59,18 @@ class AuditEventAdmin(Page):
     def detail(self, request: HttpRequest, pk: str, extra: dict[str, Any]) -> HttpResponse:
         return HttpResponseRedirect(admin_url_if_any(self, AuditEvent))
 
-    def _show(self, event: AuditEvent) -> AuditRow:
+    def _show(self, event: AuditEvent) -> SimpleNamespace:
         outcomes = event.outcomes
         if event.operation is not None and event.operation.action == event.action:
             # The operation has the outcomes while it is being done.
             outcomes = outcomes or event.operation.outcomes
-        return AuditRow(
-            event,
-            moment(event.at, "seconds"),
-            action_table.label(event.action),
-            action_table.outcomes_text(outcomes),
-            admin_url_if_any(self, Message, "change", event.message_id) if event.message_id else "",
-            admin_url_if_any(self, Operation, "change", event.operation_id) if event.operation_id else "",
+        return SimpleNamespace(
+            event=event,
+            at=moment(event.at, "seconds"),
+            action=action_table.label(event.action),
+            outcomes=action_table.outcomes_text(outcomes),
+            message_url=admin_url_if_any(self, Message, "change", event.message_id) if event.message_id else "",
+            operation_url=admin_url_if_any(self, Operation, "change", event.operation_id) if event.operation_id else "",
         )
 
 

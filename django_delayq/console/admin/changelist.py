@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlencode
 
@@ -30,18 +30,6 @@ from .paginator import PAGED_CAP, CappedCount, KnownPaginator
 
 # The list shows no larger payload. In bytes, as they are stored.
 SMALL_PAYLOAD_BYTES = 16_384
-
-
-@dataclass(frozen=True, slots=True)
-class TabLink:
-    """A tab as the page shows it; ``count`` is empty when the number is not known."""
-
-    label: str
-    query: str
-    count: str
-    here: bool
-    # True for overdue messages, the only ones that need attention.
-    alert: bool
 
 
 class MessageList(ChangeList):
@@ -144,10 +132,7 @@ class MessageList(ChangeList):
             return CappedCount(offset + page)
         counted = self.tab_count(self.asked.tab)
         if counted is None or (counted.more and counted.count < listing.COUNT_CAP):
-            try:
-                counted = found.count()
-            except TooSlow:
-                counted = Capped(counted.count if counted else 0, more=True)
+            counted = found.count() or Capped(counted.count if counted else 0, more=True)
         if counted.more or counted.count < offset + page:
             return CappedCount(max(counted.count, offset + page))
         return counted.count
@@ -162,7 +147,8 @@ class MessageList(ChangeList):
             return count if states else Capped(0)
         return self.counts.of(states)
 
-    def tabs(self) -> Iterator[TabLink]:
+    def tabs(self) -> Iterator[SimpleNamespace]:
+        """Yield the tabs as the page shows them. ``count`` is empty when the number is not known."""
         for tab in search_box.TABS:
             count, here = self.tab_count(tab), tab is self.asked.tab
             if here and not self.too_slow:
@@ -172,7 +158,14 @@ class MessageList(ChangeList):
             else:
                 shown = "" if count is None or (count.more and not count.count) else str(count)
             query = self.get_query_string({search_box.TAB_VAR: tab.name}, [PAGE_VAR, search_box.LONGER_VAR])
-            yield TabLink(str(tab.label), query, shown, here, tab.name == "overdue" and bool(count and count.count))
+            yield SimpleNamespace(
+                label=str(tab.label),
+                query=query,
+                count=shown,
+                here=here,
+                # The only messages that need attention.
+                alert=tab.name == "overdue" and bool(count and count.count),
+            )
 
 
 def _link(text: str) -> tuple[str, str]:

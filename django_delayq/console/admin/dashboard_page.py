@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from datetime import datetime
+from types import SimpleNamespace
 from typing import Any
 
 from django.http import HttpRequest
@@ -14,14 +14,13 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, pgettext
 
 from ...core.durations import brief
-from ...inspector.numbers import Capped
 from ...inspector.snapshot import overdue_cutoff
 from ...models import Message, Queue, Worker
 from ...models.workers import WorkerState
 from ..models import Health, Limits, Rollup
 from ..statistics.throughput import RollupSum, Throughput
 from ..statistics.upcoming import COMING_WINDOWS, Bar, Upcoming
-from . import banners, charts, facts, limits_page, page_data
+from . import banners, charts, facts, limits_page, page_data, queue_pages
 from .charts import Column
 from .page import Links, Page
 from .page_data import PageData
@@ -34,42 +33,6 @@ _QUEUES_SHOWN = 10
 
 _AHEAD = {"hour": gettext_lazy("Next hour"), "day": gettext_lazy("Next day"), "week": gettext_lazy("Next week")}
 _BACK = {"hour": gettext_lazy("Last hour"), "day": gettext_lazy("Last day"), "week": gettext_lazy("Last week")}
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """A number with its label, and the address of the list of what it counts."""
-
-    label: str
-    number: str
-    note: str
-    url: str
-    alert: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A window that can be chosen."""
-
-    label: str
-    url: str
-    chosen: bool
-
-
-@dataclass(frozen=True, slots=True)
-class DashboardQueueRow:
-    """A row of the table of queues; "?" where the value is not known."""
-
-    name: str
-    url: str
-    scheduled: Capped
-    limited: Capped
-    overdue: Capped
-    oldest: str
-    rate: str
-    p95: str
-    workers: str
-    paused: bool
 
 
 class DashboardAdmin(Page):
@@ -114,54 +77,50 @@ def _window(request: HttpRequest, name: str) -> str:
     return given if given in COMING_WINDOWS else "hour"
 
 
-def _choices(request: HttpRequest, name: str, chosen: str, labels: dict[str, Any]) -> list[Choice]:
+def _choices(request: HttpRequest, name: str, chosen: str, labels: dict[str, Any]) -> list[SimpleNamespace]:
+    """Return the windows that can be chosen."""
     found = []
     for window, label in labels.items():
         query = request.GET.copy()
         query[name] = window
-        found.append(Choice(str(label), f"?{query.urlencode()}", window == chosen))
+        found.append(SimpleNamespace(label=str(label), url=f"?{query.urlencode()}", chosen=window == chosen))
     return found
 
 
-def _tiles(data: PageData, past: Panel[dict[str, Throughput]], links: Links) -> list[Tile]:
+def _tiles(data: PageData, past: Panel[dict[str, Throughput]], links: Links) -> list[SimpleNamespace]:
+    """Return numbers with their labels, and the addresses of the lists of what they count."""
+
+    def tile(label: str, number: object, note: str, query: str, *, alert: bool = False) -> SimpleNamespace:
+        url = links(Message, query)
+        return SimpleNamespace(label=label, number=str(number), note=note, url=url, alert=alert)
+
     tiles = []
     snapshot = data.snapshot.value
     if snapshot is not None:
         following, oldest = snapshot.next_due, snapshot.oldest_overdue
         ahead = _("next in %(span)s") % {"span": _ago(following, snapshot.at, -1)} if following else ""
-        waiting = (
-            _("oldest: %(span)s") % {"span": _ago(oldest, snapshot.at)}
-            if oldest
-            else _("none, every message is on time")
-        )
+        waiting = _("none, every message is on time")
+        if oldest:
+            waiting = _("oldest: %(span)s") % {"span": _ago(oldest, snapshot.at)}
         tiles += [
-            Tile(_("Scheduled"), str(snapshot.scheduled), ahead, links(Message, "state:scheduled")),
-            Tile(_("Ready"), str(snapshot.ready), _("due, waiting for a worker"), links(Message, _ready(snapshot.at))),
-            Tile(
-                _("Overdue"), str(snapshot.overdue), waiting, links(Message, "is:overdue"), bool(snapshot.overdue.count)
-            ),
-            *_limited(data, links),
-            Tile(_("Running"), str(snapshot.running), "", links(Message, "state:running")),
+            tile(_("Scheduled"), snapshot.scheduled, ahead, "state:scheduled"),
+            tile(_("Ready"), snapshot.ready, _("due, waiting for a worker"), _ready(snapshot.at)),
+            tile(_("Overdue"), snapshot.overdue, waiting, "is:overdue", alert=bool(snapshot.overdue.count)),
         ]
+        if snapshot.limited.count:
+            longest = data.lines.value.longest if data.lines.value else ()
+            note = _("longest line: %(limit)s") % {"limit": longest[0].name} if longest else ""
+            tiles.append(tile(_("Limited"), snapshot.limited, note, "is:limited"))
+        tiles.append(tile(_("Running"), snapshot.running, "", "state:running"))
     if past.value is not None:
         day = past.value["day"].sum
         ended = day.consumed + day.dead
         share = _("%(share)s of those ended") % {"share": f"{day.dead / ended:.2%}"} if day.dead else ""
         tiles += [
-            Tile(_("Dead in 24 h"), f"{day.dead:,}", share, links(Message, "state:dead finished:<24h")),
-            Tile(_("Consumed in 24 h"), f"{day.consumed:,}", "", links(Message, "state:consumed finished:<24h")),
+            tile(_("Dead in 24 h"), f"{day.dead:,}", share, "state:dead finished:<24h"),
+            tile(_("Consumed in 24 h"), f"{day.consumed:,}", "", "state:consumed finished:<24h"),
         ]
     return tiles
-
-
-def _limited(data: PageData, links: Links) -> Iterator[Tile]:
-    """Yield the tile of the limited messages, if there are any."""
-    snapshot, lines = data.snapshot.value, data.lines.value
-    if snapshot is not None and snapshot.limited.count:
-        note = ""
-        if lines is not None and lines.longest:
-            note = _("longest line: %(limit)s") % {"limit": lines.longest[0].name}
-        yield Tile(_("Limited"), str(snapshot.limited), note, links(Message, "is:limited"))
 
 
 def _ready(now: datetime) -> str:
@@ -303,7 +262,7 @@ def _lateness_now(hour: Throughput, data: PageData) -> str:
 # --- queues, workers, servers -----------------------------------------------------------------------------------------
 
 
-def _queues(data: PageData, past: Panel[dict[str, Throughput]], links: Links) -> list[DashboardQueueRow]:
+def _queues(data: PageData, past: Panel[dict[str, Throughput]], links: Links) -> list[SimpleNamespace]:
     snapshot = data.snapshot.value
     if snapshot is None:
         return []
@@ -312,21 +271,13 @@ def _queues(data: PageData, past: Panel[dict[str, Throughput]], links: Links) ->
     )
     hour = past.value["hour"].queues if past.value else None
     rows = []
-    for name, queue in first[:_QUEUES_SHOWN]:
+    for name, _queue in first[:_QUEUES_SHOWN]:
         tally = None if hour is None else hour.get(name, RollupSum())
-        p95 = None if tally is None else tally.lateness(95)
         rows.append(
-            DashboardQueueRow(
-                name,
-                links(Message, f"queue:{name}"),
-                queue.scheduled,
-                queue.limited,
-                queue.overdue,
-                _ago(queue.oldest_overdue, snapshot.at) if queue.oldest_overdue else "–",
-                "?" if tally is None else f"{tally.consumed:,}",
-                "?" if tally is None else charts.bound(p95),
-                "?" if data.workers.value is None else f"{data.workers.value.serving(name):,}",
-                name in (data.paused.value or {}),
+            SimpleNamespace(
+                **queue_pages.facts_of(name, data, data.paused.value or {}, links),
+                rate="?" if tally is None else f"{tally.consumed:,}",
+                p95="?" if tally is None else charts.bound(tally.lateness(95)),
             )
         )
     return rows

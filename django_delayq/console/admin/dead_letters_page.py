@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from django.http import HttpRequest
@@ -24,23 +24,7 @@ GROUPS_SHOWN = 50
 _PERIODS = (("", _("any time")), ("1h", _("the last hour")), ("24h", _("the last day")), ("7d", _("the last 7 days")))
 
 
-@dataclass(frozen=True, slots=True)
-class DeadLetterRow:
-    """A group of dead letters as the page shows it."""
-
-    group: DeadGroup
-    # The addresses of the messages: of all, and of those of the last hour, day and week.
-    list: str
-    hour: str
-    day: str
-    week: str
-    sample: str
-    first: str
-    last: str
-    ago: str
-
-
-class DeadLetterAdmin(Page):
+class DeadLettersAdmin(Page):
     template = "delayq_console/deadletters.html"
 
     def content(self, request: HttpRequest) -> dict[str, Any]:
@@ -69,19 +53,20 @@ class DeadLetterAdmin(Page):
             "offered": offered,
         }
 
-    def _row(self, group: DeadGroup) -> DeadLetterRow:
+    def _row(self, group: DeadGroup) -> SimpleNamespace:
+        """Return a group as the page shows it, with the addresses of its messages."""
         links = Links(self, state="all")
         hour, day, week = (links(Message, f"{group.search} finished:<{period}") for period in PERIODS)
-        return DeadLetterRow(
-            group,
-            links(Message, group.search),
-            hour,
-            day,
-            week,
-            admin_url(self, Message, "change", group.sample),
-            moment(group.first, "seconds"),
-            moment(group.last, "seconds"),
-            span(timezone.now() - group.last),
+        return SimpleNamespace(
+            group=group,
+            list=links(Message, group.search),
+            hour=hour,
+            day=day,
+            week=week,
+            sample=admin_url(self, Message, "change", group.sample),
+            first=moment(group.first, "seconds"),
+            last=moment(group.last, "seconds"),
+            ago=span(timezone.now() - group.last),
         )
 
 

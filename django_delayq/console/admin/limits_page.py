@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import datetime
+from types import SimpleNamespace
 from typing import Any
 
 from django.http import HttpRequest
@@ -21,19 +21,6 @@ from .page import Links, Page
 
 # Limits that the page shows.
 LIMITS_SHOWN = 100
-
-
-@dataclass(frozen=True, slots=True)
-class LimitRow:
-    """A limit as pages show it, with the addresses of the lists of those that run and those that wait."""
-
-    name: str
-    use: str
-    running: str
-    running_url: str
-    waiting: str
-    waiting_url: str
-    oldest: str
 
 
 class LimitsAdmin(Page):
@@ -57,21 +44,20 @@ class LimitsAdmin(Page):
         }
 
 
-def rows(limits: Iterable[LimitState], now: datetime, links: Links) -> list[LimitRow]:
-    """Return limits as pages show them."""
-    return [_row(limit, now, links) for limit in limits]
-
-
-def _row(limit: LimitState, now: datetime, links: Links) -> LimitRow:
-    return LimitRow(
-        limit.name,
-        limit_text(limit, now),
-        f"{limit.running:,}",
-        links(Message, running_text(limit.name)) if limit.running else "",
-        str(limit.waiting),
-        links(Message, searches.term_text("limit", limit.name)) if limit.waiting.count else "",
-        "–" if limit.oldest is None else span(now - limit.oldest),
-    )
+def rows(limits: Iterable[LimitState], now: datetime, links: Links) -> list[SimpleNamespace]:
+    """Return limits as pages show them, with the addresses of the lists of those that run and those that wait."""
+    return [
+        SimpleNamespace(
+            name=limit.name,
+            use=limit_text(limit, now),
+            running=f"{limit.running:,}",
+            running_url=links(Message, running_text(limit.name)) if limit.running else "",
+            waiting=str(limit.waiting),
+            waiting_url=links(Message, searches.term_text("limit", limit.name)) if limit.waiting.count else "",
+            oldest="–" if limit.oldest is None else span(now - limit.oldest),
+        )
+        for limit in limits
+    ]
 
 
 def running_text(limit: str) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pprint
-from dataclasses import dataclass
 from datetime import datetime
+from types import SimpleNamespace
 from typing import Any
 
 from django.contrib import messages
@@ -32,7 +32,7 @@ from ...record import transitions
 from ...record.sql.expressions import UnderLimits
 from .. import audit
 from ..search import texts as searches
-from ..statements import TooSlow, statement_timeout
+from ..statements import in_time
 from ..whereabouts import Whereabouts, locate
 from . import explanation, page, payload, timeline
 from .action_pages import ActionPages
@@ -42,15 +42,6 @@ from .limits_page import running_text
 MOST_BEFORE = 1000
 # They are not counted when that takes longer than this.
 BEFORE_TIMEOUT_MS = 200
-
-
-@dataclass(frozen=True, slots=True)
-class ComparisonRow:
-    """A value in the record and in Redis, side by side."""
-
-    name: str
-    record: str
-    redis: str
 
 
 class MessagePage(ActionPages):
@@ -226,18 +217,14 @@ def _in_line(message: Message, now: datetime) -> explanation.InLine | None:
         | (same & Q(due_at__lt=message.due_at))
         | (same & Q(due_at=message.due_at, pk__lt=message.pk))
     )
-    try:
-        with statement_timeout(using, BEFORE_TIMEOUT_MS):
-            count = before.order_by().values("pk")[: MOST_BEFORE + 1].count()
-    except TooSlow:
-        return explanation.InLine(limit, None)
-    return explanation.InLine(limit, capped(count, MOST_BEFORE))
+    count = in_time(using, BEFORE_TIMEOUT_MS, before.order_by().values("pk")[: MOST_BEFORE + 1].count)
+    return explanation.InLine(limit, None if count is None else capped(count, MOST_BEFORE))
 
 
 _ABSENT = gettext_lazy("not in Redis")
 
 
-def _compared(message: Message, where: Whereabouts | None) -> list[ComparisonRow]:
+def _compared(message: Message, where: Whereabouts | None) -> list[SimpleNamespace]:
     """Compare a message in the record with Redis; "?" where Redis does not answer."""
     if where is None:
         return []
@@ -256,7 +243,9 @@ def _compared(message: Message, where: Whereabouts | None) -> list[ComparisonRow
         rows.append((_("filled up to (horizon)"), "–", horizon))
     expected = _expected(message, where) if scheduled else str(_ABSENT)
     rows.append((_("expected in Redis"), expected, _mismatch(where)))
-    return [ComparisonRow(name, record, "?" if where.error else redis) for name, record, redis in rows]
+    return [
+        SimpleNamespace(name=name, record=record, redis="?" if where.error else redis) for name, record, redis in rows
+    ]
 
 
 def _place(where: Whereabouts) -> str:

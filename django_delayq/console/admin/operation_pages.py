@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 from django.contrib import messages
@@ -31,43 +31,26 @@ from .page import Page
 OPERATIONS_PER_PAGE = 50
 
 
-@dataclass(frozen=True, slots=True)
-class OperationRow:
-    """An operation as pages show it. Fields without a value are empty."""
-
-    operation: Operation
-    url: str
-    action: str
-    progress: str
-    percent: int | None
-    outcomes: str
-    created: str
-    started: str
-    duration: str
-    rate: str
-    eta: str
-
-
-def operation_row(operation: Operation, url: str, now: datetime) -> OperationRow:
-    """Return an operation as pages show it at the moment ``now``."""
+def operation_row(operation: Operation, url: str, now: datetime) -> SimpleNamespace:
+    """Return an operation as pages show it at the moment ``now``. What has no value is empty."""
     end = operation.finished_at or now
     took = end - operation.started_at if operation.started_at else None
     total = operation.total
     is_running = operation.state == OperationState.RUNNING
     rate = operation.done / took.total_seconds() if took and took > timedelta(seconds=1) else 0.0
     left = max(0, total - operation.done) / rate if total is not None and rate and is_running else None
-    return OperationRow(
-        operation,
-        url,
-        action_table.label(operation.action),
-        _progress(operation),
-        min(100, operation.done * 100 // total) if total else None,
-        action_table.outcomes_text(operation.outcomes),
-        moment(operation.created_at, "seconds"),
-        moment(operation.started_at, "seconds") if operation.started_at else "",
-        span(took) if took is not None else "",
-        _("%(number)s a second") % {"number": action_table.number(round(rate))} if rate >= 1 else "",
-        span(timedelta(seconds=left)) if left is not None else "",
+    return SimpleNamespace(
+        operation=operation,
+        url=url,
+        action=action_table.label(operation.action),
+        progress=_progress(operation),
+        percent=min(100, operation.done * 100 // total) if total else None,
+        outcomes=action_table.outcomes_text(operation.outcomes),
+        created=moment(operation.created_at, "seconds"),
+        started=moment(operation.started_at, "seconds") if operation.started_at else "",
+        duration=span(took) if took is not None else "",
+        rate=_("%(number)s a second") % {"number": action_table.number(round(rate))} if rate >= 1 else "",
+        eta=span(timedelta(seconds=left)) if left is not None else "",
     )
 
 

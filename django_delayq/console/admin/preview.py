@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from django.db.models import Count, Max, Min, Q, QuerySet
@@ -14,18 +15,18 @@ from django.utils.translation import ngettext
 
 from ...api.actions import ToCome
 from ...core.states import State
-from ...inspector.numbers import Capped
+from ...inspector.numbers import Capped, capped
 from ...models import Message
 from ...record import transitions
 from ..operations import MOST_MESSAGES, Scope
 from ..search import language
 from ..search.listing import COUNT_CAP
-from ..statements import TooSlow, statement_timeout
+from ..statements import in_time
 from . import action_table
 from .action_table import ConsoleAction
 
 if TYPE_CHECKING:
-    from django.utils.functional import _StrPromise as Text
+    pass
 
 # Messages that the page names one by one.
 MESSAGES_NAMED = 10
@@ -41,21 +42,13 @@ HEAD_TIMEOUT_MS = 800
 UNCHANGED_TIMEOUT_MS = 200
 
 
-@dataclass(frozen=True, slots=True)
-class Forecast:
-    """What the action does to the messages of one state. ``count`` is None when they could not be counted in time."""
-
-    state: State
-    count: Capped | None
-    effect: Text
-
-
 @dataclass(slots=True)
 class ActionPreview:
     """The messages and effects that the confirmation page shows."""
 
     described: str
-    forecast: list[Forecast]
+    # What the action does to the messages of each state; a count of None: they could not be counted in time.
+    forecast: list[SimpleNamespace]
     # Messages that will change; None when they could not be counted in time.
     number: int | None
     # Those of them whose due time is still to come.
@@ -128,12 +121,8 @@ def _of_search(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> 
         if (state in action.effects if count is None else count.count)
     ]
     number = None if exact is None else sum(found.number for found in exact.values())
-    try:
-        with statement_timeout(rows.db, HEAD_TIMEOUT_MS):
-            changing = rows.filter(scope.condition(), state__in=sorted(action.effects)).order_by()
-            head = list(changing.values_list("pk", "topic", "state")[: TOPICS_SAMPLE + 1])
-    except TooSlow:
-        head = []
+    first = _changing(rows, action, scope).values_list("pk", "topic", "state")[: TOPICS_SAMPLE + 1]
+    head = in_time(rows.db, HEAD_TIMEOUT_MS, lambda: list(first)) or []
     return ActionPreview(
         describe(scope),
         forecast,
@@ -158,36 +147,39 @@ class _Exact:
     to_come: ToCome
 
 
+def _changing(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> QuerySet[Message]:
+    return rows.filter(scope.condition(), state__in=sorted(action.effects)).order_by()
+
+
 def _exact(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> dict[State, _Exact] | None:
     """Count the messages that will change, by state; return None when that takes too long."""
-    changing = rows.filter(scope.condition(), state__in=sorted(action.effects)).order_by()
     later = Q(due_at__gt=scope.at)
-    groups = changing.values_list("state").annotate(
-        found=Count("pk"),
-        later=Count("pk", filter=later),
-        first=Min("due_at", filter=later),
-        last=Max("due_at", filter=later),
+    groups = (
+        _changing(rows, action, scope)
+        .values_list("state")
+        .annotate(
+            found=Count("pk"),
+            later=Count("pk", filter=later),
+            first=Min("due_at", filter=later),
+            last=Max("due_at", filter=later),
+        )
     )
-    try:
-        with statement_timeout(rows.db, EXACT_TIMEOUT_MS):
-            return {State(state): _Exact(number, ToCome(*found)) for state, number, *found in groups}
-    except TooSlow:
-        return None
+
+    def read() -> dict[State, _Exact]:
+        return {State(state): _Exact(number, ToCome(*found)) for state, number, *found in groups}
+
+    return in_time(rows.db, EXACT_TIMEOUT_MS, read)
 
 
 def _count(rows: QuerySet[Message], scope: Scope, state: State) -> Capped | None:
     """Count the messages of a state that stays as it is, up to a cap; return None when that takes too long."""
     matching = rows.filter(scope.condition() & language.of_states(frozenset({state})))
-    try:
-        with statement_timeout(rows.db, UNCHANGED_TIMEOUT_MS):
-            count = matching.order_by().values("pk")[: COUNT_CAP + 1].count()
-    except TooSlow:
-        return None
-    return Capped(min(count, COUNT_CAP), count > COUNT_CAP)
+    found = in_time(rows.db, UNCHANGED_TIMEOUT_MS, matching.order_by().values("pk")[: COUNT_CAP + 1].count)
+    return None if found is None else capped(found, COUNT_CAP)
 
 
-def _forecast(action: ConsoleAction, state: State, count: Capped | None) -> Forecast:
-    return Forecast(state, count, action.effects.get(state, action_table.UNCHANGED))
+def _forecast(action: ConsoleAction, state: State, count: Capped | None) -> SimpleNamespace:
+    return SimpleNamespace(state=state, count=count, effect=action.effects.get(state, action_table.UNCHANGED))
 
 
 def _topics(rows: Iterable[tuple[int, str, str]]) -> list[tuple[str, int]]:

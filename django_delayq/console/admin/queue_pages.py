@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
 from datetime import datetime
+from types import SimpleNamespace
 from typing import Any
 
 from django import forms
@@ -31,7 +32,7 @@ from ...record import transitions
 from ...record.sql.moves import writing
 from .. import audit, operations
 from ..operations import Scope
-from ..statements import TooSlow, statement_timeout
+from ..statements import in_time
 from ..whereabouts import sizes
 from . import action_table, banners, page, page_data, panels
 from .explanation import moment, span
@@ -89,28 +90,6 @@ class ResumeForm(forms.Form):
             self.fields["spread"].initial = f"{number // 1000}m"
 
 
-@dataclass(frozen=True, slots=True)
-class QueueRow:
-    """A row of the table of queues; "?" where the value is not known."""
-
-    name: str
-    url: str
-    pause: list[str]
-    reason: str
-    paused: bool
-    unserved: bool
-    scheduled: str
-    limited: str
-    limited_url: str
-    overdue: str
-    oldest: str
-    following: str
-    in_redis: str
-    workers: str
-    pause_url: str
-    resume_url: str
-
-
 class QueueAdmin(Page):
     template = "delayq_console/queues.html"
 
@@ -124,7 +103,7 @@ class QueueAdmin(Page):
         may_pause = self.may(request, "pause")
         links = Links(self)
         return {
-            "queues": [self._row(name, data, paused.value, held.value, links, may_pause) for name in names],
+            "queues": [self._row(name, data, paused.value or {}, held.value, links, may_pause) for name in names],
             "may_pause": may_pause,
             "problems": sorted({panel.problem for panel in asked if panel.problem}),
             "banners": banners.linked(self, data),
@@ -134,31 +113,23 @@ class QueueAdmin(Page):
         self,
         name: str,
         data: PageData,
-        paused: dict[str, Queue] | None,
+        paused: dict[str, Queue],
         held: dict[str, QueueSize] | None,
         links: Links,
         may_pause: bool,
-    ) -> QueueRow:
-        pause = (paused or {}).get(name)
-        workers, snapshot = data.workers.value, data.snapshot.value
-        serving = None if workers is None else workers.serving(name)
-        queue = None if snapshot is None else snapshot.queues.get(name, QueueSnapshot())
+    ) -> SimpleNamespace:
+        pause, snapshot, workers = paused.get(name), data.snapshot.value, data.workers.value
+        queue = QueueSnapshot() if snapshot is None else snapshot.queues.get(name, QueueSnapshot())
         ids, unknown = (held or {}).get(name), "?" if held is None else "–"
-        return QueueRow(
-            name=name,
-            url=links(Message, f"queue:{name}"),
+        unserved = workers is not None and not workers.serving(name)
+        return SimpleNamespace(
+            **facts_of(name, data, paused, links),
             pause=[] if pause is None else describe(pause, data.at),
-            reason=pause.reason if pause is not None else "",
-            paused=pause is not None,
-            unserved=bool(serving == 0 and queue and queue.overdue.count and pause is None),
-            scheduled="?" if queue is None else str(queue.scheduled),
-            limited="?" if queue is None else str(queue.limited),
-            limited_url=links(Message, f"is:limited queue:{name}") if queue and queue.limited.count else "",
-            overdue="?" if queue is None else str(queue.overdue),
-            oldest="?" if queue is None else _since(queue.oldest_overdue, data.at),
-            following="?" if queue is None else _until(queue.next_due, data.at),
+            reason="" if pause is None else pause.reason,
+            unserved=unserved and queue.overdue.count > 0 and pause is None,
+            limited_url=links(Message, f"is:limited queue:{name}") if queue.limited.count else "",
+            following="?" if snapshot is None else _until(queue.next_due, data.at),
             in_redis=unknown if ids is None else f"{ids.delayed:,} / {ids.ready:,}",
-            workers="?" if serving is None else f"{serving:,}",
             pause_url=page.admin_url(self, Queue, "pause", name) if may_pause else "",
             resume_url=page.admin_url(self, Queue, "resume", name) if may_pause and pause is not None else "",
         )
@@ -232,11 +203,7 @@ class QueueAdmin(Page):
         return rows.filter(due_at__lte=now).order_by("due_at", "id")
 
     def _count_due(self, name: str) -> int | None:
-        try:
-            with statement_timeout(self._using, COUNT_TIMEOUT_MS):
-                return self._due(name).count()
-        except TooSlow:
-            return None
+        return in_time(self._using, COUNT_TIMEOUT_MS, self._due(name).count)
 
     @property
     def _using(self) -> str:
@@ -270,6 +237,22 @@ class QueueAdmin(Page):
         panels.forget()
         self.message_user(request, text, level)
         return HttpResponseRedirect(page.admin_url(self, Queue))
+
+
+def facts_of(name: str, data: PageData, paused: Collection[str], links: Links) -> dict[str, Any]:
+    """Return what every table of queues shows of one; "?" where the value is not known."""
+    snapshot, workers = data.snapshot.value, data.workers.value
+    queue = None if snapshot is None else snapshot.queues.get(name, QueueSnapshot())
+    return {
+        "name": name,
+        "url": links(Message, f"queue:{name}"),
+        "paused": name in paused,
+        "scheduled": "?" if queue is None else str(queue.scheduled),
+        "limited": "?" if queue is None else str(queue.limited),
+        "overdue": "?" if queue is None else str(queue.overdue),
+        "oldest": "?" if queue is None else _since(queue.oldest_overdue, data.at),
+        "workers": "?" if workers is None else f"{workers.serving(name):,}",
+    }
 
 
 def describe(pause: Queue, now: datetime) -> list[str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime
+from types import SimpleNamespace
 from typing import Any
 
 from django import forms
@@ -23,7 +23,7 @@ from ...inspector import stats
 from ...models import Message
 from ...project import conf, console_conf
 from ...record import transitions
-from ...restore import Overdue, Report, Selection, Tally
+from ...restore import Overdue, Selection, Tally
 from .. import operations
 from ..models import Health, Operation
 from ..operations.restore_work import RestoreWork, arguments_of, scope_of
@@ -109,26 +109,6 @@ class ConfirmForm(ReasonForm):
         self.fields["reason"].help_text = _("Written to the audit.")
 
 
-@dataclass(frozen=True, slots=True)
-class RestoreRow:
-    """A queue in the preview, or all of them together."""
-
-    name: str
-    tally: Tally
-    missing: int
-    oldest: str
-
-
-@dataclass(frozen=True, slots=True)
-class RestorePreview:
-    """What a restore would find, or in ``problem`` why that is not known. ``refused``: it cannot be started."""
-
-    rows: list[RestoreRow]
-    total: RestoreRow | None = None
-    problem: str = ""
-    refused: bool = False
-
-
 class RestorePage(Page):
     """The restore page, and the restores that run or ran."""
 
@@ -171,14 +151,12 @@ class RestorePage(Page):
             return HttpResponseRedirect(url or page.admin_url(self, Health))
         if is_post and form.is_valid() and confirm.is_valid():
             return self._start(request, using, form, confirm.cleaned_data["reason"])
-        found = _preview(using, form) if form.is_valid() else None
         shown = {
             **page.context(self, request, _("Restore Redis from the record")),
             "form": form,
             "confirm": confirm,
-            "preview": found,
+            "preview": _preview(using, form) if form.is_valid() else None,
             "hidden": form.hidden() if form.is_valid() else [],
-            "overdue_text": "" if found is None or found.total is None else _overdue_text(form, found.total),
             "running": running,
             "workers": alive(using),
             "url": page.admin_url(self, Health, "restore"),
@@ -197,7 +175,8 @@ class RestorePage(Page):
         return HttpResponseRedirect(self.operation_url(request, operation) or page.admin_url(self, Health))
 
 
-def _preview(using: str, form: RestoreForm) -> RestorePreview:
+def _preview(using: str, form: RestoreForm) -> dict[str, Any]:
+    """Return what a restore would find, or why that is not known; ``refused``: it cannot be started."""
     redis_publisher = publisher.get(using)
     assert redis_publisher is not None
     work = RestoreWork(form.scope, form.arguments)
@@ -207,28 +186,32 @@ def _preview(using: str, form: RestoreForm) -> RestorePreview:
             now = transitions.now(using)
     except TooSlow:
         text = _("The messages could not be counted within %(seconds)d s. You can start the restore all the same.")
-        return RestorePreview([], problem=text % {"seconds": PREVIEW_TIMEOUT_MS // 1000})
+        return {"problem": text % {"seconds": PREVIEW_TIMEOUT_MS // 1000}}
     except BrokerUnavailable as error:
-        return RestorePreview([], problem=_("Redis: %(error)s") % {"error": error}, refused=True)
+        return {"problem": _("Redis: %(error)s") % {"error": error}, "refused": True}
     except (DatabaseError, InterfaceError) as error:
         text = _("The database does not answer: %(error)s")
-        return RestorePreview([], problem=text % {"error": type(error).__name__}, refused=True)
-    return _rows(report, now)
+        return {"problem": text % {"error": type(error).__name__}, "refused": True}
+    total = report.total()
+    return {
+        "rows": [_row(name, tally, now) for name, tally in sorted(report.queues.items())],
+        "total": _row(_("all"), total, now),
+        "overdue": _overdue_text(form, total.overdue),
+    }
 
 
-def _rows(report: Report, now: datetime) -> RestorePreview:
-    rows = [_row(name, tally, now) for name, tally in sorted(report.queues.items())]
-    return RestorePreview(rows, _row(_("all"), report.total(), now))
+def _row(name: str, tally: Tally, now: datetime) -> SimpleNamespace:
+    return SimpleNamespace(
+        name=name,
+        tally=tally,
+        missing=max(0, tally.found - tally.beyond - tally.held),
+        oldest="–" if tally.oldest is None else span(now - tally.oldest),
+    )
 
 
-def _row(name: str, tally: Tally, now: datetime) -> RestoreRow:
-    missing = max(0, tally.found - tally.beyond - tally.held)
-    return RestoreRow(name, tally, missing, "–" if tally.oldest is None else span(now - tally.oldest))
-
-
-def _overdue_text(form: RestoreForm, total: RestoreRow) -> str:
+def _overdue_text(form: RestoreForm, number: int) -> str:
     """Return in words what happens to the overdue messages."""
-    number, policy = total.tally.overdue, form.cleaned_data["overdue"]
+    policy = form.cleaned_data["overdue"]
     if not number:
         return _("Nothing is overdue.")
     texts: Mapping[Overdue, str] = {

@@ -19,22 +19,12 @@ from ...models import Message, Queue, Worker
 from ..models import AuditEvent, Dashboard, DeadLetters, Health, Limits, Operation
 from .readonly import ReadOnly, View
 
-# The pages in the order of their links in the navigation, and the module of each in this package.
-PAGES = {
-    Dashboard: "DashboardAdmin",
-    Message: "MessageAdmin",
-    DeadLetters: "DeadLetterAdmin",
-    Queue: "QueueAdmin",
-    Limits: "LimitsAdmin",
-    Worker: "WorkerAdmin",
-    Health: "HealthAdmin",
-    Operation: "OperationAdmin",
-    AuditEvent: "AuditEventAdmin",
-}
+# The models of the pages, in the order of their links in the navigation; and the module of each page in this package.
+PAGES = (Dashboard, Message, DeadLetters, Queue, Limits, Worker, Health, Operation, AuditEvent)
 _HOME = {
     "DashboardAdmin": "dashboard_page",
     "MessageAdmin": "message_list",
-    "DeadLetterAdmin": "dead_letters_page",
+    "DeadLettersAdmin": "dead_letters_page",
     "QueueAdmin": "queue_pages",
     "LimitsAdmin": "limits_page",
     "WorkerAdmin": "worker_pages",
@@ -51,7 +41,7 @@ class OnDemand(ReadOnly):
     @cached_property
     def page(self) -> ReadOnly:
         """The page itself."""
-        found: ReadOnly = load(PAGES[self.model])(self.model, self.admin_site)
+        found: ReadOnly = load(f"{self.model.__name__}Admin")(self.model, self.admin_site)
         return found
 
     def get_urls(self) -> list[URLPattern]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from types import SimpleNamespace
 
 from django.utils.translation import gettext as _
 
@@ -17,41 +17,6 @@ from .explanation import moment, span, state_label
 STEPS_SHOWN = 200
 
 
-@dataclass(frozen=True, slots=True)
-class TimelineStep:
-    """A transition, or one that is to come, as the page shows it. Fields without a value are empty."""
-
-    at: datetime
-    moment: str
-    before: str
-    after: str
-    delivery: int = 0
-    took: str = ""
-    waited: str = ""
-    due: str = ""
-    actor: str = ""
-    reason: str = ""
-    error: str = ""
-    future: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class DeliveryRow:
-    """A delivery as the page shows it: its worker, lateness, duration and outcome (empty while it runs)."""
-
-    number: int
-    at: datetime
-    started: str
-    late: str
-    waited: str
-    took: str
-    worker: str
-    outcome: str = ""
-    state: str = ""
-    error: str = ""
-    traceback: str = ""
-
-
 def log(message: Message) -> list[Transition]:
     """Return the latest transitions of a message, in order."""
     return list(Transition.objects.using(message._state.db).filter(message=message).order_by("-number")[:STEPS_SHOWN])[
@@ -59,33 +24,35 @@ def log(message: Message) -> list[Transition]:
     ]
 
 
-def steps(message: Message, moves: Sequence[Transition], now: datetime) -> list[TimelineStep]:
+def steps(message: Message, moves: Sequence[Transition], now: datetime) -> list[SimpleNamespace]:
     """Return the transitions as steps, the due time only where it is new; then the steps that are expected next."""
     found = []
     previous: Transition | None = None
     for move in moves:
         found.append(
-            TimelineStep(
-                move.at,
-                moment(move.at),
-                state_label(move.from_state),
-                state_label(move.to_state),
-                move.delivery,
-                span(move.at - previous.at) if previous else "",
-                _waited(move, previous),
-                "" if previous and previous.due_at == move.due_at else moment(move.due_at),
-                move.actor,
-                move.reason,
-                move.error,
+            SimpleNamespace(
+                at=move.at,
+                moment=moment(move.at),
+                before=state_label(move.from_state),
+                after=state_label(move.to_state),
+                delivery=move.delivery,
+                took=span(move.at - previous.at) if previous else "",
+                waited=_waited(move, previous),
+                due="" if previous and previous.due_at == move.due_at else moment(move.due_at),
+                actor=move.actor,
+                reason=move.reason,
+                error=move.error,
+                future=False,
             )
         )
         previous = move
     return found + [step for step in _to_come(message, now) if step.at > now]
 
 
-def _to_come(message: Message, now: datetime) -> list[TimelineStep]:
-    def step(at: datetime, before: str, after: str) -> TimelineStep:
-        return TimelineStep(at, moment(at), before, after, took=span(at - now), future=True)
+def _to_come(message: Message, now: datetime) -> list[SimpleNamespace]:
+    def step(at: datetime, before: str, after: str) -> SimpleNamespace:
+        texts = {"moment": moment(at), "before": before, "after": after, "took": span(at - now)}
+        return SimpleNamespace(at=at, **texts, delivery=0, waited="", due="", future=True)
 
     if message.state == State.SCHEDULED:
         coming = [step(message.due_at, state_label(message.state), _("due"))]
@@ -101,29 +68,32 @@ def _to_come(message: Message, now: datetime) -> list[TimelineStep]:
     return [step(message.finished_at + timedelta(seconds=kept), state_label(message.state), _("purged"))]
 
 
-def deliveries(moves: Sequence[Transition], now: datetime) -> list[DeliveryRow]:
-    """Return the deliveries that began within these transitions, in order."""
+def deliveries(moves: Sequence[Transition], now: datetime) -> list[SimpleNamespace]:
+    """Return the deliveries that began within these transitions, in order. The outcome of one that runs is empty."""
     found = []
     for place, move in enumerate(moves):
         if move.from_state != State.SCHEDULED or move.to_state != State.RUNNING:
             continue
         end = next((m for m in moves[place + 1 :] if m.to_state != State.RUNNING), None)
-        begun = DeliveryRow(
-            move.delivery,
-            move.at,
-            moment(move.at),
-            span(move.at - move.due_at),
-            _waited(move, moves[place - 1] if place else None),
-            span((end.at if end else now) - move.at),
-            move.actor,
+        found.append(
+            SimpleNamespace(
+                number=move.delivery,
+                at=move.at,
+                started=moment(move.at),
+                late=span(move.at - move.due_at),
+                waited=_waited(move, moves[place - 1] if place else None),
+                took=span((end.at if end else now) - move.at),
+                worker=move.actor,
+                outcome=_outcome(end) if end else "",
+                error=end.error if end else "",
+                traceback=end.traceback if end else "",
+            )
         )
-        found.append(begun if end is None else _ended(begun, end))
     return found
 
 
-def _ended(delivery: DeliveryRow, end: Transition) -> DeliveryRow:
-    outcome = f"{state_label(end.to_state)}: {end.reason}" if end.reason else state_label(end.to_state)
-    return replace(delivery, outcome=outcome, state=end.to_state, error=end.error, traceback=end.traceback)
+def _outcome(end: Transition) -> str:
+    return f"{state_label(end.to_state)}: {end.reason}" if end.reason else state_label(end.to_state)
 
 
 def _waited(move: Transition, before: Transition | None) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
+from types import SimpleNamespace
 from typing import Any
 
 from django.contrib import admin
@@ -31,23 +31,6 @@ LABELS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerRow:
-    """A worker as the page shows it. ``running`` has the labels and addresses of its messages."""
-
-    name: str
-    place: str
-    health: str
-    label: str
-    queues: str
-    threads: int
-    started: str
-    seen: str
-    running: list[tuple[str, str]]
-    more: int
-    url: str
-
-
 class WorkerAdmin(Page):
     """The workers, for users who may view messages."""
 
@@ -72,7 +55,7 @@ class WorkerAdmin(Page):
             "most": worker_list.MOST_RUNNING,
         }
 
-    def _rows(self, there: WorkerList, running: dict[str, list[RunningMessage]]) -> list[WorkerRow]:
+    def _rows(self, there: WorkerList, running: dict[str, list[RunningMessage]]) -> list[SimpleNamespace]:
         # A lost worker that still holds messages comes first: they wait for the end of their leases.
         order = {WorkerState.LOST: 1, WorkerState.LATE: 2, WorkerState.ALIVE: 3}
         rows = []
@@ -83,22 +66,23 @@ class WorkerAdmin(Page):
             rows.append((rank, self._row(worker, health, held, there.at)))
         return [row for _rank, row in sorted(rows, key=lambda pair: pair[0])]
 
-    def _row(self, worker: Worker, health: WorkerState, held: list[RunningMessage], now: datetime) -> WorkerRow:
-        return WorkerRow(
-            worker.name,
-            f"{worker.host}:{worker.pid}",
-            health.value,
-            str(LABELS[health]),
-            ", ".join(map(str, worker.queues)),
-            worker.threads,
-            moment(worker.started_at, "seconds"),
-            _("%(span)s ago") % {"span": span(now - worker.seen_at)},
-            [
+    def _row(self, worker: Worker, health: WorkerState, held: list[RunningMessage], now: datetime) -> SimpleNamespace:
+        return SimpleNamespace(
+            name=worker.name,
+            place=f"{worker.host}:{worker.pid}",
+            health=health.value,
+            label=str(LABELS[health]),
+            queues=self.serves(worker),
+            threads=worker.threads,
+            started=moment(worker.started_at, "seconds"),
+            seen=_("%(span)s ago") % {"span": span(now - worker.seen_at)},
+            # The labels of its messages, with their addresses.
+            running=[
                 (f"{one.topic} #{one.id}", admin_url(self, Message, "change", quote(one.id)))
                 for one in held[:_MESSAGES_SHOWN]
             ],
-            max(0, len(held) - _MESSAGES_SHOWN),
-            admin_url(self, Worker, "change", quote(worker.name)),
+            more=max(0, len(held) - _MESSAGES_SHOWN),
+            url=admin_url(self, Worker, "change", quote(worker.name)),
         )
 
     def detail(self, request: HttpRequest, pk: str, extra: dict[str, Any]) -> HttpResponse:

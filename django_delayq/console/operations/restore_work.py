@@ -24,7 +24,7 @@ from ...record import transitions
 from ...record.sql.sessions import own_transaction
 from ...restore import Overdue, Restore, Selection, Tally
 from ..models import Operation, OperationState
-from ..statements import TooSlow, statement_timeout
+from ..statements import in_time
 from .lifecycle import LEASE_SECONDS
 from .work import COUNT_TIMEOUT_MS, OperationWork, Step, register
 
@@ -117,10 +117,7 @@ class RestoreWork(OperationWork):
         broker = index(using)
         assert broker is not None
         try:
-            with statement_timeout(using, COUNT_TIMEOUT_MS):
-                return self.restore(using, broker).preview().expected()
-        except TooSlow:
-            return None
+            return in_time(using, COUNT_TIMEOUT_MS, lambda: self.restore(using, broker).preview().expected())
         finally:
             broker.close()
 

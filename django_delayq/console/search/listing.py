@@ -20,11 +20,11 @@ from django.db.models import Case, Count, IntegerField, OrderBy, OuterRef, Q, Qu
 from django.db.models.functions import Coalesce
 
 from ...core.states import FINAL, LIVE, REQUEUEABLE, State
-from ...inspector.numbers import Capped
+from ...inspector.numbers import Capped, capped
 from ...inspector.waiting import heads
 from ...models import Message
 from ...record import transitions
-from ..statements import TooSlow, statement_timeout
+from ..statements import TooSlow, in_time, statement_timeout
 from .language import SCHEDULED, Search, limited, of_states, overdue
 
 # Messages that are counted at most.
@@ -116,13 +116,14 @@ class Listing:
         with statement_timeout(self.using, PAGE_TIMEOUT_MS):
             return [row[-1] for row in self._ordered(branches, offset + limit)[offset:]]
 
-    def count(self) -> Capped:
-        """Count the messages up to the cap. Raises ``TooSlow`` after a short time: the number is not worth a wait."""
+    def count(self) -> Capped | None:
+        """Count the messages up to the cap; None when that takes more than a short time, which it is not worth."""
         if self._is_empty():
             return Capped(0)
-        with statement_timeout(self.using, COUNTS_TIMEOUT_MS // 2):
-            count = self._ordered(self._branches(), COUNT_CAP + 1).count()
-        return Capped(min(count, COUNT_CAP), count > COUNT_CAP)
+        found = in_time(
+            self.using, COUNTS_TIMEOUT_MS // 2, lambda: self._ordered(self._branches(), COUNT_CAP + 1).count()
+        )
+        return None if found is None else capped(found, COUNT_CAP)
 
     def _is_empty(self) -> bool:
         return bool(self.search.problems) or not self.search.states
@@ -194,11 +195,7 @@ def counts(rows: QuerySet[Message], search: Search, now: datetime) -> StateCount
     """
     if search.problems:
         return StateCounts(dict.fromkeys(State, Capped(0)), Capped(0), Capped(0))
-    try:
-        with statement_timeout(rows.db, COUNTS_TIMEOUT_MS):
-            return _count(rows.order_by(), search, now)
-    except TooSlow:
-        return None
+    return in_time(rows.db, COUNTS_TIMEOUT_MS, lambda: _count(rows.order_by(), search, now))
 
 
 def _count(rows: QuerySet[Message], search: Search, now: datetime) -> StateCounts:
