@@ -67,7 +67,8 @@ def empty() -> None:
     import redis
     from django.db import connection
 
-    redis.Redis.from_url(os.environ["REDIS_URL"]).flushall()
+    if os.environ["REDIS_URL"]:
+        redis.Redis.from_url(os.environ["REDIS_URL"]).flushall()
     with connection.cursor() as cursor:
         cursor.execute("TRUNCATE delayq_message, delayq_place, delayq_rate CASCADE")
 

@@ -270,6 +270,9 @@ class Index(Broker, Protocol):
     These methods serve the publisher, the loader, the sweeper, the restore, the consistency check and the console.
     """
 
+    def any_aside(self) -> bool:
+        """Return whether ids stand aside, in whatever queue."""
+
     def remove(self, queue: str, ids: Sequence[int]) -> None:
         """Forget ids. This saves a look-up later; the claim refuses finished messages anyway."""
 

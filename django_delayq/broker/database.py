@@ -3,21 +3,62 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import ClassVar
 
 from ..record import admission, transitions
-from ..record.sql.rows import BEGINNING, WHOLE, Spot, Stretch, Ticket
+from ..record.low_water import LowWater
+from ..record.sql.rows import BEGINNING, Seen, Spot, Ticket
 from .base import DueQueue, DueQueues, Entry, Put, Taken
 
 # While a limit is full, its messages are looked for again after this time. Seconds.
 LOOK_AGAIN = 0.25
+# A queue that nobody names is looked at for so long after it held a message. Seconds.
+REMEMBERED = 600.0
 
 
 def _look_again(wait: float | None, closed: Collection[str]) -> float | None:
     """Return after how many seconds to look again, when the next message is due in ``wait`` (None: there is none)."""
     return min(LOOK_AGAIN, wait or LOOK_AGAIN) if closed else wait
+
+
+class Walk:
+    """Goes along the messages of one queue in the order of (due, id), one look after another.
+
+    A look goes on behind what may not begin, since it is limited for example, and a take behind what earlier ones have
+    taken, since their rows may be dead. When nothing more is due, the next look begins at the low-water mark.
+    """
+
+    def __init__(self) -> None:
+        self._low = LowWater()
+        self._at: Spot | None = None
+        # When the queue held a message (monotonic).
+        self.last_seen = time.monotonic()
+
+    def begin(self) -> Spot:
+        """Return behind which spot to look now."""
+        if self._low.begin_anew():
+            self._at = BEGINNING
+        return self._low.mark if self._at is None else self._at
+
+    def note(self, begin: Spot, seen: Seen, took: float) -> None:
+        """Take note of what a look has found, which began there and took so many seconds."""
+        self._low.note(begin, seen.first, seen.now, took)
+        if seen.first is not None:
+            self.last_seen = time.monotonic()
+        if seen.spot is None or seen.is_open:
+            self._low.end()
+        if seen.wait is None or seen.wait > 0:
+            self._at = None
+        else:
+            # There may be more that may begin than there is room for.
+            self._at = seen.before if seen.is_open else seen.spot
+
+    def go_past(self, seen: Seen) -> None:
+        """Go on behind what a look has found: others hold it."""
+        self._at = seen.spot
 
 
 class DatabaseBroker:
@@ -34,9 +75,10 @@ class DatabaseBroker:
         self.topics = topics
         self._woken = threading.Event()
         self._holding: ExitStack | None = None
-        # While limits are full, many messages may have to be passed over: a take looks at a part of a queue, and the
-        # next one at the part behind it.
-        self._looked_up_to: dict[str, Spot] = {}
+        self._walks: dict[str, Walk] = {}
+        # What ``due_queues`` has seen, for ``take_many`` right after it; and the limits that are full.
+        self._seen: dict[str, Seen] = {}
+        self._closed: set[str] = set()
 
     def put(self, queue: str, entries: Sequence[Entry]) -> Put:
         """Report all entries as present: the rows hold them."""
@@ -44,56 +86,60 @@ class DatabaseBroker:
 
     def take(self, queue: str, limit: int, within: float = 0.0, opened: Mapping[str, int] = {}) -> Taken:
         """Find rows that are due. ``within`` and ``opened`` are ignored: a query finds nothing early or aside."""
-        return self._take(queue, limit, list(self.topics()), admission.full(self.using))
+        closed, topics = admission.full(self.using), list(self.topics())
+        return self._take(self._look([queue], topics, closed)[queue], limit, topics, closed)
 
-    def _take(self, queue: str, limit: int, topics: Sequence[str], closed: Collection[str]) -> Taken:
-        stretch = self._stretch(queue) if closed else WHOLE
-        wait = transitions.until_due(self.using, queue, topics, closed, stretch)
-        tickets: list[Ticket] = []
-        if wait is not None and wait <= 0:
-            if limit <= 0:
-                return Taken(left=1)
-            if self._holding is not None:
-                # The transaction begins when something is due: until then a take costs few queries, no transaction.
-                self._holding.enter_context(transitions.exclusively(self.using))
-                self._holding = None
-            tickets = transitions.due(self.using, queue, topics, limit, closed, stretch)
-        if not stretch.is_last and (not tickets or len(tickets) < limit):
-            self._looked_up_to[queue] = stretch.end
-            return Taken(tickets, left=1, behind=True)
-        if tickets:
-            # Whether more are due is not known: a query returns a thousand at most, and passes over rows that others
-            # hold.
-            return Taken(tickets, left=1)
-        self._looked_up_to.pop(queue, None)
-        return Taken(next_due=_look_again(wait, closed))
+    def _look(self, queues: Collection[str], topics: Sequence[str], closed: Collection[str]) -> dict[str, Seen]:
+        walks = {queue: self._walks.setdefault(queue, Walk()) for queue in queues}
+        begins = {queue: walk.begin() for queue, walk in walks.items()}
+        asked = time.monotonic()
+        found = transitions.look(self.using, begins, topics, closed)
+        took = time.monotonic() - asked
+        for queue, seen in found.items():
+            walks[queue].note(begins[queue], seen, took)
+        return found
 
-    def _stretch(self, queue: str) -> Stretch:
-        """Return the part of a queue to look at, from where the last look ended."""
-        return transitions.stretch(self.using, queue, self._looked_up_to.get(queue, BEGINNING))
+    def _take(self, seen: Seen, limit: int, topics: Sequence[str], closed: Collection[str]) -> Taken:
+        if seen.wait is None or seen.wait > 0:
+            return Taken(next_due=_look_again(seen.wait, closed))
+        if limit <= 0:
+            return Taken(left=1)
+        if not seen.is_open:
+            return Taken(left=1, behind=True)
+        if self._holding is not None:
+            # The transaction begins when something is due: until then a take costs few queries, no transaction.
+            self._holding.enter_context(transitions.exclusively(self.using))
+            self._holding = None
+        tickets = transitions.due(self.using, seen.queue, topics, limit, closed, seen.before)
+        if not tickets:
+            self._walks[seen.queue].go_past(seen)
+        # Whether more are due is not known: a query returns a thousand at most, and passes over rows that others hold.
+        return Taken(tickets, left=1, behind=not tickets)
 
     def due_queues(
         self, queues: Sequence[str] | None, within: float = 0.0, *, after: str = "", enough: int | None = None
     ) -> DueQueues:
-        """Find the first message of each queue with one query. ``within`` is ignored, and no more is counted."""
-        found = transitions.queues(self.using) if queues is None else queues
-        found = sorted(found, key=lambda queue: (queue <= after, queue)) if queues is None else found
-        if not found:
-            return DueQueues()
-        closed = admission.full(self.using)
-        waits = transitions.waits(self.using, found, list(self.topics()), closed)
+        """Look at all queues with one query. ``within`` is ignored, and no more is counted."""
+        found = sorted(self._known(), key=lambda queue: (queue <= after, queue)) if queues is None else queues
+        self._closed = admission.full(self.using) if found else set()
+        self._seen = self._look(found, list(self.topics()), self._closed) if found else {}
+        waits = {queue: wait for queue, seen in self._seen.items() if (wait := seen.wait) is not None}
         due = [DueQueue(queue, 0, 1) for queue in found if waits.get(queue, 1.0) <= 0]
         next_due = min((wait for wait in waits.values() if wait > 0), default=None)
-        return DueQueues(due, 0, _look_again(next_due, closed))
+        return DueQueues(due, 0, _look_again(next_due, self._closed))
+
+    def _known(self) -> list[str]:
+        """Return the queues that hold messages, or did a while ago."""
+        since = time.monotonic() - REMEMBERED
+        self._walks = {queue: walk for queue, walk in self._walks.items() if walk.last_seen > since}
+        return [*{*self._walks, *transitions.queues(self.using, self._walks)}]
 
     def take_many(self, due: Sequence[DueQueue], limit: int, within: float = 0.0) -> dict[str, Taken]:
         """Take from one queue after another."""
-        if not due:
-            return {}
-        topics, closed = list(self.topics()), admission.full(self.using)
+        topics = list(self.topics())
         found = {}
         for queue in due:
-            found[queue.name] = taken = self._take(queue.name, limit, topics, closed)
+            found[queue.name] = taken = self._take(self._seen[queue.name], limit, topics, self._closed)
             limit -= len(taken.tickets)
         return found
 

@@ -201,6 +201,11 @@ class RedisSource:
             found.setdefault(queue, {})[name] = int(number)
         return found
 
+    @translated
+    def any_aside(self) -> bool:
+        """Return whether ids stand aside."""
+        return bool(self.client.exists(self.keys("").asides))
+
     def exclusively(self) -> AbstractContextManager[object]:
         """Do nothing: an id that was taken is no longer there for others."""
         return nullcontext()

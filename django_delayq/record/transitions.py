@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -25,11 +25,11 @@ from ..core.verdicts import DONE, Verdict
 from ..models import Message
 from ..models.record import HOLDS_KEY, WAITS_AGAIN, Lease, LogRow, lease_is_over
 from ..project.validation import FARTHEST
-from .sql import ROWS_PASSED, statements
+from .low_water import LowWater
+from .sql import statements
 from .sql.moves import LEFT_ALONE, Decide, Decision, locked, move, moved, writing
 from .sql.rows import (
     BEGINNING,
-    WHOLE,
     Claimed,
     Facts,
     Failure,
@@ -37,8 +37,8 @@ from .sql.rows import (
     LeaseRenewal,
     Moved,
     NewMessage,
+    Seen,
     Spot,
-    Stretch,
     Success,
     Ticket,
 )
@@ -319,19 +319,20 @@ def due(
     topics: Iterable[str],
     limit: int,
     closed: Collection[str] = (),
-    stretch: Stretch = WHOLE,
+    after: Spot = BEGINNING,
 ) -> list[Ticket]:
     """Return messages that are due by the record's clock: the most overdue ones, the highest priority first.
 
-    Here and below, messages that stand under one of the limits ``closed`` are left out.
+    Those are left out that stand under one of the limits ``closed``, or before the spot ``after``.
     """
-    return statements(using).due(queue, topics, limit, closed, stretch)
+    return statements(using).due(queue, topics, limit, closed, after)
 
 
-def stretch(using: str, queue: str, after: Spot) -> Stretch:
-    """Return the next part of a queue, of so many messages that one statement can pass over them."""
-    end = statements(using).spot(queue, after, ROWS_PASSED)
-    return Stretch(after) if end is None else Stretch(after, end, is_last=end[0] > now(using))
+def look(
+    using: str, begins: Mapping[str, Spot], topics: Iterable[str], closed: Collection[str] = ()
+) -> dict[str, Seen]:
+    """Look at queues, behind a spot in each, for the first message that may begin once it is due."""
+    return {seen.queue: seen for seen in statements(using).look(begins, topics, closed)}
 
 
 def facts(using: str, ids: Sequence[int]) -> dict[int, Facts]:
@@ -339,28 +340,14 @@ def facts(using: str, ids: Sequence[int]) -> dict[int, Facts]:
     return {row.id: row for row in statements(using).facts(ids)} if ids else {}
 
 
-def queues(using: str) -> list[str]:
-    """Return the queues that hold scheduled messages, by name."""
-    return statements(using).queues()
+def queues(using: str, known: Collection[str] = ()) -> list[str]:
+    """Return the queues that hold scheduled messages, by name. With ``known``: other ones, in no order."""
+    return statements(using).queues(known)
 
 
-def until_due(
-    using: str, queue: str, topics: Iterable[str], closed: Collection[str] = (), stretch: Stretch = WHOLE
-) -> float | None:
-    """Return the seconds until the next scheduled message of a queue falls due: 0 or less when one is due.
-
-    None: there is none, or the queue is paused.
-    """
-    return statements(using).until_due(queue, topics, closed, stretch)
-
-
-def waits(using: str, queues: Sequence[str], topics: Sequence[str], closed: Collection[str] = ()) -> dict[str, float]:
-    """Return the seconds until the next message of each queue falls due; a queue without messages is left out.
-
-    A queue that begins with many messages under limits of ``closed`` counts as if the last of these could begin: others
-    may be behind it.
-    """
-    heads = statements(using).heads(queues, after=BEGINNING, end=None, limit=1, topics=topics, closed=closed)
+def waits(using: str, queues: Sequence[str], topics: Sequence[str]) -> dict[str, float]:
+    """Return the seconds until the next message of each queue falls due; a queue without messages is left out."""
+    heads = statements(using).heads(queues, after=BEGINNING, end=None, limit=1, topics=topics)
     now_us = to_us(now(using))
     return {queue: (due_us - now_us) / 1_000_000 for queue, _id, due_us, _priority in heads}
 
@@ -370,9 +357,20 @@ def claims_under_way(using: str) -> set[str]:
     return statements(using).claims_under_way()
 
 
-def anything_expired(using: str) -> tuple[bool, bool]:
-    """Tell whether a lease has run out, and whether a waiting message has expired, with one cheap query."""
-    return statements(using).anything_expired()
+def anything_expired(using: str, leases: LowWater | None = None, waiting: LowWater | None = None) -> tuple[bool, bool]:
+    """Tell whether a lease has run out, and whether a waiting message has expired, with one cheap query.
+
+    Whoever looks again and again gives the marks of both.
+    """
+    marks = (leases or LowWater(), waiting or LowWater())
+    begins = [BEGINNING if mark.begin_anew() else mark.mark for mark in marks]
+    asked = time.monotonic()
+    found = statements(using).anything_expired(begins[0][0], begins[1][0])
+    took = time.monotonic() - asked
+    for mark, begin, first in zip(marks, begins, (found.first_leased, found.first_waiting), strict=True):
+        mark.note(begin, None if first is None else (first, 0), found.now, took)
+        mark.end()
+    return found.leased, found.waiting
 
 
 def claim(

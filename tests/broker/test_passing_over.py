@@ -11,7 +11,7 @@ from django_delayq import schedule_message
 from django_delayq.broker.base import Taken
 from django_delayq.broker.database import LOOK_AGAIN, DatabaseBroker
 from django_delayq.models import Message
-from django_delayq.record.sql import ROWS_PASSED
+from django_delayq.record.sql.rows import ROWS_PASSED
 from tests.support.limits import DB, Declare, admit
 
 pytestmark = pytest.mark.django_db

@@ -33,6 +33,7 @@ METHODS: dict[str, Callable[[RedisBroker], object]] = {
     "put_back": lambda broker: broker.put_back(QUEUE, [TICKET]),
     "stand_aside": lambda broker: broker.stand_aside(QUEUE, {"handler t": [TICKET]}),
     "asides": lambda broker: broker.asides(),
+    "any_aside": lambda broker: broker.any_aside(),
     "listen": lambda broker: broker.listen([QUEUE], 0.2),
     "notify": lambda broker: broker.notify([QUEUE]),
     "put_nowait": lambda broker: broker.put_nowait(QUEUE, [ENTRY]),

@@ -1152,7 +1152,7 @@ MUTANTS = [
     ),
     mutant(
         "look that never goes on behind full limits",
-        ("django_delayq/broker/database.py", "self._looked_up_to[queue] = stretch.end", "pass"),
+        ("django_delayq/broker/database.py", "seen.before if seen.is_open else seen.spot", "seen.before"),
     ),
     mutant(
         "places that keep messages limited when all workers have died",

@@ -36,6 +36,7 @@ from tests.support.limits import (
     states,
     succeed,
 )
+from tests.support.steps import until_due
 
 pytestmark = pytest.mark.django_db
 
@@ -318,14 +319,12 @@ def test_a_query_for_due_messages_leaves_out_those_of_full_limits(
         ({"topic l.one key a", "topic l.one key b", "topic l.one"}, [free]),
     ):
         assert [ticket.id for ticket in transitions.due(DB, "default", topics, 10, closed)] == [m.pk for m in left]
-        wait = transitions.until_due(DB, "default", topics, closed)
+        wait = until_due("default", topics, closed)
         assert wait is not None
         assert wait <= 0
-        assert transitions.waits(DB, ["default"], topics, closed)["default"] <= 0
     for closed in ({"queue default"}, {"topic l.one key a", "topic l.one key b", "topic l.one", "topic l.free"}):
         assert transitions.due(DB, "default", topics, 10, closed) == []
-        assert transitions.until_due(DB, "default", topics, closed) is None
-        assert transitions.waits(DB, ["default"], topics, closed) == {}
+        assert until_due("default", topics, closed) is None
 
 
 def test_what_is_not_needed_any_more_is_deleted(declare: Declare) -> None:

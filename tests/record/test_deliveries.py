@@ -35,6 +35,7 @@ from tests.support.steps import (
     snapshot,
     state,
     succeed,
+    until_due,
 )
 
 pytestmark = pytest.mark.django_db
@@ -515,13 +516,13 @@ def test_the_due_rows_of_a_queue_come_best_priority_first() -> None:
 
 
 def test_until_due_returns_the_seconds_to_the_next_message() -> None:
-    assert transitions.until_due("default", "default", [TOPIC]) is None
+    assert until_due("default", [TOPIC]) is None
     later(delay=120)
-    wait = transitions.until_due("default", "default", [TOPIC])
+    wait = until_due("default", [TOPIC])
     assert wait is not None
     assert 100 < wait < 121
-    assert transitions.until_due("default", "default", ["another"]) is None
+    assert until_due("default", ["another"]) is None
     due(queue="other")
-    wait = transitions.until_due("default", "other", [TOPIC])
+    wait = until_due("other", [TOPIC])
     assert wait is not None
     assert wait <= 0

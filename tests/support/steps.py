@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ from django_delayq import schedule_message
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
 from django_delayq.record import transitions
-from django_delayq.record.sql.rows import Claimed, Failure, Success, Ticket
+from django_delayq.record.sql.rows import BEGINNING, Claimed, Failure, Success, Ticket
 
 T = TypeVar("T")
 
@@ -36,6 +36,11 @@ def due(payload: Any = None, **options: Any) -> Message:
 def later(payload: Any = None, **options: Any) -> Message:
     """Schedule a message that is not due for a while."""
     return schedule_message(TOPIC, payload, **{"delay": "10m", **options})
+
+
+def until_due(queue: str, topics: Sequence[str], closed: Collection[str] = ()) -> float | None:
+    """Return the seconds until the next message of a queue falls due that may begin, as a look finds it."""
+    return transitions.look("default", {queue: BEGINNING}, topics, closed)[queue].wait
 
 
 def claim(*ids: int, using: str = "default", worker: str = "a", leases: dict[str, float] = LEASES) -> list[Claimed]:

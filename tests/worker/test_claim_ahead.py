@@ -154,7 +154,7 @@ def test_a_message_claimed_ahead_and_released_falls_due_no_earlier(consumer: Con
 def test_a_consumer_that_delivers_by_query_sleeps_until_something_is_due(
     consumer: Consumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transitions, "until_due", lambda *arguments: 4.0)
+    schedule_message("t.ok", delay="1h")
     monkeypatch.setattr(consumer.brokers, "redis", None)
     assert consumer.turn() > 0.4
 

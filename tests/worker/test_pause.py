@@ -36,6 +36,7 @@ from django_delayq.worker.claim.consumer import Consumer
 from tests.support.assembled import Assemble
 from tests.support.processes import Gate, Start
 from tests.support.record_of import effects_per_message, once_each, states, wait_until
+from tests.support.steps import until_due
 from tests.support.transactions import unfinished
 from tests.support.workers import eventually
 
@@ -81,12 +82,12 @@ def test_a_paused_queue_gives_nothing_away_and_another_does() -> None:
     (held,), (free,) = due(), due(queue="other")
     pause_queue(QUEUE)
 
-    assert transitions.until_due(DB, QUEUE, ["t.effect"]) is None
+    assert until_due(QUEUE, ["t.effect"]) is None
     assert transitions.due(DB, QUEUE, ["t.effect"], 10) == []
     assert claim(held, free) == {free.pk}
 
     assert resume_queue(QUEUE)
-    assert (transitions.until_due(DB, QUEUE, ["t.effect"]) or 0) < 0
+    assert (until_due(QUEUE, ["t.effect"]) or 0) < 0
     assert [ticket.id for ticket in transitions.due(DB, QUEUE, ["t.effect"], 10)] == [held.pk]
     assert claim(held) == {held.pk}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from typing import TYPE_CHECKING, Protocol
@@ -13,8 +13,9 @@ from django.db.models import QuerySet
 
 from .holders import Holder
 from .rows import (
-    WHOLE,
+    BEGINNING,
     Claimed,
+    Expired,
     Facts,
     Failure,
     Inserted,
@@ -22,8 +23,8 @@ from .rows import (
     Moved,
     NewMessage,
     Reference,
+    Seen,
     Spot,
-    Stretch,
     Success,
     Ticket,
 )
@@ -51,8 +52,8 @@ class Statements(Protocol):
     def facts(self, ids: Sequence[int]) -> list[Facts]:
         """Return what decides where these ids belong. Locks nothing."""
 
-    def queues(self) -> list[str]:
-        """Return the queues that hold scheduled messages, by name."""
+    def queues(self, known: Collection[str] = ()) -> list[str]:
+        """Return the queues that hold scheduled messages, by name. With ``known``: other ones, in no order."""
 
     def heads(
         self,
@@ -62,37 +63,30 @@ class Statements(Protocol):
         end: datetime | None,
         limit: int,
         topics: Sequence[str] | None = None,
-        closed: Collection[str] = (),
     ) -> Iterable[tuple[str, int, int, int]]:
         """Return the first scheduled messages of each queue, up to ``limit``, in their order of (due, id).
 
         Only messages after the place ``after`` in that order and due by ``end`` count; with ``topics`` only those of
-        these topics. With ``closed`` only those of the first ``ROWS_PASSED`` messages count that stand under none of
-        these limits, and the last one of so many. Yields queue, id, due time
-        (microseconds since 1970) and priority.
+        these topics. Yields queue, id, due time (microseconds since 1970) and priority.
         """
 
-    def spot(self, queue: str, after: Spot, number: int) -> Spot | None:
-        """Return where the scheduled message stands that comes so many messages after a spot; None: there are fewer."""
+    def look(self, begins: Mapping[str, Spot], topics: Iterable[str], closed: Collection[str]) -> list[Seen]:
+        """Look at queues, behind a spot in each, for the first message that may begin once it is due.
 
-    def until_due(
-        self, queue: str, topics: Iterable[str], closed: Collection[str], stretch: Stretch = WHOLE
-    ) -> float | None:
-        """Return the seconds until the next message falls due in a part of a queue.
-
-        Those that stand under one of the limits ``closed`` are left out. None: there is no such message, or the queue
-        is paused.
+        That is one of these topics, under none of the limits ``closed``, which is not expired. In a queue that is
+        paused, or under one of these limits, there is none.
         """
 
-    def anything_expired(self) -> tuple[bool, bool]:
-        """Tell whether a lease has run out, and whether a waiting message has expired."""
+    def anything_expired(self, leased_from: datetime, waiting_from: datetime) -> Expired:
+        """Tell whether a lease has run out, and whether a waiting message has expired, from these times on."""
 
     def due(
-        self, queue: str, topics: Iterable[str], limit: int, closed: Collection[str], stretch: Stretch = WHOLE
+        self, queue: str, topics: Iterable[str], limit: int, closed: Collection[str], after: Spot = BEGINNING
     ) -> list[Ticket]:
-        """Return due messages of a part of a queue, from the thousand most overdue ones, the highest priority first.
+        """Return due messages of a queue behind a spot, of the thousand most overdue, the highest priority first.
 
-        Those that stand under one of the limits ``closed`` are left out.
+        Those that stand under one of the limits ``closed`` are left out, and so is what stands behind ``ROWS_PASSED``
+        others.
         """
 
     def claims_under_way(self) -> set[str]:
@@ -146,9 +140,6 @@ class Statements(Protocol):
     def estimated_rows(self, relation: str) -> int | None:
         """Return how many rows the planner believes a table or index has; None where there is no estimate."""
 
-
-# Messages of a queue that one statement passes over at most because their limits are full.
-ROWS_PASSED = 5_000
 
 # The vendors that can keep messages. The others lack unique keys among some rows only, so that two live messages could
 # have one key. The migration has the same list.

@@ -22,11 +22,13 @@ QUEUES = """
     SELECT queue FROM q WHERE queue IS NOT NULL
     """
 
+# The name under which limits of its topic count a message ``m``: see ``core/limits.py``.
+OF_TOPIC = "'topic ' || m.topic || coalesce(' key ' || m.limit_key, '')"
+
 
 def is_open(names: str) -> str:
     """Return the condition that a message ``m`` stands under none of the limits whose names this subquery selects."""
-    return f"""'topic ' || m.topic || coalesce(' key ' || m.limit_key, '') NOT IN ({names})
-       AND 'queue ' || m.queue NOT IN ({names})"""
+    return f"{OF_TOPIC} NOT IN ({names}) AND 'queue ' || m.queue NOT IN ({names})"
 
 
 class After(Func):

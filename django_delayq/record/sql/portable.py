@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -11,18 +11,19 @@ from django.db import connections
 from django.db.models import Q, QuerySet
 
 from ...core.clock import ceil_tenth, from_tenths, to_us
+from ...core.limits import queue_name
 from ...core.states import LIVE, State
 from ...models import Message
 from ...models.queues import in_paused_queue
 from ...models.record import HOLDS_KEY, WAITS_AGAIN, Lease, LogRow, lease_is_over, not_expired
-from . import ROWS_PASSED
 from .expressions import QUEUES, After, UnderLimits, UpTo
 from .holders import Holder
 from .moves import LEFT_ALONE, Decision, clock, first_row, locked, move, moved, writing
 from .rows import (
-    END,
-    WHOLE,
+    BEGINNING,
+    ROWS_PASSED,
     Claimed,
+    Expired,
     Facts,
     Failure,
     Inserted,
@@ -30,8 +31,8 @@ from .rows import (
     Moved,
     NewMessage,
     Reference,
+    Seen,
     Spot,
-    Stretch,
     Success,
     Ticket,
 )
@@ -99,10 +100,10 @@ class Portable:
         found = rows.values_list("pk", "state", "topic", "queue", "limit_key", "due_at", "priority")
         return [Facts._make((pk, State(state), *rest)) for pk, state, *rest in found]
 
-    def queues(self) -> list[str]:
+    def queues(self, known: Collection[str] = ()) -> list[str]:
         with connections[self.using].cursor() as cursor:
             cursor.execute(QUEUES)
-            return [row[0] for row in cursor.fetchall()]
+            return [queue for (queue,) in cursor.fetchall() if queue not in known]
 
     def heads(
         self,
@@ -112,7 +113,6 @@ class Portable:
         end: datetime | None,
         limit: int,
         topics: Sequence[str] | None = None,
-        closed: Collection[str] = (),
     ) -> Iterator[tuple[str, int, int, int]]:
         rows = Message.objects.using(self.using).filter(After(*after), state=State.SCHEDULED)
         if end is not None:
@@ -121,46 +121,50 @@ class Portable:
             found = rows.filter(queue=queue)
             if topics is not None:
                 found = found.filter(topic__in=topics)
-            if closed:
-                last = self.spot(queue, after, ROWS_PASSED)
-                found = found.filter(UpTo(*(last or END)))
-                found = found.filter(~Q(UnderLimits(closed)) | Q(pk=None if last is None else last[1]))
             for place in self.places(found.order_by("due_at", "id")[:limit]):
                 yield (queue, *place)
 
-    def spot(self, queue: str, after: Spot, number: int) -> Spot | None:
-        rows = Message.objects.using(self.using).filter(After(*after), state=State.SCHEDULED, queue=queue)
-        return rows.order_by("due_at", "id").values_list("due_at", "id")[number - 1 : number].first()
+    def look(self, begins: Mapping[str, Spot], topics: Iterable[str], closed: Collection[str]) -> list[Seen]:
+        found = []
+        for queue, begin in begins.items():
+            first = self._behind(begin, queue).values_list("due_at", "id").first()
+            last, rows = self._open(queue, topics, closed, begin)
+            spot = rows.values_list("due_at", "id").first()
+            found.append(Seen(queue, self.now(), first, spot or last, spot is not None))
+        return found
 
-    def until_due(
-        self, queue: str, topics: Iterable[str], closed: Collection[str], stretch: Stretch = WHOLE
-    ) -> float | None:
-        rows = self._waiting(queue, topics, closed, stretch)
-        first = rows.order_by("due_at", "id").values_list("due_at", flat=True).first()
-        return None if first is None else (first - self.now()).total_seconds()
-
-    def anything_expired(self) -> tuple[bool, bool]:
+    def anything_expired(self, leased_from: datetime, waiting_from: datetime) -> Expired:
         now = self.now()
         rows = Message.objects.using(self.using).order_by()
-        return (
+        return Expired(
             rows.filter(lease_is_over(now)).exists(),
             rows.filter(state=State.SCHEDULED, expires_at__isnull=False, expires_at__lte=now).exists(),
+            now,
         )
 
-    def _waiting(
-        self, queue: str, topics: Iterable[str], closed: Collection[str], stretch: Stretch
-    ) -> QuerySet[Message]:
-        """Return the scheduled messages of a part of a queue that no pause and none of the limits keeps."""
-        rows = Message.objects.using(self.using).filter(state=State.SCHEDULED, queue=queue, topic__in=list(topics))
-        rows = rows.filter(After(*stretch.after), UpTo(*stretch.end), ~Q(UnderLimits(closed)))
-        return rows.exclude(in_paused_queue(self.using))
+    def _behind(self, spot: Spot, queue: str) -> QuerySet[Message]:
+        """Return the scheduled messages of a queue behind a spot, in their order."""
+        rows = Message.objects.using(self.using).filter(After(*spot), state=State.SCHEDULED, queue=queue)
+        return rows.order_by("due_at", "id")
+
+    def _open(
+        self, queue: str, topics: Iterable[str], closed: Collection[str], after: Spot
+    ) -> tuple[Spot | None, QuerySet[Message]]:
+        """Return where the last of ``ROWS_PASSED`` messages behind a spot stands, and those up to it that may begin."""
+        rows = self._behind(after, queue).exclude(in_paused_queue(self.using))
+        if queue_name(queue) in closed:
+            rows = rows.none()
+        last = rows.values_list("due_at", "id")[ROWS_PASSED - 1 : ROWS_PASSED].first()
+        if last is not None:
+            rows = rows.filter(UpTo(*last))
+        return last, rows.filter(not_expired(self.now()), ~Q(UnderLimits(closed)), topic__in=list(topics))
 
     def due(
-        self, queue: str, topics: Iterable[str], limit: int, closed: Collection[str], stretch: Stretch = WHOLE
+        self, queue: str, topics: Iterable[str], limit: int, closed: Collection[str], after: Spot = BEGINNING
     ) -> list[Ticket]:
-        now = self.now()
-        rows = self._waiting(queue, topics, closed, stretch).filter(not_expired(now), due_at__lte=now)
-        head = rows.order_by("due_at", "id").values_list("priority", "due_at", "pk")[:1000]
+        _last, rows = self._open(queue, topics, closed, after)
+        rows = rows.filter(due_at__lte=self.now())
+        head = rows.values_list("priority", "due_at", "pk")[:1000]
         return [Ticket(pk) for _priority, _due, pk in sorted(head, key=lambda row: (-row[0], row[1], row[2]))[:limit]]
 
     def claims_under_way(self) -> set[str]:

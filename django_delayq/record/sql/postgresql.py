@@ -8,7 +8,7 @@ travel as parameters only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from itertools import chain
 from typing import Any, cast
@@ -19,28 +19,13 @@ from django.db.models import QuerySet
 
 from ...core.states import State
 from ...models import Message
-from . import ROWS_PASSED
-from .expressions import QUEUES, Microseconds, is_open
+from .expressions import Microseconds
 from .holders import HOLDERS, Holder
 from .postgresql_delivery import PostgreSQLDelivery
-from .postgresql_parts import (
-    IS_SCHEDULED,
-    LOOKS_LIKE_FEW,
-    NOT_EXPIRED,
-    NOW,
-    PAUSED,
-    array,
-    texts,
-)
+from .postgresql_looks import PostgreSQLLooks
+from .postgresql_parts import LOOKS_LIKE_FEW, array, texts
 from .postgresql_scheduling import PostgreSQLScheduling
-from .rows import (
-    WHOLE,
-    Facts,
-    Reference,
-    Spot,
-    Stretch,
-    Ticket,
-)
+from .rows import Facts, Reference
 
 # The process that answers, and the connections that the user may have: nobody limits a superuser.
 MOST_CONNECTIONS = """
@@ -58,21 +43,11 @@ SELECT id, state, topic, queue, limit_key, due_at, priority FROM delayq_message
  WHERE id = ANY(%(ids)s::bigint[]) AND {LOOKS_LIKE_FEW}
 """  # noqa: S608
 
-# A message that stands under none of the limits ``closed``. The server looks up a name in a table of hashes, however
-# many names there are.
-IS_OPEN = is_open("SELECT unnest(%(closed)s::text[])")
-
 HEAD = """SELECT * FROM delayq_message m
      WHERE state = 'scheduled' AND queue = q.queue
        AND (due_at, id) > (%(due)s::timestamptz, %(id)s::bigint) AND due_at <= %(end)s::timestamptz"""
 
 OF_TOPICS = "topic = ANY(%(topics)s::text[])"
-
-# Behind the last one of so many messages there may be others.
-FIRST_OPEN = f"""SELECT * FROM (
-        SELECT x.*, row_number() OVER (ORDER BY due_at, id) AS number
-          FROM ({HEAD} ORDER BY due_at, id LIMIT {ROWS_PASSED}) x
-     ) m WHERE {OF_TOPICS} AND {IS_OPEN} OR number = {ROWS_PASSED}"""  # noqa: S608
 
 
 def _heads(chosen: str) -> str:
@@ -87,25 +62,7 @@ SELECT q.queue, m.id, (extract(epoch FROM m.due_at) * 1000000)::bigint, m.priori
 
 
 # One search in the index for each queue.
-HEADS, HEADS_OF_TOPICS, OPEN_HEADS = map(_heads, (HEAD, f"{HEAD} AND {OF_TOPICS}", FIRST_OPEN))
-
-SPOT = """
-SELECT due_at, id FROM delayq_message
- WHERE state = 'scheduled' AND queue = %(queue)s AND (due_at, id) > (%(after)s::timestamptz, %(after_id)s::bigint)
- ORDER BY due_at, id OFFSET %(number)s - 1 LIMIT 1
-"""
-
-IN_STRETCH = """(m.due_at, m.id) > (%(after)s::timestamptz, %(after_id)s::bigint)
-       AND (m.due_at, m.id) <= (%(end)s::timestamptz, %(end_id)s::bigint)"""
-
-# What may be claimed once it is due, of a part of a queue, as far as limits are open.
-MAY_BEGIN = f"""state = 'scheduled' AND queue = %(queue)s AND topic = ANY(%(topics)s::text[]) AND {IS_OPEN}
-       AND {IN_STRETCH} AND %(queue)s NOT IN ({PAUSED})"""
-
-UNTIL_DUE = f"""
-SELECT extract(epoch FROM due_at - clock_timestamp())::float8 FROM delayq_message m WHERE {MAY_BEGIN}
- ORDER BY due_at, id LIMIT 1
-"""  # noqa: S608
+HEADS, HEADS_OF_TOPICS = map(_heads, (HEAD, f"{HEAD} AND {OF_TOPICS}"))
 
 # READ COMMITTED takes the locks of a statement before its snapshot: a transaction that holds no such lock after a pause
 # was committed will see the pause.
@@ -114,41 +71,6 @@ SELECT virtualtransaction FROM pg_locks
  WHERE relation = 'delayq_queue'::regclass AND mode = 'AccessShareLock' AND granted AND pid <> pg_backend_pid()
    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
-
-# The first row in the order of an index: EXISTS has no order, and the planner reads the table for it, since it believes
-# that the time of every third row is over.
-ANYTHING_EXPIRED = f"""
-SELECT coalesce((SELECT true FROM delayq_message m
-                  WHERE state = 'running' AND leased_until < {NOW}
-                    AND NOT EXISTS (SELECT FROM delayq_lease l
-                                     WHERE l.message_id = m.id AND l.delivery = m.deliveries AND l.until >= {NOW})
-                  ORDER BY leased_until LIMIT 1), false),
-       coalesce((SELECT true FROM delayq_message
-                  WHERE state = 'scheduled' AND expires_at IS NOT NULL AND expires_at <= {NOW}
-                  ORDER BY expires_at LIMIT 1), false)
-"""  # noqa: S608
-
-# Priority counts among the thousand most overdue rows: sorting all due rows of a backlog could not use the index.
-MOST_OVERDUE = f"""
-    SELECT id, priority, due_at FROM delayq_message m
-     WHERE {MAY_BEGIN} AND due_at <= {NOW} AND {NOT_EXPIRED}
-     ORDER BY due_at, id LIMIT 1000
-"""  # noqa: S608
-
-# Only the rows that are returned are locked, one by one until there are enough: another process would pass over the
-# others, and take less urgent ones.
-DUE = f"""
-SELECT l.id FROM (SELECT * FROM ({MOST_OVERDUE}) x ORDER BY priority DESC, due_at, id OFFSET 0) head
- CROSS JOIN LATERAL (
-    SELECT m.id FROM delayq_message m WHERE m.id = head.id AND {IS_SCHEDULED} FOR NO KEY UPDATE SKIP LOCKED
- ) l LIMIT %(limit)s
-"""  # noqa: S608
-
-# For the case that others have locked the thousand most overdue rows: these are the first that are not locked.
-DUE_UNLOCKED = f"""
-SELECT id FROM ({MOST_OVERDUE} FOR NO KEY UPDATE SKIP LOCKED) head
- ORDER BY priority DESC, due_at, id LIMIT %(limit)s
-"""  # noqa: S608
 
 # An array instead of a parameter for each id: the statement is the same for any number, and its plan is kept.
 DELETE = """
@@ -180,7 +102,7 @@ SELECT k.conrelid::regclass::text, quote_ident(a.attname)
 """
 
 
-class PostgreSQL(PostgreSQLScheduling, PostgreSQLDelivery):
+class PostgreSQL(PostgreSQLScheduling, PostgreSQLLooks, PostgreSQLDelivery):
     """The statements on one database alias."""
 
     def now(self) -> datetime:
@@ -188,9 +110,6 @@ class PostgreSQL(PostgreSQLScheduling, PostgreSQLDelivery):
 
     def facts(self, ids: Sequence[int]) -> list[Facts]:
         return [Facts._make((pk, State(state), *rest)) for pk, state, *rest in self._rows(FACTS, {"ids": array(ids)})]
-
-    def queues(self) -> list[str]:
-        return [row[0] for row in self._rows(QUEUES, None)]
 
     def heads(
         self,
@@ -200,7 +119,6 @@ class PostgreSQL(PostgreSQLScheduling, PostgreSQLDelivery):
         end: datetime | None,
         limit: int,
         topics: Sequence[str] | None = None,
-        closed: Collection[str] = (),
     ) -> list[tuple[str, int, int, int]]:
         parameters = {
             "queues": texts(queues),
@@ -211,31 +129,9 @@ class PostgreSQL(PostgreSQLScheduling, PostgreSQLDelivery):
         }
         sql = HEADS
         if topics is not None:
-            sql = OPEN_HEADS if closed else HEADS_OF_TOPICS
-            parameters |= {"topics": texts(topics), **({"closed": texts(closed)} if closed else {})}
+            sql = HEADS_OF_TOPICS
+            parameters["topics"] = texts(topics)
         return cast(list[tuple[str, int, int, int]], self._rows(sql, parameters))
-
-    def spot(self, queue: str, after: Spot, number: int) -> Spot | None:
-        rows = self._rows(SPOT, {"queue": queue, "after": after[0], "after_id": after[1], "number": number})
-        return cast(Spot, rows[0]) if rows else None
-
-    def until_due(
-        self, queue: str, topics: Iterable[str], closed: Collection[str], stretch: Stretch = WHOLE
-    ) -> float | None:
-        rows = self._rows(UNTIL_DUE, _open(queue, topics, closed, stretch))
-        return rows[0][0] if rows else None
-
-    def anything_expired(self) -> tuple[bool, bool]:
-        leased, expired = self._rows(ANYTHING_EXPIRED, None)[0]
-        return leased, expired
-
-    def due(
-        self, queue: str, topics: Iterable[str], limit: int, closed: Collection[str], stretch: Stretch = WHOLE
-    ) -> list[Ticket]:
-        """Return due messages, and lock them until the end of the transaction."""
-        parameters = {"limit": limit, **_open(queue, topics, closed, stretch)}
-        rows = self._rows(DUE, parameters) or self._rows(DUE_UNLOCKED, parameters)
-        return [Ticket(row[0]) for row in rows]
 
     def claims_under_way(self) -> set[str]:
         return {row[0] for row in self._rows(CLAIMS_UNDER_WAY, None)}
@@ -295,10 +191,3 @@ class PostgreSQL(PostgreSQLScheduling, PostgreSQLDelivery):
             rows: int = cursor.fetchone()[0]
         # -1: never analysed.
         return rows if rows >= 0 else None
-
-
-def _open(queue: str, topics: Iterable[str], closed: Collection[str], stretch: Stretch) -> dict[str, Any]:
-    """Return the parameters for messages of a part of a queue that stand under none of these limits."""
-    (after, after_id), (end, end_id), _is_last = stretch
-    place = {"after": after, "after_id": after_id, "end": end, "end_id": end_id}
-    return {"queue": queue, "topics": texts(topics), **place, "closed": texts(closed)}

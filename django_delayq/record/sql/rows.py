@@ -10,20 +10,50 @@ from ...core.states import State
 
 # Where a message stands in the order of (due, id).
 Spot = tuple[datetime, int]
-# Before all messages, and behind them.
+# Before all messages.
 BEGINNING: Spot = (datetime(1970, 1, 1, tzinfo=UTC), 0)
-END: Spot = (datetime(9999, 1, 1, tzinfo=UTC), 2**63 - 1)
+# Messages of a queue that one statement passes over at most because they may not begin.
+ROWS_PASSED = 5_000
 
 
-class Stretch(NamedTuple):
-    """The part of a queue behind ``after``, up to and with ``end``. Behind the last one nothing is due."""
+class Seen(NamedTuple):
+    """What a look at a queue has found behind a spot.
 
-    after: Spot = BEGINNING
-    end: Spot = END
-    is_last: bool = True
+    ``first``: where the first scheduled message stands. ``spot``: where the first one stands that may begin when it is
+    due; or, after ``ROWS_PASSED`` others, the last of these: then ``is_open`` is false. None: there is none.
+    """
+
+    queue: str
+    now: datetime
+    first: Spot | None = None
+    spot: Spot | None = None
+    is_open: bool = False
+
+    @property
+    def before(self) -> Spot:
+        """Right before ``spot``."""
+        assert self.spot is not None
+        return self.spot[0], self.spot[1] - 1
+
+    @property
+    def wait(self) -> float | None:
+        """The seconds until the message at ``spot`` falls due, 0 or less when it is due; None when there is none."""
+        return None if self.spot is None else (self.spot[0] - self.now).total_seconds()
 
 
-WHOLE = Stretch()
+class Expired(NamedTuple):
+    """Whether a lease has run out and whether a waiting message has expired, ``now``.
+
+    And when the first lease, and the time of the first message that may expire, is over or will be; None: there is
+    none, or the vendor keeps no dead rows.
+    """
+
+    leased: bool
+    waiting: bool
+    now: datetime
+    first_leased: datetime | None = None
+    first_waiting: datetime | None = None
+
 
 _decode = json.JSONDecoder().raw_decode
 

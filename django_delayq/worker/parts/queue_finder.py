@@ -12,8 +12,8 @@ from ...record import transitions
 
 # A queue that is named nowhere is served for this long after it held a message. Seconds.
 REMEMBERED = 3600.0
-# The time between two searches of the record for queues that hold messages. The broker tells earlier of a new queue,
-# and the sweep searches by itself. Seconds.
+# The time between two searches of the record for queues that hold messages, in the process that has the duty. The
+# broker tells the others of a queue in which a message falls due. Seconds.
 SEARCH_INTERVAL = 30.0
 
 
@@ -25,6 +25,7 @@ class QueueFinder(Service):
     """
 
     name = "queue finder"
+    is_shared = True
 
     def __init__(self, using: str, named: tuple[str, ...] = (), on_change: Callable[[], None] = lambda: None) -> None:
         self.using = using

@@ -36,7 +36,7 @@ class Mover(Service):
         try:
             due = self.broker.due_queues(self.queues.named)
             answers = self.broker.take_many(due.queues, 0)
-            if self.broker.asides():
+            if self.broker.any_aside():
                 # The process that set them aside, and would look again, may have died.
                 self.broker.notify(self.queues.named)
         except BrokerUnavailable as error:

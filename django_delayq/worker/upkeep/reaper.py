@@ -7,6 +7,7 @@ import time
 from ...core import bounds, failpoints
 from ...extensions import Service, WorkerExtensions
 from ...record import transitions
+from ...record.low_water import LowWater
 from ...record.sql.rows import Moved
 from ..parts.reporting import report_moves
 
@@ -35,6 +36,8 @@ class Reaper(Service):
         self.extensions = extensions
         # The deliveries whose lease was over at the last look, with the time of the first such look (monotonic).
         self._suspects: dict[transitions.Held, float] = {}
+        # Where the looks at leases, and at messages that may expire, begin.
+        self._marks = LowWater(), LowWater()
 
     @property
     def is_confirming(self) -> bool:
@@ -44,7 +47,7 @@ class Reaper(Service):
     def tick(self) -> float:
         """End a batch of each kind; come back at once when there is more. One query while there is nothing to do."""
         began = time.monotonic()
-        leased, expiring = transitions.anything_expired(self.using)
+        leased, expiring = transitions.anything_expired(self.using, *self._marks)
         moved: list[Moved] = []
         confirmed = self._confirmed(began) if leased else set()
         if not leased:
