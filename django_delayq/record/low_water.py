@@ -48,7 +48,8 @@ class LowWater:
         """
         if begin <= self.mark:
             late = (now - LATE_COMMIT, 0)
-            self.mark = late if first is None else min(first, late)
+            # Right before the first row: it may not have begun.
+            self.mark = late if first is None else min((first[0], first[1] - 1), late)
         self._spent += took
 
     def end(self) -> None:

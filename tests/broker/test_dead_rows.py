@@ -16,7 +16,7 @@ from django.utils import timezone
 from django_delayq import schedule_message, schedule_messages
 from django_delayq.broker.database import DatabaseBroker
 from django_delayq.models import Message
-from django_delayq.record import low_water, transitions
+from django_delayq.record import transitions
 from django_delayq.record.low_water import LowWater
 from tests.support.steps import claim
 from tests.support.workers import eventually
@@ -132,7 +132,7 @@ def test_a_message_whose_transaction_ends_a_moment_late_is_found_at_once(
     assert take(broker) == []
     monkeypatch.setattr(LowWater, "begin_anew", lambda _self: False)
     assert take(broker) == []
-    late = schedule_message(TOPIC, due_at=timezone.now() - low_water.LATE_COMMIT / 5)
+    late = schedule_message(TOPIC, due_at=timezone.now() - timedelta(seconds=1))
     assert take(broker) == [late.pk]
 
 
@@ -142,8 +142,19 @@ def test_messages_of_an_hour_ahead_keep_no_others_waiting(
     schedule_message(TOPIC, delay="1h")
     assert take(broker) == []
     monkeypatch.setattr(LowWater, "begin_anew", lambda _self: False)
-    assert take(broker) == []
     message = schedule_message(TOPIC)
+    assert take(broker) == [message.pk]
+
+
+def test_the_first_message_of_a_queue_is_seen_by_each_look_while_it_cannot_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    message, topics = overdue(), list[str]()
+    broker = DatabaseBroker(DB, lambda: topics)
+    assert take(broker) == []
+    monkeypatch.setattr(LowWater, "begin_anew", lambda _self: False)
+    assert take(broker) == []
+    topics.append(TOPIC)
     assert take(broker) == [message.pk]
 
 
