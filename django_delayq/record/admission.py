@@ -83,7 +83,7 @@ def _used(using: str, since: timedelta | None = None) -> Iterator[Usage]:
         with suppress(KeyError):
             limit = declared(name)
             if limit is not None:
-                yield _usage(name, limit, count._replace(now=count.now - (since or NO_TIME)))
+                yield Usage(name, limit, count.now - (since or NO_TIME), count.running, count.full_at)
 
 
 def _usage(name: str, limit: Limit, count: Count) -> Usage:
