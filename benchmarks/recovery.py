@@ -1,5 +1,7 @@
 """Measures the promises on private servers: ``python -m benchmarks.recovery [--rows 1000000]``.
 
+With ``--overdue 1000000`` only how late others are after a loss of Redis, while so many messages are overdue.
+
 Prints one table: lateness of a message, a schedule while Redis is stopped, a flush with messages waiting, a worker
 killed with handlers running, a restore, the cost of being idle, and the log of a message that was retried twice.
 """
@@ -7,6 +9,7 @@ killed with handlers running, a restore, the cost of being idle, and the log of 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import signal
@@ -30,8 +33,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000, help="messages in the restore")
     parser.add_argument("--fleet", type=int, metavar="PROCESSES", help="only count what so many idle processes cost")
+    parser.add_argument("--overdue", type=int, metavar="ROWS", help="only lose Redis while so many are overdue")
     arguments = parser.parse_args()
     with own_servers() as (redis, postgres):
+        if arguments.overdue:
+            overdue(redis, arguments.overdue)
+            return
         if arguments.fleet:
             fleet(redis, postgres, arguments.fleet)
             return
@@ -265,6 +272,59 @@ def retried() -> None:
     print()
 
 
+INSERT_ROWS = """
+INSERT INTO delayq_message (topic, queue, priority, state, payload, headers, due_at, created_at, attempts,
+    deliveries, reported, excused, moves, worker, cancel_requested)
+SELECT %s, 'default', 0, 'scheduled', %s::jsonb, '{}',
+       now() + %s * interval '1 s' + floor(100000 * random()) * interval '1 ms', now(), 0, 0, 0, 0, 1, '', false
+  FROM generate_series(1, %s) n
+"""
+
+
+def insert_rows(topic: str, payload: Any, rows: int, due_in: float) -> None:
+    """Write messages that are due within 100 s from ``due_in`` seconds on, of which Redis is not told."""
+    from django.db import connection
+
+    with connection.cursor() as cursor:
+        cursor.execute(INSERT_ROWS, [topic, json.dumps(payload), due_in, rows])
+        cursor.execute("ANALYZE delayq_message")
+
+
+def overdue(redis: RedisServer, rows: int) -> None:
+    """Lose Redis while ``rows`` messages are overdue, and look how late those are that nobody should keep waiting.
+
+    One comes into an idle queue and one with priority into the queue of the backlog, a moment before the load and then
+    five times a second, until everything is loaded.
+    """
+    from django_delayq import schedule_message
+
+    # So slow that the backlog is there when Redis is lost.
+    insert_rows("bench.sleep", 0.02, rows, -3600)
+    client = redis_client.Redis.from_url(redis.url)
+    with worker():
+        until(partial(client.hexists, "{delayq}:meta", "loaded"), 600)
+        client.flushall()
+        began = time.monotonic()
+        times: dict[str, list[int]] = {"idle queue": [], "priority": []}
+
+        def is_loaded() -> bool:
+            times["idle queue"].append(schedule_message("bench.noop", queue="idle").pk)
+            times["priority"].append(schedule_message("bench.noop", priority=100).pk)
+            time.sleep(0.2)
+            loaded, horizon = client.hmget("{delayq}:meta", "loaded", "horizon")
+            return horizon is not None and loaded == horizon
+
+        until(is_loaded, 600)
+        say(f"FLUSHALL with {rows:,} overdue: loaded again after", f"{time.monotonic() - began:.1f} s")
+        for what, ids in times.items():
+            until(partial(are, ids, "consumed"), 600)
+            found = starts(ids)
+            late = [found[pk][0] for pk in ids]
+            say(f"  … {what}: the first one late by", f"{late[0]:.2f} s")
+            figures = " / ".join(f"{q:.2f}" for q in quantiles(sorted(late)))
+            say(f"  … {what}, {len(late)} messages: p50 / p99 / max", f"{figures} s")
+
+
 class Restored(NamedTuple):
     """Seconds to restore rows just written and rows vacuumed since; memory in MB above a restore of nothing."""
 
@@ -277,20 +337,7 @@ def restore(redis_url: str, rows: int) -> Restored:
     """Restore ``rows`` rows, due in no order, several times, each time into an empty Redis."""
     from django.db import connection
 
-    with connection.cursor() as cursor:
-        cursor.execute(
-            """
-            INSERT INTO delayq_message (topic, queue, priority, state, payload, headers, due_at, created_at, attempts,
-                deliveries, reported, excused, moves, worker, cancel_requested)
-            SELECT 'bench.noop', 'default', 0, 'scheduled',
-                   jsonb_build_object('n', n, 'pad', repeat('x', 180)), '{}',
-                   now() + interval '300 s' + floor(100000 * random()) * interval '1 ms',
-                   now(), 0, 0, 0, 0, 1, '', false
-              FROM generate_series(1, %s) n
-            """,
-            [rows],
-        )
-        cursor.execute("ANALYZE delayq_message")
+    insert_rows("bench.noop", {"n": 1, "pad": "x" * 180}, rows, 300)
     client, key = redis_client.Redis.from_url(redis_url), "{delayq}:default:delayed"
 
     def timed() -> tuple[float, float]:
