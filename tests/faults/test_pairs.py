@@ -283,17 +283,17 @@ class Run:
     @contextmanager
     def workers(self) -> Iterator[None]:
         """Run the workers in threads. With "once" they run again and again: each run ends by itself."""
-        self.is_over = False
+        self.over = threading.Event()
         running: list[WorkerProcess] = []
         self.codes: list[int | BaseException] = []
         kind = OnceProcess if self.case.has("once") else WorkerProcess
 
         def work() -> None:
             try:
-                while not self.is_over:
+                while not self.over.is_set():
                     process = kind(self.options)
                     running.append(process)
-                    if self.is_over:
+                    if self.over.is_set():
                         # Nobody would stop it.
                         break
                     self.codes.append(process.run())
@@ -310,7 +310,7 @@ class Run:
         try:
             yield
         finally:
-            self.is_over = True
+            self.over.set()
             self.stage.gate.set()
             for process in [*running]:
                 process.stop()
