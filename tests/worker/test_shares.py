@@ -122,6 +122,30 @@ def test_a_queue_whose_lane_is_full_does_not_starve_the_other_one(assembled: Ass
     assert not Message.objects.filter(queue="b", state=State.SCHEDULED).exists()
 
 
+@WITH_REDIS
+@pytest.mark.parametrize("threads", [1, 4])
+def test_shares_hold_while_sync_handlers_keep_the_threads_busy_beside_a_free_event_loop(
+    assembled: Assemble, threads: int, with_redis: bool
+) -> None:
+    """A process with async handlers looks for their messages meanwhile. What it finds are sync ones."""
+    parts = shared(assembled, threads, with_redis, tasks=4)
+    flood("a", 160)
+    flood("b", 160)
+    claimed = Counter[str]()
+    while claimed.total() < 80:
+        while not parts.pool.held():
+            parts.consumer.turn()
+        busy = parts.pool.held()
+        assert len(busy) <= threads
+        for _ in range(3):
+            parts.consumer.turn()
+        # One handler ends.
+        claimed[busy[0].queue] += 1
+        parts.pool.threads.held.remove(busy[0])
+        assert abs(claimed["a"] - 3 * claimed["b"]) <= 3 * threads + 3
+    assert abs(claimed["b"] - 20) <= 2
+
+
 def test_run_delayq_serves_queues_by_weight() -> None:
     flood("a", 60)
     flood("b", 60)
