@@ -32,6 +32,18 @@ class Sorted:
     limits: dict[int, Collection[str]] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class Kind:
+    """Messages of one topic, queue and limit key: thousands of them may be taken together."""
+
+    # None: no handler of this process receives them.
+    lane: Lane | None
+    # The names of their limits.
+    limits: Collection[str]
+    # The name under which they stand aside, from the first one on that has to.
+    siding: str = ""
+
+
 class Sorter:
     """Sorts by topic and limit. A process with one lane and without limits rarely does: its claim says it all."""
 
@@ -50,28 +62,31 @@ class Sorter:
         rooms = {lane: self.wanted.room(lane) for lane in self.wanted.lanes}
         full = {lane for lane, room in rooms.items() if room <= 0}
         messages = self.wanted.messages
+        kinds: dict[tuple[str, str, str | None], Kind] = {}
         for queue, ticket, row in _scheduled(tickets, facts):
-            lane = self.wanted.lane_of(row.topic)
-            if lane is not None:
+            key = (row.topic, row.queue, row.limit_key)
+            kind = kinds.get(key)
+            if kind is None:
+                kind = kinds[key] = self._kind(*key, full)
+            if kind.lane is not None:
                 found.topics.append(row.topic)
-            names = admission.limits_of(row.topic, row.queue, row.limit_key).keys() if self.knows_limits else ()
-            name = self._siding(row, lane, full, names)
-            if name:
-                found.aside[queue][name].append(ticket)
-            elif lane is None or rooms[lane] <= 0 or messages <= 0:
+            if not kind.siding:
+                kind.siding = self.sidings.refusing(kind.limits)
+            if kind.siding:
+                found.aside[queue][kind.siding].append(ticket)
+            elif kind.lane is None or rooms[kind.lane] <= 0 or messages <= 0:
                 found.left[queue].append(ticket)
             else:
                 found.claimable[queue].append(ticket)
-                rooms[lane] -= 1
+                rooms[kind.lane] -= 1
                 messages -= 1
-                found.limits[row.id] = names
+                found.limits[row.id] = kind.limits
         return found
 
-    def _siding(self, row: Facts, lane: Lane | None, full: set[Lane], names: Collection[str]) -> str:
-        """Return the name under which an id has to stand aside; "" when its message may begin."""
-        if lane is None or lane in full:
-            return HANDLER + row.topic
-        return self.sidings.refusing(names)
+    def _kind(self, topic: str, queue: str, limit_key: str | None, full: set[Lane]) -> Kind:
+        lane = self.wanted.lane_of(topic)
+        limits = admission.limits_of(topic, queue, limit_key).keys() if self.knows_limits else ()
+        return Kind(lane, limits, HANDLER + topic if lane is None or lane in full else "")
 
 
 def _scheduled(
