@@ -150,11 +150,13 @@ def _claim_limited(
         statements.lock(None if makes_others else names)
         rows = statements.claimable(list(tickets), leases, queue, ahead)
         counts = statements.counts(names)
-        limits = {row.id: limits_of(row.topic, row.queue, row.limit_key) for row in rows}
+        of_kind = {kind: limits_of(*kind) for kind in {row.kind for row in rows}}
+        limits = {row.id: of_kind[row.kind] for row in rows}
         # A message that was replaced meanwhile may stand under other limits, which are not locked. One that is due
         # later than Redis said is not claimed, and must use up no rate.
         rows = [row for row in rows if limits[row.id].keys() <= counts.keys() and _is_due(row, tickets[row.id])]
-        usages = {name: _usage(name, limit, counts[name]) for row in rows for name, limit in limits[row.id].items()}
+        known = {name: limit for some in of_kind.values() for name, limit in some.items() if name in counts}
+        usages = {name: _usage(name, limit, counts[name]) for name, limit in known.items()}
         chosen = _choose(rows, limits, usages, admitted)
         failpoints.reach("before_limited_claim")
         if chosen:

@@ -34,6 +34,11 @@ class Candidate(NamedTuple):
     priority: int
     due_at: datetime
 
+    @property
+    def kind(self) -> tuple[str, str, str | None]:
+        """What decides under which limits it stands."""
+        return self.topic, self.queue, self.limit_key
+
 
 class Count(NamedTuple):
     """What the record says about a limit ``now``. ``ended`` counts the other places, which deliveries have left."""

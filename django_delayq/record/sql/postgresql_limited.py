@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from .limited import LOCKS, LONGEST_PAUSE, Candidate, Count, TakenPlace, stripes
-from .postgresql_parts import IS_RUNNING, IS_SCHEDULED, LOOKS_LIKE_FEW, MAY_CLAIM
+from .postgresql_parts import IS_RUNNING, IS_SCHEDULED, LOOKS_LIKE_FEW, MAY_CLAIM, array, texts
 from .postgresql_session import PostgreSQLSession
 
 # The locks are taken in the order of the array. The statement after this one sees what others have committed.
@@ -88,11 +88,11 @@ class PostgreSQLLimits:
     def claimable(
         self, ids: Sequence[int], topics: Collection[str], queue: str | None, ahead: float
     ) -> list[Candidate]:
-        parameters = {"ids": list(ids), "topics": list(topics), "queue": queue, "ahead": float(ahead)}
+        parameters = {"ids": array(ids), "topics": texts(topics), "queue": queue, "ahead": float(ahead)}
         return [Candidate._make(row) for row in self._rows(CLAIMABLE, parameters)]
 
     def counts(self, names: Collection[str]) -> dict[str, Count]:
-        rows = self._rows(COUNTS, {"names": list(names)})
+        rows = self._rows(COUNTS, {"names": texts(names)})
         return {row[0]: Count._make(row[1:]) for row in rows}
 
     def used(self, limit: int, since: timedelta | None = None) -> dict[str, Count]:
@@ -106,12 +106,12 @@ class PostgreSQLLimits:
         self._rows(
             TAKE,
             {
-                "names": [place.name for place in places],
-                "ids": [place.message_id for place in places],
-                "deliveries": [place.delivery for place in places],
-                "rates": list(rates),
+                "names": texts([place.name for place in places]),
+                "ids": array([place.message_id for place in places]),
+                "deliveries": array([place.delivery for place in places]),
+                "rates": texts(rates),
                 "full": list(rates.values()),
-                "littered": list(littered),
+                "littered": texts(littered),
             },
         )
 

@@ -122,7 +122,7 @@ class PostgreSQLLooks(PostgreSQLSession):
                 "dues": [due for due, _id in begins.values()],
                 "ids": array([pk for _due, pk in begins.values()]),
                 "topics": texts(topics),
-                "closed": list(closed),
+                "closed": texts(closed),
             },
         )
         return [
@@ -134,7 +134,7 @@ class PostgreSQLLooks(PostgreSQLSession):
         self, queue: str, topics: Iterable[str], limit: int, closed: Collection[str], after: Spot = BEGINNING
     ) -> list[Ticket]:
         """Return due messages, and lock them until the end of the transaction."""
-        parameters: dict[str, Any] = {"queue": queue, "topics": texts(topics), "closed": list(closed), "limit": limit}
+        parameters: dict[str, Any] = {"queue": queue, "topics": texts(topics), "closed": texts(closed), "limit": limit}
         parameters["due"], parameters["id"] = after
         rows = self._rows(DUE, parameters) or self._rows(DUE_UNLOCKED, parameters)
         return [Ticket(row[0]) for row in rows]

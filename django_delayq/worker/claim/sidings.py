@@ -63,10 +63,12 @@ class Sidings:
 
         Then one place that became free under each of them is used up.
         """
-        refusing = next((name for name in names if self._room_under(name) <= 0), "")
-        if not refusing and self._freed is not None:
+        for name in names:
+            if self._room_under(name) <= 0:
+                return name
+        if self._freed is not None:
             self._freed.use_up(names)
-        return refusing
+        return ""
 
     def see(self, *, sets_aside: bool) -> None:
         """Begin a turn: try the rates again whose slots have come.
