@@ -85,19 +85,14 @@ def looks() -> None:
     """Print the times of single looks, in milliseconds."""
     from django_delayq.broker.database import DatabaseBroker
     from django_delayq.record import transitions
+    from django_delayq.record.low_water import LowWater
 
     broker = DatabaseBroker("default", lambda: ["bench.noop", "bench.keyed"])
     report("a look at one queue", lambda: broker.take("default", 10))
     report("a look at all queues", lambda: broker.due_queues(None))
-    report("the list of queues", lambda: transitions.queues("default"))
-    reaper = looks_of_the_reaper()
-    report("the reaper's look", reaper)
-
-
-def looks_of_the_reaper() -> Callable[[], Any]:
-    from django_delayq.record import transitions
-
-    return lambda: transitions.anything_expired("default")
+    report("the list of queues, for the process on duty", lambda: transitions.queues("default"))
+    marks = LowWater(), LowWater()
+    report("the reaper's look", lambda: transitions.anything_expired("default", *marks))
 
 
 def report(what: str, look: Callable[[], Any]) -> None:
