@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
@@ -52,14 +51,17 @@ class QueueInRedis(NamedTuple):
     horizon: datetime | None
 
 
-@dataclass(slots=True)
-class RedisStats:
-    """The state of Redis, as seen by this process. ``reachable`` is None when no Redis is configured."""
+class RedisStats(NamedTuple):
+    """The state of Redis, as seen by this process: its own report, or the error. Neither: no Redis is configured."""
 
     where: str
-    reachable: bool | None = None
-    error: str = ""
     health: ServerInfo | None = None
+    error: str | None = None
+
+    @property
+    def reachable(self) -> bool | None:
+        """Whether Redis answers. None: no Redis is configured."""
+        return self.health is not None if self.health is not None or self.error is not None else None
 
 
 class Stats(NamedTuple):
@@ -100,7 +102,7 @@ def collect(using: str, broker: Index | None) -> Stats:
         try:
             in_redis = _queues_in_redis(broker, list(snapshot.queues))
         except BrokerUnavailable as error:
-            redis.reachable, redis.error = False, str(error)
+            redis = RedisStats(redis.where, error=str(error))
     return Stats(*in_record, redis, in_redis, lines)
 
 
@@ -172,11 +174,10 @@ def alive(using: str, now: datetime) -> int:
 
 def ask_redis(broker: Index | None) -> RedisStats:
     """Ask Redis whether it answers, and for its own report."""
-    found = RedisStats(describe(conf.get()))
-    if broker is not None:
-        try:
-            found.health = broker.server_info()
-            found.reachable = True
-        except BrokerUnavailable as error:
-            found.reachable, found.error = False, str(error)
-    return found
+    where = describe(conf.get())
+    if broker is None:
+        return RedisStats(where)
+    try:
+        return RedisStats(where, broker.server_info())
+    except BrokerUnavailable as error:
+        return RedisStats(where, error=str(error))

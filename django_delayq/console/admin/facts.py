@@ -9,9 +9,9 @@ from datetime import timedelta
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from ...broker.base import ServerInfo
 from ...core.findings import Finding, Level
 from ...inspector import diagnostics
-from ...inspector.stats import RedisStats
 from ...models.workers import WorkerState
 from .explanation import span
 from .page_data import PageData
@@ -57,7 +57,7 @@ def of_redis(data: PageData) -> Iterator[Fact]:
     yield Fact(_("Redis"), redis.where, is_main=True)
     if redis.reachable is None:
         yield Fact(_("State"), _("not configured: workers deliver from the database"))
-    elif not redis.reachable or redis.health is None:
+    elif redis.health is None:
         note = _("Meanwhile workers deliver from the database. Check the host name, the port, the password and TLS.")
         problem = _("Redis does not answer: messages are delivered from the database, less precisely.")
         if has_no_worker(data):
@@ -65,13 +65,11 @@ def of_redis(data: PageData) -> Iterator[Fact]:
         value = _("does not answer: %(error)s") % {"error": redis.error}
         yield Fact(_("State"), value, "critical", note, problem, is_main=True)
     else:
-        yield from _server(redis)
+        yield from _server(redis.health)
         yield _contents(data)
 
 
-def _server(redis: RedisStats) -> Iterator[Fact]:
-    health = redis.health
-    assert health is not None
+def _server(health: ServerInfo) -> Iterator[Fact]:
     version = _("answers, version %(version)s") % {"version": health.version or "?"}
     yield Fact(_("State"), version, "ok", is_main=True)
     yield from map(of_finding, diagnostics.of_server(health))

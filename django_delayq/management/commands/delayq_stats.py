@@ -115,11 +115,10 @@ def _workers(found: Stats) -> Iterator[str]:
 
 
 def _redis_line(redis: RedisStats) -> str:
-    if redis.reachable is None:
-        return redis.where
-    if not redis.reachable or redis.health is None:
+    if redis.error is not None:
         return f"{redis.where}: does not answer ({redis.error})"
-    health = redis.health
+    if (health := redis.health) is None:
+        return redis.where
     memory = "?" if health.memory is None else f"{health.memory / 2**20:.1f} MiB"
     return f"{redis.where}, version {health.version or '?'}, {memory}, {health.policy or '?'}"
 
@@ -164,7 +163,7 @@ def _plain(using: str, found: Stats, sections: list[StatisticsSection]) -> dict[
         "redis": {
             "where": found.redis.where,
             "reachable": found.redis.reachable,
-            "error": found.redis.error or None,
+            "error": found.redis.error,
             "version": health.version if health else None,
             "memory_bytes": health.memory if health else None,
             "maxmemory_policy": health.policy if health else None,
