@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import threading
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
@@ -100,10 +100,6 @@ class SharedCounts:
             if lock.acquire(wait=False):
                 return slot, lock
         raise RuntimeError("more processes count than the worker has")
-
-    def describe(self) -> Iterable[Metric]:
-        """Name no metric ahead of time: prometheus_client would read them all for that."""
-        return ()
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics, the counts of all processes added up."""

@@ -5,7 +5,7 @@ Each worker answers with the same gauges, for they are those of the whole deploy
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime
 
@@ -38,10 +38,6 @@ class Gauges:
 
     def __init__(self, using: str) -> None:
         self.using = using
-
-    def describe(self) -> Iterable[Metric]:
-        """Name no metric ahead of time: prometheus_client would read them all for that."""
-        return ()
 
     def collect(self) -> Iterator[Metric]:
         """Yield the gauges. Those that cannot be read are left out; ``delayq_database_up`` and its like say so."""
