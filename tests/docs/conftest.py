@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from django.apps import apps
 
 from django_delayq.project import process_start, registry
 from testproject.shop.models import Order
@@ -21,6 +22,10 @@ Run = Callable[..., dict[str, Any]]
 def free_topics(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Examples may register handlers for topics that the test's apps have; theirs come back after the test."""
     monkeypatch.setattr(process_start, "_functions", {})
+    if apps.is_installed("django_delayq.recurring"):
+        from django_delayq.recurring import declarations
+
+        monkeypatch.setattr(declarations, "_declared", [])
     former = dict(registry._handlers)
     registry._handlers.clear()
     yield
