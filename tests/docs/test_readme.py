@@ -13,7 +13,6 @@ from django.test import RequestFactory
 
 from django_delayq import handler, run_message, schedule_message
 from django_delayq.models import Message
-from django_delayq.project import registry
 from testproject.servers import RedisServer
 from testproject.shop.models import Order
 from tests.support.commands import run
@@ -106,13 +105,3 @@ def test_the_quick_start_with_the_example_makes_a_project_that_closes_orders(
         project.run("python manage.py makemigrations orders")
         project.run("python manage.py migrate")
         project.python(FOLLOWED)
-
-
-@pytest.mark.usefixtures("free_topics")
-def test_the_example_of_a_handler_registers_it() -> None:
-    (block,) = [block for block in blocks(README) if block.text.startswith("@handler(")]
-    exec(block.text, {"handler": handler})
-    found = registry.find("payments.callback")
-    assert found is not None
-    assert len(found.retry.delays) == 7
-    assert found.timeout == 30
