@@ -70,22 +70,6 @@ def test_the_first_page_closes_an_order(run_page: Run) -> None:
     assert order.status == "closed"
 
 
-# --- come from another queue ------------------------------------------------------------------------------------------
-
-
-def test_an_order_is_closed_or_paid_as_in_the_other_queues(run_page: Run) -> None:
-    names = run_page("howto/coming-from")
-    paid, unpaid = (names["place_order"]("anna@example.com") for _ in range(2))
-    names["pay_order"](paid)
-    assert run_message(topic="orders.close", key=f"order-{unpaid.pk}")
-    deliver()
-    paid.refresh_from_db()
-    unpaid.refresh_from_db()
-    assert (paid.status, unpaid.status) == ("paid", "closed")
-    with pytest.raises(ValueError, match="too late"):
-        names["pay_order"](unpaid)
-
-
 # --- limits -----------------------------------------------------------------------------------------------------------
 
 
