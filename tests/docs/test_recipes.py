@@ -1,0 +1,147 @@
+"""The recipes do what they say."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import django
+import pytest
+import yaml
+from django.core import mail
+from django.core.management import call_command
+from django.db import connection
+from django.test import RequestFactory
+
+from django_delayq import handler, schedule_message
+from django_delayq.models import Message
+from testproject.shop.models import Order
+from tests.support.commands import run
+
+from .blocks import DOCS, blocks, text_of
+from .conftest import Run
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("redis_client")]
+
+ENTERED: list[str] = []
+
+
+@contextmanager
+def schema_context(name: str) -> Any:
+    ENTERED.append(name)
+    yield
+
+
+@pytest.fixture
+def posted() -> list[Any]:
+    return []
+
+
+@pytest.fixture
+def recipes(run_page: Run, posted: list[Any], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The names of the page, after all of its examples."""
+    ENTERED.clear()
+    tenants = ModuleType("django_tenants.utils")
+    vars(tenants)["schema_context"] = schema_context
+    monkeypatch.setitem(sys.modules, "django_tenants", ModuleType("django_tenants"))
+    monkeypatch.setitem(sys.modules, "django_tenants.utils", tenants)
+    bank = {
+        "transfer": lambda order, idempotency_key: posted.append((order, idempotency_key)),
+        "post": lambda to, body, headers, timeout: posted.append((to, body, headers)),
+    }
+    return run_page("howto/recipes", {"bank": bank})
+
+
+def deliver(*options: str) -> None:
+    assert run("run_delayq", "--once", "--threads", "1", *options).code == 0
+
+
+def test_a_refund_has_one_key_at_each_attempt(recipes: dict[str, Any], posted: list[Any]) -> None:
+    order = Order.objects.create(email="anna@example.com")
+    refund = schedule_message("orders.refund", {"order": order.pk})
+    for _time in range(2):
+        schedule_message("orders.mark_paid", {"order": order.pk})
+    deliver()
+    assert posted == [(order.pk, f"refund-{refund.pk}")]
+    order.refresh_from_db()
+    assert order.status == "paid"
+
+
+def test_a_webhook_that_comes_twice_is_taken_once_and_a_forged_one_is_refused(recipes: dict[str, Any]) -> None:
+    body = json.dumps({"id": "ev-1", "kind": "paid"})
+    for _time in range(2):
+        request = RequestFactory().post(
+            "/", body, content_type="application/json", headers={"X-Signature": recipes["signature"](body.encode())}
+        )
+        assert recipes["webhook"](request).status_code == 202
+    forged = RequestFactory().post("/", body, content_type="application/json", headers={"X-Signature": "x"})
+    assert recipes["webhook"](forged).status_code == 403
+    deliver()
+    assert Message.objects.get(topic="bank.event").state == "consumed"
+
+
+def test_a_webhook_that_goes_out_is_signed(recipes: dict[str, Any], posted: list[Any]) -> None:
+    message = schedule_message("webhooks.send", {"to": "https://shop.example.com", "event": "paid"})
+    assert message.limit_key == "https://shop.example.com"
+    deliver()
+    ((to, body, headers),) = posted
+    assert (to, json.loads(body)) == ("https://shop.example.com", {"id": message.pk, "event": "paid"})
+    assert headers == {"X-Signature": recipes["signature"](body)}
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
+def test_a_message_lives_in_the_database_that_it_was_scheduled_in(recipes: dict[str, Any]) -> None:
+    recipes["pack_later"](2026)
+    assert not Message.objects.exists()
+    deliver("--database", "other")
+    assert Message.objects.using("other").get(topic="archive.pack").state == "consumed"
+
+
+def test_the_handler_runs_in_the_schema_of_its_tenant(
+    recipes: dict[str, Any], settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "MIDDLEWARE": ["orders.tenants.Tenant"]}
+    monkeypatch.setattr(connection, "schema_name", "anna", raising=False)
+    handler("docs.ok")(lambda message: None)
+    message = schedule_message("docs.ok")
+    assert message.headers == {"schema": "anna"}
+    deliver()
+    assert ENTERED == ["anna"]
+
+
+def test_cron_alone_delivers_and_is_well_without_a_worker(recipes: dict[str, Any]) -> None:
+    (line,) = re.findall(r"run_delayq (--once .+)$", text_of("howto/recipes"), re.MULTILINE)
+    handler("docs.ok")(lambda message: None)
+    schedule_message("docs.ok")
+    assert run("run_delayq", *line.split()).code == 0
+    assert Message.objects.get(topic="docs.ok").state == "consumed"
+    assert run("delayq_check", "--min-workers", "0").code == 0
+
+
+def test_the_query_for_keda_asks_for_metrics_that_there_are() -> None:
+    (block,) = [block for block in blocks(DOCS / "howto/recipes.rst") if block.language == "yaml"]
+    (trigger,) = yaml.safe_load(block.text)["spec"]["triggers"]
+    asked = re.findall(r"delayq_\w+", trigger["metadata"]["query"])
+    assert len(asked) == 2
+    assert all(f"``{name}``" in text_of("reference/metrics") for name in asked)
+
+
+def test_admins_get_a_mail_while_no_worker_runs(recipes: dict[str, Any], settings: Any) -> None:
+    settings.ADMINS = ["anna@example.com"] if django.VERSION >= (6, 0) else [("Anna", "anna@example.com")]
+    call_command(recipes["Command"]())
+    (sent,) = mail.outbox
+    assert "Workers" in sent.body
+
+
+def test_a_customer_is_forgotten(recipes: dict[str, Any]) -> None:
+    handler("docs.ok")(lambda message: None)
+    schedule_message("docs.ok", {"customer": 7})
+    deliver()
+    schedule_message("docs.ok", {"customer": 7}, delay="1d")
+    other = schedule_message("docs.ok", {"customer": 8}, delay="1d")
+    recipes["forget"](7)
+    assert list(Message.objects.values_list("pk", flat=True)) == [other.pk]
