@@ -10,7 +10,6 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -19,7 +18,7 @@ from django.contrib import messages
 from django.contrib.admin.views.main import SEARCH_VAR
 from django.core import signing
 from django.core.exceptions import BadRequest, PermissionDenied
-from django.db import IntegrityError, OperationalError, router
+from django.db import IntegrityError, OperationalError
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.template.response import TemplateResponse
@@ -29,8 +28,8 @@ from django.utils.translation import ngettext
 from ...core.values import row_id
 from ...models import Message
 from ...record.sql.moves import locked, writing
-from .. import audit, operations
-from ..models import AuditEvent, DeadLetters, Operation
+from .. import operations
+from ..models import AuditEvent, DeadLetters
 from ..operations import BulkAction, Scope
 from ..statements import TooSlow, in_time, statement_timeout
 from . import action_table, explanation, page, search_box
@@ -95,7 +94,7 @@ class ActionPages(ReadOnly):
 
     def offered(self, request: HttpRequest, message: Message) -> list[ConsoleAction]:
         """Return the actions that change this message and that the user may do."""
-        return [action for action in self._allowed(request) if message.state in action.effects]
+        return [action for action in self._allowed(request) if message.state in action.action.states]
 
     def action_view(self, request: HttpRequest, name: str) -> HttpResponse:
         """Show the question for a POST of ``ids`` or ``search``, and act on a POST of that question's ``token``."""
@@ -136,10 +135,9 @@ class ActionPages(ReadOnly):
         if not self.may(request, "bulk"):
             raise PermissionDenied
         try:
-            scope = Scope.of_search(self._using, search_box.read_search(request, given, self._using).whole)
+            scope = Scope.of_search(self.using, search_box.read_search(request, given, self.using).whole)
         except ValueError as error:
-            self.message_user(request, str(error), messages.ERROR)
-            return HttpResponseRedirect(self._back(request, Scope()))
+            return self.leave(request, self._back(request, Scope()), str(error), messages.ERROR)
         return self._ask(request, action, scope)
 
     def _ask(
@@ -154,7 +152,7 @@ class ActionPages(ReadOnly):
         """Show the question about a scope as it is now; ``data``: an answer that has errors."""
         if len(scope.ids) > AT_ONCE and not self.may(request, "bulk"):
             raise PermissionDenied
-        scope = scope.renewed(self._using)
+        scope = scope.renewed(self.using)
         shown = preview(self._rows(request), action, scope)
         form = self._form(action, scope, shown.number, shown, data)
         context = {
@@ -225,11 +223,11 @@ class ActionPages(ReadOnly):
             return self._tell_answered(request, scope)
 
     def _is_answered(self, question: Question) -> bool:
-        return AuditEvent.objects.using(self._using).filter(nonce=question.nonce).exists()
+        return AuditEvent.objects.using(self.using).filter(nonce=question.nonce).exists()
 
     def _tell_answered(self, request: HttpRequest, scope: Scope) -> HttpResponse:
-        self.message_user(request, _("This was confirmed already: nothing more was done."), messages.WARNING)
-        return HttpResponseRedirect(self._back(request, scope))
+        text = _("This was confirmed already: nothing more was done.")
+        return self.leave(request, self._back(request, scope), text, messages.WARNING)
 
     def _frozen(
         self, request: HttpRequest, action: ConsoleAction, question: Question
@@ -252,11 +250,11 @@ class ActionPages(ReadOnly):
         counted = question.number or 0
         if counted > operations.MOST_MESSAGES:
             return self._ask(request, action, scope)
-        found = in_time(self._using, EXACT_TIMEOUT_MS, lambda: self._frozen(request, action, question))
+        found = in_time(self.using, EXACT_TIMEOUT_MS, lambda: self._frozen(request, action, question))
         if found is None:
             text = _("The messages could not be found within %(seconds)d s: nothing was done. Narrow the search.")
-            self.message_user(request, text % {"seconds": EXACT_TIMEOUT_MS // 1000}, messages.ERROR)
-            return HttpResponseRedirect(self._back(request, scope))
+            text %= {"seconds": EXACT_TIMEOUT_MS // 1000}
+            return self.leave(request, self._back(request, scope), text, messages.ERROR)
         frozen, left = found
         if scope.search is not None and has_changed(counted, len(frozen.ids)):
             text = _("The number of messages has changed meanwhile. Check it and confirm again.")
@@ -279,7 +277,7 @@ class ActionPages(ReadOnly):
             raise PermissionDenied
         operation = page.start_operation(
             request,
-            self._using,
+            self.using,
             action.name,
             scope.to_json(),
             form.arguments(),
@@ -292,39 +290,33 @@ class ActionPages(ReadOnly):
         self.message_user(request, text, messages.SUCCESS)
         if left:
             self.message_user(request, action_table.outcomes_text(left), messages.WARNING)
-        if not request.user.has_perm("delayq_console.view_operation"):
-            return HttpResponseRedirect(self._back(request, scope))
-        return HttpResponseRedirect(page.admin_url(self, Operation, "change", operation.pk))
+        return HttpResponseRedirect(page.operation_url(self, request, operation) or self._back(request, scope))
 
     def _do_at_once(
         self, request: HttpRequest, action: ConsoleAction, question: Question, form: ReasonForm
     ) -> HttpResponse:
         scope, reason = question.scope, form.cleaned_data["reason"]
         try:
-            with self._acting(request), statement_timeout(self._using, AT_ONCE_TIMEOUT_MS):
+            with (
+                page.acting_as_user(request),
+                writing(self.using),
+                statement_timeout(self.using, AT_ONCE_TIMEOUT_MS),
+            ):
                 self._lock(scope)
                 frozen, left = self._frozen(request, action, question)
                 work = operations.WORKS[action.name](frozen.to_json(), form.arguments())
                 assert isinstance(work, BulkAction)
-                counts = work.at_once(self._using, reason) + Counter(left)
-                audit.record(
-                    self._using,
-                    action.name,
-                    _named(scope),
-                    message_id=scope.ids[0] if len(scope.ids) == 1 else None,
-                    reason=reason,
-                    outcomes=counts,
-                    user=request.user,
-                    nonce=question.nonce,
-                )
+                counts = work.at_once(self.using, reason) + Counter(left)
+                one = scope.ids[0] if len(scope.ids) == 1 else None
+                facts = {"message_id": one, "reason": reason, "outcomes": counts, "nonce": question.nonce}
+                page.record(request, self.using, action.name, _named(scope), **facts)
         except (TooSlow, OperationalError) as error:
             # Another transaction held a row for too long, or the database ended a deadlock.
             logger.warning(
                 "%s by %s was rolled back and changed nothing: %r", action.name, page.actor_of(request), error
             )
             text = _("The database could not finish this in time: nothing was done. Try again in a moment.")
-            self.message_user(request, text, messages.ERROR)
-            return HttpResponseRedirect(self._back(request, scope))
+            return self.leave(request, self._back(request, scope), text, messages.ERROR)
         level = messages.SUCCESS if action_table.is_all_done(counts) else messages.WARNING
         text = ngettext(
             "%(action)s, %(count)s message: %(outcome)s.",
@@ -336,28 +328,17 @@ class ActionPages(ReadOnly):
             "count": action_table.number(len(scope.ids)),
             "outcome": action_table.outcomes_text(counts),
         }
-        self.message_user(request, text % values, level)
-        return HttpResponseRedirect(self._back(request, scope, gone=bool(counts["purged"])))
+        return self.leave(request, self._back(request, scope, gone=bool(counts["purged"])), text % values, level)
 
     # --- for both -----------------------------------------------------------------------------------------------------
 
-    @property
-    def _using(self) -> str:
-        return router.db_for_write(Message)
-
     def _lock(self, scope: Scope) -> None:
         """Lock the messages, so that none changes between the look at what has changed and the action."""
-        rows = Message.objects.using(self._using).filter(pk__in=scope.ids).order_by("pk")
-        list(locked(self._using, rows, wait=True).values_list("pk"))
-
-    @contextmanager
-    def _acting(self, request: HttpRequest) -> Iterator[None]:
-        """Do everything within in the name of the user, and in one transaction."""
-        with page.acting_as_user(request), writing(self._using):
-            yield
+        rows = Message.objects.using(self.using).filter(pk__in=scope.ids).order_by("pk")
+        list(locked(self.using, rows, wait=True).values_list("pk"))
 
     def _rows(self, request: HttpRequest) -> QuerySet[Message]:
-        return self.get_queryset(request).using(self._using)
+        return self.get_queryset(request).using(self.using)
 
     def _back(self, request: HttpRequest, scope: Scope, *, gone: bool = False) -> str:
         """Return the address where the action began: another page, the list with its filters, or the message."""

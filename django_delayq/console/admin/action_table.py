@@ -11,7 +11,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy, pgettext_lazy
 
 from ...api import actions
-from ...core.states import FINAL, State
+from ...core.states import State
 from ...core.verdicts import DONE, Verdict
 from .forms import ReasonForm, RequeueForm, RescheduleForm, SpreadForm
 
@@ -23,14 +23,14 @@ UNCHANGED = _("unchanged")
 
 @dataclass(frozen=True, slots=True)
 class ConsoleAction:
-    """An action of the shared table as pages show it. ``effects`` says what it does in each of its states."""
+    """An action of the shared table as pages show it. ``effect`` says what it does to a message."""
 
     action: actions.Action
     label: Text
     # The text in the menu of the list, and the title of the page that asks.
     selected: Text
     question: Text
-    effects: Mapping[State, Text]
+    effect: Text
     form: type[ReasonForm] = ReasonForm
     # True when the action cannot be undone: it always asks for the number of messages.
     final: bool = False
@@ -40,9 +40,12 @@ class ConsoleAction:
         """The name of the verb: in addresses, and of the operation that does it."""
         return self.action.name
 
+    def effect_on(self, state: State) -> Text:
+        """Return what the action does to a message in this state."""
+        if self.action is actions.CANCEL and state == State.RUNNING:
+            return _("will be asked to stop and not be retried")
+        return self.effect if state in self.action.states else UNCHANGED
 
-_AGAIN = _("will be scheduled again, unless another message holds the same key")
-_GONE = _("will be deleted, with its log")
 
 _TABLE = (
     ConsoleAction(
@@ -50,19 +53,14 @@ _TABLE = (
         pgettext_lazy("verb", "Cancel"),
         _("Cancel selected messages…"),
         _("Cancel messages"),
-        {
-            State.SCHEDULED: _("will be cancelled"),
-            State.RUNNING: _("will be asked to stop and not be retried"),
-        },
+        _("will be cancelled"),
     ),
     ConsoleAction(
         actions.RESCHEDULE,
         _("Reschedule"),
         _("Reschedule selected messages…"),
         _("Reschedule messages"),
-        {
-            State.SCHEDULED: _("will be moved to the new time"),
-        },
+        _("will be moved to the new time"),
         RescheduleForm,
     ),
     ConsoleAction(
@@ -70,9 +68,7 @@ _TABLE = (
         _("Run now"),
         _("Run selected messages now…"),
         _("Run messages now"),
-        {
-            State.SCHEDULED: _("will be due at once"),
-        },
+        _("will be due at once"),
         SpreadForm,
     ),
     ConsoleAction(
@@ -80,7 +76,7 @@ _TABLE = (
         _("Requeue"),
         _("Requeue selected messages…"),
         _("Requeue messages"),
-        {State.DEAD: _AGAIN, State.EXPIRED: _AGAIN, State.CANCELLED: _AGAIN},
+        _("will be scheduled again, unless another message holds the same key"),
         RequeueForm,
     ),
     ConsoleAction(
@@ -88,7 +84,7 @@ _TABLE = (
         _("Purge"),
         _("Purge selected messages…"),
         _("Purge finished messages"),
-        {state: _GONE for state in State if state in FINAL},
+        _("will be deleted, with its log"),
         final=True,
     ),
 )

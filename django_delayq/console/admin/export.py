@@ -11,7 +11,6 @@ from typing import Any
 
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
-from django.db import router
 from django.db.models import QuerySet
 from django.http import (
     HttpRequest,
@@ -24,7 +23,6 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from ...models import Message
-from .. import audit
 from ..search.listing import Listing
 from ..statements import TooSlow
 from . import page, payload, search_box
@@ -86,14 +84,8 @@ class ExportView(ReadOnly):
             return self._refused(request, asked, _("The search took too long: nothing was exported. Narrow it."))
         masked = not self.may(request, "reveal")
         target = _("%(messages)s, as %(format)s") if masked else _("%(messages)s, as %(format)s, unmasked")
-        with page.acting_as_user(request):
-            audit.record(
-                router.db_for_write(Message),
-                "export",
-                target % {"messages": asked.whole.described, "format": request.POST["format"]},
-                outcomes={"exported": min(len(ids), EXPORT_CAP)},
-                user=request.user,
-            )
+        target %= {"messages": asked.whole.described, "format": request.POST["format"]}
+        page.record(request, self.using, "export", target, outcomes={"exported": min(len(ids), EXPORT_CAP)})
         lines, content_type = form
         response = StreamingHttpResponse(lines(_read(rows, ids, masked=masked), len(ids) > EXPORT_CAP), content_type)
         at = timezone.localtime().strftime("%Y%m%d-%H%M%S")
@@ -101,8 +93,7 @@ class ExportView(ReadOnly):
         return response
 
     def _refused(self, request: HttpRequest, asked: search_box.RequestedSearch, text: str) -> HttpResponseBase:
-        self.message_user(request, text, messages.ERROR)
-        return HttpResponseRedirect(f"{page.admin_url(self, Message)}?{asked.query}")
+        return self.leave(request, f"{page.admin_url(self, Message)}?{asked.query}", text, messages.ERROR)
 
 
 def _read(rows: QuerySet[Message], ids: Sequence[int], *, masked: bool) -> Iterator[dict[str, Any]]:

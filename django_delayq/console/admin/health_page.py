@@ -9,7 +9,6 @@ from typing import Any
 
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
-from django.db import router
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 
@@ -18,7 +17,6 @@ from ...broker.base import QueueSize
 from ...core.findings import Finding
 from ...inspector import consistency as inspected
 from ...inspector import diagnostics, stats
-from ...models import Message
 from ...project import conf
 from ...record.sql import statements
 from .. import operations
@@ -29,7 +27,7 @@ from ..whereabouts import sizes
 from . import banners, facts, page_data, panels
 from .explanation import moment, span
 from .facts import Fact
-from .page import acting_as_user, actor_of, admin_url
+from .page import actor_of, admin_url, operation_url
 from .page_data import PageData
 from .panels import Panel
 from .restore_page import RestorePage, alive
@@ -77,7 +75,7 @@ class HealthAdmin(RestorePage):
             "total": None if last is None else sum(found.compared for found in results_of(last).values()),
             "checked": "" if last is None else _checked(last, data),
             "checking": current,
-            "checking_url": "" if current is None else self.operation_url(request, current),
+            "checking_url": "" if current is None else operation_url(self, request, current),
             "check_url": admin_url(self, Health, "check") if may_restore and current is None else "",
             "restore_url": admin_url(self, Health, "restore") if may_restore else "",
             "restoring": restoring,
@@ -88,21 +86,17 @@ class HealthAdmin(RestorePage):
         """Start a consistency check of the record and Redis by a worker, on POST."""
         if not self.may_restore(request):
             raise PermissionDenied
-        if request.method == "POST":
-            using = router.db_for_write(Message)
-            if _checks(using)[1] is not None:
-                self.message_user(request, _("A check is under way already."), messages.WARNING)
-            else:
-                started_by = actor_of(request)
-                with acting_as_user(request):
-                    operations.start(
-                        using, "check", {}, {}, described=_("all queues"), reason="", started_by=started_by
-                    )
-                text, level = _("The check is queued: a worker compares the record with Redis."), messages.SUCCESS
-                if not alive(using):
-                    text, level = _("The check is queued and waits for a worker: none is alive."), messages.WARNING
-                self.message_user(request, text, level)
-        return HttpResponseRedirect(admin_url(self, Health))
+        url = admin_url(self, Health)
+        if request.method != "POST":
+            return HttpResponseRedirect(url)
+        if _checks(self.using)[1] is not None:
+            return self.leave(request, url, _("A check is under way already."), messages.WARNING)
+        described, started_by = _("all queues"), actor_of(request)
+        operations.start(self.using, "check", {}, {}, described=described, reason="", started_by=started_by)
+        text, level = _("The check is queued: a worker compares the record with Redis."), messages.SUCCESS
+        if not alive(self.using):
+            text, level = _("The check is queued and waits for a worker: none is alive."), messages.WARNING
+        return self.leave(request, url, text, level)
 
 
 def _checks(using: str) -> tuple[Operation | None, Operation | None]:

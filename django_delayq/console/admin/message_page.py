@@ -30,7 +30,6 @@ from ...inspector.numbers import capped
 from ...models import Message
 from ...record import transitions
 from ...record.sql.expressions import UnderLimits
-from .. import audit
 from ..search import texts as searches
 from ..statements import in_time
 from ..whereabouts import Whereabouts, locate
@@ -55,8 +54,8 @@ class MessagePage(ActionPages):
         message = self.get_object(request, unquote(object_id))
         if message is None:
             text = _("There is no message #%(id)s. It may have been purged.") % {"id": unquote(object_id)}
-            self.message_user(request, text, messages.WARNING)
-            return HttpResponseRedirect(reverse("admin:index", current_app=self.admin_site.name))
+            url = reverse("admin:index", current_app=self.admin_site.name)
+            return self.leave(request, url, text, messages.WARNING)
         return self._page(request, message, masked=True, extra=extra_context)
 
     def reveal_view(self, request: HttpRequest, pk: int) -> HttpResponse:
@@ -102,16 +101,10 @@ class MessagePage(ActionPages):
             return _("The message is due after the horizon: a worker puts it into Redis in time."), messages.INFO
         return _("The message is not scheduled any more: nothing was done."), messages.WARNING
 
-    def _audit(self, request: HttpRequest, message: Message, action: str, outcomes: dict[str, int]) -> None:
-        with page.acting_as_user(request):
-            audit.record(
-                router.db_for_write(Message, instance=message),
-                action,
-                str(message),
-                message_id=message.pk,
-                outcomes=outcomes,
-                user=request.user,
-            )
+    @staticmethod
+    def _audit(request: HttpRequest, message: Message, action: str, outcomes: dict[str, int]) -> None:
+        using = router.db_for_write(Message, instance=message)
+        page.record(request, using, action, str(message), message_id=message.pk, outcomes=outcomes)
 
     def _message(self, request: HttpRequest, pk: int) -> Message:
         message: Message | None = self.get_object(request, str(pk))

@@ -10,7 +10,6 @@ from typing import Any
 
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
-from django.db import router
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
@@ -22,7 +21,7 @@ from ...inspector import stats
 from ...project import console_conf
 from ...record import transitions
 from ...record.sql.moves import writing
-from .. import audit, operations
+from .. import operations
 from ..models import Operation, OperationState
 from . import action_table, page
 from .explanation import moment, span
@@ -115,11 +114,13 @@ class OperationAdmin(Page):
 
     def stop_view(self, request: HttpRequest, number: int) -> HttpResponse:
         """Stop an operation between two batches, on POST."""
-        return self._act_on(request, number, "stop", self.may_stop, operations.stop)
+        done = _("The operation stops after the current batch.")
+        return self._act_on(request, number, "stop", self.may_stop, operations.stop, done)
 
     def resume_view(self, request: HttpRequest, number: int) -> HttpResponse:
         """Let an operation go on where it stopped, on POST."""
-        return self._act_on(request, number, "resume", self.may_resume, operations.resume)
+        done = _("The operation goes on where it stopped.")
+        return self._act_on(request, number, "resume", self.may_resume, operations.resume, done)
 
     def _act_on(
         self,
@@ -128,35 +129,27 @@ class OperationAdmin(Page):
         action: str,
         may: Callable[[HttpRequest, Operation], bool],
         act: Callable[[Operation], bool],
+        done: str,
     ) -> HttpResponse:
         if not self.has_view_permission(request):
             raise PermissionDenied
-        operation = self._find(request, str(number))
+        operation, url = self._find(request, str(number)), page.admin_url(self, Operation, "change", number)
         if not may(request, operation):
             raise PermissionDenied
         if request.method != "POST":
-            return HttpResponseRedirect(page.admin_url(self, Operation, "change", number))
-        with page.acting_as_user(request), writing(self._using):
+            return HttpResponseRedirect(url)
+        with page.acting_as_user(request), writing(self.using):
             is_done = act(operation)
             if is_done:
                 target = f"#{operation.pk} {operation.action}: {operation.described}"
-                audit.record(self._using, action, target, operation=operation, user=request.user)
-        if not is_done:
-            self.message_user(
-                request, _("Nothing was done: the operation is in another state by now."), messages.WARNING
-            )
-        elif action == "stop":
-            self.message_user(request, _("The operation stops after the current batch."), messages.SUCCESS)
-        else:
-            self.message_user(request, _("The operation goes on where it stopped."), messages.SUCCESS)
-        return HttpResponseRedirect(page.admin_url(self, Operation, "change", number))
-
-    @property
-    def _using(self) -> str:
-        return router.db_for_write(Operation)
+                page.record(request, self.using, action, target, operation=operation)
+        text, level = _("Nothing was done: the operation is in another state by now."), messages.WARNING
+        if is_done:
+            text, level = done, messages.SUCCESS
+        return self.leave(request, url, text, level)
 
     def _find(self, request: HttpRequest, number: str) -> Operation:
-        rows: QuerySet[Operation] = self.get_queryset(request).using(self._using)
+        rows: QuerySet[Operation] = self.get_queryset(request).using(self.using)
         try:
             return rows.get(pk=row_id(number))
         except (ValueError, Operation.DoesNotExist):

@@ -103,6 +103,13 @@ def may_view(model_admin: admin.ModelAdmin[Any], model: type[Model], request: Ht
     return site.is_registered(model) and site.get_model_admin(model).has_view_permission(request)
 
 
+def operation_url(model_admin: admin.ModelAdmin[Any], request: HttpRequest, operation: Operation) -> str:
+    """Return the address of an operation, or "" when the user may not view it."""
+    if not may_view(model_admin, Operation, request):
+        return ""
+    return admin_url_if_any(model_admin, Operation, "change", operation.pk)
+
+
 def actor_of(request: HttpRequest) -> str:
     """Return the name by which transitions, operations and the audit know the user of a request."""
     return f"user:{request.user.get_username()}"
@@ -111,6 +118,12 @@ def actor_of(request: HttpRequest) -> str:
 def acting_as_user(request: HttpRequest) -> AbstractContextManager[None]:
     """Let all that is done within the context be done in the name of the user of a request."""
     return actors.acting_as(actor_of(request))
+
+
+def record(request: HttpRequest, using: str, action: str, target: str, **facts: Any) -> None:
+    """Write to the audit what the user did."""
+    with acting_as_user(request):
+        audit.record(using, action, target, user=request.user, **facts)
 
 
 def start_operation(
@@ -142,7 +155,7 @@ def start_operation(
             outcomes=outcomes,
         )
         verb, target = audited or (action, described)
-        audit.record(using, verb, target, reason=reason, operation=operation, user=request.user, nonce=nonce)
+        record(request, using, verb, target, reason=reason, operation=operation, nonce=nonce)
     return operation
 
 

@@ -88,13 +88,13 @@ def _of_ids(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> Act
     read = rows.filter(pk__in=scope.ids).order_by("pk").values_list("pk", "topic", "state", "due_at")
     found = [(pk, topic, state) for pk, topic, state, _due in read]
     now = transitions.now(rows.db)
-    later = sorted(due for _pk, _topic, state, due in read if state in action.effects and due > now)
+    later = sorted(due for _pk, _topic, state, due in read if state in action.action.states and due > now)
     counts = Counter(state for _pk, _topic, state in found)
     forecast = [_forecast(action, state, Capped(counts[state])) for state in State if counts[state]]
     return ActionPreview(
         describe(scope),
         forecast,
-        sum(counts[state] for state in action.effects),
+        sum(counts[state] for state in action.action.states),
         ToCome(len(later), later[0], later[-1]) if later else ToCome(),
         len(scope.ids) - len(found),
         found[:MESSAGES_NAMED],
@@ -108,7 +108,7 @@ def _of_search(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> 
     exact = _exact(rows, action, scope)
     counts = {
         state: _count(rows, scope, state)
-        if state not in action.effects
+        if state not in action.action.states
         else None
         if exact is None
         else Capped(exact[state].number if state in exact else 0)
@@ -118,7 +118,7 @@ def _of_search(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> 
     forecast = [
         _forecast(action, state, count)
         for state, count in counts.items()
-        if (state in action.effects if count is None else count.count)
+        if (state in action.action.states if count is None else count.count)
     ]
     number = None if exact is None else sum(found.number for found in exact.values())
     first = _changing(rows, action, scope).values_list("pk", "topic", "state")[: TOPICS_SAMPLE + 1]
@@ -148,7 +148,7 @@ class _Exact:
 
 
 def _changing(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> QuerySet[Message]:
-    return rows.filter(scope.condition(), state__in=sorted(action.effects)).order_by()
+    return rows.filter(scope.condition(), state__in=sorted(action.action.states)).order_by()
 
 
 def _exact(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> dict[State, _Exact] | None:
@@ -179,7 +179,7 @@ def _count(rows: QuerySet[Message], scope: Scope, state: State) -> Capped | None
 
 
 def _forecast(action: ConsoleAction, state: State, count: Capped | None) -> SimpleNamespace:
-    return SimpleNamespace(state=state, count=count, effect=action.effects.get(state, action_table.UNCHANGED))
+    return SimpleNamespace(state=state, count=count, effect=action.effect_on(state))
 
 
 def _topics(rows: Iterable[tuple[int, str, str]]) -> list[tuple[str, int]]:

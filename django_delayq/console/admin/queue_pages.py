@@ -10,9 +10,8 @@ from typing import Any
 from django import forms
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
-from django.db import router
 from django.db.models import QuerySet
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import Http404, HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.utils import timezone
 from django.utils.translation import gettext as _
@@ -30,7 +29,7 @@ from ...models.workers import WorkerState
 from ...project import conf, validation
 from ...record import transitions
 from ...record.sql.moves import writing
-from .. import audit, operations
+from .. import operations
 from ..operations import Scope
 from ..statements import in_time
 from ..whereabouts import sizes
@@ -98,7 +97,7 @@ class QueueAdmin(Page):
         # Read anew for each page, because a user who has just paused a queue wants to see it.
         paused = panels.load(("paused now", data.using), 0.0, data.using, lambda: pausing.paused(data.using))
         names = _names(data, paused.value or {})
-        held = panels.load(("held", data.using), page_data.FRESH_SECONDS, data.using, lambda: sizes(self._using, names))
+        held = panels.load(("held", data.using), page_data.FRESH_SECONDS, data.using, lambda: sizes(self.using, names))
         asked: tuple[Panel[Any], ...] = (data.snapshot, data.workers, paused, held)
         may_pause = self.may(request, "pause")
         links = Links(self)
@@ -143,9 +142,9 @@ class QueueAdmin(Page):
         given = form.cleaned_data
         with page.acting_as_user(request):
             try:
-                with writing(self._using):
-                    pausing.pause(self._using, name, **given)
-                    audit.record(self._using, "pause", name, reason=given["reason"], user=request.user)
+                with writing(self.using):
+                    pausing.pause(self.using, name, **given)
+                    page.record(request, self.using, "pause", name, reason=given["reason"])
             except InvalidMessage:
                 form.add_error(None, _("The pause would have ended already."))
                 return self._ask(request, name, form, "pause", _("Pause queue %(queue)s?"))
@@ -155,7 +154,7 @@ class QueueAdmin(Page):
     def resume_view(self, request: HttpRequest, queue: str) -> HttpResponse:
         """Ask before a resume on GET; resume the queue on POST."""
         name = self._checked(request, "resume", queue)
-        is_paused = name in pausing.paused(self._using)
+        is_paused = name in pausing.paused(self.using)
         number = self._count_due(name) if is_paused else 0
         may_spread = self.may(request, "run", "bulk")
         form = ResumeForm(request.POST if request.method == "POST" else None, number=number or 0, may_spread=may_spread)
@@ -164,14 +163,14 @@ class QueueAdmin(Page):
             return self._ask(request, name, form, "resume", _("Resume queue %(queue)s?"), waiting)
         if form.cleaned_data.get("spread"):
             return self._resume_slowly(request, name, form)
-        with page.acting_as_user(request), writing(self._using):
-            was_paused = pausing.resume(self._using, name)
+        with page.acting_as_user(request), writing(self.using):
+            was_paused = pausing.resume(self.using, name)
             if was_paused:
-                audit.record(self._using, "resume", name, reason=form.cleaned_data["reason"], user=request.user)
+                page.record(request, self.using, "resume", name, reason=form.cleaned_data["reason"])
         if not was_paused:
             text = _("Queue %(queue)s was not paused.") % {"queue": name}
             return self._done(request, text, messages.WARNING)
-        if not worker_list.list_workers(self._using, transitions.now(self._using)).serving(name):
+        if not worker_list.list_workers(self.using, transitions.now(self.using)).serving(name):
             text = _("Queue %(queue)s is resumed, but no live worker serves it: its messages wait.") % {"queue": name}
             return self._done(request, text, messages.WARNING)
         text = _("Queue %(queue)s is resumed: workers start its messages within about a second.") % {"queue": name}
@@ -180,12 +179,12 @@ class QueueAdmin(Page):
     def _resume_slowly(self, request: HttpRequest, name: str, form: ResumeForm) -> HttpResponse:
         """Start an operation that spreads the messages that are due, then resumes the queue."""
         ids = actions.selected(self._due(name)[: operations.MOST_MESSAGES])
-        with writing(self._using):
+        with writing(self.using):
             # The pause must not end by itself before that.
-            Queue.objects.using(self._using).filter(name=name).update(resumes_at=None)
+            Queue.objects.using(self.using).filter(name=name).update(resumes_at=None)
             operation = page.start_operation(
                 request,
-                self._using,
+                self.using,
                 "run",
                 Scope(ids=tuple(ids)).to_json(),
                 {"spread": form.cleaned_data["spread"].total_seconds(), "resume": name},
@@ -198,16 +197,12 @@ class QueueAdmin(Page):
 
     def _due(self, name: str) -> QuerySet[Message]:
         """Return the messages of a queue that begin when it is resumed, the longest due first."""
-        now = transitions.now(self._using)
-        rows = Message.objects.using(self._using).filter(not_expired(now), state=State.SCHEDULED, queue=name)
+        now = transitions.now(self.using)
+        rows = Message.objects.using(self.using).filter(not_expired(now), state=State.SCHEDULED, queue=name)
         return rows.filter(due_at__lte=now).order_by("due_at", "id")
 
     def _count_due(self, name: str) -> int | None:
-        return in_time(self._using, COUNT_TIMEOUT_MS, self._due(name).count)
-
-    @property
-    def _using(self) -> str:
-        return router.db_for_write(Message)
+        return in_time(self.using, COUNT_TIMEOUT_MS, self._due(name).count)
 
     def _checked(self, request: HttpRequest, verb: str, queue: str) -> str:
         if not self.may(request, verb):
@@ -221,7 +216,7 @@ class QueueAdmin(Page):
         self, request: HttpRequest, name: str, form: forms.Form, view: str, question: str, waiting: str = ""
     ) -> HttpResponse:
         title = question % {"queue": name}
-        pause = pausing.paused(self._using).get(name)
+        pause = pausing.paused(self.using).get(name)
         shown = {
             **page.context(self, request, title),
             "form": form,
@@ -235,8 +230,7 @@ class QueueAdmin(Page):
 
     def _done(self, request: HttpRequest, text: str, level: int) -> HttpResponse:
         panels.forget()
-        self.message_user(request, text, level)
-        return HttpResponseRedirect(page.admin_url(self, Queue))
+        return self.leave(request, page.admin_url(self, Queue), text, level)
 
 
 def facts_of(name: str, data: PageData, paused: Collection[str], links: Links) -> dict[str, Any]:

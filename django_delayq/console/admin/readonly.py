@@ -8,8 +8,9 @@ from urllib.parse import urlencode
 
 from django.contrib import admin, messages
 from django.contrib.admin import ShowFacets
+from django.db import router
 from django.db.models import Model
-from django.http import HttpRequest, HttpResponseRedirect
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.http.response import HttpResponseBase
 from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
@@ -79,6 +80,16 @@ class ReadOnly(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
+
+    @property
+    def using(self) -> str:
+        """The database that messages and all that belongs to them are written to."""
+        return router.db_for_write(Message)
+
+    def leave(self, request: HttpRequest, url: str, text: str, level: int) -> HttpResponse:
+        """Lead to another page, which shows the text."""
+        self.message_user(request, text, level)
+        return HttpResponseRedirect(url)
 
     def get_urls(self) -> list[URLPattern]:
         routes = ROUTES.get(self.model, {}).items()

@@ -10,8 +10,8 @@ from typing import Any
 from django import forms
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
-from django.db import DatabaseError, InterfaceError, router
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.db import DatabaseError, InterfaceError
+from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
@@ -20,7 +20,6 @@ from ... import restore
 from ...broker import publisher
 from ...core.exceptions import BrokerUnavailable
 from ...inspector import stats
-from ...models import Message
 from ...project import conf, console_conf
 from ...record import transitions
 from ...restore import Overdue, Selection, Tally
@@ -122,13 +121,7 @@ class RestorePage(Page):
             found = operations.newest(using, RestoreWork.name)
         except (DatabaseError, InterfaceError):
             found = (None, None)
-        yield from ((one, self.operation_url(request, one)) if one else None for one in found)
-
-    def operation_url(self, request: HttpRequest, operation: Operation) -> str:
-        """Return the address of an operation, or "" when the user may not view it."""
-        if not page.may_view(self, Operation, request):
-            return ""
-        return page.admin_url_if_any(self, Operation, "change", operation.pk)
+        yield from ((one, page.operation_url(self, request, one)) if one else None for one in found)
 
     def restore_view(self, request: HttpRequest) -> HttpResponse:
         """Show the preview on GET, which writes nothing; start an operation on POST."""
@@ -137,7 +130,7 @@ class RestorePage(Page):
         if conf.get().REDIS is None:
             unneeded = {**page.context(self, request, _("Restore Redis from the record")), "is_unneeded": True}
             return TemplateResponse(request, "delayq_console/restore.html", unneeded)
-        using = router.db_for_write(Message)
+        using = self.using
         is_post = request.method == "POST"
         given = request.POST if is_post else request.GET
         form = RestoreForm(given if given else {"overdue": Overdue.RUN.value}, using)
@@ -147,8 +140,8 @@ class RestorePage(Page):
         if is_post and form.is_valid() and running is not None:
             operation, url = running
             text = _("Restore #%(number)d is under way already, started by %(actor)s: nothing was done.")
-            self.message_user(request, text % {"number": operation.pk, "actor": operation.started_by}, messages.ERROR)
-            return HttpResponseRedirect(url or page.admin_url(self, Health))
+            text %= {"number": operation.pk, "actor": operation.started_by}
+            return self.leave(request, url or page.admin_url(self, Health), text, messages.ERROR)
         if is_post and form.is_valid() and confirm.is_valid():
             return self._start(request, using, form, confirm.cleaned_data["reason"])
         shown = {
@@ -171,8 +164,8 @@ class RestorePage(Page):
         text, level = _("Restore #%(number)d is queued: a worker begins within seconds."), messages.SUCCESS
         if not alive(using):
             text, level = _("Restore #%(number)d is queued and waits for a worker: none is alive."), messages.WARNING
-        self.message_user(request, text % {"number": operation.pk}, level)
-        return HttpResponseRedirect(self.operation_url(request, operation) or page.admin_url(self, Health))
+        url = page.operation_url(self, request, operation) or page.admin_url(self, Health)
+        return self.leave(request, url, text % {"number": operation.pk}, level)
 
 
 def _preview(using: str, form: RestoreForm) -> dict[str, Any]:
