@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,7 @@ from ..models import AuditEvent, Operation
 from ..statements import in_time
 from . import action_table
 from .explanation import moment
-from .page import Page, admin_url_if_any
+from .page import Page, admin_url_if_any, newest
 
 EVENTS_PER_PAGE = 50
 # How long the database may search the audit. Milliseconds.
@@ -41,14 +40,13 @@ class AuditEventAdmin(Page):
     def content(self, request: HttpRequest) -> dict[str, Any]:
         asked = {name: request.GET.get(name, "")[:200] for name in ("action", "actor", "period", "q", "before")}
         rows = _found(self.get_queryset(request), asked)
-        found = in_time(rows.db, AUDIT_TIMEOUT_MS, lambda: list(rows[: EVENTS_PER_PAGE + 1]))
-        shown = found or []
+        found = in_time(rows.db, AUDIT_TIMEOUT_MS, lambda: newest(request, rows, EVENTS_PER_PAGE))
+        shown, older = found or ([], None)
         query = request.GET.copy()
-        if len(shown) > EVENTS_PER_PAGE:
-            query["before"] = str(shown[EVENTS_PER_PAGE - 1].pk)
+        query["before"] = str(older)
         return {
-            "events": [self._show(event) for event in shown[:EVENTS_PER_PAGE]],
-            "older": query.urlencode() if len(shown) > EVENTS_PER_PAGE else "",
+            "events": [self._show(event) for event in shown],
+            "older": query.urlencode() if older else "",
             "asked": asked,
             "filtered": any(asked.values()),
             "too_slow": found is None,
@@ -75,7 +73,7 @@ class AuditEventAdmin(Page):
 
 
 def _found(rows: QuerySet[AuditEvent], asked: dict[str, str]) -> QuerySet[AuditEvent]:
-    rows = rows.select_related("operation").defer("operation__scope").order_by("-pk")
+    rows = rows.select_related("operation").defer("operation__scope")
     if asked["action"]:
         rows = rows.filter(action=asked["action"])
     if asked["actor"]:
@@ -85,8 +83,6 @@ def _found(rows: QuerySet[AuditEvent], asked: dict[str, str]) -> QuerySet[AuditE
         rows = rows.filter(at__gte=timezone.now() - length)
     if asked["q"]:
         rows = rows.filter(_searched(_storable(asked["q"].strip())))
-    with suppress(ValueError):
-        rows = rows.filter(pk__lt=row_id(asked["before"]))
     return rows
 
 

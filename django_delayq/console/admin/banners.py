@@ -12,7 +12,6 @@ from django.db.models import Model
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from ...core.durations import brief
 from ...core.findings import Finding, Level
 from ...inspector import diagnostics
 from ...inspector.diagnostics import Thresholds
@@ -20,7 +19,7 @@ from ...inspector.numbers import total
 from ...models import Message, Queue, Worker
 from ..models import Health, Limits
 from . import facts
-from .explanation import moment
+from .explanation import moment, span
 from .facts import has_no_worker, some
 from .page import Links
 from .page_data import PageData
@@ -39,17 +38,12 @@ class Banner:
     query: str = ""
 
 
-def banners(data: PageData) -> list[Banner]:
-    """Return the problems that the data of the dashboard shows."""
-    checks = (_servers, _unserved, _overdue, _limited, _findings, _paused)
-    found = [banner for check in checks for banner in check(data)]
-    return sorted(found, key=lambda banner: _SEVERITY.index(banner.level))
-
-
 def linked(model_admin: admin.ModelAdmin[Any], data: PageData) -> list[tuple[Banner, str]]:
     """Return the problems with the addresses that their links lead to, "" for one that the site does not have."""
     links = Links(model_admin)
-    return [(banner, links(banner.model, banner.query)) for banner in banners(data)]
+    checks = (_servers, _unserved, _overdue, _limited, _findings, _paused)
+    found = [(banner, links(banner.model, banner.query)) for check in checks for banner in check(data)]
+    return sorted(found, key=lambda pair: _SEVERITY.index(pair[0].level))
 
 
 def _servers(data: PageData) -> Iterator[Banner]:
@@ -69,7 +63,7 @@ def _unserved(data: PageData) -> Iterator[Banner]:
         if overdue.count:
             text = _("No worker is alive, so no message is delivered: %(overdue)s are overdue, the oldest by %(age)s.")
             oldest = min(queue.oldest_overdue for queue in queues.values() if queue.oldest_overdue)
-            values = {"overdue": overdue, "age": brief((snapshot.at - oldest).total_seconds())}
+            values = {"overdue": overdue, "age": span(snapshot.at - oldest)}
             yield Banner("error", text % values, _("Workers"), Worker)
         elif scheduled.count:
             text = _("No worker is alive, so no message will be delivered: %(scheduled)s are scheduled.")
@@ -94,7 +88,7 @@ def _overdue(data: PageData) -> Iterator[Banner]:
         q.oldest_overdue for name, q in snapshot.queues.items() if q.oldest_overdue and name not in (paused or {})
     ]
     if waiting and snapshot.at - min(waiting) > timedelta(seconds=Thresholds().max_overdue_age):
-        age = brief((snapshot.at - min(waiting)).total_seconds())
+        age = span(snapshot.at - min(waiting))
         text = _("The oldest overdue message has waited for %(age)s.") % {"age": age}
         yield Banner("warning", text, _("Overdue messages"), Message, "is:overdue")
 

@@ -13,7 +13,6 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, pgettext
 
-from ...core.durations import brief
 from ...inspector.snapshot import overdue_cutoff
 from ...models import Message, Queue, Worker
 from ...models.workers import WorkerState
@@ -22,6 +21,7 @@ from ..statistics.throughput import RollupSum, Throughput
 from ..statistics.upcoming import COMING_WINDOWS, Bar, Upcoming
 from . import banners, charts, facts, limits_page, page_data, queue_pages
 from .charts import Column
+from .explanation import span
 from .page import Links, Page
 from .page_data import PageData
 from .panels import Panel
@@ -98,10 +98,10 @@ def _tiles(data: PageData, past: Panel[dict[str, Throughput]], links: Links) -> 
     snapshot = data.snapshot.value
     if snapshot is not None:
         following, oldest = snapshot.next_due, snapshot.oldest_overdue
-        ahead = _("next in %(span)s") % {"span": _ago(following, snapshot.at, -1)} if following else ""
+        ahead = _("next in %(span)s") % {"span": span(following - snapshot.at)} if following else ""
         waiting = _("none, every message is on time")
         if oldest:
-            waiting = _("oldest: %(span)s") % {"span": _ago(oldest, snapshot.at)}
+            waiting = _("oldest: %(span)s") % {"span": span(snapshot.at - oldest)}
         tiles += [
             tile(_("Scheduled"), snapshot.scheduled, ahead, "state:scheduled"),
             tile(_("Ready"), snapshot.ready, _("due, waiting for a worker"), _ready(snapshot.at)),
@@ -126,10 +126,6 @@ def _tiles(data: PageData, past: Panel[dict[str, Throughput]], links: Links) -> 
 def _ready(now: datetime) -> str:
     since, until = timezone.localtime(overdue_cutoff(now)), timezone.localtime(now)
     return f"state:scheduled due:{since:%Y-%m-%dT%H:%M:%S}..{until:%Y-%m-%dT%H:%M:%S}"
-
-
-def _ago(at: datetime, now: datetime, sign: int = 1) -> str:
-    return brief(max(0.0, sign * (now - at).total_seconds()))
 
 
 # --- upcoming messages ------------------------------------------------------------------------------------------------
@@ -255,7 +251,7 @@ def _lateness_now(hour: Throughput, data: PageData) -> str:
     oldest = snapshot.oldest_overdue if snapshot else None
     if snapshot is None or oldest is None:
         return _late(hour.sum)
-    waits = _("The oldest overdue message has waited for %(age)s.") % {"age": _ago(oldest, snapshot.at)}
+    waits = _("The oldest overdue message has waited for %(age)s.") % {"age": span(snapshot.at - oldest)}
     return f"{_late(hour.sum)} {waits}"
 
 
@@ -294,4 +290,4 @@ def _workers(data: PageData) -> str:
     parts += [_("%(count)d late") % {"count": late}] if late else []
     parts += [_("%(count)d lost") % {"count": lost}] if lost else []
     text = _("%(workers)s; latest heartbeat %(span)s ago.")
-    return text % {"workers": ", ".join(parts), "span": _ago(there.workers[0].seen_at, there.at)}
+    return text % {"workers": ", ".join(parts), "span": span(there.at - there.workers[0].seen_at)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -77,15 +76,12 @@ class OperationAdmin(Page):
         return is_own or self.may_resume(request, operation)
 
     def content(self, request: HttpRequest) -> dict[str, Any]:
-        rows = self.get_queryset(request).order_by("-pk").defer("scope")
-        with suppress(ValueError):
-            rows = rows.filter(pk__lt=row_id(request.GET.get("before", "")))
-        read = list(rows[: OPERATIONS_PER_PAGE + 1])
-        shown = read[:OPERATIONS_PER_PAGE]
+        rows = self.get_queryset(request).defer("scope")
+        shown, older = page.newest(request, rows, OPERATIONS_PER_PAGE)
         now = transitions.now(rows.db)
         return {
             "operations": [operation_row(row, page.admin_url(self, Operation, "change", row.pk), now) for row in shown],
-            "older": shown[-1].pk if len(read) > len(shown) else None,
+            "older": older,
             "is_unserved": self._is_unserved(shown, rows.db, now),
         }
 

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
-from django.db.models import Model
+from django.db.models import Model, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.template import loader
 from django.template.response import TemplateResponse
 from django.urls import NoReverseMatch, reverse
 
 from ...core import actors
+from ...core.values import row_id
 from ...project import console_conf
 from ...record.sql.moves import writing
 from .. import audit, operations
 from ..models import Operation
 from .readonly import ReadOnly, url_name
 from .site import PAGES
+
+Row = TypeVar("Row", bound=Model)
 
 
 def navigation(model_admin: admin.ModelAdmin[Any], request: HttpRequest) -> dict[str, Any]:
@@ -157,6 +160,14 @@ def start_operation(
         verb, target = audited or (action, described)
         record(request, using, verb, target, reason=reason, operation=operation, nonce=nonce)
     return operation
+
+
+def newest(request: HttpRequest, rows: QuerySet[Row], size: int) -> tuple[list[Row], int | None]:
+    """Return a page of rows, the newest first, and the id before which the next page begins, if there is one."""
+    with suppress(ValueError):
+        rows = rows.filter(pk__lt=row_id(request.GET.get("before", "")))
+    read = list(rows.order_by("-pk")[: size + 1])
+    return read[:size], read[size - 1].pk if len(read) > size else None
 
 
 class Page(ReadOnly):

@@ -35,27 +35,22 @@ class Panel(Generic[T]):
     problem: str = ""
 
 
-@dataclass(slots=True)
-class _KeptPanel:
-    panel: Panel[Any]
-    until: float
-
-
-_kept: dict[tuple[object, ...], _KeptPanel] = {}
+# Each panel with the end of its time, by the monotonic clock.
+_kept: dict[tuple[object, ...], tuple[Panel[Any], float]] = {}
 _locks: dict[tuple[object, ...], threading.Lock] = {}
 
 
 def load(key: tuple[object, ...], seconds: float, using: str, read: Callable[[], T]) -> Panel[T]:
     """Return what ``read`` returns, or returned to anybody in this process within the last ``seconds``."""
     with _locks.setdefault(key, threading.Lock()):
-        kept = _kept.get(key)
-        if kept is None or kept.until < time.monotonic():
+        panel, until = _kept.get(key, (None, 0.0))
+        if panel is None or until < time.monotonic():
             if len(_kept) >= _PANELS_KEPT:
                 _kept.clear()
             panel = _read(using, read)
             good_for = min(seconds, _RETRY_SECONDS) if panel.problem else seconds
-            kept = _kept[key] = _KeptPanel(panel, time.monotonic() + good_for)
-        return kept.panel
+            _kept[key] = panel, time.monotonic() + good_for
+        return panel
 
 
 def forget() -> None:

@@ -155,7 +155,7 @@ class QueueAdmin(Page):
         """Ask before a resume on GET; resume the queue on POST."""
         name = self._checked(request, "resume", queue)
         is_paused = name in pausing.paused(self.using)
-        number = self._count_due(name) if is_paused else 0
+        number = in_time(self.using, COUNT_TIMEOUT_MS, self._due(name).count) if is_paused else 0
         may_spread = self.may(request, "run", "bulk")
         form = ResumeForm(request.POST if request.method == "POST" else None, number=number or 0, may_spread=may_spread)
         if not form.is_valid():
@@ -200,9 +200,6 @@ class QueueAdmin(Page):
         now = transitions.now(self.using)
         rows = Message.objects.using(self.using).filter(not_expired(now), state=State.SCHEDULED, queue=name)
         return rows.filter(due_at__lte=now).order_by("due_at", "id")
-
-    def _count_due(self, name: str) -> int | None:
-        return in_time(self.using, COUNT_TIMEOUT_MS, self._due(name).count)
 
     def _checked(self, request: HttpRequest, verb: str, queue: str) -> str:
         if not self.may(request, verb):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -22,6 +22,8 @@ from .work import WORKS, OperationWork, Step
 LEASE_SECONDS = 10.0
 
 OPEN = (OperationState.QUEUED, OperationState.RUNNING)
+# The columns of an operation that no worker has.
+FREE: dict[str, Any] = {"worker": "", "leased_until": None}
 ENDED_EARLY = (OperationState.STOPPED, OperationState.FAILED)
 
 
@@ -70,7 +72,7 @@ def stop(operation: Operation) -> bool:
     if not rows.update(stop_requested=True):
         return False
     idle = rows.filter(_free(now))
-    if idle.update(state=OperationState.STOPPED, finished_at=now, worker="", leased_until=None):
+    if idle.update(state=OperationState.STOPPED, finished_at=now, **FREE):
         _ended(using, operation)
     return True
 
@@ -85,14 +87,7 @@ def resume(operation: Operation) -> bool:
     using = _db(operation)
     rows = Operation.objects.using(using).filter(pk=operation.pk, state__in=ENDED_EARLY)
     with writing(using):
-        is_queued = rows.update(
-            state=OperationState.QUEUED,
-            stop_requested=False,
-            finished_at=None,
-            error="",
-            worker="",
-            leased_until=None,
-        )
+        is_queued = rows.update(state=OperationState.QUEUED, stop_requested=False, finished_at=None, error="", **FREE)
         if is_queued:
             _work(operation).queued(using, operation)
     return bool(is_queued)
@@ -122,10 +117,9 @@ def lease_next(using: str, worker: str) -> Operation | None:
 def release(using: str, worker: str) -> None:
     """Give up the lease of a worker that stops in order, so that another worker can go on at once."""
     rows = Operation.objects.using(using).filter(state=OperationState.RUNNING, worker=worker)
-    free: dict[str, Any] = {"worker": "", "leased_until": None}
     for operation in rows.filter(stop_requested=True):
         _finish(using, operation, worker, OperationState.STOPPED)
-    rows.update(state=OperationState.QUEUED, **free)
+    rows.update(state=OperationState.QUEUED, **FREE)
 
 
 def fail(using: str, operation: Operation, worker: str, error: str) -> bool:
@@ -148,16 +142,15 @@ def run_step(using: str, operation: Operation, worker: str) -> bool:
     if operation.started_at is None:
         _begin(using, operation, worker, work)
     try:
-        with _acting(operation, worker), writing(using) if work.atomic else nullcontext():
+        with (
+            actors.acting_as(operation.started_by or f"worker:{worker}"),
+            writing(using) if work.atomic else nullcontext(),
+        ):
             step = work.step(using, operation)
             _write(using, operation, worker, step)
     except LostLease:
         return False
     return not step.finished
-
-
-def _acting(operation: Operation, worker: str) -> AbstractContextManager[None]:
-    return actors.acting_as(operation.started_by or f"worker:{worker}")
 
 
 def _free(now: datetime) -> Q:
@@ -208,7 +201,7 @@ def _write(using: str, operation: Operation, worker: str, step: Step) -> None:
         "leased_until": now + timedelta(seconds=LEASE_SECONDS),
     }
     if step.finished:
-        values |= {"state": OperationState.DONE, "finished_at": now, "worker": "", "leased_until": None}
+        values |= {"state": OperationState.DONE, "finished_at": now, **FREE}
     if not _held(using, operation, worker).update(**values):
         raise LostLease
     if step.finished:
@@ -217,8 +210,8 @@ def _write(using: str, operation: Operation, worker: str, step: Step) -> None:
 
 def _finish(using: str, operation: Operation, worker: str, state: OperationState, error: str = "") -> bool:
     now = transitions.now(using)
-    values = {"state": state, "error": error, "finished_at": now, "worker": "", "leased_until": None}
-    is_ended = bool(_held(using, operation, worker).update(**values))
+    ended = _held(using, operation, worker).update(state=state, error=error, finished_at=now, **FREE)
+    is_ended = bool(ended)
     if is_ended:
         _ended(using, operation)
     return is_ended

@@ -25,7 +25,7 @@ from ...record.sql.sessions import own_transaction
 from ...restore import Overdue, Restore, Selection, Tally
 from ..models import Operation, OperationState
 from ..statements import in_time
-from .lifecycle import LEASE_SECONDS
+from .lifecycle import FREE, LEASE_SECONDS
 from .work import COUNT_TIMEOUT_MS, OperationWork, Step, register
 
 logger = logging.getLogger("django_delayq")
@@ -192,7 +192,7 @@ class RestoreOperation(RestoreObserver):
         state = OperationState.DONE if position is None else OperationState.STOPPED
         if error:
             state = OperationState.FAILED
-        values: dict[str, Any] = {"state": state, "error": storable(error), "worker": "", "leased_until": None}
+        values: dict[str, Any] = {"state": state, "error": storable(error), **FREE}
         if state == OperationState.DONE and self._total is not None:
             outcomes = outcomes_of(tally)
             values["outcomes"] = outcomes | _gone(outcomes, self._done, self._total)
