@@ -15,6 +15,7 @@ from .. import extensions
 from ..core.actors import acting_as
 from ..core.exceptions import InvalidMessage, KeyConflict
 from ..extensions import Service, WorkerExtension
+from ..project.message_options import OnConflict
 from ..record import transitions
 from ..record.sql.moves import writing
 from . import declarations
@@ -23,7 +24,6 @@ from .definition import FORGOTTEN_AFTER, ROLE
 if TYPE_CHECKING:
     from ..core.findings import Finding
     from ..models.workers import WorkerList
-    from .definition import Definition
     from .models import Declarations
 
 logger = logging.getLogger("django_delayq")
@@ -116,19 +116,21 @@ class Declarer(Service):
 
     def _write(self) -> None:
         from . import schedules
+        from .models import Schedule
 
         declared, mistakes = declarations.collect()
         for mistake in mistakes:
             self._log(f"The schedule of {mistake.place} is wrong, and makes no messages: {mistake.reason}")
         mine = declarations.fingerprint(declared)
         live = self._announced(mine, sorted(declared))
-        present = _present(self.using)
+        # As the database has them.
+        present = {row.pk: row.definition for row in Schedule.objects.using(self.using).filter(declared=True)}
         for name, definition in declared.items():
             newest = max((row for row in live if name in row.names), key=lambda row: (row.since, row.fingerprint))
             if newest.fingerprint != mine or present.get(name) == definition:
                 continue
             try:
-                schedules.declare(self.using, name, definition)
+                schedules.save(self.using, name, definition, OnConflict.REPLACE, declared=True)
             except (KeyConflict, InvalidMessage) as error:
                 self._log(f"Schedule {name} cannot be written as the code declares it: {error}")
         # After an outage of all workers, those with other declarations get the time to announce theirs.
@@ -154,13 +156,6 @@ class Declarer(Service):
         if text not in self._logged:
             self._logged.add(text)
             logger.error(text)
-
-
-def _present(using: str) -> dict[str, Definition]:
-    """Return the declared schedules as the database has them."""
-    from .models import Schedule
-
-    return {row.pk: row.definition for row in Schedule.objects.using(using).filter(declared=True)}
 
 
 class RecurringExtension(WorkerExtension):

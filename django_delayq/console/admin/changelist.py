@@ -38,8 +38,13 @@ class MessageList(ChangeList):
     asked: search_box.RequestedSearch
     counts: StateCounts | None
     too_slow: bool
-    # True when the rows took so long that a page must not ask for them again and again.
+    # True when the rows took so long, or may take so long, that a page must not ask for them again and again.
     slow: bool
+    # The times after which the search is ended, and one that may take longer, in words.
+    limit: str
+    longer_limit: str
+    # The query string of the same search with more time; empty when it had that already.
+    longer_query: str
     # Searches in payloads for an e-mail address that is no key: texts and query strings.
     suggestions: list[tuple[str, str]]
     # Searches for a topic or a queue that is like the one of a search without results: texts and query strings.
@@ -66,8 +71,12 @@ class MessageList(ChangeList):
             raise IncorrectLookupParameters
         rows: QuerySet[Message] = self.root_queryset
         found, offset = Listing(rows, self.asked.whole), (self.page_num - 1) * self.list_per_page
-        self.too_slow, self.slow, self.suggestions = False, self.longer, []
-        ids = self._ids(found, offset)
+        self.slow = self.params.get(search_box.LONGER_VAR) == "1"
+        most = listing.LONGER_TIMEOUT_MS if self.slow else listing.PAGE_TIMEOUT_MS
+        self.limit, self.longer_limit = (f"{each / 1000:g} s" for each in (most, listing.LONGER_TIMEOUT_MS))
+        self.longer_query = "" if self.slow else self.get_query_string({search_box.LONGER_VAR: "1"})
+        self.too_slow, self.suggestions = False, []
+        ids = self._ids(found, offset, most)
         if not ids and self.page_num > 1:
             raise IncorrectLookupParameters
         address = next(filter(addresses.is_address, self.asked.bare), "")
@@ -89,34 +98,10 @@ class MessageList(ChangeList):
         self.full_result_count = None
         self.show_admin_actions = bool(ids)
 
-    @property
-    def longer(self) -> bool:
-        """True when the reader asked for a search that may take longer."""
-        return self.params.get(search_box.LONGER_VAR) == "1"
-
-    @property
-    def limit(self) -> str:
-        """The time after which the search is ended, in words."""
-        return _seconds(self._timeout)
-
-    @property
-    def longer_limit(self) -> str:
-        """The time after which a longer search is ended, in words."""
-        return _seconds(listing.LONGER_TIMEOUT_MS)
-
-    @property
-    def longer_query(self) -> str:
-        """The query string of the same search with more time; empty when it had that already."""
-        return "" if self.longer else self.get_query_string({search_box.LONGER_VAR: "1"})
-
-    @property
-    def _timeout(self) -> int:
-        return listing.LONGER_TIMEOUT_MS if self.longer else listing.PAGE_TIMEOUT_MS
-
-    def _ids(self, found: Listing, offset: int) -> list[int]:
+    def _ids(self, found: Listing, offset: int, milliseconds: int) -> list[int]:
         most = self.list_per_page + 1
         try:
-            return found.ids(most, offset, milliseconds=self._timeout)
+            return found.ids(most, offset, milliseconds=milliseconds)
         except TooSlow:
             self.too_slow = self.slow = True
         try:
@@ -185,10 +170,6 @@ def _near(using: str, search: Search) -> list[tuple[str, str]]:
     if search.queue is not None and (queue := names.near(search.queue, queues)):
         found.append(_link(term_text("queue", queue)))
     return found
-
-
-def _seconds(milliseconds: int) -> str:
-    return f"{milliseconds / 1000:g} s"
 
 
 def _rows(rows: QuerySet[Message], ids: list[int]) -> list[Message]:

@@ -20,6 +20,7 @@ from ...models import Message
 from ...record import transitions
 from ..operations import MOST_MESSAGES, Scope
 from ..search import language
+from ..search.conditions import ALL_STATES, of_states
 from ..search.listing import COUNT_CAP
 from ..statements import in_time
 from . import action_table
@@ -136,7 +137,7 @@ def _of_search(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> 
 
 
 def _states(scope: Scope) -> frozenset[State]:
-    return language.ALL_STATES if scope.search is None else language.parse(scope.search, now=timezone.now()).states
+    return ALL_STATES if scope.search is None else language.parse(scope.search, now=timezone.now()).states
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +174,7 @@ def _exact(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> dict
 
 def _count(rows: QuerySet[Message], scope: Scope, state: State) -> Capped | None:
     """Count the messages of a state that stays as it is, up to a cap; return None when that takes too long."""
-    matching = rows.filter(scope.condition() & language.of_states(frozenset({state})))
+    matching = rows.filter(scope.condition() & of_states(frozenset({state})))
     found = in_time(rows.db, UNCHANGED_TIMEOUT_MS, matching.order_by().values("pk")[: COUNT_CAP + 1].count)
     return None if found is None else capped(found, COUNT_CAP)
 

@@ -15,7 +15,8 @@ from django.utils.translation import gettext_lazy as _
 from ...core.states import LIVE, State
 from ...core.verbs import VERBS
 from ...record import transitions
-from ..search.language import ALL_STATES, Search, parse
+from ..search.conditions import ALL_STATES
+from ..search.language import Search, parse
 from . import payload
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import reduce
@@ -22,10 +22,9 @@ from ...core import bounds
 from ...core.states import FINAL, LIVE, State
 from ...core.values import row_id
 from ...models import Message
-from ...record import admission
-from ...record.sql.expressions import UnderLimits
 from ..statements.shapes import Scalar
 from . import periods
+from .conditions import ALL_STATES, NOTHING, SCHEDULED, limited, of_states, overdue
 from .payloads import PayloadHas
 from .texts import exact_error_text, quoted, term_text
 
@@ -34,9 +33,6 @@ MAX_IDS = 1000
 MAX_TERMS = 30
 # Names of a path into payloads. The database and Python read nested values by recursion.
 MAX_PATH = 32
-
-ALL_STATES = frozenset(State)
-SCHEDULED = frozenset({State.SCHEDULED})
 
 _TOKEN = re.compile(r'(?:[^\s"]|"(?:[^"\\]|\\.)*")+')
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
@@ -184,53 +180,6 @@ class Search:
     def rows(self, using: str) -> QuerySet[Message]:
         """Return the messages, in no order."""
         return Message.objects.using(using).filter(self.condition())
-
-
-NOTHING = Q(pk__in=[])
-
-
-class _WaitsForLimit(UnderLimits):
-    """Whether a message stands under a limit that is full as the first statement is made, with this name or any."""
-
-    def __init__(self, name: str, *, whole: bool) -> None:
-        super().__init__(())
-        self._name, self._whole = name, whole
-        # By the database. A statement has a copy of this expression for each queue, and all copies share what was read.
-        self._found: dict[str, list[str]] = {}
-
-    def names(self, using: str) -> Collection[str]:
-        """Return the names of the full limits."""
-        if using not in self._found:
-            self._found[using] = [
-                each
-                for each in admission.full_lately(using)
-                if (each == self._name if self._whole else each.startswith(self._name))
-            ]
-        return self._found[using]
-
-
-def limited(now: datetime, name: str = "", *, whole: bool = False) -> Q:
-    """Return the condition that a scheduled message waits for a limit, whose name is ``name`` or begins with it."""
-    return Q(due_at__lte=now) & Q(_WaitsForLimit(name, whole=whole))
-
-
-def overdue(now: datetime) -> Q:
-    """Return the condition that a scheduled message is overdue: one that waits for a limit is not."""
-    return Q(due_at__lt=now - bounds.OVERDUE_AFTER) & ~Q(_WaitsForLimit("", whole=False))
-
-
-def of_states(states: frozenset[State]) -> Q:
-    """Return a condition on the states in the words that the partial indexes know."""
-    if states >= ALL_STATES:
-        return Q()
-    if not states:
-        return NOTHING
-    # An OR, not an IN: each side has a partial index.
-    chosen = reduce(or_, (Q(state=state) for state in State if state in states))
-    if states <= FINAL:
-        finished = Q(finished_at__isnull=False)
-        return finished if states == FINAL else finished & chosen
-    return chosen
 
 
 def parse(text: str, *, now: datetime) -> Search:

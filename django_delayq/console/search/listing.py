@@ -25,7 +25,8 @@ from ...inspector.waiting import heads
 from ...models import Message
 from ...record import transitions
 from ..statements import TooSlow, in_time, statement_timeout
-from .language import SCHEDULED, Search, limited, of_states, overdue
+from .conditions import SCHEDULED, limited, of_states, overdue
+from .language import Search
 
 # Messages that are counted at most.
 COUNT_CAP = 10_000

@@ -1,0 +1,63 @@
+"""Conditions on messages in the words that the indexes know: for their states, and for those that are due."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import datetime
+from functools import reduce
+from operator import or_
+
+from django.db.models import Q
+
+from ...core import bounds
+from ...core.states import FINAL, State
+from ...record import admission
+from ...record.sql.expressions import UnderLimits
+
+ALL_STATES = frozenset(State)
+SCHEDULED = frozenset({State.SCHEDULED})
+NOTHING = Q(pk__in=[])
+
+
+class _WaitsForLimit(UnderLimits):
+    """Whether a message stands under a limit that is full as the first statement is made, with this name or any."""
+
+    def __init__(self, name: str, *, whole: bool) -> None:
+        super().__init__(())
+        self._name, self._whole = name, whole
+        # By the database. A statement has a copy of this expression for each queue, and all copies share what was read.
+        self._found: dict[str, list[str]] = {}
+
+    def names(self, using: str) -> Collection[str]:
+        """Return the names of the full limits."""
+        if using not in self._found:
+            self._found[using] = [
+                each
+                for each in admission.full_lately(using)
+                if (each == self._name if self._whole else each.startswith(self._name))
+            ]
+        return self._found[using]
+
+
+def limited(now: datetime, name: str = "", *, whole: bool = False) -> Q:
+    """Return the condition that a scheduled message waits for a limit, whose name is ``name`` or begins with it."""
+    return Q(due_at__lte=now) & Q(_WaitsForLimit(name, whole=whole))
+
+
+def overdue(now: datetime) -> Q:
+    """Return the condition that a scheduled message is overdue: one that waits for a limit is not."""
+    return Q(due_at__lt=now - bounds.OVERDUE_AFTER) & ~Q(_WaitsForLimit("", whole=False))
+
+
+def of_states(states: frozenset[State]) -> Q:
+    """Return a condition on the states in the words that the partial indexes know."""
+    if states >= ALL_STATES:
+        return Q()
+    if not states:
+        return NOTHING
+    # An OR, not an IN: each side has a partial index.
+    chosen = reduce(or_, (Q(state=state) for state in State if state in states))
+    if states <= FINAL:
+        finished = Q(finished_at__isnull=False)
+        return finished if states == FINAL else finished & chosen
+    return chosen
