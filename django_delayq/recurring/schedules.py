@@ -181,6 +181,11 @@ def advance(using: str, name: str) -> None:
             _advance(using, schedule, transitions.now(using))
 
 
+def declare(using: str, name: str, definition: Definition) -> Schedule:
+    """Give a declared schedule the definition that the code has. Raises ``KeyConflict`` for the name of another one."""
+    return save(using, name, definition, OnConflict.REPLACE, declared=True)
+
+
 def retire(using: str, kept: Collection[str]) -> list[str]:
     """Delete the declared schedules that are not among ``kept``, and cancel their waiting messages."""
     gone = []

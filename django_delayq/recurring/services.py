@@ -15,7 +15,6 @@ from .. import extensions
 from ..core.actors import acting_as
 from ..core.exceptions import InvalidMessage, KeyConflict
 from ..extensions import Service, WorkerExtension
-from ..project.message_options import OnConflict
 from ..record import transitions
 from ..record.sql.moves import writing
 from . import declarations
@@ -130,7 +129,7 @@ class Declarer(Service):
             if newest.fingerprint != mine or present.get(name) == definition:
                 continue
             try:
-                schedules.save(self.using, name, definition, OnConflict.REPLACE, declared=True)
+                schedules.declare(self.using, name, definition)
             except (KeyConflict, InvalidMessage) as error:
                 self._log(f"Schedule {name} cannot be written as the code declares it: {error}")
         # After an outage of all workers, those with other declarations get the time to announce theirs.

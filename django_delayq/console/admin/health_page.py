@@ -53,10 +53,10 @@ class HealthAdmin(RestorePage):
     def content(self, request: HttpRequest) -> dict[str, Any]:
         data = page_data.gather()
         using = data.using
-        held = panels.load(("held all", using), page_data.FRESH_SECONDS, using, lambda: _held(using))
-        table = panels.load(("table", using), TABLE_FRESH_SECONDS, using, lambda: _database_state(using))
-        stuck = panels.load(("stuck", using), page_data.FRESH_SECONDS, using, lambda: inspected.stuck(using).count)
-        checks = panels.load(("checks", using), 0.0, using, lambda: _checks(using))
+        held = panels.load("held all", using, lambda: _held(using))
+        table = panels.load("table", using, lambda: _database_state(using), TABLE_FRESH_SECONDS)
+        stuck = panels.load("stuck", using, lambda: inspected.stuck(using).count)
+        checks = panels.load("checks", using, lambda: _checks(using), 0.0)
         asked: tuple[Panel[Any], ...] = (data.redis, data.pending, held, table, stuck, checks)
         last, current = checks.value or (None, None)
         may_restore = self.may_restore(request)

@@ -31,9 +31,7 @@ class LimitsAdmin(Page):
     def content(self, request: HttpRequest) -> dict[str, Any]:
         data = page_data.gather()
         using = data.using
-        found = panels.load(
-            ("all limits", using), page_data.FRESH_SECONDS, using, lambda: lines.all_limits(using, LIMITS_SHOWN)
-        )
+        found = panels.load("all limits", using, lambda: lines.all_limits(using, LIMITS_SHOWN))
         limits = found.value.longest if found.value else ()
         return {
             "banners": banners.linked(self, data),

@@ -27,9 +27,7 @@ from ..whereabouts import unfilled
 from . import panels
 from .panels import Panel
 
-# How long a part is shown before it is read again. Seconds.
-FRESH_SECONDS = 2.5
-# Longer for the rollups, to which workers add every ten seconds.
+# How long rollups are shown before they are read again: workers add to them every ten seconds. Seconds.
 ROLLUPS_FRESH_SECONDS = 5.0
 MIGRATIONS_FRESH_SECONDS = 30.0
 # Queues that are looked at in Redis, each with a round trip.
@@ -60,21 +58,21 @@ class PageData:
 def gather() -> PageData:
     """Read the data of this moment."""
     using = router.db_for_read(models.Message)
-    seen = panels.load(("snapshot", using), FRESH_SECONDS, using, lambda: snapshot.take_snapshot(using))
+    seen = panels.load("snapshot", using, lambda: snapshot.take_snapshot(using))
     at = seen.value.at if seen.value else timezone.now()
-    workers = panels.load(("workers", using), FRESH_SECONDS, using, lambda: worker_list.list_workers(using, at))
+    workers = panels.load("workers", using, lambda: worker_list.list_workers(using, at))
     language = translation.get_language()
     return PageData(
         using,
         at,
         seen,
-        panels.load(("lines", using), FRESH_SECONDS, using, lambda: _lines(using, seen.value)),
+        panels.load("lines", using, lambda: _lines(using, seen.value)),
         workers,
-        panels.load(("paused", using), FRESH_SECONDS, using, lambda: pausing.paused(using)),
-        panels.load(("redis", repr(conf.get().REDIS)), FRESH_SECONDS, using, redis),
-        panels.load(("unfilled", using), FRESH_SECONDS, using, lambda: _unfilled(using, seen.value)),
-        panels.load(("pending", using), MIGRATIONS_FRESH_SECONDS, using, lambda: pending_migrations(using)),
-        panels.load(("findings", using, language), FRESH_SECONDS, using, lambda: _findings(using, workers.value)),
+        panels.load("paused", using, lambda: pausing.paused(using)),
+        panels.load(f"redis {conf.get().REDIS!r}", using, redis),
+        panels.load("unfilled", using, lambda: _unfilled(using, seen.value)),
+        panels.load("pending", using, lambda: pending_migrations(using), MIGRATIONS_FRESH_SECONDS),
+        panels.load(f"findings {language}", using, lambda: _findings(using, workers.value)),
     )
 
 
@@ -111,16 +109,16 @@ def coming(data: PageData, window: str) -> Panel[Upcoming]:
             return upcoming.count_upcoming(data.using, window, restore.queues(data.using), data.at)
         return upcoming.count_upcoming(data.using, window, list(seen.queues), data.at, seen.overdue)
 
-    return panels.load(("upcoming", data.using, window, _zone()), FRESH_SECONDS, data.using, look)
+    return panels.load(f"upcoming {window} {_zone()}", data.using, look)
 
 
 def past(data: PageData, window: str) -> Panel[dict[str, Throughput]]:
     """Return what was delivered in this window, and in those that the tiles and the queues show."""
-    key = ("past", data.using, window, _zone())
-    windows = ("hour", "day", window)
-    return panels.load(
-        key, ROLLUPS_FRESH_SECONDS, data.using, lambda: throughput.read_throughput(data.using, data.at, windows)
-    )
+
+    def look() -> dict[str, Throughput]:
+        return throughput.read_throughput(data.using, data.at, ("hour", "day", window))
+
+    return panels.load(f"past {window} {_zone()}", data.using, look, ROLLUPS_FRESH_SECONDS)
 
 
 def is_empty(data: PageData) -> bool:
@@ -128,9 +126,7 @@ def is_empty(data: PageData) -> bool:
     seen = data.snapshot.value
     if seen is None or seen.scheduled.count or seen.running.count:
         return False
-    found = panels.load(
-        ("any", data.using), FRESH_SECONDS, data.using, lambda: models.Message.objects.using(data.using).exists()
-    )
+    found = panels.load("any", data.using, models.Message.objects.using(data.using).exists)
     return found.value is False
 
 

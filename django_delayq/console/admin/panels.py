@@ -19,6 +19,8 @@ from ..statements import TooSlow, statement_timeout
 
 T = TypeVar("T")
 
+# How long a panel is shown before it is read again. Seconds.
+FRESH_SECONDS = 2.5
 # The longest that one statement of a panel may take. Milliseconds.
 PANEL_TIMEOUT_MS = 1000
 # A panel that could not be read is read again after this time. Seconds.
@@ -36,12 +38,16 @@ class Panel(Generic[T]):
 
 
 # Each panel with the end of its time, by the monotonic clock.
-_kept: dict[tuple[object, ...], tuple[Panel[Any], float]] = {}
-_locks: dict[tuple[object, ...], threading.Lock] = {}
+_kept: dict[tuple[str, str], tuple[Panel[Any], float]] = {}
+_locks: dict[tuple[str, str], threading.Lock] = {}
 
 
-def load(key: tuple[object, ...], seconds: float, using: str, read: Callable[[], T]) -> Panel[T]:
-    """Return what ``read`` returns, or returned to anybody in this process within the last ``seconds``."""
+def load(name: str, using: str, read: Callable[[], T], seconds: float | None = None) -> Panel[T]:
+    """Return what ``read`` returns, or returned to anybody in this process within the last ``seconds``.
+
+    The default is a few seconds. ``name`` is that of the panel, with all that its content depends on but the database.
+    """
+    key, seconds = (name, using), FRESH_SECONDS if seconds is None else seconds
     with _locks.setdefault(key, threading.Lock()):
         panel, until = _kept.get(key, (None, 0.0))
         if panel is None or until < time.monotonic():

@@ -95,9 +95,9 @@ class QueueAdmin(Page):
     def content(self, request: HttpRequest) -> dict[str, Any]:
         data = page_data.gather()
         # Read anew for each page, because a user who has just paused a queue wants to see it.
-        paused = panels.load(("paused now", data.using), 0.0, data.using, lambda: pausing.paused(data.using))
+        paused = panels.load("paused now", data.using, lambda: pausing.paused(data.using), 0.0)
         names = _names(data, paused.value or {})
-        held = panels.load(("held", data.using), page_data.FRESH_SECONDS, data.using, lambda: sizes(self.using, names))
+        held = panels.load("held", data.using, lambda: sizes(self.using, names))
         asked: tuple[Panel[Any], ...] = (data.snapshot, data.workers, paused, held)
         may_pause = self.may(request, "pause")
         links = Links(self)

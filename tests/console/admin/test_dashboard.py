@@ -565,7 +565,7 @@ def test_nothing_is_counted_without_a_limit(viewer: Client, monkeypatch: pytest.
 
 def test_the_dashboard_runs_few_queries_and_none_twice_at_once(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     late(3)
-    monkeypatch.setattr(page_data, "FRESH_SECONDS", 600)
+    monkeypatch.setattr(panels, "FRESH_SECONDS", 600)
     monkeypatch.setattr(page_data, "ROLLUPS_FRESH_SECONDS", 600)
     viewer.get(URL)
     first = statements(viewer, URL)
