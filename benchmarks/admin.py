@@ -263,10 +263,10 @@ def _claim() -> list[int]:
 def _release(ids: Sequence[int]) -> None:
     from datetime import timedelta
 
-    from django_delayq.record import transitions
+    from django_delayq.record import crashes, transitions
 
     since = transitions.now("default") - timedelta(minutes=1)
-    if len(transitions.release_orphaned("default", ids, "lost", since=since, actor="worker:lost")) != ORPHANS:
+    if len(crashes.release_orphaned("default", ids, "lost", since=since, actor="worker:lost")) != ORPHANS:
         raise Refused("not all claims were released")
 
 

@@ -84,15 +84,16 @@ def single() -> None:
 def looks() -> None:
     """Print the times of single looks, in milliseconds."""
     from django_delayq.broker.database import DatabaseBroker
-    from django_delayq.record import transitions
+    from django_delayq.record import crashes
     from django_delayq.record.low_water import LowWater
+    from django_delayq.record.sql import statements
 
     broker = DatabaseBroker("default", lambda: ["bench.noop", "bench.keyed"])
     report("a look at one queue", lambda: broker.take("default", 10))
     report("a look at all queues", lambda: broker.due_queues(None))
-    report("the list of queues, for the process on duty", lambda: transitions.queues("default"))
+    report("the list of queues, for the process on duty", lambda: statements("default").queues())
     marks = LowWater(), LowWater()
-    report("the reaper's look", lambda: transitions.anything_expired("default", *marks))
+    report("the reaper's look", lambda: crashes.anything_expired("default", *marks))
 
 
 def report(what: str, look: Callable[[], Any]) -> None:

@@ -28,7 +28,7 @@ from ..core.verdicts import Verdict
 from ..models import Message
 from ..models.record import HOLDS_KEY, WAITS_AGAIN
 from ..project import validation
-from ..record import purge, transitions
+from ..record import held_keys, purge, transitions
 from ..record.transitions import MOVES_PER_TRANSACTION, NO_TIME, Answer
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -407,7 +407,7 @@ def _find(using: str, topic: str, key: str | None, *, finished: bool) -> int | N
         raise InvalidMessage("name the message by its id, or by topic and key")
     topic, checked = validation.topic(topic), validation.key(key)
     assert checked is not None
-    live = transitions.named(using, topic, checked)
+    live = held_keys.named(using, topic, checked)
     if not finished or (live is not None and live.holds_key):
         return None if live is None else live.pk
     rows = Message.objects.using(using).filter(topic=topic, key=checked, state__in=sorted(FINAL))

@@ -21,6 +21,7 @@ from ..core.twins import async_twin
 from ..models import Message, Queue
 from ..project import validation
 from ..record import transitions
+from ..record.sql import statements
 from ..record.sql.moves import writing
 
 logger = logging.getLogger("django_delayq")
@@ -152,10 +153,10 @@ def _await_claims(using: str) -> None:
     """Wait for the claims that began before the pause was committed: they do not see it."""
     deadline = time.monotonic() + WAIT_FOR_CLAIMS
     try:
-        begun = transitions.claims_under_way(using)
+        begun = statements(using).claims_under_way()
         while begun and time.monotonic() < deadline:
             time.sleep(CLAIMS_INTERVAL)
-            begun &= transitions.claims_under_way(using)
+            begun &= statements(using).claims_under_way()
         if begun:
             logger.warning(
                 "The queue is paused, but a claim from before has not ended within %g s and may start messages",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
-from typing import Any, TypeVar, Unpack
+from typing import Any, Unpack
 
 from django.db import IntegrityError, router, transaction
 
@@ -15,6 +15,7 @@ from .. import middleware, signals
 from ..broker import publisher
 from ..broker.base import Entry
 from ..core import actors
+from ..core.chunks import chunks
 from ..core.clock import to_us
 from ..core.durations import brief
 from ..core.exceptions import KeyConflict
@@ -23,13 +24,12 @@ from ..core.twins import async_twin
 from ..models import Message
 from ..project import validation
 from ..project.message_options import MessageDict, MessageOptions, OnConflict
-from ..record import transitions
+from ..record import held_keys, transitions
+from ..record.sql import statements
 from ..record.sql.moves import writing
 from ..record.sql.rows import Inserted, NewMessage, decoded
 from .actions import publish_moves
 from .new_messages import ManyChecks, checked
-
-T = TypeVar("T")
 
 # Messages that travel to the database together.
 INSERTED_TOGETHER = 5000
@@ -133,9 +133,9 @@ def _schedule_all(using: str, checked: list[NewMessage]) -> list[Message]:
     keyed: dict[int, Message] = {}
     with writing(using):
         news = [new for new in checked if new.key is None]
-        for many in _parts(news, COLLECTED_TOGETHER):
+        for many in chunks(news, COLLECTED_TOGETHER):
             with _without_garbage_collection():
-                for some in _parts(many, INSERTED_TOGETHER):
+                for some in chunks(many, INSERTED_TOGETHER):
                     plain += _scheduled(using, transitions.insert_many(using, some, actor))
         if len(news) < len(checked):
             keyed = _schedule_all_keyed(using, checked, actor)
@@ -153,13 +153,13 @@ def _schedule_all_keyed(using: str, checked: Sequence[NewMessage], actor: str) -
     # Keys are taken always in the same order, so that two such calls cannot wait for each other's in a circle.
     keys = sorted((new.topic, new.key, place) for place, new in enumerate(checked) if new.key is not None)
     changing = {(topic, key) for topic, key, place in keys if _changes(checked[place])}
-    taken = transitions.lock_keys(using, [(topic, key) for topic, key, _place in keys], changing)
+    taken = held_keys.lock_keys(using, [(topic, key) for topic, key, _place in keys], changing)
     first: dict[tuple[str, str], int] = {}
     for topic, key, place in keys:
         if (topic, key) not in taken and actors.own_message(using, topic, key) is None:
             first.setdefault((topic, key), place)
     done: dict[int, Message] = {}
-    for places in _parts([*first.values()], INSERTED_TOGETHER):
+    for places in chunks([*first.values()], INSERTED_TOGETHER):
         done |= zip(places, _scheduled(using, _insert_free(using, [checked[n] for n in places], actor)), strict=False)
     for _topic, key, place in keys:
         if place not in done:
@@ -180,11 +180,6 @@ def _insert_free(using: str, news: Sequence[NewMessage], actor: str) -> list[tup
             return [*transitions.insert_many(using, news, actor)] if news else []
     except IntegrityError:
         return []
-
-
-def _parts(news: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    """Return the messages in parts of this size."""
-    return (news[start : start + size] for start in range(0, len(news), size))
 
 
 @contextmanager
@@ -216,7 +211,7 @@ def _schedule_keyed(using: str, new: NewMessage, key: str) -> Message:
 
 def _in_the_way(using: str, new: NewMessage, key: str, actor: str) -> Message | None:
     """Do what the call chose with the message that keeps the new one out, and return it; None when it has moved."""
-    return _met(using, new, transitions.in_the_way(using, new.topic, key), actor)
+    return _met(using, new, held_keys.in_the_way(using, new.topic, key), actor)
 
 
 def _next(using: str, new: NewMessage, key: str, actor: str, own: int) -> Message | None:
@@ -224,18 +219,18 @@ def _next(using: str, new: NewMessage, key: str, actor: str, own: int) -> Messag
 
     An earlier delivery has scheduled it, or somebody else while ``own`` did not hold the key.
     """
-    following = transitions.next_of(using, own)
+    following = held_keys.next_of(using, own)
     if following is not None:
         return _existing(using, new, following, actor)
-    existing = _met(using, new, transitions.holder(using, new.topic, key), actor)
+    existing = _met(using, new, held_keys.holder(using, new.topic, key), actor)
     if existing is not None:
-        transitions.note_next(using, own, existing.pk)
+        held_keys.note_next(using, own, existing.pk)
     return existing
 
 
 def _met(using: str, new: NewMessage, other: Message | None, actor: str) -> Message | None:
     """Do with a message that has the key what the call chose, unless it has moved, or the time for that is over."""
-    if other is None or (other.state in FINAL and transitions.free_key(using, other)):
+    if other is None or (other.state in FINAL and held_keys.free_key(using, other)):
         return None
     return _existing(using, new, other, actor)
 
@@ -279,7 +274,7 @@ def _kept(using: str, new: NewMessage, other: Message) -> Message | None:
     if new.key_deliveries is None or other.state != State.SCHEDULED:
         return other
     # Its handler is to see what the caller's transaction writes.
-    if not transitions.keep_waiting(using, other.pk):
+    if not statements(using).keep_waiting(other.pk):
         return None
     other = Message.objects.using(using).get(pk=other.pk)
     if other.state == State.SCHEDULED:

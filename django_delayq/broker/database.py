@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from ..record import admission, transitions
 from ..record.low_water import LowWater
+from ..record.sql import statements
 from ..record.sql.rows import BEGINNING, Seen, Spot, Ticket
 from .base import DueQueue, DueQueues, Entry, Put, Taken
 
@@ -132,7 +133,7 @@ class DatabaseBroker:
         """Return the queues that hold messages, or did a while ago."""
         since = time.monotonic() - REMEMBERED
         self._walks = {queue: walk for queue, walk in self._walks.items() if walk.last_seen > since}
-        return [*{*self._walks, *transitions.queues(self.using, self._walks)}]
+        return [*{*self._walks, *statements(self.using).queues(self._walks)}]
 
     def take_many(self, due: Sequence[DueQueue], limit: int, within: float = 0.0) -> dict[str, Taken]:
         """Take from one queue after another."""

@@ -8,7 +8,7 @@ from datetime import timedelta
 from ..core.names import near
 from ..models.workers import WorkerList, WorkerState
 from ..project import registry
-from ..record import transitions
+from ..record.sql import statements
 from .waiting import heads, topics_of_next
 
 # Waiting messages that are looked at for their topics, in all queues together.
@@ -39,7 +39,7 @@ def topics_without_handler(using: str, workers: WorkerList) -> dict[str, str | N
     leads to the topics of waiting messages.
     """
     known = known_topics(workers)
-    queues = transitions.queues(using)
+    queues = statements(using).queues()
     limit = max(MESSAGES_PER_QUEUE, MESSAGES // max(1, len(queues)))
     return {topic: near(topic, known) for topic in sorted(topics_of_next(using, queues, limit) - known)}
 
@@ -51,7 +51,7 @@ def queues_without_worker(using: str, workers: WorkerList) -> dict[str, str | No
     """
     served = served_queues(workers)
     since = workers.at - timedelta(seconds=NEW)
-    unserved = [queue for queue in transitions.queues(using) if queue not in served]
+    unserved = [queue for queue in statements(using).queues() if queue not in served]
     old = sorted(head.queue for head in heads(using, unserved) if head.created_at < since)
     return {queue: near(queue, served) for queue in old}
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ..core.states import State
 from ..models import Message, Worker
 from ..models.workers import WorkerList
-from ..record import transitions
+from ..record import crashes
 
 # At most this many workers are listed.
 MOST_WORKERS = 500
@@ -35,5 +35,5 @@ def running(using: str) -> tuple[dict[str, list[RunningMessage]], bool]:
     values = list(rows.values_list("worker", "id", "topic", "queue")[: MOST_RUNNING + 1])
     found: dict[str, list[RunningMessage]] = {}
     for worker, pk, topic, queue in values[:MOST_RUNNING]:
-        found.setdefault(worker.removesuffix(transitions.ALONE), []).append(RunningMessage(pk, topic, queue))
+        found.setdefault(worker.removesuffix(crashes.ALONE), []).append(RunningMessage(pk, topic, queue))
     return found, len(values) > MOST_RUNNING

@@ -76,7 +76,7 @@ class RecordQuerySet(models.QuerySet[AModel]):
 
 
 class _Record(models.Model):
-    """A row of the record, which only ``django_delayq.record.transitions`` and the purge write."""
+    """A row of the record, which only ``django_delayq.record`` writes."""
 
     objects = RecordQuerySet.as_manager()
 
@@ -142,7 +142,7 @@ class Message(_Record):
     # Deliveries that reported an outcome. deliveries - reported = the crashed ones, plus the one that is running now.
     reported = models.IntegerField(_("reported deliveries"), default=0)
     # Crashed deliveries that do not count towards MAX_CRASHES: a requeue or an ordered shutdown excused them, or too
-    # little spoke against the message (transitions.judge).
+    # little spoke against the message (crashes.judge).
     excused = models.IntegerField(_("excused deliveries"), default=0)
     # Reported deliveries that failed only because their transaction met another one, and that cost no attempt. A
     # requeue sets the number back to 0.

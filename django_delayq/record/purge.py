@@ -7,6 +7,7 @@ from datetime import timedelta
 
 from django.db.models import Q, QuerySet
 
+from ..core.chunks import chunks
 from ..core.states import FINAL, State
 from ..core.verdicts import Verdict
 from ..models import Message
@@ -94,9 +95,9 @@ def purge_ids(using: str, ids: Sequence[int]) -> dict[int, Verdict]:
     """Delete the finished ones of these messages, in batches. Return PURGED or REFERRED_TO for each of the finished."""
     doomed = Message.objects.using(using).filter(finished_at__isnull=False, state__in=sorted(FINAL))
     verdicts: dict[int, Verdict] = {}
-    for start in range(0, len(ids), PURGED_PER_TRANSACTION):
+    for part in chunks(ids, PURGED_PER_TRANSACTION):
         with writing(using):
-            some = doomed.filter(pk__in=ids[start : start + PURGED_PER_TRANSACTION])
+            some = doomed.filter(pk__in=part)
             mine = list(locked(using, some, wait=False, to_delete=True).values_list("pk", flat=True))
             # Asked when they are locked: no row can begin to refer to them any more.
             gone = list(deletable(doomed.filter(pk__in=mine)).values_list("pk", flat=True))

@@ -1,6 +1,7 @@
-"""The only code that changes a state. It writes the log row of each move in the same transaction, and reaches no Redis.
+"""Changes the states of messages, as nothing else does but ``crashes`` beside it. It reaches no Redis.
 
-A move that changes no row is not an error: another move was first.
+The row of a move in the log is written in the same transaction. A move that changes no row is not an error: another
+move was first.
 """
 
 from __future__ import annotations
@@ -11,30 +12,26 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import cache
-from typing import Any, TypeVar
 
 from django.db import IntegrityError, connections, transaction
-from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.db.models import Q
 
 from ..core import actors, failpoints
+from ..core.chunks import chunks
 from ..core.clock import ceil_tenth, to_us
 from ..core.record_clock import record_clock
-from ..core.states import FINAL, LIVE, REQUEUEABLE, State
+from ..core.states import LIVE, REQUEUEABLE, State
 from ..core.verdicts import DONE, Verdict
 from ..models import Message
-from ..models.record import HOLDS_KEY, WAITS_AGAIN, Lease, LogRow, lease_is_over
 from ..project.validation import FARTHEST
-from .low_water import LowWater
+from .held_keys import in_the_way
 from .sql import statements
-from .sql.moves import LEFT_ALONE, Decide, Decision, locked, move, moved, writing
+from .sql.moves import Decide, Decision, move, moved, writing
 from .sql.rows import (
     BEGINNING,
     Claimed,
-    Facts,
     Failure,
     Inserted,
-    LeaseRenewal,
     Moved,
     NewMessage,
     Seen,
@@ -44,34 +41,10 @@ from .sql.rows import (
 )
 from .sql.sessions import own_transaction
 
-T = TypeVar("T")
-
 # Rows that one transaction locks and moves at most.
 MOVES_PER_TRANSACTION = 1000
-# A message with this many crashes runs alone in its process, or after one less than MAX_CRASHES if that is fewer.
-SUSPECT_CRASHES = 2
-# When a whole worker dies, the messages that it held are not accused. But a message may be what kills it: each such end
-# counts whose number, among all deliveries of the message that did not report, can be divided by this.
-WORKERS_PER_CRASH = 5
-# A message that crashed alone is delivered again after this time, which doubles with each further crash: other suspects
-# go first, and who kills processes from outside kills another one meanwhile. Seconds.
-FIRST_RETREAT = 1.0
-# It never waits longer than this. Seconds.
-LONGEST_RETREAT = 30.0
-# ``Message.worker`` ends with this while a delivery runs alone in its process.
-ALONE = "/alone"
-# The error of a message that crashed then ends with this.
-RAN_ALONE = "; it ran alone"
-# After a restart of PostgreSQL, holders of leases have this long to report before the reaper takes them for dead.
-# Seconds.
-GRACE_AFTER_RESTART = 5.0
 
 NO_TIME = timedelta(0)
-
-# The id of a message, and the number of one of its deliveries.
-Held = tuple[int, int]
-# A topic and a key.
-Key = tuple[str, str]
 
 # Decisions that leave a message as it is.
 TOO_LATE = Decision(verdict=Verdict.TOO_LATE)
@@ -139,24 +112,6 @@ def _insert_next(using: str, new: NewMessage, own: int, actor: str) -> Inserted 
     return inserted
 
 
-def next_of(using: str, own: int) -> Message | None:
-    """Return the next message of ``own``; None when its handler has scheduled none.
-
-    If that message has been purged, ``own`` stands for it: its step was made, and must not be made again.
-    """
-    rows = Message.objects.using(using)
-    message = _one(rows.filter(pk=own))
-    if message is None or message.next_id is None:
-        return None
-    return _one(rows.filter(pk=message.next_id)) or message
-
-
-def note_next(using: str, own: int, message_id: int) -> None:
-    """Note that a message which somebody else has scheduled is the next one of ``own``, unless there is one already."""
-    row = Message._base_manager.using(using).filter(pk=own, state__in=LIVE, next_id=None)
-    row.exclude(pk=message_id).update(next_id=message_id)
-
-
 def insert_many(using: str, new: Sequence[NewMessage], actor: str) -> Iterator[tuple[NewMessage, Inserted]]:
     """Write messages in the caller's transaction. Raises ``IntegrityError`` when another one holds the key of one.
 
@@ -165,84 +120,6 @@ def insert_many(using: str, new: Sequence[NewMessage], actor: str) -> Iterator[t
     failpoints.reach("before_insert")
     yield from statements(using).insert_many(new, actor)
     failpoints.reach("after_insert")
-
-
-def in_the_way(using: str, topic: str, key: str, *, but: int | None = None) -> Message | None:
-    """Return the message that keeps others with its key out: the one that holds it, or one that waits again.
-
-    The message ``but`` is not in its own way.
-    """
-    rows = Message.objects.using(using).filter(~Q(pk=but), topic=topic, key=key).order_by()
-    return _one(rows.filter(HOLDS_KEY)) or _one(rows.filter(WAITS_AGAIN))
-
-
-def lock_keys(
-    using: str, keys: Iterable[tuple[str, str]], changing: Collection[tuple[str, str]]
-) -> set[tuple[str, str]]:
-    """Return those of the keys (topics and keys) for which a message is in the way.
-
-    The messages that may change, as those of the keys in ``changing`` and finished ones, are locked until the end of
-    the transaction, in the order of their ids, as each action on many messages locks them.
-    """
-    by_topic: dict[str, set[str]] = {}
-    for topic, key in keys:
-        by_topic.setdefault(topic, set()).add(key)
-    taken: set[Key] = set()
-    to_lock: set[int] = set()
-    for topic, some in by_topic.items():
-        for part in _parts(sorted(some)):
-            for where in (HOLDS_KEY, WAITS_AGAIN):
-                rows = Message.objects.using(using).filter(where, topic=topic, key__in=part).order_by()
-                for message in rows.only("key", "state"):
-                    held = (topic, message.key or "")
-                    taken.add(held)
-                    if held in changing or message.state in FINAL:
-                        to_lock.add(message.pk)
-    for ids in _parts(sorted(to_lock)):
-        found = Message.objects.using(using).filter(pk__in=ids).order_by("pk")
-        list(locked(using, found, wait=True).values_list("pk"))
-    return taken
-
-
-def _parts(all_of_them: Sequence[T]) -> Iterator[Sequence[T]]:
-    return (
-        all_of_them[start : start + MOVES_PER_TRANSACTION]
-        for start in range(0, len(all_of_them), MOVES_PER_TRANSACTION)
-    )
-
-
-def holder(using: str, topic: str, key: str) -> Message | None:
-    """Return the message that holds a key: only that is in the way of a handler that schedules under its own key."""
-    return _one(Message.objects.using(using).filter(HOLDS_KEY, topic=topic, key=key).order_by())
-
-
-def _one(rows: QuerySet[Message]) -> Message | None:
-    """Return any of the rows; None when there is none."""
-    return next(iter(rows[:1]), None)
-
-
-def named(using: str, topic: str, key: str) -> Message | None:
-    """Return the live message that a topic and a key name: the one that holds the key, else the youngest one."""
-    live = Message.objects.using(using).filter(topic=topic, key=key, state__in=LIVE).order_by()
-    return max(live, key=lambda message: (message.holds_key, message.pk), default=None)
-
-
-def keep_waiting(using: str, message_id: int) -> bool:
-    """Keep a waiting message from being claimed before the caller's transaction ends. Tell whether it waits."""
-    return statements(using).keep_waiting(message_id)
-
-
-def free_key(using: str, holder: Message) -> bool:
-    """Free the key of a finished message if the time for which it held it is over. Tell whether the key may be free."""
-    assert holder.finished_at is not None
-    assert holder.key_for is not None
-    if holder.finished_at + timedelta(seconds=holder.key_for) > now(using):
-        return False
-    with writing(using):
-        # A message that was requeued meanwhile is not finished.
-        rows = Message._base_manager.using(using).filter(pk=holder.pk, moves=holder.moves)
-        rows.update(key_for=None)
-    return True
 
 
 def replace(using: str, message_id: int, new: NewMessage, *, actor: str) -> Answer:
@@ -335,42 +212,11 @@ def look(
     return {seen.queue: seen for seen in statements(using).look(begins, topics, closed)}
 
 
-def facts(using: str, ids: Sequence[int]) -> dict[int, Facts]:
-    """Return what decides where these ids belong, by id. Locks nothing."""
-    return {row.id: row for row in statements(using).facts(ids)} if ids else {}
-
-
-def queues(using: str, known: Collection[str] = ()) -> list[str]:
-    """Return the queues that hold scheduled messages, by name. With ``known``: other ones, in no order."""
-    return statements(using).queues(known)
-
-
 def waits(using: str, queues: Sequence[str], topics: Sequence[str]) -> dict[str, float]:
     """Return the seconds until the next message of each queue falls due; a queue without messages is left out."""
     heads = statements(using).heads(queues, after=BEGINNING, end=None, limit=1, topics=topics)
     now_us = to_us(now(using))
     return {queue: (due_us - now_us) / 1_000_000 for queue, _id, due_us, _priority in heads}
-
-
-def claims_under_way(using: str) -> set[str]:
-    """Return the transactions that may be claiming at this moment."""
-    return statements(using).claims_under_way()
-
-
-def anything_expired(using: str, leases: LowWater | None = None, waiting: LowWater | None = None) -> tuple[bool, bool]:
-    """Tell whether a lease has run out, and whether a waiting message has expired, with one cheap query.
-
-    Whoever looks again and again gives the marks of both.
-    """
-    marks = (leases or LowWater(), waiting or LowWater())
-    begins = [BEGINNING if mark.begin_anew() else mark.mark for mark in marks]
-    asked = time.monotonic()
-    found = statements(using).anything_expired(begins[0][0], begins[1][0])
-    took = time.monotonic() - asked
-    for mark, begin, first in zip(marks, begins, (found.first_leased, found.first_waiting), strict=True):
-        mark.note(begin, None if first is None else (first, 0), found.now, took)
-        mark.end()
-    return found.leased, found.waiting
 
 
 def claim(
@@ -421,199 +267,10 @@ def fail(using: str, failures: Iterable[Failure], *, wait: bool = True) -> list[
     return statements(using).fail(list(unique.values()), wait=wait) if unique else []
 
 
-def begin(using: str) -> None:
-    """Have the transaction that Django has just opened begin now, and not with its first statement."""
-    statements(using).begin()
-
-
-def extend(using: str, renewals: Sequence[LeaseRenewal], *, wait: bool = True) -> dict[int, bool]:
-    """Extend leases. Return id → whether a cancel was requested; a delivery whose id is missing has lost its lease.
-
-    With no renewals this waits for the same locks on tables as a renewal would.
-    """
-    return statements(using).extend(renewals, wait=wait)
-
-
 def live_deliveries(using: str, ids: Iterable[int]) -> dict[int, tuple[State, int]]:
     """Return the state and the number of the last delivery of each message that is live."""
     rows = Message.objects.using(using).filter(pk__in=list(ids), state__in=LIVE)
     return {pk: (State(state), delivery) for pk, state, delivery in rows.values_list("pk", "state", "deliveries")}
-
-
-def may_reap(using: str) -> bool:
-    """Tell whether the database has been up long enough for holders of leases to report after a restart of it."""
-    return statements(using).has_been_up_for(GRACE_AFTER_RESTART)
-
-
-@dataclass(frozen=True, slots=True)
-class Death:
-    """The traces of a worker process that died: evidence for and against the messages that it held."""
-
-    # The messages whose handlers ran; None: not known, so that all messages count as running.
-    running: Collection[int] | None = None
-    # True when somebody else may have killed the process: the operating system does not say who sent a SIGKILL.
-    by_kill: bool = True
-    # True when all processes of the worker died together.
-    of_all: bool = False
-
-
-# A death of which nothing else is known.
-UNSEEN = Death()
-
-
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """The judgement on a message whose delivery crashed: whether that counts as a crash, and what follows."""
-
-    counts: bool
-    is_dead: bool = False
-    retreat: float = 0.0
-
-
-def suspect_crashes(max_crashes: int) -> int:
-    """Return after how many crashes a message runs alone in its process."""
-    return min(SUSPECT_CRASHES, max_crashes - 1)
-
-
-def judge(crashes: int, max_crashes: int, *, was_alone: bool, by_kill: bool) -> Judgement:
-    """Judge a message whose handler ran when its process died, for the ``crashes``-th time if this one counts.
-
-    Only a message that ran alone can become dead: after ``max_crashes`` crashes if its process died of itself, and if
-    the process was killed, which somebody else may have done, after as many more as make a suspect. A message that ran
-    beside others becomes a suspect at most: its further crashes do not count.
-    """
-    suspect = suspect_crashes(max_crashes)
-    if not was_alone:
-        return Judgement(counts=crashes <= suspect)
-    if crashes >= max_crashes + (suspect if by_kill else 0):
-        return Judgement(counts=True, is_dead=True)
-    retreat = min(LONGEST_RETREAT, FIRST_RETREAT * 2.0 ** (crashes - suspect)) if crashes >= suspect else 0.0
-    return Judgement(counts=True, retreat=retreat)
-
-
-def mark_alone(using: str, message_id: int, delivery: int, worker: str) -> None:
-    """Note in the row that a delivery runs alone in its process, for the case that nobody sees the process die."""
-    rows = Message._base_manager.using(using).filter(pk=message_id, state=State.RUNNING, deliveries=delivery)
-    rows.filter(worker=worker).update(worker=worker + ALONE, claimed_by=worker)
-
-
-def expired_leases(using: str, *, limit: int = MOVES_PER_TRANSACTION) -> set[Held]:
-    """Return deliveries whose lease ran out, those first whose lease ended first."""
-    rows = Message.objects.using(using).filter(lease_is_over(now(using))).order_by("leased_until")
-    return set(rows.values_list("pk", "deliveries")[:limit])
-
-
-def reap(
-    using: str,
-    *,
-    max_crashes: int,
-    limit: int = MOVES_PER_TRANSACTION,
-    actor: str,
-    among: Collection[Held] | None = None,
-) -> list[Moved]:
-    """End the deliveries whose lease ran out. The message is *scheduled* again. ``among`` (None: all) says which.
-
-    A supervisor would have seen the death of a single process: the whole worker died, or stood still. That is no fault
-    of its messages, except for every fifth time (``WORKERS_PER_CRASH``).
-    """
-    at = now(using)
-    where = lease_is_over(at)
-    if among is not None:
-        where &= Q(pk__in=[pk for pk, _delivery in among])
-
-    @cache
-    def renewed() -> set[Held]:
-        # Read when the rows are locked, so that no further renewal can be made: one that was made between the look at
-        # the leases and the lock on its row counts.
-        rows = Lease.objects.using(using).filter(until__gte=at)
-        return set(rows.values_list("message_id", "delivery"))
-
-    def decide(message: Message, at: datetime) -> Decision:
-        held = (message.pk, message.deliveries)
-        if held in renewed() or (among is not None and held not in among):
-            return LEFT_ALONE
-        return _of_a_worker(message, at, "lease ran out", max_crashes)
-
-    return _end_unreported(using, where, decide, actor, limit)
-
-
-def drop_leases(using: str) -> None:
-    """Delete the leases of deliveries that have ended."""
-    running = Message.objects.filter(pk=OuterRef("message_id"), deliveries=OuterRef("delivery"), state=State.RUNNING)
-    Lease.objects.using(using).filter(~Exists(running)).delete()
-
-
-def release_worker(
-    using: str, worker: str, *, max_crashes: int, actor: str, shutdown: bool, death: Death = UNSEEN
-) -> list[Moved]:
-    """Release the messages of a worker process that is certainly dead. ``shutdown``: in order, so nothing crashed."""
-    where = Q(state=State.RUNNING, worker__startswith=worker)
-    held = set(Message.objects.using(using).filter(where).values_list("pk", flat=True))
-    running = held if death.running is None else held.intersection(death.running)
-
-    def decide(message: Message, at: datetime) -> Decision:
-        if shutdown:
-            return _ended(message, at, "worker was shut down", Judgement(counts=False))
-        if death.of_all:
-            return _of_a_worker(message, at, "all processes of the worker died", max_crashes)
-        if message.pk not in running:
-            return _ended(message, at, "worker process died; it was not running", Judgement(counts=False))
-        was_alone = len(running) == 1
-        judgement = judge(message.crashes + 1, max_crashes, was_alone=was_alone, by_kill=death.by_kill)
-        return _ended(message, at, "worker process died" + RAN_ALONE * was_alone, judgement)
-
-    return _end_unreported(using, where, decide, actor)
-
-
-def _of_a_worker(message: Message, at: datetime, reason: str, max_crashes: int) -> Decision:
-    """Decide on a message of a worker that died, or stood still, as a whole."""
-    was_alone = message.worker.endswith(ALONE)
-    judgement = Judgement(counts=False)
-    if (message.deliveries - message.reported) % WORKERS_PER_CRASH == 0:
-        judgement = judge(message.crashes + 1, max_crashes, was_alone=was_alone, by_kill=True)
-    return _ended(message, at, reason + RAN_ALONE * was_alone, judgement)
-
-
-def release_orphaned(using: str, ids: Iterable[int], worker: str, *, since: datetime | None, actor: str) -> list[Moved]:
-    """Release those of ``ids`` that ``worker`` claimed after ``since`` (None: ever) without getting the answer.
-
-    Nobody ran them, so the delivery counts as reported.
-    """
-    where = Q(pk__in=list(ids), state=State.RUNNING, worker=worker)
-    if since is not None:
-        # The claim is in the message's own row, or else in the log: see ``LogRow``. A join with the view of both would
-        # read every message for each of these.
-        claims = LogRow.objects.filter(message_id=OuterRef("pk"), delivery=OuterRef("deliveries"))
-        claims = claims.filter(from_state=State.SCHEDULED, to_state=State.RUNNING, at__gt=since)
-        where &= Q(claimed_at__gt=since) | Q(Exists(claims), claimed_at__isnull=True)
-
-    def decide(message: Message, at: datetime) -> Decision:
-        return _freed(message, "the answer to its claim was lost", {"reported": message.reported + 1})
-
-    return _end_unreported(using, where, decide, actor)
-
-
-def _ended(message: Message, at: datetime, reason: str, judgement: Judgement) -> Decision:
-    """Decide on a message whose delivery ended without reporting."""
-    if judgement.is_dead and not message.cancel_requested:
-        return Decision(State.DEAD, reason=f"{reason}; {message.crashes + 1} deliveries crashed")
-    values: dict[str, Any] = {} if judgement.counts else {"excused": message.excused + 1}
-    if judgement.retreat:
-        values["due_at"] = max(message.due_at, ceil_tenth(at + timedelta(seconds=judgement.retreat)))
-    return _freed(message, reason, values)
-
-
-def _freed(message: Message, reason: str, values: dict[str, Any]) -> Decision:
-    if message.cancel_requested:
-        values.pop("due_at", None)
-        return Decision(State.CANCELLED, values, f"cancel requested; {reason}")
-    return Decision(State.SCHEDULED, values, reason)
-
-
-def _end_unreported(using: str, where: Q, decide: Decide, actor: str, limit: int | None = None) -> list[Moved]:
-    """End deliveries that did not report. Rows that another transaction has locked wait for the next time."""
-    rows = move(using, where, decide, actor=actor, limit=limit, wait=False)
-    return [moved(message, decision.reason) for message, decision in rows if decision.to is not None]
 
 
 def expire(using: str, *, limit: int = MOVES_PER_TRANSACTION, actor: str, among: Q | None = None) -> list[Moved]:
@@ -768,8 +425,7 @@ def _act(using: str, ids: Sequence[int], decide: Decide, actor: str | None) -> l
     """Decide on messages, in batches with a transaction each; return the answers in the order of ``ids``."""
     answers: dict[int, Answer] = {}
     actor = actor or actors.current()
-    for start in range(0, len(ids), MOVES_PER_TRANSACTION):
-        batch = ids[start : start + MOVES_PER_TRANSACTION]
+    for batch in chunks(ids, MOVES_PER_TRANSACTION):
         try:
             answers |= _answers(using, batch, decide, actor)
         except IntegrityError:

@@ -222,7 +222,7 @@ class Restore:
         self.report.position = None
         if self._load is not None:
             # A queue that got its first message after the preview, and before there was a horizon, was left out.
-            if self.report.queues.keys() >= set(transitions.queues(self.using)):
+            if self.report.queues.keys() >= set(statements(self.using).queues()):
                 self._load.finish()
             else:
                 self._load.abandon()

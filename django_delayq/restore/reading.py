@@ -13,7 +13,6 @@ from ..broker.publisher import by_queue
 from ..core.states import State
 from ..models import Message
 from ..project import conf, registry
-from ..record import transitions
 from ..record.sql import statements
 from ..record.sql.rows import BEGINNING
 
@@ -158,5 +157,5 @@ def queues(using: str) -> list[str]:
     settings = conf.get()
     found = {settings.DEFAULT_QUEUE, *settings.QUEUES}
     found |= {handler.queue for handler in registry.handlers().values() if handler.queue is not None}
-    found.update(transitions.queues(using))
+    found.update(statements(using).queues())
     return sorted(found)

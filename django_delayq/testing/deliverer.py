@@ -24,7 +24,8 @@ from ..extensions import WorkerExtensions
 from ..models import Message, Transition
 from ..project import conf, registry
 from ..project.answers import Reject, RetryLater
-from ..record import transitions
+from ..record import crashes, transitions
+from ..record.sql import statements
 from ..record.sql.rows import LeaseRenewal, Ticket
 from ..worker.parts.delivery import Delivery
 from ..worker.parts.reporting import report_delivered, report_moves
@@ -74,7 +75,7 @@ class LocalDelivery(Delivery):
         """
         if not self._is_cancelled and not _is_on_loop():
             with suppress(DatabaseError):
-                answer = transitions.extend(self.using, [LeaseRenewal(self.id, self.deliveries, 0)])
+                answer = statements(self.using).extend([LeaseRenewal(self.id, self.deliveries, 0)])
                 self._is_cancelled = answer.get(self.id, False)
         return self._is_cancelled
 
@@ -87,7 +88,7 @@ class LocalDelivery(Delivery):
 
     def _extend(self, holdings: list[LeaseRenewal]) -> dict[int, bool]:
         # Another connection would not see the message.
-        return transitions.extend(self.using, holdings)
+        return statements(self.using).extend(holdings)
 
 
 def _is_on_loop() -> bool:
@@ -136,7 +137,7 @@ class Deliverer:
 
     def expire(self) -> bool:
         """Expire messages that did not start in time. Return whether there were any."""
-        if not transitions.anything_expired(self.using)[1]:
+        if not crashes.anything_expired(self.using)[1]:
             return False
         moved = transitions.expire(self.using, actor=f"worker:{self.worker}")
         self.extensions.ended(moved)
@@ -183,7 +184,7 @@ class Deliverer:
         return min((moment for moment in moments if now < moment <= until), default=None)
 
     def _waits(self, queue: str | None) -> dict[str, float]:
-        queues = transitions.queues(self.using) if queue is None else [queue]
+        queues = statements(self.using).queues() if queue is None else [queue]
         return transitions.waits(self.using, queues, list(registry.handlers())) if queues else {}
 
     def check_topics(self, queue: str | None, elsewhere: Collection[str]) -> None:

@@ -14,7 +14,7 @@ from django_delayq import cancel_message, schedule_message, schedule_messages
 from django_delayq.core.exceptions import KeyConflict
 from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.record import transitions
+from django_delayq.record import crashes, transitions
 from django_delayq.record.sql.rows import Success, Ticket
 from tests.conftest import close_publishers
 from tests.support.claims import DB, needs_row_locks
@@ -112,7 +112,7 @@ def test_a_message_that_may_still_succeed_can_be_neither_replaced_nor_debounced(
     message = schedule_message("t.ok", {"v": 1}, key="k")
     (row,) = transitions.claim(DB, [Ticket(message.pk)], {"t.ok": 60.0}, "frozen")
     Message._base_manager.filter(pk=message.pk).update(leased_until=message.created_at - timedelta(seconds=1))
-    assert transitions.reap(DB, max_crashes=3, actor="test")
+    assert crashes.reap(DB, max_crashes=3, actor="test")
     for policy in ("replace", "debounce"):
         with pytest.raises(KeyConflict):
             schedule_message("t.ok", {"v": 2}, key="k", on_conflict=policy, delay=60)

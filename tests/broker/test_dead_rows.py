@@ -16,7 +16,7 @@ from django.utils import timezone
 from django_delayq import schedule_message, schedule_messages
 from django_delayq.broker.database import DatabaseBroker
 from django_delayq.models import Message
-from django_delayq.record import transitions
+from django_delayq.record import crashes
 from django_delayq.record.low_water import LowWater
 from tests.support.steps import claim
 from tests.support.workers import eventually
@@ -161,7 +161,7 @@ def test_the_first_message_of_a_queue_is_seen_by_each_look_while_it_cannot_begin
 def test_the_reaper_passes_dead_rows_rarely_and_finds_each_lease_that_is_over() -> None:
     die()
     marks = LowWater(), LowWater()
-    pass_dead_rows(lambda: transitions.anything_expired(DB, *marks))
+    pass_dead_rows(lambda: crashes.anything_expired(DB, *marks))
     (row,) = claim(schedule_message(TOPIC).pk)
     Message._base_manager.filter(pk=row.id).update(leased_until=timezone.now() - timedelta(hours=1))
-    eventually(lambda: transitions.anything_expired(DB, *marks)[0], "a look from the very beginning finds it")
+    eventually(lambda: crashes.anything_expired(DB, *marks)[0], "a look from the very beginning finds it")

@@ -15,7 +15,7 @@ from django.db.models.functions import Now
 from django_delayq import MessageDict, schedule_message, schedule_messages
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
-from django_delayq.record import transitions
+from django_delayq.record import crashes
 from tests.faults.program import freeze, wait_for_state
 from tests.support.processes import Gate, Start
 from tests.support.record_of import (
@@ -136,7 +136,7 @@ def test_a_message_runs_alone_in_one_process_at_a_time_while_the_others_deliver(
     plain = schedule_message("t.effect")
     wait_until(plain, State.CONSUMED)
     # The other one is claimed again and again, and put off.
-    running = Message.objects.get(state=State.RUNNING, worker__endswith=transitions.ALONE)
+    running = Message.objects.get(state=State.RUNNING, worker__endswith=crashes.ALONE)
     assert running.pk != put_off[0].message_id
     # The right of a message to run alone ends with the process that runs it.
     os.kill(int(running.worker.split("/")[1]), signal.SIGKILL)
@@ -269,4 +269,4 @@ def test_the_claims_of_a_namesake_are_not_given_back(start: Start, gate: Gate) -
     wait_until_all(State.CONSUMED, 2)
     assert sorted(m.deliveries for m in Message.objects.filter(pk__in=[m.pk for m in messages])) == [1, 2]
     assert second.count("died") == 0
-    assert transitions.release_worker("default", "twin", max_crashes=3, actor="test", shutdown=True) == []
+    assert crashes.release_worker("default", "twin", max_crashes=3, actor="test", shutdown=True) == []

@@ -47,7 +47,7 @@ from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message, Transition
 from django_delayq.models.record import LogRow, Place
 from django_delayq.project.registry import handlers
-from django_delayq.record import transitions
+from django_delayq.record import crashes, transitions
 from django_delayq.record.sql.rows import Claimed, Failure, Success, Ticket
 from django_delayq.worker.parts.broker_switch import BrokerSwitch
 from django_delayq.worker.upkeep.loader import Loader
@@ -369,9 +369,7 @@ class Machine(RuleBasedStateMachine):
         dead.tickets = []
         for held in self.held:
             held.done = held.done or held.worker is dead
-        moved = transitions.release_worker(
-            "default", dead.name, max_crashes=MAX_CRASHES, actor="model", shutdown=shutdown
-        )
+        moved = crashes.release_worker("default", dead.name, max_crashes=MAX_CRASHES, actor="model", shutdown=shutdown)
         assert not any(self.alive(row.id) for row in moved), "given back though it is another worker's"
         assert not Message.objects.filter(state=State.RUNNING, worker=dead.name).exists()
 
@@ -484,7 +482,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def reap(self) -> None:
-        reaped = {row.id for row in transitions.reap("default", max_crashes=MAX_CRASHES, actor="model")}
+        reaped = {row.id for row in crashes.reap("default", max_crashes=MAX_CRASHES, actor="model")}
         assert not any(self.alive(pk) for pk in reaped), "taken for dead though it has its lease"
         left = Message.objects.filter(state=State.RUNNING, leased_until__lt=timezone.now())
         assert not left.exists(), "not taken for dead though its lease has run out"
@@ -657,7 +655,7 @@ class Machine(RuleBasedStateMachine):
 def test_whatever_happens_every_message_ends_and_nothing_happens_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("django_delayq.worker.upkeep.sweeper.CLAIMING", 0.0)
     # The server of the tests has just been started, and the grace after a restart must not apply.
-    monkeypatch.setattr("django_delayq.record.transitions.GRACE_AFTER_RESTART", 0.0)
+    monkeypatch.setattr("django_delayq.record.crashes.GRACE_AFTER_RESTART", 0.0)
     with override_settings(DELAYQ={"REDIS": None, "LIMITS": {QUEUE: {"limit": LIMIT}}}):
         run_state_machine_as_test(
             Machine,

@@ -22,7 +22,8 @@ from django_delayq import (
 )
 from django_delayq.core.states import State, is_legal
 from django_delayq.models import Message, Transition
-from django_delayq.record import transitions
+from django_delayq.record import crashes, transitions
+from django_delayq.record.sql import statements
 from django_delayq.record.sql.rows import Claimed, Failure, LeaseRenewal, Success, Ticket
 from tests.support.record_of import path_of
 from tests.support.together import Together
@@ -220,7 +221,7 @@ def test_a_reaper_against_a_late_success_never_undoes_it(together: Together) -> 
         [claimed] = claim(message)
         Message._base_manager.filter(pk=message.pk).update(leased_until=timezone.now() - timedelta(seconds=1))
         reaped, consumed = together(
-            lambda: transitions.reap(DB, max_crashes=3, actor="reaper"),
+            lambda: crashes.reap(DB, max_crashes=3, actor="reaper"),
             lambda c=claimed: transitions.succeed(DB, [Success(c.id, c.deliveries, "late")]),
         )
         assert not isinstance(reaped, Exception), reaped
@@ -236,7 +237,7 @@ def test_a_reaper_against_a_late_failure_ends_the_delivery_once(together: Togeth
         Message._base_manager.filter(pk=message.pk).update(leased_until=timezone.now() - timedelta(seconds=1))
         failure = Failure(claimed.id, claimed.deliveries, "late", delay=timedelta(seconds=60), error="it failed")
         reaped, failed = together(
-            lambda: transitions.reap(DB, max_crashes=3, actor="reaper"), lambda f=failure: transitions.fail(DB, [f])
+            lambda: crashes.reap(DB, max_crashes=3, actor="reaper"), lambda f=failure: transitions.fail(DB, [f])
         )
         assert len(reaped) + len(failed) == 1
         assert path_of(message) == ["scheduled", "running", "scheduled"]
@@ -249,8 +250,8 @@ def test_a_reaper_against_an_extension_takes_no_lease_that_was_just_extended(tog
         [claimed] = claim(message)
         Message._base_manager.filter(pk=message.pk).update(leased_until=timezone.now() - timedelta(seconds=1))
         reaped, extended = together(
-            lambda: transitions.reap(DB, max_crashes=3, actor="reaper"),
-            lambda c=claimed: transitions.extend(DB, [LeaseRenewal(c.id, c.deliveries, 60.0)]),
+            lambda: crashes.reap(DB, max_crashes=3, actor="reaper"),
+            lambda c=claimed: statements(DB).extend([LeaseRenewal(c.id, c.deliveries, 60.0)]),
         )
         assert bool(reaped) != bool(extended), (reaped, extended)
         assert fresh(message).state == (State.SCHEDULED if reaped else State.RUNNING)
@@ -299,7 +300,7 @@ def test_all_moves_at_once_leave_a_log_without_gaps(together: Together) -> None:
             lambda m=message: cancel_message(m),
             lambda m=message: requeue_message(m),
             lambda m=message: reschedule_message(m, delay=0),
-            lambda: transitions.reap(DB, max_crashes=3, actor="reaper"),
+            lambda: crashes.reap(DB, max_crashes=3, actor="reaper"),
         )
         assert [answer for answer in answers if isinstance(answer, Exception)] == []
         assert_the_log_tells_the_whole_story(message)

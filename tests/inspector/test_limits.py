@@ -21,6 +21,7 @@ from django_delayq.inspector.snapshot import take_snapshot
 from django_delayq.models import Message, Worker
 from django_delayq.project import conf
 from django_delayq.record import transitions
+from django_delayq.record.sql import statements
 from django_delayq.record.sql.rows import LeaseRenewal
 from django_delayq.testing import Delayq
 from tests.support.limits import DB, Declare, admit, fail, succeed
@@ -91,7 +92,7 @@ def test_messages_that_no_worker_takes_become_overdue_soon_after_the_end_of_what
         fail(first, delay=timedelta(hours=1))
     else:
         # Nobody reaps it: it runs for as long as its lease, as far as one can tell.
-        assert transitions.extend(DB, [LeaseRenewal(first.pk, 1, 120.0)], wait=False)
+        assert statements(DB).extend([LeaseRenewal(first.pk, 1, 120.0)], wait=False)
         delayq.travel(60)
     assert take_snapshot(DB).limited == Capped(2)
     assert finding("Overdue") == Finding("Overdue", Level.OK, "none")

@@ -110,6 +110,8 @@ SCHEDULING_SQL = "django_delayq/record/sql/postgresql_scheduling.py"
 DELIVERY_SQL = "django_delayq/record/sql/postgresql_delivery.py"
 MOVES = "django_delayq/record/sql/moves.py"
 TRANSITIONS = "django_delayq/record/transitions.py"
+CRASHES = "django_delayq/record/crashes.py"
+HELD_KEYS = "django_delayq/record/held_keys.py"
 COUNTS = "django_delayq/contrib/prometheus/counts.py"
 CONSISTENCY = "django_delayq/inspector/consistency.py"
 LINES = "django_delayq/inspector/lines.py"
@@ -236,7 +238,11 @@ MUTANTS = [
     ),
     mutant(
         "key taken from a finished message before its time is over",
-        (TRANSITIONS, "if holder.finished_at + timedelta(seconds=holder.key_for) > now(using):", "if False:"),
+        (
+            HELD_KEYS,
+            "if holder.finished_at + timedelta(seconds=holder.key_for) > statements(using).now():",
+            "if False:",
+        ),
     ),
     mutant(
         "message scheduled beside one that waits for its retry",
@@ -284,11 +290,11 @@ MUTANTS = [
     ),
     mutant(
         "step of a chain that is made again when it is over",
-        ("django_delayq/api/scheduling.py", "following = transitions.next_of(using, own)", "following = None"),
+        ("django_delayq/api/scheduling.py", "following = held_keys.next_of(using, own)", "following = None"),
     ),
     mutant(
         "next message of another's making that is forgotten",
-        ("django_delayq/api/scheduling.py", "transitions.note_next(using, own, existing.pk)", "pass"),
+        ("django_delayq/api/scheduling.py", "held_keys.note_next(using, own, existing.pk)", "pass"),
     ),
     mutant(
         "finished message purged while it holds its key",
@@ -469,11 +475,11 @@ MUTANTS = [
             "return Q(~Exists(renewed), state=_State.RUNNING, leased_until__lt=at)",
             "return Q(state=_State.RUNNING, leased_until__lt=at)",
         ),
-        (TRANSITIONS, "if held in renewed() or (among", "if (among"),
+        (CRASHES, "if held in renewed() or (among", "if (among"),
     ),
     mutant(
         "reaper that overlooks a renewal beside it",
-        (TRANSITIONS, "if held in renewed() or (among", "if (among"),
+        (CRASHES, "if held in renewed() or (among", "if (among"),
     ),
     mutant(
         "weights that are right in each turn only",
@@ -505,7 +511,7 @@ MUTANTS = [
     ),
     mutant(
         "dead letter of a crash after a request to stop",
-        (TRANSITIONS, "if judgement.is_dead and not message.cancel_requested:", "if judgement.is_dead:"),
+        (CRASHES, "if judgement.is_dead and not message.cancel_requested:", "if judgement.is_dead:"),
     ),
     mutant(
         "delivery that ends before its sync calls",
@@ -668,7 +674,7 @@ MUTANTS = [
     ),
     mutant(
         "claim that names its worker as it was marked later",
-        (TRANSITIONS, "update(worker=worker + ALONE, claimed_by=worker)", "update(worker=worker + ALONE)"),
+        (CRASHES, "update(worker=worker + ALONE, claimed_by=worker)", "update(worker=worker + ALONE)"),
     ),
     mutant(
         "quick handlers in all threads",
@@ -696,17 +702,17 @@ MUTANTS = [
     ),
     mutant(
         "crashes without a limit",
-        (TRANSITIONS, "if crashes >= max_crashes + (suspect if by_kill else 0):", "if crashes < 0:"),
+        (CRASHES, "if crashes >= max_crashes + (suspect if by_kill else 0):", "if crashes < 0:"),
     ),
-    mutant("crashes beside others that convict", (TRANSITIONS, "if not was_alone:", "if False:")),
-    mutant("crashes of handlers that had not begun", (TRANSITIONS, "if message.pk not in running:", "if False:")),
+    mutant("crashes beside others that convict", (CRASHES, "if not was_alone:", "if False:")),
+    mutant("crashes of handlers that had not begun", (CRASHES, "if message.pk not in running:", "if False:")),
     mutant(
         "dead hosts that accuse their messages",
-        (TRANSITIONS, "if (message.deliveries - message.reported) % WORKERS_PER_CRASH == 0:", "if True:"),
+        (CRASHES, "if (message.deliveries - message.reported) % WORKERS_PER_CRASH == 0:", "if True:"),
     ),
     mutant(
         "kill from outside taken for a crash of its own",
-        (TRANSITIONS, "(suspect if by_kill else 0)", "0"),
+        (CRASHES, "(suspect if by_kill else 0)", "0"),
     ),
     mutant(
         "suspects that run beside others",
@@ -714,7 +720,7 @@ MUTANTS = [
     ),
     mutant(
         "orphaned claims that include those of an answer",
-        (TRANSITIONS, "where &= Q(claimed_at__gt=since) | Q(Exists(claims), claimed_at__isnull=True)", "pass"),
+        (CRASHES, "where &= Q(claimed_at__gt=since) | Q(Exists(claims), claimed_at__isnull=True)", "pass"),
     ),
     mutant(
         "duty that two processes have",
@@ -1041,7 +1047,7 @@ MUTANTS = [
     ),
     mutant(
         "transaction of a handler that begins with its first statement",
-        (f"{WORKER}/parts/delivery.py", "transitions.begin(self.using)", "pass"),
+        (f"{WORKER}/parts/delivery.py", "statements(self.using).begin()", "pass"),
     ),
     mutant(
         "thread without a connection that is offered the next message",

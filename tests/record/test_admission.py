@@ -20,7 +20,7 @@ from django_delayq.core.clock import to_tenths
 from django_delayq.core.states import State
 from django_delayq.models import Message
 from django_delayq.models.record import Place, Rate
-from django_delayq.record import admission, transitions
+from django_delayq.record import admission, crashes, transitions
 from django_delayq.record.sql.rows import Success, Ticket
 from tests.support.limits import (
     DB,
@@ -92,7 +92,7 @@ def test_the_end_of_a_delivery_frees_its_place(declare: Declare, outcome: str) -
     elif outcome == "failure":
         fail(first, delay=timedelta(hours=1))
     else:
-        transitions.release_worker(DB, "w", max_crashes=3, actor="test", shutdown=False)
+        crashes.release_worker(DB, "w", max_crashes=3, actor="test", shutdown=False)
     assert admit(second) == [second.pk]
 
 
@@ -186,7 +186,7 @@ def test_a_refused_message_can_be_cancelled_and_expires(declare: Declare) -> Non
     admit(first, second, third)
     assert cancel_message(second)
     Message._base_manager.filter(pk=third.pk).update(expires_at=transitions.now(DB))
-    assert transitions.anything_expired(DB) == (False, True)
+    assert crashes.anything_expired(DB) == (False, True)
     succeed(first)
     assert admit(second, third) == []
     transitions.expire(DB, actor="test")
@@ -216,7 +216,7 @@ def test_a_late_success_ends_a_message_that_waits_again(declare: Declare) -> Non
     declare("l.one", limit=1)
     first, second = schedule_message("l.one"), schedule_message("l.one", priority=1)
     admit(first)
-    transitions.release_worker(DB, "w", max_crashes=3, actor="test", shutdown=False)
+    crashes.release_worker(DB, "w", max_crashes=3, actor="test", shutdown=False)
     admit(second, first)
     assert states(first, second) == [State.SCHEDULED, State.RUNNING]
     assert transitions.succeed(DB, [Success(first.pk, 1, "worker:w")])

@@ -12,8 +12,8 @@ from django_delayq import cancel_message
 from django_delayq.core.states import State
 from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message
-from django_delayq.record import transitions
-from django_delayq.record.transitions import (
+from django_delayq.record import crashes, transitions
+from django_delayq.record.crashes import (
     LONGEST_RETREAT,
     WORKERS_PER_CRASH,
     Death,
@@ -31,9 +31,7 @@ BY_ITSELF = Death(by_kill=False)
 
 def die(worker: str = "w", death: Death = BY_ITSELF, max_crashes: int = 3) -> dict[int, State]:
     """Release the messages of a worker process that died; return where they went."""
-    moved = transitions.release_worker(
-        "default", worker, max_crashes=max_crashes, actor="s", shutdown=False, death=death
-    )
+    moved = crashes.release_worker("default", worker, max_crashes=max_crashes, actor="s", shutdown=False, death=death)
     return {row.id: row.after for row in moved}
 
 
@@ -49,7 +47,7 @@ def vanish(pk: int, *, alone: bool = False, max_crashes: int = 3) -> State:
     if alone:
         mark_alone("default", pk, message(pk).deliveries, "w")
     Message._base_manager.filter(pk=pk).update(leased_until=ago())
-    (moved,) = transitions.reap("default", max_crashes=max_crashes, actor="reaper")
+    (moved,) = crashes.reap("default", max_crashes=max_crashes, actor="reaper")
     return moved.after
 
 
@@ -194,7 +192,7 @@ def test_a_message_is_marked_as_alone_only_by_its_present_delivery() -> None:
         mark_alone("default", pk, delivery, worker)
         assert message(pk).worker == "w"
     mark_alone("default", pk, 1, "w")
-    assert message(pk).worker == "w" + transitions.ALONE
+    assert message(pk).worker == "w" + crashes.ALONE
     assert die() == {pk: State.SCHEDULED}
     assert message(pk).worker == ""
 
@@ -202,7 +200,7 @@ def test_a_message_is_marked_as_alone_only_by_its_present_delivery() -> None:
 def reap() -> None:
     """Have the leases of all that runs be over, and reap it."""
     Message._base_manager.filter(state=State.RUNNING).update(leased_until=ago())
-    assert transitions.reap("default", max_crashes=3, actor="reaper")
+    assert crashes.reap("default", max_crashes=3, actor="reaper")
 
 
 @pytest.mark.parametrize("end", [die, reap], ids=["seen", "unseen"])

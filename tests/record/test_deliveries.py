@@ -16,7 +16,8 @@ from django_delayq.core.clock import to_tenths
 from django_delayq.core.states import FINAL, State
 from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message
-from django_delayq.record import transitions
+from django_delayq.record import crashes, transitions
+from django_delayq.record.sql import statements
 from django_delayq.record.sql.rows import Failure, LeaseRenewal, Success, Ticket
 from tests.support.steps import (
     LEASES,
@@ -386,25 +387,25 @@ def test_a_lease_is_extended_by_its_own_delivery_only_and_never_shortened() -> N
     row = claimed()
     until = message(row.id).lease_ends_at
     assert until is not None
-    assert transitions.extend("default", [LeaseRenewal(row.id, 1, 1.0)]) == {row.id: False}
+    assert statements("default").extend([LeaseRenewal(row.id, 1, 1.0)]) == {row.id: False}
     assert message(row.id).lease_ends_at == until
-    assert transitions.extend("default", [LeaseRenewal(row.id, 1, 300.0)]) == {row.id: False}
+    assert statements("default").extend([LeaseRenewal(row.id, 1, 300.0)]) == {row.id: False}
     longer = message(row.id).lease_ends_at
     assert longer is not None
     assert longer > until + timedelta(seconds=200)
-    assert transitions.extend("default", [LeaseRenewal(row.id, 2, 300.0), LeaseRenewal(10**12, 1, 9.0)]) == {}
-    assert transitions.extend("default", []) == {}
+    assert statements("default").extend([LeaseRenewal(row.id, 2, 300.0), LeaseRenewal(10**12, 1, 9.0)]) == {}
+    assert statements("default").extend([]) == {}
 
 
 def test_an_extension_tells_the_handler_that_a_cancel_was_requested() -> None:
     row = claimed()
     cancel_message(row.id)
-    assert transitions.extend("default", [LeaseRenewal(row.id, 1, 60.0)]) == {row.id: True}
+    assert statements("default").extend([LeaseRenewal(row.id, 1, 60.0)]) == {row.id: True}
 
 
 def test_a_lease_that_has_not_run_out_is_not_reaped() -> None:
     row = claimed()
-    assert transitions.reap("default", max_crashes=3, actor="reaper") == []
+    assert crashes.reap("default", max_crashes=3, actor="reaper") == []
     assert state(row.id) == State.RUNNING
 
 
@@ -421,10 +422,8 @@ def crash(id_: int, max_crashes: int) -> State:
     """Have a message run alone in a process that dies of itself."""
     Message._base_manager.filter(pk=id_).update(due_at=ago())
     assert claim(id_, worker="w")
-    death = transitions.Death(by_kill=False)
-    (moved,) = transitions.release_worker(
-        "default", "w", max_crashes=max_crashes, actor="s", shutdown=False, death=death
-    )
+    death = crashes.Death(by_kill=False)
+    (moved,) = crashes.release_worker("default", "w", max_crashes=max_crashes, actor="s", shutdown=False, death=death)
     return moved.after
 
 
@@ -458,21 +457,21 @@ def test_a_crashed_delivery_with_a_requested_cancel_is_cancelled() -> None:
     row = claimed()
     cancel_message(row.id)
     Message._base_manager.filter(pk=row.id).update(leased_until=ago())
-    (moved,) = transitions.reap("default", max_crashes=3, actor="reaper")
+    (moved,) = crashes.reap("default", max_crashes=3, actor="reaper")
     assert moved.after == State.CANCELLED
 
 
 def test_a_reap_with_a_limit_leaves_the_rest_to_the_next() -> None:
     ids = [claimed().id for _ in range(5)]
     Message._base_manager.update(leased_until=ago())
-    sizes = [len(transitions.reap("default", max_crashes=3, limit=2, actor="r")) for _ in range(4)]
+    sizes = [len(crashes.reap("default", max_crashes=3, limit=2, actor="r")) for _ in range(4)]
     assert sizes == [2, 2, 1, 0]
     assert {state(id_) for id_ in ids} == {State.SCHEDULED}
 
 
 def test_the_messages_of_a_dead_worker_are_released_and_no_others() -> None:
     own, other = claimed(worker="host/1/child-2/thread"), claimed(worker="host/1/child-3/thread")
-    moved = transitions.release_worker("default", "host/1/child-2", max_crashes=3, actor="s", shutdown=False)
+    moved = crashes.release_worker("default", "host/1/child-2", max_crashes=3, actor="s", shutdown=False)
     assert [one.id for one in moved] == [own.id]
     assert message(own.id).crashes == 1
     assert state(other.id) == State.RUNNING
@@ -482,7 +481,7 @@ def test_an_ordered_shutdown_counts_as_no_crash() -> None:
     id_ = due().pk
     for _ in range(5):
         claim(id_, worker="w")
-        (moved,) = transitions.release_worker("default", "w", max_crashes=2, actor="s", shutdown=True)
+        (moved,) = crashes.release_worker("default", "w", max_crashes=2, actor="s", shutdown=True)
         assert moved.after == State.SCHEDULED
     assert message(id_).crashes == 0
 

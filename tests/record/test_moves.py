@@ -17,7 +17,7 @@ from django_delayq.core.states import MOVES, State
 from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message, Transition
 from django_delayq.models.record import LogRow
-from django_delayq.record import transitions
+from django_delayq.record import crashes, transitions
 from django_delayq.record.sql.moves import Decision, move
 from django_delayq.record.sql.rows import Success
 from tests.support.steps import ago, bring, claim, due, fail, log, lose, message, moves, snapshot, state, succeed
@@ -224,7 +224,7 @@ def test_a_claim_keeps_its_worker_when_its_delivery_is_marked_as_alone() -> None
     ids = [bring(R) for _ in range(3)]
     logged = [snapshot(id_)[1] for id_ in ids]
     for id_ in ids:
-        transitions.mark_alone("default", id_, 1, "a")
+        crashes.mark_alone("default", id_, 1, "a")
     assert [snapshot(id_)[1] for id_ in ids] == logged
     assert succeed(ids[0])
     assert fail(ids[1])

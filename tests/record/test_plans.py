@@ -10,7 +10,7 @@ import pytest
 from django.db import DataError, connection, transaction
 
 from django_delayq import schedule_messages
-from django_delayq.record import transitions
+from django_delayq.record import crashes, transitions
 from django_delayq.record.sql import statements
 from django_delayq.record.sql.postgresql_session import MOST_ROWS_KEPT
 from django_delayq.record.sql.rows import LeaseRenewal
@@ -75,7 +75,7 @@ def test_rows_are_found_by_id_although_nothing_was_scheduled_at_the_last_analyze
     schedule_messages([{"topic": TOPIC, "delay": "1h"}] * 3_000)
     for end in (fail, succeed):
         (row,) = claim(due().pk)
-        assert transitions.extend("default", [LeaseRenewal(row.id, row.deliveries, 60.0)], wait=False)
+        assert statements("default").extend([LeaseRenewal(row.id, row.deliveries, 60.0)], wait=False)
         assert end(row.id)
     for words in (CLAIM, SUCCEED, FAIL, EXTEND):
         found = plan(words)
@@ -95,7 +95,7 @@ def test_a_search_for_what_is_due_or_over_reads_no_other_rows(words: str, search
         cursor.execute("ANALYZE delayq_message")
     for _ in range(2):
         assert statements("default").due("default", [TOPIC], 10, ()) == []
-        assert transitions.anything_expired("default") == (False, False)
+        assert crashes.anything_expired("default") == (False, False)
     found = plan(words)
     assert "Seq Scan on delayq_message" not in found
     conditions = [line for line in found.splitlines() if "Index Cond:" in line]

@@ -14,6 +14,7 @@ from django_delayq.project import conf, registry
 from django_delayq.project.registry import Delivered
 from django_delayq.record import admission, transitions
 from django_delayq.record.admission import Admitted
+from django_delayq.record.sql import statements
 from django_delayq.record.sql.rows import Claimed, Failure, Success, Ticket
 
 DB = "default"
@@ -54,7 +55,7 @@ def claim_limited(
     using: str, tickets: Sequence[Ticket], leases: dict[str, float], worker: str, *, ahead: float = 0.0
 ) -> Admitted:
     """Claim as a worker does that knows limits: it reads first under which ones each scheduled message stands."""
-    facts = transitions.facts(using, [ticket.id for ticket in tickets]).values()
+    facts = statements(using).facts([ticket.id for ticket in tickets]).values()
     limits = {
         row.id: admission.limits_of(row.topic, row.queue, row.limit_key).keys()
         for row in facts

@@ -14,7 +14,7 @@ from django.utils import timezone
 from django_delayq import schedule_message
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
-from django_delayq.record import transitions
+from django_delayq.record import crashes, transitions
 from django_delayq.record.sql.rows import BEGINNING, Claimed, Failure, Success, Ticket
 
 T = TypeVar("T")
@@ -66,7 +66,7 @@ def fail(id_: int, delivery: int = 1, *, using: str = "default", **terms: Any) -
 def lose(id_: int, *, using: str = "default") -> None:
     """Let the lease of a running message run out, and reap it."""
     Message._base_manager.using(using).filter(pk=id_).update(leased_until=ago(5))
-    assert id_ in [moved.id for moved in transitions.reap(using, max_crashes=100, actor="reaper")]
+    assert id_ in [moved.id for moved in crashes.reap(using, max_crashes=100, actor="reaper")]
 
 
 def bring(state: State, **options: Any) -> int:

@@ -13,7 +13,8 @@ from django.db import connections, transaction
 from django_delayq import cancel_message
 from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message
-from django_delayq.record import transitions
+from django_delayq.record import crashes
+from django_delayq.record.sql import statements
 from django_delayq.record.sql.rows import LeaseRenewal
 from django_delayq.worker.parts.delivery import Delivery
 from django_delayq.worker.processes.assembly import Parts
@@ -51,7 +52,7 @@ def test_a_long_transaction_that_cancels_one_message_costs_the_others_no_lease(p
 
 def test_a_lost_lease_is_noticed(parts: Parts) -> None:
     (one,) = claimed("t.ok")
-    transitions.release_worker(DB, "w", max_crashes=3, actor="test", shutdown=False)
+    crashes.release_worker(DB, "w", max_crashes=3, actor="test", shutdown=False)
     hold_with_old_leases(parts, one)
     LeaseRenewer(DB, parts.pool).tick()
     assert one.lost
@@ -103,9 +104,9 @@ def test_a_renewal_does_not_shorten_what_the_handler_has_extended() -> None:
     (one,) = claimed("t.ok")
     one.extend("10m")
     extended = Message.objects.get(pk=one.id).lease_ends_at
-    assert transitions.extend(DB, [LeaseRenewal(one.id, one.deliveries, 30.0)]) == {one.id: False}
+    assert statements(DB).extend([LeaseRenewal(one.id, one.deliveries, 30.0)]) == {one.id: False}
     assert Message.objects.get(pk=one.id).lease_ends_at == extended
-    transitions.extend(DB, [LeaseRenewal(one.id, one.deliveries, 3600.0)])
+    statements(DB).extend([LeaseRenewal(one.id, one.deliveries, 3600.0)])
     longer = Message.objects.get(pk=one.id).lease_ends_at
     assert extended is not None
     assert longer is not None

@@ -17,7 +17,7 @@ from django_delayq.core.exceptions import BrokerUnavailable
 from django_delayq.core.states import State
 from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message
-from django_delayq.record import transitions
+from django_delayq.record import crashes, transitions
 from django_delayq.record.identity import identity
 from django_delayq.record.sql.rows import Claimed
 from django_delayq.worker.claim.consumer import Consumer
@@ -149,7 +149,7 @@ def test_an_orphaned_claim_is_remembered_while_the_database_is_away(
     message = orphan(consumer, cut)
     for _turn in range(2):
         with monkeypatch.context() as broken, pytest.raises(OperationalError):
-            broken.setattr(transitions, "release_orphaned", refuse)
+            broken.setattr(crashes, "release_orphaned", refuse)
             consumer.turn()
     assert held_again(consumer, message).deliveries == 2
 
@@ -183,7 +183,7 @@ def test_a_worker_that_ends_without_a_database_leaves_orphaned_claims_to_their_l
     consumer: Consumer, cut: Cut, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     message = orphan(consumer, cut)
-    monkeypatch.setattr(transitions, "release_orphaned", refuse)
+    monkeypatch.setattr(crashes, "release_orphaned", refuse)
     consumer.stop()
     consumer.run()
     message.refresh_from_db()

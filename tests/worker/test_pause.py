@@ -30,6 +30,7 @@ from django_delayq.core.states import State
 from django_delayq.models import Message, Queue, Transition
 from django_delayq.record import transitions
 from django_delayq.record.identity import identity
+from django_delayq.record.sql import statements
 from django_delayq.record.sql.rows import Ticket
 from django_delayq.worker.claim import queues as queues_module
 from django_delayq.worker.claim.consumer import Consumer
@@ -187,16 +188,16 @@ def test_a_pause_returns_when_the_claims_that_do_not_know_of_it_are_over(monkeyp
     (message,) = due()
     with claiming(message) as go:
         seen: list[str] = []
-        original = transitions.claims_under_way
+        original = statements("default").claims_under_way
 
-        def count_and_release(using: str) -> set[str]:
-            found = original(using)
+        def count_and_release() -> set[str]:
+            found = original()
             seen.append(Message.objects.get(pk=message.pk).state)
             if len(seen) == 3:
                 go.set()
             return found
 
-        monkeypatch.setattr(transitions, "claims_under_way", count_and_release)
+        monkeypatch.setattr(statements("default"), "claims_under_way", count_and_release)
         pause_queue(QUEUE)
     assert seen[:3] == [State.SCHEDULED] * 3
     assert Message.objects.get(pk=message.pk).state == State.RUNNING

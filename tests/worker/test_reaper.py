@@ -13,8 +13,8 @@ from django.db import connections
 from django_delayq.core.states import State
 from django_delayq.models import Message
 from django_delayq.models.record import Lease
-from django_delayq.record import transitions
-from django_delayq.record.sql import moves
+from django_delayq.record import crashes, transitions
+from django_delayq.record.sql import moves, statements
 from django_delayq.record.sql.rows import Failure, LeaseRenewal, Success, Ticket
 from django_delayq.worker.parts.delivery import Delivery
 from django_delayq.worker.processes.assembly import Parts
@@ -34,11 +34,11 @@ def test_no_lease_is_reaped_before_its_holder_could_report_after_a_restart(
     Message._base_manager.filter(pk=one.id).update(leased_until=transitions.now(DB) - timedelta(seconds=1))
     monkeypatch.setattr("django_delayq.worker.upkeep.reaper.LONGEST_LOOK", 60.0)
     monkeypatch.setattr(parts.reaper, "confirm_after", 0.0)
-    monkeypatch.setattr(transitions, "may_reap", lambda using: False)
+    monkeypatch.setattr(crashes, "may_reap", lambda using: False)
     parts.reaper.tick()
     parts.reaper.tick()
     assert state(one) == State.RUNNING
-    monkeypatch.setattr(transitions, "may_reap", lambda using: True)
+    monkeypatch.setattr(crashes, "may_reap", lambda using: True)
     parts.reaper.tick()
     assert state(one) == State.SCHEDULED
 
@@ -58,11 +58,11 @@ def test_a_lease_that_ran_out_is_ended_only_when_it_is_still_over_later(
     reaper = parts.reaper
     monkeypatch.setattr("django_delayq.worker.upkeep.reaper.LONGEST_LOOK", 60.0)
     monkeypatch.setattr(reaper, "confirm_after", 60.0)
-    monkeypatch.setattr(transitions, "may_reap", lambda using: True)
+    monkeypatch.setattr(crashes, "may_reap", lambda using: True)
     assert reaper.tick() == reaper.confirm_after
     assert reaper.tick() == reaper.confirm_after
     assert (state(one), state(other), reaper.is_confirming) == (State.RUNNING, State.RUNNING, True)
-    assert transitions.extend(DB, [LeaseRenewal(one.id, one.deliveries, 60.0)])
+    assert statements(DB).extend([LeaseRenewal(one.id, one.deliveries, 60.0)])
     monkeypatch.setattr(reaper, "confirm_after", 0.0)
     assert reaper.tick() == reaper.interval
     assert (state(one), state(other)) == (State.RUNNING, State.SCHEDULED)
@@ -74,12 +74,12 @@ def test_a_new_delivery_is_not_ended_for_the_lease_of_an_earlier_one(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (one,) = expired("t.ok")
-    monkeypatch.setattr(transitions, "may_reap", lambda using: True)
+    monkeypatch.setattr(crashes, "may_reap", lambda using: True)
     parts.reaper.tick()
-    transitions.release_worker(DB, "w", max_crashes=9, actor="test", shutdown=True)
+    crashes.release_worker(DB, "w", max_crashes=9, actor="test", shutdown=True)
     assert transitions.claim(DB, [Ticket(one.id)], {"t.ok": 60.0}, "w")
     Message._base_manager.filter(pk=one.id).update(leased_until=transitions.now(DB) - timedelta(seconds=1))
-    assert transitions.reap(DB, max_crashes=3, actor="test", among={(one.id, 1)}) == []
+    assert crashes.reap(DB, max_crashes=3, actor="test", among={(one.id, 1)}) == []
     monkeypatch.setattr(parts.reaper, "confirm_after", 0.0)
     parts.reaper.tick()
     assert state(one) == State.RUNNING
@@ -92,7 +92,7 @@ def test_a_reaper_that_waited_for_a_lock_on_a_table_waits_for_the_renewals_too(
 ) -> None:
     (one,) = expired("t.ok")
     reaper = parts.reaper
-    monkeypatch.setattr(transitions, "may_reap", lambda using: True)
+    monkeypatch.setattr(crashes, "may_reap", lambda using: True)
     monkeypatch.setattr(reaper, "confirm_after", 0.0)
     reaper.tick()
 
@@ -132,15 +132,15 @@ def test_a_lease_that_is_renewed_while_the_reaper_looks_is_kept(monkeypatch: pyt
 
         return move(using, where, late, **options)
 
-    monkeypatch.setattr(transitions, "move", renew_first)
-    assert transitions.reap(DB, max_crashes=3, actor="test") == []
+    monkeypatch.setattr(crashes, "move", renew_first)
+    assert crashes.reap(DB, max_crashes=3, actor="test") == []
     assert state(one) == State.RUNNING
 
 
 def test_leases_of_deliveries_that_ended_are_dropped() -> None:
     one, other, third = claimed("t.ok", "t.ok", "t.ok")
     for delivery in (one, other, third):
-        assert transitions.extend(DB, [LeaseRenewal(delivery.id, delivery.deliveries, 60.0)])
+        assert statements(DB).extend([LeaseRenewal(delivery.id, delivery.deliveries, 60.0)])
     transitions.succeed(DB, [Success(one.id, one.deliveries, "test")])
     transitions.fail(DB, [Failure(other.id, other.deliveries, "test", delay=timedelta(0))])
     Janitor(DB).tick()
@@ -152,5 +152,5 @@ def test_a_renewal_leaves_the_row_of_its_message_as_it_is() -> None:
     """A transactional handler at REPEATABLE READ could not change a row that has changed."""
     (one,) = claimed("t.ok")
     before = Message.objects.values().get(pk=one.id)
-    assert transitions.extend(DB, [LeaseRenewal(one.id, one.deliveries, 600.0)])
+    assert statements(DB).extend([LeaseRenewal(one.id, one.deliveries, 600.0)])
     assert Message.objects.values().get(pk=one.id) == before

@@ -19,6 +19,7 @@ from ...inspector.numbers import Capped
 from ...inspector.worker_list import list_workers
 from ...models import Message
 from ...record import transitions
+from ...record.sql import statements
 from ..search import listing
 from ..search.language import Search
 from ..search.listing import Listing, StateCounts
@@ -166,7 +167,7 @@ def _near(using: str, search: Search) -> list[tuple[str, str]]:
     found = []
     if search.topic is not None and (topic := names.near(search.topic, unserved.known_topics(workers))):
         found.append(_link(term_text("topic", topic)))
-    queues = unserved.served_queues(workers).union(transitions.queues(using))
+    queues = unserved.served_queues(workers).union(statements(using).queues())
     if search.queue is not None and (queue := names.near(search.queue, queues)):
         found.append(_link(term_text("queue", queue)))
     return found

@@ -11,7 +11,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ...models import Message
 from ...project import conf
-from ...record import transitions
+from ...record.sql import statements
 from ..statements import TooSlow
 from ..statistics.failures import DEAD_CAP, PERIODS, DeadFilter, DeadGroup, group_dead
 from .action_table import CONSOLE_ACTIONS
@@ -78,5 +78,5 @@ def _chosen(request: HttpRequest) -> DeadFilter:
 def _queues(using: str, chosen: DeadFilter, found: list[str]) -> list[str]:
     """Return the queues that can be chosen: those of the messages found, of scheduled ones, and of the settings."""
     settings = conf.get()
-    names = {*found, *transitions.queues(using), *settings.QUEUES, settings.DEFAULT_QUEUE, chosen.queue}
+    names = {*found, *statements(using).queues(), *settings.QUEUES, settings.DEFAULT_QUEUE, chosen.queue}
     return sorted(names - {""})

@@ -29,6 +29,7 @@ from ...inspector.consistency import Mismatch
 from ...inspector.numbers import capped
 from ...models import Message
 from ...record import transitions
+from ...record.sql import statements
 from ...record.sql.expressions import UnderLimits
 from ..search import texts as searches
 from ..statements import in_time
@@ -202,7 +203,7 @@ def _in_line(message: Message, now: datetime) -> explanation.InLine | None:
     if name is None:
         return None
     (limit,) = lines.read_limits(using, [name])
-    line = Message.objects.using(using).filter(state=State.SCHEDULED, queue__in=transitions.queues(using))
+    line = Message.objects.using(using).filter(state=State.SCHEDULED, queue__in=statements(using).queues())
     line = line.filter(Q(UnderLimits([name])), due_at__lte=now)
     same = Q(priority=message.priority)
     before = line.filter(

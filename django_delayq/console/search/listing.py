@@ -23,7 +23,7 @@ from ...core.states import FINAL, LIVE, REQUEUEABLE, State
 from ...inspector.numbers import Capped, capped
 from ...inspector.waiting import heads
 from ...models import Message
-from ...record import transitions
+from ...record.sql import statements
 from ..statements import TooSlow, in_time, statement_timeout
 from .conditions import SCHEDULED, limited, of_states, overdue
 from .language import Search
@@ -70,7 +70,7 @@ class IndexPart:
 
 def _queues(using: str, search: Search) -> list[str]:
     """Return the queues in which there may be scheduled messages that match."""
-    return transitions.queues(using) if search.queue is None else [search.queue]
+    return statements(using).queues() if search.queue is None else [search.queue]
 
 
 def _scheduled(rows: QuerySet[Message], queue: str) -> IndexPart:

@@ -49,8 +49,8 @@ class Statements(Protocol):
     def insert_many(self, new: Sequence[NewMessage], actor: str) -> Iterator[tuple[NewMessage, Inserted]]:
         """Write messages without keys, in the caller's transaction; all are written when the iterator is exhausted."""
 
-    def facts(self, ids: Sequence[int]) -> list[Facts]:
-        """Return what decides where these ids belong. Locks nothing."""
+    def facts(self, ids: Sequence[int]) -> dict[int, Facts]:
+        """Return what decides where these ids belong, by id. Locks nothing."""
 
     def queues(self, known: Collection[str] = ()) -> list[str]:
         """Return the queues that hold scheduled messages, by name. With ``known``: other ones, in no order."""
@@ -104,13 +104,17 @@ class Statements(Protocol):
         """Move messages to *consumed* while they are live; return the ids that moved."""
 
     def begin(self) -> None:
-        """Begin the transaction that Django has opened in this thread, unless it has begun already."""
+        """Have the transaction that Django has just opened in this thread begin now, not with its first statement."""
 
     def fail(self, failures: Sequence[Failure], *, wait: bool) -> list[Moved]:
         """Move ``running → scheduled | dead | cancelled`` for the current delivery."""
 
-    def extend(self, renewals: Sequence[LeaseRenewal], *, wait: bool) -> dict[int, bool]:
-        """Extend leases; return id → whether a cancel was requested, for the deliveries that still have one."""
+    def extend(self, renewals: Sequence[LeaseRenewal], *, wait: bool = True) -> dict[int, bool]:
+        """Extend leases. Return id → whether a cancel was requested; a delivery whose id is missing has lost its lease.
+
+        With no renewals this waits for the same locks on tables as a renewal would. ``wait=False`` passes over rows
+        that another transaction has locked.
+        """
 
     def delete(self, ids: Sequence[int]) -> None:
         """Delete messages, which the caller's transaction has locked, with their log."""

@@ -95,10 +95,9 @@ class Portable:
             yield one, Inserted(message.pk, due, now)
         LogRow._base_manager.using(self.using).bulk_create(log)
 
-    def facts(self, ids: Sequence[int]) -> list[Facts]:
+    def facts(self, ids: Sequence[int]) -> dict[int, Facts]:
         rows = Message.objects.using(self.using).filter(pk__in=list(ids))
-        found = rows.values_list("pk", "state", "topic", "queue", "limit_key", "due_at", "priority")
-        return [Facts._make((pk, State(state), *rest)) for pk, state, *rest in found]
+        return {row[0]: Facts._make(row) for row in rows.values_list(*Facts._fields)}
 
     def queues(self, known: Collection[str] = ()) -> list[str]:
         with connections[self.using].cursor() as cursor:
@@ -285,7 +284,7 @@ class Portable:
             if decision.to is not None
         ]
 
-    def extend(self, renewals: Sequence[LeaseRenewal], *, wait: bool) -> dict[int, bool]:
+    def extend(self, renewals: Sequence[LeaseRenewal], *, wait: bool = True) -> dict[int, bool]:
         answers = {}
         with writing(self.using):
             now = self.now()

@@ -17,7 +17,6 @@ from django.core.exceptions import EmptyResultSet
 from django.db import connections
 from django.db.models import QuerySet
 
-from ...core.states import State
 from ...models import Message
 from .expressions import Microseconds
 from .holders import HOLDERS, Holder
@@ -108,8 +107,8 @@ class PostgreSQL(PostgreSQLScheduling, PostgreSQLLooks, PostgreSQLDelivery):
     def now(self) -> datetime:
         return cast(datetime, self._rows("SELECT clock_timestamp()", None)[0][0])
 
-    def facts(self, ids: Sequence[int]) -> list[Facts]:
-        return [Facts._make((pk, State(state), *rest)) for pk, state, *rest in self._rows(FACTS, {"ids": array(ids)})]
+    def facts(self, ids: Sequence[int]) -> dict[int, Facts]:
+        return {row[0]: Facts._make(row) for row in self._rows(FACTS, {"ids": array(ids)})} if ids else {}
 
     def heads(
         self,

@@ -285,7 +285,7 @@ class PostgreSQLDelivery(PostgreSQLSession):
         rows = self._rows(FAILS[wait, changes], parameters)
         return [Moved(row[0], row[1], row[2], row[3], State(row[4]), row[5], row[6], row[7]) for row in rows]
 
-    def extend(self, renewals: Sequence[LeaseRenewal], *, wait: bool) -> dict[int, bool]:
+    def extend(self, renewals: Sequence[LeaseRenewal], *, wait: bool = True) -> dict[int, bool]:
         rows = self._rows(
             EXTENDS[wait],
             {

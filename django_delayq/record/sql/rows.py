@@ -133,7 +133,8 @@ class Facts(NamedTuple):
     """What decides where the id of a message belongs, and who may claim it."""
 
     id: int
-    state: State
+    # A value of ``State``.
+    state: str
     topic: str
     queue: str
     limit_key: str | None

@@ -10,7 +10,7 @@ from datetime import timedelta
 
 from ...core import bounds
 from ...core.outcomes import Release
-from ...record import transitions
+from ...record import crashes
 from ..parts.budget import Budget
 from ..parts.delivery import Delivery
 from ..parts.processlock import ProcessLock
@@ -43,7 +43,7 @@ class Quarantine:
         self._worker = worker
         self._actor = f"worker:{worker}"
         self._lock = lock
-        self._suspect_crashes = transitions.suspect_crashes(bounds.MAX_CRASHES)
+        self._suspect_crashes = crashes.suspect_crashes(bounds.MAX_CRASHES)
         # True when a message of the last claim waits here, or waited: others that are to run alone often come with it,
         # so the process takes one message at a time.
         self.had_the_last = False
@@ -90,7 +90,7 @@ class Quarantine:
             if not self.seconds_left:
                 self.release(Release(REASON, timedelta(seconds=POSTPONED)))
             return
-        transitions.mark_alone(delivery.using, delivery.id, delivery.deliveries, self._worker)
+        crashes.mark_alone(delivery.using, delivery.id, delivery.deliveries, self._worker)
         begin()
         logger.warning(
             "%r runs alone in its process, because %d deliveries before it crashed", delivery, delivery.crashes

@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...core.states import State
-from ...record import admission, transitions
+from ...record import admission
+from ...record.sql import statements
 from ...record.sql.rows import Facts, Ticket
 from ..run.lane import Lane
 from .sidings import HANDLER, Sidings
@@ -57,7 +58,7 @@ class Sorter:
         """Sort tickets by queue; the most urgent ones get what room there is."""
         if not self.knows_limits and len(self.wanted.lanes) == 1 and not self.wanted.looks_past:
             return Sorted(claimable=tickets)
-        facts = transitions.facts(self.using, [ticket.id for some in tickets.values() for ticket in some])
+        facts = statements(self.using).facts([ticket.id for some in tickets.values() for ticket in some])
         found = Sorted()
         rooms = {lane: self.wanted.room(lane) for lane in self.wanted.lanes}
         full = {lane for lane, room in rooms.items() if room <= 0}

@@ -15,7 +15,8 @@ from ...core.exceptions import BrokerUnavailable
 from ...core.names import near
 from ...core.states import State
 from ...project import registry
-from ...record import transitions
+from ...record import crashes, transitions
+from ...record.sql import statements
 from ...record.sql.rows import Claimed, Moved, Ticket
 from ..parts.broker_switch import BrokerSwitch
 from ..run.claim_ahead import ClaimAhead
@@ -91,7 +92,7 @@ class Unclaimed:
 
         Return how many stand aside.
         """
-        facts = transitions.facts(self.using, [ticket.id for ticket in tickets])
+        facts = statements(self.using).facts([ticket.id for ticket in tickets])
         if not facts:
             return 0
         earliest = transitions.now(self.using) + timedelta(seconds=self.earliest(broker))
@@ -159,7 +160,7 @@ class OrphanedClaims:
         """
         if not self._ids:
             return []
-        moved = transitions.release_orphaned(
+        moved = crashes.release_orphaned(
             self.using,
             self._ids,
             self.worker,

@@ -26,7 +26,7 @@ from ...core.exceptions import HandlerTimeout, LeaseLost, MessageCancelled, Supe
 from ...core.outcomes import Outcome, Recorded, event
 from ...core.retry import RetryPolicy
 from ...project.registry import Handler
-from ...record import transitions
+from ...record.sql import statements
 from ...record.sql.rows import Claimed, LeaseRenewal
 from .connections import connect
 
@@ -184,11 +184,11 @@ class Delivery:
         """
         connection = connections[self.using]
         if not (connection.in_atomic_block and connection.features.has_select_for_update):
-            return transitions.extend(self.using, holdings)
+            return statements(self.using).extend(holdings)
 
         def extend() -> dict[int, bool]:
             try:
-                return transitions.extend(self.using, holdings)
+                return statements(self.using).extend(holdings)
             finally:
                 connections[self.using].close()
 
@@ -290,7 +290,7 @@ class Delivery:
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(transaction.atomic(using=self.using, durable=self.is_outermost))
-                transitions.begin(self.using)
+                statements(self.using).begin()
             except (DatabaseError, HandlerTimeout) as error:
                 self.entry_error = error
                 raise

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 
 from ...extensions import Service
 from ...project import conf, registry
-from ...record import transitions
+from ...record.sql import statements
 
 # A queue that is named nowhere is served for this long after it held a message. Seconds.
 REMEMBERED = 3600.0
@@ -56,7 +56,7 @@ class QueueFinder(Service):
         """Search the record, call ``on_change`` when other queues are found than before, and return the queues."""
         if self.named is not None:
             return self._found
-        found = transitions.queues(self.using)
+        found = statements(self.using).queues()
         now = time.monotonic()
         with self._lock:
             self._seen = {queue: at for queue, at in self._seen.items() if now - at < REMEMBERED}

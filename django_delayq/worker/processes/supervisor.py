@@ -24,7 +24,7 @@ from ...core.worker_options import Options
 from ...extensions import WorkerExtensions
 from ...models import Worker
 from ...project import registry
-from ...record import transitions
+from ...record import crashes
 from ...record.sql.sessions import name_sessions
 from ...record.sql.troubles import in_words
 from ..parts import connections
@@ -86,7 +86,7 @@ class DeadChild:
     name: str
     # True when it ended in order, or on command: none of its messages crashed.
     shutdown: bool
-    death: transitions.Death = transitions.UNSEEN
+    death: crashes.Death = crashes.UNSEEN
     # When it was found dead (monotonic).
     at: float = 0.0
 
@@ -318,7 +318,7 @@ class Supervisor:
         if (code != 0 or not ended) and child.name:
             # The child is certainly dead: its claims need not wait for their leases.
             by_kill = code == -signal.SIGKILL and not child.hung
-            death = transitions.Death(child.page.begun, by_kill)
+            death = crashes.Death(child.page.begun, by_kill)
             self._to_release.append(DeadChild(child.name, ended or child.killed, death, time.monotonic()))
             self._excuse_all()
         if self._stopping or (ended and child.page.replaced):
@@ -356,7 +356,7 @@ class Supervisor:
             if not final and not dead.shutdown and self._may_have_company(dead):
                 return
             try:
-                moved = transitions.release_worker(
+                moved = crashes.release_worker(
                     self.options.using,
                     name,
                     max_crashes=bounds.MAX_CRASHES,

@@ -8,6 +8,7 @@ import time
 from ...core.states import State
 from ...extensions import Service
 from ...record import transitions
+from ...record.sql import statements
 from ...record.sql.rows import LeaseRenewal
 from ..parts.delivery import Delivery
 from .pool import Pool
@@ -56,7 +57,7 @@ class LeaseRenewer(Service):
             for d in deliveries
         ]
         # A row that somebody's long transaction has locked must not cost the others their leases.
-        answers = transitions.extend(self.using, holdings, wait=False)
+        answers = statements(self.using).extend(holdings, wait=False)
         locked = self._still_ours([d for d in deliveries if d.id not in answers])
         for delivery, holding in zip(deliveries, holdings, strict=True):
             cancel_requested = answers.get(delivery.id)

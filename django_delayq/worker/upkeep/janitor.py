@@ -11,7 +11,7 @@ from ...core.states import FINAL, State
 from ...extensions import Service
 from ...models import Worker
 from ...project import conf
-from ...record import admission, transitions
+from ...record import admission, crashes, transitions
 from ...record.purge import finished, passed_over, purge, referred_to
 
 logger = logging.getLogger("django_delayq")
@@ -74,7 +74,7 @@ class Janitor(Service):
         self._named |= kept.keys()
 
     def _tidy(self) -> None:
-        transitions.drop_leases(self.using)
+        crashes.drop_leases(self.using)
         admission.tidy(self.using)
         dead_since = transitions.now(self.using) - DEAD_WORKER_RETENTION
         Worker.objects.using(self.using).filter(seen_at__lt=dead_since).delete()

@@ -23,6 +23,7 @@ from ...models import Message
 from ...project import conf
 from ...record import transitions
 from ...record.identity import forget_identity, identity
+from ...record.sql import statements
 from ..parts.broker_switch import BrokerSwitch
 
 logger = logging.getLogger("django_delayq")
@@ -261,7 +262,7 @@ class Loader(Service):
         """Put the messages of all queues. Yield the answers for each batch."""
         load = restore.Load(self.broker, self.worker, horizon)
         # Read after the horizon was advanced: the producer puts the first message of a queue that is missing here.
-        queues = transitions.queues(self.using)
+        queues = statements(self.using).queues()
         for _batch, answers in restore.fill(self.broker, self._batches(queues, start, from_tenths(horizon)), load=load):
             failpoints.reach("mid_load")
             yield answers

@@ -6,8 +6,9 @@ import time
 
 from ...core import bounds, failpoints
 from ...extensions import Service, WorkerExtensions
-from ...record import transitions
+from ...record import crashes, transitions
 from ...record.low_water import LowWater
+from ...record.sql import statements
 from ...record.sql.rows import Moved
 from ..parts.reporting import report_moves
 
@@ -35,7 +36,7 @@ class Reaper(Service):
         self.actor = actor
         self.extensions = extensions
         # The deliveries whose lease was over at the last look, with the time of the first such look (monotonic).
-        self._suspects: dict[transitions.Held, float] = {}
+        self._suspects: dict[crashes.Held, float] = {}
         # Where the looks at leases, and at messages that may expire, begin.
         self._marks = LowWater(), LowWater()
 
@@ -47,15 +48,15 @@ class Reaper(Service):
     def tick(self) -> float:
         """End a batch of each kind; come back at once when there is more. One query while there is nothing to do."""
         began = time.monotonic()
-        leased, expiring = transitions.anything_expired(self.using, *self._marks)
+        leased, expiring = crashes.anything_expired(self.using, *self._marks)
         moved: list[Moved] = []
         confirmed = self._confirmed(began) if leased else set()
         if not leased:
             self._suspects = {}
-        if confirmed and transitions.may_reap(self.using):
+        if confirmed and crashes.may_reap(self.using):
             max_crashes = bounds.MAX_CRASHES
             suspects, self._suspects = self._suspects, {}
-            moved += transitions.reap(self.using, max_crashes=max_crashes, actor=self.actor, among=confirmed)
+            moved += crashes.reap(self.using, max_crashes=max_crashes, actor=self.actor, among=confirmed)
             # After an error, such as a wait for a lock that was too long, the two looks begin anew.
             self._suspects = suspects
             failpoints.reach("after_reap")
@@ -67,11 +68,11 @@ class Reaper(Service):
             return 0.0
         return self.confirm_after if self._suspects.keys() - confirmed else self.interval
 
-    def _confirmed(self, began: float) -> set[transitions.Held]:
+    def _confirmed(self, began: float) -> set[crashes.Held]:
         """Return the deliveries whose lease may be ended, and remember the others. The tick ``began`` at this time."""
         # Some locks let everybody read, and keep renewals waiting: a renewal of nothing waits with them.
-        transitions.extend(self.using, [])
-        expired = transitions.expired_leases(self.using)
+        statements(self.using).extend([])
+        expired = crashes.expired_leases(self.using)
         now = time.monotonic()
         known = self._suspects if now - began < LONGEST_LOOK else {}
         self._suspects = {held: known.get(held, now) for held in expired}

@@ -25,7 +25,7 @@ from django_delayq.console.models import AuditEvent, Operation
 from django_delayq.console.operations import bulk
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
-from django_delayq.record import transitions
+from django_delayq.record import crashes, transitions
 from tests.support import referring
 
 from . import samples
@@ -564,7 +564,7 @@ def test_a_state_that_changed_after_the_question_is_told_as_it_is(operator: Clie
 
 def test_a_crashed_delivery_makes_the_outcome_of_a_cancel_unknown(operator: Client) -> None:
     message = samples.running(lease=-1.0)
-    assert transitions.reap(samples.DB, max_crashes=9, actor="test")
+    assert crashes.reap(samples.DB, max_crashes=9, actor="test")
     said = samples.said(confirm(operator, "cancel", message))
     assert said == ["Cancel, 1 message: 1 cancelled, but an earlier delivery may have had its effect."]
 

@@ -1,0 +1,238 @@
+"""Ends deliveries that did not report: their worker died, lost its leases, or never got the answer to its claim.
+
+The evidence decides whether such an end counts as a crash of the message (``judge``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cache
+from typing import Any
+
+from django.db.models import Exists, OuterRef, Q
+
+from ..core.clock import ceil_tenth
+from ..core.states import State
+from ..models import Message
+from ..models.record import Lease, LogRow, lease_is_over
+from .low_water import LowWater
+from .sql import statements
+from .sql.moves import LEFT_ALONE, Decide, Decision, move, moved
+from .sql.rows import BEGINNING, Moved
+from .transitions import MOVES_PER_TRANSACTION, now
+
+# A message with this many crashes runs alone in its process, or after one less than MAX_CRASHES if that is fewer.
+SUSPECT_CRASHES = 2
+# When a whole worker dies, the messages that it held are not accused. But a message may be what kills it: each such end
+# counts whose number, among all deliveries of the message that did not report, can be divided by this.
+WORKERS_PER_CRASH = 5
+# A message that crashed alone is delivered again after this time, which doubles with each further crash: other suspects
+# go first, and who kills processes from outside kills another one meanwhile. Seconds.
+FIRST_RETREAT = 1.0
+# It never waits longer than this. Seconds.
+LONGEST_RETREAT = 30.0
+# ``Message.worker`` ends with this while a delivery runs alone in its process.
+ALONE = "/alone"
+# The error of a message that crashed then ends with this.
+RAN_ALONE = "; it ran alone"
+# After a restart of PostgreSQL, holders of leases have this long to report before the reaper takes them for dead.
+# Seconds.
+GRACE_AFTER_RESTART = 5.0
+
+# The id of a message, and the number of one of its deliveries.
+Held = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """The traces of a worker process that died: evidence for and against the messages that it held."""
+
+    # The messages whose handlers ran; None: not known, so that all messages count as running.
+    running: Collection[int] | None = None
+    # True when somebody else may have killed the process: the operating system does not say who sent a SIGKILL.
+    by_kill: bool = True
+    # True when all processes of the worker died together.
+    of_all: bool = False
+
+
+# A death of which nothing else is known.
+UNSEEN = Death()
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The judgement on a message whose delivery crashed: whether that counts as a crash, and what follows."""
+
+    counts: bool
+    is_dead: bool = False
+    retreat: float = 0.0
+
+
+def suspect_crashes(max_crashes: int) -> int:
+    """Return after how many crashes a message runs alone in its process."""
+    return min(SUSPECT_CRASHES, max_crashes - 1)
+
+
+def judge(crashes: int, max_crashes: int, *, was_alone: bool, by_kill: bool) -> Judgement:
+    """Judge a message whose handler ran when its process died, for the ``crashes``-th time if this one counts.
+
+    Only a message that ran alone can become dead: after ``max_crashes`` crashes if its process died of itself, and if
+    the process was killed, which somebody else may have done, after as many more as make a suspect. A message that ran
+    beside others becomes a suspect at most: its further crashes do not count.
+    """
+    suspect = suspect_crashes(max_crashes)
+    if not was_alone:
+        return Judgement(counts=crashes <= suspect)
+    if crashes >= max_crashes + (suspect if by_kill else 0):
+        return Judgement(counts=True, is_dead=True)
+    retreat = min(LONGEST_RETREAT, FIRST_RETREAT * 2.0 ** (crashes - suspect)) if crashes >= suspect else 0.0
+    return Judgement(counts=True, retreat=retreat)
+
+
+def mark_alone(using: str, message_id: int, delivery: int, worker: str) -> None:
+    """Note in the row that a delivery runs alone in its process, for the case that nobody sees the process die."""
+    rows = Message._base_manager.using(using).filter(pk=message_id, state=State.RUNNING, deliveries=delivery)
+    rows.filter(worker=worker).update(worker=worker + ALONE, claimed_by=worker)
+
+
+def may_reap(using: str) -> bool:
+    """Tell whether the database has been up long enough for holders of leases to report after a restart of it."""
+    return statements(using).has_been_up_for(GRACE_AFTER_RESTART)
+
+
+def anything_expired(using: str, leases: LowWater | None = None, waiting: LowWater | None = None) -> tuple[bool, bool]:
+    """Tell whether a lease has run out, and whether a waiting message has expired, with one cheap query.
+
+    Whoever looks again and again gives the marks of both.
+    """
+    marks = (leases or LowWater(), waiting or LowWater())
+    begins = [BEGINNING if mark.begin_anew() else mark.mark for mark in marks]
+    asked = time.monotonic()
+    found = statements(using).anything_expired(begins[0][0], begins[1][0])
+    took = time.monotonic() - asked
+    for mark, begin, first in zip(marks, begins, (found.first_leased, found.first_waiting), strict=True):
+        mark.note(begin, None if first is None else (first, 0), found.now, took)
+        mark.end()
+    return found.leased, found.waiting
+
+
+def expired_leases(using: str, *, limit: int = MOVES_PER_TRANSACTION) -> set[Held]:
+    """Return deliveries whose lease ran out, those first whose lease ended first."""
+    rows = Message.objects.using(using).filter(lease_is_over(now(using))).order_by("leased_until")
+    return set(rows.values_list("pk", "deliveries")[:limit])
+
+
+def reap(
+    using: str,
+    *,
+    max_crashes: int,
+    limit: int = MOVES_PER_TRANSACTION,
+    actor: str,
+    among: Collection[Held] | None = None,
+) -> list[Moved]:
+    """End the deliveries whose lease ran out. The message is *scheduled* again. ``among`` (None: all) says which.
+
+    A supervisor would have seen the death of a single process: the whole worker died, or stood still. That is no fault
+    of its messages, except for every fifth time (``WORKERS_PER_CRASH``).
+    """
+    at = now(using)
+    where = lease_is_over(at)
+    if among is not None:
+        where &= Q(pk__in=[pk for pk, _delivery in among])
+
+    @cache
+    def renewed() -> set[Held]:
+        # Read when the rows are locked, so that no further renewal can be made: one that was made between the look at
+        # the leases and the lock on its row counts.
+        rows = Lease.objects.using(using).filter(until__gte=at)
+        return set(rows.values_list("message_id", "delivery"))
+
+    def decide(message: Message, at: datetime) -> Decision:
+        held = (message.pk, message.deliveries)
+        if held in renewed() or (among is not None and held not in among):
+            return LEFT_ALONE
+        return _of_a_worker(message, at, "lease ran out", max_crashes)
+
+    return _end_unreported(using, where, decide, actor, limit)
+
+
+def drop_leases(using: str) -> None:
+    """Delete the leases of deliveries that have ended."""
+    running = Message.objects.filter(pk=OuterRef("message_id"), deliveries=OuterRef("delivery"), state=State.RUNNING)
+    Lease.objects.using(using).filter(~Exists(running)).delete()
+
+
+def release_worker(
+    using: str, worker: str, *, max_crashes: int, actor: str, shutdown: bool, death: Death = UNSEEN
+) -> list[Moved]:
+    """Release the messages of a worker process that is certainly dead. ``shutdown``: in order, so nothing crashed."""
+    where = Q(state=State.RUNNING, worker__startswith=worker)
+    held = set(Message.objects.using(using).filter(where).values_list("pk", flat=True))
+    running = held if death.running is None else held.intersection(death.running)
+
+    def decide(message: Message, at: datetime) -> Decision:
+        if shutdown:
+            return _ended(message, at, "worker was shut down", Judgement(counts=False))
+        if death.of_all:
+            return _of_a_worker(message, at, "all processes of the worker died", max_crashes)
+        if message.pk not in running:
+            return _ended(message, at, "worker process died; it was not running", Judgement(counts=False))
+        was_alone = len(running) == 1
+        judgement = judge(message.crashes + 1, max_crashes, was_alone=was_alone, by_kill=death.by_kill)
+        return _ended(message, at, "worker process died" + RAN_ALONE * was_alone, judgement)
+
+    return _end_unreported(using, where, decide, actor)
+
+
+def _of_a_worker(message: Message, at: datetime, reason: str, max_crashes: int) -> Decision:
+    """Decide on a message of a worker that died, or stood still, as a whole."""
+    was_alone = message.worker.endswith(ALONE)
+    judgement = Judgement(counts=False)
+    if (message.deliveries - message.reported) % WORKERS_PER_CRASH == 0:
+        judgement = judge(message.crashes + 1, max_crashes, was_alone=was_alone, by_kill=True)
+    return _ended(message, at, reason + RAN_ALONE * was_alone, judgement)
+
+
+def release_orphaned(using: str, ids: Iterable[int], worker: str, *, since: datetime | None, actor: str) -> list[Moved]:
+    """Release those of ``ids`` that ``worker`` claimed after ``since`` (None: ever) without getting the answer.
+
+    Nobody ran them, so the delivery counts as reported.
+    """
+    where = Q(pk__in=list(ids), state=State.RUNNING, worker=worker)
+    if since is not None:
+        # The claim is in the message's own row, or else in the log: see ``LogRow``. A join with the view of both would
+        # read every message for each of these.
+        claims = LogRow.objects.filter(message_id=OuterRef("pk"), delivery=OuterRef("deliveries"))
+        claims = claims.filter(from_state=State.SCHEDULED, to_state=State.RUNNING, at__gt=since)
+        where &= Q(claimed_at__gt=since) | Q(Exists(claims), claimed_at__isnull=True)
+
+    def decide(message: Message, at: datetime) -> Decision:
+        return _freed(message, "the answer to its claim was lost", {"reported": message.reported + 1})
+
+    return _end_unreported(using, where, decide, actor)
+
+
+def _ended(message: Message, at: datetime, reason: str, judgement: Judgement) -> Decision:
+    """Decide on a message whose delivery ended without reporting."""
+    if judgement.is_dead and not message.cancel_requested:
+        return Decision(State.DEAD, reason=f"{reason}; {message.crashes + 1} deliveries crashed")
+    values: dict[str, Any] = {} if judgement.counts else {"excused": message.excused + 1}
+    if judgement.retreat:
+        values["due_at"] = max(message.due_at, ceil_tenth(at + timedelta(seconds=judgement.retreat)))
+    return _freed(message, reason, values)
+
+
+def _freed(message: Message, reason: str, values: dict[str, Any]) -> Decision:
+    if message.cancel_requested:
+        values.pop("due_at", None)
+        return Decision(State.CANCELLED, values, f"cancel requested; {reason}")
+    return Decision(State.SCHEDULED, values, reason)
+
+
+def _end_unreported(using: str, where: Q, decide: Decide, actor: str, limit: int | None = None) -> list[Moved]:
+    """End deliveries that did not report. Rows that another transaction has locked wait for the next time."""
+    rows = move(using, where, decide, actor=actor, limit=limit, wait=False)
+    return [moved(message, decision.reason) for message, decision in rows if decision.to is not None]

@@ -1,0 +1,106 @@
+"""Says which message is in the way of another one with its topic and key, and which one its handler scheduled next.
+
+Nothing here changes a state: ``transitions`` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from datetime import timedelta
+
+from django.db.models import Q, QuerySet
+
+from ..core.chunks import chunks
+from ..core.states import FINAL, LIVE
+from ..models import Message
+from ..models.record import HOLDS_KEY, WAITS_AGAIN
+from .sql import statements
+from .sql.moves import locked, writing
+
+# Rows that one statement looks for at most.
+ROWS_TOGETHER = 1000
+
+# A topic and a key.
+Key = tuple[str, str]
+
+
+def in_the_way(using: str, topic: str, key: str, *, but: int | None = None) -> Message | None:
+    """Return the message that keeps others with its key out: the one that holds it, or one that waits again.
+
+    The message ``but`` is not in its own way.
+    """
+    rows = Message.objects.using(using).filter(~Q(pk=but), topic=topic, key=key).order_by()
+    return _one(rows.filter(HOLDS_KEY)) or _one(rows.filter(WAITS_AGAIN))
+
+
+def holder(using: str, topic: str, key: str) -> Message | None:
+    """Return the message that holds a key: only that is in the way of a handler that schedules under its own key."""
+    return _one(Message.objects.using(using).filter(HOLDS_KEY, topic=topic, key=key).order_by())
+
+
+def named(using: str, topic: str, key: str) -> Message | None:
+    """Return the live message that a topic and a key name: the one that holds the key, else the youngest one."""
+    live = Message.objects.using(using).filter(topic=topic, key=key, state__in=LIVE).order_by()
+    return max(live, key=lambda message: (message.holds_key, message.pk), default=None)
+
+
+def lock_keys(using: str, keys: Iterable[Key], changing: Collection[Key]) -> set[Key]:
+    """Return those of the keys for which a message is in the way.
+
+    The messages that may change, as those of the keys in ``changing`` and finished ones, are locked until the end of
+    the transaction, in the order of their ids, as each action on many messages locks them.
+    """
+    by_topic: dict[str, set[str]] = {}
+    for topic, key in keys:
+        by_topic.setdefault(topic, set()).add(key)
+    taken: set[Key] = set()
+    to_lock: set[int] = set()
+    for topic, some in by_topic.items():
+        for part in chunks(sorted(some), ROWS_TOGETHER):
+            for where in (HOLDS_KEY, WAITS_AGAIN):
+                rows = Message.objects.using(using).filter(where, topic=topic, key__in=part).order_by()
+                for message in rows.only("key", "state"):
+                    held = (topic, message.key or "")
+                    taken.add(held)
+                    if held in changing or message.state in FINAL:
+                        to_lock.add(message.pk)
+    for ids in chunks(sorted(to_lock), ROWS_TOGETHER):
+        found = Message.objects.using(using).filter(pk__in=ids).order_by("pk")
+        list(locked(using, found, wait=True).values_list("pk"))
+    return taken
+
+
+def free_key(using: str, holder: Message) -> bool:
+    """Free the key of a finished message if the time for which it held it is over. Tell whether the key may be free."""
+    assert holder.finished_at is not None
+    assert holder.key_for is not None
+    if holder.finished_at + timedelta(seconds=holder.key_for) > statements(using).now():
+        return False
+    with writing(using):
+        # A message that was requeued meanwhile is not finished.
+        rows = Message._base_manager.using(using).filter(pk=holder.pk, moves=holder.moves)
+        rows.update(key_for=None)
+    return True
+
+
+def next_of(using: str, own: int) -> Message | None:
+    """Return the next message of ``own``; None when its handler has scheduled none.
+
+    If that message has been purged, ``own`` stands for it: its step was made, and must not be made again.
+    """
+    rows = Message.objects.using(using)
+    message = _one(rows.filter(pk=own))
+    if message is None or message.next_id is None:
+        return None
+    return _one(rows.filter(pk=message.next_id)) or message
+
+
+def note_next(using: str, own: int, message_id: int) -> None:
+    """Note that a message which somebody else has scheduled is the next one of ``own``, unless there is one already."""
+    row = Message._base_manager.using(using).filter(pk=own, state__in=LIVE, next_id=None)
+    row.exclude(pk=message_id).update(next_id=message_id)
+
+
+def _one(rows: QuerySet[Message]) -> Message | None:
+    """Return any of the rows; None when there is none."""
+    return next(iter(rows[:1]), None)
