@@ -313,20 +313,9 @@ def _message(using: str, new: NewMessage, inserted: Inserted) -> Message:
     message = Message.__new__(Message)
     state = _State()
     state.adding, state.db = False, using
-    values = message.__dict__
-    values.update(_BLANK)
-    values["_state"] = state
-    values["id"], values["due_at"], values["created_at"] = inserted
-    values["topic"], values["queue"] = new.topic, new.queue
-    values["payload"] = decoded(new.payload) if new.value is None else new.value
-    values["headers"] = decoded(new.headers)
-    values["key"], values["priority"], values["max_attempts"] = new.key, new.priority, new.max_attempts
-    if new.expires is not None:
-        values["expires_at"] = inserted.due_at + new.expires
-    if new.retry is not None:
-        values["retry"] = decoded(new.retry)
-    values["timeout"], values["lease"], values["limit_key"] = new.timeout, new.lease, new.limit_key
-    values["key_deliveries"], values["key_for"] = new.key_deliveries, new.key_for
+    message.__dict__.update(
+        _BLANK, _state=state, id=inserted.id, created_at=inserted.created_at, **new.columns(inserted.due_at)
+    )
     return message
 
 

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 from django.db import models
-from django.db.models import Case, Exists, ExpressionWrapper, F, OuterRef, Q, When
+from django.db.models import Case, Exists, ExpressionWrapper, F, Func, OuterRef, Q, When
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
@@ -285,7 +285,7 @@ class Lease(models.Model):
         return f"#{self.message_id} {self.delivery}: {self.until}"
 
 
-def not_expired(at: datetime) -> Q:
+def not_expired(at: datetime | Func) -> Q:
     """Return the condition that a message may still begin at ``at``."""
     return Q(expires_at__isnull=True) | Q(expires_at__gt=at)
 

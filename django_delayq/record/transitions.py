@@ -6,7 +6,6 @@ move was first.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -129,23 +128,9 @@ def replace(using: str, message_id: int, new: NewMessage, *, actor: str) -> Answ
         if not _is_replaceable(message):
             return TOO_LATE
         due = ceil_tenth(new.due_at or at + new.delay)
-        values = {
-            "queue": new.queue,
-            "priority": new.priority,
-            "payload": json.loads(new.payload),
-            "headers": json.loads(new.headers),
-            "due_at": due,
-            "expires_at": None if new.expires is None else due + new.expires,
-            "retry": None if new.retry is None else json.loads(new.retry),
-            "max_attempts": new.max_attempts,
-            "timeout": new.timeout,
-            "lease": new.lease,
-            "limit_key": new.limit_key,
-            "key_deliveries": None if new.key_deliveries is None else message.deliveries,
-            "key_for": new.key_for,
-            "attempts": 0,
-            "conflicts": 0,
-        }
+        values = new.columns(due) | {"attempts": 0, "conflicts": 0}
+        if new.key_deliveries is not None:
+            values["key_deliveries"] = message.deliveries
         return Decision(State.SCHEDULED, values, "replaced", Verdict.RESCHEDULED)
 
     answers = _answers(using, [message_id], decide, actor)

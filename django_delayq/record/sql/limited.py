@@ -12,9 +12,9 @@ from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from ...core.states import State
 from ...models import Message
-from ...models.queues import in_paused_queue
-from ...models.record import LogRow, Place, Rate, lease_is_over, not_expired
+from ...models.record import LogRow, Place, Rate, lease_is_over
 from .moves import clock
+from .portable import may_claim
 
 # The names of limits share this many locks: the table of locks of the server has room for some thousands.
 STRIPES = 64
@@ -105,21 +105,12 @@ class PortableLimits:
     def claimable(
         self, ids: Sequence[int], topics: Collection[str], queue: str | None, ahead: float
     ) -> list[Candidate]:
-        now = clock(self.using)
-        rows = (
-            Message.objects.using(self.using)
-            .filter(
-                not_expired(now),
-                pk__in=list(ids),
-                state=State.SCHEDULED,
-                due_at__lte=now + timedelta(seconds=ahead),
-                topic__in=list(topics),
-                **({} if queue is None else {"queue": queue}),
-            )
-            .exclude(in_paused_queue(self.using))
-            .order_by("pk")
+        rows = Message.objects.using(self.using).filter(
+            may_claim(self.using, topics, queue),
+            pk__in=list(ids),
+            due_at__lte=clock(self.using) + timedelta(seconds=ahead),
         )
-        return [Candidate(*row) for row in rows.values_list("pk", "topic", "queue", "limit_key", "priority", "due_at")]
+        return [Candidate._make(row) for row in rows.order_by("pk").values_list(*Candidate._fields)]
 
     def counts(self, names: Collection[str], since: timedelta | None = None) -> dict[str, Count]:
         now = clock(self.using)

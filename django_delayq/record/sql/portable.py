@@ -1,4 +1,4 @@
-"""The hot moves in Django's ORM, for databases that have no statements of their own."""
+"""The statements of the queue in Django's ORM. A vendor may have quicker ones: ``PostgreSQL`` overrides these."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...core.clock import ceil_tenth, from_tenths, to_us
 from ...core.limits import queue_name
 from ...core.states import LIVE, State
 from ...models import Message
-from ...models.queues import in_paused_queue
+from ...models.queues import RecordNow, in_paused_queue
 from ...models.record import HOLDS_KEY, WAITS_AGAIN, Lease, LogRow, lease_is_over, not_expired
 from .expressions import QUEUES, After, UnderLimits, UpTo
 from .holders import Holder
@@ -37,24 +37,40 @@ from .rows import (
     Ticket,
 )
 
-# SQLite: its own tables know their foreign keys. It follows by itself those with another action.
-REFERENCES = """
-SELECT t.name, k."from" FROM sqlite_master t JOIN pragma_foreign_key_list(t.name) k
- WHERE t.type = 'table' AND k."table" = 'delayq_message' AND k.on_delete IN ('NO ACTION', 'RESTRICT')
- ORDER BY 1, 2
-"""
+
+def may_claim(using: str, topics: Iterable[str], queue: str | None) -> Q:
+    """Return what a claim asks of a message besides its due time. ``queue`` None: it may be in any."""
+    asked = Q(not_expired(RecordNow()), state=State.SCHEDULED, topic__in=list(topics)) & ~in_paused_queue(using)
+    return asked if queue is None else asked & Q(queue=queue)
 
 
 class Portable:
-    """The statements on one database alias, made of ``move`` and querysets."""
+    """The statements on one database alias. Each move is atomic, and writes its log rows with it."""
+
+    # The tables and columns, quoted as SQL needs them. SQLite: its own tables know their foreign keys. It follows by
+    # itself those with another action.
+    REFERENCES = """
+    SELECT printf('"%w"', t.name), printf('"%w"', k."from")
+      FROM sqlite_master t JOIN pragma_foreign_key_list(t.name) k
+     WHERE t.type = 'table' AND k."table" = 'delayq_message' AND k.on_delete IN ('NO ACTION', 'RESTRICT')
+     ORDER BY t.name, k."from"
+    """
 
     def __init__(self, using: str) -> None:
         self.using = using
 
+    def _rows(self, sql: str) -> list[tuple[Any, ...]]:
+        """Run a statement without parameters."""
+        with connections[self.using].cursor() as cursor:
+            cursor.execute(sql)
+            return cursor.fetchall()
+
     def now(self) -> datetime:
+        """Return the time by the database's clock."""
         return clock(self.using)
 
     def insert(self, new: NewMessage, actor: str) -> Inserted | None:
+        """Write one message; return None when another message has its key, or waits again after it gave the key up."""
         with writing(self.using):
             if new.key is not None:
                 rows = Message.objects.using(self.using).filter(topic=new.topic, key=new.key)
@@ -64,45 +80,30 @@ class Portable:
             return inserted
 
     def keep_waiting(self, message_id: int) -> bool:
+        """Keep a waiting message from being claimed before the caller's transaction ends. Tell whether it waits."""
         # A transaction that writes keeps all others from claiming.
         return Message.objects.using(self.using).filter(pk=message_id, state=State.SCHEDULED).exists()
 
     def insert_many(self, new: Sequence[NewMessage], actor: str) -> Iterator[tuple[NewMessage, Inserted]]:
+        """Write messages without keys, in the caller's transaction; all are written when the iterator is exhausted."""
         now = self.now()
         log = []
         for one in new:
             due = ceil_tenth(one.due_at or now + one.delay)
-            message = Message(
-                topic=one.topic,
-                queue=one.queue,
-                key=one.key,
-                priority=one.priority,
-                payload=json.loads(one.payload),
-                headers=json.loads(one.headers),
-                due_at=due,
-                expires_at=None if one.expires is None else due + one.expires,
-                created_at=now,
-                retry=None if one.retry is None else json.loads(one.retry),
-                max_attempts=one.max_attempts,
-                timeout=one.timeout,
-                lease=one.lease,
-                limit_key=one.limit_key,
-                key_deliveries=one.key_deliveries,
-                key_for=one.key_for,
-            )
+            message = Message(**one.columns(due), created_at=now)
             message.save_base(using=self.using, force_insert=True)
             log.append(first_row(message, actor))
             yield one, Inserted(message.pk, due, now)
         LogRow._base_manager.using(self.using).bulk_create(log)
 
     def facts(self, ids: Sequence[int]) -> dict[int, Facts]:
+        """Return what decides where these ids belong, by id. Locks nothing."""
         rows = Message.objects.using(self.using).filter(pk__in=list(ids))
         return {row[0]: Facts._make(row) for row in rows.values_list(*Facts._fields)}
 
     def queues(self, known: Collection[str] = ()) -> list[str]:
-        with connections[self.using].cursor() as cursor:
-            cursor.execute(QUEUES)
-            return [queue for (queue,) in cursor.fetchall() if queue not in known]
+        """Return the queues that hold scheduled messages, by name. With ``known``: other ones, in no order."""
+        return [queue for (queue,) in self._rows(QUEUES) if queue not in known]
 
     def heads(
         self,
@@ -112,7 +113,12 @@ class Portable:
         end: datetime | None,
         limit: int,
         topics: Sequence[str] | None = None,
-    ) -> Iterator[tuple[str, int, int, int]]:
+    ) -> Iterable[tuple[str, int, int, int]]:
+        """Return the first scheduled messages of each queue, up to ``limit``, in their order of (due, id).
+
+        Only messages after the place ``after`` in that order and due by ``end`` count; with ``topics`` only those of
+        these topics. Yields queue, id, due time (microseconds since 1970) and priority.
+        """
         rows = Message.objects.using(self.using).filter(After(*after), state=State.SCHEDULED)
         if end is not None:
             rows = rows.filter(due_at__lte=end)
@@ -124,6 +130,11 @@ class Portable:
                 yield (queue, *place)
 
     def look(self, begins: Mapping[str, Spot], topics: Iterable[str], closed: Collection[str]) -> list[Seen]:
+        """Look at queues, behind a spot in each, for the first message that may begin once it is due.
+
+        That is one of these topics, under none of the limits ``closed``, which is not expired. In a queue that is
+        paused, or under one of these limits, there is none.
+        """
         found = []
         for queue, begin in begins.items():
             first = self._behind(begin, queue).values_list("due_at", "id").first()
@@ -133,6 +144,7 @@ class Portable:
         return found
 
     def anything_expired(self, leased_from: datetime, waiting_from: datetime) -> Expired:
+        """Tell whether a lease has run out, and whether a waiting message has expired, from these times on."""
         now = self.now()
         rows = Message.objects.using(self.using).order_by()
         return Expired(
@@ -161,18 +173,28 @@ class Portable:
     def due(
         self, queue: str, topics: Iterable[str], limit: int, closed: Collection[str], after: Spot = BEGINNING
     ) -> list[Ticket]:
+        """Return due messages of a queue behind a spot, of the thousand most overdue, the highest priority first.
+
+        Those that stand under one of the limits ``closed`` are left out, and so is what stands behind ``ROWS_PASSED``
+        others.
+        """
         _last, rows = self._open(queue, topics, closed, after)
         rows = rows.filter(due_at__lte=self.now())
         head = rows.values_list("priority", "due_at", "pk")[:1000]
         return [Ticket(pk) for _priority, _due, pk in sorted(head, key=lambda row: (-row[0], row[1], row[2]))[:limit]]
 
     def claims_under_way(self) -> set[str]:
+        """Return the transactions that may be claiming at this moment."""
         # A transaction that writes waits for those before it, so none is under way beside it.
         return set()
 
     def claim(
         self, tickets: Sequence[Ticket], leases: dict[str, float], worker: str, queue: str | None, ahead: float
     ) -> list[Claimed]:
+        """Move ``scheduled → running`` the messages that may start, of the topics in ``leases`` (topic → seconds).
+
+        No message is claimed more than ``ahead`` seconds before its due time, whatever the ticket says.
+        """
         by_id = {ticket.id: ticket for ticket in tickets}
         # The time that the log rows get.
         claimed_at: datetime
@@ -183,7 +205,7 @@ class Portable:
             ticket = by_id[message.pk]
             ready_at = None if ticket.ready_tenths is None else from_tenths(ticket.ready_tenths)
             latest = now + timedelta(seconds=ahead)
-            if message.due_at > min(ready_at or latest, latest) or (message.expires_at and message.expires_at <= now):
+            if message.due_at > min(ready_at or latest, latest):
                 return LEFT_ALONE
             values = {
                 "deliveries": message.deliveries + 1,
@@ -198,38 +220,16 @@ class Portable:
                 ready_at=ready_at,
             )
 
-        where = Q(pk__in=list(by_id), state=State.SCHEDULED, topic__in=list(leases))
-        where &= ~in_paused_queue(self.using)
-        if queue is not None:
-            where &= Q(queue=queue)
+        where = Q(pk__in=list(by_id)) & may_claim(self.using, leases, queue)
         return [
-            Claimed(
-                m.pk,
-                m.topic,
-                m.queue,
-                m.key,
-                m.priority,
-                m.payload,
-                m.headers,
-                m.due_at,
-                m.expires_at,
-                m.retry,
-                m.max_attempts,
-                m.attempts,
-                m.deliveries,
-                m.reported,
-                m.excused,
-                claimed_at,
-                m.timeout,
-                m.lease,
-                m.conflicts,
-                m.limit_key,
-            )
+            # The time is in the row of the log.
+            Claimed._make(getattr(m, name) for name in Claimed._fields)._replace(claimed_at=claimed_at)
             for m, decision in move(self.using, where, decide, actor=worker, wait=False)
             if decision.to is not None
         ]
 
     def succeed(self, successes: Sequence[Success], *, wait: bool) -> set[int]:
+        """Move messages to *consumed* while they are live; return the ids that moved."""
         by_id = {success.id: success for success in successes}
 
         def decide(message: Message, now: datetime) -> Decision:
@@ -244,10 +244,11 @@ class Portable:
         return {m.pk for m, _decision in move(self.using, where, decide, actor="", wait=wait)}
 
     def begin(self) -> None:
+        """Have the transaction that Django has just opened in this thread begin now, not with its first statement."""
         # SQLite has begun it; another vendor begins it with the first statement.
-        pass
 
     def fail(self, failures: Sequence[Failure], *, wait: bool) -> list[Moved]:
+        """Move ``running → scheduled | dead | cancelled`` for the current delivery."""
         by_id = {failure.id: failure for failure in failures}
 
         def decide(message: Message, now: datetime) -> Decision:
@@ -285,6 +286,11 @@ class Portable:
         ]
 
     def extend(self, renewals: Sequence[LeaseRenewal], *, wait: bool = True) -> dict[int, bool]:
+        """Extend leases. Return id → whether a cancel was requested; a delivery whose id is missing has lost its lease.
+
+        With no renewals this waits for the same locks on tables as a renewal would. ``wait=False`` passes over rows
+        that another transaction has locked.
+        """
         answers = {}
         with writing(self.using):
             now = self.now()
@@ -307,6 +313,7 @@ class Portable:
             rows.filter(**lease, until__lt=until).update(until=until)
 
     def delete(self, ids: Sequence[int]) -> None:
+        """Delete messages, which the caller's transaction has locked, with their log."""
         marks = ", ".join(["%s"] * len(ids))
         with connections[self.using].cursor() as cursor:
             # By SQL: Django would delete rows of the project that refer to a message, too.
@@ -314,6 +321,11 @@ class Portable:
             cursor.execute(f"DELETE FROM {Message._meta.db_table} WHERE id IN ({marks})", [*ids])  # noqa: S608
 
     def deletion(self, rows: QuerySet[Message]) -> Callable[[int], int]:
+        """Return a function that deletes the next of these finished messages with their log, the oldest first.
+
+        It takes how many to delete at most, and returns how many it deleted: fewer when there are no more. Each call is
+        a transaction, and passes over messages that another transaction has locked.
+        """
         after: tuple[datetime | None, int] | None = None
 
         def delete(size: int) -> int:
@@ -332,24 +344,27 @@ class Portable:
         return delete
 
     def references(self) -> list[Reference]:
-        quote = connections[self.using].ops.quote_name
-        with connections[self.using].cursor() as cursor:
-            cursor.execute(REFERENCES)
-            return [Reference(quote(table), quote(column)) for table, column in cursor.fetchall()]
+        """Return the foreign keys because of which the database refuses to delete a message that a row refers to."""
+        return [Reference(table, column) for table, column in self._rows(self.REFERENCES)]
 
     def places(self, rows: QuerySet[Message]) -> Iterable[tuple[int, int, int]]:
+        """Return the id, the due time (microseconds since 1970) and the priority of rows: all that Redis gets."""
         return ((pk, to_us(due), priority) for pk, due, priority in rows.values_list("id", "due_at", "priority"))
 
     def has_been_up_for(self, seconds: float) -> bool:
+        """Tell whether the database has been up for this many seconds."""
         # The uptime is not known: the database counts as having been up for ever.
         return True
 
     def most_connections(self) -> int | None:
+        """Return how many connections the user of this one may have at once; None where nothing limits them."""
         return None
 
     def snapshot_holders(self) -> list[Holder] | None:
+        """Return who holds snapshots, those first that keep the most rows; None where snapshots keep no rows."""
         return None
 
     def estimated_rows(self, relation: str) -> int | None:
+        """Return how many rows the planner believes a table or index has; None where there is no estimate."""
         # There is no estimate but a count of the rows.
         return None

@@ -20,11 +20,12 @@ from django.db.models import QuerySet
 from ...models import Message
 from .expressions import Microseconds
 from .holders import HOLDERS, Holder
+from .portable import Portable
 from .postgresql_delivery import PostgreSQLDelivery
 from .postgresql_looks import PostgreSQLLooks
 from .postgresql_parts import LOOKS_LIKE_FEW, array, texts
 from .postgresql_scheduling import PostgreSQLScheduling
-from .rows import Facts, Reference
+from .rows import Facts
 
 # The process that answers, and the connections that the user may have: nobody limits a superuser.
 MOST_CONNECTIONS = """
@@ -71,13 +72,6 @@ SELECT virtualtransaction FROM pg_locks
    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
 
-# An array instead of a parameter for each id: the statement is the same for any number, and its plan is kept.
-DELETE = """
-WITH log AS (DELETE FROM delayq_log WHERE message_id = ANY(%(ids)s::bigint[])),
-     gone AS (DELETE FROM delayq_message WHERE id = ANY(%(ids)s::bigint[]) RETURNING id)
-SELECT count(*) FROM gone
-"""
-
 # The first rows after a place among those that a query finds. Arrays again: the planner does not know how many rows it
 # will be, and could read the whole table for them. A commit of the purge itself does not wait until it is on the disk,
 # and keeps no other commit waiting: what a crash of the server brings back, the next purge deletes.
@@ -91,21 +85,22 @@ SELECT (SELECT count(*) FROM gone), (SELECT finished_at FROM last), (SELECT id F
        CASE WHEN %s::bool THEN set_config('synchronous_commit', 'off', true) END
 """
 
-# The server itself sets to NULL, or deletes, what has another action. A partition has the key of its table once more.
-REFERENCES = """
-SELECT k.conrelid::regclass::text, quote_ident(a.attname)
-  FROM pg_constraint k JOIN pg_attribute a ON a.attrelid = k.conrelid AND a.attnum = k.conkey[1]
- WHERE k.contype = 'f' AND k.confrelid = 'delayq_message'::regclass AND k.confdeltype IN ('a', 'r')
-   AND k.conparentid = 0
- ORDER BY 1, 2
-"""
 
-
-class PostgreSQL(PostgreSQLScheduling, PostgreSQLLooks, PostgreSQLDelivery):
+class PostgreSQL(PostgreSQLScheduling, PostgreSQLLooks, PostgreSQLDelivery, Portable):
     """The statements on one database alias."""
 
+    # The server itself sets to NULL, or deletes, what has another action. A partition has the key of its table once
+    # more.
+    REFERENCES = """
+    SELECT k.conrelid::regclass::text, quote_ident(a.attname)
+      FROM pg_constraint k JOIN pg_attribute a ON a.attrelid = k.conrelid AND a.attnum = k.conkey[1]
+     WHERE k.contype = 'f' AND k.confrelid = 'delayq_message'::regclass AND k.confdeltype IN ('a', 'r')
+       AND k.conparentid = 0
+     ORDER BY 1, 2
+    """
+
     def now(self) -> datetime:
-        return cast(datetime, self._rows("SELECT clock_timestamp()", None)[0][0])
+        return cast(datetime, self._rows("SELECT clock_timestamp()")[0][0])
 
     def facts(self, ids: Sequence[int]) -> dict[int, Facts]:
         return {row[0]: Facts._make(row) for row in self._rows(FACTS, {"ids": array(ids)})} if ids else {}
@@ -133,10 +128,7 @@ class PostgreSQL(PostgreSQLScheduling, PostgreSQLLooks, PostgreSQLDelivery):
         return cast(list[tuple[str, int, int, int]], self._rows(sql, parameters))
 
     def claims_under_way(self) -> set[str]:
-        return {row[0] for row in self._rows(CLAIMS_UNDER_WAY, None)}
-
-    def delete(self, ids: Sequence[int]) -> None:
-        self._rows(DELETE, {"ids": array(ids)})
+        return {row[0] for row in self._rows(CLAIMS_UNDER_WAY)}
 
     def deletion(self, rows: QuerySet[Message]) -> Callable[[int], int]:
         # Compiled once: it takes Django milliseconds, in which no handler of this process runs.
@@ -157,9 +149,6 @@ class PostgreSQL(PostgreSQLScheduling, PostgreSQLLooks, PostgreSQLDelivery):
             return int(deleted)
 
         return delete
-
-    def references(self) -> list[Reference]:
-        return [Reference(table, column) for table, column in self._rows(REFERENCES, [])]
 
     def places(self, rows: QuerySet[Message]) -> Iterable[tuple[int, int, int]]:
         # As the driver reads them: this saves making a datetime for each row, and a number from that.

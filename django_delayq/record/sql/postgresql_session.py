@@ -46,7 +46,7 @@ class PostgreSQLSession:
     def __init__(self, using: str) -> None:
         self.using = using
 
-    def _rows(self, sql: str, parameters: Any, *, keep: bool = True) -> list[tuple[Any, ...]]:
+    def _rows(self, sql: str, parameters: Any = None, *, keep: bool = True) -> list[tuple[Any, ...]]:
         """Run a statement. ``keep``: the server keeps its plan, if the session may have plans that are kept."""
         connection = connections[self.using]
         try:

@@ -102,6 +102,26 @@ class NewMessage(NamedTuple):
     # The id of the message whose handler schedules this one under its own key.
     own: int | None = None
 
+    def columns(self, due_at: datetime) -> dict[str, Any]:
+        """Return what the call decided of the row, as the model has it, with this due time."""
+        return {
+            "topic": self.topic,
+            "queue": self.queue,
+            "key": self.key,
+            "priority": self.priority,
+            "payload": decoded(self.payload) if self.value is None else self.value,
+            "headers": decoded(self.headers),
+            "due_at": due_at,
+            "expires_at": None if self.expires is None else due_at + self.expires,
+            "retry": None if self.retry is None else decoded(self.retry),
+            "max_attempts": self.max_attempts,
+            "timeout": self.timeout,
+            "lease": self.lease,
+            "limit_key": self.limit_key,
+            "key_deliveries": self.key_deliveries,
+            "key_for": self.key_for,
+        }
+
 
 # The place of the first field that messages of one kind have in common.
 ALIKE_FROM = NewMessage._fields.index("topic")
