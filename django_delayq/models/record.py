@@ -128,7 +128,7 @@ class Message(_Record):
     # The message that its handler scheduled under its key, whatever has become of that since: it has the key instead,
     # and a delivery that is repeated finds it. NULL: there is none yet, or a requeue has begun a new life.
     next_id = models.BigIntegerField(null=True, editable=False)
-    # The actor of the first row of the log, while only this row has it: see ``LogRow``.
+    # The actor of the first row of the log, while only this row has it: see ``log_in_row``.
     created_by = models.CharField(max_length=200, null=True, editable=False)  # noqa: DJ001
     # The columns that moves change stand together at the end: when a row is updated, PostgreSQL logs only the bytes
     # from the first difference to the last.
@@ -150,8 +150,7 @@ class Message(_Record):
     # The number of moves, and of the last row in the log.
     moves = models.IntegerField(_("moves"), default=1)
     leased_until = UTCDateTimeField(_("leased until"), null=True, blank=True)
-    # The last claim while only this row has it (see ``LogRow``): its time, its due time in Redis, and its worker once
-    # ``worker`` says something else. Then the actor of the success.
+    # The last claim and the success while only this row has them: see ``log_in_row``.
     claimed_at = UTCDateTimeField(null=True, editable=False)
     ready_at = UTCDateTimeField(null=True, editable=False)
     claimed_by = models.CharField(max_length=200, null=True, editable=False)  # noqa: DJ001
@@ -369,9 +368,7 @@ class _Move(_Record):
 class LogRow(_Move):
     """A row of the log that has a place of its own on disk; ``Transition`` shows the whole log.
 
-    The usual life of a message (it is scheduled, claimed and consumed) needs no such row on PostgreSQL: the row of the
-    message has all that the log says of these moves. Whoever makes any other move writes first what only the row of the
-    message says of earlier ones, and sets those columns to NULL: its move may change what they are read from.
+    The usual life of a message needs no such row on PostgreSQL: ``record/sql/log_in_row.py``.
     """
 
     pk = models.CompositePrimaryKey("message_id", "number")

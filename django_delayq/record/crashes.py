@@ -17,9 +17,10 @@ from django.db.models import Exists, OuterRef, Q
 from ..core.clock import ceil_tenth
 from ..core.states import State
 from ..models import Message
-from ..models.record import Lease, LogRow, lease_is_over
+from ..models.record import Lease, lease_is_over
 from .low_water import LowWater
 from .sql import statements
+from .sql.log_in_row import claimed_after
 from .sql.moves import LEFT_ALONE, Decide, Decision, move, moved
 from .sql.rows import BEGINNING, Moved
 from .transitions import MOVES_PER_TRANSACTION, now
@@ -203,11 +204,7 @@ def release_orphaned(using: str, ids: Iterable[int], worker: str, *, since: date
     """
     where = Q(pk__in=list(ids), state=State.RUNNING, worker=worker)
     if since is not None:
-        # The claim is in the message's own row, or else in the log: see ``LogRow``. A join with the view of both would
-        # read every message for each of these.
-        claims = LogRow.objects.filter(message_id=OuterRef("pk"), delivery=OuterRef("deliveries"))
-        claims = claims.filter(from_state=State.SCHEDULED, to_state=State.RUNNING, at__gt=since)
-        where &= Q(claimed_at__gt=since) | Q(Exists(claims), claimed_at__isnull=True)
+        where &= claimed_after(since)
 
     def decide(message: Message, at: datetime) -> Decision:
         return _freed(message, "the answer to its claim was lost", {"reported": message.reported + 1})

@@ -109,6 +109,7 @@ SESSION_SQL = "django_delayq/record/sql/postgresql_session.py"
 SCHEDULING_SQL = "django_delayq/record/sql/postgresql_scheduling.py"
 DELIVERY_SQL = "django_delayq/record/sql/postgresql_delivery.py"
 MOVES = "django_delayq/record/sql/moves.py"
+LOG_IN_ROW = "django_delayq/record/sql/log_in_row.py"
 TRANSITIONS = "django_delayq/record/transitions.py"
 CRASHES = "django_delayq/record/crashes.py"
 HELD_KEYS = "django_delayq/record/held_keys.py"
@@ -637,8 +638,8 @@ MUTANTS = [
         "failure without a fence",
         (
             DELIVERY_SQL,
-            "m.moves FROM o JOIN delayq_message m ON m.id = o.id WHERE {IS_RUNNING} AND m.deliveries = o.delivery",
-            "m.moves FROM o JOIN delayq_message m ON m.id = o.id WHERE {IS_RUNNING}",
+            "{COLUMNS} FROM o JOIN delayq_message m ON m.id = o.id WHERE {IS_RUNNING} AND m.deliveries = o.delivery",
+            "{COLUMNS} FROM o JOIN delayq_message m ON m.id = o.id WHERE {IS_RUNNING}",
         ),
     ),
     mutant("success without a guard", (DELIVERY_SQL, "WHERE m.state IN ('running', 'scheduled') ORDER BY", "ORDER BY")),
@@ -660,17 +661,17 @@ MUTANTS = [
     ),
     mutant(
         "failure that loses the claim from the log",
-        (DELIVERY_SQL, "FROM x WHERE claimed_at IS NOT NULL", "FROM x WHERE false"),
+        (LOG_IN_ROW, "FROM x WHERE claimed_at IS NOT NULL", "FROM x WHERE false"),
     ),
     mutant(
         "failure that changes the first row of the log",
-        (PARTS_SQL, "FROM x WHERE created_by IS NOT NULL", "FROM x WHERE false"),
+        (LOG_IN_ROW, "FROM x WHERE created_by IS NOT NULL", "FROM x WHERE false"),
     ),
-    mutant("move that loses the claim from the log", (MOVES, "if message.claimed_at is not None:", "if False:")),
+    mutant("move that loses the claim from the log", (LOG_IN_ROW, "if message.claimed_at is not None:", "if False:")),
     mutant(
         "move that changes the first row of the log",
-        (MOVES, 'values |= {"created_by": None,', "values |= {"),
-        (MOVES, "[] if message.created_by is None else [", "[] if True else ["),
+        (LOG_IN_ROW, 'dict.fromkeys(("created_by", "claimed_at",', 'dict.fromkeys(("claimed_at",'),
+        (LOG_IN_ROW, "[] if message.created_by is None else [", "[] if True else ["),
     ),
     mutant(
         "claim that names its worker as it was marked later",
@@ -720,7 +721,7 @@ MUTANTS = [
     ),
     mutant(
         "orphaned claims that include those of an answer",
-        (CRASHES, "where &= Q(claimed_at__gt=since) | Q(Exists(claims), claimed_at__isnull=True)", "pass"),
+        (CRASHES, "where &= claimed_after(since)", "pass"),
     ),
     mutant(
         "duty that two processes have",

@@ -22,6 +22,7 @@ from ...core.verdicts import Verdict
 from ...models import Message
 from ...models.record import LogRow
 from ..identity import known_identity, learn_identity
+from .log_in_row import CLEARED, rows_of
 from .rows import Moved
 from .sessions import own_transaction
 
@@ -175,7 +176,7 @@ def _plan(message: Message, decision: Decision, after: State, now: datetime) -> 
     before = State(message.state)
     if not is_legal(before, after):
         raise InvalidTransition(f"{before} → {after}")
-    return _Plan(message, decision, before, after, _values(message, decision, after, now), _kept_in(message))
+    return _Plan(message, decision, before, after, _values(message, decision, after, now), rows_of(message))
 
 
 def _write(using: str, plans: list[_Plan]) -> list[_Plan]:
@@ -217,38 +218,6 @@ def _copy(plan: _Plan) -> Message:
     return made
 
 
-def first_row(message: Message, actor: str) -> LogRow:
-    """Return the row of the log for the creation of a message that has not moved since."""
-    return LogRow(
-        message_id=message.pk,
-        number=1,
-        at=message.created_at,
-        to_state=State.SCHEDULED,
-        due_at=message.due_at,
-        actor=actor,
-    )
-
-
-def _kept_in(message: Message) -> list[LogRow]:
-    """Return the rows of the log that the row of a live message stands for: see ``LogRow``."""
-    rows = [] if message.created_by is None else [first_row(message, message.created_by)]
-    if message.claimed_at is not None:
-        rows.append(
-            LogRow(
-                message_id=message.pk,
-                number=message.moves,
-                at=message.claimed_at,
-                from_state=State.SCHEDULED,
-                to_state=State.RUNNING,
-                delivery=message.deliveries,
-                due_at=message.due_at,
-                ready_at=message.ready_at,
-                actor=f"worker:{message.claimed_by or message.worker}",
-            )
-        )
-    return rows
-
-
 def _logged(plan: _Plan, actor: str, now: datetime) -> list[LogRow]:
     message, decision = plan.message, plan.decision
     row = LogRow(
@@ -270,8 +239,7 @@ def _logged(plan: _Plan, actor: str, now: datetime) -> list[LogRow]:
 
 
 def _values(message: Message, decision: Decision, after: State, now: datetime) -> dict[str, Any]:
-    values: dict[str, Any] = {"state": after, "moves": message.moves + 1}
-    values |= {"created_by": None, "claimed_at": None, "claimed_by": None, "ready_at": None}
+    values = {**CLEARED, "state": after, "moves": message.moves + 1}
     values["finished_at"] = None if after in LIVE else now
     if after != State.RUNNING:
         values["leased_until"] = None

@@ -18,7 +18,8 @@ from ...models.queues import RecordNow, in_paused_queue
 from ...models.record import HOLDS_KEY, WAITS_AGAIN, Lease, LogRow, lease_is_over, not_expired
 from .expressions import QUEUES, After, UnderLimits, UpTo
 from .holders import Holder
-from .moves import LEFT_ALONE, Decision, clock, first_row, locked, move, moved, writing
+from .log_in_row import first_row
+from .moves import LEFT_ALONE, Decision, clock, locked, move, moved, writing
 from .rows import (
     BEGINNING,
     ROWS_PASSED,

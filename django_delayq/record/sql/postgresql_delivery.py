@@ -11,13 +11,11 @@ from django.db import connections
 from ...core.clock import SECOND
 from ...core.outcomes import error_kind
 from ...core.states import State
+from .log_in_row import CLAIM_IN_ROW, CLEAR, COLUMNS, EARLIER_ROWS, KEEP_CLAIM, LOG_COLUMNS, SUCCESS_IN_ROW
 from .postgresql_parts import (
     CEIL_TENTH,
-    CLAIMED_BY,
-    FIRST_ROW,
     IS_RUNNING,
     IS_SCHEDULED,
-    LOG_COLUMNS,
     LOOKS_LIKE_FEW,
     MAY_CLAIM,
     array,
@@ -55,14 +53,14 @@ WITH t AS (
 UPDATE delayq_message m
    SET state = 'running', deliveries = m.deliveries + 1, moves = m.moves + 1, worker = %(worker)s,
        leased_until = clock_timestamp() + x.lease * interval '1 second',
-       claimed_at = clock_timestamp(), ready_at = x.ready_at
+       {CLAIM_IN_ROW}
   FROM x WHERE m.id = x.id
 RETURNING m.id, m.topic, m.queue, m.key, m.priority, m.payload::text, m.headers::text, m.due_at, m.expires_at,
           m.retry::text, m.max_attempts, m.attempts, m.deliveries, m.reported, m.excused, m.claimed_at, m.timeout,
           m.lease, m.conflicts, m.limit_key
 """  # noqa: S608
 
-# The usual success, of the current delivery: the row of the log is in the row of the message. See ``LogRow``.
+# The usual success, of the current delivery: the row of the log is in the row of the message. See ``log_in_row``.
 SUCCEED = f"""
 WITH o AS (
     SELECT * FROM unnest(%(ids)s::bigint[], %(deliveries)s::int[], %(places)s::int[]{{results}})
@@ -77,7 +75,7 @@ WITH o AS (
 )
 UPDATE delayq_message m
    SET state = 'consumed', finished_at = clock_timestamp(), leased_until = NULL, worker = '',
-       claimed_by = {CLAIMED_BY}, consumed_by = x.actor,
+       {SUCCESS_IN_ROW},
        reported = m.reported + 1, moves = m.moves + 1{{kept}}
   FROM x WHERE m.id = x.id
 RETURNING m.id
@@ -98,7 +96,7 @@ WITH o AS (
 ), u AS (
     UPDATE delayq_message m
        SET state = 'consumed', finished_at = clock_timestamp(), leased_until = NULL, worker = '',
-           claimed_by = {CLAIMED_BY},
+           {KEEP_CLAIM},
            reported = least(m.reported + 1, m.deliveries - m.excused), moves = m.moves + 1{{kept}}
       FROM x WHERE m.id = x.id
     RETURNING m.id, m.moves, m.finished_at, m.due_at, x.state, x.delivery, x.actor
@@ -121,7 +119,7 @@ WITH o AS (
      WHERE {LOOKS_LIKE_FEW}
 ), x AS (
     SELECT o.*, CASE WHEN m.cancel_requested THEN 'cancelled' WHEN o.dead THEN 'dead' ELSE 'scheduled' END AS after,
-           m.created_at, m.created_by, m.claimed_at, m.ready_at, {CLAIMED_BY} AS worker, m.due_at, m.moves
+           {COLUMNS}
       FROM o JOIN delayq_message m ON m.id = o.id
      WHERE {IS_RUNNING} AND m.deliveries = o.delivery
      ORDER BY m.id
@@ -129,7 +127,7 @@ WITH o AS (
 ), u AS (
     UPDATE delayq_message m
        SET state = x.after, leased_until = NULL, worker = '', reported = m.reported + 1, moves = m.moves + 1,
-           created_by = NULL, claimed_at = NULL, ready_at = NULL, claimed_by = NULL,
+           {CLEAR},
            attempts = m.attempts + x.counts::int, conflicts = m.conflicts + x.conflict::int{{changed}},
            error = CASE WHEN x.kind <> '' THEN x.kind ELSE m.error END,
            finished_at = CASE WHEN x.after <> 'scheduled' THEN clock_timestamp() END,
@@ -142,11 +140,7 @@ WITH o AS (
               x.error, x.traceback, x.exception
 ), l AS (
     INSERT INTO delayq_log ({LOG_COLUMNS})
-    {FIRST_ROW}
-    UNION ALL
-    SELECT id, moves, claimed_at, 'scheduled', 'running', delivery, due_at, ready_at, 'worker:' || worker,
-           '', '', '', ''
-      FROM x WHERE claimed_at IS NOT NULL
+    {EARLIER_ROWS}
     UNION ALL
     SELECT id, moves, clock_timestamp(), 'running', after, delivery, due_at, NULL, actor, reason, error, traceback,
            exception

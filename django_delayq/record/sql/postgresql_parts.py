@@ -8,9 +8,6 @@ from functools import lru_cache
 # Due times are whole tenths of a millisecond, rounded up: a message is never early.
 CEIL_TENTH = "date_bin('100 microseconds', {} + interval '99 microseconds', timestamptz '2000-01-01 00:00:00Z')"
 
-LOG_COLUMNS = """message_id, number, at, from_state, to_state, delivery, due_at, ready_at, actor,
-         reason, error, traceback, exception"""
-
 # True for every id. The server assumes ten rows for an array parameter. A kept plan for ten rows looks more expensive
 # than a new plan for the one or two rows that are usual, so the server would plan each time, which takes longer than
 # the statement itself. With a range it assumes hardly any rows, and keeps the plan.
@@ -27,13 +24,6 @@ IS_RUNNING = "m.state || '' = 'running'"
 NOW = "(SELECT clock_timestamp())"
 
 NOT_EXPIRED = "(m.expires_at IS NULL OR m.expires_at > clock_timestamp())"
-
-# The worker of the claim that only the row of the message has. See ``LogRow``.
-CLAIMED_BY = "CASE WHEN m.claimed_at IS NOT NULL THEN coalesce(m.claimed_by, m.worker) END"
-
-# The first row of the log, from the rows of messages ``x`` that alone have it so far.
-FIRST_ROW = """SELECT id, 1, created_at, NULL, 'scheduled', 0, due_at, NULL::timestamptz, created_by, '', '', '', ''
-      FROM x WHERE created_by IS NOT NULL"""
 
 # Every claim reads this: a transaction that has begun a claim holds a lock on the table of queues until it commits.
 PAUSED = "SELECT name FROM delayq_queue WHERE resumes_at IS NULL OR resumes_at > clock_timestamp()"

@@ -23,7 +23,7 @@ from .rows import (
     NewMessage,
 )
 
-# The columns of every new message. The first row of the log is in the row of the message: created_by. See ``LogRow``.
+# The columns of every new message.
 FRESH = {
     "state": "'scheduled'",
     "headers": "'{}'",

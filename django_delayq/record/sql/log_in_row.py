@@ -1,0 +1,98 @@
+"""The part of the log that stands in the rows of messages: what it says, and who writes and reads it.
+
+On PostgreSQL the usual life of a message (it is scheduled, claimed and consumed) adds no row to the log. The row of the
+message says all that the log needs:
+
+* ``created_by``, with ``created_at``: the first row of the log, and its actor.
+* ``claimed_at``, ``ready_at``: the claim of the current delivery, or of the last one if that has succeeded, and the due
+  time that Redis had. Its worker is ``claimed_by``, or ``worker`` while ``claimed_by`` is NULL.
+* ``consumed_by``, with ``finished_at``: the success, and its actor.
+
+A column is NULL when the log itself has the row. Whoever makes any other move first adds to the log what only these
+columns say, and sets them to NULL (``CLEARED``), for its move may change what they are read from. ``Transition``, a
+view that the migration makes, shows both parts as one log.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from django.db.models import Exists, OuterRef, Q
+
+from ...core.states import State
+from ...models import Message
+from ...models.record import LogRow
+
+# --- in the ORM -------------------------------------------------------------------------------------------------------
+
+# The values of a row whose log has all.
+CLEARED: dict[str, Any] = dict.fromkeys(("created_by", "claimed_at", "ready_at", "claimed_by"))
+
+
+def first_row(message: Message, actor: str) -> LogRow:
+    """Return the row of the log for the creation of a message that has not moved since."""
+    return LogRow(
+        message_id=message.pk,
+        number=1,
+        at=message.created_at,
+        to_state=State.SCHEDULED,
+        due_at=message.due_at,
+        actor=actor,
+    )
+
+
+def rows_of(message: Message) -> list[LogRow]:
+    """Return the rows of the log that only the row of a live message has, not yet written."""
+    rows = [] if message.created_by is None else [first_row(message, message.created_by)]
+    if message.claimed_at is not None:
+        rows.append(
+            LogRow(
+                message_id=message.pk,
+                number=message.moves,
+                at=message.claimed_at,
+                from_state=State.SCHEDULED,
+                to_state=State.RUNNING,
+                delivery=message.deliveries,
+                due_at=message.due_at,
+                ready_at=message.ready_at,
+                actor=f"worker:{message.claimed_by or message.worker}",
+            )
+        )
+    return rows
+
+
+def claimed_after(moment: datetime) -> Q:
+    """Return the condition that the current delivery of a message was claimed after this moment.
+
+    A join with the view of the whole log would read every message for each of these.
+    """
+    claims = LogRow.objects.filter(message_id=OuterRef("pk"), delivery=OuterRef("deliveries"))
+    claims = claims.filter(from_state=State.SCHEDULED, to_state=State.RUNNING, at__gt=moment)
+    return Q(claimed_at__gt=moment) | Q(Exists(claims), claimed_at__isnull=True)
+
+
+# --- on PostgreSQL ----------------------------------------------------------------------------------------------------
+
+LOG_COLUMNS = """message_id, number, at, from_state, to_state, delivery, due_at, ready_at, actor,
+         reason, error, traceback, exception"""
+
+# What an update sets in the row of a message ``m`` that it claims with the row ``x``.
+CLAIM_IN_ROW = "claimed_at = clock_timestamp(), ready_at = x.ready_at"
+
+# The worker of the claim that only the row of the message has.
+CLAIMED_BY = "CASE WHEN m.claimed_at IS NOT NULL THEN coalesce(m.claimed_by, m.worker) END"
+
+# What an update sets that clears ``worker``, and with the success of the current delivery.
+KEEP_CLAIM = f"claimed_by = {CLAIMED_BY}"
+SUCCESS_IN_ROW = f"{KEEP_CLAIM}, consumed_by = x.actor"
+
+# What a move to other states sets, which reads these columns of the row ``m`` and adds ``EARLIER_ROWS`` to the log.
+CLEAR = ", ".join(f"{name} = NULL" for name in CLEARED)
+COLUMNS = f"m.created_at, m.created_by, m.claimed_at, m.ready_at, {CLAIMED_BY} AS claimed_by, m.due_at, m.moves"
+EARLIER_ROWS = """SELECT id, 1, created_at, NULL, 'scheduled', 0, due_at, NULL::timestamptz, created_by, '', '', '', ''
+      FROM x WHERE created_by IS NOT NULL
+    UNION ALL
+    SELECT id, moves, claimed_at, 'scheduled', 'running', delivery, due_at, ready_at, 'worker:' || claimed_by,
+           '', '', '', ''
+      FROM x WHERE claimed_at IS NOT NULL"""
