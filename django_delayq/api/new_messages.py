@@ -48,13 +48,15 @@ def _on_conflict(value: Any) -> OnConflict:
     raise InvalidMessage(f"on_conflict is one of {', '.join(OnConflict)}, not {shown(value)}")
 
 
-# The check of each option, which returns the value of its column. An option that is None is not given.
+# The check of each option, which returns the value of its column, and of ``unique`` those of two. An option that is
+# None is not given.
 _CHECKS: dict[str, Callable[[Any], Any]] = {
     "due_at": validation.due,
     "delay": validation.delay,
     "queue": validation.queue,
     "priority": validation.priority,
     "key": validation.key,
+    "unique": validation.unique,
     "on_conflict": _on_conflict,
     "expires": validation.expires,
     "max_attempts": validation.max_attempts,
@@ -66,6 +68,8 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
 }
 _NAMES = MessageDict.__required_keys__ | MessageDict.__optional_keys__
 _OPTIONS = _NAMES - {"topic", "payload"}
+# The choices about a key. A message without one may have the usual ones only, and None is no choice.
+_OF_KEYS = frozenset({"on_conflict", "unique"})
 
 
 def checked(topic: str, payload: Any, options: Mapping[str, Any]) -> NewMessage:
@@ -74,29 +78,20 @@ def checked(topic: str, payload: Any, options: Mapping[str, Any]) -> NewMessage:
         raise TypeError(
             f"schedule_message() has no such argument: {names.unknown(options.keys() - _OPTIONS, _NAMES, _MEANT)}"
         )
-    topic = validation.topic(topic)
-    given = {name: value for name, value in options.items() if value is not None or name == "on_conflict"}
+    handler = registry.find(topic) if isinstance(topic, str) else None
+    # The topic of a handler was checked when that was registered.
+    topic = validation.topic(topic) if handler is None else handler.topic
+    given = {name: value for name, value in options.items() if value is not None or name in _OF_KEYS}
     if "delay" in given and "due_at" in given:
         raise InvalidMessage("give delay or due_at, not both")
-    key_deliveries, key_for = validation.unique(options.get("unique", "live"))
-    given.pop("unique", None)
-    columns = {name: _CHECKS[name](value) for name, value in given.items()}
+    columns: dict[str, Any] = {} if handler is None else {"priority": handler.priority, "queue": handler.queue}
+    columns |= {name: _CHECKS[name](value) for name, value in given.items()}
+    columns["queue"] = columns.get("queue") or conf.get().DEFAULT_QUEUE
+    columns["key_deliveries"], columns["key_for"] = columns.pop("unique", (None, None))
     text, value = validation.payload_and_value(payload)
-    new = NewMessage(
-        **{
-            "payload": text,
-            "value": value,
-            "topic": topic,
-            "queue": registry.default_queue(topic),
-            "priority": registry.default_priority(topic),
-            "key_deliveries": key_deliveries,
-            "key_for": key_for,
-            **columns,
-        }
-    )
-    if new.key is None:
+    new = NewMessage(payload=text, value=value, topic=topic, **columns)
+    if new.key is None and not _OF_KEYS.isdisjoint(given):
         _refuse_without_key(new)
-    handler = registry.find(topic)
     if settings.DEBUG:
         _ask_of(new)
     if handler is None or (handler.limit_key is None and new.limit_key is None):

@@ -44,11 +44,6 @@ def from_us(us: int) -> datetime:
     return _EPOCH + timedelta(microseconds=us)
 
 
-def span_us(span: timedelta) -> float:
-    """Return a span in microseconds, as a whole number that a database takes for a double."""
-    return float(span // _US)
-
-
 def us_to_tenths(us: int) -> int:
     """Convert microseconds to tenths of a millisecond, rounded up as ``to_tenths`` does."""
     return -(-us // 100)

@@ -590,8 +590,8 @@ MUTANTS = [
         "message that overlooks its handler's priority",
         (
             "django_delayq/api/new_messages.py",
-            '"priority": registry.default_priority(topic),',
-            '"priority": 0,',
+            '"priority": handler.priority, "queue"',
+            '"priority": 0, "queue"',
         ),
     ),
     mutant(
@@ -614,8 +614,8 @@ MUTANTS = [
         "cursor that reads times in a former time zone",
         (
             SESSION_SQL,
-            "cursor = session.cursors.pop(how, None)",
-            "cursor = (session.cursors.popitem()[1] if session.cursors else None)",
+            "cursor = cursors.pop(how, None)",
+            "cursor = (cursors.popitem()[1] if cursors else None)",
         ),
     ),
     mutant(
@@ -626,8 +626,8 @@ MUTANTS = [
         "new message without a timeout that has its handler's",
         (
             SCHEDULING_SQL,
-            "for name, value in values.items() if value is not None}",
-            "for name, value in values.items() if value not in (None, 0.0) or name in ('priority', 'delay')}",
+            "if parameters[name] is not None]",
+            "if parameters[name] not in (None, 0.0) or name == 'priority']",
         ),
     ),
     mutant(

@@ -315,7 +315,8 @@ class Portable:
 
     def delete(self, ids: Sequence[int]) -> None:
         """Delete messages, which the caller's transaction has locked, with their log."""
-        marks = ", ".join(["%s"] * len(ids))
+        # PostgreSQL knows no empty list.
+        marks = ", ".join(["%s"] * len(ids)) or "NULL"
         with connections[self.using].cursor() as cursor:
             # By SQL: Django would delete rows of the project that refer to a message, too.
             cursor.execute(f"DELETE FROM {LogRow._meta.db_table} WHERE message_id IN ({marks})", [*ids])  # noqa: S608

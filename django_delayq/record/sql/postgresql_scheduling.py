@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cache, lru_cache
 from typing import Any
 
 import psycopg
 from django.db import connections
 
-from ...core.clock import ceil_tenth, span_us
+from ...core.clock import ceil_tenth
 from ...core.states import LIVE
 from ..identity import known_identity, learn_identity
 from .moves import IDENTITY
@@ -46,6 +46,11 @@ GIVEN = {
     "due_at": CEIL_TENTH.format("%(due_at)s::timestamptz"),
     "expires_at": "due + %(expires_at)s::float8 * interval '1 microsecond'",
 }
+
+# What decides how the statement reads.
+NAMED = (*GIVEN, "own")
+# The server gets spans as doubles: of whole microseconds up to 285 years these are exact.
+MICROSECOND = timedelta(microseconds=1)
 
 IS_LIVE = f"state IN ({', '.join(repr(state.value) for state in sorted(LIVE))})"
 
@@ -119,27 +124,12 @@ class PostgreSQLScheduling(PostgreSQLSession):
     """The statements that write new messages."""
 
     def insert(self, new: NewMessage, actor: str) -> Inserted | None:
-        values = {
-            "topic": new.topic,
-            "queue": new.queue,
-            "key": new.key,
-            "priority": new.priority,
-            "payload": new.payload,
-            "headers": None if new.headers == "{}" else new.headers,
-            "due_at": new.due_at,
-            "delay": float(span_us(new.delay)) if new.due_at is None else None,
-            "expires_at": None if new.expires is None else float(span_us(new.expires)),
-            "retry": new.retry,
-            "max_attempts": new.max_attempts,
-            "timeout": new.timeout,
-            "lease": new.lease,
-            "limit_key": new.limit_key,
-            "created_by": actor,
-            "key_deliveries": new.key_deliveries,
-            "key_for": new.key_for,
-        }
-        parameters: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
-        given = tuple(parameters) if new.own is None else (*parameters, "own")
+        parameters: dict[str, Any] = {**new._asdict(), "created_by": actor}
+        if new.headers == "{}":
+            parameters["headers"] = None
+        parameters["delay"] = None if new.due_at else new.delay / MICROSECOND
+        parameters["expires_at"] = None if new.expires is None else new.expires / MICROSECOND
+        given = tuple([name for name in NAMED if parameters[name] is not None])
         knows = bool(known_identity(self.using))
         rows = self._rows(_insert(given, knows=knows), parameters)
         if not rows:

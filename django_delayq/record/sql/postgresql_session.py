@@ -9,35 +9,13 @@ import psycopg
 from django.db import NotSupportedError, OperationalError, ProgrammingError, connections
 
 from ...core import clock
-from .sessions import Session, ask_session, known_session, own_transaction
+from .sessions import ask_session, known_session, own_transaction
 
 # The codes of a prepared statement that does not exist, and of a name that another one has.
 LOST_STATEMENT = ("26000", "42P05")
 
 # A cursor keeps the rows of its last answer in memory. With more rows than this it is not kept itself.
 MOST_ROWS_KEPT = 10
-
-
-def _run(raw: Any, session: Session, sql: str, parameters: Any, *, keep: bool) -> list[tuple[Any, ...]]:
-    """Run a statement by a cursor.
-
-    The cursor is psycopg's own: Django's would keep every statement in memory under DEBUG, and it reads times in
-    Python. It is kept for the next statement: a new one would look for the types of all values again.
-    """
-    before, zone = raw.prepare_threshold, raw.pgconn.parameter_status(b"TimeZone")
-    how = zone, raw.pgconn.parameter_status(b"client_encoding")
-    cursor = session.cursors.pop(how, None) or psycopg.Cursor(raw)
-    try:
-        raw.prepare_threshold = 0 if keep else None
-        rows: list[tuple[Any, ...]] = cursor.execute(sql, parameters, binary=True).fetchall()
-    finally:
-        raw.prepare_threshold = before
-    if len(rows) <= MOST_ROWS_KEPT:
-        session.cursors[how] = cursor
-    if zone == b"UTC":
-        return rows
-    # The driver returns times of the session's time zone, with which Python cannot compute (UTCDateTimeField).
-    return [tuple([v.astimezone(UTC) if isinstance(v, datetime) else v for v in row]) for row in rows]
 
 
 class PostgreSQLSession:
@@ -85,10 +63,28 @@ class PostgreSQLSession:
 
     @staticmethod
     def _execute(connection: Any, sql: str, parameters: Any, *, keep: bool) -> list[tuple[Any, ...]]:
-        """Run a statement, and let the server keep its plan: planning one of these takes longer than running it."""
+        """Run a statement, and let the server keep its plan: planning one of these takes longer than running it.
+
+        The cursor is psycopg's own: Django's would keep every statement in memory under DEBUG, and it reads times in
+        Python. It is kept for the next statement: a new one would look for the types of all values again.
+        """
         if clock.of_tests is not None:
             # Each text is another one: the server would keep its plan in vain.
             sql, keep = sql.replace("clock_timestamp()", f"timestamptz '{clock.of_tests().isoformat()}'"), False
         raw = connection.connection
+        cursors = raw.delayq_session.cursors
+        before, zone = raw.prepare_threshold, raw.pgconn.parameter_status(b"TimeZone")
+        how = zone, raw.pgconn.parameter_status(b"client_encoding")
+        cursor = cursors.pop(how, None) or psycopg.Cursor(raw)
         with connection.wrap_database_errors:
-            return _run(raw, raw.delayq_session, sql, parameters, keep=keep)
+            try:
+                raw.prepare_threshold = 0 if keep else None
+                rows: list[tuple[Any, ...]] = cursor.execute(sql, parameters, binary=True).fetchall()
+            finally:
+                raw.prepare_threshold = before
+        if len(rows) <= MOST_ROWS_KEPT:
+            cursors[how] = cursor
+        if zone == b"UTC":
+            return rows
+        # The driver returns times of the session's time zone, with which Python cannot compute (UTCDateTimeField).
+        return [tuple([v.astimezone(UTC) if isinstance(v, datetime) else v for v in row]) for row in rows]
