@@ -313,9 +313,10 @@ def _message(using: str, new: NewMessage, inserted: Inserted) -> Message:
     message = Message.__new__(Message)
     state = _State()
     state.adding, state.db = False, using
-    message.__dict__.update(
-        _BLANK, _state=state, id=inserted.id, created_at=inserted.created_at, **new.columns(inserted.due_at)
-    )
+    values = message.__dict__
+    values.update(_BLANK)
+    values.update(new.columns(inserted.due_at))
+    values["_state"], values["id"], values["created_at"] = state, inserted.id, inserted.created_at
     return message
 
 
