@@ -87,7 +87,19 @@ def pause(using: str, name: str, *, until: datetime | None, duration: Duration |
     if until is not None:
         until = validation.due(until, "until")
     lasting = None if duration is None else validation.delay(duration, "duration")
-    queue = _pause(using, name, until, lasting, validation.reason(reason))
+    reason = validation.reason(reason)
+    rows = Queue.objects.using(using)
+    with writing(using):
+        now = transitions.now(using)
+        if lasting is not None:
+            until = now + lasting
+        if until is not None and until <= now:
+            raise InvalidMessage("the pause would be over already")
+        # The row may be left from a pause that is over: this pause has a beginning of its own.
+        rows.filter(name=name).exclude(Queue.PAUSED).delete()
+        values = {"resumes_at": until, "paused_by": actors.current(), "reason": reason}
+        created = {"paused_at": now, **values}
+        queue, _created = rows.update_or_create(name=name, defaults=values, create_defaults=created)
     on_commit(using, lambda: _await_claims(using))
     return queue
 
@@ -131,22 +143,6 @@ def hold(using: str, names: Sequence[str], *, holder: str, seconds: float | None
 def release(using: str, holder: str) -> None:
     """End the pauses that ``hold`` began for this holder; pauses that somebody else made or changed go on."""
     Queue.objects.using(using).filter(paused_by=holder).delete()
-
-
-def _pause(using: str, name: str, until: datetime | None, lasting: timedelta | None, reason: str) -> Queue:
-    rows = Queue.objects.using(using)
-    with writing(using):
-        now = transitions.now(using)
-        if lasting is not None:
-            until = now + lasting
-        if until is not None and until <= now:
-            raise InvalidMessage("the pause would be over already")
-        # The row may be left from a pause that is over: this pause has a beginning of its own.
-        rows.filter(name=name).exclude(Queue.PAUSED).delete()
-        values = {"resumes_at": until, "paused_by": actors.current(), "reason": reason}
-        created = {"paused_at": now, **values}
-        queue, _created = rows.update_or_create(name=name, defaults=values, create_defaults=created)
-    return queue
 
 
 def _await_claims(using: str) -> None:

@@ -202,40 +202,38 @@ def _schedule_keyed(using: str, new: NewMessage, key: str) -> Message:
         inserted = transitions.insert(using, new, actor)
         if inserted is not None:
             return _scheduled(using, [(new, inserted)])[0]
-        existing = _in_the_way(using, new, key, actor) if new.own is None else _next(using, new, key, actor, new.own)
+        if new.own is None:
+            existing = _met(using, new, held_keys.in_the_way(using, new.topic, key))
+        else:
+            existing = _next(using, new, key, new.own)
         if existing is not None:
             existing.existed = True
             return existing
     raise KeyConflict(f"the key of topic {new.topic!r} changes hands too quickly")
 
 
-def _in_the_way(using: str, new: NewMessage, key: str, actor: str) -> Message | None:
-    """Do what the call chose with the message that keeps the new one out, and return it; None when it has moved."""
-    return _met(using, new, held_keys.in_the_way(using, new.topic, key), actor)
-
-
-def _next(using: str, new: NewMessage, key: str, actor: str, own: int) -> Message | None:
+def _next(using: str, new: NewMessage, key: str, own: int) -> Message | None:
     """Return the message that is the next one of ``own``, whose handler makes this call; None when it has moved.
 
     An earlier delivery has scheduled it, or somebody else while ``own`` did not hold the key.
     """
     following = held_keys.next_of(using, own)
     if following is not None:
-        return _existing(using, new, following, actor)
-    existing = _met(using, new, held_keys.holder(using, new.topic, key), actor)
+        return _existing(using, new, following)
+    existing = _met(using, new, held_keys.holder(using, new.topic, key))
     if existing is not None:
         held_keys.note_next(using, own, existing.pk)
     return existing
 
 
-def _met(using: str, new: NewMessage, other: Message | None, actor: str) -> Message | None:
+def _met(using: str, new: NewMessage, other: Message | None) -> Message | None:
     """Do with a message that has the key what the call chose, unless it has moved, or the time for that is over."""
     if other is None or (other.state in FINAL and held_keys.free_key(using, other)):
         return None
-    return _existing(using, new, other, actor)
+    return _existing(using, new, other)
 
 
-def _existing(using: str, new: NewMessage, other: Message, actor: str) -> Message | None:
+def _existing(using: str, new: NewMessage, other: Message) -> Message | None:
     """Do with the message that is in the way what the call chose, and return it; None when it has moved meanwhile."""
     choice = new.on_conflict
     if choice == OnConflict.KEEP or (new.own is not None and other.state in FINAL):
@@ -249,11 +247,7 @@ def _existing(using: str, new: NewMessage, other: Message, actor: str) -> Messag
         )
     else:
         change = transitions.debounce if choice == OnConflict.DEBOUNCE else transitions.replace
-        try:
-            answer = change(using, other.pk, new, actor=actor)
-        except IntegrityError:
-            # It did not hold the key, and another message has taken it meanwhile.
-            return None
+        answer = change(using, other.pk, new)
         if answer:
             publish_moves(using, [answer])
             return Message.objects.using(using).get(pk=other.pk)
@@ -262,6 +256,7 @@ def _existing(using: str, new: NewMessage, other: Message, actor: str) -> Messag
         elif answer.state == State.SCHEDULED:
             refusal = f"a delivery of message {other.pk}, which has this key, may still report its success"
         else:
+            # It has ended, or did not hold the key, and another message has taken that.
             return None
     if new.own is not None:
         # The next message of the handler's own is no conflict.

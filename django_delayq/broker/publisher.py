@@ -50,8 +50,13 @@ class Publisher:
         self._refused = ""
         self._lock = threading.Lock()
 
-    def put(self, queue: str, entries: list[Entry]) -> None:
-        """Put messages that were committed."""
+    def put(self, queue: str, entries: list[Entry], *, new: bool = False) -> None:
+        """Put messages that were committed, ``new`` for the first time. Of these a loader brings the late ones."""
+        if new:
+            # This host's clock is read after the commit. No loader has yet set a horizon as late as this: the one that
+            # does so reads the record afterwards, and finds the message.
+            farthest_us = (time.time() + conf.get().HORIZON + CLOCK_MARGIN) * 1e6
+            entries = [entry for entry in entries if entry.due_us <= farthest_us]
 
         def put() -> bool:
             failpoints.reach("before_put")
@@ -59,16 +64,8 @@ class Publisher:
             failpoints.reach("after_put")
             return answered
 
-        self._try(put)
-
-    def put_new(self, queue: str, entries: list[Entry]) -> None:
-        """Put messages that were just committed for the first time. Those that a loader brings in time are left out."""
-        # This host's clock is read after the commit. No loader has yet set a horizon as late as this: the one that does
-        # so reads the record afterwards, and finds the message.
-        farthest_us = (time.time() + conf.get().HORIZON + CLOCK_MARGIN) * 1e6
-        near = [entry for entry in entries if entry.due_us <= farthest_us]
-        if near:
-            self.put(queue, near)
+        if entries:
+            self._try(put)
 
     def remove(self, queue: str, ids: list[int]) -> None:
         """Remove messages whose end was committed."""
@@ -159,9 +156,8 @@ def put_on_commit(using: str, queue: str, entries: list[Entry], *, new: bool = F
             run_at_once(using, [entry.id for entry in entries])
         return
     connection = connections[using]
-    put = publisher.put_new if new else publisher.put
     if not connection.in_atomic_block and connection.get_autocommit():
-        put(queue, entries)
+        publisher.put(queue, entries, new=new)
         return
     # Many messages in one transaction become one call. A batch grows while it is the last callback registered, with the
     # same savepoints, so that a rollback drops the batch exactly when it drops each of the rows.
@@ -175,7 +171,7 @@ def put_on_commit(using: str, queue: str, entries: list[Entry], *, new: bool = F
 
     # A nested function, not a partial: Django 5.2 and 6.0 cannot log the failure of a robust partial.
     def put_batch() -> None:
-        put(queue, entries)
+        publisher.put(queue, entries, new=new)
 
     put_batch.delayq_batch = (queue, new, entries)  # type: ignore[attr-defined]
     on_commit(using, put_batch)

@@ -121,7 +121,7 @@ def insert_many(using: str, new: Sequence[NewMessage], actor: str) -> Iterator[t
     failpoints.reach("after_insert")
 
 
-def replace(using: str, message_id: int, new: NewMessage, *, actor: str) -> Answer:
+def replace(using: str, message_id: int, new: NewMessage) -> Answer:
     """Give a waiting message the content and due time of ``new``."""
 
     def decide(message: Message, at: datetime) -> Decision:
@@ -133,11 +133,10 @@ def replace(using: str, message_id: int, new: NewMessage, *, actor: str) -> Answ
             values["key_deliveries"] = message.deliveries
         return Decision(State.SCHEDULED, values, "replaced", Verdict.RESCHEDULED)
 
-    answers = _answers(using, [message_id], decide, actor)
-    return answers.get(message_id, Answer(None, Verdict.NOT_FOUND))
+    return _act(using, [message_id], decide)[0]
 
 
-def debounce(using: str, message_id: int, new: NewMessage, *, actor: str) -> Answer:
+def debounce(using: str, message_id: int, new: NewMessage) -> Answer:
     """Give a waiting message the due time of ``new`` when that is the later one; its content stays."""
 
     def decide(message: Message, at: datetime) -> Decision:
@@ -146,8 +145,7 @@ def debounce(using: str, message_id: int, new: NewMessage, *, actor: str) -> Ans
         due = max(ceil_tenth(new.due_at or at + new.delay), message.due_at)
         return Decision(State.SCHEDULED, _moved_due(message, due), "debounced", Verdict.RESCHEDULED)
 
-    answers = _answers(using, [message_id], decide, actor)
-    return answers.get(message_id, Answer(None, Verdict.NOT_FOUND))
+    return _act(using, [message_id], decide)[0]
 
 
 def _is_replaceable(message: Message) -> bool:
@@ -406,7 +404,7 @@ def _shares(ids: Sequence[int], begin: timedelta, spread: timedelta) -> Callable
     return lambda message: begin + spread * places[message.pk] / max(1, len(ids))
 
 
-def _act(using: str, ids: Sequence[int], decide: Decide, actor: str | None) -> list[Answer]:
+def _act(using: str, ids: Sequence[int], decide: Decide, actor: str | None = None) -> list[Answer]:
     """Decide on messages, in batches with a transaction each; return the answers in the order of ``ids``."""
     answers: dict[int, Answer] = {}
     actor = actor or actors.current()
@@ -414,7 +412,7 @@ def _act(using: str, ids: Sequence[int], decide: Decide, actor: str | None) -> l
         try:
             answers |= _answers(using, batch, decide, actor)
         except IntegrityError:
-            # Another message took a key meanwhile (requeue), and the whole batch was rolled back: decide one by one.
+            # Another message took a key meanwhile, and the whole batch was rolled back: decide one by one.
             for pk in batch:
                 try:
                     answers |= _answers(using, [pk], decide, actor)
