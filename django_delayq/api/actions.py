@@ -153,11 +153,6 @@ def foresee_cancel(rows: QuerySet[Message]) -> Counter[Verdict]:
     return counts
 
 
-def foresee_reschedule(rows: QuerySet[Message]) -> Counter[Verdict]:
-    """Count the verdicts that a reschedule of these messages, or a run now, would have now. Writes nothing."""
-    return _by_state(rows, VERBS["reschedule"].states, Verdict.RESCHEDULED)
-
-
 def foresee_requeue(rows: QuerySet[Message]) -> Counter[Verdict]:
     """Count the verdicts that a requeue of these messages would have now. Writes nothing.
 
@@ -173,23 +168,23 @@ def foresee_requeue(rows: QuerySet[Message]) -> Counter[Verdict]:
     return counts
 
 
-def foresee_purge(rows: QuerySet[Message]) -> Counter[Verdict]:
-    """Count the verdicts that a purge of these messages would have now. Writes nothing."""
-    return _by_state(rows, FINAL, Verdict.PURGED)
+def _by_state(verb: Verb, done: Verdict) -> Foresee:
+    """Foresee an action that is ``done`` for each message in one of the states of its verb."""
 
+    def foresee(rows: QuerySet[Message]) -> Counter[Verdict]:
+        counts: Counter[Verdict] = Counter()
+        for state, number in rows.order_by().values_list("state").annotate(Count("pk")):
+            counts[done if state in verb.states else Verdict.TOO_LATE] += number
+        return counts
 
-def _by_state(rows: QuerySet[Message], states: frozenset[State], done: Verdict) -> Counter[Verdict]:
-    counts: Counter[Verdict] = Counter()
-    for state, number in rows.order_by().values_list("state").annotate(Count("pk")):
-        counts[done if state in states else Verdict.TOO_LATE] += number
-    return counts
+    return foresee
 
 
 CANCEL = Action(VERBS["cancel"], _cancel, foresee_cancel)
-RESCHEDULE = Action(VERBS["reschedule"], _reschedule, foresee_reschedule)
-RUN = Action(VERBS["run"], _run, foresee_reschedule)
+RESCHEDULE = Action(VERBS["reschedule"], _reschedule, _by_state(VERBS["reschedule"], Verdict.RESCHEDULED))
+RUN = Action(VERBS["run"], _run, _by_state(VERBS["run"], Verdict.RESCHEDULED))
 REQUEUE = Action(VERBS["requeue"], _requeue, foresee_requeue)
-PURGE = Action(VERBS["purge"], _purge, foresee_purge)
+PURGE = Action(VERBS["purge"], _purge, _by_state(VERBS["purge"], Verdict.PURGED))
 
 ACTIONS = {action.name: action for action in (CANCEL, RESCHEDULE, RUN, REQUEUE, PURGE)}
 

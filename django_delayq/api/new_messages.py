@@ -72,7 +72,7 @@ _OPTIONS = _NAMES - {"topic", "payload"}
 _OF_KEYS = frozenset({"on_conflict", "unique"})
 
 
-def checked(topic: str, payload: Any, options: Mapping[str, Any]) -> NewMessage:
+def checked(topic: Any, payload: Any, options: Mapping[str, Any]) -> NewMessage:
     """Check the arguments of one call. Raises ``InvalidMessage``, and ``TypeError`` for an option that there is not."""
     if not options.keys() <= _OPTIONS:
         raise TypeError(

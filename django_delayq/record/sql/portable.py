@@ -64,7 +64,8 @@ class Portable:
         """Run a statement without parameters."""
         with connections[self.using].cursor() as cursor:
             cursor.execute(sql)
-            return cursor.fetchall()
+            rows: list[tuple[Any, ...]] = cursor.fetchall()
+        return rows
 
     def now(self) -> datetime:
         """Return the time by the database's clock."""
