@@ -94,7 +94,7 @@ class DatabaseBroker:
         walks = {queue: self._walks.setdefault(queue, Walk()) for queue in queues}
         begins = {queue: walk.begin() for queue, walk in walks.items()}
         asked = time.monotonic()
-        found = transitions.look(self.using, begins, topics, closed)
+        found = statements(self.using).look(begins, topics, closed)
         took = time.monotonic() - asked
         for queue, seen in found.items():
             walks[queue].note(begins[queue], seen, took)
@@ -111,7 +111,7 @@ class DatabaseBroker:
             # The transaction begins when something is due: until then a take costs few queries, no transaction.
             self._holding.enter_context(transitions.exclusively(self.using))
             self._holding = None
-        tickets = transitions.due(self.using, seen.queue, topics, limit, closed, seen.before)
+        tickets = statements(self.using).due(seen.queue, topics, limit, closed, seen.before)
         if not tickets:
             self._walks[seen.queue].go_past(seen)
         # Whether more are due is not known: a query returns a thousand at most, and passes over rows that others hold.

@@ -7,7 +7,7 @@ move was first.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -33,8 +33,6 @@ from .sql.rows import (
     Inserted,
     Moved,
     NewMessage,
-    Seen,
-    Spot,
     Success,
     Ticket,
 )
@@ -171,28 +169,6 @@ def exclusively(using: str) -> AbstractContextManager[object]:
     if connections[using].features.has_select_for_update_skip_locked:
         return own_transaction(using)
     return nullcontext()
-
-
-def due(
-    using: str,
-    queue: str,
-    topics: Iterable[str],
-    limit: int,
-    closed: Collection[str] = (),
-    after: Spot = BEGINNING,
-) -> list[Ticket]:
-    """Return messages that are due by the record's clock: the most overdue ones, the highest priority first.
-
-    Those are left out that stand under one of the limits ``closed``, or before the spot ``after``.
-    """
-    return statements(using).due(queue, topics, limit, closed, after)
-
-
-def look(
-    using: str, begins: Mapping[str, Spot], topics: Iterable[str], closed: Collection[str] = ()
-) -> dict[str, Seen]:
-    """Look at queues, behind a spot in each, for the first message that may begin once it is due."""
-    return {seen.queue: seen for seen in statements(using).look(begins, topics, closed)}
 
 
 def waits(using: str, queues: Sequence[str], topics: Sequence[str]) -> dict[str, float]:

@@ -154,7 +154,7 @@ class Deliverer:
             if waits[name] > 0:
                 continue
             with transitions.exclusively(self.using):
-                tickets = transitions.due(self.using, name, registry.handlers(), 1)
+                tickets = statements(self.using).due(name, registry.handlers(), 1)
                 delivery = self._claim(tickets, name)
             if delivery is not None:
                 return delivery

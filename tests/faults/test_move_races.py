@@ -143,7 +143,7 @@ def test_consumers_that_find_messages_by_query_share_them(together: Together) ->
         mine: list[int] = []
         for _ in range(200):
             with transitions.exclusively(DB):
-                tickets = transitions.due(DB, "default", ["t.ok"], 3)
+                tickets = statements(DB).due("default", ["t.ok"], 3)
                 mine += [row.id for row in transitions.claim(DB, tickets, {"t.ok": 60.0}, "w")]
             if not tickets:
                 break

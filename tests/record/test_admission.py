@@ -21,6 +21,7 @@ from django_delayq.core.states import State
 from django_delayq.models import Message
 from django_delayq.models.record import Place, Rate
 from django_delayq.record import admission, crashes, transitions
+from django_delayq.record.sql import statements
 from django_delayq.record.sql.rows import Success, Ticket
 from tests.support.limits import (
     DB,
@@ -312,18 +313,18 @@ def test_a_query_for_due_messages_leaves_out_those_of_full_limits(
     schedule_messages([{"topic": "l.one", "limit_key": "a"}] * 1500)
     other, keyless = schedule_message("l.one", limit_key="b"), schedule_message("l.one")
     free = schedule_message("l.free")
-    assert len(transitions.due(DB, "default", topics, 2000)) == 1000
+    assert len(statements(DB).due("default", topics, 2000)) == 1000
     for closed, left in (
         ({"topic l.one key a"}, [other, keyless, free]),
         ({"topic l.one key a", "topic l.one"}, [other, free]),
         ({"topic l.one key a", "topic l.one key b", "topic l.one"}, [free]),
     ):
-        assert [ticket.id for ticket in transitions.due(DB, "default", topics, 10, closed)] == [m.pk for m in left]
+        assert [ticket.id for ticket in statements(DB).due("default", topics, 10, closed)] == [m.pk for m in left]
         wait = until_due("default", topics, closed)
         assert wait is not None
         assert wait <= 0
     for closed in ({"queue default"}, {"topic l.one key a", "topic l.one key b", "topic l.one", "topic l.free"}):
-        assert transitions.due(DB, "default", topics, 10, closed) == []
+        assert statements(DB).due("default", topics, 10, closed) == []
         assert until_due("default", topics, closed) is None
 
 

@@ -182,7 +182,7 @@ def test_a_claim_passes_over_locked_rows_and_does_not_wait(locked: int) -> None:
 def test_a_query_for_due_rows_passes_over_locked_rows(locked: int) -> None:
     free = due(queue="default").pk
     with transaction.atomic():
-        assert [ticket.id for ticket in transitions.due("default", "default", [TOPIC], 10)] == [free]
+        assert [ticket.id for ticket in statements("default").due("default", [TOPIC], 10)] == [free]
 
 
 @committed
@@ -508,10 +508,10 @@ def test_the_due_rows_of_a_queue_come_best_priority_first() -> None:
     for other in ({"queue": "other"}, {"due_at": ago(30), "expires": 1}):
         due(**other)
     later()
-    found = transitions.due("default", "default", [TOPIC], 10)
+    found = statements("default").due("default", [TOPIC], 10)
     assert [ticket.id for ticket in found] == [high, older, low]
-    assert len(transitions.due("default", "default", [TOPIC], 2)) == 2
-    assert transitions.due("default", "default", ["another"], 10) == []
+    assert len(statements("default").due("default", [TOPIC], 2)) == 2
+    assert statements("default").due("default", ["another"], 10) == []
 
 
 def test_until_due_returns_the_seconds_to_the_next_message() -> None:

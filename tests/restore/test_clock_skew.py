@@ -23,6 +23,7 @@ from django_delayq.core.record_clock import SURE_FOR, record_clock
 from django_delayq.core.states import State
 from django_delayq.models import Message
 from django_delayq.record import transitions
+from django_delayq.record.sql import statements
 from django_delayq.worker.processes.assembly import Parts
 from django_delayq.worker.upkeep.heartbeat import Heartbeat
 from django_delayq.worker.upkeep.loader import Loader
@@ -133,7 +134,7 @@ def test_a_call_and_a_claim_teach_the_time(worker: Worker, ahead: float) -> None
     assert abs(record_clock(DB).seconds() - time.time()) < HOUR / 2
     worker.put(message)
     be_wrong(ahead)
-    ticket = worker.broker.take(QUEUE, 10).tickets or transitions.due(DB, QUEUE, ["t.ok"], 1)
+    ticket = worker.broker.take(QUEUE, 10).tickets or statements(DB).due(QUEUE, ["t.ok"], 1)
     assert transitions.claim(DB, ticket, {"t.ok": 60.0}, "w")
     assert abs(record_clock(DB).seconds() - time.time()) < HOUR / 2
 

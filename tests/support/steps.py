@@ -15,6 +15,7 @@ from django_delayq import schedule_message
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
 from django_delayq.record import crashes, transitions
+from django_delayq.record.sql import statements
 from django_delayq.record.sql.rows import BEGINNING, Claimed, Failure, Success, Ticket
 
 T = TypeVar("T")
@@ -40,7 +41,7 @@ def later(payload: Any = None, **options: Any) -> Message:
 
 def until_due(queue: str, topics: Sequence[str], closed: Collection[str] = ()) -> float | None:
     """Return the seconds until the next message of a queue falls due that may begin, as a look finds it."""
-    return transitions.look("default", {queue: BEGINNING}, topics, closed)[queue].wait
+    return statements("default").look({queue: BEGINNING}, topics, closed)[queue].wait
 
 
 def claim(*ids: int, using: str = "default", worker: str = "a", leases: dict[str, float] = LEASES) -> list[Claimed]:

@@ -84,12 +84,12 @@ def test_a_paused_queue_gives_nothing_away_and_another_does() -> None:
     pause_queue(QUEUE)
 
     assert until_due(QUEUE, ["t.effect"]) is None
-    assert transitions.due(DB, QUEUE, ["t.effect"], 10) == []
+    assert statements(DB).due(QUEUE, ["t.effect"], 10) == []
     assert claim(held, free) == {free.pk}
 
     assert resume_queue(QUEUE)
     assert (until_due(QUEUE, ["t.effect"]) or 0) < 0
-    assert [ticket.id for ticket in transitions.due(DB, QUEUE, ["t.effect"], 10)] == [held.pk]
+    assert [ticket.id for ticket in statements(DB).due(QUEUE, ["t.effect"], 10)] == [held.pk]
     assert claim(held) == {held.pk}
 
 

@@ -131,18 +131,18 @@ class Portable:
             for place in self.places(found.order_by("due_at", "id")[:limit]):
                 yield (queue, *place)
 
-    def look(self, begins: Mapping[str, Spot], topics: Iterable[str], closed: Collection[str]) -> list[Seen]:
+    def look(self, begins: Mapping[str, Spot], topics: Iterable[str], closed: Collection[str] = ()) -> dict[str, Seen]:
         """Look at queues, behind a spot in each, for the first message that may begin once it is due.
 
         That is one of these topics, under none of the limits ``closed``, which is not expired. In a queue that is
         paused, or under one of these limits, there is none.
         """
-        found = []
+        found = {}
         for queue, begin in begins.items():
             first = self._behind(begin, queue).values_list("due_at", "id").first()
             last, rows = self._open(queue, topics, closed, begin)
             spot = rows.values_list("due_at", "id").first()
-            found.append(Seen(queue, self.now(), first, spot or last, spot is not None))
+            found[queue] = Seen(queue, self.now(), first, spot or last, spot is not None)
         return found
 
     def anything_expired(self, leased_from: datetime, waiting_from: datetime) -> Expired:
@@ -173,7 +173,7 @@ class Portable:
         return last, rows.filter(not_expired(self.now()), ~Q(UnderLimits(closed)), topic__in=list(topics))
 
     def due(
-        self, queue: str, topics: Iterable[str], limit: int, closed: Collection[str], after: Spot = BEGINNING
+        self, queue: str, topics: Iterable[str], limit: int, closed: Collection[str] = (), after: Spot = BEGINNING
     ) -> list[Ticket]:
         """Return due messages of a queue behind a spot, of the thousand most overdue, the highest priority first.
 

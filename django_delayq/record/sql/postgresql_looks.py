@@ -114,7 +114,7 @@ class PostgreSQLLooks(PostgreSQLSession):
         rows = self._rows(OTHER_QUEUES, {"known": texts(known)}) if known else self._rows(QUEUES, None)
         return [row[0] for row in rows]
 
-    def look(self, begins: Mapping[str, Spot], topics: Iterable[str], closed: Collection[str]) -> list[Seen]:
+    def look(self, begins: Mapping[str, Spot], topics: Iterable[str], closed: Collection[str] = ()) -> dict[str, Seen]:
         rows = self._rows(
             LOOK,
             {
@@ -125,13 +125,13 @@ class PostgreSQLLooks(PostgreSQLSession):
                 "closed": texts(closed),
             },
         )
-        return [
-            Seen(queue, now, _spot(*first), _spot(due, pk), bool(is_open))
+        return {
+            queue: Seen(queue, now, _spot(*first), _spot(due, pk), bool(is_open))
             for queue, now, *first, due, pk, is_open in rows
-        ]
+        }
 
     def due(
-        self, queue: str, topics: Iterable[str], limit: int, closed: Collection[str], after: Spot = BEGINNING
+        self, queue: str, topics: Iterable[str], limit: int, closed: Collection[str] = (), after: Spot = BEGINNING
     ) -> list[Ticket]:
         """Return due messages, and lock them until the end of the transaction."""
         parameters: dict[str, Any] = {"queue": queue, "topics": texts(topics), "closed": texts(closed), "limit": limit}
