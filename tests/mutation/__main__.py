@@ -104,6 +104,7 @@ LIMITS = "django_delayq/core/limits.py"
 ADMISSION = "django_delayq/record/admission.py"
 LIMITS_SQL = "django_delayq/record/sql/postgresql_limited.py"
 SQL = "django_delayq/record/sql/postgresql.py"
+LOOKS_SQL = "django_delayq/record/sql/postgresql_looks.py"
 PARTS_SQL = "django_delayq/record/sql/postgresql_parts.py"
 SESSION_SQL = "django_delayq/record/sql/postgresql_session.py"
 SCHEDULING_SQL = "django_delayq/record/sql/postgresql_scheduling.py"
@@ -130,7 +131,11 @@ MUTANTS = [
     ),
     mutant(
         "claim without a look at the room of each lane",
-        (f"{WORKER}/claim/sorting.py", "elif lane is None or rooms[lane] <= 0 or messages <= 0:", "elif lane is None:"),
+        (
+            f"{WORKER}/claim/sorting.py",
+            "elif kind.lane is None or rooms[kind.lane] <= 0 or messages <= 0:",
+            "elif kind.lane is None:",
+        ),
     ),
     mutant(
         "place that becomes free amid a turn for a lower queue",
@@ -195,7 +200,7 @@ MUTANTS = [
     ),
     mutant(
         "preview of a reschedule that takes running messages for scheduled",
-        (ACTIONS, '_by_state(rows, VERBS["reschedule"].states, ', "_by_state(rows, frozenset(State), "),
+        (ACTIONS, "counts[done if state in verb.states else", "counts[done if state in State else"),
     ),
     mutant(
         "changed payload lost where others are not changed",
@@ -918,7 +923,7 @@ MUTANTS = [
         "strange answer of a server raised as it is",
         (
             "django_delayq/broker/redis_errors.py",
-            "if isinstance(error, CLUSTER_ERRORS):",
+            "if isinstance(error, CLUSTER_ERRORS) or str(error).startswith(CLUSTER_WORDS):",
             "if not isinstance(error, (redis.RedisError, OSError)):\n    raise error\nif isinstance(error, ()):",
         ),
     ),
@@ -969,7 +974,7 @@ MUTANTS = [
     mutant(
         "query that locks more than it takes",
         (
-            SQL,
+            LOOKS_SQL,
             "self._rows(DUE, parameters) or self._rows(DUE_UNLOCKED, parameters)",
             "self._rows(DUE_UNLOCKED, parameters)",
         ),
@@ -1099,7 +1104,7 @@ MUTANTS = [
     ),
     mutant(
         "tests that use Redis",
-        ("django_delayq/project/conf.py", "settings, REDIS=None", "settings"),
+        ("django_delayq/project/conf.py", "settings._replace(REDIS=None)", "settings"),
     ),
     mutant(
         "--once inside of a transaction",
@@ -1165,7 +1170,7 @@ MUTANTS = [
         "places that keep messages limited when all workers have died",
         (LIMITS_SQL, "IS_TAKEN if since is None else WAS_TAKEN", "IS_TAKEN"),
     ),
-    mutant("query that finds the messages of full limits", (SQL, "AND {IS_OPEN} AND {IN_STRETCH}", "AND {IN_STRETCH}")),
+    mutant("query that finds the messages of full limits", (LOOKS_SQL, "AND {is_open(CLOSED)} AND", "AND")),
     mutant(
         "replaced message that is judged by a limit without its lock",
         (ADMISSION, "if limits[row.id].keys() <= counts.keys() and _is_due", "if _is_due"),
