@@ -122,7 +122,7 @@ class DatabaseBroker:
     ) -> DueQueues:
         """Look at all queues with one query. ``within`` is ignored, and no more is counted."""
         found = sorted(self._known(), key=lambda queue: (queue <= after, queue)) if queues is None else queues
-        self._closed = admission.full(self.using) if found else set()
+        self._closed = admission.full(self.using)
         self._seen = self._look(found, list(self.topics()), self._closed) if found else {}
         waits = {queue: wait for queue, seen in self._seen.items() if (wait := seen.wait) is not None}
         due = [DueQueue(queue, 0, 1) for queue in found if waits.get(queue, 1.0) <= 0]
@@ -138,6 +138,10 @@ class DatabaseBroker:
     def take_many(self, due: Sequence[DueQueue], limit: int, within: float = 0.0) -> dict[str, Taken]:
         """Take from one queue after another."""
         topics = list(self.topics())
+        others = [queue.name for queue in due if queue.name not in self._seen]
+        if others:
+            # Ids stand aside there, as the process remembers from before Redis was lost.
+            self._seen |= self._look(others, topics, self._closed)
         found = {}
         for queue in due:
             found[queue.name] = taken = self._take(self._seen[queue.name], limit, topics, self._closed)

@@ -9,6 +9,7 @@ import pytest
 from django.db import connection, connections
 from pytest_django import DjangoAssertNumQueries
 
+from django_delayq.broker.base import DueQueue
 from django_delayq.record.sql.rows import Ticket
 
 from .bench import QUEUE, Bench, database_broker
@@ -24,6 +25,16 @@ def test_methods_without_an_effect_cost_no_query(django_assert_num_queries: Djan
         broker.put_back(QUEUE, [Ticket(1)])
         broker.notify([QUEUE])
         broker.stop_listening()
+
+
+@pytest.mark.django_db
+def test_a_queue_is_taken_from_although_no_look_has_named_it() -> None:
+    """Ids stood aside in it when Redis was lost: a process remembers these queues."""
+    bench = Bench(database_broker())
+    pk = bench.schedule()
+    assert bench.broker.due_queues(["other"]).queues == []
+    found = bench.broker.take_many([DueQueue(QUEUE, 0, 0)], 10)
+    assert [ticket.id for ticket in found[QUEUE].tickets] == [pk]
 
 
 @pytest.fixture
