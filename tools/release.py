@@ -87,7 +87,7 @@ def _try(wheel: Path, version: str, interpreter: Path) -> None:
         folder = Path(name)
         trial = Trial(interpreter, folder)
         django = trial.install(wheel)
-        sqlite = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(folder / "db.sqlite3")}
+        sqlite: dict[str, object] = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(folder / "db.sqlite3")}
         trial.deliver("sqlite", sqlite, None)
         places = ["SQLite without Redis"]
         if find_postgres() and find_redis():

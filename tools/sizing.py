@@ -61,11 +61,11 @@ def measure(number: int, postgres: PostgresServer, redis: RedisServer) -> Cost:
     return Cost((after[0] - before[0]) / number, (after[1] - before[1]) / number, waiting / number)
 
 
-def _schedule(number: int, **options: Any) -> None:
+def _schedule(number: int, delay: str | int) -> None:
     from django_delayq import schedule_messages
 
     for first in range(0, number, 1000):
-        schedule_messages([{"topic": TOPIC, "payload": PAYLOAD, **options}] * min(1000, number - first))
+        schedule_messages([{"topic": TOPIC, "payload": PAYLOAD, "delay": delay}] * min(1000, number - first))
 
 
 def _disk() -> int:
@@ -104,7 +104,7 @@ def _waiting(client: Any) -> int:
 
 def table(cost: Cost) -> str:
     """Return the table: what messages at each rate cost, with the default retention and horizon."""
-    rows = [("messages a second", "rows kept", "disk", "WAL a second", "WAL a day", "Redis")]
+    rows: list[tuple[str, ...]] = [("messages a second", "rows kept", "disk", "WAL a second", "WAL a day", "Redis")]
     for rate in RATES:
         kept = rate * DAY * RETENTION_DAYS
         amounts = (kept * cost.disk, rate * cost.wal, rate * DAY * cost.wal, rate * HORIZON_SECONDS * cost.redis)

@@ -64,9 +64,9 @@ class Trial:
         self._run("manage.py", "shell", "-c", SCHEDULE, folder=folder)
         said = self._run("manage.py", "run_delayq", "--once", folder=folder)
         said += self._run("manage.py", "shell", "-c", LOOK, folder=folder)
-        for words in ("closed order 17", "the message is consumed"):
-            if words not in said:
-                raise SystemExit(f"{name}: {words!r} is not in what the worker and the record say:\n{said}")
+        for line in ("closed order 17", "the message is consumed"):
+            if line not in said:
+                raise SystemExit(f"{name}: {line!r} is not in what the worker and the record say:\n{said}")
 
     def _run(self, *arguments: str, folder: Path | None = None) -> str:
         return self._call([str(self._python), *arguments], folder or self._folder)

@@ -29,6 +29,7 @@ RUN = {
     "docs/howto/limits",
     "docs/howto/monitoring",
     "docs/howto/operate",
+    "docs/howto/recipes",
     "docs/howto/recurring",
     "docs/howto/tasks",
     "docs/howto/testing",
