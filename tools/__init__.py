@@ -1,1 +1,1 @@
-"""Commands for those who keep the project: ``tox -e release``."""
+"""Commands for those who keep the project: releases, pictures, and the table of sizes."""

@@ -110,7 +110,7 @@ def remaining(missing: Iterable[str]) -> Iterator[str]:
     if versions := " and ".join(missing):
         yield f"See the tests pass on Python {versions}, which this machine does not have."
     if "urls" not in project:
-        yield "Give pyproject.toml its [project.urls], once the repository and the site of the documentation exist."
+        yield "Give pyproject.toml its [project.urls], and the picture of the README its address, once they exist."
     if not re.search(rf"^{re.escape(version)} \(\d{{4}}-\d\d-\d\d\)$", changelog, re.MULTILINE):
         yield f"Choose the version (it is {version}), and give CHANGELOG.rst a section named 'VERSION (YYYY-MM-DD)'."
     yield "Register the workflow release.yml as a trusted publisher with the package index, once."
