@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import signal
 import subprocess
 import tempfile
@@ -21,9 +20,10 @@ import redis
 from psycopg import sql
 
 from testproject.cleaner import PID_FILE, family
-from testproject.servers import PostgresServer, RedisServer, Server
+from testproject.servers import Server
 
-from . import wal
+from .measures import Measures
+from .own_servers import servers
 from .peers.adapter_process import EFFECTS, MARK, Mark
 from .systems import HERE, System
 
@@ -32,10 +32,6 @@ PEERS = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "djan
 # The time within which an adapter must answer, and a worker must start.
 ANSWER_SECONDS = 300.0
 START_SECONDS = 30.0
-
-POSTGRES_SETTINGS = {"shared_buffers": "256MB", **wal.KEPT}
-# No checkpoint in the middle of a run: it would slow down one system and not another.
-RARE_CHECKPOINTS = {"max_wal_size": "8GB", "checkpoint_timeout": "1h"}
 
 
 class Failed(Exception):
@@ -52,13 +48,10 @@ class Bench:
     def __enter__(self) -> Bench:
         with contextlib.ExitStack() as stack:
             self.directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="delayq-bench-")))
-            self.redis_server = stack.enter_context(RedisServer())
-            self.postgres = stack.enter_context(PostgresServer(fsync=True, **POSTGRES_SETTINGS))
+            self.redis_server, self.postgres = stack.enter_context(servers())
             self.redis = redis.Redis.from_url(self.redis_server.url)
             stack.callback(self.redis.close)
             self._stack = stack.pop_all()
-        self.configure(RARE_CHECKPOINTS)
-        wal.fill(self.postgres.url)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -75,12 +68,6 @@ class Bench:
             cursor = connection.execute(statement.encode())
             row = cursor.fetchone() if cursor.description else None
             return row[0] if row else None
-
-    def configure(self, settings: Mapping[str, str]) -> None:
-        """Change settings of the running PostgreSQL."""
-        for name, value in settings.items():
-            self.sql(f"ALTER SYSTEM SET {name} = '{value}'")
-        self.sql("SELECT pg_reload_conf()")
 
     def create_database(self, system: System) -> None:
         name = sql.Identifier(self.url(system).rpartition("/")[2])
@@ -100,10 +87,9 @@ class Bench:
                 adapter.call("setup")
                 self._prepared.add(system.name)
             adapter.empty()
-            # The files of the log that the last system wrote are kept for this one.
+            # What the last system wrote is no work for this one: neither for the server nor, half a minute later, for
+            # the kernel.
             self.sql("CHECKPOINT")
-            # Else the kernel writes what a new cluster or database has left in memory half a minute later, and commits
-            # wait for it: up to 340 ms.
             os.sync()
             yield adapter
 
@@ -123,6 +109,8 @@ class Adapter:
             "BENCH_MARKS": str(self.marks),
             "DEBUG": "0",
             "DJANGO_SETTINGS_MODULE": "benchmarks.settings",
+            # Graphile Worker logs each job otherwise. Its own figures are measured without these lines.
+            "NO_LOG_SUCCESS": "1",
             **environment,
         }
         if system.kind == "peer":
@@ -148,6 +136,9 @@ class Adapter:
         self.verbs: list[str] = description["verbs"]
         self.worker_arguments: list[str] | None = description["worker"]
         self.tables: list[str] = description["tables"]
+        self.open: str = description["open"]
+        if not self.open:
+            self.environment["BENCH_COUNT_ALL"] = "1"
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -183,10 +174,6 @@ class Adapter:
             raise Failed(f"{verb}: {answer['error']}")
         return answer["answer"]
 
-    def ask(self, function: str, /, *, timeout: float = ANSWER_SECONDS, **arguments: Any) -> Any:
-        """Call a function that only this adapter has."""
-        return self.call("call", timeout=timeout, name=function, arguments=arguments)
-
     def empty(self) -> None:
         """Empty the tables, Redis and the marks."""
         self.marks.unlink(missing_ok=True)
@@ -194,10 +181,6 @@ class Adapter:
         if self.tables:
             self.bench.sql(f"TRUNCATE {', '.join(self.tables)} CASCADE", self.system)
         self.call("ready")
-
-    def clear_marks(self) -> None:
-        """Delete the marks alone."""
-        self.marks.unlink(missing_ok=True)
 
     def put(self, number: int, delay: float = 0.0, *, insert: bool = False) -> None:
         """Schedule messages in the quickest way, then ANALYZE the tables, as an autovacuum would."""
@@ -207,8 +190,8 @@ class Adapter:
             self.bench.sql(f"ANALYZE {', '.join(self.tables)}", self.system)
 
     @contextmanager
-    def worker(self, processes: int = 1, environment: Mapping[str, str] | None = None) -> Iterator[None]:
-        """Run worker processes, each started as the system's docs say, with ``environment`` added to their own."""
+    def worker(self, processes: int = 1) -> Iterator[None]:
+        """Run worker processes, each started as the system's docs say."""
         assert self.worker_arguments is not None
         started = []
         with self.log.open("ab") as log:
@@ -221,7 +204,7 @@ class Adapter:
                         stdout=log,
                         stderr=log,
                         cwd=self.directory,
-                        env={**self.environment, **(environment or {})},
+                        env=self.environment,
                         start_new_session=True,
                     )
                 )
@@ -233,46 +216,17 @@ class Adapter:
             for process in started:
                 end_worker(process)
 
-    def kill_workers(self) -> None:
-        """End the workers, and all that they started, by SIGKILL."""
-        for worker in self.workers:
-            os.killpg(worker, signal.SIGKILL)
-
     @contextmanager
-    def warm_worker(self, processes: int = 1, environment: Mapping[str, str] | None = None) -> Iterator[None]:
-        """Run worker processes, one of which has handled a message already."""
-        with self.worker(processes, environment):
+    def warm_worker(self) -> Iterator[None]:
+        """Run a worker process that has handled a message already."""
+        with self.worker():
             self.call("schedule", number=0, delay=0, warm=1)
-            self.wait_for(1, START_SECONDS)
+            wait(self.read_marks, START_SECONDS)
             yield
 
-    def cpu(self) -> tuple[float, float]:
-        """Return the CPU seconds so far of the adapter with its workers, and of the servers."""
-        servers = (self.bench.redis_server, self.bench.postgres)
-        return (
-            sum(map(cpu_seconds, [self.process.pid, *self.workers])),
-            sum(map(server_cpu_seconds, servers)),
-        )
-
-    def sender_cpu(self) -> float:
-        """Return the CPU seconds so far of the adapter alone."""
-        return cpu_seconds(self.process.pid)
-
-    @property
-    def done(self) -> int:
-        """The number of messages that were handled."""
-        return self.marks.stat().st_size // MARK.size if self.marks.exists() else 0
-
-    def wait_for(self, number: int, limit: float) -> bool:
-        """Wait until ``number`` messages were handled. Return False when that takes more than ``limit`` seconds."""
-        return wait(lambda: self.done >= number, limit)
-
-    def read_marks(self) -> list[Mark]:
-        """Return the marks of all handled messages."""
-        return [Mark(*mark) for mark in MARK.iter_unpack(self.marks.read_bytes())] if self.marks.exists() else []
-
-    def synchronize_workers(self) -> float:
-        """Suspend each worker that has handled a message until all have; return the epoch time when all go on."""
+    @contextmanager
+    def workers_stopped(self) -> Iterator[Callable[[], None]]:
+        """Suspend each worker that has handled a message until all have; yield a function that lets all go on."""
         stopped: set[int] = set()
 
         def together() -> bool:
@@ -281,12 +235,50 @@ class Adapter:
                 os.killpg(worker, signal.SIGSTOP)
             return len(stopped) == len(self.workers)
 
-        whole = wait(together, START_SECONDS)
-        for worker in stopped:
-            os.killpg(worker, signal.SIGCONT)
-        if not whole:
-            raise self.failed("a worker handled no message")
-        return time.time()
+        def go_on() -> None:
+            for worker in stopped:
+                os.killpg(worker, signal.SIGCONT)
+
+        try:
+            if not wait(together, START_SECONDS):
+                raise self.failed("a worker handled no message")
+            yield go_on
+        finally:
+            go_on()
+
+    def left(self, number: int) -> int:
+        """Return how many of ``number`` messages are not done: handled, and their outcome committed where one is."""
+        if self.open:
+            return int(self.bench.sql(f"SELECT count(*) {self.open}", self.system))
+        return number - self.done
+
+    def wait_until_done(self, number: int, limit: float) -> None:
+        """Wait until all messages are done, or for ``limit`` seconds."""
+        deadline = time.monotonic() + limit
+        if not self.open:
+            wait(lambda: self.done >= number, limit)
+            return
+        # No query disturbs the server before the last message was handled.
+        wait(lambda: any(mark.number == number for mark in self.read_marks()), limit)
+        with psycopg.connect(self.bench.url(self.system), autocommit=True) as connection:
+            query = f"SELECT EXISTS (SELECT {self.open})".encode()
+            wait(lambda: connection.execute(query).fetchone() == (False,), max(0.0, deadline - time.monotonic()))
+
+    def cpu(self) -> Measures:
+        """Return the CPU seconds so far of the adapter with its workers, and of the servers."""
+        return {
+            "client": sum(map(cpu_seconds, [self.process.pid, *self.workers])),
+            "postgres": server_cpu_seconds(self.bench.postgres),
+            "redis": server_cpu_seconds(self.bench.redis_server),
+        }
+
+    @property
+    def done(self) -> int:
+        """The number of messages that were noted."""
+        return self.marks.stat().st_size // MARK.size if self.marks.exists() else 0
+
+    def read_marks(self) -> list[Mark]:
+        return [Mark(*mark) for mark in MARK.iter_unpack(self.marks.read_bytes())] if self.marks.exists() else []
 
     def create_effects_table(self) -> None:
         """Create the table that peers' handlers insert into."""
@@ -331,34 +323,3 @@ def end_worker(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-@contextmanager
-def counting(bench: Bench) -> Iterator[Callable[[], tuple[int, int]]]:
-    """Yield a function that counts the commands to Redis and the statements to PostgreSQL that clients sent since."""
-    bench.configure({"log_min_duration_statement": "0"})
-    time.sleep(0.3)
-    seen = bench.postgres.log.stat().st_size
-    commands = 0
-    monitor = redis.Redis.from_url(bench.redis_server.url).monitor()
-
-    def listen() -> None:
-        nonlocal commands
-        with contextlib.suppress(redis.RedisError, OSError, ValueError):
-            for command in monitor.listen():
-                # Commands that a script calls are no round trips.
-                commands += command["client_type"] != "lua"
-
-    def count() -> tuple[int, int]:
-        with bench.postgres.log.open("rb") as log:
-            log.seek(seen)
-            statements = re.findall(rb"duration: .*(?:statement|execute [^:]*): ", log.read())
-        return commands, len(statements)
-
-    monitor.__enter__()
-    threading.Thread(target=listen, daemon=True).start()
-    try:
-        yield count
-    finally:
-        monitor.connection.disconnect()
-        bench.configure({"log_min_duration_statement": "-1"})

@@ -3,7 +3,7 @@
 With ``--overdue 1000000`` only how late others are after a loss of Redis, while so many messages are overdue.
 
 Prints one table: lateness of a message, a schedule while Redis is stopped, a flush with messages waiting, a worker
-killed with handlers running, a restore, the cost of being idle, and the log of a message that was retried twice.
+killed with handlers running, a restore, and the log of a message that was retried twice.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -20,11 +19,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import redis as redis_client
 
-from testproject.servers import PostgresServer, RedisServer
+from testproject.servers import RedisServer
 
 from .own_servers import own_servers
 
@@ -32,21 +31,16 @@ from .own_servers import own_servers
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000, help="messages in the restore")
-    parser.add_argument("--fleet", type=int, metavar="PROCESSES", help="only count what so many idle processes cost")
     parser.add_argument("--overdue", type=int, metavar="ROWS", help="only lose Redis while so many are overdue")
     arguments = parser.parse_args()
-    with own_servers() as (redis, postgres):
+    with own_servers() as (redis, _postgres):
         if arguments.overdue:
             overdue(redis, arguments.overdue)
-            return
-        if arguments.fleet:
-            fleet(redis, postgres, arguments.fleet)
             return
         lateness()
         redis_stopped(redis)
         flush(redis)
         killed()
-        idle(redis, postgres)
         retried()
         restore(redis.url, arguments.rows)
 
@@ -159,12 +153,10 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def killed() -> tuple[float, float]:
-    """Return the seconds until all is consumed after a child was killed, and after the whole worker was."""
+def killed() -> None:
     from django_delayq import schedule_messages
 
     options = ("--processes", "1", "--threads", "100")
-    took = []
     for whole in (False, True):
         with worker(*options) as process:
             scheduled = schedule_messages([{"topic": "bench.sleep", "payload": 1.0} for _ in range(100)])
@@ -183,80 +175,8 @@ def killed() -> tuple[float, float]:
             else:
                 until(partial(are, ids, "consumed"))
             what = "the whole worker, another started at once (lease 5 s)" if whole else "a child process"
-            say(f"kill -9 of {what}", "")
-            took.append(time.monotonic() - began)
-            say("  … with 100 handlers of 1 s running: all consumed after", f"{took[-1]:.1f} s")
-    return took[0], took[1]
-
-
-def idle(redis: RedisServer, postgres: PostgresServer) -> None:
-    from django.db import connection
-
-    client = redis_client.Redis.from_url(redis.url)
-
-    def commands() -> int:
-        stats = client.info("commandstats")
-        # Commands that scripts call do not count.
-        return sum(stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("evalsha", "eval", "blpop", "info"))
-
-    def statements() -> int:
-        return len(re.findall(r"duration: .*(?:statement|execute [^:]*): ", postgres.log.read_text()))
-
-    with connection.cursor() as cursor:
-        cursor.execute("ALTER SYSTEM SET log_min_duration_statement = 0")
-        cursor.execute("SELECT pg_reload_conf()")
-    with worker("--processes", "1"):
-        time.sleep(3)
-        before = commands(), statements()
-        time.sleep(20)
-        after = commands(), statements()
-        say("idle, per process and second: Redis commands", f"{(after[0] - before[0] - 1) / 20:.2f}")
-        say("  … statements to the database", f"{(after[1] - before[1]) / 20:.2f}")
-    with connection.cursor() as cursor:
-        cursor.execute("ALTER SYSTEM RESET log_min_duration_statement")
-        cursor.execute("SELECT pg_reload_conf()")
-
-
-def fleet(redis: RedisServer, postgres: PostgresServer, processes: int) -> None:
-    """Count what an idle fleet costs: every command by INFO, also those that scripts call, and every transaction.
-
-    What processes share counts once for each in their resident memory, and once for all in their proportional shares.
-    """
-    from django.db import connection
-
-    client = redis_client.Redis.from_url(redis.url)
-
-    def counts() -> tuple[int, int]:
-        stats = client.info("commandstats")
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_stat_clear_snapshot()")
-            cursor.execute("SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()")
-            (commits,) = cursor.fetchone()
-        return sum(each["calls"] for each in stats.values()), commits
-
-    with worker("--processes", str(processes)) as process:
-        # The first loads, heartbeats and searches are over, and idle connections are closed.
-        time.sleep(20)
-        before = counts()
-        time.sleep(60)
-        after = counts()
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT count(*) - 1 FROM pg_stat_activity WHERE datname = current_database()")
-            (connections,) = cursor.fetchone()
-        pids = [process.pid, *children(process.pid)]
-        say(f"{processes} idle processes, per second: Redis commands", f"{(after[0] - before[0]) / 60:.1f}")
-        say("  … transactions", f"{(after[1] - before[1]) / 60:.1f}")
-        say("  … database connections", f"{connections}")
-        memory = {name: sum(_memory(pid, name) for pid in pids) for name in ("Rss", "Pss", "Private_Dirty")}
-        shown = " / ".join(f"{memory[name] / 1024:.0f} MB" for name in memory)
-        say("  … memory with the supervisor: resident / proportional share / private", shown)
-
-
-def _memory(pid: int, name: str) -> int:
-    """Return a number of kB of a process's memory."""
-    found = re.search(rf"^{name}: +(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
-    assert found is not None
-    return int(found[1])
+            say(f"kill -9 of {what}, 100 handlers of 1 s running:", "")
+            say("  … all consumed after", f"{time.monotonic() - began:.1f} s")
 
 
 def retried() -> None:
@@ -325,15 +245,7 @@ def overdue(redis: RedisServer, rows: int) -> None:
             say(f"  … {what}, {len(late)} messages: p50 / p99 / max", f"{figures} s")
 
 
-class Restored(NamedTuple):
-    """Seconds to restore rows just written and rows vacuumed since; memory in MB above a restore of nothing."""
-
-    seconds: float
-    vacuumed: float
-    memory: float
-
-
-def restore(redis_url: str, rows: int) -> Restored:
+def restore(redis_url: str, rows: int) -> None:
     """Restore ``rows`` rows, due in no order, several times, each time into an empty Redis."""
     from django.db import connection
 
@@ -360,7 +272,6 @@ def restore(redis_url: str, rows: int) -> Restored:
     used = client.memory_usage(key, samples=0)
     assert used
     say("  … Redis bytes per waiting message", f"{used / rows:.0f}")
-    return Restored(took, vacuumed, extra)
 
 
 # wait4() reports the memory of the parent process instead, when that was more.

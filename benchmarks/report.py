@@ -1,196 +1,187 @@
-"""Writes the results as tables on the terminal, as JSON, and as the results section of the docs."""
+"""The tables of a run, on the terminal and in the documentation."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
-from collections.abc import Iterable, Mapping
+import statistics
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-from . import captions, targets
-from .measures import Results, at, levels, shown
-from .systems import BY_NAME, FEATURES, SYSTEMS
+from .measures import Measures, figure, spread
+from .systems import BY_NAME, SYSTEMS, System
+from .tables import Table
 from .workloads import WORKLOADS, Workload
 
-PARTS = ("rounds", "failures")
-BEGIN, END = ".. results: begin", ".. results: end"
-
-Table = list[list[str]]
+OURS = "delayq"
+_TITLES = {workload.name: workload.title for workload in WORKLOADS}
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One run: its date, machine, size and rounds, and its results."""
+@dataclass(slots=True)
+class Results:
+    """The measures by workload and system, one for each round; and the reasons why systems failed."""
 
-    date: str
-    machine: str
-    size: str
-    rounds: int
-    versions: dict[str, str]
-    results: Results
-    # For each merged workload the line of the run that it comes from.
-    origins: dict[str, str] = field(default_factory=dict)
+    rounds: dict[str, dict[str, list[Measures]]] = field(default_factory=dict)
+    failures: dict[str, dict[str, str]] = field(default_factory=dict)
 
-    @property
-    def line(self) -> str:
-        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
-        rounds = "1 round" if self.rounds == 1 else f"{self.rounds} rounds"
-        return f"{self.date}, {self.machine}, size {self.size}, {rounds}. {versions}."
+    def add(self, workload: str, system: str, measures: Measures) -> None:
+        if measures:
+            self.rounds.setdefault(workload, {}).setdefault(system, []).append(measures)
 
+    def fail(self, workload: str, system: str, reason: str) -> None:
+        self.failures.setdefault(workload, {})[system] = reason
 
-def workload_table(workload: Workload, results: Results) -> Table:
-    """Return a row for each system that did the workload, with its measures."""
-    found = results.rounds.get(workload.name, {})
-    names = [system.name for system in SYSTEMS if system.name in found]
-    head = ["system", *(f"{name}, {unit}" if unit else name for name, unit in workload.measures.items())]
-    rows = [[BY_NAME[n].title, *(shown(results.spread(workload.name, n, m)) for m in workload.measures)] for n in names]
-    return [head, *rows]
+    def each(self, workload: str, system: str, measure: str) -> list[float]:
+        """Return the values of all rounds that measured it. "client + postgres" is the sum of two measures."""
+        names = measure.split(" + ")
+        rounds = self.rounds.get(workload, {}).get(system, [])
+        return [sum(found[name] for name in names) for found in rounds if found.keys() >= set(names)]
 
+    def median(self, workload: str, system: str, measure: str) -> float | None:
+        values = self.each(workload, system, measure)
+        return statistics.median(values) if values else None
 
-def growth_table(workload: Workload, results: Results) -> Table:
-    """Return a row for each level, with the measures at it."""
-    ours = targets.OURS
-    by_level = levels(results.rounds[workload.name][ours][0])
-    measures = [name.rpartition(", ")[::2] for name in by_level[min(by_level)]]
-    head = [workload.grows, *(f"{name}, {unit}" for name, unit in measures)]
-    rows = [
-        [f"{level:,}", *(shown(results.spread(workload.name, ours, at(name, level, unit))) for name, unit in measures)]
-        for level in by_level
-    ]
-    return [head, *rows]
+    def ratios(self, workload: str, measure: str, other: str, system: str) -> list[float]:
+        """Return ours divided by the measure of a system in the workload ``other``, round by round."""
+        pairs = zip(self.each(workload, OURS, measure), self.each(other, system, measure), strict=False)
+        return [ours / theirs for ours, theirs in pairs if theirs]
 
 
-def tables(workload: Workload, results: Results) -> list[Table]:
-    """Return the tables of a workload."""
-    found = [workload_table(workload, results)]
-    return [*found, growth_table(workload, results)] if workload.grows else found
+class Goal(NamedTuple):
+    """What a measure of ours should be: ``bound``, or ``bound`` times that of ``system`` in the workload ``beside``."""
+
+    workload: str
+    measure: str
+    bound: float
+    system: str = ""
+    beside: str = ""
+    at_most: bool = False
 
 
-def features_table() -> Table:
-    """Return the table of the systems' features."""
-    head = ["system", "on disk when scheduled", *FEATURES.values(), "besides"]
-    rows = [
-        [s.title, _yes(s.durable), *(_yes(feature in s.has) for feature in FEATURES), s.note]
-        for s in SYSTEMS
-        if s.kind != "floor"
-    ]
-    return [head, *rows]
+GOALS = (
+    Goal("schedule", "rate", 1.05, "orm"),
+    Goal("bulk", "rate", 0.55, "postgres"),
+    Goal("keyed", "rate", 0.3, "postgres", "bulk"),
+    Goal("drain", "rate", 1.0, "graphile"),
+    Goal("drain-2", "rate", 0.95, "graphile"),
+    Goal("drain", "client + postgres + redis", 46, at_most=True),
+    Goal("insert", "rate", 1.0, "graphile"),
+    Goal("lines", "rate", 0.75, OURS, "drain"),
+    Goal("query", "rate", 0.8, OURS, "drain"),
+    Goal("late-1000", "postgres", 250, at_most=True),
+    Goal("late-1000", "p50", 0.5, at_most=True),
+    Goal("late-1000", "p99", 1.5, at_most=True),
+    Goal("late-1000", "max", 20, at_most=True),
+    Goal("late-1000", "early + missing", 0, at_most=True),
+)
 
 
-def _yes(it_has: bool) -> str:
-    return "yes" if it_has else "no"
+def beside_the_best(results: Results) -> Table:
+    """Return a row for each workload: ours, and the best peers that keep messages on disk and in Redis."""
+    rows = [["", "django-delayq", "best on disk", "×", "best in Redis", "×"]]
+    for workload in _measured(results):
+        for measure in ("rate",) if workload.more_is_better else ("p50", "p99"):
+            ours = spread(results.each(workload.name, OURS, measure))
+            row = [f"{workload.title}, {workload.measures[measure] if measure == 'rate' else f'{measure}, ms'}", ours]
+            for durable in (True, False):
+                best = _best(results, workload, measure, durable)
+                if best is None:
+                    row += ["–", "–"]
+                    continue
+                theirs = spread(results.each(workload.name, best.name, measure))
+                ratios = results.ratios(workload.name, measure, workload.name, best.name)
+                row += [f"{best.title}: {theirs}", spread(ratios)]
+            rows.append(row)
+    return rows
 
 
-def targets_table(results: Results, *, measured_only: bool = False) -> Table:
-    known = {workload.name: workload for workload in WORKLOADS}
-    rows = []
-    for result in targets.evaluate(results):
-        target = result.target
-        if measured_only and result.met is None:
-            continue
-        beside = f" ({BY_NAME[result.beside].title})" if result.beside else ""
-        workload = known[target.workload]
-        name = f"{workload.title}: {target.measure}"
-        if workload.grows:
-            name += f", {workload.measures[target.measure]}"
-        rows.append([name, target.text, result.measured + beside, result.word])
-    return [["what", "wanted", "measured", "verdict"], *rows]
+def ahead(results: Results) -> str:
+    """Return a sentence that says which peers did better than ours in which workload."""
+    found = []
+    for workload in _measured(results):
+        measure = "rate" if workload.more_is_better else "p50"
+        ours = results.median(workload.name, OURS, measure)
+        for durable in (True, False):
+            best = _best(results, workload, measure, durable)
+            theirs = None if best is None else results.median(workload.name, best.name, measure)
+            if best is None or ours is None or theirs is None:
+                continue
+            if (theirs > ours) == workload.more_is_better and theirs != ours:
+                found.append(f"{best.title} in *{workload.title}* ({figure(theirs)} beside {figure(ours)})")
+    return f"**Ahead of django-delayq were** {'; '.join(found)}." if found else "No peer was ahead of django-delayq."
 
 
-def as_text(table: Table) -> str:
-    """Write a table as padded columns."""
-    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
-    return "\n".join([lines[0], "─" * len(lines[0]), *lines[1:]])
+def goals(results: Results) -> Table:
+    """Return a row for each goal that was measured; ratios are taken within a round."""
+    rows = [["goal", "wanted", "measured", ""]]
+    for goal in GOALS:
+        beside = goal.beside or goal.workload
+        values = results.each(goal.workload, OURS, goal.measure)
+        if goal.system:
+            values = results.ratios(goal.workload, goal.measure, beside, goal.system)
+        if values:
+            middle = statistics.median(values)
+            is_met = middle <= goal.bound if goal.at_most else middle >= goal.bound
+            name = f"{_TITLES[goal.workload]}: {goal.measure}"
+            rows.append([name, _wanted(goal, beside), spread(values), "met" if is_met else "not met"])
+    return rows
 
 
-def as_rst(table: Table) -> str:
-    """Write a table as a list-table of reStructuredText."""
-    lines = [".. list-table::", "   :header-rows: 1", ""]
-    for row in table:
-        lines += [f"   {'*' if not number else ' '} - {cell}".rstrip() for number, cell in enumerate(row)]
-    return "\n".join(lines)
+def _wanted(goal: Goal, beside: str) -> str:
+    bound = f"{'≤' if goal.at_most else '≥'} {goal.bound:g}"
+    if not goal.system:
+        return bound
+    return f"{bound} × {_TITLES[beside] if goal.system == OURS else BY_NAME[goal.system].title}"
 
 
-def measured(results: Results) -> Iterable[Workload]:
-    return (workload for workload in WORKLOADS if workload.name in results.rounds)
+def all_systems(results: Results) -> Table:
+    """Return a row for each system with its medians: rates, and the lateness as p50 / p99."""
+    workloads = list(_measured(results))
+    rows = [["", *(workload.title for workload in workloads)]]
+    for system in SYSTEMS:
+        cells = [_cell(results, workload, system) for workload in workloads]
+        if any(cell != "–" for cell in cells):
+            rows.append([system.title, *cells])
+    # A row for each workload is narrower.
+    return [list(row) for row in zip(*rows, strict=True)] if len(rows) < len(rows[0]) else rows
 
 
-def to_terminal(run: Run) -> str:
-    parts = [run.line]
-    for w in measured(run.results):
-        origin = f" (measured {run.origins[w.name]})" if w.name in run.origins else ""
-        parts.append("\n\n".join([w.title + origin, *map(as_text, tables(w, run.results))]))
-    for workload, failures in run.results.failures.items():
-        parts += [f"{BY_NAME[system].title} could not do {workload}: {why}" for system, why in failures.items()]
-    parts.append(f"What each system does\n{as_text(features_table())}")
-    parts.append(f"Targets\n{as_text(targets_table(run.results, measured_only=True))}")
-    return "\n\n".join(parts)
+def costs(results: Results) -> Table:
+    """Return what a message costs: ours and the best peer on disk, by workload."""
+    rows = [["µs of CPU for a message", "system", "process", "PostgreSQL", "Redis"]]
+    for workload in _measured(results):
+        best = _best(results, workload, next(iter(workload.measures)), durable=True)
+        for system in [BY_NAME[OURS], *([best] if best else [])]:
+            each = [results.each(workload.name, system.name, name) for name in ("client", "postgres", "redis")]
+            if each[0]:
+                rows.append([workload.title, system.title, *map(spread, each)])
+    return rows
 
 
-def to_rst(run: Run, pictures: Mapping[str, str]) -> str:
-    """Write the results section. ``pictures`` maps file names to descriptions."""
-    parts = [f"Measured {run.line} Medians of the rounds; in parentheses the least and the most."]
-    if run.origins:
-        parts.append("Sections with a date of their own are from other runs.")
-    parts += [f".. image:: {name}\n   :alt: {shows}" for name, shows in pictures.items()]
-    parts += [_headed("Targets", "-"), captions.TARGETS, as_rst(targets_table(run.results))]
-    for workload in measured(run.results):
-        parts += [_headed(workload.title, "-"), captions.CAPTIONS[workload.name]]
-        if workload.name in run.origins:
-            parts.append(f"Measured {run.origins[workload.name]}")
-        parts += map(as_rst, tables(workload, run.results))
-        if failures := run.results.failures.get(workload.name):
-            parts.append("Could not: " + ", ".join(BY_NAME[name].title for name in failures) + ".")
-    parts += [_headed("What each system does", "-"), captions.FEATURES, as_rst(features_table())]
-    return "\n\n".join(parts)
-
-
-def _headed(title: str, line: str) -> str:
-    return f"{title}\n{line * len(title)}"
-
-
-def to_json(run: Run) -> dict[str, Any]:
-    return {
-        **dataclasses.asdict(run),
-        "targets": [
-            {**dataclasses.asdict(result.target), "found": result.found, "met": result.met}
-            for result in targets.evaluate(run.results)
-        ],
-    }
-
-
-def read(file: Path) -> Run:
-    """Read a run that was written as JSON."""
-    data = json.loads(file.read_text())
-    known = {workload.name for workload in WORKLOADS}
-    results = Results(
-        **{part: {w: found for w, found in data["results"][part].items() if w in known} for part in PARTS}
+def failures(results: Results) -> str:
+    return "\n".join(
+        f"{BY_NAME[system].title} took no part in {workload}: {why}"
+        for workload, systems in results.failures.items()
+        for system, why in systems.items()
     )
-    fields = ("date", "machine", "size", "rounds", "versions")
-    return Run(**{name: data[name] for name in fields}, results=results, origins=data.get("origins", {}))
 
 
-def merge(run: Run, earlier: Run) -> None:
-    """Take over workloads that the run does not have, each as a whole: its systems were measured together."""
-    has = {*run.results.rounds, *run.results.failures}
-    for workload in ({*earlier.results.rounds, *earlier.results.failures}) - has:
-        run.origins[workload] = earlier.origins.get(workload, earlier.line)
-        for part in PARTS:
-            if workload in getattr(earlier.results, part):
-                getattr(run.results, part)[workload] = getattr(earlier.results, part)[workload]
+def _measured(results: Results) -> Iterator[Workload]:
+    return (workload for workload in WORKLOADS if OURS in results.rounds.get(workload.name, {}))
 
 
-def between_markers(text: str, section: str) -> str:
-    """Return the text with its results section replaced."""
-    head, begin, rest = text.partition(BEGIN)
-    _old, end, tail = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"the page has no {BEGIN!r} … {END!r}")
-    return f"{head}{BEGIN}\n\n{section}\n\n{END}{tail}"
+def _best(results: Results, workload: Workload, measure: str, durable: bool) -> System | None:
+    found = {
+        system: middle
+        for system in SYSTEMS
+        if system.kind == "peer" and system.durable == durable
+        if (middle := results.median(workload.name, system.name, measure)) is not None
+    }
+    if not found:
+        return None
+    return (max if workload.more_is_better else min)(found, key=lambda system: found[system])
 
 
-def write_docs(page: Path, section: str) -> None:
-    page.write_text(between_markers(page.read_text(), section))
+def _cell(results: Results, workload: Workload, system: System) -> str:
+    names = ("rate",) if workload.more_is_better else ("p50", "p99")
+    values = [results.median(workload.name, system.name, name) for name in names]
+    return "–" if None in values else " / ".join(figure(value) for value in values if value is not None)

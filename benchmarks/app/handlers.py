@@ -6,7 +6,7 @@ import os
 import time
 from datetime import datetime
 
-from benchmarks.peers.adapter_process import AT_ONCE, NEW, mark, wait
+from benchmarks.peers.adapter_process import AT_ONCE, mark, wait
 from django_delayq import Delivered, handler
 
 
@@ -17,21 +17,8 @@ def noop(message: Delivered) -> None:
 
 @handler("bench.mark")
 def marked(message: Delivered) -> None:
-    """Do nothing but note that the message was handled."""
+    """Do nothing but note when the first message, or each late one, was handled."""
     mark(message.payload)
-
-
-for _number in range(NEW):
-    # Topics without a message before the first one counts.
-    handler(f"bench.new-{_number}")(marked)
-
-
-if os.environ.get("BENCH_LIMITS"):
-
-    @handler("bench.limited", limit=1)
-    def limited(message: Delivered) -> None:
-        """Do nothing but note that the message was handled."""
-        mark(message.payload)
 
 
 if os.environ.get("BENCH_LIMITS"):
@@ -45,7 +32,7 @@ if os.environ.get("BENCH_LIMITS"):
     handler("bench.keyed", limit=1)(noop)
 
 
-@handler("bench.recurring", lease=5)
+@handler("bench.recurring")
 def recurring(message: Delivered) -> None:
     """Note the time for which the message of a schedule stands."""
     mark({"n": message.payload, "due": datetime.fromisoformat(message.headers["occurrence"]).timestamp()})

@@ -1,1 +1,1 @@
-"""The adapters of the three floors: the servers and the ORM without django-delayq."""
+"""The adapters of the two floors: the database and the ORM without django-delayq."""

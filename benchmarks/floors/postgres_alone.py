@@ -1,18 +1,16 @@
-"""The floor of PostgreSQL alone: a row and a log row by raw psycopg, and a drain that claims and deletes."""
+"""The floor of PostgreSQL alone: a row and a log row by raw psycopg, one by one and by COPY."""
 
 from __future__ import annotations
 
 import json
 import os
 import time
-from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
 import psycopg
 
-ROWS_PER_COMMIT = 100
 TABLES = ["floor_message", "floor_log"]
 
 TABLES_SQL = """
@@ -37,14 +35,6 @@ SELECT nextval(sequence)
   FROM (SELECT pg_get_serial_sequence('floor_message', 'id')::regclass OFFSET 0) s(sequence), generate_series(1, %s)
 """
 
-CLAIM = """
-UPDATE floor_message SET state = 'running' WHERE id = ANY(ARRAY(
-    SELECT id FROM floor_message WHERE state = 'scheduled' AND due_at <= clock_timestamp()
-     ORDER BY due_at, id LIMIT %s FOR UPDATE SKIP LOCKED)) RETURNING id, payload
-"""
-
-DELETE = "DELETE FROM floor_message WHERE id = ANY(%s)"
-
 
 @cache
 def connection() -> psycopg.Connection[Any]:
@@ -56,10 +46,6 @@ def connection() -> psycopg.Connection[Any]:
 def setup() -> None:
     for statement in TABLES_SQL.split(";"):
         connection().execute(statement.encode())
-
-
-def inside() -> AbstractContextManager[Any]:
-    return connection().transaction()
 
 
 def send(payload: dict[str, Any], due: float | None) -> None:
@@ -79,16 +65,6 @@ def send_many(payloads: list[dict[str, Any]], due: float | None) -> None:
             with cursor.copy("COPY floor_log (message_id, number, at, to_state) FROM STDIN") as copy:
                 for number in ids:
                     copy.write_row((number, 1, at, "scheduled"))
-
-
-def drain(number: int) -> float:
-    """Claim due rows, a hundred in each commit, delete them in another, and return the seconds."""
-    began, taken = time.perf_counter(), 0
-    while taken < number:
-        claimed = [row[0] for row in connection().execute(CLAIM, [ROWS_PER_COMMIT])]
-        connection().execute(DELETE, [claimed])
-        taken += len(claimed)
-    return time.perf_counter() - began
 
 
 def _datetime(due: float | None) -> datetime:

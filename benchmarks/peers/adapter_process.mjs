@@ -22,16 +22,19 @@ const TICK_MS = 1;
 const now = () => (performance.timeOrigin + performance.now()) / 1000;
 const sleep = (ms) => new Promise((done) => setTimeout(done, ms));
 
+const COUNT_ALL = Boolean(process.env.BENCH_COUNT_ALL);
+
 let file;
 let pool;
 
-/** Note that a message was handled, and when; insert a row first if the payload asks for it. */
+/** Insert a row if the payload asks for it, and note what adapter_process.py notes. */
 async function handle(payload) {
     if (payload.insert) {
         const { Pool } = require("pg");
         pool ??= new Pool({ connectionString: process.env.DATABASE_URL });
         await pool.query({ name: "insert", text: INSERT, values: [payload.n, JSON.stringify(payload)] });
     }
+    if (file && !(COUNT_ALL || payload.due || payload.last)) return;
     file ??= fs.openSync(process.env.BENCH_MARKS, "a");
     const mark = Buffer.alloc(MARK_BYTES);
     mark.writeBigInt64LE(BigInt(payload.n), 0);
@@ -43,14 +46,15 @@ async function handle(payload) {
 }
 
 /** Return a payload of 200 bytes of JSON. */
-function makePayload(n, due, insert) {
-    const made = { n, due, ...(insert ? { insert: 1 } : {}), pad: "" };
+function makePayload(n, due, more = {}) {
+    const made = { n, due, ...more, pad: "" };
     made.pad = "x".repeat(PAYLOAD_BYTES - JSON.stringify(made).length);
     return made;
 }
 
-function payloads(first, last, insert) {
-    return Array.from({ length: last - first + 1 }, (_, place) => makePayload(first + place, 0, insert));
+function payloads(number, insert) {
+    const more = (n) => ({ ...(insert ? { insert: 1 } : {}), ...(n === number ? { last: 1 } : {}) });
+    return Array.from({ length: number }, (_, place) => makePayload(place + 1, 0, more(place + 1)));
 }
 
 const calls = (adapter, own) => ({
@@ -58,14 +62,15 @@ const calls = (adapter, own) => ({
         verbs: ["send_many", "worker"],
         worker: [process.argv[1], own, "worker"],
         tables: adapter.TABLES,
+        open: adapter.OPEN ?? "",
     }),
     setup: adapter.setup,
     ready: adapter.ready,
 
     async schedule({ number, delay, warm = 0, insert = false }) {
         const due = delay ? now() + delay : null;
-        for (const one of payloads(1 - warm, 0, insert)) await adapter.send(one, due);
-        const made = payloads(1, number, insert);
+        for (let n = 0; n < warm; n++) await adapter.send(makePayload(-n, 0), due);
+        const made = payloads(number, insert);
         const began = now();
         for (const one of made) await adapter.send(one, due);
         return now() - began;
@@ -73,7 +78,7 @@ const calls = (adapter, own) => ({
 
     async schedule_bulk({ number, delay, insert = false }) {
         const due = delay ? now() + delay : null;
-        const made = payloads(1, number, insert);
+        const made = payloads(number, insert);
         const began = now();
         await adapter.sendMany(made, due);
         return now() - began;
@@ -89,7 +94,7 @@ const calls = (adapter, own) => ({
             if (sent < Math.floor(rate * (at - began))) {
                 const due = now() + MIN_DELAY_SECONDS + Math.random() * (longest - MIN_DELAY_SECONDS);
                 counted += begin <= due && due < end ? 1 : 0;
-                await adapter.send(makePayload(++sent, due, false), due);
+                await adapter.send(makePayload(++sent, due), due);
             } else {
                 await sleep(TICK_MS);
             }

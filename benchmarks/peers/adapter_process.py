@@ -3,12 +3,11 @@
 ``python adapter_process.py <module>`` runs in the system's own environment. The module is the adapter: it has functions
 of these names, of which only ``send`` (or ``asend``) is required.
 
-``setup()`` is called once, on an empty database · ``send(payload, due)`` schedules one message, due at an epoch time or
-(None) now · ``send_many(payloads, due)`` · ``send_together(messages)`` schedules pairs of a payload and its due time in
-one call · ``inside()`` returns a transaction of the caller's · ``worker()`` returns the arguments for Python that start
-one worker process · ``recur(number)`` makes that many schedules of a second; a system whose code declares its schedules
-does so when it is imported with RECURRING set · ``TABLES`` are emptied between workloads. Every handler calls ``mark``,
-which needs psycopg only where the handler inserts a row.
+``setup()`` is called once, on an empty database · ``ready()`` whenever all was emptied · ``send(payload, due)``
+schedules one message, due at an epoch time or (None) now · ``send_many(payloads, due)`` · ``send_keyed(payloads, due)``
+gives each a key of its own · ``worker()`` returns the arguments for Python that start one worker process · ``TABLES``
+are emptied between workloads · ``OPEN`` is the end of a query, from FROM on, for the messages whose outcome is not
+committed yet. Every handler calls ``mark``, which needs psycopg only where the handler inserts a row.
 """
 
 from __future__ import annotations
@@ -27,20 +26,17 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 PAYLOAD_BYTES = 200
-PER_TRANSACTION = 100
 MARK = struct.Struct("<qddq")
 # The table of rows that a peer's handler inserts, in a transaction of its own.
 EFFECTS = "CREATE TABLE IF NOT EXISTS bench_effect (number bigint, payload jsonb)"
 INSERT = "INSERT INTO bench_effect VALUES (%s, %s)"
-VERBS = ("send_many", "inside", "worker", "recur")
-# For systems whose code declares schedules: how many there are to be.
-RECURRING = int(os.environ.get("BENCH_RECURRING", "0"))
+VERBS = ("send_many", "send_keyed", "worker")
 # For lateness: the shortest delay of a message, and the pause of the sender.
 MIN_DELAY_SECONDS = 1.0
 TICK_SECONDS = 0.001
 
-# The topics that no message had before.
-NEW = int(os.environ.get("BENCH_NEW", "0"))
+# Set for a system that commits no outcome: each message that was handled is noted, to count them.
+COUNT_ALL = bool(os.environ.get("BENCH_COUNT_ALL"))
 # The handlers that run at once where each waits for 100 ms, as for an answer; 0 where they do nothing.
 AT_ONCE = int(os.environ.get("BENCH_AT_ONCE", "0"))
 WAIT_SECONDS = 0.1
@@ -58,18 +54,29 @@ class Mark(NamedTuple):
     worker: int
 
 
-def payload(number: int, due: float = 0.0, *, insert: bool = False) -> dict[str, Any]:
-    """Return a payload of 200 bytes of JSON. With ``insert`` its handler inserts a row."""
-    made: dict[str, Any] = {"n": number, "due": due, **({"insert": 1} if insert else {}), "pad": ""}
+def payload(number: int, due: float = 0.0, **more: int) -> dict[str, Any]:
+    """Return a payload of 200 bytes of JSON. With ``insert`` its handler inserts a row, with ``last`` it is noted."""
+    made: dict[str, Any] = {"n": number, "due": due, **more, "pad": ""}
     made["pad"] = "x" * (PAYLOAD_BYTES - len(json.dumps(made)))
     return made
 
 
+def payloads(number: int, *, insert: bool) -> list[dict[str, Any]]:
+    more = {"insert": 1} if insert else {}
+    return [payload(n, **more, **({"last": 1} if n == number else {})) for n in range(1, number + 1)]
+
+
 def mark(payload: dict[str, Any]) -> None:
-    """Note that a message was handled, and when; insert a row first if the payload asks for it."""
+    """Handle a message: insert a row if it asks for one, and note what has to be noted.
+
+    That is the first message of a process, the last one, each that may be late, and all where nothing else counts them.
+    So a handler does nothing where a system commits its outcomes.
+    """
     if "insert" in payload:
         _insert(payload)
     pid = os.getpid()
+    if pid in _marks and not (COUNT_ALL or payload["due"] or "last" in payload):
+        return
     if pid not in _marks:
         file = os.open(os.environ["BENCH_MARKS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         # The session tells workers apart: each is started in one of its own.
@@ -121,6 +128,7 @@ class AdapterCalls:
             "verbs": [verb for verb in VERBS if hasattr(self.adapter, verb)],
             "worker": worker() if worker else None,
             "tables": getattr(self.adapter, "TABLES", []),
+            "open": getattr(self.adapter, "OPEN", ""),
         }
 
     def setup(self) -> None:
@@ -132,77 +140,51 @@ class AdapterCalls:
         if hasattr(self.adapter, "ready"):
             self.adapter.ready()
 
-    def schedule(self, number: int, delay: float, warm: int = 0, *, insert: bool = False) -> float:
-        """Schedule one message at a time, and return the seconds. The first ``warm`` messages do not count."""
+    def schedule(self, number: int, delay: float, *, warm: int = 0, insert: bool = False) -> float:
+        """Schedule one message at a time, and return the seconds. ``warm`` more come before, and do not count."""
         due = time.time() + delay if delay else None
-        payloads = [payload(n, insert=insert) for n in range(1 - warm, number + 1)]
+        before, made = [payload(-n) for n in range(warm)], payloads(number, insert=insert)
         if hasattr(self.adapter, "asend"):
-            return self.runner.run(self._schedule_async(payloads, due, warm))
+            return self.runner.run(self._schedule_async(before, made, due))
         send = self.adapter.send
-        for one in payloads[:warm]:
+        for one in before:
             send(one, due)
         began = time.perf_counter()
-        for one in payloads[warm:]:
+        for one in made:
             send(one, due)
         return time.perf_counter() - began
 
-    async def _schedule_async(self, payloads: list[dict[str, Any]], due: float | None, warm: int) -> float:
+    async def _schedule_async(self, before: list[Any], made: list[Any], due: float | None) -> float:
         send = self.adapter.asend
-        for one in payloads[:warm]:
+        for one in before:
             await send(one, due)
         began = time.perf_counter()
-        for one in payloads[warm:]:
+        for one in made:
             await send(one, due)
         return time.perf_counter() - began
 
-    def schedule_inside(self, number: int, delay: float) -> float:
-        """Schedule a hundred messages in each transaction of the caller's, and return the seconds."""
-        due = time.time() + delay
-        payloads = [payload(n) for n in range(1, number + 1)]
-        began = time.perf_counter()
-        for start in range(0, number, PER_TRANSACTION):
-            with self.adapter.inside():
-                for one in payloads[start : start + PER_TRANSACTION]:
-                    self.adapter.send(one, due)
-        return time.perf_counter() - began
-
-    def schedule_bulk(self, number: int, delay: float, *, insert: bool = False) -> float:
+    def schedule_bulk(self, number: int, delay: float, *, keyed: bool = False, insert: bool = False) -> float:
         """Schedule in bulk, and return the seconds."""
         due = time.time() + delay if delay else None
-        payloads = [payload(n, insert=insert) for n in range(1, number + 1)]
+        made = payloads(number, insert=insert)
+        send = self.adapter.send_keyed if keyed else self.adapter.send_many
         began = time.perf_counter()
-        self.adapter.send_many(payloads, due)
+        send(made, due)
         return time.perf_counter() - began
 
-    def late(self, rate: float, seconds: float, longest: float, together: int = 1) -> dict[str, float]:
-        """Schedule ``rate`` messages a second, ``together`` in one call, with delays from 1 to ``longest`` seconds.
+    def late(self, rate: float, seconds: float, longest: float) -> dict[str, float]:
+        """Schedule ``rate`` messages a second, with delays from 1 to ``longest`` seconds.
 
         After ``longest`` seconds as many messages fall due as are sent. That goes on for ``seconds``, from ``begin`` to
         ``end`` in the answer: ``counted`` of the ``sent`` messages are due in that time.
         """
         stream = _Stream(rate, seconds, longest)
-        if hasattr(self.adapter, "asend"):
-            self.runner.run(self._late_async(stream))
-        else:
-            for due_by_now in stream.pace():
-                if due_by_now < stream.sent + together:
-                    time.sleep(TICK_SECONDS)
-                elif together == 1:
-                    self.adapter.send(*stream.next())
-                else:
-                    self.adapter.send_together([stream.next() for _ in range(together)])
-        return stream.summary()
-
-    async def _late_async(self, stream: _Stream) -> None:
         for due_by_now in stream.pace():
             if due_by_now > stream.sent:
-                await self.adapter.asend(*stream.next())
+                self.adapter.send(*stream.next())
             else:
-                await asyncio.sleep(TICK_SECONDS)
-
-    def call(self, name: str, arguments: dict[str, Any]) -> Any:
-        """Call a function that only this adapter has."""
-        return getattr(self.adapter, name)(**arguments)
+                time.sleep(TICK_SECONDS)
+        return stream.summary()
 
 
 class _Stream:

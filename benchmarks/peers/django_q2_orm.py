@@ -27,6 +27,7 @@ Q_CLUSTER = {
     "bulk": 10,
     "log_level": "WARNING",
 }
+OPEN = "FROM django_q_ormq"
 TABLES = ["django_q_ormq", "django_q_schedule", "django_q_task"]
 
 
@@ -71,12 +72,6 @@ def send_many(payloads, due):
             send(payload, due)
     else:
         Schedule.objects.bulk_create([_schedule(payload, due) for payload in payloads], batch_size=1000)
-
-
-def inside():
-    from django.db import transaction
-
-    return transaction.atomic()
 
 
 def worker():

@@ -18,6 +18,7 @@ BACKPORT = [] if find_spec("django.tasks") else ["django_tasks"]
 INSTALLED_APPS = ["django.contrib.contenttypes", *BACKPORT, "django_tasks_db"]
 DATABASES = {"default": database()}
 TASKS = {"default": {"BACKEND": "django_tasks_db.DatabaseBackend"}}
+OPEN = "FROM django_tasks_database_dbtaskresult WHERE status NOT IN ('SUCCESSFUL', 'FAILED')"
 TABLES = ["django_tasks_database_dbtaskresult"]
 
 
@@ -38,12 +39,6 @@ def send(payload, due):
     if due is not None:
         task = task.using(run_after=datetime.fromtimestamp(due, UTC))
     task.enqueue(payload)
-
-
-def inside():
-    from django.db import transaction
-
-    return transaction.atomic()
 
 
 def worker():

@@ -1,4 +1,4 @@
-// The adapter of Graphile Worker, as installed.
+// The adapter of Graphile Worker, with the settings by which its page on performance has measured it.
 
 import { createRequire } from "node:module";
 
@@ -7,6 +7,14 @@ const connectionString = process.env.DATABASE_URL;
 const PER_CALL = 1000;
 
 export const TABLES = ["graphile_worker._private_jobs", "graphile_worker._private_job_queues"];
+export const OPEN = "FROM graphile_worker._private_jobs";
+const BEST = {
+    concurrentJobs: 24,
+    maxPoolSize: 25,
+    localQueue: { size: 500 },
+    completeJobBatchDelay: 0,
+    failJobBatchDelay: 0,
+};
 let utils;
 
 const options = (due) => (due === null ? {} : { runAt: new Date(Math.ceil(due * 1000)) });
@@ -31,7 +39,7 @@ export async function sendMany(payloads, due) {
     }
 }
 
-export async function work(handle, worker = {}) {
-    const runner = await run({ preset: { worker: { connectionString, ...worker } }, taskList: { mark: handle } });
+export async function work(handle) {
+    const runner = await run({ preset: { worker: { connectionString, ...BEST } }, taskList: { mark: handle } });
     await runner.promise;
 }

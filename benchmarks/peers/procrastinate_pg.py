@@ -6,14 +6,11 @@ import os
 from datetime import UTC, datetime
 
 import procrastinate
-from adapter_process import AT_ONCE, RECURRING, mark, wait
+from adapter_process import AT_ONCE, mark, wait
 
-app = procrastinate.App(
-    connector=procrastinate.PsycopgConnector(conninfo=os.environ["DATABASE_URL"]),
-    # By default a worker that starts makes up for ten minutes, also when there was none before.
-    periodic_defaults={"max_delay": 30},
-)
+app = procrastinate.App(connector=procrastinate.PsycopgConnector(conninfo=os.environ["DATABASE_URL"]))
 TABLES = ["procrastinate_jobs", "procrastinate_events", "procrastinate_workers", "procrastinate_periodic_defers"]
+OPEN = "FROM procrastinate_jobs WHERE status IN ('todo', 'doing')"
 
 
 @app.task(name="mark")
@@ -22,19 +19,6 @@ async def task(payload):
         await wait(payload)
     else:
         mark(payload)
-
-
-@app.task(name="recurring")
-async def recurring(timestamp, number):
-    mark({"n": number, "due": float(timestamp)})
-
-
-for n in range(RECURRING):
-    app.periodic(cron="* * * * * *", periodic_id=str(n), task_kwargs={"number": n})(recurring)
-
-
-def recur(number):
-    assert number == RECURRING
 
 
 def setup():
