@@ -26,14 +26,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--schedules", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=30.0)
-    parser.add_argument("--every", default="1s")
+    parser.add_argument("--missed", default="once", help="what becomes of times that were missed: once, all or skip")
     arguments = parser.parse_args()
     os.environ |= {"BENCH_RECURRING": "1", "BENCH_MARKS": os.devnull}
     with own_servers():
         from django_delayq.recurring import create_schedule
 
         for n in range(arguments.schedules):
-            create_schedule(f"bench.{n}", "bench.recurring", n, every=arguments.every, missed="all")
+            create_schedule(f"bench.{n}", "bench.recurring", n, every="1s", missed=arguments.missed)
         with worker("--processes", "1"):
             time.sleep(SETTLE_SECONDS)
             begin = time.time()

@@ -165,11 +165,16 @@ def due(using: str, limit: int, *, since: timedelta = timedelta(0)) -> list[str]
     return list(rows.order_by("last_at").values_list("pk", flat=True)[:limit])
 
 
-def until_next(using: str) -> float | None:
-    """Return the seconds until a schedule has to be advanced next, 0 or less when one waits; None: there is none."""
+def until_next(using: str, *, late: bool = True) -> float | None:
+    """Return the seconds until a schedule has to be advanced next, 0 or less when one is late; None: there is none.
+
+    ``late=False`` passes over those that are late.
+    """
+    now = transitions.now(using)
     rows = Schedule.objects.using(using).filter(paused=False, ended=False).order_by("last_at")
+    rows = rows if late else rows.filter(last_at__gt=now)
     first = rows.values_list("last_at", flat=True).first()
-    return None if first is None else (first - transitions.now(using)).total_seconds()
+    return None if first is None else (first - now).total_seconds()
 
 
 def advance(using: str, name: str) -> None:

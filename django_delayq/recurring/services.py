@@ -31,7 +31,7 @@ logger = logging.getLogger("django_delayq")
 ADVANCED_TOGETHER = 50
 # Seconds between two looks at the schedules, at most.
 LOOK_INTERVAL = 5.0
-# Seconds between two looks while an occurrence that is due waits for its delivery.
+# Seconds between two looks, at most, while an occurrence that is due waits for its delivery.
 WAITING_INTERVAL = 1.0
 # A look comes this long after the time of an occurrence, when its delivery has begun. Seconds.
 AFTER_DUE = 0.05
@@ -71,7 +71,13 @@ class Scheduler(Service):
         wait = schedules.until_next(self.using)
         if wait is None:
             return LOOK_INTERVAL
-        return min(LOOK_INTERVAL, wait + AFTER_DUE) if wait > 0 else WAITING_INTERVAL
+        if wait > 0:
+            return min(LOOK_INTERVAL, wait + AFTER_DUE)
+        # One is late: its time came during this look, or it waits for its delivery, or it cannot be advanced. The last
+        # two may stay so for long, and others must not wait with them.
+        longest = AFTER_DUE if len(failed) < len(names) else WAITING_INTERVAL
+        later = schedules.until_next(self.using, late=False)
+        return longest if later is None else min(longest, later + AFTER_DUE)
 
     def _advance(self, name: str) -> bool:
         """Advance one schedule. Return False, and log it the first time, when it cannot be advanced."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from datetime import timedelta
 from types import FunctionType
 from typing import Any
 
@@ -15,12 +16,20 @@ from django_delayq import handler
 from django_delayq.core.exceptions import InvalidMessage
 from django_delayq.models import Message
 from django_delayq.project import registry
-from django_delayq.recurring import Schedule, create_schedule, pause_schedule, recurring, run_schedule, services
+from django_delayq.recurring import (
+    Schedule,
+    create_schedule,
+    pause_schedule,
+    recurring,
+    run_schedule,
+    schedules,
+    services,
+)
 from django_delayq.recurring.declarations import Declaration, collect
 from django_delayq.recurring.models import Declarations, Occurrence
 from django_delayq.recurring.services import Declarer, Scheduler
 
-from .conftest import DB, Clock, deliver, live, occurrences
+from .conftest import DB, NOON, Clock, deliver, live, occurrences
 
 Code = list[Declaration]
 
@@ -389,6 +398,29 @@ def test_the_scheduler_comes_back_when_the_next_occurrence_is_due(clock: Clock) 
     assert occurrences() == ["13:00", "14:00"]
     made = Message.objects.get(headers__occurrence="2050-03-01T14:00:00Z").transitions.get()
     assert made.actor == "worker:w"
+
+
+@database
+def test_a_schedule_that_waits_for_its_delivery_does_not_keep_others_waiting(clock: Clock) -> None:
+    create_schedule("waits", "t.ok", every="1h")
+    create_schedule("s", "t.ok", every="1h", starts_at=NOON + timedelta(hours=1, milliseconds=400))
+    clock.advance(hours=1)
+    assert Scheduler(DB, "w").tick() == pytest.approx(0.4 + services.AFTER_DUE)
+
+
+@database
+def test_a_time_that_comes_during_a_look_is_found_soon(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    create_schedule("first", "t.ok", every="1h", missed="all")
+    create_schedule("s", "t.ok", every="1h", starts_at=NOON + timedelta(hours=1, milliseconds=400), missed="all")
+    advance = schedules.advance
+
+    def slowly(using: str, name: str) -> None:
+        advance(using, name)
+        clock.advance(seconds=0.5)
+
+    monkeypatch.setattr(schedules, "advance", slowly)
+    clock.advance(hours=1)
+    assert Scheduler(DB, "w").tick() <= services.AFTER_DUE
 
 
 @database
