@@ -2,7 +2,9 @@
 -- Returns 1 when the worker holds it, else 0.
 local duty = KEYS[1]
 local worker, lease = ARGV[1], ARGV[2]
-local holder = redis.call("TYPE", duty).ok == "string" and redis.call("GET", duty)
+-- A key of another type, which somebody else has written, is an error here, and nobody's duty.
+local found = redis.pcall("GET", duty)
+local holder = type(found) == "string" and found
 if holder and holder ~= worker then
   return 0
 end

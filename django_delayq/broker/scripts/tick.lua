@@ -3,8 +3,9 @@
 -- Returns tick, horizon, loaded, run_id, replid, identity, loader_until, requested.
 local meta = KEYS[1]
 local identity = ARGV[1]
--- @include owner
-if not is_foreign(meta, identity) then
-  redis.call("HINCRBY", meta, "tick", 1)
+local found = redis.call("HMGET", meta, "tick", "horizon", "loaded", "run_id", "replid", "identity", "loader_until", "requested")
+local owner = found[6]
+if identity == "" or not owner or owner == identity then
+  found[1] = tostring(redis.call("HINCRBY", meta, "tick", 1))
 end
-return redis.call("HMGET", meta, "tick", "horizon", "loaded", "run_id", "replid", "identity", "loader_until", "requested")
+return found

@@ -135,6 +135,19 @@ def test_a_duty_of_another_type_is_taken(bench: Bench) -> None:
     assert bench.client.get(bench.keys.duty) == b"w"
 
 
+@pytest.mark.parametrize(("name", "values"), [("duty", {"worker": "w", "lease": 1000}), ("tick", {})])
+def test_what_an_idle_worker_asks_for_each_second_is_three_commands(
+    bench: Bench, name: str, values: dict[str, Any]
+) -> None:
+    bench.call(name, **values)
+    bench.client.config_resetstat()
+    bench.call(name, **values)
+    stats = bench.client.info("commandstats")
+    called = {command.removeprefix("cmdstat_"): each["calls"] for command, each in stats.items()}
+    # One of them is the call of the script.
+    assert sum(calls for command, calls in called.items() if not command.startswith(("config", "info"))) == 3
+
+
 @pytest.mark.parametrize("name", ["put", "remove", "take", "tick", "clear", "request_load"])
 def test_the_queue_of_another_database_is_left_as_it_is(bench: Bench, name: str) -> None:
     bench.set({1: Delayed(NOW), 2: Ready(NOW)}, horizon=NOW + 1000)
