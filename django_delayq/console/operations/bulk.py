@@ -88,7 +88,7 @@ class Scope:
         Ids that were given keep those for which the action comes too late: its answer says so.
         """
         assert self.at is not None
-        changing, unchanged = Q(state__in=sorted(action.states)), _unchanged_since(self.at)
+        changing, unchanged = language.of_states(action.states), _unchanged_since(self.at)
         found = rows.filter(self.condition(), unchanged | ~changing if self.search is None else unchanged & changing)
         return Scope(ids=tuple(actions.selected(found[: MOST_MESSAGES + 1])))
 

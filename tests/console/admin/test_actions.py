@@ -49,6 +49,28 @@ def test_choosing_an_action_changes_nothing_yet(chief: Client, action: str) -> N
     assert not Operation.objects.exists()
 
 
+@pytest.mark.postgresql("asks PostgreSQL for its plans")
+def test_what_a_bulk_action_changes_is_found_along_an_index(chief: Client) -> None:
+    samples.one_of_each()
+    schedule_messages({"topic": "t.ok", "queue": "slow"} for _ in range(300))
+    with CaptureQueriesContext(connection) as captured:
+        answer(chief, "cancel", ask_for_search(chief, "cancel", "queue:slow"))
+    reads = [query["sql"] for query in captured if "\"queue\" = 'slow'" in query["sql"]]
+    counts = [sql for sql in reads if "COUNT" in sql and "later" in sql]
+    freezes = [sql for sql in reads if "claimed_at" in sql and "created_at" in sql and sql.startswith("SELECT")]
+    assert counts
+    assert freezes
+    with connection.cursor() as cursor:
+        # What is in question is whether an index can be used. These few rows are not worth one.
+        cursor.execute("SET enable_seqscan = off; SET enable_indexscan = off")
+        try:
+            for sql in counts + freezes:
+                cursor.execute(f"EXPLAIN {sql}")
+                assert "delayq_todo" in "\n".join(line for (line,) in cursor.fetchall())
+        finally:
+            cursor.execute("RESET ALL")
+
+
 @pytest.mark.parametrize(
     ("action", "expected"),
     [
