@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
@@ -309,9 +308,8 @@ def _question(client: Client, action: str, search: str, _prepared: None = None) 
     token = re.search(r'name="token" value="([^"]+)"', shown.content.decode())
     if token is None:
         raise Refused("the messages could not be counted")
-    at = f"{datetime.now(UTC) + timedelta(days=1):%Y-%m-%dT%H:%M:%S}"
     number = str(Question.read(token[1]).number)
-    return {"token": token[1], "typed": number, "reason": "the server is back", "due_at": at, "at": at}
+    return {"token": token[1], "typed": number, "reason": "the server is back", "delay": "1h"}
 
 
 def _answer(client: Client, action: str, fields: dict[str, str]) -> None:
@@ -342,7 +340,7 @@ def _forget() -> None:
 
 def _check(answer: Any, expected: int) -> None:
     if answer.status_code != expected:
-        raise RuntimeError(f"{answer.request['PATH_INFO']}: status {answer.status_code}, not {expected}")
+        raise Refused(f"status {answer.status_code}, not {expected}")
 
 
 def _client() -> Client:
