@@ -149,7 +149,7 @@ class _Exact:
 
 
 def _changing(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> QuerySet[Message]:
-    return rows.filter(scope.condition(), language.of_states(action.action.states)).order_by()
+    return rows.filter(scope.condition(), of_states(action.action.states)).order_by()
 
 
 def _exact(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> dict[State, _Exact] | None:

@@ -25,6 +25,7 @@ from ...record import transitions
 from ...record.transitions import NO_TIME
 from ..models import Operation
 from ..search import language
+from ..search.conditions import of_states
 from ..search.language import Search
 from .work import MESSAGES_PER_STEP, OperationWork, Step, register
 
@@ -88,7 +89,7 @@ class Scope:
         Ids that were given keep those for which the action comes too late: its answer says so.
         """
         assert self.at is not None
-        changing, unchanged = language.of_states(action.states), _unchanged_since(self.at)
+        changing, unchanged = of_states(action.states), _unchanged_since(self.at)
         found = rows.filter(self.condition(), unchanged | ~changing if self.search is None else unchanged & changing)
         return Scope(ids=tuple(actions.selected(found[: MOST_MESSAGES + 1])))
 
