@@ -6,6 +6,7 @@ A context also knows the message whose handler runs in it, if that message has a
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +30,14 @@ def host() -> str:
 def current() -> str:
     """Return the actor of this context: the one set with ``acting_as``, else this process."""
     return _actor.get() or f"process:{host()}/{os.getpid()}"
+
+
+def worker_name(given: str) -> str:
+    """Return a name that only this run of this process has: a pid that is used again must not inherit claims.
+
+    It begins with the name that was ``given``, or with that of the host.
+    """
+    return f"{given or host()}/{os.getpid()}/{secrets.token_hex(3)}"
 
 
 @contextmanager

@@ -19,7 +19,6 @@ from ..core import actors
 from ..core.exceptions import HandlerTimeout, MessageCancelled
 from ..core.outcomes import Outcome, Release, Retry
 from ..core.states import State
-from ..core.worker_options import Options
 from ..extensions import WorkerExtensions
 from ..models import Message, Transition
 from ..project import conf, registry
@@ -29,7 +28,6 @@ from ..record.sql import statements
 from ..record.sql.rows import LeaseRenewal, Ticket
 from ..worker.parts.delivery import Delivery
 from ..worker.parts.reporting import report_delivered, report_moves
-from ..worker.parts.roles import worker_name
 from ..worker.run.executor import execute
 from ..worker.run.recorder import SUCCESS, Ended, Recorder
 from . import topics
@@ -118,10 +116,10 @@ class Deliverer:
 
     def __init__(self, using: str) -> None:
         self.using = using
-        self.worker = worker_name(Options(using, name="testing"))
+        self.worker = actors.worker_name("testing")
         self.extensions = WorkerExtensions(using, self.worker)
         # This thread writes outcomes by the recorder's statements; the recorder's own thread never starts.
-        self._recorder = Recorder(using, lambda number: None, self.extensions)
+        self._recorder = Recorder(using, self.extensions)
         # The messages that an immediate delivery made due.
         self.waiting: list[int] = []
 

@@ -107,7 +107,7 @@ def test_messages_that_end_without_a_report_are_counted() -> None:
 @pytest.mark.django_db(transaction=True)
 def test_the_recorder_counts_each_outcome_once() -> None:
     extensions = WorkerExtensions(DB, "w")
-    recorder = Recorder(DB, lambda count: None, extensions)
+    recorder = Recorder(DB, extensions)
     for outcome in (Ack(), Retry(timedelta(0), "no"), Retry(timedelta(0), "", counts=False), GiveUp("no")):
         recorder.submit(_delivery(), outcome, "worker:a")
     recorder.submit(_delivery(), Release("shutdown"), "worker:a")

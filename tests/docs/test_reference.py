@@ -38,7 +38,7 @@ from django_delayq.models import Message, Transition
 from django_delayq.project import conf
 from django_delayq.recurring import checks as recurring_checks
 from django_delayq.testing import setting
-from django_delayq.worker.parts.roles import ROLES
+from django_delayq.worker.processes.process import ROLES
 from tests.support.commands import run
 
 from .blocks import DOCS, PAGES, README, ROOT, blocks, run_python, text_of

@@ -50,8 +50,7 @@ from django_delayq.record import admission, transitions
 from django_delayq.record.identity import forget_identity
 from django_delayq.recurring import create_schedule, delete_schedule
 from django_delayq.worker.claim import consumer, queues, sidings
-from django_delayq.worker.processes.once import OnceProcess
-from django_delayq.worker.processes.process import WorkerProcess
+from django_delayq.worker.processes.process import OnceProcess, WorkerProcess
 from django_delayq.worker.upkeep import mover
 from tests.support import limits_oracle
 from tests.support.in_redis import held

@@ -192,7 +192,7 @@ MUTANTS = [
     ),
     mutant(
         "place under a limit that is taken long before the due time",
-        (f"{WORKER}/processes/assembly.py", "NEAR if admission.any_declared() else CLAIM_AHEAD", "CLAIM_AHEAD"),
+        (f"{WORKER}/processes/assembly.py", "NEAR if knows_limits else CLAIM_AHEAD", "CLAIM_AHEAD"),
     ),
     mutant(
         "spread that ends beyond the farthest due time",
@@ -224,7 +224,7 @@ MUTANTS = [
     ),
     mutant(
         "payload that the database refuses, tried without it for ever",
-        (f"{WORKER}/run/recorder.py", "ended.outcome.payload is not None", "False"),
+        (f"{WORKER}/run/recorder.py", "if outcome.payload is not None:\n# No", "if False:\n# No"),
     ),
     mutant(
         "unique that keeps the key while the handler runs",
@@ -381,19 +381,15 @@ MUTANTS = [
     mutant(
         "process that claims more than its share",
         (
-            f"{WORKER}/parts/lifetime.py",
+            f"{WORKER}/parts/budget.py",
             "return 0 if self._page.spent else max(0, min(wanted, self._left))",
             "return wanted",
         ),
     ),
     mutant(
-        "unstarted delivery that counts for the lifetime of a process",
-        (f"{WORKER}/parts/budget.py", "self.lifetime.count(claimed)", "self.lifetime.count(max(0, claimed))"),
-    ),
-    mutant(
         "spent process that never goes on",
         (
-            f"{WORKER}/parts/lifetime.py",
+            f"{WORKER}/parts/budget.py",
             "self._spent_at >= PATIENCE and self._go_on()",
             "self._spent_at >= PATIENCE and False",
         ),
@@ -684,14 +680,14 @@ MUTANTS = [
     ),
     mutant(
         "quick handlers in all threads",
-        (f"{WORKER}/run/turns.py", "if self._means[topic] >= QUICK:", "if True:"),
+        (f"{WORKER}/run/handler_threads.py", "if self._means[topic] >= QUICK:", "if True:"),
     ),
     mutant(
         "slow handlers in one thread",
-        (f"{WORKER}/run/turns.py", "if self._means[topic] >= QUICK:", "if False:"),
+        (f"{WORKER}/run/handler_threads.py", "if self._means[topic] >= QUICK:", "if False:"),
     ),
     mutant(
-        "stuck handler that keeps its turn", (f"{WORKER}/run/turns.py", "elif begun == self._begun:", "elif False:")
+        "stuck handler that keeps its turn", (f"{WORKER}/run/handler_threads.py", "elif begun == self._begun:", "elif False:")
     ),
     mutant(
         "delivery that waits for a stuck handler unseen",

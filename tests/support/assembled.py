@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from django_delayq.core.worker_options import Options
-from django_delayq.worker.processes.assembly import Parts, assemble
-from django_delayq.worker.processes.once import OnceProcess
+from django_delayq.worker.processes.assembly import Parts
+from django_delayq.worker.processes.process import OnceProcess
 from django_delayq.worker.run.recorder import Recorder
 
 Assemble = Callable[..., Parts]
@@ -27,7 +27,7 @@ def assembled() -> Iterator[Assemble]:
     """Assemble workers whose recorder runs and whose other threads do not; close them after the test.
 
     ``threads``, ``tasks`` (that run at once on an event loop; 0: there is none), ``queues``, ``weights`` and
-    ``max_messages`` are options of the worker, whatever else is given goes to ``assemble``.
+    ``max_messages`` are options of the worker, whatever else is given goes to ``Parts``.
     """
     made: list[Parts] = []
 
@@ -41,7 +41,7 @@ def assembled() -> Iterator[Assemble]:
     ) -> Parts:
         numbers: dict[str, Any] = {"threads": threads, "async_concurrency": tasks, "max_messages": max_messages}
         options = Options("default", queues, weights, **numbers)
-        parts = assemble(options, **{"name": "w", **given})
+        parts = Parts(options, **{"name": "w", **given})
         made.append(parts)
         parts.recorder.start()
         return parts

@@ -13,7 +13,7 @@ from django_delayq.broker.keys import RANKS, keys
 from django_delayq.core.clock import SECOND
 from django_delayq.core.worker_options import Options
 from django_delayq.worker.claim.consumer import CATCH_UP, Consumer
-from django_delayq.worker.processes.assembly import assemble
+from django_delayq.worker.processes.assembly import Parts
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -23,7 +23,7 @@ DB = QUEUE = "default"
 @pytest.fixture
 def consumer(redis_client: redis.Redis) -> Iterator[Consumer]:
     """A consumer whose threads do not run, so that it has room for four deliveries and no more."""
-    parts = assemble(Options(DB, queues=(QUEUE,), threads=4))
+    parts = Parts(Options(DB, queues=(QUEUE,), threads=4))
     yield parts.consumer
     parts.brokers.close()
 

@@ -26,7 +26,7 @@ CONSUMED = "delayq_outcomes_total{outcome=consumed,queue=default,topic=t.effect}
 @pytest.fixture
 def patient(set_pace: Callable[[dict[str, float]], None]) -> None:
     """Have a spent process wait for its successor for as long as a slow machine needs to start it."""
-    set_pace({"lifetime.PATIENCE": 90.0})
+    set_pace({"budget.PATIENCE": 90.0})
 
 
 def deliveries_per_process() -> Counter[str]:

@@ -26,8 +26,7 @@ from django_delayq.record.sql.rows import Ticket
 from django_delayq.worker.claim.consumer import Consumer, due_in
 from django_delayq.worker.parts.delivery import Delivery
 from django_delayq.worker.run.claim_ahead import NEAR, ClaimAhead
-from django_delayq.worker.run.lane import QUEUED_TIME
-from django_delayq.worker.run.pool import Pool
+from django_delayq.worker.run.pool import QUEUED_TIME, Pool
 from tests.support.assembled import Assemble
 from tests.support.clocks import stopped_at
 from tests.support.workers import eventually
@@ -278,8 +277,7 @@ def test_of_deliveries_due_together_the_greatest_priority_begins_first(pool: Poo
 def test_a_delivery_due_earlier_than_all_others_is_not_slept_through(pool: Pool) -> None:
     late, early = claimed(due_in=600), claimed(due_in=0.2)
     pool.submit([late])
-    assert pool.claim_ahead._due_timer is not None
-    waiters: Any = pool.claim_ahead._due_timer._changed.__dict__["_waiters"]
+    waiters: Any = pool.claim_ahead._changed.__dict__["_waiters"]
     eventually(lambda: bool(waiters), "the due timer sleeps")
     pool.submit([early])
     eventually(has_run(early), "the end of the delivery")
@@ -297,7 +295,7 @@ def test_a_delivery_that_falls_due_in_the_moment_of_a_shutdown_is_released(
         pool.threads._queue.put(delivery)
         return []
 
-    monkeypatch.setattr(pool.claim_ahead._due_timer, "remove_all", begin_first)
+    monkeypatch.setattr(pool.claim_ahead, "release", begin_first)
     pool.release_unstarted()
     assert not pool.is_busy
 
@@ -397,9 +395,3 @@ def test_no_message_is_claimed_before_its_due_time_when_claiming_ahead_is_off(
     consumer.turn()
     (held,) = consumer.pool.held()
     assert held.due_mono <= held.claimed_mono
-
-
-def test_no_thread_waits_for_due_times_when_claiming_ahead_is_off(assembled: Assemble) -> None:
-    pool = assembled(claim_ahead=0.0).pool
-    assert [member.name for member in pool.members] == ["delayq-handler-0"]
-    assert [member.name for member in assembled().pool.members] == ["delayq-due-timer", "delayq-handler-0"]

@@ -18,8 +18,7 @@ from django_delayq.core.worker_options import Options
 from django_delayq.inspector.diagnostics import OWN_CONNECTIONS
 from django_delayq.models import Message
 from django_delayq.worker.parts import connections as upkeep
-from django_delayq.worker.processes.once import OnceProcess
-from django_delayq.worker.processes.process import WorkerProcess
+from django_delayq.worker.processes.process import OnceProcess, WorkerProcess
 from testproject.servers import PostgresServer
 from tests.support.claims import DB
 from tests.support.workers import eventually

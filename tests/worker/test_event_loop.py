@@ -25,8 +25,8 @@ from django_delayq.worker.parts.delivery import Delivery
 from django_delayq.worker.processes.assembly import Parts
 from django_delayq.worker.run import event_loop, sync_calls
 from django_delayq.worker.run.event_loop import LoopWatch
-from django_delayq.worker.run.lease_renewer import LeaseRenewer
-from django_delayq.worker.run.timeouts import TimeoutWatch
+from django_delayq.worker.run.pool import TimeoutWatch
+from django_delayq.worker.run.recorder import LeaseRenewer
 from tests.app.handlers import leave
 from tests.app.models import Effect
 from tests.support import claims
@@ -225,7 +225,7 @@ def test_a_requested_cancel_cancels_the_task_of_a_handler(parts: Parts, submit: 
     assert begun.wait(60)
     cancel_message(one.id)
     one.claimed_mono -= 2.0
-    LeaseRenewer(DB, parts.pool).tick()
+    LeaseRenewer(DB, parts.pool.held).tick()
     assert parts.pool.wait_idle(60)
     assert parts.recorder.flush(60)
     assert (state(one), one.cancel_requested) == (State.CANCELLED, True)
@@ -245,7 +245,7 @@ def test_a_cancel_that_was_requested_before_the_handler_began_cancels_it(parts: 
         (one,) = submit(outlast, retry=False)
         cancel_message(one.id)
         one.claimed_mono -= 2.0
-        LeaseRenewer(DB, parts.pool).tick()
+        LeaseRenewer(DB, parts.pool.held).tick()
         assert one.cancel_requested
         begun.set()
         assert parts.pool.wait_idle(60)
@@ -281,7 +281,7 @@ def test_a_handler_may_succeed_in_spite_of_a_requested_cancel(parts: Parts, subm
     assert begun.wait(60)
     cancel_message(one.id)
     one.claimed_mono -= 2.0
-    LeaseRenewer(DB, parts.pool).tick()
+    LeaseRenewer(DB, parts.pool.held).tick()
     assert parts.pool.wait_idle(60)
     assert parts.recorder.flush(60)
     assert state(one) == State.CONSUMED
@@ -304,7 +304,7 @@ def test_a_handler_that_catches_the_cancellation_may_still_end_as_cancelled(part
     assert begun.wait(60)
     cancel_message(one.id)
     one.claimed_mono -= 2.0
-    LeaseRenewer(DB, parts.pool).tick()
+    LeaseRenewer(DB, parts.pool.held).tick()
     assert parts.pool.wait_idle(60)
     assert parts.recorder.flush(60)
     assert (state(one), told) == (State.CANCELLED, ["cancelled"])
@@ -329,7 +329,7 @@ def test_a_second_cancel_does_not_interrupt_how_a_handler_cleans_up(parts: Parts
     assert begun.wait(60)
     cancel_message(one.id)
     one.claimed_mono -= 2.0
-    LeaseRenewer(DB, parts.pool).tick()
+    LeaseRenewer(DB, parts.pool.held).tick()
     assert cleaning.wait(60)
     one.cancel("cancel requested")
     go_on.set()

@@ -18,7 +18,7 @@ from django_delayq.record.sql import statements
 from django_delayq.record.sql.rows import LeaseRenewal
 from django_delayq.worker.parts.delivery import Delivery
 from django_delayq.worker.processes.assembly import Parts
-from django_delayq.worker.run.lease_renewer import LeaseRenewer
+from django_delayq.worker.run.recorder import LeaseRenewer
 from tests.support.claims import DB, claimed, locked_by_a_cancel, needs_row_locks
 from tests.support.workers import PATIENCE
 
@@ -35,7 +35,7 @@ def hold_with_old_leases(parts: Parts, *deliveries: Delivery) -> None:
 def test_a_long_transaction_that_cancels_one_message_costs_the_others_no_lease(parts: Parts) -> None:
     needs_row_locks()
     one, other = claimed("t.ok", "t.ok")
-    renewer = LeaseRenewer(DB, parts.pool)
+    renewer = LeaseRenewer(DB, parts.pool.held)
     with locked_by_a_cancel(one.id):
         before = time.monotonic()
         hold_with_old_leases(parts, one, other)
@@ -54,7 +54,7 @@ def test_a_lost_lease_is_noticed(parts: Parts) -> None:
     (one,) = claimed("t.ok")
     crashes.release_worker(DB, "w", max_crashes=3, actor="test", shutdown=False)
     hold_with_old_leases(parts, one)
-    LeaseRenewer(DB, parts.pool).tick()
+    LeaseRenewer(DB, parts.pool.held).tick()
     assert one.lost
 
 

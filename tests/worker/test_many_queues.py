@@ -26,7 +26,7 @@ from django_delayq.record.identity import identity
 from django_delayq.worker.claim import queues as queues_module
 from django_delayq.worker.claim.consumer import IDLE_WAIT, Consumer
 from django_delayq.worker.parts.broker_switch import BrokerSwitch
-from django_delayq.worker.processes.assembly import assemble
+from django_delayq.worker.processes.assembly import Parts
 from django_delayq.worker.upkeep import loader as loading
 from django_delayq.worker.upkeep import sweeper as sweeping
 from django_delayq.worker.upkeep.loader import Loader
@@ -347,7 +347,7 @@ def consumer(loader: Loader, monkeypatch: pytest.MonkeyPatch) -> Iterator[Consum
     loader.tick()
     # One event loop that takes on few would have it take few ids.
     monkeypatch.setattr("django_delayq.worker.run.event_loop.FIRST_TASKS", 200)
-    parts = assemble(Options(DB, threads=100))
+    parts = Parts(Options(DB, threads=100))
     yield parts.consumer
     parts.brokers.close()
 
@@ -427,7 +427,7 @@ def test_the_default_queue_is_served_first_and_the_others_by_name(loader: Loader
     loader.tick()
     for queue in ("c", "default", "b", "a", "b", "d"):
         schedule_message(TOPIC, queue=queue)
-    parts = assemble(Options(DB, queues=named, threads=4))
+    parts = Parts(Options(DB, queues=named, threads=4))
     parts.consumer.turn()
     assert sorted(queue for queue, _pk in held_by(parts.consumer)) == ["a", "b", "b", "default"]
     parts.brokers.close()
@@ -438,7 +438,7 @@ def test_a_worker_that_names_its_queues_takes_from_no_other(loader: Loader, numb
     loader.tick()
     for queue in QUEUES[:6]:
         schedule_message(TOPIC, queue=queue)
-    parts = assemble(Options(DB, queues=tuple(QUEUES[:number]), threads=50))
+    parts = Parts(Options(DB, queues=tuple(QUEUES[:number]), threads=50))
     parts.consumer.turn()
     assert {queue for queue, _pk in held_by(parts.consumer)} == set(QUEUES[:number])
     parts.brokers.close()
@@ -493,7 +493,7 @@ def test_without_redis_a_poll_asks_for_all_queues_at_once(
         pytest.skip("SQLite is asked for each queue")
     settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
     monkeypatch.setattr("django_delayq.worker.run.event_loop.FIRST_TASKS", 200)
-    parts = assemble(Options(DB, threads=100))
+    parts = Parts(Options(DB, threads=100))
     schedule(1)
     parts.queues.tick()
     with django_assert_max_num_queries(8):

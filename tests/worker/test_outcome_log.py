@@ -13,8 +13,8 @@ from django_delayq import schedule_message, schedule_messages
 from django_delayq.core.outcomes import Ack
 from django_delayq.core.states import State
 from django_delayq.worker.parts import reporting
+from django_delayq.worker.parts.reporting import INTERVAL, OutcomeLog
 from django_delayq.worker.processes.assembly import Parts
-from django_delayq.worker.run.outcome_log import INTERVAL, OutcomeLog
 from django_delayq.worker.run.recorder import Recorder
 from tests.support.claims import claimed, state
 from tests.support.processes import Start

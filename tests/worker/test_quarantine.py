@@ -10,7 +10,7 @@ from django_delayq.core.worker_options import Options
 from django_delayq.models import Message, Transition
 from django_delayq.record import transitions
 from django_delayq.worker.claim.quarantine import FIRST_WAIT
-from django_delayq.worker.parts.processlock import ProcessLock
+from django_delayq.worker.parts.shared import ProcessLock
 from tests.support.assembled import Assemble, drain
 from tests.support.claims import DB, claimed
 from tests.support.forks import forked

@@ -11,7 +11,7 @@ from django_delayq.core.states import State
 from django_delayq.core.worker_options import Options
 from django_delayq.models import Message
 from django_delayq.worker.parts.queue_finder import QueueFinder
-from django_delayq.worker.processes.assembly import assemble
+from django_delayq.worker.processes.assembly import Parts
 from tests.support.claims import DB
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -34,7 +34,7 @@ def test_the_first_message_of_a_new_queue_is_found_by_the_next_poll_without_redi
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
-    parts = assemble(Options("default", threads=1))
+    parts = Parts(Options("default", threads=1))
     # Handlers of the tests have queues of their own, which the worker would know.
     monkeypatch.setattr(parts.queues, "_found", ("default",))
     try:

@@ -13,7 +13,7 @@ from django_delayq.core.worker_options import Options
 from django_delayq.models import Message
 from django_delayq.worker.claim.consumer import Consumer
 from django_delayq.worker.claim.wanted import Wanted
-from django_delayq.worker.processes.assembly import assemble
+from django_delayq.worker.processes.assembly import Parts
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def consumer(settings: Any) -> Iterator[Consumer]:
     """A consumer of the queues "high" and "low" whose only thread does not run. The database times."""
     settings.DELAYQ = {"REDIS": None}
-    parts = assemble(Options("default", queues=("high", "low"), threads=1))
+    parts = Parts(Options("default", queues=("high", "low"), threads=1))
     yield parts.consumer
     parts.brokers.close()
 

@@ -12,7 +12,7 @@ from django_delayq import handler
 from django_delayq.project import registry
 from django_delayq.project.registry import Delivered
 from django_delayq.worker.processes.assembly import Parts
-from django_delayq.worker.run import turns
+from django_delayq.worker.run import handler_threads
 from tests.support.assembled import Assemble
 from tests.support.claims import claimed
 
@@ -33,7 +33,7 @@ def handled_by() -> Iterator[Handles]:
 @pytest.fixture
 def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the watch sleep for as long as the test takes."""
-    monkeypatch.setattr(turns, "LONGEST_TURN", 600.0)
+    monkeypatch.setattr(handler_threads, "LONGEST_TURN", 600.0)
 
 
 def run(parts: Parts, number: int = NUMBER) -> None:
@@ -48,7 +48,7 @@ def run(parts: Parts, number: int = NUMBER) -> None:
 def test_quick_handlers_run_one_after_another_in_one_thread(
     assembled: Assemble, handled_by: Handles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "QUICK", 60.0)
+    monkeypatch.setattr(handler_threads, "QUICK", 60.0)
     threads: list[int] = []
     handled_by(lambda message: threads.append(threading.get_ident()))
     run(assembled(4))
@@ -116,5 +116,5 @@ def test_a_topic_is_quick_again_when_its_handler_is(assembled: Assemble) -> None
             known.end(0, TOPIC, seconds)
         known.take(0)
         known.begin(0, TOPIC)
-        assert known.has(0) == (seconds < turns.QUICK)
+        assert known.has(0) == (seconds < handler_threads.QUICK)
         known.pass_on(0)

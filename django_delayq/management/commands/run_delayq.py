@@ -27,13 +27,11 @@ from ...models import Message
 from ...project import conf, registry
 from ...record.sql import has_one_writer
 from ...record.sql.troubles import Trouble, in_words, trouble
+from ...worker.parts.budget import in_megabytes, resident_memory
 from ...worker.parts.connections import leave_pools
-from ...worker.parts.lifetime import in_megabytes, resident_memory
 from ...worker.parts.reporting import be_verbose
-from ...worker.parts.roles import all_roles
 from ...worker.processes import output, plain_signals, reloading
-from ...worker.processes.once import OnceProcess
-from ...worker.processes.process import WorkerProcess
+from ...worker.processes.process import OnceProcess, WorkerProcess, all_roles
 from ...worker.processes.supervisor import Supervisor
 from .. import _common as common
 

@@ -28,12 +28,11 @@ from ..parts import connections
 from ..parts.broker_switch import BrokerSwitch
 from ..parts.budget import Budget
 from ..parts.delivery import Delivery
-from ..parts.processlock import ProcessLock
 from ..parts.queue_finder import QueueFinder
 from ..parts.reporting import report_moves
 from ..parts.service import backoff
-from ..run.lane import Lane
-from ..run.pool import Pool
+from ..parts.shared import ProcessLock
+from ..run.pool import Lane, Pool
 from .freed_places import FreedPlaces
 from .quarantine import Quarantine
 from .queues import Found, KnownPauses, Queues

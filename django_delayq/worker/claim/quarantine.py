@@ -13,7 +13,7 @@ from ...core.outcomes import Release
 from ...record import crashes
 from ..parts.budget import Budget
 from ..parts.delivery import Delivery
-from ..parts.processlock import ProcessLock
+from ..parts.shared import ProcessLock
 from ..run.pool import Pool
 
 logger = logging.getLogger("django_delayq")

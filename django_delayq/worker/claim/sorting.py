@@ -10,7 +10,7 @@ from ...core.states import State
 from ...record import admission
 from ...record.sql import statements
 from ...record.sql.rows import Facts, Ticket
-from ..run.lane import Lane
+from ..run.pool import Lane
 from .sidings import HANDLER, Sidings
 from .wanted import Wanted
 

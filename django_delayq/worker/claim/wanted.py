@@ -12,8 +12,7 @@ from ...broker.base import IDS_PER_CALL
 from ...project.registry import Handler
 from ...record.sql.rows import Claimed
 from ..parts.budget import Budget
-from ..run.lane import Lane
-from ..run.pool import Pool
+from ..run.pool import Lane, Pool
 from .quarantine import Quarantine
 
 # The weight of the newest ids in the share of the event loop.

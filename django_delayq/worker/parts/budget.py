@@ -1,51 +1,128 @@
-"""The budget: the messages that this process may still claim, by ``--max-messages`` and by its lifetime."""
+"""The budget of a worker process: the messages that it may still claim, and the memory that it may use."""
 
 from __future__ import annotations
 
+import logging
+import math
+import os
+import random
 import sys
 import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
 
-from .lifetime import Lifetime
+from ...core.worker_options import Options
+from .shared import BegunPage
+
+logger = logging.getLogger("django_delayq")
+
+# Each process has limits of its own, lower than those that were asked for by up to this part: otherwise processes that
+# were started together would be replaced together.
+JITTER = 0.1
+# A spent process waits so long for a place for its successor. Seconds.
+PATIENCE = 1.0
+# Then it may claim as many messages again, or use more memory by this part.
+MORE_MEMORY = 0.1
 
 
 class Budget:
-    """Counts the messages that one process claims. ``messages`` None: there is no limit.
+    """Tells how many messages one process may still claim.
 
-    The thread that makes the consumer's turns counts what it has claimed, and any thread refunds. ``_lock`` guards
-    ``_left``.
+    With ``--max-messages`` the process ends when they are used up. With ``--max-tasks-per-child`` or
+    ``--max-memory-per-child`` it is spent then, and asks the supervisor for a successor. There is no place for one
+    while too many predecessors still finish. The process does not wait for ever: a few slow handlers would stop the
+    work of all others.
+
+    The thread that makes the consumer's turns counts the messages that it claims, and any thread those that it releases
+    unstarted. The main thread looks at the memory, and at how long the process waits. ``_lock`` guards the numbers.
     """
 
-    def __init__(self, messages: int | None) -> None:
-        # The limits of a process that has a successor; None: it has none.
-        self.lifetime: Lifetime | None = None
-        self._left = sys.maxsize if messages is None else messages
-        self._is_limited = messages is not None
+    def __init__(self, options: Options, page: BegunPage, worker: str) -> None:
+        less = random.uniform(0, JITTER)
+        messages, memory = options.max_tasks_per_child, options.max_memory_per_child
+        # Of less than ten messages none is subtracted.
+        self._messages = None if messages is None else messages - int(messages * less)
+        self._memory = None if memory is None else memory * (1 - less)
+        # The messages that it may still claim, and the bytes that it may use.
+        limits = (options.max_messages, self._messages, sys.maxsize)
+        self._left = next(limit for limit in limits if limit is not None)
+        self._bytes = math.inf if self._memory is None else self._memory
+        self._has_end = options.max_messages is not None
+        self._page = page
+        self._worker = worker
+        # Called when the process is spent: it wakes the supervisor and the main thread, which find that in the page.
+        self.ask: Callable[[], None] = lambda: None
+        self._claimed = 0
+        # When it was spent (monotonic).
+        self._spent_at = 0.0
         self._lock = threading.Lock()
 
     def grant(self, wanted: int) -> int:
-        """Return how many of the ``wanted`` messages may be claimed."""
-        if self.lifetime is not None:
-            wanted = self.lifetime.grant(wanted)
-        return max(0, min(wanted, self._left))
+        """Return how many of the ``wanted`` messages the process may claim."""
+        return 0 if self._page.spent else max(0, min(wanted, self._left))
+
+    @property
+    def empty(self) -> bool:
+        """True when ``--max-messages`` is reached."""
+        return self._has_end and self._left <= 0
 
     def count(self, claimed: int) -> None:
         """Count messages that were claimed; a negative number counts some that were released unstarted."""
-        if self.lifetime is not None and claimed:
-            self.lifetime.count(claimed)
-        if self._is_limited:
-            with self._lock:
-                self._left -= claimed
+        with self._lock:
+            self._claimed += claimed
+            self._left -= claimed
+            is_over = self._left <= 0
+        if is_over and self._messages is not None:
+            self._spend(f"has claimed {self._claimed} messages")
 
     def refund(self) -> None:
         """Take note that a message was released unstarted."""
         self.count(-1)
 
-    @property
-    def left(self) -> bool:
-        """True when a message may be claimed."""
-        return self.grant(1) > 0
+    def check(self) -> bool:
+        """Find out whether the process is spent, or has waited long enough. Return True when it may claim again."""
+        if self._page.spent:
+            return not self._page.replaced and time.monotonic() - self._spent_at >= PATIENCE and self._go_on()
+        # A process that has claimed nothing has not grown by messages, and its successor would need as much.
+        if self._memory is not None and self._claimed and (used := resident_memory()) >= self._bytes:
+            self._spend(f"uses {in_megabytes(used)} of memory")
+        return False
 
-    @property
-    def empty(self) -> bool:
-        """True when ``--max-messages`` is reached."""
-        return self._left <= 0
+    def _spend(self, why: str) -> None:
+        with self._lock:
+            if self._page.spent or self._page.replaced:
+                return
+            self._page.spent = True
+            self._spent_at = time.monotonic()
+        logger.info("Worker process %s %s; another one takes its place", self._worker, why)
+        self.ask()
+
+    def _go_on(self) -> bool:
+        with self._lock:
+            if self._messages is not None:
+                self._left = self._messages
+            if self._memory is not None:
+                self._bytes = resident_memory() + self._memory * MORE_MEMORY
+            self._page.spent = False
+        logger.info("Worker process %s goes on, because too many before it have not finished", self._worker)
+        return True
+
+
+def resident_memory() -> int:
+    """Return the resident memory of this process, in bytes, as ``ps`` shows it: with the pages that it shares.
+
+    Where there is no ``/proc``, as on macOS, it is the most that the process ever had.
+    """
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        import resource
+
+        # macOS gives bytes, other systems KiB.
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def in_megabytes(size: float) -> str:
+    """Return a size in bytes as text, such as ``200M``."""
+    return f"{size / 1024**2:.0f}M"

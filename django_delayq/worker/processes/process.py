@@ -10,35 +10,40 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 
+from ... import extensions
 from ...core.worker_options import Options
 from ...extensions import Service
 from ...project import process_start, registry
 from ...record.sql.sessions import name_sessions
-from ...worker.parts.roles import all_roles
 from ..parts import connections
-from ..parts.begun_page import BegunPage
 from ..parts.delivery import Delivery
-from ..parts.processlock import ProcessLock
 from ..parts.service import in_threads
-from ..run.event_loop import LoopWatch
+from ..parts.shared import BegunPage, ProcessLock
 from ..run.executor import timed_out
-from ..run.timeouts import STUCK_AFTER, TimeoutWatch
+from ..run.pool import STUCK_AFTER, TimeoutWatch
 from ..upkeep.duty import Duty
 from ..upkeep.heartbeat import Heartbeat
 from ..upkeep.janitor import Janitor
 from ..upkeep.loader import Loader
 from ..upkeep.mover import Mover
 from ..upkeep.sweeper import Sweeper
-from .assembly import Parts, assemble
+from .assembly import Parts
 
 logger = logging.getLogger("django_delayq")
 
+# The roles that a worker has by itself; extensions add theirs.
+ROLES = ("loader", "sweeper", "mover", "consumer", "recorder", "reaper", "janitor")
 # The exit codes of a process.
 FINISHED = 0
 UNFINISHED = 70  # it was told to end, and handlers still ran, or outcomes could not be recorded
 STUCK = 71  # a handler did not end at its timeout; start another process in its place
 EXHAUSTED = 72  # --max-messages is reached; no process takes its place
 BROKEN = 73  # one of its threads has died; start another process in its place
+
+
+def all_roles() -> tuple[str, ...]:
+    """Return the names that ``--roles`` takes."""
+    return (*ROLES, *extensions.roles())
 
 
 class WorkerProcess:
@@ -68,9 +73,7 @@ class WorkerProcess:
         # The deliveries whose handlers do not end at their timeout; more may join them while the process ends.
         self._stuck: set[Delivery] = set()
         self._started = time.monotonic()
-        self._quarantine_lock = quarantine_lock
-        self._page = page
-        self.parts = parts = self._assemble()
+        self.parts = parts = self._assemble(quarantine_lock, page)
         self.name = parts.name
         self.pool = parts.pool
         self.recorder = parts.recorder
@@ -80,8 +83,8 @@ class WorkerProcess:
         self.duty = Duty(parts.brokers, parts.name, parts.queues.named, registry.handlers(), self._roles())
         self.runners = in_threads(self._services(stuck_after), self.duty.is_held)
 
-    def _assemble(self) -> Parts:
-        return assemble(self.options, quarantine_lock=self._quarantine_lock, page=self._page)
+    def _assemble(self, quarantine_lock: ProcessLock | None, page: BegunPage | None) -> Parts:
+        return Parts(self.options, quarantine_lock=quarantine_lock, page=page)
 
     def _roles(self) -> frozenset[str]:
         return frozenset(role for role in all_roles() if self.options.has(role))
@@ -111,8 +114,8 @@ class WorkerProcess:
     def _watches(self, stuck_after: float) -> Iterator[Service]:
         """Yield the services that look after handlers."""
         yield TimeoutWatch(self.pool, self._on_stuck, stuck_after)
-        if self.pool.loop is not None:
-            yield LoopWatch(self.pool.loop)
+        for lane in self.pool.lanes:
+            yield from lane.services
 
     def stop(self) -> None:
         """Have the process end in order. Safe in a signal handler."""
@@ -150,6 +153,8 @@ class WorkerProcess:
             select.select([self._wake_read], [], [], 0.05 if self.pool.page.spent else 0.5)
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake_read, 4096)
+            if self.parts.budget.check():
+                self.parts.brokers.wake()
             if watch() or self._is_over() or self._is_broken():
                 break
         self._shut_down()
@@ -245,3 +250,36 @@ class WorkerProcess:
             len(left),
             sum(not delivery.started_mono and delivery not in left for delivery in held),
         )
+
+
+class OnceProcess(WorkerProcess):
+    """Delivers all messages that are due, and ends when none can begin: ``run_delayq --once``.
+
+    It finds messages by query, since Redis may have lost some, and has none of the services of a worker that stays.
+    """
+
+    def _assemble(self, quarantine_lock: ProcessLock | None, page: BegunPage | None) -> Parts:
+        return Parts(self.options, redis=False, on_idle=self.look)
+
+    def _services(self, stuck_after: float) -> Iterator[Service]:
+        return self._watches(stuck_after)
+
+    @property
+    def delivered(self) -> int:
+        """The number of deliveries whose outcomes were recorded."""
+        return self.recorder.delivered
+
+    def run(self, watch: Callable[[], bool] = lambda: False) -> int:
+        """Free the messages of workers that are gone, and work until nothing can begin. Return the exit code."""
+        reaper = self.parts.reaper
+        reaper.tick()
+        if reaper.is_confirming:
+            select.select([self._wake_read], [], [], reaper.confirm_after)
+            reaper.tick()
+        return super().run(watch)
+
+    def _is_over(self) -> bool:
+        return self.parts.consumer.is_done or super()._is_over()
+
+    def _sign_off(self) -> None:
+        connections.after_task()

@@ -28,11 +28,9 @@ from ...record import crashes
 from ...record.sql.sessions import name_sessions
 from ...record.sql.troubles import in_words
 from ..parts import connections
-from ..parts.begun_page import BegunPage
-from ..parts.lifetime import Lifetime
-from ..parts.processlock import ProcessLock
 from ..parts.reporting import report_moves
 from ..parts.service import backoff
+from ..parts.shared import BegunPage, ProcessLock
 from . import output, plain_signals
 from .process import BROKEN, EXHAUSTED, STUCK, WorkerProcess
 
@@ -250,15 +248,18 @@ class Supervisor:
             _collect_less_often()
             signal.signal(signal.SIGTERM, lambda *_: process.stop())
             plain_signals.switch(on=True)
-            lifetime = self._lifetime(process, page) if self.options.has_successors else None
             os.write(name_write, process.name.encode())
             os.close(name_write)
 
+            def ask() -> None:
+                self._wake()
+                process.look()
+
             def watch() -> bool:
                 page.set(process.beat)
-                if lifetime is not None and lifetime.check():
-                    process.parts.brokers.wake()
                 return self._is_orphaned()
+
+            process.parts.budget.ask = ask
 
             code = process.run(watch)
             page.end()
@@ -277,16 +278,6 @@ class Supervisor:
             signal.signal(number, lambda *_: None)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.close(self._alive_write)
-
-    def _lifetime(self, process: WorkerProcess, page: BegunPage) -> Lifetime:
-        """Give a child the lifetime that the options set, in the child."""
-
-        def ask() -> None:
-            self._wake()
-            process.look()
-
-        lifetime = process.parts.budget.lifetime = Lifetime(self.options, page, process.name, ask)
-        return lifetime
 
     def _is_orphaned(self) -> bool:
         """Return whether the supervisor is gone. Called in a child."""

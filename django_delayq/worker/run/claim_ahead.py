@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import threading
+import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from ..parts.delivery import Delivery
-from .due_timer import DueTimer
 
 # How long before its due time a message is claimed at most, so that its handler begins on time. Seconds.
 CLAIM_AHEAD = 0.05
@@ -18,20 +21,37 @@ TOGETHER = 0.005
 NEAR = 0.01
 
 
-class ClaimAhead:
-    """Decides how early this process asks for messages, and holds early claims until their due times.
+class _Waiting(NamedTuple):
+    """A waiting delivery. Deliveries sort by due time, then by priority, the greatest first."""
+
+    due_mono: float
+    rank: int
+    # Deliveries cannot be compared.
+    number: int
+    delivery: Delivery
+
+
+class ClaimAhead(threading.Thread):
+    """Decides how early this process asks for messages, and holds early claims until they fall due.
 
     A claim is a commit, which waits for the disk: usually a millisecond, but up to a tenth of a second while the disk
-    is busy. The process asks so early that slow claims end in time, too. ``longest``
-    (seconds) says how early a message is claimed at most; 0 turns all of it off. Any thread may hold and release
-    deliveries: the due timer guards them by its own lock.
+    is busy. The process asks so early that slow claims end in time, too. The thread calls ``begin`` with each delivery
+    when it is due, never before, so that no handler thread has to wait for it.
+
+    Any thread may hold and release deliveries: ``_changed`` guards the heap and ``_stopping``.
     """
 
     def __init__(self, longest: float, begin: Callable[[Delivery], object]) -> None:
-        """``begin`` is called with each delivery that was held, when it falls due."""
+        """``longest`` (seconds) says how early a message is claimed at most. ``begin`` is called under a lock, and must
+        not block."""
+        super().__init__(name="delayq-due-timer", daemon=True)
         self.longest = longest
         self._leaves_to_others = False
-        self._due_timer = DueTimer(begin) if longest > 0 else None
+        self._begin = begin
+        self._waiting: list[_Waiting] = []
+        self._numbers = itertools.count()
+        self._changed = threading.Condition()
+        self._stopping = False
 
     def leave_to_others(self) -> None:
         """Claim nothing ahead in this process any more: it would take messages that only other processes can run."""
@@ -52,26 +72,39 @@ class ClaimAhead:
 
     def hold(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
         """Keep the deliveries that are not due yet until they are, and return the others."""
-        if self._due_timer is None:
-            return deliveries
         due = []
         for delivery in deliveries:
             if delivery.due_mono <= delivery.queued_mono:
                 due.append(delivery)
             else:
-                self._due_timer.add(delivery)
+                self._add(delivery)
         return due
 
     def release(self) -> list[Delivery]:
         """Return the held deliveries, and hold them no longer."""
-        return [] if self._due_timer is None else self._due_timer.remove_all()
-
-    @property
-    def threads(self) -> Sequence[threading.Thread]:
-        """The thread that waits for due times; none when claiming ahead is off."""
-        return () if self._due_timer is None else (self._due_timer,)
+        with self._changed:
+            waiting, self._waiting = self._waiting, []
+        return [place.delivery for place in waiting]
 
     def stop(self) -> None:
         """End the thread."""
-        if self._due_timer is not None:
-            self._due_timer.stop()
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+
+    def run(self) -> None:
+        """Sleep until the first delivery is due or an earlier one is added."""
+        with self._changed:
+            while not self._stopping:
+                early = self._waiting[0].due_mono - time.monotonic() if self._waiting else None
+                if early is None or early > 0:
+                    self._changed.wait(early)
+                else:
+                    self._begin(heapq.heappop(self._waiting).delivery)
+
+    def _add(self, delivery: Delivery) -> None:
+        with self._changed:
+            waiting = _Waiting(delivery.due_mono, -delivery.priority, next(self._numbers), delivery)
+            heapq.heappush(self._waiting, waiting)
+            if self._waiting[0] is waiting:
+                self._changed.notify()

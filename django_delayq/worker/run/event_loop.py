@@ -23,11 +23,11 @@ from ... import signals
 from ...core import actors
 from ...extensions import Service
 from ...project import process_start
-from ..parts.begun_page import BegunPage
 from ..parts.delivery import Delivery
 from ..parts.reporting import report_delivered
+from ..parts.shared import BegunPage
 from .executor import execute_on_loop
-from .lane import Lane
+from .pool import Lane
 from .recorder import Recorder
 from .sync_calls import SyncCalls
 
@@ -81,6 +81,7 @@ class EventLoop(Lane):
         self._context = contextvars.Context()
         self.thread = threading.Thread(target=self._serve, name="delayq-event-loop", daemon=True)
         self.members = [self.thread]
+        self.services = [LoopWatch(self)]
 
     def start(self) -> None:
         """Make the event loop, and start its thread. Raises what a function with ``@worker_started`` raises there."""

@@ -1,22 +1,212 @@
-"""The pool: all deliveries that a process holds, in its handler threads and on its event loop."""
+"""The pool: all deliveries that a process holds, and the lanes in which they run or wait for a place.
+
+A lane has places in which handlers of one kind run: the handler threads are one, the event loop is another.
+"""
 
 from __future__ import annotations
 
+import logging
+import queue
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from datetime import timedelta
 
-from ...core.outcomes import Release
+from ...core.outcomes import Outcome, Release, Retry, storable
+from ...extensions import Service
 from ...project.registry import Handler
-from ..parts.begun_page import BegunPage
 from ..parts.delivery import Delivery
+from ..parts.shared import BegunPage
 from .claim_ahead import ClaimAhead
-from .event_loop import EventLoop
-from .handler_threads import HandlerThreads
-from .lane import Lane
 from .recorder import Recorder
 
+logger = logging.getLogger("django_delayq")
+
+# At most as many claims wait in this process for a place as end within this time. With fewer, handlers wait for claims.
+# Seconds.
+QUEUED_TIME = 0.05
+# Never more than this many wait: a process ends them in a tenth of a second if handlers do nothing.
+MOST_QUEUED = 1500
+# A delivery that the worker itself failed to run is tried again after this time.
+RETRY_FAILED_AFTER = timedelta(seconds=10)
 # Async handlers that are cancelled because their process ends have this time to clean up. Seconds.
 CANCEL_TIME = 2.0
+# The time between two checks of timeouts. A check needs no query. Seconds.
+TIMEOUT_CHECK_INTERVAL = 0.25
+# A delivery that waits for a thread longer than this is released: the handlers before it turned out slow, and other
+# processes may be idle. Seconds.
+LONGEST_QUEUED = 1.0
+# A handler that runs on for this long after its timeout is stuck: its process is replaced. Seconds.
+STUCK_AFTER = 5.0
+
+
+class HeldDeliveries:
+    """The held deliveries of a process, in the order in which they came. One lock guards them.
+
+    The consumer adds deliveries; a handler thread, the timeout watch or the main thread removes those that it ends; the
+    timeout watch, the lease renewer and the main thread read them.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._deliveries: dict[Delivery, None] = {}
+
+    def add(self, deliveries: Iterable[Delivery]) -> None:
+        """Hold these deliveries."""
+        with self._lock:
+            self._deliveries.update(dict.fromkeys(deliveries))
+
+    def remove(self, delivery: Delivery) -> None:
+        """Hold this delivery no longer."""
+        with self._lock:
+            del self._deliveries[delivery]
+
+    def all(self) -> list[Delivery]:
+        """Return all held deliveries."""
+        with self._lock:
+            return list(self._deliveries)
+
+    def __len__(self) -> int:
+        return len(self._deliveries)
+
+
+class _MeanRunTime:
+    """The mean run time of handlers, in seconds. Handlers' threads and the timeout watch change it, under the lock."""
+
+    def __init__(self, slow: float) -> None:
+        """``slow`` (seconds) is assumed until handlers turn out quicker."""
+        self._lock = threading.Lock()
+        self._slow = slow
+        self.seconds = slow
+
+    def learn(self, seconds: float) -> None:
+        """Add the run time of a handler that has ended."""
+        with self._lock:
+            self.seconds += (seconds - self.seconds) * 0.1
+
+    def assume_slow(self) -> None:
+        """Assume slow handlers: those that keep others waiting have not ended, so their run times are not known yet."""
+        with self._lock:
+            self.seconds = max(self.seconds, self._slow)
+
+
+class Lane:
+    """What handler threads and the event loop have in common.
+
+    A delivery waits in ``_queue`` until a place is free, and whoever takes it out of there ends it. ``held``, ``_mean``
+    and ``_queue`` are safe from any thread. ``_is_releasing`` is written by the main thread; others only read it.
+    """
+
+    def __init__(self, places: int, recorder: Recorder, worker: str, page: BegunPage) -> None:
+        self._all_places = places
+        self.recorder = recorder
+        self.worker = worker
+        self.page = page
+        self.held = HeldDeliveries()
+        self.members: Sequence[threading.Thread] = ()
+        # The services that look after the lane.
+        self.services: Sequence[Service] = ()
+        # Set before the threads start: called when a delivery has ended, and for each one released unstarted, which is
+        # still held then.
+        self.on_freed: Callable[[], None] = lambda: None
+        self.on_released: Callable[[], None] = lambda: None
+        self._queue: queue.SimpleQueue[Delivery | None] = queue.SimpleQueue()
+        self._is_releasing = False
+        # A mean so high that no delivery is queued until handlers turn out quicker.
+        self._mean = _MeanRunTime(max(1.0, 2 * places * QUEUED_TIME))
+
+    def start(self) -> None:
+        """Start the threads."""
+        for member in self.members:
+            member.start()
+
+    def stop(self) -> None:
+        """End the threads, each after what it runs."""
+        raise NotImplementedError
+
+    def put(self, delivery: Delivery) -> None:
+        """Have a held delivery run as soon as a place is free."""
+        self._queue.put(delivery)
+
+    @property
+    def places(self) -> int:
+        """The number of deliveries that may run at once."""
+        return self._all_places
+
+    @property
+    def size(self) -> int:
+        """The number of deliveries that may be held: one for each place, and more when handlers are quick."""
+        return self.places + min(MOST_QUEUED, int(self.places * QUEUED_TIME / max(self._mean.seconds, 1e-6)))
+
+    @property
+    def room(self) -> int:
+        """The number of messages that may be claimed now."""
+        return max(0, self.size - len(self.held))
+
+    @property
+    def is_quick(self) -> bool:
+        """True when handlers end so soon that as many deliveries may wait for a place as have one."""
+        return self.size >= 2 * self.places
+
+    @property
+    def is_worth_filling(self) -> bool:
+        """True when the lane is half empty, or a place is free."""
+        held, size = len(self.held), self.size
+        return held < self.places or 0 < 2 * held <= size
+
+    # --- release ------------------------------------------------------------------------------------------------------
+
+    def release_all_queued(self) -> None:
+        """Release deliveries that have not begun, at once and from now on: the places may be taken for long."""
+        self._is_releasing = True
+        self.release(self._queued(), Release("shutdown"))
+
+    def release_queued(self, longest: float) -> None:
+        """Release all deliveries that wait for a place, when one has waited longer than ``longest`` seconds."""
+        now = time.monotonic()
+        # A delivery that was claimed ahead does not wait for a place before it is due.
+        if any(not d.started_mono and now - max(d.queued_mono, d.due_mono) > longest for d in self.held.all()):
+            self._mean.assume_slow()
+            self.release(self._queued(), Release("waited too long for a thread"))
+
+    def release(self, deliveries: Iterable[Delivery], outcome: Release) -> None:
+        """Release deliveries that were taken out of their places."""
+        for delivery in deliveries:
+            self.recorder.submit(delivery, outcome, f"worker:{self.worker}")
+            self.on_released()
+            self.held.remove(delivery)
+
+    def _queued(self) -> Iterator[Delivery]:
+        """Take deliveries out of the queue until it is empty."""
+        with suppress(queue.Empty):
+            while (delivery := self._queue.get_nowait()) is not None:
+                yield delivery
+
+    # --- run ----------------------------------------------------------------------------------------------------------
+
+    def _refuse(self, delivery: Delivery, actor: str) -> bool:
+        """Release a delivery that must not begin any more, and return whether it is one."""
+        if not (self._is_releasing or delivery.lost):
+            return False
+        self.recorder.submit(delivery, Release("shutdown" if self._is_releasing else "lease lost"), actor)
+        self.on_released()
+        return True
+
+    def _note_outcome(self, delivery: Delivery, outcome: Outcome, actor: str) -> None:
+        now = time.monotonic()
+        if delivery.started_mono:
+            self._mean.learn(now - delivery.started_mono)
+        self.recorder.submit(delivery, outcome, actor, now)
+
+    def _note_failure(self, delivery: Delivery, error: BaseException, actor: str) -> None:
+        """Have a delivery retried that the worker failed to run. That is no error of the handler, but, for example, of
+        a receiver of a signal, which may raise anything. It costs no attempt if the handler has not begun."""
+        logger.error(
+            "The worker failed to run %r, which is retried in %s", delivery, RETRY_FAILED_AFTER, exc_info=error
+        )
+        text = storable(f"the worker failed: {type(error).__name__}")
+        self.recorder.submit(delivery, Retry(RETRY_FAILED_AFTER, text, counts=bool(delivery.started_mono)), actor)
 
 
 class Pool:
@@ -30,31 +220,24 @@ class Pool:
 
     def __init__(
         self,
-        threads: HandlerThreads,
-        # None: no handler of this process runs on an event loop.
-        loop: EventLoop | None,
+        # The handler threads.
+        threads: Lane,
+        # The event loop; None: no handler of this process runs on one.
+        loop: Lane | None,
         recorder: Recorder,
-        on_freed: Callable[[], None],
-        on_released: Callable[[], None],
-        claim_ahead: float,
         page: BegunPage,
+        claim_ahead: float,
     ) -> None:
-        """``on_freed`` is called when a delivery has ended, ``on_released`` for each one released unstarted.
-
-        The latter is called while the delivery is still held. ``claim_ahead`` is how many seconds early at most
-        messages are claimed.
-        """
+        """``claim_ahead`` is how many seconds early at most messages are claimed."""
         self.threads = threads
         self.loop = loop
         self.lanes: tuple[Lane, ...] = (threads,) if loop is None else (threads, loop)
         self.recorder = recorder
         self.page = page
-        for lane in self.lanes:
-            lane.on_freed, lane.on_released = on_freed, on_released
         # The delivery that waits to run alone until no other is held.
         self.quarantined: Delivery | None = None
         self.claim_ahead = ClaimAhead(claim_ahead, lambda delivery: self.lane_of(delivery.handler).put(delivery))
-        self.members = [*self.claim_ahead.threads, *(member for lane in self.lanes for member in lane.members)]
+        self.members = [self.claim_ahead, *(member for lane in self.lanes for member in lane.members)]
 
     def lane_of(self, handler: Handler) -> Lane:
         """Return the lane in which a handler runs."""
@@ -62,8 +245,7 @@ class Pool:
 
     def start(self) -> None:
         """Start the threads."""
-        for member in self.claim_ahead.threads:
-            member.start()
+        self.claim_ahead.start()
         for lane in self.lanes:
             lane.start()
 
@@ -129,3 +311,34 @@ class Pool:
         self.claim_ahead.stop()
         for lane in self.lanes:
             lane.stop()
+
+
+class TimeoutWatch(Service):
+    """Checks deliveries. It uses no database: a handler must end in time also while the database does not answer."""
+
+    name = "timeout watch"
+    thread = "timeout-watch"
+    longest_backoff = 1.0
+
+    def __init__(
+        self, pool: Pool, on_stuck: Callable[[list[Delivery]], None], stuck_after: float = STUCK_AFTER
+    ) -> None:
+        """``on_stuck`` is called with the deliveries that run on ``stuck_after`` seconds after their timeout."""
+        self.pool = pool
+        self.on_stuck = on_stuck
+        self.stuck_after = stuck_after
+
+    def tick(self) -> float:
+        """Interrupt handlers past their timeout; return when the next timeout ends, or a quarter of a second."""
+        held = self.pool.held()
+        self._end_overtime(held)
+        self.pool.release_queued(LONGEST_QUEUED)
+        return min([TIMEOUT_CHECK_INTERVAL, *(-over for d in held if (over := d.overtime) is not None and over < 0)])
+
+    def _end_overtime(self, held: list[Delivery]) -> None:
+        overtime = [d for d in held if d.is_overtime()]
+        for delivery in overtime:
+            delivery.interrupt()
+        stuck = [d for d in overtime if d.is_overtime(self.stuck_after)]
+        if stuck:
+            self.on_stuck(stuck)

@@ -1,4 +1,4 @@
-"""Writes outcomes to the record, many in one statement, until the database answers."""
+"""Writes outcomes to the record, many in one statement, until the database answers; between two, it renews leases."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from django.db import DataError, IntegrityError
@@ -16,15 +17,15 @@ from ... import signals
 from ...core import failpoints
 from ...core.outcomes import Ack, GiveUp, Outcome, Recorded, Release, Retry
 from ...core.states import State
-from ...extensions import WorkerExtensions
+from ...extensions import Service, WorkerExtensions
 from ...record import transitions
-from ...record.sql.rows import Failure, Success
+from ...record.sql import statements
+from ...record.sql.rows import Failure, LeaseRenewal, Success
 from ...record.sql.troubles import in_words
 from ..parts import connections
 from ..parts.delivery import Delivery
-from ..parts.reporting import publish_scheduled, report_failure, signal_success
+from ..parts.reporting import OutcomeLog, publish_scheduled, report_failure, signal_success
 from ..parts.service import ServiceTurns, backoff
-from .outcome_log import OutcomeLog
 
 logger = logging.getLogger("django_delayq")
 
@@ -36,6 +37,11 @@ GATHER_TIME = 0.005
 ENOUGH_OUTCOMES = 100
 # Outcomes of rows that another transaction has locked are tried again after this time. Seconds.
 REWRITE_LOCKED_AFTER = 0.1
+# The time between two queries about each handler that has run for at least this long: was a cancel requested, and is
+# its lease still ours? Seconds.
+RENEWAL_INTERVAL = 1.0
+# The time between two searches for leases that are half over. A search needs no query. Seconds.
+LEASE_CHECK_INTERVAL = 0.25
 
 SUCCESS = (Ack, Recorded)
 # The reason in the log of a move with which a handler leaves another payload.
@@ -73,24 +79,23 @@ class Ended(NamedTuple):
 class Recorder(threading.Thread):
     """Commits outcomes in groups: while one batch is being written the next one gathers, so batches grow with the load.
 
-    ``on_recorded`` is called with the number of deliveries whose outcomes were written.
-
     ``meanwhile`` are services that use the connection of this thread between two batches.
 
     Any thread submits: ``_pending`` is a deque to which they append and from which this thread takes, both atomic.
     ``_is_some`` is set after an append and cleared before this thread takes; ``_is_idle`` is cleared before it takes
-    and set when it finds no outcome. ``_locked`` and ``_writing_since`` are this thread's own; others only read the
-    latter.
+    and set when it finds no outcome. The rest is this thread's own; others only read ``delivered`` and
+    ``_writing_since``.
     """
 
-    def __init__(self, using: str, on_recorded: Callable[[int], None], extensions: WorkerExtensions) -> None:
+    def __init__(self, using: str, extensions: WorkerExtensions) -> None:
         super().__init__(name="delayq-recorder", daemon=True)
         self.using = using
-        # Set before the thread starts.
-        self.meanwhile: ServiceTurns | None = None
         self.extensions = extensions
         self.log = OutcomeLog()
-        self._on_recorded = on_recorded
+        # Before the thread starts, others may be set.
+        self.meanwhile = ServiceTurns([self.log])
+        # The number of deliveries whose handlers have run, and whose outcomes were written.
+        self.delivered = 0
         self._pending: deque[Ended] = deque()
         self._locked: list[Ended] = []
         self._writing_since: float | None = None
@@ -135,25 +140,14 @@ class Recorder(threading.Thread):
         began = 0.0
         try:
             while True:
-                self._is_some.wait(self._tend())
+                self._is_some.wait(self.meanwhile.run_due())
                 self._is_some.clear()
                 while self._pending:
                     self._is_idle.clear()
                     began = self._gather(began)
-                    batch = [self._pending.popleft() for _ in range(min(MOST_OUTCOMES, len(self._pending)))]
-                    self._writing_since = time.monotonic()
-                    successes = [e for e in batch if isinstance(e.outcome, SUCCESS)]
-                    failures = [e for e in batch if not isinstance(e.outcome, SUCCESS)]
-                    self._record(successes, self.write_successes)
-                    self._record(failures, self.write_failures)
-                    self._writing_since = None
-                    done = batch
-                    if failures or self._locked:
-                        done = [e for e in batch if not isinstance(e.outcome, Release) and e not in self._locked]
-                    self._on_recorded(len(done))
-                    self.extensions.handled(done)
+                    self._write([self._pending.popleft() for _ in range(min(MOST_OUTCOMES, len(self._pending)))])
                     self._retry_locked()
-                    self._tend()
+                    self.meanwhile.run_due()
                 self._is_idle.set()
                 if self._stopping and not self._pending:
                     return
@@ -161,16 +155,26 @@ class Recorder(threading.Thread):
             self.log.close()
             connections.close_all()
 
-    def _tend(self) -> float | None:
-        """Tick the services of this thread that are due. Return the seconds until the next one; None: there is none."""
-        return None if self.meanwhile is None else self.meanwhile.run_due()
-
     def _gather(self, began: float) -> float:
         """Wait a moment after the last batch ``began``, unless many outcomes wait; return when this batch begins."""
         early = began + GATHER_TIME - time.monotonic()
         if early > 0 and len(self._pending) < ENOUGH_OUTCOMES:
             time.sleep(early)
         return time.monotonic()
+
+    def _write(self, batch: Sequence[Ended]) -> None:
+        """Write a batch, and count the deliveries whose handlers have run."""
+        self._writing_since = time.monotonic()
+        successes = [ended for ended in batch if isinstance(ended.outcome, SUCCESS)]
+        failures = [ended for ended in batch if not isinstance(ended.outcome, SUCCESS)]
+        self._record(successes, self.write_successes)
+        self._record(failures, self.write_failures)
+        self._writing_since = None
+        done = batch
+        if failures or self._locked:
+            done = [e for e in batch if not isinstance(e.outcome, Release) and e not in self._locked]
+        self.delivered += len(done)
+        self.extensions.handled(done)
 
     def _retry_locked(self) -> None:
         """Put outcomes of locked rows behind the others, which must not wait for the end of a long transaction."""
@@ -219,17 +223,8 @@ class Recorder(threading.Thread):
             for half in (batch[: len(batch) // 2], batch[len(batch) // 2 :]):
                 self._record(half, write)
             return
-        ended = batch[0]
-        plain: Outcome | None = None
-        if isinstance(ended.outcome, Retry | GiveUp) and ended.outcome.payload is not None:
-            # No further attempt with the old payload: it would do again what the new one says is done.
-            plain = GiveUp(UNSTORABLE_PAYLOAD, exception=ended.outcome.exception)
-        elif isinstance(ended.outcome, Retry) and ended.outcome.error != UNPRINTABLE:
-            plain = Retry(
-                ended.outcome.delay, UNPRINTABLE, counts=ended.outcome.counts, exception=ended.outcome.exception
-            )
-        elif isinstance(ended.outcome, GiveUp) and ended.outcome.error != UNPRINTABLE:
-            plain = GiveUp(UNPRINTABLE, exception=ended.outcome.exception)
+        (ended,) = batch
+        plain = _without_texts(ended.outcome)
         if plain is None:
             logger.error("The outcome of message %d cannot be stored; its lease will run out", ended.delivery.id)
         else:
@@ -289,6 +284,16 @@ class Recorder(threading.Thread):
         return transitions.live_deliveries(self.using, ids) if ids else {}
 
 
+def _without_texts(outcome: Outcome) -> Outcome | None:
+    """Return what can be stored of an outcome that the database refused; None: nothing."""
+    if not isinstance(outcome, Retry | GiveUp) or outcome.error == UNPRINTABLE:
+        return None
+    if outcome.payload is not None:
+        # No further attempt with the old payload: it would do again what the new one says is done.
+        return GiveUp(UNSTORABLE_PAYLOAD, exception=outcome.exception)
+    return replace(outcome, error=UNPRINTABLE, traceback="", cause=None)
+
+
 def _failure(ended: Ended) -> Failure:
     delivery, outcome = ended.delivery, ended.outcome
     base = Failure(delivery.id, delivery.deliveries, ended.actor)
@@ -311,3 +316,64 @@ def _failure(ended: Ended) -> Failure:
             return base._replace(delay=outcome.delay, counts=False, conflict=outcome.conflict, reason=outcome.reason)
         case _:
             raise AssertionError(outcome)
+
+
+class LeaseRenewer(Service):
+    """Renews leases: one query a second while handlers run for long, and none otherwise.
+
+    It runs in the recorder's thread, on its connection: neither waits for a locked row, so neither keeps the other
+    waiting for longer than a statement takes.
+    """
+
+    name = "lease renewer"
+    longest_backoff = 1.0
+
+    def __init__(self, using: str, held: Callable[[], list[Delivery]]) -> None:
+        """``held`` returns the deliveries that the process holds."""
+        self.using = using
+        self.held = held
+        self._renew_at = 0.0
+
+    def tick(self) -> float:
+        """Renew the leases of long-running handlers once a second, and at once when a lease is half over."""
+        now = time.monotonic()
+        held = [d for d in self.held() if not d.lost]
+        # A lease of one or two seconds cannot wait for its turn.
+        if now >= self._renew_at or any(_is_half_over(d, now) for d in held):
+            self._renew_at = now + RENEWAL_INTERVAL
+            self._renew([d for d in held if now - d.claimed_mono > RENEWAL_INTERVAL or _is_half_over(d, now)])
+        return LEASE_CHECK_INTERVAL
+
+    def _renew(self, deliveries: list[Delivery]) -> None:
+        if not deliveries:
+            return
+        now = time.monotonic()
+        holdings = [
+            # A lease is renewed in its last two thirds; before that the record is only read.
+            LeaseRenewal(d.id, d.deliveries, d.lease if now - d.leased_mono > d.lease / 3 else 0.0)
+            for d in deliveries
+        ]
+        # A row that somebody's long transaction has locked must not cost the others their leases.
+        answers = statements(self.using).extend(holdings, wait=False)
+        locked = self._still_ours([d for d in deliveries if d.id not in answers])
+        for delivery, holding in zip(deliveries, holdings, strict=True):
+            cancel_requested = answers.get(delivery.id)
+            if cancel_requested is not None:
+                delivery.note_renewal(now if holding.lease else None, cancel_requested=cancel_requested)
+            elif delivery not in locked:
+                self._note_lost(delivery)
+
+    def _still_ours(self, unanswered: list[Delivery]) -> list[Delivery]:
+        """Return the deliveries whose rows are locked and still ours: the reaper passes over locked rows, too."""
+        rows = transitions.live_deliveries(self.using, [d.id for d in unanswered]) if unanswered else {}
+        return [d for d in unanswered if rows.get(d.id) == (State.RUNNING, d.deliveries)]
+
+    def _note_lost(self, delivery: Delivery) -> None:
+        # A delivery that has ended meanwhile has no lease to lose.
+        if delivery in self.held():
+            delivery.lost = True
+            logger.warning("The lease of %r is lost; its failure will be refused, its success accepted", delivery)
+
+
+def _is_half_over(delivery: Delivery, now: float) -> bool:
+    return now - delivery.leased_mono > delivery.lease / 2

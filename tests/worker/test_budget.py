@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from django_delayq.core.worker_options import Options
-from django_delayq.worker.parts import lifetime as module
-from django_delayq.worker.parts.begun_page import BegunPage
-from django_delayq.worker.parts.budget import Budget
-from django_delayq.worker.parts.lifetime import PATIENCE, Lifetime, resident_memory
+from django_delayq.worker.parts import budget as module
+from django_delayq.worker.parts.budget import PATIENCE, Budget, resident_memory
+from django_delayq.worker.parts.shared import BegunPage
 from tests.support.claims import DB
 
 MB = 1024**2
@@ -25,9 +24,8 @@ class Asked:
     def __init__(self, **limits: int) -> None:
         self.page = BegunPage(1)
         self.times = 0
-        self.lifetime = Lifetime(Options(DB, **limits), self.page, "host/1", self.ask)  # type: ignore[arg-type]
-        self.budget = Budget(None)
-        self.budget.lifetime = self.lifetime
+        self.budget = Budget(Options(DB, **limits), self.page, "host/1")  # type: ignore[arg-type]
+        self.budget.ask = self.ask
 
     def ask(self) -> None:
         self.times += 1
@@ -37,14 +35,14 @@ def test_a_process_claims_its_share_and_asks_once_for_a_successor() -> None:
     process = Asked(max_tasks_per_child=5)
     assert process.budget.grant(3) == 3
     process.budget.count(2)
-    assert (process.budget.grant(100), process.budget.left) == (3, True)
+    assert process.budget.grant(100) == 3
     process.budget.count(3)
-    assert (process.budget.grant(100), process.budget.left) == (0, False)
+    assert process.budget.grant(100) == 0
     assert (process.page.spent, process.times) == (True, 1)
     # A delivery that it released unstarted does not make it claim again.
     process.budget.refund()
-    assert not process.lifetime.check()
-    assert (process.budget.left, process.times) == (False, 1)
+    assert not process.budget.check()
+    assert (process.budget.grant(1), process.times) == (0, 1)
 
 
 def test_a_released_delivery_may_be_claimed_again_by_a_process_that_is_not_spent() -> None:
@@ -55,30 +53,30 @@ def test_a_released_delivery_may_be_claimed_again_by_a_process_that_is_not_spent
     assert process.budget.grant(100) == 3
 
 
-def test_two_limits_both_limit_a_claim() -> None:
-    process = Asked(max_tasks_per_child=5)
-    budget = Budget(7)
-    budget.lifetime = process.lifetime
-    assert budget.grant(100) == 5
-    budget.count(1)
-    assert budget.grant(100) == 4
-    budget.count(0)
-    assert (process.page.spent, budget.empty) == (False, False)
-    budget.count(budget.grant(2))
-    budget.count(budget.grant(2))
-    assert (process.page.spent, budget.empty) == (True, False)
-    budget.count(2)
-    assert budget.empty
-    budget.refund()
-    assert not budget.empty
+def test_a_process_without_a_successor_ends_when_its_messages_are_claimed() -> None:
+    process = Asked(max_messages=7)
+    process.budget.count(process.budget.grant(5))
+    assert (process.budget.grant(100), process.budget.empty) == (2, False)
+    process.budget.count(2)
+    assert (process.budget.grant(100), process.budget.empty) == (0, True)
+    assert (process.page.spent, process.times) == (False, 0)
+    # A delivery that it released unstarted is another one that it may claim.
+    process.budget.refund()
+    assert (process.budget.grant(100), process.budget.empty) == (1, False)
+
+
+def test_a_process_without_limits_claims_what_there_is_room_for() -> None:
+    process = Asked()
+    process.budget.count(1000)
+    assert (process.budget.grant(100), process.budget.empty, process.page.spent) == (100, False, False)
 
 
 def test_a_process_that_gets_no_successor_goes_on_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     process = Asked(max_tasks_per_child=5)
     process.budget.count(5)
-    assert not process.lifetime.check()
-    monkeypatch.setattr(process.lifetime, "_spent_at", process.lifetime._spent_at - PATIENCE)
-    assert process.lifetime.check()
+    assert not process.budget.check()
+    monkeypatch.setattr(process.budget, "_spent_at", process.budget._spent_at - PATIENCE)
+    assert process.budget.check()
     assert process.budget.grant(100) == 5
     process.budget.count(5)
     assert (process.page.spent, process.times) == (True, 2)
@@ -88,9 +86,9 @@ def test_a_process_that_was_replaced_does_not_go_on(monkeypatch: pytest.MonkeyPa
     process = Asked(max_tasks_per_child=1)
     process.budget.count(1)
     process.page.replace()
-    monkeypatch.setattr(process.lifetime, "_spent_at", 0.0)
-    assert not process.lifetime.check()
-    assert not process.budget.left
+    monkeypatch.setattr(process.budget, "_spent_at", 0.0)
+    assert not process.budget.check()
+    assert not process.budget.grant(1)
 
 
 def test_processes_are_not_spent_at_the_same_moment() -> None:
@@ -106,24 +104,24 @@ def test_a_process_is_spent_when_it_uses_too_much_memory(monkeypatch: pytest.Mon
     monkeypatch.setattr(module, "JITTER", 0.0)
     process = Asked(max_memory_per_child=100 * MB)
     used = 100 * MB
-    process.lifetime.check()
+    process.budget.check()
     # Its successor would need as much before its first message.
-    assert process.budget.left
+    assert process.budget.grant(1)
     process.budget.count(1)
     used = 99 * MB
-    process.lifetime.check()
-    assert process.budget.left
+    process.budget.check()
+    assert process.budget.grant(1)
     used = 100 * MB
-    process.lifetime.check()
-    assert (process.budget.left, process.times) == (False, 1)
-    monkeypatch.setattr(process.lifetime, "_spent_at", 0.0)
-    assert process.lifetime.check()
+    process.budget.check()
+    assert (process.budget.grant(1), process.times) == (0, 1)
+    monkeypatch.setattr(process.budget, "_spent_at", 0.0)
+    assert process.budget.check()
     used = 109 * MB
-    process.lifetime.check()
-    assert process.budget.left
+    process.budget.check()
+    assert process.budget.grant(1)
     used = 110 * MB
-    process.lifetime.check()
-    assert not process.budget.left
+    process.budget.check()
+    assert not process.budget.grant(1)
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system has no /proc")

@@ -1,8 +1,11 @@
-"""The page: memory that a worker process shares with its supervisor, and that outlives the process."""
+"""What the processes of a worker share: memory that outlives a process, and a lock that a dead holder frees."""
 
 from __future__ import annotations
 
 import mmap
+import os
+import tempfile
+import weakref
 from collections import deque
 
 # The last deliveries of each handler thread that the page names: the one that runs, and before it those that have ended
@@ -108,3 +111,37 @@ class BegunPage:
     @spent.setter
     def spent(self, value: bool) -> None:
         self._memory[5] = float(value)
+
+
+class ProcessLock:
+    """Lets one process at a time hold it. It serves the processes that were forked after it was made.
+
+    It is a lock of POSIX: it belongs to a process, not to the children of that process, and the kernel frees it when
+    the process dies. It does not exclude the threads of one process from each other.
+    """
+
+    def __init__(self) -> None:
+        if hasattr(os, "memfd_create"):
+            # This needs no folder that can be written to. Some builds of Python lack it.
+            self._file = os.memfd_create("delayq")
+        else:
+            self._file, path = tempfile.mkstemp(prefix="delayq")
+            os.unlink(path)
+        weakref.finalize(self, os.close, self._file)
+
+    def acquire(self, *, wait: bool = True) -> bool:
+        """Take the lock. Return whether this process has it now."""
+        # Imported here: where it is missing, run_delayq is to say so in a sentence.
+        import fcntl
+
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+
+    def release(self) -> None:
+        """Free the lock. Does nothing when this process does not have it."""
+        import fcntl
+
+        fcntl.lockf(self._file, fcntl.LOCK_UN)
