@@ -687,7 +687,8 @@ MUTANTS = [
         (f"{WORKER}/run/handler_threads.py", "if self._means[topic] >= QUICK:", "if False:"),
     ),
     mutant(
-        "stuck handler that keeps its turn", (f"{WORKER}/run/handler_threads.py", "elif begun == self._begun:", "elif False:")
+        "stuck handler that keeps its turn",
+        (f"{WORKER}/run/handler_threads.py", "elif begun == self._begun:", "elif False:"),
     ),
     mutant(
         "delivery that waits for a stuck handler unseen",

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from django_delayq import schedule_message
 from django_delayq.core.worker_options import Options
 from django_delayq.worker.parts import budget as module
 from django_delayq.worker.parts.budget import PATIENCE, Budget, resident_memory
 from django_delayq.worker.parts.shared import BegunPage
+from django_delayq.worker.processes.assembly import Parts
 from tests.support.claims import DB
 
 MB = 1024**2
@@ -139,3 +141,15 @@ def test_resident_memory_grows_with_what_a_process_touches(monkeypatch: pytest.M
     monkeypatch.setattr(Path, "read_text", missing)
     # The most that the process ever had, where nothing else is known.
     assert sys.platform == "darwin" or resident_memory() >= before
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_process_is_spent_only_when_it_holds_what_it_has_claimed() -> None:
+    """Otherwise it would be replaced, find that it holds nothing, and end with a message that has not begun."""
+    parts = Parts(Options(DB, threads=1, max_tasks_per_child=1), redis=False)
+    message = schedule_message("t.ok")
+    held: list[int] = []
+    parts.budget.ask = lambda: held.extend(delivery.id for delivery in parts.pool.held())
+    parts.consumer.turn()
+    assert held == [message.pk]
+    parts.brokers.close()

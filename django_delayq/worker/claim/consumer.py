@@ -340,9 +340,9 @@ class Consumer(threading.Thread):
             if (row := mine.get(pk)) is not None
         ]
         suspects = [d for d in deliveries if self.quarantine.is_suspect(d)]
-        # Counted before they can be released, which counts the other way.
-        self.budget.count(len(deliveries) - len(suspects))
         self.pool.submit([d for d in deliveries if d not in suspects] if suspects else deliveries)
+        # Not before they are held: the process may end as soon as its budget is used up and it holds nothing.
+        self.budget.count(len(deliveries) - len(suspects))
         if self.quarantine.admit(suspects):
             self.budget.count(1)
 
