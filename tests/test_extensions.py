@@ -18,7 +18,8 @@ from django_delayq.models import Message
 from django_delayq.record import transitions
 from django_delayq.restore import Tally
 from django_delayq.worker.parts.service import Runner, ServiceTurns
-from django_delayq.worker.processes.supervisor import DeadChild, Supervisor
+from django_delayq.worker.parts.shared import BegunPage
+from django_delayq.worker.processes.supervisor import Child, Supervisor
 from django_delayq.worker.upkeep.loader import _ObservedLoad
 from tests.support.assembled import Assemble, drain
 from tests.support.claims import DB, claimed
@@ -188,7 +189,7 @@ def test_a_claim_is_reported_after_its_commit(
 def test_a_dead_process_has_its_claims_released_and_reported(recording: list[Recording]) -> None:
     [delivery] = claimed("t.ok", worker="host/1/abc")
     supervisor = Supervisor(Options(DB))
-    supervisor._to_release.append(DeadChild("host/1/abc", shutdown=False))
+    supervisor._to_release.append(Child(1, "host/1/abc", 0.0, BegunPage(1)))
     supervisor._release_claims()
     assert Message.objects.get(pk=delivery.id).state == State.SCHEDULED
     assert [(made.worker, made.calls) for made in recording] == [
@@ -203,7 +204,7 @@ def test_a_supervisor_outlives_an_extension_that_cannot_be_made(added: Callable[
     [delivery] = claimed("t.ok", worker="host/1/abc")
     added(make)
     supervisor = Supervisor(Options(DB))
-    supervisor._to_release.append(DeadChild("host/1/abc", shutdown=False))
+    supervisor._to_release.append(Child(1, "host/1/abc", 0.0, BegunPage(1)))
     supervisor._release_claims()
     assert supervisor._to_release == []
     assert Message.objects.get(pk=delivery.id).state == State.SCHEDULED

@@ -32,12 +32,14 @@ def current() -> str:
     return _actor.get() or f"process:{host()}/{os.getpid()}"
 
 
-def worker_name(given: str) -> str:
-    """Return a name that only this run of this process has: a pid that is used again must not inherit claims.
+def new_run() -> str:
+    """Return what tells one run of a worker process from another: a pid that is used again must not inherit claims."""
+    return secrets.token_hex(3)
 
-    It begins with the name that was ``given``, or with that of the host.
-    """
-    return f"{given or host()}/{os.getpid()}/{secrets.token_hex(3)}"
+
+def worker_name(given: str, pid: int, run: str) -> str:
+    """Return the name of a worker process. It begins with the name that was ``given``, or with that of the host."""
+    return f"{given or host()}/{pid}/{run}"
 
 
 @contextmanager

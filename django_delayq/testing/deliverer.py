@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
 import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -116,7 +117,7 @@ class Deliverer:
 
     def __init__(self, using: str) -> None:
         self.using = using
-        self.worker = actors.worker_name("testing")
+        self.worker = actors.worker_name("testing", os.getpid(), actors.new_run())
         self.extensions = WorkerExtensions(using, self.worker)
         # This thread writes outcomes by the recorder's statements; the recorder's own thread never starts.
         self._recorder = Recorder(using, self.extensions)

@@ -106,7 +106,7 @@ from django_delayq.core.worker_options import Options
 from django_delayq.worker.processes import supervisor
 
 
-def die(self, page, name_write):
+def die(self, page, run):
     page.set(time.monotonic())
     return 1
 
@@ -163,6 +163,42 @@ def test_a_worker_whose_processes_die_at_once_ends_at_its_max_runtime_and_shows_
     assert ran.stderr.count("died") > 2
     # At most once: before the second death nobody knows that they die.
     assert not heartbeat.exists() or time.time() - heartbeat.stat().st_mtime > 1.0
+
+
+STOPPED_EARLY = """
+import os
+import signal
+import sys
+import time
+
+import django
+
+django.setup()
+
+from django_delayq.core.worker_options import Options
+from django_delayq.worker.processes import supervisor
+
+
+class Process(supervisor.WorkerProcess):
+    def __init__(self, *arguments):
+        os.kill(os.getppid(), signal.SIGTERM)
+        until = time.monotonic() + 30
+        while not parent._signals and time.monotonic() < until:
+            time.sleep(0.01)
+        super().__init__(*arguments)
+
+
+supervisor.WorkerProcess = Process
+parent = supervisor.Supervisor(Options("default", processes=1, graceful_timeout=600.0))
+sys.exit(parent.run())
+"""
+
+
+def test_a_process_that_is_told_to_end_while_it_is_made_ends() -> None:
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", STOPPED_EARLY]
+    ran = subprocess.run(command, env=environment, capture_output=True, timeout=PATIENCE, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_the_heartbeat_file_waits_for_the_first_turn_of_each_process(supervisor: Supervisor, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 from ... import middleware
@@ -47,7 +48,7 @@ class Parts:
         # A wrong path in the settings is an error now, not in each handler.
         middleware.chain()
         self.options = options
-        self.name = name = name or actors.worker_name(options.name)
+        self.name = name = name or actors.worker_name(options.name, os.getpid(), actors.new_run())
         using, knows_limits = options.using, admission.any_declared()
         self.brokers = BrokerSwitch(using, lambda: self.consumer.wanted.topics, redis=redis)
         freed = FreedPlaces(using, name, self.brokers.wake) if knows_limits else None

@@ -58,6 +58,7 @@ class WorkerProcess:
         options: Options,
         quarantine_lock: ProcessLock | None = None,
         page: BegunPage | None = None,
+        name: str | None = None,
         *,
         stuck_after: float = STUCK_AFTER,
     ) -> None:
@@ -73,7 +74,7 @@ class WorkerProcess:
         # The deliveries whose handlers do not end at their timeout; more may join them while the process ends.
         self._stuck: set[Delivery] = set()
         self._started = time.monotonic()
-        self.parts = parts = self._assemble(quarantine_lock, page)
+        self.parts = parts = self._assemble(quarantine_lock, page, name)
         self.name = parts.name
         self.pool = parts.pool
         self.recorder = parts.recorder
@@ -83,8 +84,8 @@ class WorkerProcess:
         self.duty = Duty(parts.brokers, parts.name, parts.queues.named, registry.handlers(), self._roles())
         self.runners = in_threads(self._services(stuck_after), self.duty.is_held)
 
-    def _assemble(self, quarantine_lock: ProcessLock | None, page: BegunPage | None) -> Parts:
-        return Parts(self.options, quarantine_lock=quarantine_lock, page=page)
+    def _assemble(self, lock: ProcessLock | None, page: BegunPage | None, name: str | None) -> Parts:
+        return Parts(self.options, name=name, quarantine_lock=lock, page=page)
 
     def _roles(self) -> frozenset[str]:
         return frozenset(role for role in all_roles() if self.options.has(role))
@@ -258,7 +259,7 @@ class OnceProcess(WorkerProcess):
     It finds messages by query, since Redis may have lost some, and has none of the services of a worker that stays.
     """
 
-    def _assemble(self, quarantine_lock: ProcessLock | None, page: BegunPage | None) -> Parts:
+    def _assemble(self, lock: ProcessLock | None, page: BegunPage | None, name: str | None) -> Parts:
         return Parts(self.options, redis=False, on_idle=self.look)
 
     def _services(self, stuck_after: float) -> Iterator[Service]:

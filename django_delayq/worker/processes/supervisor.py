@@ -58,7 +58,7 @@ YOUNG_OBJECTS = 5000
 
 @dataclass(slots=True)
 class Child:
-    """A worker process, as its supervisor sees it."""
+    """A worker process, as its supervisor sees it: while it lives, and until its claims are released."""
 
     pid: int
     name: str
@@ -70,23 +70,19 @@ class Child:
     # The signs of life at the last check, and for how many seconds there was none.
     signs: float = 0.0
     silent: float = 0.0
+    # When it was found dead (monotonic), and its traces.
+    died: float = 0.0
+    death: crashes.Death = crashes.UNSEEN
+
+    @property
+    def shut_down(self) -> bool:
+        """True when it has ended in order, or on command: none of its messages crashed."""
+        return self.page.ended or self.killed
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal; nothing happens when the child is gone already."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
-
-
-@dataclass(slots=True)
-class DeadChild:
-    """A worker process that died and whose claims are to be released."""
-
-    name: str
-    # True when it ended in order, or on command: none of its messages crashed.
-    shutdown: bool
-    death: crashes.Death = crashes.UNSEEN
-    # When it was found dead (monotonic).
-    at: float = 0.0
 
 
 def _collect_less_often() -> None:
@@ -110,6 +106,10 @@ def _warn_of_threads() -> None:
         )
 
 
+def _was_just_killed(dead: Child) -> bool:
+    return dead.death.by_kill and time.monotonic() - dead.died < TOGETHER
+
+
 class Supervisor:
     """The parent process of ``run_delayq``. Signal handlers only count signals and pass them on."""
 
@@ -125,7 +125,7 @@ class Supervisor:
         self._stopping = False
         self._quick_deaths = 0
         self._start_after = 0.0
-        self._to_release: list[DeadChild] = []
+        self._to_release: list[Child] = []
         self._began = time.monotonic()
         self._wake_read, self._wake_write = os.pipe()
         # A pipe that children see closed when the parent is gone.
@@ -228,28 +228,27 @@ class Supervisor:
         # What is left would be written by the child too.
         output.flush()
         page = BegunPage(self.options.threads, self.options.async_concurrency)
-        name_read, name_write = os.pipe()
+        run = actors.new_run()
         pid = os.fork()
         if pid == 0:
-            os.close(name_read)
-            os._exit(self._be_child(page, name_write))
-        os.close(name_write)
-        with os.fdopen(name_read) as pipe:
-            name = pipe.read()
+            os._exit(self._be_child(page, run))
+        name = actors.worker_name(self.options.name, pid, run)
         self.children[pid] = Child(pid, name, time.monotonic(), page)
         logger.debug("Started worker process %s", name)
 
-    def _be_child(self, page: BegunPage, name_write: int) -> int:
+    def _be_child(self, page: BegunPage, run: str) -> int:
         """Run a worker process, in the child. Return its exit code."""
         code = 1
         try:
             self._leave_the_supervisor()
-            process = WorkerProcess(self.options, self.quarantine_lock, page)
+            name = actors.worker_name(self.options.name, os.getpid(), run)
+            process = WorkerProcess(self.options, self.quarantine_lock, page, name)
             _collect_less_often()
             signal.signal(signal.SIGTERM, lambda *_: process.stop())
+            if self._signals:
+                # While the process was made.
+                process.stop()
             plain_signals.switch(on=True)
-            os.write(name_write, process.name.encode())
-            os.close(name_write)
 
             def ask() -> None:
                 self._wake()
@@ -273,8 +272,9 @@ class Supervisor:
         """Take the signals and the end of the pipe that a child has, in the child."""
         signal.set_wakeup_fd(-1)
         # What a terminal sends reaches the whole group: the parent decides what to do. The signals are caught because
-        # ignored ones would stay ignored in the programs that handlers start.
-        for number in plain_signals.CAUGHT:
+        # ignored ones would stay ignored in the programs that handlers start. SIGTERM is counted until there is a
+        # process to stop.
+        for number in set(plain_signals.CAUGHT) - {signal.SIGTERM}:
             signal.signal(number, lambda *_: None)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.close(self._alive_write)
@@ -306,11 +306,11 @@ class Supervisor:
         if (not ended or code == BROKEN) and not child.killed:
             how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
             logger.error("Worker process %s died (%s)", child.name, how)
-        if (code != 0 or not ended) and child.name:
+        if code != 0 or not ended:
             # The child is certainly dead: its claims need not wait for their leases.
             by_kill = code == -signal.SIGKILL and not child.hung
-            death = crashes.Death(child.page.begun, by_kill)
-            self._to_release.append(DeadChild(child.name, ended or child.killed, death, time.monotonic()))
+            child.died, child.death = time.monotonic(), crashes.Death(child.page.begun, by_kill)
+            self._to_release.append(child)
             self._excuse_all()
         if self._stopping or (ended and child.page.replaced):
             return
@@ -329,46 +329,50 @@ class Supervisor:
 
     def _excuse_all(self) -> None:
         """Accuse no message when all children were killed together: somebody else did that, and no single message."""
-        killed = [dead for dead in self._to_release if dead.death.by_kill and time.monotonic() - dead.at < TOGETHER]
-        if len(killed) > 1 and all(child.started > killed[0].at for child in self.children.values()):
+        killed = [dead for dead in self._to_release if _was_just_killed(dead)]
+        if len(killed) > 1 and all(child.started > killed[0].died for child in self.children.values()):
             for dead in killed:
                 dead.death = replace(dead.death, of_all=True)
 
-    def _may_have_company(self, dead: DeadChild) -> bool:
+    def _may_have_company(self, dead: Child) -> bool:
         """Return whether other children may turn out to have been killed together with this one."""
-        return self.options.processes > 1 and dead.death.by_kill and time.monotonic() - dead.at < TOGETHER
+        return self.options.processes > 1 and not dead.shut_down and _was_just_killed(dead)
 
     def _release_claims(self, *, final: bool = False) -> None:
         """Release the claims of dead children. Without a database, try again later; with ``final``, for 5 s."""
         deadline = time.monotonic() + (5.0 if final else 0.0)
         while self._to_release:
             dead = self._to_release[0]
-            name = dead.name
-            if not final and not dead.shutdown and self._may_have_company(dead):
+            if not final and self._may_have_company(dead):
                 return
             try:
-                moved = crashes.release_worker(
-                    self.options.using,
-                    name,
-                    max_crashes=bounds.MAX_CRASHES,
-                    actor=f"supervisor:{actors.host()}/{os.getpid()}",
-                    shutdown=dead.shutdown,
-                    death=dead.death,
-                )
-                report_moves(self.options.using, moved)
-                Worker.objects.using(self.options.using).filter(name=name).delete()
-                extensions = WorkerExtensions(self.options.using, name)
-                extensions.ended(moved)
-                extensions.stop()
+                self._release(dead)
+                self._to_release.pop(0)
             except DatabaseError as error:
-                logger.warning("The claims of %s are released as soon as that is possible: %s", name, in_words(error))
-                connections.close_all()
+                problem = in_words(error)
+                logger.warning("The claims of %s are released as soon as that is possible: %s", dead.name, problem)
                 if time.monotonic() >= deadline:
                     return
                 time.sleep(0.5)
-                continue
-            self._to_release.pop(0)
-            connections.close_all()
+            finally:
+                connections.close_all()
+
+    def _release(self, dead: Child) -> None:
+        """Release what a dead child had claimed, and take its row away."""
+        using, name = self.options.using, dead.name
+        moved = crashes.release_worker(
+            using,
+            name,
+            max_crashes=bounds.MAX_CRASHES,
+            actor=f"supervisor:{actors.host()}/{os.getpid()}",
+            shutdown=dead.shut_down,
+            death=dead.death,
+        )
+        report_moves(using, moved)
+        Worker.objects.using(using).filter(name=name).delete()
+        extensions = WorkerExtensions(using, name)
+        extensions.ended(moved)
+        extensions.stop()
 
     def _kill_hung(self, elapsed: float) -> None:
         """Kill children that show no life. Their deliveries count as crashed, as those of any process that dies."""
@@ -406,9 +410,9 @@ class Supervisor:
         """
 
         def count(*_: object) -> None:
+            self._signals += 1
             # The loop may be waiting for the database: the children get the signal at once.
             if os.getpid() == self._pid:
-                self._signals += 1
                 for child in list(self.children.values()):
                     child.send(signal.SIGTERM)
 
