@@ -396,7 +396,7 @@ MUTANTS = [
     ),
     mutant(
         "more spent processes that finish than processes that work",
-        (f"{WORKER}/processes/supervisor.py", "and finishing < self.options.processes", ""),
+        (f"{WORKER}/processes/supervisor.py", "and sum(finishing) < self.options.processes", ""),
     ),
     mutant(
         "replaced process that counts as a quick death",
@@ -650,7 +650,7 @@ MUTANTS = [
     ),
     mutant(
         "worker that looks for garbage against the project's choice",
-        (f"{WORKER}/processes/supervisor.py", "if youngest and youngest < YOUNG_OBJECTS:", "if True:"),
+        (f"{WORKER}/processes/process.py", "if youngest and youngest < YOUNG_OBJECTS:", "if True:"),
     ),
     mutant(
         "success of a crashed delivery as one of the present one",

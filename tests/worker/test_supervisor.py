@@ -16,8 +16,8 @@ import pytest
 from django_delayq.core.worker_options import Options
 from django_delayq.project import registry
 from django_delayq.worker.parts.shared import BegunPage
-from django_delayq.worker.processes.process import BROKEN, EXHAUSTED, STUCK
-from django_delayq.worker.processes.supervisor import HUNG, Child, Supervisor, _collect_less_often
+from django_delayq.worker.processes.process import BROKEN, EXHAUSTED, STUCK, collect_less_often
+from django_delayq.worker.processes.supervisor import HUNG, Child, Supervisor
 from tests.support.workers import PATIENCE, ROOT
 
 LEASE = max(handler.lease for handler in registry.handlers().values())
@@ -151,7 +151,7 @@ def test_a_worker_process_looks_less_often_for_garbage() -> None:
 def test_a_project_chooses_how_often_its_workers_look_for_garbage(monkeypatch: pytest.MonkeyPatch, chosen: int) -> None:
     monkeypatch.setattr(gc, "get_threshold", lambda: (chosen, 10, 10))
     monkeypatch.setattr(gc, "set_threshold", lambda *_: pytest.fail("changed"))
-    _collect_less_often()
+    collect_less_often()
 
 
 def test_a_worker_whose_processes_die_at_once_ends_at_its_max_runtime_and_shows_no_life(tmp_path: Path) -> None:
@@ -246,15 +246,15 @@ def test_no_more_spent_children_finish_than_children_work() -> None:
     for pid in range(3):
         supervisor.children[pid] = Child(pid, f"host/{pid}", time.monotonic(), pages[pid])
         pages[pid].spent = True
-    supervisor._replace_spent()
+    supervisor._replace_in_order()
     assert [pages[pid].replaced for pid in range(3)] == [True, True, False]
     # A message that runs alone has a place of its own.
     supervisor.children[3] = Child(3, "host/3", time.monotonic(), pages[3])
     pages[3].suspect_since = time.monotonic() - 60.0
-    supervisor._replace_quarantined()
+    supervisor._replace_in_order()
     assert pages[3].replaced
     del supervisor.children[0]
-    supervisor._replace_spent()
+    supervisor._replace_in_order()
     assert pages[2].replaced
 
 

@@ -32,7 +32,7 @@ from ..parts.reporting import report_moves
 from ..parts.service import backoff
 from ..parts.shared import BegunPage, ProcessLock
 from . import output, plain_signals
-from .process import BROKEN, EXHAUSTED, STUCK, WorkerProcess
+from .process import BROKEN, EXHAUSTED, STUCK, WorkerProcess, collect_less_often
 
 logger = logging.getLogger("django_delayq")
 
@@ -51,9 +51,6 @@ REPLACED_AFTER = 2.0
 TOGETHER = 0.25
 # The time between two checks of the children. Seconds.
 CHILD_CHECK_INTERVAL = 1.0
-# A worker process looks for garbage in cycles after so many new objects. A drain has some thousand at a time, which
-# live for milliseconds: Python's own 700 would look at them again and again, for an eighth of the process' CPU time.
-YOUNG_OBJECTS = 5000
 
 
 @dataclass(slots=True)
@@ -83,16 +80,6 @@ class Child:
         """Send a signal; nothing happens when the child is gone already."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
-
-
-def _collect_less_often() -> None:
-    """Have the garbage collector of this process search the messages under way, which go by themselves, less often.
-
-    A project that chose more objects, or no collections (0), has its way.
-    """
-    youngest, *older = gc.get_threshold()
-    if youngest and youngest < YOUNG_OBJECTS:
-        gc.set_threshold(YOUNG_OBJECTS, *older)
 
 
 def _warn_of_threads() -> None:
@@ -171,8 +158,7 @@ class Supervisor:
                 now = time.monotonic()
                 self._kill_hung(now - checked)
                 checked = now
-                self._replace_quarantined()
-                self._replace_spent()
+                self._replace_in_order()
                 self._start_missing()
                 self._touch_heartbeat()
                 self._end_in_time()
@@ -186,25 +172,24 @@ class Supervisor:
 
     # --- children -----------------------------------------------------------------------------------------------------
 
-    def _replace_quarantined(self) -> None:
-        """Mark the child in which a message is to run alone, which may take long: another one gets its place."""
-        for child in self.children.values():
-            since = child.page.suspect_since
-            # There is one place for this. Spent children have places of their own.
-            is_free = not any(other.page.replaced and not other.page.spent for other in self.children.values())
-            if since and time.monotonic() - since > REPLACED_AFTER and is_free and not child.page.replaced:
-                child.page.replace()
-                logger.info("Worker process %s runs a message alone; another one takes its place", child.name)
+    def _replace_in_order(self) -> None:
+        """Mark the children that make way for another one, and end when they hold nothing any more.
 
-    def _replace_spent(self) -> None:
-        """Mark the children that are spent: each finishes what it has claimed while its successor works already.
-
-        No more children finish than work: the handlers that run at once are less than twice those that were asked for.
+        In one a message is to run alone, which may take long; there is one place for this. The others are spent: no
+        more of them finish than work, so that the handlers that run at once are less than twice those that were asked
+        for.
         """
         for child in self.children.values():
-            finishing = sum(other.page.replaced and other.page.spent for other in self.children.values())
-            if child.page.spent and not child.page.replaced and finishing < self.options.processes:
-                child.page.replace()
+            page, since = child.page, child.page.suspect_since
+            # Of each child that has made way, whether it is spent.
+            finishing = [other.page.spent for other in self.children.values() if other.page.replaced]
+            if page.replaced:
+                continue
+            if page.spent and sum(finishing) < self.options.processes:
+                page.replace()
+            elif since and time.monotonic() - since > REPLACED_AFTER and all(finishing):
+                page.replace()
+                logger.info("Worker process %s runs a message alone; another one takes its place", child.name)
 
     @property
     def _wanted(self) -> int:
@@ -243,7 +228,7 @@ class Supervisor:
             self._leave_the_supervisor()
             name = actors.worker_name(self.options.name, os.getpid(), run)
             process = WorkerProcess(self.options, self.quarantine_lock, page, name)
-            _collect_less_often()
+            collect_less_often()
             signal.signal(signal.SIGTERM, lambda *_: process.stop())
             if self._signals:
                 # While the process was made.
