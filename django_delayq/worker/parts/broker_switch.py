@@ -62,9 +62,9 @@ class BrokerSwitch:
         return self.redis
 
     def report_failure(self, error: BrokerUnavailable) -> None:
-        """Switch to the database: Redis did not answer, or answered nonsense."""
+        """Switch to the database: Redis did not answer, or answered nonsense, or must not be used."""
         if isinstance(error, UnusableBroker):
-            self.report_unusable(error)
+            self._report_unusable(error)
             return
         with self._lock:
             now = time.monotonic()
@@ -81,35 +81,32 @@ class BrokerSwitch:
             # A thread that waits for a wake-up through Redis asks the database instead.
             self.wake()
 
-    def report_answer(self, asked: float) -> None:
-        """Switch back to Redis: it answered every call since ``asked`` (monotonic)."""
+    def report_answer(self, asked: float, *, is_usable: bool = False) -> None:
+        """Switch back to Redis: it answered every call since ``asked`` (monotonic).
+
+        ``is_usable``: the loader has found that it belongs to this record.
+        """
         away_since = self._away_since
         # A failure since then, perhaps in another thread, is newer than this answer.
         if away_since is None or away_since > asked or time.monotonic() < self._held_until:
             return
         with self._lock:
             # Only the loader looks whether Redis may be used. Without one, an id that was taken shows it.
-            if self._away_since != away_since or (self._is_unusable and self.has_loader):
+            is_barred = self._is_unusable and self.has_loader and not is_usable
+            if self._away_since != away_since or is_barred:
                 return
             self._away_since, self._is_unusable = None, False
             self._back_at = time.monotonic()
         logger.warning("Redis is back")
 
-    def report_unusable(self, error: UnusableBroker) -> None:
-        """Switch to the database until ``report_usable``: this Redis belongs to another record, or is a cluster."""
+    def _report_unusable(self, error: UnusableBroker) -> None:
+        """Switch to the database until the loader says otherwise: this Redis is another record's, or a cluster."""
         with self._lock:
             first, self._is_unusable = not self._is_unusable, True
             self._away_since = time.monotonic()
         if first:
             self.wake()
             logger.critical("%s Messages are delivered from the database.", error)
-
-    def report_usable(self) -> None:
-        """Allow Redis again: the loader found that it belongs to this record."""
-        with self._lock:
-            was_unusable, self._is_unusable = self._is_unusable, False
-        if was_unusable:
-            self.report_answer(time.monotonic())
 
     def wake(self) -> None:
         """End the wait of the consumer."""

@@ -125,21 +125,16 @@ class Loader(Service):
             if loading is not None and sum(1 for _page in islice(loading, PAGES_PER_TICK)) == PAGES_PER_TICK:
                 self._loading = loading
                 return 0.0
-        except UnusableBroker as error:
+        except BrokerUnavailable as error:
             self._server = None
             if isinstance(error, ForeignBroker):
                 # The identity is read again: somebody may have emptied its table.
                 forget_identity(self.using)
-            self.brokers.report_unusable(error)
-            return UNUSABLE_CHECK_INTERVAL
-        except BrokerUnavailable as error:
-            self._server = None
             self.brokers.report_failure(error)
             if isinstance(error, BrokerFull):
                 self._make_room()
-            return LOAD_INTERVAL
-        self.brokers.report_usable()
-        self.brokers.report_answer(began)
+            return UNUSABLE_CHECK_INTERVAL if isinstance(error, UnusableBroker) else LOAD_INTERVAL
+        self.brokers.report_answer(began, is_usable=True)
         return LOAD_INTERVAL
 
     def _make_room(self) -> None:
