@@ -24,7 +24,7 @@ from django_delayq.project.registry import Delivered
 from django_delayq.worker.parts.delivery import Delivery
 from django_delayq.worker.processes.assembly import Parts
 from django_delayq.worker.run import event_loop, sync_calls
-from django_delayq.worker.run.event_loop import LoopWatch
+from django_delayq.worker.run.event_loop import EventLoop, LoopWatch
 from django_delayq.worker.run.pool import TimeoutWatch
 from django_delayq.worker.run.recorder import LeaseRenewer
 from tests.app.handlers import leave
@@ -54,7 +54,7 @@ def parts(assembled: Assemble) -> Iterator[Parts]:
     parts.pool.start()
     yield parts
     parts.pool.stop()
-    assert parts.pool.loop is not None
+    assert isinstance(parts.pool.loop, EventLoop)
     parts.pool.loop.thread.join(60)
     assert not parts.pool.loop.thread.is_alive()
 
@@ -113,7 +113,7 @@ def test_async_handlers_run_beside_each_other_up_to_the_concurrency(parts: Parts
     deliveries = submit(wait, 60)
     eventually(lambda: len(running) == 50, "as many handlers as there are places")
     loop = parts.pool.loop
-    assert loop is not None
+    assert isinstance(loop, EventLoop)
     assert parts.pool.page.begun == set(running)
     assert loop._loop is not None
     loop._loop.call_soon_threadsafe(gates[0].set)
@@ -407,7 +407,7 @@ def test_a_handler_that_blocks_the_loop_is_named_in_the_log(
         blocking.set()
         release.wait(60)
 
-    assert parts.pool.loop is not None
+    assert isinstance(parts.pool.loop, EventLoop)
     watch = LoopWatch(parts.pool.loop)
     submit(block)
     assert blocking.wait(60)
@@ -430,7 +430,7 @@ def test_a_handler_that_blocks_the_loop_is_named_in_the_log(
 def test_a_loop_that_is_busy_with_many_tasks_is_not_blocked(
     parts: Parts, submit: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert parts.pool.loop is not None
+    assert isinstance(parts.pool.loop, EventLoop)
     watch = LoopWatch(parts.pool.loop)
     monkeypatch.setattr(event_loop, "SAME_STEP_AFTER", 0.0)
     watch._answer.clear()

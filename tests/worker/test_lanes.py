@@ -19,6 +19,7 @@ from django_delayq.core.states import State
 from django_delayq.models import Message
 from django_delayq.record.sql.rows import Ticket
 from django_delayq.worker.processes.assembly import Parts
+from django_delayq.worker.run.event_loop import EventLoop
 from tests.support.assembled import Assemble
 from tests.support.claims import DB
 
@@ -158,7 +159,7 @@ def test_ids_for_a_full_lane_are_taken_once(assembled: Assemble, monkeypatch: py
 
 def test_a_process_takes_as_many_ids_as_its_last_messages_suggest(assembled: Assemble) -> None:
     parts = assembled(4, tasks=100)
-    assert parts.pool.loop is not None
+    assert isinstance(parts.pool.loop, EventLoop)
     # A loop that has shown that it can.
     parts.pool.loop._taken_on = 100
     only = parts.consumer.wanted

@@ -36,6 +36,12 @@ def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handler_threads, "LONGEST_TURN", 600.0)
 
 
+def turns(parts: Parts) -> handler_threads.Turns:
+    threads = parts.pool.threads
+    assert isinstance(threads, handler_threads.HandlerThreads)
+    return threads.turns
+
+
 def run(parts: Parts, number: int = NUMBER) -> None:
     """Run deliveries that are there together."""
     parts.pool.submit(claimed(*[TOPIC] * number))
@@ -60,7 +66,7 @@ def test_quick_handlers_run_one_after_another_in_one_thread(
 def test_handlers_that_wait_run_side_by_side(assembled: Assemble, handled_by: Handles) -> None:
     parts = assembled(4)
     for _time in range(10):
-        parts.pool.threads.turns.end(0, TOPIC, 0.01)
+        turns(parts).end(0, TOPIC, 0.01)
     # Each waits until all four run.
     together = threading.Barrier(4)
     handled_by(lambda message: together.wait(60) and None)
@@ -110,7 +116,7 @@ def test_deliveries_that_come_while_a_quick_handler_is_stuck_do_not_wait(
 
 
 def test_a_topic_is_quick_again_when_its_handler_is(assembled: Assemble) -> None:
-    known = assembled(2).pool.threads.turns
+    known = turns(assembled(2))
     for seconds, times in ((0.5, 10), (0.00001, 40)):
         for _time in range(times):
             known.end(0, TOPIC, seconds)

@@ -398,7 +398,10 @@ class Delivery:
         """Take note of what the handler raised. A worker keeps no error; tests do."""
 
     def close(self) -> None:
-        """End the delivery. Waits for an interrupt that is on its way, so that it hits no later message."""
+        """End the delivery. Waits for an interrupt that is on its way, so that it hits no later message.
+
+        Forgets errors, which refer to the frames of this thread.
+        """
         try:
             with self._lock:
                 self._is_closed = True
@@ -407,6 +410,8 @@ class Delivery:
                 time.sleep(0.001)
         except HandlerTimeout:
             pass
+        finally:
+            self.decided = self.raised = self.entry_error = None
 
 
 async def _all_of(returned: Any) -> Any:

@@ -80,50 +80,58 @@ def not_entered(delivery: Delivery) -> Release:
 
 def execute(delivery: Delivery, actor: str) -> Outcome:
     """Run the handler, and return the outcome."""
-    returned: Outcome | None = None
-    raised: BaseException | None = None
+    outcome: Outcome | None = None
     try:
         try:
-            try:
-                delivery.begin()
-                chain = middleware.chain()
-                with _own_key(delivery):
-                    returned = _perform_inside(chain, delivery, actor) if chain else _perform(delivery, actor)
-            except BaseException as error:  # noqa: BLE001
-                # SystemExit and KeyboardInterrupt too: a handler does not end the worker.
-                raised = error
-            # Not while it is handled: the errors of receivers and policies would have it in their chains, and their
-            # tracebacks are logged.
-            if raised is not None:
-                return _answer(delivery, raised)
+            outcome = _run(delivery, actor)
         finally:
             delivery.close()
-            # They refer to the frames of this thread.
-            delivery.decided = delivery.raised = delivery.entry_error = raised = None
     except HandlerTimeout as error:
         # The interrupt came after the handler had ended, and before close() could wait for it.
-        return returned or _failure(delivery, error, "ran longer than its timeout")
-    assert returned is not None
-    return returned
+        return outcome or _failure(delivery, error, "ran longer than its timeout")
+    return outcome
+
+
+def _run(delivery: Delivery, actor: str) -> Outcome:
+    try:
+        delivery.begin()
+        chain = middleware.chain()
+        with _own_key(delivery):
+            return _perform_inside(chain, delivery, actor) if chain else _perform(delivery, actor)
+    except BaseException as error:  # noqa: BLE001
+        # SystemExit and KeyboardInterrupt too: a handler does not end the worker.
+        raised = error
+    # Not while it is handled: the errors of receivers and policies would have it in their chains, and their tracebacks
+    # are logged.
+    try:
+        return _answer(delivery, raised)
+    finally:
+        # It refers to this frame.
+        del raised
 
 
 async def execute_on_loop(delivery: Delivery, ended: Callable[[], Awaitable[None]]) -> Outcome:
     """Run an async handler in this task, and return the outcome. ``ended`` waits for the sync calls that it made."""
-    raised: BaseException | None = None
     try:
-        try:
-            delivery.begin()
-            with _own_key(delivery):
-                return await _perform_on_loop(delivery)
-        except BaseException as error:  # noqa: BLE001
-            raised = error
-        # Not while it is handled, as in ``execute``.
-        return _answer(delivery, raised)
+        return await _run_on_loop(delivery)
     finally:
         # A call that runs on belongs to this delivery: the next one must not overlap with it.
         await ended()
         delivery.close()
-        delivery.decided = delivery.raised = raised = None
+
+
+async def _run_on_loop(delivery: Delivery) -> Outcome:
+    try:
+        delivery.begin()
+        with _own_key(delivery):
+            return await _perform_on_loop(delivery)
+    except BaseException as error:  # noqa: BLE001
+        raised = error
+    # Not while it is handled, as in ``_run``.
+    try:
+        return _answer(delivery, raised)
+    finally:
+        del raised
 
 
 async def _perform_on_loop(delivery: Delivery) -> Outcome:
@@ -137,12 +145,9 @@ async def _perform_on_loop(delivery: Delivery) -> Outcome:
         delivery.decided = Ack(result)
         return delivery.decided
 
-    def note(error: BaseException) -> None:
-        delivery.decided, delivery.raised = _answer(delivery, error), error
-
     chain = middleware.chain()
     if chain:
-        return await middleware.await_inside([partial(one.handling, delivery) for one in chain], perform, note)
+        return await middleware.await_inside(_handling(chain, delivery), perform, partial(_decide, delivery))
     return await perform()
 
 
@@ -160,11 +165,19 @@ def _perform_inside(chain: tuple[middleware.Middleware, ...], delivery: Delivery
         delivery.decided = _perform(delivery, actor)
         return delivery.decided
 
-    def note(error: BaseException) -> None:
-        if not isinstance(delivery.decided, Recorded):
-            delivery.decided, delivery.raised = _answer(delivery, error), error
+    return middleware.run_inside(_handling(chain, delivery), perform, partial(_decide, delivery))
 
-    return middleware.run_inside([partial(one.handling, delivery) for one in chain], perform, note)
+
+def _handling(
+    chain: tuple[middleware.Middleware, ...], delivery: Delivery
+) -> list[Callable[[], contextlib.AbstractContextManager[None]]]:
+    return [partial(one.handling, delivery) for one in chain]
+
+
+def _decide(delivery: Delivery, error: BaseException) -> None:
+    """Let what a handler raised decide its outcome, unless its success is recorded."""
+    if not isinstance(delivery.decided, Recorded):
+        delivery.decided, delivery.raised = _answer(delivery, error), error
 
 
 def _perform(delivery: Delivery, actor: str) -> Outcome:
