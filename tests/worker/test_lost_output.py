@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,8 @@ from django_delayq.core.states import State
 from tests.support.processes import Start
 from tests.support.record_of import wait_until
 from tests.support.workers import Worker
+
+ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
 
@@ -65,7 +68,6 @@ def test_a_worker_that_cannot_write_its_log_replaces_dead_processes_and_ends_in_
     assert worker.wait() == 0
 
 
-@pytest.mark.parametrize("start_mute", ["gone", "full"], indirect=True)
 def test_once_that_cannot_write_how_many_it_delivered_has_delivered_them(start_mute: Callable[..., Worker]) -> None:
     rejected, delivered = schedule_message("t.reject"), schedule_message("t.ok")
     assert start_mute("--once").wait() == 0
@@ -77,3 +79,21 @@ def test_a_worker_that_cannot_write_why_it_does_not_start_ends_with_the_code_for
     start_mute: Callable[..., Worker],
 ) -> None:
     assert start_mute("--worker-name", "not/a/word").wait() == 2
+
+
+HANDED_OUT = """
+import os
+
+from django_delayq.worker.processes import output
+
+output.occupy_closed()
+(reading, writing), nowhere = os.pipe(), os.stat(os.devnull)
+numbers = [number for number in range(3) if os.path.samestat(os.fstat(number), nowhere)]
+os._exit(42 if min(reading, writing) > 2 and {1, 2} <= set(numbers) else 1)
+"""
+
+
+def test_no_connection_gets_the_number_of_a_closed_stream() -> None:
+    """A library that writes an error there would write it to a server; and libuv ends a process that closes it."""
+    command = [sys.executable, "-c", EXECUTE, "closed", sys.executable, "-c", HANDED_OUT]
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == 42

@@ -55,6 +55,7 @@ class Command(BaseCommand):
         self.stderr.style_func = self.style.ERROR
 
     def run_from_argv(self, argv: list[str]) -> None:
+        output.occupy_closed()
         try:
             super().run_from_argv(argv)
         finally:

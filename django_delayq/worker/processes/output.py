@@ -10,6 +10,16 @@ from contextlib import suppress
 from django.core.management.base import OutputWrapper
 
 
+def occupy_closed() -> None:
+    """Have closed streams lead nowhere: else the next connection gets the number to which libraries write errors.
+
+    libuv, for example, ends the process when it is to close a file with such a number.
+    """
+    while (file := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(file)
+
+
 def flush() -> None:
     """Write out what stdout and stderr still hold."""
     for stream in (sys.stdout, sys.stderr):

@@ -22,7 +22,6 @@ from ...broker import publisher
 from ...core import actors, bounds
 from ...core.worker_options import Options
 from ...extensions import WorkerExtensions
-from ...models import Worker
 from ...project import registry
 from ...record import crashes
 from ...record.sql.sessions import name_sessions
@@ -31,6 +30,7 @@ from ..parts import connections
 from ..parts.reporting import report_moves
 from ..parts.service import backoff
 from ..parts.shared import BegunPage, ProcessLock
+from ..upkeep.heartbeat import delete_rows
 from . import output, plain_signals
 from .process import BROKEN, EXHAUSTED, STUCK, WorkerProcess, collect_less_often
 
@@ -353,10 +353,10 @@ class Supervisor:
             shutdown=dead.shut_down,
             death=dead.death,
         )
-        report_moves(using, moved)
-        Worker.objects.using(using).filter(name=name).delete()
         extensions = WorkerExtensions(using, name)
         extensions.ended(moved)
+        report_moves(using, moved)
+        delete_rows(using, [name])
         extensions.stop()
 
     def _kill_hung(self, elapsed: float) -> None:

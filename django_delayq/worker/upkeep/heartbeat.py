@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 
+from django.db import connections
 from django.db.models.functions import Now
 
 from ...core import actors
@@ -53,4 +54,10 @@ class Heartbeat(Service):
 
     def delete(self) -> None:
         """Delete the row of a process that ends in order."""
-        Worker.objects.using(self.using).filter(name=self.worker).delete()
+        delete_rows(self.using, [self.worker])
+
+
+def delete_rows(using: str, workers: Iterable[str]) -> None:
+    """Delete the rows of processes that are gone. Receivers of a project that follow all models are not called."""
+    with connections[using].cursor() as cursor:
+        cursor.executemany("DELETE FROM delayq_worker WHERE name = %s", [(worker,) for worker in workers])

@@ -13,6 +13,7 @@ from ...models import Worker
 from ...project import conf
 from ...record import admission, crashes, transitions
 from ...record.purge import finished, passed_over, purge, referred_to
+from .heartbeat import delete_rows
 
 logger = logging.getLogger("django_delayq")
 
@@ -77,4 +78,5 @@ class Janitor(Service):
         crashes.drop_leases(self.using)
         admission.tidy(self.using)
         dead_since = transitions.now(self.using) - DEAD_WORKER_RETENTION
-        Worker.objects.using(self.using).filter(seen_at__lt=dead_since).delete()
+        dead = Worker.objects.using(self.using).filter(seen_at__lt=dead_since)
+        delete_rows(self.using, dead.values_list("name", flat=True))
