@@ -139,8 +139,7 @@ class Deliverer:
         if not crashes.anything_expired(self.using)[1]:
             return False
         moved = transitions.expire(self.using, actor=f"worker:{self.worker}")
-        self.extensions.ended(moved)
-        report_moves(self.using, moved)
+        report_moves(self.using, moved, self.extensions)
         call_on_commit_functions()
         return bool(moved)
 

@@ -13,7 +13,7 @@ from django_delayq import schedule_message, schedule_messages
 from django_delayq.core.outcomes import Ack
 from django_delayq.core.states import State
 from django_delayq.worker.parts import reporting
-from django_delayq.worker.parts.reporting import INTERVAL, OutcomeLog
+from django_delayq.worker.parts.reporting import COUNTS_INTERVAL, OutcomeLog
 from django_delayq.worker.processes.assembly import Parts
 from django_delayq.worker.run.recorder import Recorder
 from tests.support.claims import claimed, state
@@ -144,7 +144,7 @@ def test_the_counts_begin_anew_with_each_line(caplog: pytest.LogCaptureFixture) 
     log.count("mail", "released")
     log.count("mail", "consumed", 2000)
     for _ in range(2):
-        assert log.tick() == INTERVAL
+        assert log.tick() == COUNTS_INTERVAL
     log.count("mail", "dead")
     log.close()
     assert [re.sub("in .*", "", record.getMessage()) for record in caplog.records] == [

@@ -237,8 +237,7 @@ class Consumer(threading.Thread):
     def _release_orphaned(self) -> None:
         moved = self.orphaned_claims.release()
         if moved:
-            self.extensions.ended(moved)
-            report_moves(self.using, moved)
+            report_moves(self.using, moved, self.extensions)
 
     def _catch_up(self, broker: Broker, found: Found) -> bool:
         """Make further ids ready that fell due together, while the threads are at work.

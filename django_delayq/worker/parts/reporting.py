@@ -19,7 +19,7 @@ from ...broker.base import Entry
 from ...core.durations import brief
 from ...core.outcomes import Raised, error_digest
 from ...core.states import State
-from ...extensions import Service
+from ...extensions import Service, WorkerExtensions
 from ...models import Message
 from ...project import conf
 from ...record.sql.rows import Failure, Moved
@@ -28,7 +28,7 @@ from .delivery import Delivery
 logger = logging.getLogger("django_delayq")
 
 # Seconds between two lines of a queue.
-INTERVAL = 60.0
+COUNTS_INTERVAL = 60.0
 # Batches of the recorder whose lines are not written yet. The recorder waits while there are more: a log on a full disk
 # must not fill the memory.
 MOST_WAITING = 100
@@ -72,8 +72,9 @@ def _remove_expired(using: str, moves: Sequence[Moved]) -> None:
         publisher.remove_on_commit(using, queue, ids)
 
 
-def report_moves(using: str, moves: Sequence[Moved]) -> None:
-    """Publish, log and signal messages that were taken back from a delivery, or expired, without an outcome."""
+def report_moves(using: str, moves: Sequence[Moved], extensions: WorkerExtensions) -> None:
+    """Tell everybody of messages that were taken back from a delivery, or expired, without an outcome."""
+    extensions.ended(moves)
     publish_scheduled(using, moves)
     _remove_expired(using, moves)
     for m in moves:
@@ -248,7 +249,7 @@ class OutcomeLog(Service):
                 "queue %s: %s in %s", queue, said, brief(lasted), extra={"delayq_event": "counted", "delayq": facts}
             )
         self._counts.clear()
-        return INTERVAL
+        return COUNTS_INTERVAL
 
     def close(self) -> None:
         """Log what is left, and wait until each line is written."""

@@ -354,8 +354,7 @@ class Supervisor:
             death=dead.death,
         )
         extensions = WorkerExtensions(using, name)
-        extensions.ended(moved)
-        report_moves(using, moved)
+        report_moves(using, moved, extensions)
         delete_rows(using, [name])
         extensions.stop()
 

@@ -14,6 +14,7 @@ from django.db import DataError, IntegrityError
 from django.db import Error as DatabaseError
 
 from ... import signals
+from ...broker.base import IDS_PER_CALL
 from ...core import failpoints
 from ...core.outcomes import Ack, GiveUp, Outcome, Recorded, Release, Retry
 from ...core.states import State
@@ -29,8 +30,6 @@ from ..parts.service import ServiceTurns, backoff
 
 logger = logging.getLogger("django_delayq")
 
-# Outcomes in one statement at most.
-MOST_OUTCOMES = 500
 # The least time between the beginnings of two batches (seconds), unless this many outcomes wait: each batch costs a
 # commit, and claims wait behind it for the disk. An outcome after a pause is written at once.
 GATHER_TIME = 0.005
@@ -145,7 +144,8 @@ class Recorder(threading.Thread):
                 while self._pending:
                     self._is_idle.clear()
                     began = self._gather(began)
-                    self._write([self._pending.popleft() for _ in range(min(MOST_OUTCOMES, len(self._pending)))])
+                    # As many as are claimed together at most.
+                    self._write([self._pending.popleft() for _ in range(min(IDS_PER_CALL, len(self._pending)))])
                     self._retry_locked()
                     self.meanwhile.run_due()
                 self._is_idle.set()

@@ -62,8 +62,7 @@ class Reaper(Service):
             failpoints.reach("after_reap")
         if expiring:
             moved += transitions.expire(self.using, actor=self.actor)
-        self.extensions.ended(moved)
-        report_moves(self.using, moved)
+        report_moves(self.using, moved, self.extensions)
         if len(moved) >= transitions.MOVES_PER_TRANSACTION:
             return 0.0
         return self.confirm_after if self._suspects.keys() - confirmed else self.interval
