@@ -142,6 +142,7 @@ def every_method(broker: RedisBroker) -> dict[str, Callable[[], object]]:
         "put_back": lambda: broker.put_back("default", [ready, early]),
         "stand_aside": lambda: broker.stand_aside("default", {"handler t": [ready]}),
         "asides": broker.asides,
+        "any_aside": broker.any_aside,
         "request_load": broker.request_load,
         "hold_duty": lambda: [broker.hold_duty("d", "w", lease) for lease in (4.0, None)],
         "notify": lambda: broker.notify(["default"]),

@@ -145,8 +145,8 @@ def test_a_busy_process_has_the_connections_that_the_documents_count(threads: in
             eventually(lambda: len(begun) == 2 * threads, "all threads run a handler")
             # The recorder has its connection when it renews the leases.
             eventually(lambda: own_sessions() == OWN_CONNECTIONS + 2 * threads, "each thread has its connection")
-            # The first put of this process is the test's own.
-            assert len(in_redis() - others) <= TO_REDIS + 1
+            # The first put of this process is the test's own. A client of an earlier test may still come and go.
+            eventually(lambda: len(in_redis() - others) <= TO_REDIS + 1, "no more connections to Redis stay")
             # The operator of the console has one while it looks for work.
             assert max(own_sessions() for _ in range(50)) <= OWN_CONNECTIONS + 1 + 2 * threads
         finally:
