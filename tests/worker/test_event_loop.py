@@ -129,6 +129,18 @@ def test_async_handlers_run_beside_each_other_up_to_the_concurrency(parts: Parts
     assert {state(delivery) for delivery in deliveries} == {State.CONSUMED}
 
 
+def test_a_loop_that_runs_nothing_takes_on_no_more(parts: Parts, submit: Run) -> None:
+    """It is on time while it waits for a claim, whatever its handlers do to each other when they run."""
+    loop = parts.pool.loop
+    assert isinstance(loop, EventLoop)
+    submit(_pass)
+    for _ in range(6):
+        assert parts.pool.wait_idle(60)
+        eventually(lambda: loop._pace_at is None, "the last appointment is over")
+        parts.pool.submit(claims.claimed(TOPIC))
+    assert loop.places < 50
+
+
 def test_a_process_without_async_handlers_has_no_event_loop(
     assembled: Assemble, monkeypatch: pytest.MonkeyPatch
 ) -> None:

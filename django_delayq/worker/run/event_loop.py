@@ -40,8 +40,9 @@ LOOP_CHECK_INTERVAL = 0.25
 SAME_STEP_AFTER = 0.1
 # While the loop stays blocked, the log says so again after this time, then after twice that, and so on. Seconds.
 SAY_AGAIN_AFTER = 10.0
-# The loop takes on so many handlers at least. While it keeps its appointments it takes on twice as many each time, up
-# to the greatest number, and half as many when it is late: on a machine that is busy with other work it may often be.
+# The loop takes on so many handlers at least. While it runs some and keeps its appointments, it takes on twice as many
+# each time, up to the greatest number. When it is late it takes on half as many: on a machine that is busy with other
+# work it may often be.
 FIRST_TASKS = 8
 # The time between two appointments of the loop with itself. Seconds.
 PACE_INTERVAL = 0.02
@@ -127,8 +128,11 @@ class EventLoop(Lane):
         assert self._pace_at is not None
         late = time.monotonic() - self._pace_at
         before = self.places
-        number = max(before // 2, FIRST_TASKS) if late > LATE else 2 * before
-        self._taken_on = min(self._all_places, number)
+        if late > LATE:
+            self._taken_on = min(self._all_places, max(before // 2, FIRST_TASKS))
+        elif self._tasks:
+            # A loop without handlers is on time, too, and shows nothing by it.
+            self._taken_on = min(self._all_places, 2 * before)
         self._pace_at = time.monotonic() + PACE_INTERVAL if self._tasks else None
         if self._pace_at is not None:
             self._loop.call_later(PACE_INTERVAL, self._keep_pace)
