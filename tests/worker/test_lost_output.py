@@ -78,7 +78,7 @@ def test_once_that_cannot_write_how_many_it_delivered_has_delivered_them(start_m
 def test_a_worker_that_cannot_write_why_it_does_not_start_ends_with_the_code_for_it(
     start_mute: Callable[..., Worker],
 ) -> None:
-    assert start_mute("--worker-name", "not/a/word").wait() == 2
+    assert start_mute("--once", "--max-tasks-per-child", "5").wait() == 2
 
 
 HANDED_OUT = """
