@@ -44,7 +44,8 @@ def insert(message: Delivered) -> None:
     from .models import Effect
 
     Effect.objects.create(number=message.id, payload=message.payload)
-    mark(message.payload)
+    # Of a payload with "insert" ``mark`` inserts another row, as it does for the peers.
+    mark({name: value for name, value in message.payload.items() if name != "insert"})
 
 
 if AT_ONCE:
