@@ -10,7 +10,9 @@ import pytest
 from django.contrib import admin
 from django.db.models import Model
 
+from django_delayq.console.admin import MessageAdmin, register
 from django_delayq.console.admin.site import PAGES, OnDemand
+from django_delayq.models import Message
 
 # Prints the modules of the console that a start of the project has imported, its addresses included.
 STARTED = """
@@ -37,3 +39,16 @@ def test_each_page_passes_the_checks_of_django(model: type[Model]) -> None:
     stands: Any = admin.site.get_model_admin(model)
     assert isinstance(stands, OnDemand)
     assert stands.page.check() == []
+
+
+def test_a_page_that_a_project_derives_has_all_addresses() -> None:
+    class Derived(MessageAdmin):
+        pass
+
+    site = admin.AdminSite("derived")
+    register(site)
+    of_stand_in = {pattern.name for pattern in site.get_model_admin(Message).get_urls()}
+    site.unregister(Message)
+    site.register(Message, Derived)
+    assert {pattern.name for pattern in site.get_model_admin(Message).get_urls()} == of_stand_in
+    assert {"delayq_message_action", "delayq_message_export", "delayq_message_reveal"} <= of_stand_in
