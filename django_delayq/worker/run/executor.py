@@ -80,19 +80,26 @@ def not_entered(delivery: Delivery) -> Release:
 
 def execute(delivery: Delivery, actor: str) -> Outcome:
     """Run the handler, and return the outcome."""
-    outcome: Outcome | None = None
+    outcome: Outcome | BaseException | None = None
     try:
         try:
             outcome = _run(delivery, actor)
+            if isinstance(outcome, BaseException):
+                outcome = _answer(delivery, outcome)
         finally:
             delivery.close()
     except HandlerTimeout as error:
         # The interrupt came after the handler had ended, and before close() could wait for it.
-        return outcome or _failure(delivery, error, "ran longer than its timeout")
+        if outcome is None or isinstance(outcome, BaseException):
+            return _failure(delivery, error, "ran longer than its timeout")
     return outcome
 
 
-def _run(delivery: Delivery, actor: str) -> Outcome:
+def _run(delivery: Delivery, actor: str) -> Outcome | BaseException:
+    """Run the handler. Return the outcome, or what it raised, which is answered when it is no longer handled.
+
+    Else the errors of receivers and policies would have it in their chains, and their tracebacks are logged.
+    """
     try:
         delivery.begin()
         chain = middleware.chain()
@@ -100,38 +107,30 @@ def _run(delivery: Delivery, actor: str) -> Outcome:
             return _perform_inside(chain, delivery, actor) if chain else _perform(delivery, actor)
     except BaseException as error:  # noqa: BLE001
         # SystemExit and KeyboardInterrupt too: a handler does not end the worker.
-        raised = error
-    # Not while it is handled: the errors of receivers and policies would have it in their chains, and their tracebacks
-    # are logged.
-    try:
-        return _answer(delivery, raised)
-    finally:
-        # It refers to this frame.
-        del raised
+        return error
 
 
 async def execute_on_loop(delivery: Delivery, ended: Callable[[], Awaitable[None]]) -> Outcome:
     """Run an async handler in this task, and return the outcome. ``ended`` waits for the sync calls that it made."""
     try:
-        return await _run_on_loop(delivery)
+        outcome = await _run_on_loop(delivery)
+        if isinstance(outcome, BaseException):
+            outcome = _answer(delivery, outcome)
+        return outcome
     finally:
         # A call that runs on belongs to this delivery: the next one must not overlap with it.
         await ended()
         delivery.close()
 
 
-async def _run_on_loop(delivery: Delivery) -> Outcome:
+async def _run_on_loop(delivery: Delivery) -> Outcome | BaseException:
+    """Await the handler as ``_run`` runs it."""
     try:
         delivery.begin()
         with _own_key(delivery):
             return await _perform_on_loop(delivery)
     except BaseException as error:  # noqa: BLE001
-        raised = error
-    # Not while it is handled, as in ``_run``.
-    try:
-        return _answer(delivery, raised)
-    finally:
-        del raised
+        return error
 
 
 async def _perform_on_loop(delivery: Delivery) -> Outcome:
