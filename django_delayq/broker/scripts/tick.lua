@@ -3,9 +3,9 @@
 -- Returns tick, horizon, loaded, run_id, replid, identity, loader_until, requested.
 local meta = KEYS[1]
 local identity = ARGV[1]
+-- @include owner
 local found = redis.call("HMGET", meta, "tick", "horizon", "loaded", "run_id", "replid", "identity", "loader_until", "requested")
-local owner = found[6]
-if identity == "" or not owner or owner == identity then
+if not is_another(found[6], identity) then
   found[1] = tostring(redis.call("HINCRBY", meta, "tick", 1))
 end
 return found
