@@ -17,7 +17,7 @@ from django.db.models import Q
 
 from ..core import actors, failpoints
 from ..core.chunks import chunks
-from ..core.clock import ceil_tenth, to_us
+from ..core.clock import ceil_tenth
 from ..core.record_clock import record_clock
 from ..core.states import LIVE, REQUEUEABLE, State
 from ..core.verdicts import DONE, Verdict
@@ -27,7 +27,6 @@ from .held_keys import in_the_way
 from .sql import statements
 from .sql.moves import Decide, Decision, move, moved, writing
 from .sql.rows import (
-    BEGINNING,
     Claimed,
     Failure,
     Inserted,
@@ -169,13 +168,6 @@ def exclusively(using: str) -> AbstractContextManager[object]:
     if connections[using].features.has_select_for_update_skip_locked:
         return own_transaction(using)
     return nullcontext()
-
-
-def waits(using: str, queues: Sequence[str], topics: Sequence[str]) -> dict[str, float]:
-    """Return the seconds until the next message of each queue falls due; a queue without messages is left out."""
-    heads = statements(using).heads(queues, after=BEGINNING, end=None, limit=1, topics=topics)
-    now_us = to_us(now(using))
-    return {queue: (due_us - now_us) / 1_000_000 for queue, _id, due_us, _priority in heads}
 
 
 def claim(

@@ -10,13 +10,14 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from django.db import DatabaseError
 from django.db.models import Q
 
 from ..api import pausing
 from ..core import actors
+from ..core.clock import from_us
 from ..core.exceptions import HandlerTimeout, MessageCancelled
 from ..core.outcomes import Outcome, Release, Retry
 from ..core.states import State
@@ -26,7 +27,7 @@ from ..project import conf, registry
 from ..project.answers import Reject, RetryLater
 from ..record import crashes, transitions
 from ..record.sql import statements
-from ..record.sql.rows import LeaseRenewal, Ticket
+from ..record.sql.rows import BEGINNING, LeaseRenewal, Ticket
 from ..worker.parts.delivery import Delivery
 from ..worker.parts.reporting import report_delivered, report_moves
 from ..worker.run.executor import execute
@@ -145,11 +146,11 @@ class Deliverer:
 
     def claim_next(self, queue: str | None) -> LocalDelivery | None:
         """Claim the message that a worker would take next; None when none is due in this queue (None: in any)."""
-        waits = self._waits(queue)
+        due, now = self._due_times(queue), transitions.now(self.using)
         first = conf.get().QUEUES
         order = {name: place for place, name in enumerate(first)}
-        for name in sorted(waits, key=lambda name: (order.get(name, len(first)), waits[name])):
-            if waits[name] > 0:
+        for name in sorted(due, key=lambda name: (order.get(name, len(first)), due[name])):
+            if due[name] > now:
                 continue
             with transitions.exclusively(self.using):
                 tickets = statements(self.using).due(name, registry.handlers(), 1)
@@ -174,16 +175,20 @@ class Deliverer:
         now = transitions.now(self.using)
         pauses = pausing.paused(self.using)
         moments = []
-        for name, wait in self._waits(queue).items():
-            due = now + timedelta(seconds=wait)
+        for name, due in self._due_times(queue).items():
             resumes = pauses[name].resumes_at if name in pauses else now
             if resumes is not None:
                 moments.append(max(due, resumes))
         return min((moment for moment in moments if now < moment <= until), default=None)
 
-    def _waits(self, queue: str | None) -> dict[str, float]:
+    def _due_times(self, queue: str | None) -> dict[str, datetime]:
+        """Return when the next message of each queue falls due that a handler receives."""
         queues = statements(self.using).queues() if queue is None else [queue]
-        return transitions.waits(self.using, queues, list(registry.handlers())) if queues else {}
+        if not queues:
+            return {}
+        received = list(registry.handlers())
+        heads = statements(self.using).heads(queues, after=BEGINNING, end=None, limit=1, topics=received)
+        return {name: from_us(due_us) for name, _id, due_us, _priority in heads}
 
     def check_topics(self, queue: str | None, elsewhere: Collection[str]) -> None:
         """Raise ``UnknownTopic`` when a message is due that no handler receives."""
