@@ -61,7 +61,9 @@ class RedisStats(NamedTuple):
     @property
     def reachable(self) -> bool | None:
         """Whether Redis answers. None: no Redis is configured."""
-        return self.health is not None if self.health is not None or self.error is not None else None
+        if self.health is None and self.error is None:
+            return None
+        return self.health is not None
 
 
 class Stats(NamedTuple):

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 from django.db.models import Count, Max, Min, Q, QuerySet
 from django.utils import timezone
@@ -25,9 +24,6 @@ from ..search.listing import COUNT_CAP
 from ..statements import in_time
 from . import action_table
 from .action_table import ConsoleAction
-
-if TYPE_CHECKING:
-    pass
 
 # Messages that the page names one by one.
 MESSAGES_NAMED = 10

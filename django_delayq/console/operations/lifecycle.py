@@ -211,10 +211,9 @@ def _write(using: str, operation: Operation, worker: str, step: Step) -> None:
 def _finish(using: str, operation: Operation, worker: str, state: OperationState, error: str = "") -> bool:
     now = transitions.now(using)
     ended = _held(using, operation, worker).update(state=state, error=error, finished_at=now, **FREE)
-    is_ended = bool(ended)
-    if is_ended:
+    if ended:
         _ended(using, operation)
-    return is_ended
+    return bool(ended)
 
 
 def _ended(using: str, operation: Operation) -> None:
