@@ -17,6 +17,7 @@ from asgiref.sync import sync_to_async
 from django_delayq.project.registry import Delivered
 
 from .handlers import leave, receives
+from .waiting import wait_for_a_signal
 
 # A child that a signal did not end is killed after so many seconds.
 LONGEST = 60.0
@@ -37,7 +38,7 @@ def fork() -> int:
     child = os.fork()
     if child == 0:
         try:
-            time.sleep(3600)
+            wait_for_a_signal()
         finally:
             os._exit(1)
     return child
@@ -64,11 +65,11 @@ def by_fork(number: int) -> int:
 def by_multiprocessing(method: str) -> Callable[[int], int]:
     def run(number: int) -> int:
         context: Any = multiprocessing.get_context(method)
-        barrier = context.Barrier(2)
-        child = context.Process(target=barrier.wait)
+        is_up = context.RawValue("b", 0)
+        child = context.Process(target=wait_for_a_signal, args=[is_up])
         child.start()
         # A fork server ignores SIGINT, and so does its child for a moment.
-        while not barrier.n_waiting:
+        while not is_up.value:
             time.sleep(0.01)
         os.kill(child.pid, number)
         child.join(LONGEST)
