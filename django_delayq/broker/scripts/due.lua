@@ -17,9 +17,13 @@ if #ARGV >= names then
     end
   end
 else
-  found = redis.call("ZRANGEBYSCORE", queues, "-inf", string.format("%.0f", upto))
-  local later = redis.call("ZRANGEBYSCORE", queues, "(" .. string.format("%.0f", upto), "+inf", "WITHSCORES", "LIMIT", 0, 1)
-  next_at = tonumber(later[2] or "")
+  local first = redis.call("ZRANGE", queues, 0, 0, "WITHSCORES")
+  next_at = tonumber(first[2] or "")
+  if next_at and next_at <= upto then
+    found = redis.call("ZRANGEBYSCORE", queues, "-inf", string.format("%.0f", upto))
+    local later = redis.call("ZRANGE", queues, #found, #found, "WITHSCORES")
+    next_at = tonumber(later[2] or "")
+  end
   table.sort(found, function(one, other)
     if (one > after) ~= (other > after) then
       return one > after

@@ -13,7 +13,7 @@ from ...extensions import Service
 from ..parts.broker_switch import BrokerSwitch
 
 # The holder asks Redis this often whether it still holds the duty, and the others whether it is free. Seconds.
-HOLDER_INTERVAL = 1.0
+HOLDER_INTERVAL = 2.0
 STANDBY_INTERVAL = 2.5
 # The duty of a process that died, hangs or was cut off is free after this time. Seconds.
 DUTY_LEASE = 4.0
