@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -57,6 +58,12 @@ OF_ANY_DATABASE = [
     "worker/test_load.py",
 ]
 assert all((HERE / place).exists() for place in [*OF_THE_CONSOLE, *OF_ANY_DATABASE])
+
+
+def pytest_configure() -> None:
+    """Undo what ``nohup`` does, for the workers that tests start: a caught signal is not ignored by a new program."""
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
