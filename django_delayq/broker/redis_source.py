@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, groupby
+from operator import itemgetter
 from typing import Any, ClassVar
 
 import redis
@@ -182,13 +183,12 @@ class RedisSource:
     @translated
     def stand_aside(self, queue: str, tickets: Mapping[str, Sequence[Ticket]]) -> None:
         """Put taken ids aside by name."""
-        places = [
-            (ticket.id, ticket.rank * BAND + (ticket.ready_tenths or 0), name)
-            for name, some in tickets.items()
-            for ticket in some
-        ]
-        for start in range(0, len(places), IDS_PER_CALL):
-            rest = [*chain.from_iterable(places[start : start + IDS_PER_CALL])]
+        named = [(name, ticket) for name, some in tickets.items() for ticket in some]
+        for start in range(0, len(named), IDS_PER_CALL):
+            rest: list[Any] = []
+            for name, some in groupby(named[start : start + IDS_PER_CALL], itemgetter(0)):
+                places = [(ticket.rank * BAND + (ticket.ready_tenths or 0), ticket.id) for _, ticket in some]
+                rest += [name, len(places), *chain.from_iterable(places)]
             scripts.load("stand_aside")(self.client, self.keys(queue), rest)
 
     @translated

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain, groupby
+from operator import itemgetter
 from typing import Any
 
 import pytest
@@ -25,7 +27,11 @@ def aside(bench: Bench) -> dict[str, dict[int, float]]:
 
 
 def set_aside(bench: Bench, *entries: tuple[int, int, str], rank: int = 100) -> None:
-    bench.call("stand_aside", rest=[v for pk, due, name in entries for v in (pk, rank * BAND + due, name)])
+    rest: list[Any] = []
+    for name, some in groupby(entries, itemgetter(2)):
+        places = [(rank * BAND + due, pk) for pk, due, _ in some]
+        rest += [name, len(places), *chain.from_iterable(places)]
+    bench.call("stand_aside", rest=rest)
 
 
 def opened(bench: Bench, limit: int, *names: tuple[str, int]) -> list[int]:
