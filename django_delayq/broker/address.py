@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from importlib.util import find_spec
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,6 +23,8 @@ _PLAIN = re.compile(
 def problem(settings: Settings) -> str:
     """Return in one sentence why no connection to the Redis of the settings is possible; "" if one is."""
     assert settings.REDIS is not None
+    if find_spec("redis") is None:
+        return "The package redis is not installed: install it, or write None, and messages are delivered by query."
     plain = _PLAIN.fullmatch(settings.REDIS)
     if plain and 0 < int(plain[1] or 1) < 65_536:
         return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -56,3 +57,14 @@ def test_every_call_raises_before_anything_is_written(settings: Any) -> None:
         with pytest.raises(ImproperlyConfigured, match="DELAYQ\\['REDIS'\\] is impossible"):
             call()
     assert [message.state for message in Message.objects.all()] == [State.SCHEDULED]
+
+
+def test_a_package_that_is_missing_is_named(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": "redis://localhost:6379/0"}
+    monkeypatch.setitem(sys.modules, "redis", None)
+    ran = run("delayq_stats")
+    assert ran.code == 78
+    assert "The package redis is not installed" in ran.err
+    with pytest.raises(ImproperlyConfigured, match="The package redis is not installed"):
+        schedule_message("t.ok")
+    assert not Message.objects.exists()
