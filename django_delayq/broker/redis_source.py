@@ -213,9 +213,15 @@ class RedisSource:
     @translated
     def listen(self, queues: Sequence[str] | None, timeout: float) -> bool:
         """Sleep until one of the queues is notified."""
-        if self._listener is None:
-            self._listener = Listener(self._connect)
-        return self._listener.listen([k.wake for k in self._woken(queues)], timeout)
+        return self._listening.listen([k.wake for k in self._woken(queues)], timeout)
+
+    @property
+    def _listening(self) -> Listener:
+        """The listener. One thread may listen for the first time while another one wakes it."""
+        with self._lock:
+            if self._listener is None:
+                self._listener = Listener(self._connect)
+            return self._listener
 
     def _woken(self, queues: Sequence[str] | None) -> list[Keys]:
         """Return keys whose ``wake`` is what a worker of these queues listens to."""
@@ -235,9 +241,8 @@ class RedisSource:
             self._listener.reset()
 
     def wake(self) -> None:
-        """End a ``listen`` of this process."""
-        if self._listener is not None:
-            self._listener.wake()
+        """End a ``listen`` of this process, or the next one."""
+        self._listening.wake()
 
     @translated
     def notify(self, queues: Sequence[str] | None) -> None:

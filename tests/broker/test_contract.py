@@ -193,7 +193,6 @@ def test_a_listen_with_a_negative_timeout_ends_at_once(bench: Bench) -> None:
 
 
 def test_a_listen_ends_when_it_is_woken(bench: Bench) -> None:
-    bench.broker.listen([QUEUE], 0)
     with ThreadPoolExecutor(1) as pool:
         began = time.monotonic()
         waiting = pool.submit(bench.broker.listen, [QUEUE], 300)
@@ -202,8 +201,7 @@ def test_a_listen_ends_when_it_is_woken(bench: Bench) -> None:
     assert time.monotonic() - began < 100
 
 
-def test_a_wake_before_the_listen_is_kept_and_used_once(bench: Bench) -> None:
-    bench.broker.listen([QUEUE], 0)
+def test_a_wake_before_the_first_listen_is_kept_and_used_once(bench: Bench) -> None:
     bench.broker.wake()
     bench.broker.wake()
     began = time.monotonic()
