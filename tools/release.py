@@ -15,7 +15,7 @@ from pathlib import Path
 
 from testproject.servers import PostgresServer, RedisServer, find_postgres, find_redis
 
-from . import pythons
+from . import migrations, pythons
 from .pythons import ROOT
 from .trial import Trial
 
@@ -113,6 +113,8 @@ def remaining(missing: Iterable[str]) -> Iterator[str]:
         yield "Give pyproject.toml its [project.urls], and the picture of the README its address, once they exist."
     if not re.search(rf"^{re.escape(version)} \(\d{{4}}-\d\d-\d\d\)$", changelog, re.MULTILINE):
         yield f"Choose the version (it is {version}), and give CHANGELOG.rst a section named 'VERSION (YYYY-MM-DD)'."
+    if migrations.released(ROOT) != migrations.digests(ROOT):
+        yield "Freeze the migrations, in the commit of the version: python -m tools.migrations"
     yield "Register the workflow release.yml as a trusted publisher with the package index, once."
     yield f"See the workflows green on main; then: git tag --sign v{version} && git push --tags"
     yield "Approve the environment 'release' of the workflow that the tag starts: it builds again, and publishes."
