@@ -1,7 +1,8 @@
 """Writes the tables of the documentation that say what the code says: ``python -m docs.tables``.
 
-The texts are the comments above the settings, the moves and the verdicts in the code. A table stands in a page between
-``.. settings: begin HORIZON GRACE`` and ``.. settings: end``; names behind *begin* choose the rows.
+The texts are the comments above the settings, the moves and the verdicts in the code, and what findings advise.
+A table stands in a page between ``.. settings: begin HORIZON GRACE`` and ``.. settings: end``; names behind *begin*
+choose the rows.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from django_delayq.core import states, verdicts  # noqa: E402
 from django_delayq.core.retry import RetryPolicy  # noqa: E402
 from django_delayq.management import _common as commands  # noqa: E402
 from django_delayq.project import conf, console_conf  # noqa: E402
+
+from . import findings  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 120
@@ -89,12 +92,27 @@ def exit_codes(names: list[str]) -> tuple[Row, list[Row]]:
     return ("code", "meaning"), [(str(code), text) for code, text in commands.MEANINGS.items()]
 
 
+def all_findings(names: list[str]) -> tuple[Row, list[Row]]:
+    """Make the table of the findings of ``delayq_check``."""
+    kinds = {"WARN": "a warning", "CRITICAL": "critical"}
+    rows = [
+        (
+            f"`{name}`_",
+            " or ".join(word for level, word in kinds.items() if level in known.levels) or "no more than a word",
+            "; or: ".join(known.advice) or "–",
+        )
+        for name, known in findings.findings().items()
+    ]
+    return ("finding", "at worst", "what the line advises"), rows
+
+
 TABLES: Mapping[str, Callable[[list[str]], tuple[Row, list[Row]]]] = {
     "settings": partial(settings, conf, conf.Settings),
     "console-settings": partial(settings, console_conf, console_conf.ConsoleSettings),
     "moves": moves,
     "verdicts": all_verdicts,
     "exit-codes": exit_codes,
+    "findings": all_findings,
 }
 
 
