@@ -356,8 +356,8 @@ class Index(Broker, Protocol):
     def now_tenths(self) -> int:
         """Return the time by the record's clock, as far as this process knows it."""
 
-    def size(self, queue: str) -> QueueSize:
-        """Count the ids of a queue."""
+    def sizes(self, queues: Sequence[str]) -> dict[str, QueueSize]:
+        """Count the ids of queues."""
 
     def places(self, queue: str, ids: Sequence[int]) -> list[RedisPlace]:
         """Find where each of these ids is, in their order."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -73,10 +73,10 @@ def _mismatch(message: Message, place: RedisPlace, now_tenths: int, horizon_tent
     return None if mismatch == Mismatch.MISSING and just_due else mismatch
 
 
-def sizes(using: str, queues: Iterable[str]) -> dict[str, QueueSize]:
+def sizes(using: str, queues: Sequence[str]) -> dict[str, QueueSize]:
     """Count the ids in Redis by queue; nothing without Redis. Raises ``BrokerUnavailable``."""
     redis_publisher = publisher.get(using)
-    return {} if redis_publisher is None else {queue: redis_publisher.broker.size(queue) for queue in queues}
+    return {} if redis_publisher is None else redis_publisher.broker.sizes(queues)
 
 
 def unfilled(using: str, queues: Sequence[str]) -> list[str]:

@@ -213,8 +213,7 @@ def is_known(using: str, broker: Index, queue: str) -> bool:
     running = Message.objects.using(using).filter(queue=queue, state=State.RUNNING)
     if queue in restore.queues(using) or running.exists():
         return True
-    size = broker.size(queue)
-    return bool(size.delayed or size.ready)
+    return bool(broker.sizes([queue])[queue].total)
 
 
 def stuck(using: str, queues: Sequence[str] = ()) -> Stuck:

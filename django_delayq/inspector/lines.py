@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from .. import restore
 from ..core.limits import Limit, queue_name, topic_name
 from ..core.states import State
 from ..models import Message
@@ -64,7 +63,7 @@ def longest_lines(using: str, most: int) -> Lines:
         return Lines()
     now = transitions.now(using)
     found: dict[str, WaitingLine] = {}
-    all_due = [*read_due(using, restore.queues(using), closed, now=now, overdue_since=now)]
+    all_due = [*read_due(using, closed, now=now, overdue_since=now)]
     for due in all_due:
         if due.limit is not None:
             before = found.get(due.limit, WaitingLine(0, due.oldest))

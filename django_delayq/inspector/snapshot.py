@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
 from .. import restore
 from ..core import bounds
+from ..core.states import State
+from ..models import Message
 from ..record import admission, transitions
 from ..record.sql import statements
 from .numbers import NONE, Capped, capped, total
-from .waiting import Due, batched, count_waiting, may_be_more, overdue_heads, read_due
+from .waiting import Due, count_waiting, may_be_more, overdue_heads, read_due
 
 # Rows of each queue that are counted.
 ROWS_PER_QUEUE = 10_000
@@ -64,19 +67,11 @@ class Snapshot(NamedTuple):
 def take_snapshot(using: str, cap: int = ROWS_PER_QUEUE) -> Snapshot:
     """Count the waiting messages of each queue, up to ``cap`` of each kind."""
     now = transitions.now(using)
-    names = restore.queues(using)
-    queues: dict[str, QueueSnapshot] = {}
-    running = 0
-    for batch in batched(names):
-        found, running = _queues(using, batch, now, cap)
-        queues |= found
-    closed = admission.full_lately(using)
-    due = [*read_due(using, names, closed, now=now, overdue_since=overdue_cutoff(now))] if closed else []
-    limited = sorted({each.queue for each in due if each.limit is not None})
-    oldest = {head.queue: head.due_at for head in overdue_heads(using, limited, closed, overdue_cutoff(now))}
-    for name in limited:
-        queues[name] = _without_limited(queues[name], [each for each in due if each.queue == name], oldest.get(name))
+    queues = dict.fromkeys(restore.queues(using), QueueSnapshot()) | _queues(using, now, cap)
+    if closed := admission.full_lately(using):
+        _take_limited_out(using, queues, closed, now)
     scheduled = _guess(using, "delayq_todo", total(queue.scheduled for queue in queues.values()))
+    running = Message.objects.using(using).filter(state=State.RUNNING).order_by("leased_until")[: cap + 1].count()
     return Snapshot(now, queues, capped(running, cap), scheduled)
 
 
@@ -85,9 +80,8 @@ def overdue_cutoff(now: datetime) -> datetime:
     return now - bounds.OVERDUE_AFTER
 
 
-def _queues(using: str, names: Sequence[str], now: datetime, cap: int) -> tuple[dict[str, QueueSnapshot], int]:
-    rows = count_waiting(using, names, now=now, overdue_since=overdue_cutoff(now), limit=cap + 1)
-    queues = {
+def _queues(using: str, now: datetime, cap: int) -> dict[str, QueueSnapshot]:
+    return {
         row.queue: QueueSnapshot(
             capped(row.scheduled, cap),
             capped(row.ready, cap),
@@ -95,9 +89,20 @@ def _queues(using: str, names: Sequence[str], now: datetime, cap: int) -> tuple[
             row.oldest_overdue,
             row.next_due,
         )
-        for row in rows
+        for row in count_waiting(using, now=now, overdue_since=overdue_cutoff(now), limit=cap + 1)
     }
-    return queues, rows[0].running if rows else 0
+
+
+def _take_limited_out(using: str, queues: dict[str, QueueSnapshot], closed: Collection[str], now: datetime) -> None:
+    """Count the messages that wait for limits by themselves. ``closed`` has the names of these limits."""
+    due: defaultdict[str, list[Due]] = defaultdict(list)
+    for each in read_due(using, closed, now=now, overdue_since=overdue_cutoff(now)):
+        due[each.queue].append(each)
+    oldest = {head.queue: head.due_at for head in overdue_heads(using, closed, overdue_cutoff(now))}
+    for name, some in due.items():
+        # A message may have come since the queues were counted.
+        if any(each.limit is not None for each in some) and name in queues:
+            queues[name] = _without_limited(queues[name], some, oldest.get(name))
 
 
 def _without_limited(queue: QueueSnapshot, due: Sequence[Due], oldest: datetime | None) -> QueueSnapshot:

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from django.db.models import QuerySet
 
-from .. import restore
 from ..broker import describe
 from ..broker.base import Index, ServerInfo
 from ..core.clock import from_tenths
@@ -109,13 +108,9 @@ def collect(using: str, broker: Index | None) -> Stats:
 
 
 def _queues_in_redis(broker: Index, queues: Sequence[str]) -> dict[str, QueueInRedis]:
-    found = {}
     horizon_tenths = broker.read_meta().horizon_tenths
     horizon = None if horizon_tenths is None else from_tenths(horizon_tenths)
-    for queue in queues:
-        held = broker.size(queue)
-        found[queue] = QueueInRedis(held.delayed, held.ready, horizon)
-    return found
+    return {queue: QueueInRedis(held.delayed, held.ready, horizon) for queue, held in broker.sizes(queues).items()}
 
 
 def capped(rows: QuerySet[Message], cap: int) -> Capped:
@@ -129,9 +124,8 @@ def oldest_overdue(using: str, now: datetime, without: Collection[str] = ()) -> 
 
     Those that wait for limits are not overdue.
     """
-    queues = [queue for queue in restore.queues(using) if queue not in without]
-    found = overdue_heads(using, queues, admission.full_lately(using), overdue_cutoff(now))
-    return sorted(found, key=lambda message: message.due_at)
+    found = overdue_heads(using, admission.full_lately(using), overdue_cutoff(now))
+    return sorted((head for head in found if head.queue not in without), key=lambda head: head.due_at)
 
 
 def finished(using: str) -> dict[State, Capped]:

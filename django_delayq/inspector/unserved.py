@@ -41,7 +41,7 @@ def topics_without_handler(using: str, workers: WorkerList) -> dict[str, str | N
     known = known_topics(workers)
     queues = statements(using).queues()
     limit = max(MESSAGES_PER_QUEUE, MESSAGES // max(1, len(queues)))
-    return {topic: near(topic, known) for topic in sorted(topics_of_next(using, queues, limit) - known)}
+    return {topic: near(topic, known) for topic in sorted(topics_of_next(using, limit) - known)}
 
 
 def queues_without_worker(using: str, workers: WorkerList) -> dict[str, str | None]:
@@ -51,8 +51,7 @@ def queues_without_worker(using: str, workers: WorkerList) -> dict[str, str | No
     """
     served = served_queues(workers)
     since = workers.at - timedelta(seconds=NEW)
-    unserved = [queue for queue in statements(using).queues() if queue not in served]
-    old = sorted(head.queue for head in heads(using, unserved) if head.created_at < since)
+    old = sorted(head.queue for head in heads(using) if head.queue not in served and head.created_at < since)
     return {queue: near(queue, served) for queue in old}
 
 

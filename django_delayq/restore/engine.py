@@ -123,7 +123,7 @@ class Restore:
             self._horizon = max(self._horizon, meta.now_tenths + int(ahead * SECOND))
 
     def _count(self, queue: str) -> Tally:
-        tally = Tally(held=self.broker.size(queue).total)
+        tally = Tally(held=self.broker.sizes([queue])[queue].total)
         overdue = Q(due_at__lte=self._cutoff)
         for rows in self._chunks(queue):
             counts = rows.aggregate(

@@ -52,7 +52,7 @@ METHODS: dict[str, Callable[[RedisBroker], object]] = {
     "loaded": lambda broker: broker.loaded(worker="w", upto_tenths=5, lease=None),
     "server": lambda broker: broker.server(),
     "server_info": lambda broker: broker.server_info(),
-    "size": lambda broker: broker.size(QUEUE),
+    "sizes": lambda broker: broker.sizes([QUEUE]),
     "places": lambda broker: broker.places(QUEUE, [7]),
     "rank": lambda broker: broker.rank(QUEUE, 7),
     "ids": lambda broker: list(broker.ids(QUEUE)),

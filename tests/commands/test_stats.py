@@ -17,6 +17,7 @@ from django_delayq.record.sql.rows import Success
 from testproject.servers import RedisServer
 from tests.support.commands import claim, run, schedule
 from tests.support.record_of import write_out_log
+from tests.support.statements import assert_asks_the_same_of_many_queues
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -181,3 +182,7 @@ def test_stats_say_that_the_database_is_away_and_answer_when_it_is_back(monkeypa
     assert (ran.code, ran.out) == (69, "")
     assert "The database does not answer: gone" in ran.err
     assert "Messages" in run("delayq_stats").out
+
+
+def test_many_queues_cost_no_statement_each() -> None:
+    assert_asks_the_same_of_many_queues(lambda: run("delayq_stats"))

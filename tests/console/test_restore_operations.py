@@ -662,4 +662,4 @@ def test_a_check_without_mismatches_agrees(redis_client: redis.Redis) -> None:
     assert all(found.agrees for found in consistency_check.results_of(done).values())
     assert done.outcomes == {}
     assert RedisBroker(conf.get(), DB, timeout=2).client.ping()
-    assert broker().size("default").total == 0
+    assert broker().sizes(["default"])["default"].total == 0

@@ -156,7 +156,7 @@ def every_method(broker: RedisBroker) -> dict[str, Callable[[], object]]:
         "tick": broker.tick,
         "server": broker.server,
         "server_info": broker.server_info,
-        "size": lambda: broker.size("default"),
+        "sizes": lambda: broker.sizes(["default"]),
         "places": lambda: broker.places("default", [1]),
         "rank": lambda: broker.rank("default", 7),
         "ids": lambda: list(broker.ids("default")),

@@ -8,6 +8,9 @@ from collections.abc import Callable
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
+from django_delayq import schedule_messages
+from django_delayq.models import Message
+
 
 def count_statements(run: Callable[[], object]) -> int:
     """Return how many statements a call sends, also those that PostgreSQL gets without a cursor of Django."""
@@ -24,3 +27,20 @@ def count_statements(run: Callable[[], object]) -> int:
             connection.connection.pgconn.untrace()
         trace.seek(0)
         return sum(b"\tF\t" in line and line.split(b"\t")[3] in {b"Query", b"Execute"} for line in trace)
+
+
+def assert_asks_the_same_of_many_queues(act: Callable[[], object]) -> None:
+    """Assert that ``act`` sends as many statements, of the same length, whether messages wait in two queues or many."""
+    few, many = (_of_queues(act, queues) for queues in (2, 240))
+    assert len(few) == len(many)
+    # Nor has a statement a part for each queue.
+    assert sum(map(len, many)) < 1.1 * sum(map(len, few))
+
+
+def _of_queues(act: Callable[[], object], queues: int) -> list[str]:
+    """Return the statements of ``act`` while as many messages as ever wait in so many queues."""
+    Message._base_manager.all().delete()
+    schedule_messages({"topic": "t", "queue": f"q{number % queues}", "delay": "1h"} for number in range(240))
+    with CaptureQueriesContext(connection) as captured:
+        act()
+    return [entry["sql"] for entry in captured]

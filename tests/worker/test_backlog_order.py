@@ -43,7 +43,7 @@ def test_an_overdue_backlog_runs_longest_overdue_first(
     parts = assembled(threads=1)
     if parts.brokers.redis is not None:
         Loader("default", parts.brokers, "w").tick()
-        assert parts.brokers.redis.size("default").ready == len(ids)
+        assert parts.brokers.redis.sizes(["default"])["default"].ready == len(ids)
     parts.pool.start()
     try:
         if paused:

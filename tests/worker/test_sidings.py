@@ -139,7 +139,7 @@ def test_messages_that_stand_aside_are_found_nowhere_else_and_missed_by_nobody(
     pks = {schedule_message(NEW).pk for _ in range(3)}
     turn(parts)
     assert {pk for some in broker.ids("default") for pk in some} == pks
-    assert broker.size("default").total == 3
+    assert broker.sizes(["default"])["default"].total == 3
     mismatches = ConsistencyCheck(DB, broker, "default", pause=0.0).run()
     assert mismatches.compared
     assert not mismatches.total
@@ -253,7 +253,7 @@ def test_ids_that_are_put_back_for_want_of_room_go_to_whoever_has_a_place_next(
     broker.client.delete(*wakes)
     parts.consumer.wanted.looks_past = True
     parts.consumer.turn()
-    assert broker.size("default").ready == 4
+    assert broker.sizes(["default"])["default"].ready == 4
     # Another worker, and this one when its handler ends.
     assert [broker.client.llen(wake) for wake in wakes] == [1, 1]
     broker.client.delete(*wakes)

@@ -57,7 +57,7 @@ class DashboardAdmin(Page):
             "throughput": _throughput(past.value[back]) if past.value else "",
             "lateness": _lateness(past.value[back]) if past.value else "",
             "lateness_now": _lateness_now(past.value["hour"], data) if past.value else "",
-            "queues": _queues(data, past, links),
+            "queues": _queues(data, page_data.rates(data), links),
             "more_queues": max(0, len(data.snapshot.value.queues) - _QUEUES_SHOWN) if data.snapshot.value else 0,
             "queues_url": links(Queue),
             "lines": data.lines,
@@ -258,17 +258,16 @@ def _lateness_now(hour: Throughput, data: PageData) -> str:
 # --- queues, workers, servers -----------------------------------------------------------------------------------------
 
 
-def _queues(data: PageData, past: Panel[dict[str, Throughput]], links: Links) -> list[SimpleNamespace]:
+def _queues(data: PageData, rates: Panel[dict[str, RollupSum]], links: Links) -> list[SimpleNamespace]:
     snapshot = data.snapshot.value
     if snapshot is None:
         return []
     first = sorted(
         snapshot.queues.items(), key=lambda item: (-item[1].overdue.count, -item[1].scheduled.count, item[0])
     )
-    hour = past.value["hour"].queues if past.value else None
     rows = []
     for name, _queue in first[:_QUEUES_SHOWN]:
-        tally = None if hour is None else hour.get(name, RollupSum())
+        tally = None if rates.value is None else rates.value.get(name, RollupSum())
         rows.append(
             SimpleNamespace(
                 **queue_pages.facts_of(name, data, data.paused.value or {}, links),

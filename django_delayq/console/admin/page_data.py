@@ -8,7 +8,7 @@ from datetime import datetime
 from django.db import router
 from django.utils import timezone, translation
 
-from ... import extensions, models, restore
+from ... import extensions, models
 from ...api import pausing
 from ...broker import publisher
 from ...core.exceptions import BrokerUnavailable
@@ -16,12 +16,13 @@ from ...core.findings import Finding
 from ...inspector import lines, snapshot, stats, worker_list
 from ...inspector.lines import Lines
 from ...inspector.migrations import pending_migrations
+from ...inspector.numbers import NONE
 from ...inspector.snapshot import Snapshot
 from ...inspector.stats import RedisStats
 from ...models.workers import WorkerList
 from ...project import conf
 from ..statistics import throughput, upcoming
-from ..statistics.throughput import Throughput
+from ..statistics.throughput import RollupSum, Throughput
 from ..statistics.upcoming import Upcoming
 from ..whereabouts import unfilled
 from . import panels
@@ -30,8 +31,6 @@ from .panels import Panel
 # How long rollups are shown before they are read again: workers add to them every ten seconds. Seconds.
 ROLLUPS_FRESH_SECONDS = 5.0
 MIGRATIONS_FRESH_SECONDS = 30.0
-# Queues that are looked at in Redis, each with a round trip.
-QUEUES_LOOKED_AT = 50
 # The longest lines before limits that pages name.
 LINES_READ = 10
 
@@ -48,7 +47,7 @@ class PageData:
     workers: Panel[WorkerList]
     paused: Panel[dict[str, models.Queue]]
     redis: Panel[RedisStats]
-    # Queues with scheduled messages of which Redis holds nothing. Only the fullest queues are looked at.
+    # Queues with scheduled messages of which Redis holds nothing, the fullest first.
     unfilled: Panel[list[str]]
     pending: Panel[list[str]]
     # What extensions add to the checks.
@@ -88,7 +87,7 @@ def _unfilled(using: str, seen: Snapshot | None) -> list[str]:
     queues = sorted(seen.queues.items(), key=lambda item: -item[1].scheduled.count) if seen else []
     waiting = [name for name, queue in queues if queue.scheduled.count]
     try:
-        return unfilled(using, waiting[:QUEUES_LOOKED_AT])
+        return unfilled(using, waiting)
     except BrokerUnavailable:
         # The panel of Redis says so.
         return []
@@ -105,20 +104,23 @@ def coming(data: PageData, window: str) -> Panel[Upcoming]:
 
     def look() -> Upcoming:
         seen = data.snapshot.value
-        if seen is None:
-            return upcoming.count_upcoming(data.using, window, restore.queues(data.using), data.at)
-        return upcoming.count_upcoming(data.using, window, list(seen.queues), data.at, seen.overdue)
+        return upcoming.count_upcoming(data.using, window, data.at, seen.overdue if seen else NONE)
 
     return panels.load(f"upcoming {window} {_zone()}", data.using, look)
 
 
 def past(data: PageData, window: str) -> Panel[dict[str, Throughput]]:
-    """Return what was delivered in this window, and in those that the tiles and the queues show."""
+    """Return what was delivered in this window, and in those that the tiles show."""
 
     def look() -> dict[str, Throughput]:
         return throughput.read_throughput(data.using, data.at, ("hour", "day", window))
 
     return panels.load(f"past {window} {_zone()}", data.using, look, ROLLUPS_FRESH_SECONDS)
+
+
+def rates(data: PageData) -> Panel[dict[str, RollupSum]]:
+    """Return what was delivered of each queue in the last hour."""
+    return panels.load("rates", data.using, lambda: throughput.read_queues(data.using, data.at), ROLLUPS_FRESH_SECONDS)
 
 
 def is_empty(data: PageData) -> bool:

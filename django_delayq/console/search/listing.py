@@ -16,14 +16,28 @@ from functools import reduce
 from typing import Any
 
 from django.db import connections
-from django.db.models import Case, Count, IntegerField, OrderBy, OuterRef, Q, QuerySet, Subquery, Value, When
+from django.db.models import (
+    BigIntegerField,
+    Case,
+    CharField,
+    Count,
+    IntegerField,
+    OrderBy,
+    OuterRef,
+    Q,
+    QuerySet,
+    Subquery,
+    Value,
+    When,
+)
+from django.db.models.expressions import RawSQL
 from django.db.models.functions import Coalesce
 
 from ...core.states import FINAL, LIVE, REQUEUEABLE, State
 from ...inspector.numbers import Capped, capped
-from ...inspector.waiting import heads
+from ...inspector.waiting import first_ids
 from ...models import Message
-from ...record.sql import statements
+from ...record.sql.expressions import QUEUES
 from ..statements import TooSlow, in_time, statement_timeout
 from .conditions import SCHEDULED, limited, of_states, overdue
 from .language import Search
@@ -57,8 +71,8 @@ class IndexPart:
     range_column: str = ""
     queue: str = ""
     mixed: bool = False
-    # One message of each queue: the rows are those of its queue, and are counted for all queues in one statement.
-    firsts: tuple[int, ...] = ()
+    # True when the index has the rows of each queue in order, and not those of all.
+    by_queue: bool = False
 
     def limited(self, search: Search) -> tuple[QuerySet[Message], Q]:
         """Return the rows within the search's range of the column, and the condition that remains for each row."""
@@ -67,14 +81,34 @@ class IndexPart:
         rows = self.rows.filter(*(term.condition for term in known)).order_by(*self.order)
         return rows, reduce(Q.__and__, rest, Q())
 
+    def first(self, rows: QuerySet[Message], most: int) -> QuerySet[Message]:
+        """Return the first of these rows of the part in its order: those of each queue, merged."""
+        if self.by_queue:
+            found = _FirstOfQueues(rows.filter(queue=_QUEUE).order_by(*self.order).values("due_at", "id")[:most], most)
+            rows = self.rows.filter(pk__in=found)
+        return rows.order_by(*self.order)[:most]
 
-def _queues(using: str, search: Search) -> list[str]:
-    """Return the queues in which there may be scheduled messages that match."""
-    return statements(using).queues() if search.queue is None else [search.queue]
+
+class _FirstOfQueues(Subquery):
+    """The ids of the first messages among the first ones of each queue, which a slice has for the queue ``_QUEUE``."""
+
+    template = f"""(SELECT x.id FROM ({QUEUES}) q CROSS JOIN LATERAL (%(subquery)s) x
+                    ORDER BY x.due_at, x.id LIMIT %(most)d)"""  # noqa: S608
+    output_field = BigIntegerField()
+
+    def __init__(self, rows: QuerySet[Any, Any], most: int) -> None:
+        super().__init__(rows, most=most)
 
 
-def _scheduled(rows: QuerySet[Message], queue: str) -> IndexPart:
-    return IndexPart(rows.filter(state=State.SCHEDULED, queue=queue), _SOONEST, SCHEDULED, "due_at", queue)
+_QUEUE = RawSQL("q.queue", (), CharField())
+
+
+def _scheduled(rows: QuerySet[Message], queue: str | None) -> IndexPart:
+    """Return the scheduled messages of a queue; with None those of all."""
+    rows = rows.filter(state=State.SCHEDULED)
+    if queue is None:
+        return IndexPart(rows, _SOONEST, SCHEDULED, "due_at", by_queue=True)
+    return IndexPart(rows.filter(queue=queue), _SOONEST, SCHEDULED, "due_at", queue)
 
 
 def _running(rows: QuerySet[Message]) -> IndexPart:
@@ -104,36 +138,28 @@ class Listing:
         if self._is_empty():
             return []
         with statement_timeout(self.using, milliseconds or PAGE_TIMEOUT_MS):
-            return [row[-1] for row in self._ordered(self._branches(), offset + limit)[offset:]]
+            return [row[-1] for row in self._first(offset + limit)[offset:]]
 
     def nearest(self, limit: int, offset: int = 0) -> list[int]:
         """Return the ids of one page found among the first ``NEAREST_ROWS`` rows of each index. Raises ``TooSlow``."""
         if self._is_empty():
             return []
-        branches = []
+        most, found = offset + limit, []
         for part in self._parts():
-            rows, _rest = part.limited(self.search)
-            branches.append(self.rows.filter(self.search.condition(), pk__in=rows.values("pk")[:NEAREST_ROWS]))
+            nearest = part.first(part.limited(self.search)[0], NEAREST_ROWS).values("pk")
+            found.append(self.rows.filter(self.search.condition(), pk__in=nearest).order_by(*self.search.order)[:most])
         with statement_timeout(self.using, PAGE_TIMEOUT_MS):
-            return [row[-1] for row in self._ordered(branches, offset + limit)[offset:]]
+            return [row[-1] for row in self._merged(found, most)[offset:]]
 
     def count(self) -> Capped | None:
         """Count the messages up to the cap; None when that takes more than a short time, which it is not worth."""
         if self._is_empty():
             return Capped(0)
-        found = in_time(
-            self.using, COUNTS_TIMEOUT_MS // 2, lambda: self._ordered(self._branches(), COUNT_CAP + 1).count()
-        )
+        found = in_time(self.using, COUNTS_TIMEOUT_MS // 2, self._first(COUNT_CAP + 1).count)
         return None if found is None else capped(found, COUNT_CAP)
 
     def _is_empty(self) -> bool:
         return bool(self.search.problems) or not self.search.states
-
-    def _branches(self) -> list[QuerySet[Message]]:
-        parts = self._parts()
-        if len(parts) == 1 and not parts[0].queue:
-            return [self.rows.filter(self.search.condition())]
-        return [part.rows.filter(self.search.filters()) for part in parts]
 
     def _parts(self) -> list[IndexPart]:
         """Return all rows that can match, in parts that an index has in the search's order."""
@@ -149,22 +175,24 @@ class Listing:
             return [IndexPart(rows, search.order, frozenset(State))]
         if not merges:
             return [IndexPart(rows.filter(of_states(search.states)), search.order, search.states)]
-        queues = _queues(self.using, search) if State.SCHEDULED in search.states else []
-        parts = [_scheduled(rows, queue) for queue in queues]
-        return [*parts, _running(rows)] if State.RUNNING in search.states or not parts else parts
+        scheduled, running = _scheduled(rows, search.queue), _running(rows)
+        return [part for part in (scheduled, running) if part.states & search.states]
 
-    def _ordered(self, branches: list[QuerySet[Message]], most: int) -> QuerySet[Message, tuple[Any, ...]]:
-        """Return the order columns, the id last, of the first rows of all branches."""
-        order = self.search.order
-        columns = [name.removeprefix("-") for name in order]
+    def _first(self, most: int) -> QuerySet[Message, tuple[Any, ...]]:
+        """Return the order columns, the id last, of the first rows that match."""
         if self.search.has_partial_index:
-            (only,) = branches
-            return only.order_by(*_unindexed(order)).values_list(*columns)[:most]
-        found = [branch.order_by(*order).values_list(*columns) for branch in branches]
-        if len(found) == 1:
-            return found[0][:most]
-        first, *others = (branch[:most] for branch in found)
-        return first.union(*others, all=True).order_by(*order)[:most]
+            rows = self.rows.filter(self.search.condition()).order_by(*_unindexed(self.search.order))
+            return self._merged([rows[:most]], most)
+        parts = self._parts()
+        # A part alone has rows of other states, too.
+        matches = self.search.condition() if len(parts) == 1 else self.search.filters()
+        return self._merged([part.first(part.rows.filter(matches), most) for part in parts], most)
+
+    def _merged(self, found: list[QuerySet[Message]], most: int) -> QuerySet[Message, tuple[Any, ...]]:
+        """Return the order columns, the id last, of the first of these rows, which are in the search's order."""
+        order = self.search.order
+        first, *others = (rows.values_list(*(name.removeprefix("-") for name in order)) for rows in found)
+        return first.union(*others, all=True).order_by(*order)[:most] if others else first
 
 
 def _unindexed(order: tuple[str, ...]) -> list[OrderBy | str]:
@@ -227,13 +255,7 @@ def _counted(rows: QuerySet[Message], search: Search) -> Iterator[IndexPart]:
         yield IndexPart(found.exclude(state=State.SCHEDULED), (), frozenset(State) - {State.SCHEDULED})
         yield IndexPart(found.filter(state=State.SCHEDULED), (), frozenset({State.SCHEDULED}))
         return
-    queues = _queues(rows.db, search)
-    if len(queues) == 1:
-        yield _scheduled(rows, queues[0])
-    elif queues:
-        each = rows.filter(state=State.SCHEDULED, queue=OuterRef("queue"))
-        firsts = tuple(head.pk for head in heads(rows.db, queues))
-        yield IndexPart(each, _SOONEST, SCHEDULED, "due_at", firsts=firsts)
+    yield _scheduled(rows, search.queue)
     yield _running(rows)
     yield from _unconsumed(rows, REQUEUEABLE)
     yield replace(_finished(rows), states=frozenset({State.CONSUMED}), mixed=True)
@@ -250,19 +272,20 @@ def _tallies(part: IndexPart, search: Search, most: int, now: datetime) -> Itera
     """Yield the numbers of the first rows of an index: once, or for each queue."""
     first, rest = part.limited(search)
     wanted = _wanted(part, rest, now)
-    if not part.firsts:
+    if not part.by_queue:
         numbers = {name: Count("pk", filter=hit) if hit else Count("pk") for name, hit in wanted.items()}
         yield first[: most + 1].aggregate(**numbers)
         return
     if not rest:
         # Every row matches: the same rows are not counted twice.
         del wanted["rows"]
+    first = first.filter(queue=OuterRef("queue"))
     hits = {
         name: _Hits(first.annotate(hit=Case(When(hit, then=1)) if hit else Value(1)).values("hit")[: most + 1])
         for name, hit in wanted.items()
     }
-    by_queue: QuerySet[Any, Any] = Message.objects.using(part.rows.db).filter(pk__in=part.firsts).values(**hits)
-    for row in by_queue:
+    queues: QuerySet[Any, Any] = Message.objects.using(part.rows.db).filter(pk__in=first_ids(part.rows.db))
+    for row in queues.values(**hits):
         yield {"rows": row[State.SCHEDULED.value], **row}
 
 

@@ -9,13 +9,12 @@ from typing import Any, ClassVar
 
 from django.db import connections
 
+from ...record.sql.expressions import QUEUES
 from ..models import Rollup
-from .shapes import DueCount, DueRange, RollupKey, RollupWindow, Scalar, StepCounts, Vacuum
+from .shapes import DueCount, RollupKey, Scalar, Vacuum
 
 # Rollups in one statement: SQLite takes some 32,000 parameters.
 ROLLUPS_PER_STATEMENT = 500
-# Ranges in one statement.
-RANGES_PER_STATEMENT = 5000
 
 _JSON_TYPES: dict[type, tuple[str, ...]] = {
     str: ("text",),
@@ -27,8 +26,6 @@ _JSON_TYPES: dict[type, tuple[str, ...]] = {
 class PortableConsole:
     """The console's statements, for databases without words of their own."""
 
-    # The begin of a rollup in seconds since 1970. Doubled: the statement has parameters.
-    epoch: ClassVar[str] = "CAST(strftime('%%s', at) AS integer)"
     # All topics of a subquery ``x``, as a JSON array in text.
     topics: ClassVar[str] = "json_group_array(x.topic)"
 
@@ -49,47 +46,33 @@ class PortableConsole:
                     values += [key.seconds, at, key.queue, key.topic, *counts]
                 cursor.execute(_upsert(len(batch)), values)
 
-    def sum_rollups(self, windows: Sequence[RollupWindow]) -> Iterator[StepCounts]:
-        """Sum the rollups of each window by step and queue, in one statement."""
-        sums = ", ".join(f"sum({name})" for name in Rollup.COUNTS)
-        part = f"""
-            SELECT %s, ({self.epoch} - %s) / %s AS step, queue, {sums}
-              FROM delayq_rollup WHERE seconds IN (60, 3600) AND at >= %s GROUP BY 2, queue
-        """  # noqa: S608
-        values: list[Any] = []
-        for window in windows:
-            values += [window.name, int(window.start.timestamp()), window.step, self._moment(window.start)]
-        with self.connection.cursor() as cursor:
-            cursor.execute(" UNION ALL ".join([part] * len(windows)), values)
-            for name, step, queue, *counts in cursor.fetchall():
-                yield StepCounts(str(name), int(step), queue, [int(count) for count in counts])
+    def count_due(self, spans: Sequence[tuple[datetime, datetime]], cap: int, sample: int) -> Iterator[DueCount]:
+        """Count the scheduled messages of each queue that fall due in each span, up to one more than the cap.
 
-    def count_due(self, ranges: Sequence[DueRange], cap: int, sample: int) -> Iterator[DueCount]:
-        """Count each range up to one more than the cap, with the topics of its first ``sample`` messages.
-
-        Ranges without messages are left out.
+        With the topics of the first ``sample`` of them. Spans without messages are left out.
         """
         where = "m.state = 'scheduled' AND m.queue = r.queue AND m.due_at >= r.start AND m.due_at < r.finish"
-        for begin in range(0, len(ranges), RANGES_PER_STATEMENT):
-            batch = ranges[begin : begin + RANGES_PER_STATEMENT]
-            # In the order of the index, so that no plan but a walk along it is worth considering.
-            sql = f"""
-            WITH r(place, queue, start, finish) AS (VALUES {", ".join(["(%s, %s, %s, %s)"] * len(batch))})
-            SELECT place,
-                (SELECT count(*) FROM (SELECT 1 FROM delayq_message m WHERE {where}
-                                       ORDER BY m.due_at, m.id LIMIT {cap + 1}) x),
-                (SELECT {self.topics} FROM (SELECT m.topic FROM delayq_message m WHERE {where}
-                                            ORDER BY m.due_at, m.id LIMIT {sample}) x)
-            FROM r
-            """  # noqa: S608
-            values: list[Any] = []
-            for place, part in enumerate(batch):
-                values += [place, part.queue, self._moment(part.start), self._moment(part.end)]
-            with self.connection.cursor() as cursor:
-                cursor.execute(sql, values)
-                for place, count, topics in cursor.fetchall():
-                    if count:
-                        yield DueCount(batch[place], count, json.loads(topics))
+        # In the order of the index, so that no plan but a walk along it is worth considering.
+        sql = f"""
+        WITH s(place, start, finish) AS (VALUES {", ".join(["(%s, %s, %s)"] * len(spans))})
+        SELECT place, number,
+            (SELECT {self.topics} FROM (SELECT m.topic FROM delayq_message m WHERE {where}
+                                        ORDER BY m.due_at, m.id LIMIT {sample}) x)
+        FROM (
+            SELECT r.*, (SELECT count(*) FROM (SELECT 1 FROM delayq_message m WHERE {where}
+                                               ORDER BY m.due_at, m.id LIMIT {cap + 1}) x) AS number
+            FROM (SELECT * FROM ({QUEUES}) q CROSS JOIN s) r
+        ) r WHERE number > 0
+        """  # noqa: S608
+        values = [
+            value
+            for place, (start, end) in enumerate(spans)
+            for value in (place, self._moment(start), self._moment(end))
+        ]
+        with self.connection.cursor() as cursor:
+            cursor.execute(sql, values)
+            for place, number, topics in cursor.fetchall():
+                yield DueCount(place, number, json.loads(topics))
 
     def estimate_due(self, spans: Sequence[tuple[datetime | None, datetime]]) -> Mapping[int, int]:
         """Return the planner's guess of how many rows fall due in each span, by the span's place, if it has one."""

@@ -15,7 +15,6 @@ from .shapes import Scalar, Vacuum
 class PostgreSQLConsole(PortableConsole):
     """Statements that PostgreSQL has words for: the planner's guesses, containment in JSON."""
 
-    epoch: ClassVar[str] = "extract(epoch FROM at)::bigint"
     topics: ClassVar[str] = "json_agg(x.topic)::text"
 
     def estimate_due(self, spans: Sequence[tuple[datetime | None, datetime]]) -> Mapping[int, int]:

@@ -18,36 +18,11 @@ class RollupKey(NamedTuple):
     topic: str
 
 
-class RollupWindow(NamedTuple):
-    """A time to sum rollups over: from ``start`` on, in steps of ``step`` seconds."""
-
-    name: str
-    start: datetime
-    step: int
-
-
-class StepCounts(NamedTuple):
-    """The sums of one queue in one step of a window, in the order of ``Rollup.COUNTS``."""
-
-    window: str
-    step: int
-    queue: str
-    counts: list[int]
-
-
-class DueRange(NamedTuple):
-    """The scheduled messages of a queue that fall due from ``start`` on and before ``end``; they belong to a bar."""
-
-    bar: int
-    queue: str
-    start: datetime
-    end: datetime
-
-
 class DueCount(NamedTuple):
-    """A range with the number of its messages (at most one more than the cap) and the topics of the first of them."""
+    """The messages of one queue that fall due in the span at ``place``, with the topics of the first of them."""
 
-    range: DueRange
+    place: int
+    # At most one more than the cap.
     number: int
     topics: Sequence[str]
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from django.utils import timezone
 
-from ... import restore
 from ...core.clock import iso
 from ...core.durations import brief
 from ...extensions import StatisticsSection
@@ -29,7 +28,7 @@ BAR_WIDTH = 40
 def collect(using: str, now: datetime) -> FlowSection:
     """Read the rollups of the past day, and count what falls due in the coming hour."""
     past = read_throughput(using, now, ("hour", "day"))
-    return FlowSection(past, count_upcoming(using, "hour", restore.queues(using), now))
+    return FlowSection(past, count_upcoming(using, "hour", now))
 
 
 @dataclass(frozen=True, slots=True)

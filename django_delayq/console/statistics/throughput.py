@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import Any
+
+from django.db.models import QuerySet, Sum
 
 from ..models import Rollup
-from ..statements import console_statements
-from ..statements.shapes import RollupWindow
 from . import steps
+from .rollups import HOUR_SECONDS, MINUTE_SECONDS
 from .steps import Window
 
 # The last step is not over.
@@ -64,13 +66,12 @@ class RollupSum:
 
 @dataclass(slots=True)
 class Throughput:
-    """The sums of one window: one for each step, and one for each queue over the whole window."""
+    """The sums of one window, one for each step."""
 
     window: str
     start: datetime
     step: timedelta
     steps: list[RollupSum]
-    queues: dict[str, RollupSum] = field(default_factory=dict)
 
     @property
     def sum(self) -> RollupSum:
@@ -90,15 +91,25 @@ def add_up(sums: Iterable[RollupSum]) -> RollupSum:
 
 
 def read_throughput(using: str, now: datetime, windows: Iterable[str]) -> dict[str, Throughput]:
-    """Read the rollups of these windows, in one statement."""
-    found = {name: _empty(name, now) for name in dict.fromkeys(windows)}
-    asked = [RollupWindow(name, past.start, PAST_WINDOWS[name].seconds) for name, past in found.items()]
-    for row in console_statements(using).sum_rollups(asked):
-        past = found[row.window]
-        # The clock of a worker may be ahead: a step beyond the last one counts for the last.
-        past.steps[min(row.step, len(past.steps) - 1)].add(row.counts)
-        past.queues.setdefault(row.queue, RollupSum()).add(row.counts)
+    """Sum the rollups of these windows by their steps."""
+    found = {name: _empty(name, now) for name in windows}
+    for at, *counts in _sums(using, "at", min(past.start for past in found.values())):
+        for past in found.values():
+            if at >= past.start:
+                # The clock of a worker may be ahead: a step beyond the last one counts for the last.
+                past.steps[min((at - past.start) // past.step, len(past.steps) - 1)].add(counts)
     return found
+
+
+def read_queues(using: str, now: datetime) -> dict[str, RollupSum]:
+    """Sum the rollups of the last hour by queue."""
+    return {queue: RollupSum(counts) for queue, *counts in _sums(using, "queue", _empty("hour", now).start)}
+
+
+def _sums(using: str, column: str, since: datetime) -> QuerySet[Rollup, tuple[Any, ...]]:
+    """Have the database sum all counts by a column."""
+    rows = Rollup.objects.using(using).filter(seconds__in=(MINUTE_SECONDS, HOUR_SECONDS), at__gte=since)
+    return rows.values_list(column).annotate(**{f"sum_{name}": Sum(name) for name in Rollup.COUNTS})
 
 
 def _empty(name: str, now: datetime) -> Throughput:

@@ -11,8 +11,8 @@ from ...inspector.numbers import NONE, Capped, capped, total
 from ...inspector.snapshot import overdue_cutoff
 from ...inspector.waiting import may_be_more, read_due
 from ...record import admission
+from ...record.sql import statements
 from ..statements import console_statements
-from ..statements.shapes import DueRange
 from . import steps
 from .steps import Window
 
@@ -73,9 +73,7 @@ class Upcoming:
         return [topic for topic, _number in sorted(found.items(), key=lambda item: (-item[1], item[0]))[:most]]
 
 
-def count_upcoming(
-    using: str, window: str, queues: Sequence[str], now: datetime, overdue_known: Capped = NONE
-) -> Upcoming:
+def count_upcoming(using: str, window: str, now: datetime, overdue_known: Capped = NONE) -> Upcoming:
     """Count the messages that fall due in each bar of the window.
 
     ``overdue_known`` is the number of overdue messages as far as somebody has counted them already: a backlog has more
@@ -86,31 +84,26 @@ def count_upcoming(
     begin = steps.floor(now, size)
     overdue = Bar(None, late)
     bars = [Bar(begin + place * size, begin + (place + 1) * size) for place in range(COMING_WINDOWS[window].steps)]
-    all_ = [overdue, *bars]
-    ranges = [
-        DueRange(place, queue, steps.ORIGIN if bar.start is None else max(bar.start, late), bar.end)
-        for place, bar in enumerate(all_)
-        for queue in queues
-    ]
-    # Messages that are due, but not overdue yet, may be older than the first bar: they belong to it.
-    ranges += [DueRange(1, queue, late, begin) for queue in queues if late < begin]
-    cap = _share(BAR_CAP, QUEUE_CAP, len(queues))
-    sample = _share(BAR_SAMPLE, QUEUE_SAMPLE, len(queues))
-    closed = admission.full_lately(using)
-    if closed:
-        # They are told from those that wait for limits.
-        ranges = [each for each in ranges if each.bar]
-        _count_overdue(using, queues, closed, now, overdue)
-    for found in console_statements(using).count_due(ranges, cap, sample):
-        _add(all_[found.range.bar], capped(found.number, cap), found.topics)
+    counted, start = [overdue, *bars], steps.ORIGIN
+    if closed := admission.full_lately(using):
+        # The overdue ones are told from those that wait for limits.
+        _count_overdue(using, closed, now, overdue)
+        counted, start = bars, late
+    # Each begins where the one before ends: the first bar has also what is due, but not overdue yet.
+    starts = [start, *(bar.end for bar in counted)]
+    queues = len(statements(using).queues())
+    cap, sample = _share(BAR_CAP, QUEUE_CAP, queues), _share(BAR_SAMPLE, QUEUE_SAMPLE, queues)
+    spans = [(start, bar.end) for start, bar in zip(starts, counted, strict=False)]
+    for found in console_statements(using).count_due(spans, cap, sample):
+        _add(counted[found.place], capped(found.number, cap), found.topics)
     if overdue.number.more and overdue_known.count > overdue.number.count > 0:
         _scale(overdue, overdue_known)
     _estimate(using, [bar for bar in bars if bar.number.more])
     return Upcoming(window, overdue, bars)
 
 
-def _count_overdue(using: str, queues: Sequence[str], closed: Collection[str], now: datetime, bar: Bar) -> None:
-    due = [*read_due(using, queues, closed, now=now, overdue_since=bar.end)]
+def _count_overdue(using: str, closed: Collection[str], now: datetime, bar: Bar) -> None:
+    due = [*read_due(using, closed, now=now, overdue_since=bar.end)]
     for each in due:
         if each.limit is None and each.overdue:
             bar.topics[each.topic] += each.overdue

@@ -57,6 +57,12 @@ class Portable:
      ORDER BY t.name, k."from"
     """
 
+    # The first scheduled messages ``m`` of each queue, of those that a condition chooses, up to a number.
+    FIRST_OF_EACH = """(SELECT * FROM (
+        SELECT m.*, row_number() OVER (PARTITION BY m.queue ORDER BY m.due_at, m.id) AS place FROM delayq_message m
+         WHERE m.state = 'scheduled' AND {chosen}
+    ) x WHERE place <= {limit}) m"""
+
     def __init__(self, using: str) -> None:
         self.using = using
 

@@ -18,7 +18,7 @@ from django.db import connections
 from django.db.models import QuerySet
 
 from ...models import Message
-from .expressions import Microseconds
+from .expressions import QUEUES, Microseconds
 from .holders import HOLDERS, Holder
 from .portable import Portable
 from .postgresql_delivery import PostgreSQLDelivery
@@ -98,6 +98,11 @@ class PostgreSQL(PostgreSQLScheduling, PostgreSQLLooks, PostgreSQLDelivery, Port
        AND k.conparentid = 0
      ORDER BY 1, 2
     """
+    # One search in the index for each queue.
+    FIRST_OF_EACH = f"""({QUEUES}) q CROSS JOIN LATERAL (
+        SELECT * FROM delayq_message m WHERE m.state = 'scheduled' AND m.queue = q.queue AND {{chosen}}
+         ORDER BY m.due_at, m.id LIMIT {{limit}}
+    ) m"""  # noqa: S608
 
     def now(self) -> datetime:
         return cast(datetime, self._rows("SELECT clock_timestamp()")[0][0])

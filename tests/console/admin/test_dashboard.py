@@ -178,7 +178,7 @@ def test_each_message_is_in_the_bar_of_its_due_time(window: str, bars: int) -> N
     for place in (1, 5, 5, bars - 2):
         samples.scheduled(delay=size * place)
     late(2)
-    found = upcoming.count_upcoming(samples.DB, window, ["default"], now)
+    found = upcoming.count_upcoming(samples.DB, window, now)
     assert len(found.bars) == bars
     assert found.overdue.number == Capped(2)
     for bar in found.bars:
@@ -191,7 +191,7 @@ def test_each_message_is_in_the_bar_of_its_due_time(window: str, bars: int) -> N
 def test_a_message_that_is_due_but_not_overdue_is_in_the_first_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "OVERDUE_AFTER", timedelta(seconds=3600))
     late(3, seconds=1800)
-    found = upcoming.count_upcoming(samples.DB, "hour", ["default"], ago(seconds=0))
+    found = upcoming.count_upcoming(samples.DB, "hour", ago(seconds=0))
     assert (found.overdue.number, found.bars[0].number) == (Capped(0), Capped(3))
 
 
@@ -199,7 +199,7 @@ def test_all_queues_are_in_it_and_the_rare_topics_are_one() -> None:
     for place in range(6):
         for _ in range(place + 1):
             schedule_message(f"t.{place}", delay="30m", queue=("one", "two")[place % 2])
-    found = upcoming.count_upcoming(samples.DB, "hour", ["one", "two"], ago(seconds=0))
+    found = upcoming.count_upcoming(samples.DB, "hour", ago(seconds=0))
     assert found.total == Capped(21)
     assert found.topics(5) == ["t.5", "t.4", "t.3", "t.2", "t.1"]
     assert not found.sampled
@@ -211,7 +211,7 @@ def test_a_full_bar_is_a_guess_or_a_limit(monkeypatch: pytest.MonkeyPatch) -> No
     if connection.vendor == "postgresql":
         with connection.cursor() as cursor:
             cursor.execute("ANALYZE delayq_message")
-    found = upcoming.count_upcoming(samples.DB, "day", ["default"], ago(seconds=0))
+    found = upcoming.count_upcoming(samples.DB, "day", ago(seconds=0))
     peak = found.peak
     assert peak is not None
     if connection.vendor == "postgresql":

@@ -33,7 +33,6 @@ from django_delayq.inspector.numbers import Capped
 from django_delayq.models import Message, Worker
 from django_delayq.project import registry
 from django_delayq.record import admission, transitions
-from django_delayq.record.sql import statements
 from django_delayq.record.sql.rows import Ticket
 from tests.support.limits import claim_limited
 from tests.support.statements import count_statements
@@ -281,10 +280,10 @@ def test_limited_messages_are_not_overdue_among_those_that_come(declare: Declare
     free = schedule_message("other")
     aged(free, hours=1)
     now = transitions.now(DB)
-    found = count_upcoming(DB, "hour", statements(DB).queues(), now, Capped(1))
+    found = count_upcoming(DB, "hour", now, Capped(1))
     assert (found.overdue.number, found.overdue.topics) == (Capped(1), {"other": 1})
     assert cancel_message(free)
-    assert count_upcoming(DB, "hour", statements(DB).queues(), now).overdue.number == Capped(0)
+    assert count_upcoming(DB, "hour", now).overdue.number == Capped(0)
 
 
 def test_the_dashboard_without_limited_messages_says_nothing_of_limits(viewer: Client) -> None:

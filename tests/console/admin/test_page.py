@@ -19,6 +19,7 @@ from django_delayq.console import operations
 from django_delayq.console.admin import panels
 from django_delayq.console.models import Operation
 from django_delayq.models import Worker
+from tests.support.statements import assert_asks_the_same_of_many_queues
 
 from . import samples
 from .conftest import logged_in, person
@@ -36,6 +37,19 @@ REFRESHED = (
     "/admin/delayq/worker/",
     "/admin/delayq_console/health/",
     "/admin/delayq_console/operation/",
+)
+
+
+# The pages, and searches of the list, that look at all queues.
+OF_ALL_QUEUES = (
+    *REFRESHED,
+    "/admin/delayq_console/limits/",
+    "/admin/delayq/message/?state=scheduled&p=2",
+    "/admin/delayq/message/?state=overdue",
+    "/admin/delayq/message/?state=all",
+    "/admin/delayq/message/?q=topic:t.*+due:<2h",
+    "/admin/delayq/message/?q=is:limited",
+    "/admin/delayq_console/dashboard/?window=week&past=week",
 )
 
 
@@ -229,3 +243,12 @@ def test_series_contrast_with_the_background() -> None:
         for name, colour in palette.items():
             if name.startswith("series") or name == "focus":
                 assert contrast(colour, ground) >= 3, name
+
+
+@pytest.mark.parametrize("address", OF_ALL_QUEUES)
+def test_a_page_asks_the_same_of_two_queues_as_of_many(boss: Client, address: str) -> None:
+    def show() -> None:
+        panels.forget()
+        assert boss.get(address).status_code == 200
+
+    assert_asks_the_same_of_many_queues(show)
