@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .queues import Queue
+from .queue import Queue
 from .record import Message, Transition
 from .workers import Worker
 

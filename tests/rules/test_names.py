@@ -21,9 +21,7 @@ def shared(names: Iterable[str]) -> set[str]:
 
 
 def test_no_two_modules_share_a_name() -> None:
-    # Tables may have the name of what works with their rows.
-    modules = [path.stem for path in FILES if path.parent.name != "models"]
-    assert shared(modules) <= DJANGOS_MODULES
+    assert shared(path.stem for path in FILES) <= DJANGOS_MODULES
 
 
 def test_no_two_classes_share_a_name() -> None:
