@@ -1183,7 +1183,7 @@ MUTANTS = [
     mutant("due times rounded down", ("django_delayq/core/clock.py", "return -(-us // 100)", "return us // 100 - 1")),
     mutant(
         "limited messages counted as overdue",
-        ("django_delayq/inspector/snapshot.py", "closed = admission.full_lately(using)", "closed = set()"),
+        ("django_delayq/inspector/snapshot.py", "if closed := admission.full_lately(using)", "if closed := set()"),
     ),
     mutant(
         "limited messages named as overdue",
