@@ -61,9 +61,13 @@ assert all((HERE / place).exists() for place in [*OF_THE_CONSOLE, *OF_ANY_DATABA
 
 
 def pytest_configure() -> None:
-    """Undo what ``nohup`` does, for the workers that tests start: a caught signal is not ignored by a new program."""
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, lambda *_: None)
+    """Undo what ``nohup`` and a shell's ``&`` do, for the workers that tests start.
+
+    A caught signal is not ignored by a new program.
+    """
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
