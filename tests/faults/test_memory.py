@@ -56,7 +56,7 @@ def test_a_redis_filled_by_our_own_ids_empties_itself_as_they_fall_due(start: St
         configure(REDIS=server.url)
         worker = start()
         worker.wait_for("Loaded Redis")
-        messages = schedule_messages({"topic": "t.tx", "delay": 2.0 + 0.001 * n} for n in range(300))
+        messages = schedule_messages({"topic": "t.tx", "delay": 5.0 + 0.001 * n} for n in range(300))
         assert client.zcard(KEYS.delayed) == 300
         client.config_set("maxmemory", 1)
         wait_until_all(State.CONSUMED, 300)

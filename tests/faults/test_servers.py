@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from django_delayq import schedule_message, schedule_messages
+from django_delayq import reschedule_message, schedule_message, schedule_messages
 from django_delayq.broker.keys import keys
 from django_delayq.core.states import State
 from testproject.binaries import _output, _redis_candidates
@@ -47,12 +47,15 @@ def test_every_installed_redis_supports_everything(start: Start, configure: Conf
         client.script_flush()
         wait_until_all(State.CONSUMED, 51)
         worker.wait_for("Redis is back")
-        later = schedule_messages({"topic": "t.tx", "delay": 8} for _ in range(20))
+        later = schedule_messages({"topic": "t.tx", "delay": 300} for _ in range(20))
         client.flushall()
         eventually(lambda: client.zcard(KEYS.delayed) == 20, "it is loaded again")
         client.delete(KEYS.delayed)
         assert run("delayq_restore").code == 0
+        assert client.zcard(KEYS.delayed) == 20
         assert run("delayq_stats").code == run("delayq_check").code == run("delayq_check", "redis").code == 0
+        for message in later:
+            assert reschedule_message(message, delay=0)
         wait_until_all(State.CONSUMED, 71)
         assert effects_per_message() == once_each([*messages, full, *later])
         worker.stop()
