@@ -19,7 +19,7 @@ from django_delayq.record.sql.rows import Ticket
 from .bench import QUEUE, Bench
 
 # A listen may be this much longer than asked when the machine is busy. Seconds.
-SLACK = 10.0
+SLACK = 60.0
 
 
 def test_a_message_is_delivered_when_it_is_due_and_never_before(bench: Bench) -> None:

@@ -291,7 +291,7 @@ class _Run:
             # Schedule the messages that the program did not schedule before its end, or that were refused.
             for number in range(committed(self.case.queue), NUMBER):
                 schedule(self.case.queue, str(self.lines), number)
-        eventually(self._is_drained, f"{self.case}: all are finished", timeout=60)
+        eventually(self._is_drained, f"{self.case}: all are finished")
         if self.case.who not in ("producer", "restore") and self.case.action != "power":
             # Wait until late outcomes of frozen or slow programs have arrived, too.
             assert self.program.stop() == 0, self.program.log

@@ -160,7 +160,7 @@ def test_a_move_that_waited_for_a_row_decides_by_what_the_row_holds_now(isolatio
         answer = pool.submit(reschedule)
         eventually(waits_for_a_lock, "the second move waits for the row")
         go.set()
-        assert answer.result(30) == Verdict.TOO_LATE
+        assert answer.result(90) == Verdict.TOO_LATE
 
 
 def test_a_serialization_failure_costs_no_attempt(start: Start, isolation: str, gate: Gate) -> None:
@@ -226,7 +226,7 @@ def test_a_key_that_a_message_took_and_kept_after_its_end_is_not_taken_by_an_old
     with ThreadPoolExecutor(1) as other, transaction.atomic():
         assert Message.objects.count() == 0
         for act in (publish, lambda: bool(cancel_message(topic="t.never", key="k")), connections.close_all):
-            other.submit(act).result(20)
+            other.submit(act).result(90)
         # The other message came and went after this transaction's snapshot.
         with pytest.raises(OperationalError) as caught:
             publish()

@@ -50,9 +50,8 @@ def test_a_killed_child_is_replaced_and_its_claims_are_given_back_at_once(start:
     for message in lost:
         eventually(partial(gate.begun, message.pk, 2), "it begins again")
         end = Transition.objects.get(message=message, number=3)
+        # Another reason would say that its lease ran out.
         assert (end.to_state, end.reason) == (State.SCHEDULED, "worker process died")
-        # The lease is a minute.
-        assert (end.at - log_of(message)[1].at).total_seconds() < 30
     gate.open()
     wait_until_all(State.CONSUMED, 4)
     assert effects_per_message() == once_each(messages)

@@ -129,5 +129,5 @@ def deliver(number: int, done: int) -> int:
     """Schedule messages of several topics, and wait until all are delivered."""
     topics = ["t.ok"] * 6 + ["t.tx"] * 2 + ["t.second_time", "t.async"]
     schedule_messages({"topic": topics[n % 10], "delay": n / number} for n in range(number))
-    eventually(lambda: states()[State.CONSUMED] == done + number, "all are delivered", timeout=60)
+    eventually(lambda: states()[State.CONSUMED] == done + number, "all are delivered")
     return done + number

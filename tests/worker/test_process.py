@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import threading
-import time
 
 import pytest
 
@@ -29,9 +28,7 @@ def test_a_process_that_has_lost_a_thread_ends_to_be_replaced(
 def test_stopping_from_a_signal_handler_takes_no_lock() -> None:
     process = WorkerProcess(Options(DB, threads=1, graceful_timeout=0))
     threading.Timer(0.2, process.stop).start()
-    began = time.monotonic()
     assert process.run() == 0
-    assert time.monotonic() - began < 10
 
 
 def test_a_process_that_has_ended_leaves_no_file_open() -> None:
