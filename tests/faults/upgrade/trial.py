@@ -63,11 +63,13 @@ class Trial:
             return file.execute(sql).fetchall()
 
     def _say(self, done: str) -> None:
-        """Print what was done, how long it took, and the longest call of a producer meanwhile."""
+        """Print what was done, how long it took, and the longest round of calls of a producer meanwhile."""
         calls = [line.split() for path in self._folder.glob("*.calls") for line in path.read_text().splitlines()]
         took = [float(call[1]) for call in calls if len(call) == 2 and float(call[0]) + float(call[1]) > self._since]
         now = time.monotonic()
-        print(f"{done}: {now - self._since:.1f} s, longest call {max(took, default=0):.2f} s", flush=True)
+        print(
+            f"{done}: {now - self._since:.1f} s, longest round of a producer {max(took, default=0):.2f} s", flush=True
+        )
         self._since = now
 
     def count(self, sql: str) -> int:
