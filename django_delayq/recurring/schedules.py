@@ -1,4 +1,4 @@
-"""Writes schedules and makes their occurrences, each with its message in one transaction.
+"""Writes schedules, and advances them: their occurrences are made, each with its message in one transaction.
 
 The lock on the row of a schedule makes those that advance it take turns, and the unique row of an occurrence decides:
 however many processes do this at once, no time has two messages. All times are read from the record's clock.
@@ -7,9 +7,9 @@ however many processes do this at once, no time has two messages. All times are 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -17,28 +17,24 @@ from django.db import IntegrityError, router, transaction
 from django.db.models import Exists, OuterRef, Q
 
 from ..api.actions import CANCEL
-from ..api.scheduling import schedule_message, schedule_messages
+from ..api.scheduling import schedule_message
 from ..core import names
 from ..core.durations import Duration
 from ..core.exceptions import InvalidMessage, KeyConflict
 from ..core.states import State
-from ..models import Message, Transition
-from ..project import registry
+from ..models import Message
 from ..project.message_options import OnConflict
 from ..record import transitions
 from ..record.sql.moves import locked, writing
 from . import definition as definitions
+from . import occurrences
 from .definition import Definition, Missed
 from .models import Occurrence, Schedule
 
 logger = logging.getLogger("django_delayq")
 
-# Occurrences that one transaction makes at most.
-MADE_TOGETHER = 1000
 # Schedules that a look for silent ones reads at most.
 LOOKED_AT = 1000
-# Clocks of two hosts differ a little. A time that this host's clock puts further into the past is given as a delay.
-CLOCK_MARGIN = timedelta(seconds=30)
 # The call is refused after this many rounds in which the schedule came and went.
 ROUNDS = 20
 
@@ -123,7 +119,7 @@ def pause_schedule(name: str, *, using: str | None = None) -> bool:
         if schedule.paused:
             return False
         _withdraw(using, schedule, "was paused", transitions.now(using))
-        _update(schedule, paused=True)
+        occurrences.update(schedule, paused=True)
     return True
 
 
@@ -138,8 +134,8 @@ def resume_schedule(name: str, *, using: str | None = None) -> bool:
         if not schedule.paused:
             return False
         now = transitions.now(using)
-        _update(schedule, paused=False, message_id=None, last_at=now)
-        _advance(using, schedule, now)
+        occurrences.update(schedule, paused=False, message_id=None, last_at=now)
+        occurrences.make_due(using, [schedule], now)
     return True
 
 
@@ -150,7 +146,7 @@ def run_schedule(name: str, *, using: str | None = None) -> Message:
     """
     using = _using(using)
     schedule = Schedule.objects.using(using).get(pk=name)
-    return schedule_message(**_content(schedule), headers={"schedule": name}, using=using)
+    return schedule_message(**occurrences.content(schedule), headers={"schedule": name}, using=using)
 
 
 # --- what a worker does -----------------------------------------------------------------------------------------------
@@ -165,25 +161,30 @@ def due(using: str, limit: int, *, since: timedelta = timedelta(0)) -> list[str]
     return list(rows.order_by("last_at").values_list("pk", flat=True)[:limit])
 
 
-def until_next(using: str, *, late: bool = True) -> float | None:
-    """Return the seconds until a schedule has to be advanced next, 0 or less when one is late; None: there is none.
-
-    ``late=False`` passes over those that are late.
-    """
+def until_next(using: str) -> float | None:
+    """Return the seconds until the next schedule has to be advanced; None: no time is to come."""
     now = transitions.now(using)
-    rows = Schedule.objects.using(using).filter(paused=False, ended=False).order_by("last_at")
-    rows = rows if late else rows.filter(last_at__gt=now)
+    rows = Schedule.objects.using(using).filter(paused=False, ended=False, last_at__gt=now).order_by("last_at")
     first = rows.values_list("last_at", flat=True).first()
     return None if first is None else (first - now).total_seconds()
 
 
-def advance(using: str, name: str) -> None:
-    """Make the occurrences of one schedule that are to be made now. Does nothing while another process does so."""
+def late_for(using: str) -> float | None:
+    """Return for how many seconds a schedule should have been advanced, the one that is late the least; None: none."""
+    now = transitions.now(using)
+    rows = Schedule.objects.using(using).filter(paused=False, ended=False, last_at__lte=now).order_by("-last_at")
+    latest = rows.values_list("last_at", flat=True).first()
+    return None if latest is None else (now - latest).total_seconds()
+
+
+def advance(using: str, *names: str) -> None:
+    """Make the occurrences of these schedules that are to be made now, all or none.
+
+    Passes over a schedule that another process advances.
+    """
     with writing(using):
-        rows = Schedule.objects.using(using).filter(pk=name, paused=False, ended=False)
-        schedule = locked(using, rows, wait=False).first()
-        if schedule is not None:
-            _advance(using, schedule, transitions.now(using))
+        rows = Schedule.objects.using(using).filter(pk__in=names, paused=False, ended=False).order_by("pk")
+        occurrences.make_due(using, list(locked(using, rows, wait=False)), transitions.now(using))
 
 
 def declare(using: str, name: str, definition: Definition) -> Schedule:
@@ -263,7 +264,7 @@ def _insert(using: str, name: str, definition: Definition, *, declared: bool, pa
     except IntegrityError:
         return None
     if not paused:
-        _advance(using, schedule, now)
+        occurrences.make_due(using, [schedule], now)
     return schedule
 
 
@@ -284,11 +285,11 @@ def _change(
     # An occurrence whose time has come keeps the definition that it was made with.
     _withdraw(using, schedule, "was changed", now, after=now)
     if (schedule.topic, schedule.payload) != (definition.topic, definition.payload):
-        _update(schedule, limit_key=None)
+        occurrences.update(schedule, limit_key=None)
     # What is decided of the times to come was decided by the former definition.
-    _update(schedule, ended=False, last_at=min(schedule.last_at, now), **_fields(definition))
+    occurrences.update(schedule, ended=False, last_at=min(schedule.last_at, now), **_fields(definition))
     if not schedule.paused:
-        _advance(using, schedule, now)
+        occurrences.make_due(using, [schedule], now)
     return schedule
 
 
@@ -311,108 +312,7 @@ def _withdraw(using: str, schedule: Schedule, why: str, now: datetime, *, after:
     if ids:
         CANCEL.apply(using, ids, reason=f"schedule {schedule.pk} {why}")
         rows.filter(message_id__in=ids).delete()
-        _update(schedule, last_at=min(schedule.last_at, now), message_id=None)
-
-
-def _advance(using: str, schedule: Schedule, now: datetime) -> None:
-    """Make the occurrences that are to be made now: what was missed, and the next one. The row is locked."""
-    begin = schedule.last_at
-    if begin > now:
-        return
-    definition, is_once = schedule.definition, schedule.missed == Missed.ONCE
-    if is_once and schedule.message_id is not None:
-        left = _left(using, schedule.message_id)
-        if left is None:
-            return
-        # The occurrence stands for all times that came while it waited.
-        begin = min(now, max(begin, left))
-    if schedule.missed == Missed.SKIP and definition.time_to_start is not None:
-        begin = max(begin, now - definition.time_to_start)
-    times = list(_to_make(definition, begin, now, 1 if is_once else MADE_TOGETHER))
-    if not times:
-        _update(schedule, ended=True)
-        logger.info("Schedule %s has no further time", schedule.pk)
-        return
-    made = _make(using, schedule, definition, times, now)
-    _update(schedule, last_at=max(now, times[-1]) if is_once else times[-1], message_id=made)
-
-
-def _to_make(definition: Definition, begin: datetime, now: datetime, limit: int) -> Iterator[datetime]:
-    """Yield the times after ``begin`` up to the first that is still to come, ``limit`` at most."""
-    for place, at in enumerate(definition.times.following(begin), start=1):
-        yield at
-        if at > now or place == limit:
-            return
-
-
-def _make(using: str, schedule: Schedule, definition: Definition, times: list[datetime], now: datetime) -> int | None:
-    """Schedule a message for each of these times that has none, and return the id of the last one."""
-    taken = Occurrence.objects.using(using).filter(schedule=schedule.pk, at__in=times)
-    there = dict(taken.values_list("at", "message_id"))
-    new = [at for at in times if at not in there]
-    given: list[Any] = [
-        {
-            **_content(schedule),
-            **_due(definition, at, now),
-            "headers": {"schedule": schedule.pk, "occurrence": _iso(at)},
-        }
-        for at in new
-    ]
-    messages = schedule_messages(given, using=using)
-    # In one transaction with the messages: were another process to make the same time, one of the two fails.
-    Occurrence.objects.using(using).bulk_create(
-        Occurrence(schedule=schedule.pk, at=at, message_id=message.pk)
-        for at, message in zip(new, messages, strict=True)
-    )
-    _note_key(schedule, messages)
-    there.update(zip(new, (message.pk for message in messages), strict=True))
-    return there[times[-1]]
-
-
-def _note_key(schedule: Schedule, made: list[Message]) -> None:
-    """Note the limit key that the handler found, for processes that do not know it."""
-    if made and registry.find(schedule.topic) is not None and made[-1].limit_key != schedule.limit_key:
-        _update(schedule, limit_key=made[-1].limit_key)
-
-
-def _due(definition: Definition, at: datetime, now: datetime) -> dict[str, Any]:
-    """Return the arguments that make a message due at this time, or now if that is past."""
-    late = max(timedelta(0), now - at)
-    options: dict[str, Any] = {"due_at": at}
-    if late or at < datetime.now(UTC) - CLOCK_MARGIN:
-        options = {"delay": max(timedelta(0), at - now)}
-    if definition.time_to_start is not None:
-        options["expires"] = max(timedelta(seconds=1), definition.time_to_start - late)
-    return options
-
-
-def _content(schedule: Schedule) -> dict[str, Any]:
-    content = {
-        "topic": schedule.topic,
-        "payload": schedule.payload,
-        "queue": schedule.queue or None,
-        "priority": schedule.priority,
-    }
-    is_known = registry.find(schedule.topic) is not None
-    # The handler that belongs to a declaration may be newer than that of this process.
-    if schedule.declared or not is_known:
-        content["queue"] = content["queue"] or schedule.topic_queue or None
-        content["priority"] = schedule.topic_priority if schedule.priority is None else schedule.priority
-    if not is_known:
-        content["limit_key"] = schedule.limit_key
-    return content
-
-
-def _left(using: str, message_id: int) -> datetime | None:
-    """Return when a message began its first delivery, or ended without one; None while it waits."""
-    message = Message.objects.using(using).filter(pk=message_id).first()
-    if message is None:
-        # It was purged, which only finished messages are.
-        return datetime.min.replace(tzinfo=UTC)
-    if message.state == State.SCHEDULED and not message.deliveries:
-        return None
-    moves = Transition.objects.using(using).filter(message_id=message_id).exclude(to_state=State.SCHEDULED)
-    return moves.order_by("number").values_list("at", flat=True).first() or message.created_at
+        occurrences.update(schedule, last_at=min(schedule.last_at, now), message_id=None)
 
 
 def _locked(using: str, name: str) -> Schedule | None:
@@ -426,19 +326,8 @@ def _existing(using: str, name: str) -> Schedule:
     return schedule
 
 
-def _update(schedule: Schedule, **values: Any) -> None:
-    """Update a row that is locked, and the object with it."""
-    Schedule._base_manager.using(schedule._state.db).filter(pk=schedule.pk).update(**values)
-    for field, value in values.items():
-        setattr(schedule, field, value)
-
-
 def _fields(definition: Definition) -> dict[str, Any]:
     return {field: getattr(definition, field) for field in Definition.__dataclass_fields__}
-
-
-def _iso(at: datetime) -> str:
-    return at.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
 def _using(using: str | None) -> str:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_delayq")
 
-# Schedules that one tick advances at most.
-ADVANCED_TOGETHER = 50
+# Schedules that one tick advances at most, in one transaction.
+ADVANCED_TOGETHER = 200
 # Seconds between two looks at the schedules, at most.
 LOOK_INTERVAL = 5.0
 # Seconds between two looks, at most, while an occurrence that is due waits for its delivery.
@@ -42,6 +42,8 @@ PRUNE_INTERVAL = 600.0
 ANNOUNCE_INTERVAL = 30.0
 # The row of a forgotten set is deleted after this time.
 KEPT_FOR = timedelta(days=7)
+# A schedule that raises one of these stays as it is until somebody corrects it.
+WRONG = (InvalidMessage, ImproperlyConfigured, OverflowError)
 
 
 class Scheduler(Service):
@@ -62,30 +64,44 @@ class Scheduler(Service):
 
         names = schedules.due(self.using, ADVANCED_TOGETHER)
         with acting_as(self.actor):
-            failed = [name for name in names if not self._advance(name)]
+            failed = self._advance(names)
         if time.monotonic() >= self._prune_at:
             self._prune_at = time.monotonic() + PRUNE_INTERVAL
             schedules.prune(self.using)
-        if len(names) == ADVANCED_TOGETHER and len(failed) < len(names):
+        if len(names) == ADVANCED_TOGETHER and failed < len(names):
             return 0.0
-        wait = schedules.until_next(self.using)
-        if wait is None:
-            return LOOK_INTERVAL
-        if wait > 0:
-            return min(LOOK_INTERVAL, wait + AFTER_DUE)
-        # One is late: its time came during this look, or it waits for its delivery, or it cannot be advanced. The last
-        # two may stay so for long, and others must not wait with them.
-        longest = AFTER_DUE if len(failed) < len(names) else WAITING_INTERVAL
-        later = schedules.until_next(self.using, late=False)
-        return longest if later is None else min(longest, later + AFTER_DUE)
+        waits = [LOOK_INTERVAL]
+        if (later := schedules.until_next(self.using)) is not None:
+            waits.append(later + AFTER_DUE)
+        if (late := schedules.late_for(self.using)) is not None:
+            # Its time came during this look, or it waits for its delivery, or it cannot be advanced. The last two may
+            # stay so for long: the later it is, the longer is the time until the next look.
+            is_busy = failed < len(names)
+            waits.append(AFTER_DUE if is_busy else min(WAITING_INTERVAL, max(AFTER_DUE, late)))
+        return min(waits)
 
-    def _advance(self, name: str) -> bool:
+    def _advance(self, names: list[str]) -> int:
+        """Advance these schedules, together if possible. Return how many of them cannot be advanced."""
+        from . import schedules
+
+        # Those that failed before go one by one, so that the others need not.
+        alone = [name for name in names if name in self._failing]
+        together = [name for name in names if name not in self._failing]
+        try:
+            if together:
+                schedules.advance(self.using, *together)
+        except (*WRONG, IntegrityError):
+            # The transaction left nothing behind, and each of them may be the cause.
+            alone = names
+        return sum(not self._advance_alone(name) for name in alone)
+
+    def _advance_alone(self, name: str) -> bool:
         """Advance one schedule. Return False, and log it the first time, when it cannot be advanced."""
         from . import schedules
 
         try:
             schedules.advance(self.using, name)
-        except (InvalidMessage, ImproperlyConfigured, OverflowError) as error:
+        except WRONG as error:
             if name not in self._failing:
                 self._failing.add(name)
                 logger.error("Schedule %s makes no messages until it is corrected: %s", name, error)

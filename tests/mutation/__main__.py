@@ -408,23 +408,23 @@ MUTANTS = [
     ),
     mutant(
         "occurrence that is made again",
-        (f"{RECURRING}/schedules.py", "new = [at for at in times if at not in there]", "new = times"),
+        (f"{RECURRING}/occurrences.py", "if (schedule.pk, at) not in there]", "]"),
     ),
     mutant(
         "schedule that several processes advance at once",
         (
             f"{RECURRING}/schedules.py",
-            "schedule = locked(using, rows, wait=False).first()",
-            "schedule = rows.first()",
+            "list(locked(using, rows, wait=False))",
+            "list(rows)",
         ),
     ),
     mutant(
         "times missed while an occurrence waited that are made",
-        (f"{RECURRING}/schedules.py", "begin = min(now, max(begin, left))", "pass"),
+        (f"{RECURRING}/occurrences.py", "begin = min(now, max(begin, left[schedule.message_id]))", "pass"),
     ),
     mutant(
         "times missed after the last delivery that are forgotten",
-        (f"{RECURRING}/schedules.py", "begin = min(now, max(begin, left))", "begin = now"),
+        (f"{RECURRING}/occurrences.py", "begin = min(now, max(begin, left[schedule.message_id]))", "begin = now"),
     ),
     mutant(
         "occurrences that have begun withdrawn",
@@ -432,7 +432,11 @@ MUTANTS = [
     ),
     mutant(
         "withdrawn occurrence whose time does not come again",
-        (f"{RECURRING}/schedules.py", "_update(schedule, last_at=min(schedule.last_at, now), message_id=None)", "pass"),
+        (
+            f"{RECURRING}/schedules.py",
+            "occurrences.update(schedule, last_at=min(schedule.last_at, now), message_id=None)",
+            "pass",
+        ),
     ),
     mutant(
         "old version of the code that turns a deploy back",

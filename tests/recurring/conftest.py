@@ -49,8 +49,7 @@ def code(monkeypatch: pytest.MonkeyPatch) -> list[declarations.Declaration]:
 def look() -> None:
     """Advance all schedules whose time has come, as a worker does, until nothing is left to do."""
     while names := schedules.due(DB, 100):
-        for name in names:
-            schedules.advance(DB, name)
+        schedules.advance(DB, *names)
 
 
 def deliver(clock: Clock, name: str = "s") -> list[str]:

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 from django.core.checks import run_checks
+from django.db import connection
 from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
 
 from django_delayq import handler
 from django_delayq.core.exceptions import InvalidMessage
@@ -391,6 +393,10 @@ def test_the_scheduler_comes_back_when_the_next_occurrence_is_due(clock: Clock) 
     clock.advance(minutes=59, seconds=58)
     assert scheduler.tick() == pytest.approx(2 + services.AFTER_DUE)
     clock.advance(seconds=2)
+    assert scheduler.tick() == services.AFTER_DUE
+    clock.advance(seconds=0.3)
+    assert scheduler.tick() == pytest.approx(0.3)
+    clock.advance(seconds=10)
     assert scheduler.tick() == services.WAITING_INTERVAL
     assert occurrences() == ["13:00"]
     deliver(clock)
@@ -403,8 +409,8 @@ def test_the_scheduler_comes_back_when_the_next_occurrence_is_due(clock: Clock) 
 @database
 def test_a_schedule_that_waits_for_its_delivery_does_not_keep_others_waiting(clock: Clock) -> None:
     create_schedule("waits", "t.ok", every="1h")
-    create_schedule("s", "t.ok", every="1h", starts_at=NOON + timedelta(hours=1, milliseconds=400))
-    clock.advance(hours=1)
+    create_schedule("s", "t.ok", every="1h", starts_at=NOON + timedelta(hours=1, seconds=10.4))
+    clock.advance(hours=1, seconds=10)
     assert Scheduler(DB, "w").tick() == pytest.approx(0.4 + services.AFTER_DUE)
 
 
@@ -436,6 +442,32 @@ def test_one_wrong_schedule_does_not_stop_the_others(clock: Clock, caplog: pytes
     assert occurrences("a") == ["13:00"]
     assert occurrences("s") == ["13:00", "14:00", "15:00"]
     assert caplog.text.count("Schedule a makes no messages until it is corrected") == 1
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+@database
+def test_many_schedules_need_as_many_statements_as_few(clock: Clock, wrong: int) -> None:
+    scheduler = Scheduler(DB, "w")
+    scheduler.tick()
+    for number in range(wrong):
+        create_schedule(f"wrong{number}", "t.ok", every="1h")
+        Schedule._base_manager.filter(pk=f"wrong{number}").update(cron="0 * * * *", every="", time_zone="Not/Here")
+    counts = []
+    for first, end in ((0, 2), (2, 20)):
+        for number in range(first, end):
+            create_schedule(f"s{number}", "t.ok", every="1h", missed="once" if number % 2 else "all")
+        # The first of these looks finds out which schedule is wrong.
+        for _look in range(2):
+            clock.advance(hours=1)
+            for name in Schedule.objects.values_list("pk", flat=True):
+                deliver(clock, name)
+            made = Occurrence.objects.count()
+            with CaptureQueriesContext(connection) as statements:
+                scheduler.tick()
+            assert Occurrence.objects.count() == made + end
+        counts.append(len(statements))
+    # SQLite gets one for each message.
+    assert counts[1] - counts[0] == (18 if connection.vendor == "sqlite" else 0)
 
 
 @database

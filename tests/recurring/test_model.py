@@ -113,7 +113,8 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def crash(self) -> None:
         """Have a worker lose its connection before it commits."""
-        with patch.object(schedules, "_update", side_effect=DatabaseError), pytest.raises(DatabaseError):
+        lost = patch("django_delayq.recurring.occurrences._write", side_effect=DatabaseError)
+        with lost, pytest.raises(DatabaseError):
             schedules.advance(DB, "s")
             raise DatabaseError
 

@@ -197,7 +197,7 @@ def test_all_of_forty_missed_times_are_run(clock: Clock) -> None:
 
 
 def test_missed_times_are_made_in_batches(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedules, "MADE_TOGETHER", 7)
+    monkeypatch.setattr("django_delayq.recurring.occurrences.MADE_TOGETHER", 7)
     hourly(missed="all")
     clock.advance(hours=40, minutes=30)
     look()
