@@ -1,8 +1,8 @@
 """Measures how late recurring messages start: ``python -m benchmarks.recurring [--schedules 200] [--seconds 30]``.
 
 So many schedules with a time each second, and one worker process that makes and runs their occurrences, on servers of
-its own. Prints the lateness of all, and of each second in which an occurrence was more than 100 ms late: when its
-messages were written, claimed and handled.
+its own. Prints how many of all times have their message and how late it was handled, and of each second in which one
+was more than 100 ms late: when its messages were written, claimed and handled.
 """
 
 from __future__ import annotations
@@ -40,22 +40,21 @@ def main() -> None:
             time.sleep(arguments.seconds)
             end = time.time()
             time.sleep(SETTLE_SECONDS)
-        show(begin, end)
+        show(begin, end, arguments.schedules)
 
 
-def show(begin: float, end: float) -> None:
+def show(begin: float, end: float, schedules: int) -> None:
     from django_delayq.models import Message
 
     since, until = datetime.fromtimestamp(begin, UTC), datetime.fromtimestamp(end, UTC)
     found = Message.objects.filter(due_at__gte=since, due_at__lt=until).order_by("due_at")
     rows = list(found.values_list("due_at", "created_at", "claimed_at", "finished_at"))
-    late = sorted((claimed - due).total_seconds() * 1000 for due, _created, claimed, _finished in rows if claimed)
+    # A message may be claimed a moment before its time, and waits in the worker for it.
+    late = sorted((finished - due).total_seconds() * 1000 for due, _created, _claimed, finished in rows if finished)
     if not late:
-        raise RuntimeError("no occurrence was claimed")
-    say(
-        f"{len(rows)} occurrences, {len(rows) - len(late)} never claimed; claimed late by, ms: p50",
-        f"{median(late):.1f}",
-    )
+        raise RuntimeError("no occurrence was handled")
+    say("times that have their message", f"{len(rows)} of {schedules * (int(end) - int(begin))}")
+    say(f"{len(rows) - len(late)} never handled; handled late by, ms: p50", f"{median(late):.1f}")
     say("p99", f"{quantile(late, 0.99):.1f}")
     say("at most", f"{late[-1]:.1f}")
     seconds = defaultdict(list)
@@ -63,7 +62,7 @@ def show(begin: float, end: float) -> None:
         seconds[due].append([(moment - due).total_seconds() * 1000 if moment else float("inf") for moment in moments])
     for due, each in seconds.items():
         created, claimed, finished = (sorted(column) for column in zip(*each, strict=True))
-        if claimed[-1] > LATE * 1000:
+        if finished[-1] > LATE * 1000:
             ranges = " · ".join(f"{column[0]:.0f} to {column[-1]:.0f}" for column in (created, claimed, finished))
             say(f"  {due:%H:%M:%S}: {len(each)} written · claimed · finished, ms after it", ranges)
 
