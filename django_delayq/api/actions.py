@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, overload
+from typing import overload
 
 from django.db import router
 from django.db.models import Count, Exists, Max, Min, OuterRef, Q, QuerySet
@@ -21,15 +20,16 @@ from ..broker.base import Entry
 from ..core import names
 from ..core.durations import Duration
 from ..core.exceptions import InvalidMessage
-from ..core.states import FINAL, REQUEUEABLE, State
+from ..core.states import REQUEUEABLE, State
 from ..core.twins import async_twin
 from ..core.verbs import VERBS, Verb
 from ..core.verdicts import Verdict
 from ..models import Message
 from ..models.record import HOLDS_KEY, WAITS_AGAIN
 from ..project import validation
-from ..record import held_keys, purge, transitions
+from ..record import purge, transitions
 from ..record.transitions import MOVES_PER_TRANSACTION, NO_TIME, Answer
+from .targets import Target, find, id_of, refuse_others, selected
 
 # --- the table --------------------------------------------------------------------------------------------------------
 
@@ -130,14 +130,17 @@ def _purge(using: str, ids: Sequence[int], times: DueTimes, reason: str) -> list
 
 def publish_moves(using: str, answers: Sequence[Answer]) -> None:
     """Tell Redis and the receivers of signals, on commit, how the messages moved."""
-    gone: dict[str, list[int]] = {}
+    waiting: defaultdict[str, list[Entry]] = defaultdict(list)
+    gone: defaultdict[str, list[int]] = defaultdict(list)
     for moved in (answer.moved for answer in answers if answer.moved is not None):
         if moved.after == State.SCHEDULED:
-            publisher.put_on_commit(using, moved.queue, [Entry.at(moved.id, moved.due_at, moved.priority)])
+            waiting[moved.queue].append(Entry.at(moved.id, moved.due_at, moved.priority))
         elif moved.after == State.CANCELLED:
-            gone.setdefault(moved.queue, []).append(moved.id)
+            gone[moved.queue].append(moved.id)
             arguments = signals.message_arguments(moved, using)
             signals.emit_on_commit(signals.message_cancelled, Message, **arguments)
+    for queue, entries in waiting.items():
+        publisher.put_on_commit(using, queue, entries)
     for queue, ids in gone.items():
         publisher.remove_on_commit(using, queue, ids)
 
@@ -217,9 +220,6 @@ _MEANT = {
     **dict.fromkeys(("id", "pk", "message", "message_id", "task_id", "job_id"), "target"),
     **dict.fromkeys(("terminate", "signal"), names.NOTHING),
 }
-
-# The id may be text: that of a task's result is.
-Target = int | str | Message
 
 
 @overload
@@ -381,33 +381,10 @@ def _apply(
     # As save() does: what was read from a replica is written to the database behind it.
     hints = {"instance": target} if isinstance(target, Message) else {}
     using = using or router.db_for_write(Message, **hints)
-    pk = _find(using, topic, key, finished=action is REQUEUE) if target is None else _id(target)
+    pk = find(using, topic, key, finished=action is REQUEUE) if target is None else id_of(target)
     if pk is None:
         return Answer(None, Verdict.NOT_FOUND)
     return action.apply(using, [pk], times=times, reason=reason)[0]
-
-
-def _id(target: Any) -> int:
-    number = target.pk if isinstance(target, Message) else target
-    if isinstance(number, str) and len(number) < 20 and number.isascii() and number.isdecimal():
-        number = int(number)
-    if isinstance(number, bool) or not isinstance(number, int) or not 0 < number < 2**63:
-        by_key = "; to name a message by its key, write topic= and key=" if isinstance(number, str) else ""
-        raise InvalidMessage(f"not the id of a message: {type(target).__name__}{by_key}")
-    return number
-
-
-def _find(using: str, topic: str, key: str | None, *, finished: bool) -> int | None:
-    if key is None or not topic:
-        raise InvalidMessage("name the message by its id, or by topic and key")
-    topic, checked = validation.topic(topic), validation.key(key)
-    assert checked is not None
-    live = held_keys.named(using, topic, checked)
-    if not finished or (live is not None and live.holds_key):
-        return None if live is None else live.pk
-    rows = Message.objects.using(using).filter(topic=topic, key=checked, state__in=sorted(FINAL))
-    youngest = rows.order_by("-pk").values_list("pk", flat=True).first()
-    return live.pk if youngest is None and live is not None else youngest
 
 
 def _apply_to_queryset(
@@ -422,33 +399,6 @@ def _apply_to_queryset(
     for answers in action.apply_in_batches(using, ids, times=times, reason=reason):
         counts.update(answer.verdict for answer in answers)
     return counts
-
-
-def selected(queryset: QuerySet[Message]) -> array[int]:
-    """Return the ids of the messages that a queryset finds now, each once, in ascending order.
-
-    An action reads its selection once, before it begins: its own moves may change what the queryset finds. A million
-    ids take 8 MB. Raises ``InvalidMessage`` for a queryset that does not stand for messages.
-    """
-    refuse_others(queryset)
-    return array("q", sorted(set(queryset.values_list("pk", flat=True))))
-
-
-def refuse_others(queryset: QuerySet[Message]) -> None:
-    """Raise ``InvalidMessage`` for a queryset that does not stand for messages."""
-    if queryset.model._meta.concrete_model is not Message:
-        raise InvalidMessage(f"not a queryset of messages: it is one of {queryset.model.__name__}")
-    if queryset.query.combinator:
-        raise InvalidMessage(
-            f"not a plain queryset: it is a {queryset.query.combinator}; give its messages by their ids"
-        )
-    try:
-        queryset.only("pk")
-    except TypeError:
-        # Django refuses that after values(), values_list() and dates().
-        raise InvalidMessage(
-            "not a queryset of messages: it finds values; leave out values() and values_list()"
-        ) from None
 
 
 # --- the same for async code ------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from inspect import iscoroutinefunction
 from typing import Any
 
 import pytest
+import redis
 from asgiref.sync import async_to_sync
 from django.db import transaction
 from django.utils import timezone
@@ -332,6 +333,21 @@ def test_a_message_scheduled_while_a_queryset_is_worked_off_is_left_alone(monkey
     monkeypatch.setattr(actions, "publish_moves", publish_and_schedule)
     assert cancel_message(Message.objects.all()) == {Verdict.CANCELLED: 5}
     assert {state(id_) for id_ in added} == {State.SCHEDULED}
+
+
+@committed
+@pytest.mark.usefixtures("puts_are_flushed")
+def test_an_action_on_many_messages_is_one_put_for_each_queue(redis_client: redis.Redis) -> None:
+    def scripts_run() -> int:
+        stats = redis_client.info("commandstats")
+        return sum(stats[name]["calls"] for name in ("cmdstat_eval", "cmdstat_evalsha") if name in stats)
+
+    # Redis has the script from now on.
+    assert run_message(later().pk)
+    schedule_messages([{"topic": TOPIC, "delay": "30d", "queue": f"q{number % 2}"} for number in range(20)])
+    before = scripts_run()
+    assert run_message(Message.objects.filter(queue__in=["q0", "q1"])) == {Verdict.RESCHEDULED: 20}
+    assert scripts_run() - before == 2
 
 
 def test_a_queryset_with_a_message_in_several_rows_counts_it_once() -> None:

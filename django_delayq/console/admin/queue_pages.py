@@ -17,7 +17,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from ...api import actions, pausing
+from ...api import pausing, targets
 from ...broker.base import QueueSize
 from ...core.exceptions import InvalidMessage
 from ...core.states import State
@@ -178,7 +178,7 @@ class QueueAdmin(Page):
 
     def _resume_slowly(self, request: HttpRequest, name: str, form: ResumeForm) -> HttpResponse:
         """Start an operation that spreads the messages that are due, then resumes the queue."""
-        ids = actions.selected(self._due(name)[: operations.MOST_MESSAGES])
+        ids = targets.selected(self._due(name)[: operations.MOST_MESSAGES])
         with writing(self.using):
             # The pause must not end by itself before that.
             Queue.objects.using(self.using).filter(name=name).update(resumes_at=None)

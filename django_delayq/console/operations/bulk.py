@@ -17,7 +17,7 @@ from django.db.models.functions import Coalesce
 from django.db.models.lookups import LessThanOrEqual
 from django.utils import timezone
 
-from ...api import actions, pausing
+from ...api import actions, pausing, targets
 from ...api.actions import Action, DueTimes
 from ...models import Message
 from ...models.record import LogRow
@@ -91,7 +91,7 @@ class Scope:
         assert self.at is not None
         changing, unchanged = of_states(action.states), _unchanged_since(self.at)
         found = rows.filter(self.condition(), unchanged | ~changing if self.search is None else unchanged & changing)
-        return Scope(ids=tuple(actions.selected(found[: MOST_MESSAGES + 1])))
+        return Scope(ids=tuple(targets.selected(found[: MOST_MESSAGES + 1])))
 
 
 def _unchanged_since(at: datetime) -> Q:

@@ -13,7 +13,8 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db.models import QuerySet
 
 from ...api import actions
-from ...api.actions import DueTimes, selected
+from ...api.actions import DueTimes
+from ...api.targets import selected
 from ...core.states import State
 from ...core.verdicts import DONE, Verdict
 from ...models import Message
