@@ -15,9 +15,11 @@ view that the migration makes, shows both parts as one log.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
+from django.db import connections
 from django.db.models import Exists, OuterRef, Q
 
 from ...core.states import State
@@ -42,24 +44,12 @@ def first_row(message: Message, actor: str) -> LogRow:
     )
 
 
-def rows_of(message: Message) -> list[LogRow]:
-    """Return the rows of the log that only the row of a live message has, not yet written."""
-    rows = [] if message.created_by is None else [first_row(message, message.created_by)]
-    if message.claimed_at is not None:
-        rows.append(
-            LogRow(
-                message_id=message.pk,
-                number=message.moves,
-                at=message.claimed_at,
-                from_state=State.SCHEDULED,
-                to_state=State.RUNNING,
-                delivery=message.deliveries,
-                due_at=message.due_at,
-                ready_at=message.ready_at,
-                actor=f"worker:{message.claimed_by or message.worker}",
-            )
-        )
-    return rows
+def write_out(using: str, messages: Iterable[Message]) -> None:
+    """Add to the log what only the rows of these messages have: they are about to lose it."""
+    ids = [one.pk for one in messages if one.created_by is not None or one.claimed_at is not None]
+    if ids:
+        with connections[using].cursor() as cursor:
+            cursor.execute(WRITE_OUT.format(", ".join(["%s"] * len(ids))), ids)
 
 
 def claimed_after(moment: datetime) -> Q:
@@ -76,6 +66,13 @@ def claimed_after(moment: datetime) -> Q:
 
 LOG_COLUMNS = """message_id, number, at, from_state, to_state, delivery, due_at, ready_at, actor,
          reason, error, traceback, exception"""
+
+WRITE_OUT = f"""
+INSERT INTO delayq_log ({LOG_COLUMNS})
+SELECT {LOG_COLUMNS} FROM delayq_transition t
+ WHERE message_id IN ({{}})
+   AND NOT EXISTS (SELECT 1 FROM delayq_log l WHERE l.message_id = t.message_id AND l.number = t.number)
+"""  # noqa: S608
 
 # What an update sets in the row of a message ``m`` that it claims with the row ``x``.
 CLAIM_IN_ROW = "claimed_at = clock_timestamp(), ready_at = x.ready_at"

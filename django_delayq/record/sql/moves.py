@@ -22,7 +22,7 @@ from ...core.verdicts import Verdict
 from ...models import Message
 from ...models.record import LogRow
 from ..identity import known_identity, learn_identity
-from .log_in_row import CLEARED, rows_of
+from .log_in_row import CLEARED, write_out
 from .rows import Moved
 from .sessions import own_transaction
 
@@ -154,9 +154,10 @@ def move(
         now = clock(using)
         decided = [(message, decide(message, now)) for message in rows]
         plans = [_plan(message, made, made.to, now) for message, made in decided if made.to is not None]
-        written = {plan.message.pk for plan in _write(using, plans)}
-        rows_of_log = [row for plan in plans if plan.message.pk in written for row in _logged(plan, actor, now)]
-        LogRow._base_manager.using(using).bulk_create(rows_of_log)
+        write_out(using, (plan.message for plan in plans))
+        moved_rows = _write(using, plans)
+        LogRow._base_manager.using(using).bulk_create([_logged(plan, actor, now) for plan in moved_rows])
+        written = {plan.message.pk for plan in moved_rows}
     return [(message, made) for message, made in decided if made.to is None or message.pk in written]
 
 
@@ -168,15 +169,13 @@ class _Plan(NamedTuple):
     before: State
     after: State
     values: dict[str, Any]
-    # Rows of the log that only the row of the message has so far.
-    earlier: list[LogRow]
 
 
 def _plan(message: Message, decision: Decision, after: State, now: datetime) -> _Plan:
     before = State(message.state)
     if not is_legal(before, after):
         raise InvalidTransition(f"{before} → {after}")
-    return _Plan(message, decision, before, after, _values(message, decision, after, now), rows_of(message))
+    return _Plan(message, decision, before, after, _values(message, decision, after, now))
 
 
 def _write(using: str, plans: list[_Plan]) -> list[_Plan]:
@@ -218,9 +217,9 @@ def _copy(plan: _Plan) -> Message:
     return made
 
 
-def _logged(plan: _Plan, actor: str, now: datetime) -> list[LogRow]:
+def _logged(plan: _Plan, actor: str, now: datetime) -> LogRow:
     message, decision = plan.message, plan.decision
-    row = LogRow(
+    return LogRow(
         message_id=message.pk,
         number=message.moves,
         at=now,
@@ -235,7 +234,6 @@ def _logged(plan: _Plan, actor: str, now: datetime) -> list[LogRow]:
         traceback=decision.traceback,
         exception=decision.exception,
     )
-    return [*plan.earlier, row]
 
 
 def _values(message: Message, decision: Decision, after: State, now: datetime) -> dict[str, Any]:
