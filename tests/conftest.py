@@ -67,7 +67,8 @@ def pytest_configure() -> None:
     """
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
         if signal.getsignal(number) is signal.SIG_IGN:
-            signal.signal(number, lambda *_: None)
+            # Tests of Ctrl-C need what Python does by default.
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else lambda *_: None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
