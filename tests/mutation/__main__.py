@@ -672,11 +672,11 @@ MUTANTS = [
         "failure that changes the first row of the log",
         (LOG_IN_ROW, "FROM x WHERE created_by IS NOT NULL", "FROM x WHERE false"),
     ),
-    mutant("move that loses the claim from the log", (LOG_IN_ROW, "if message.claimed_at is not None:", "if False:")),
+    mutant("move that loses the claim from the log", (LOG_IN_ROW, " or one.claimed_at is not None]", "]")),
     mutant(
         "move that changes the first row of the log",
         (LOG_IN_ROW, 'dict.fromkeys(("created_by", "claimed_at",', 'dict.fromkeys(("claimed_at",'),
-        (LOG_IN_ROW, "[] if message.created_by is None else [", "[] if True else ["),
+        (LOG_IN_ROW, "if one.created_by is not None or", "if"),
     ),
     mutant(
         "claim that names its worker as it was marked later",
@@ -825,7 +825,7 @@ MUTANTS = [
     mutant(
         "selection with a message for each of its rows",
         (
-            ACTIONS,
+            "django_delayq/api/targets.py",
             'sorted(set(queryset.values_list("pk", flat=True)))',
             'sorted(queryset.values_list("pk", flat=True))',
         ),
