@@ -67,13 +67,6 @@ def claimed_after(moment: datetime) -> Q:
 LOG_COLUMNS = """message_id, number, at, from_state, to_state, delivery, due_at, ready_at, actor,
          reason, error, traceback, exception"""
 
-WRITE_OUT = f"""
-INSERT INTO delayq_log ({LOG_COLUMNS})
-SELECT {LOG_COLUMNS} FROM delayq_transition t
- WHERE message_id IN ({{}})
-   AND NOT EXISTS (SELECT 1 FROM delayq_log l WHERE l.message_id = t.message_id AND l.number = t.number)
-"""  # noqa: S608
-
 # What an update sets in the row of a message ``m`` that it claims with the row ``x``.
 CLAIM_IN_ROW = "claimed_at = clock_timestamp(), ready_at = x.ready_at"
 
@@ -93,3 +86,9 @@ EARLIER_ROWS = """SELECT id, 1, created_at, NULL, 'scheduled', 0, due_at, NULL::
     SELECT id, moves, claimed_at, 'scheduled', 'running', delivery, due_at, ready_at, 'worker:' || claimed_by,
            '', '', '', ''
       FROM x WHERE claimed_at IS NOT NULL"""
+
+# Adds to the log what only the rows of these ids have, before a move in the ORM.
+WRITE_OUT = f"""
+WITH x AS (SELECT m.id, m.deliveries AS delivery, {COLUMNS} FROM delayq_message m WHERE m.id IN ({{}}))
+INSERT INTO delayq_log ({LOG_COLUMNS}) {EARLIER_ROWS}
+"""  # noqa: S608
