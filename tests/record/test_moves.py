@@ -263,3 +263,15 @@ def test_the_log_of_a_long_life_shows_every_move_in_order() -> None:
     assert [row.reason for row in rows if row.reason] == ["at once", "fixed", "run now"]
     assert [row.actor for row in rows if row.to_state == R] == ["worker:a", "worker:b", "worker:c"]
     assert rows == sorted(rows, key=lambda row: row.at)
+
+
+def test_a_row_that_was_copied_from_postgresql_can_be_moved_elsewhere() -> None:
+    """Only the row of such a message has the first part of its log."""
+    id_ = due().pk
+    with connection.cursor() as cursor:
+        cursor.execute("DELETE FROM delayq_log")
+    Message._base_manager.filter(pk=id_).update(created_by="loaddata")
+    assert transitions.cancel("default", [id_])[0].verdict == Verdict.CANCELLED
+    logged = Transition.objects.filter(message_id=id_).order_by("number")
+    assert [(row.number, row.to_state) for row in logged] == [(1, S), (2, CAN)]
+    assert logged.values_list("actor", flat=True)[0] == "loaddata"

@@ -80,14 +80,16 @@ SUCCESS_IN_ROW = f"{KEEP_CLAIM}, consumed_by = x.actor"
 # What a move to other states sets, which reads these columns of the row ``m`` and adds ``EARLIER_ROWS`` to the log.
 CLEAR = ", ".join(f"{name} = NULL" for name in CLEARED)
 COLUMNS = f"m.created_at, m.created_by, m.claimed_at, m.ready_at, {CLAIMED_BY} AS claimed_by, m.due_at, m.moves"
-EARLIER_ROWS = """SELECT id, 1, created_at, NULL, 'scheduled', 0, due_at, NULL::timestamptz, created_by, '', '', '', ''
+EARLIER_ROWS = """SELECT id, 1, created_at, NULL, 'scheduled', 0, due_at, CAST(NULL AS timestamptz), created_by,
+           '', '', '', ''
       FROM x WHERE created_by IS NOT NULL
     UNION ALL
     SELECT id, moves, claimed_at, 'scheduled', 'running', delivery, due_at, ready_at, 'worker:' || claimed_by,
            '', '', '', ''
       FROM x WHERE claimed_at IS NOT NULL"""
 
-# Adds to the log what only the rows of these ids have, before a move in the ORM.
+# Adds to the log what only the rows of these ids have, before a move in the ORM. SQLite understands it too: rows that
+# were copied from PostgreSQL may have some.
 WRITE_OUT = f"""
 WITH x AS (SELECT m.id, m.deliveries AS delivery, {COLUMNS} FROM delayq_message m WHERE m.id IN ({{}}))
 INSERT INTO delayq_log ({LOG_COLUMNS}) {EARLIER_ROWS}
