@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import redis
 from asgiref.sync import async_to_sync
-from django.db import transaction
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_delayq import (
@@ -442,6 +443,28 @@ def test_a_queryset_that_reads_from_a_replica_is_moved_in_the_database_behind_it
     assert sum(counts.values()) == 1
     assert state(id_) == after
     assert message(id_).moves > 1
+
+
+@pytest.mark.parametrize(
+    ("act", "before"),
+    [
+        (cancel_message, State.SCHEDULED),
+        (partial(reschedule_message, delay="1h"), State.SCHEDULED),
+        (run_message, State.SCHEDULED),
+        (requeue_message, State.CANCELLED),
+    ],
+    ids=["cancel", "reschedule", "run", "requeue"],
+)
+def test_an_action_reads_no_payloads(act: Callable[..., Any], before: State) -> None:
+    """They may be large, and it has a thousand messages in hand at a time."""
+    for number in range(3):
+        id_ = later(number).pk
+        if before != State.SCHEDULED:
+            cancel_message(id_)
+    with CaptureQueriesContext(connection) as captured:
+        assert sum(act(Message.objects.all()).values()) == 3
+    assert len(captured) > 0
+    assert [query["sql"] for query in captured if re.match('SELECT.*"payload"', query["sql"])] == []
 
 
 @pytest.mark.parametrize("count", [1, 4, 12, 300])

@@ -141,15 +141,18 @@ def move(
     limit: int | None = None,
     wait: bool = True,
     order_by: Sequence[str] = ("id",),
+    with_content: bool = False,
 ) -> list[tuple[Message, Decision]]:
     """Lock the rows that match, decide on each of them once, write and log the moves: all in one transaction.
 
     ``decide`` gets the row and the time. Returns each row, as it is after the move, with its decision; a row that
     another process changed meanwhile, on a database without row locks, is missing. ``wait=False`` passes over rows
-    that another transaction has locked.
+    that another transaction has locked. Payloads and headers, which may be large, are read only ``with_content``.
     """
     with writing(using):
         found = locked(using, Message.objects.using(using).filter(where).order_by(*order_by), wait=wait)
+        if not with_content:
+            found = found.defer("payload", "headers")
         rows = list(found if limit is None else found[:limit])
         now = clock(using)
         decided = [(message, decide(message, now)) for message in rows]

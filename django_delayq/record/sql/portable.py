@@ -232,7 +232,7 @@ class Portable:
         return [
             # The time is in the row of the log.
             Claimed._make(getattr(m, name) for name in Claimed._fields)._replace(claimed_at=claimed_at)
-            for m, decision in move(self.using, where, decide, actor=worker, wait=False)
+            for m, decision in move(self.using, where, decide, actor=worker, wait=False, with_content=True)
             if decision.to is not None
         ]
 
