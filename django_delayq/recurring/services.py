@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from django.core.exceptions import ImproperlyConfigured
+from django.db import Error as DatabaseError
 from django.db import IntegrityError
 
 from .. import extensions
@@ -90,7 +91,9 @@ class Scheduler(Service):
         try:
             if together:
                 schedules.advance(self.using, *together)
-        except (*WRONG, IntegrityError):
+        except Exception as error:
+            if isinstance(error, DatabaseError) and not isinstance(error, IntegrityError):
+                raise
             # The transaction left nothing behind, and each of them may be the cause.
             alone = names
         return sum(not self._advance_alone(name) for name in alone)
@@ -101,14 +104,18 @@ class Scheduler(Service):
 
         try:
             schedules.advance(self.using, name)
-        except WRONG as error:
-            if name not in self._failing:
-                self._failing.add(name)
-                logger.error("Schedule %s makes no messages until it is corrected: %s", name, error)
-            return False
         except IntegrityError as error:
             # The transaction left nothing behind.
             logger.info("Another process has made the occurrence of schedule %s: %s", name, error)
+        except DatabaseError:
+            raise
+        except Exception as error:
+            if name not in self._failing:
+                self._failing.add(name)
+                # Of an error of the project's own, as in middleware, one wants to see where it came from.
+                trace = None if isinstance(error, WRONG) else error
+                logger.error("Schedule %s makes no messages until it is corrected: %s", name, error, exc_info=trace)
+            return False
         self._failing.discard(name)
         return True
 

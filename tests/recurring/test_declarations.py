@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from types import FunctionType
 from typing import Any
@@ -16,6 +18,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_delayq import handler
 from django_delayq.core.exceptions import InvalidMessage
+from django_delayq.middleware import Draft, Middleware
 from django_delayq.models import Message
 from django_delayq.project import registry
 from django_delayq.recurring import (
@@ -442,6 +445,37 @@ def test_one_wrong_schedule_does_not_stop_the_others(clock: Clock, caplog: pytes
     assert occurrences("a") == ["13:00"]
     assert occurrences("s") == ["13:00", "14:00", "15:00"]
     assert caplog.text.count("Schedule a makes no messages until it is corrected") == 1
+
+
+class Picky(Middleware):
+    """Middleware that has no tenant for one topic."""
+
+    @contextmanager
+    def scheduling(self, drafts: Sequence[Draft]) -> Iterator[None]:
+        if any(draft.topic == "t.fail" for draft in drafts):
+            raise LookupError("no tenant")
+        yield
+
+
+@database
+def test_middleware_that_fails_for_one_schedule_does_not_stop_the_others(
+    clock: Clock, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    create_schedule("a", "t.fail", every="1h", missed="all")
+    create_schedule("s", "t.ok", every="1h", missed="all")
+    before = settings.DELAYQ
+    settings.DELAYQ = {**before, "MIDDLEWARE": [f"{__name__}.Picky"]}
+    clock.advance(hours=1, minutes=30)
+    scheduler = Scheduler(DB, "w")
+    for _ in range(2):
+        scheduler.tick()
+    assert occurrences("a") == ["13:00"]
+    assert occurrences("s") == ["13:00", "14:00"]
+    assert caplog.text.count("Schedule a makes no messages until it is corrected: no tenant") == 1
+    assert "LookupError" in caplog.text
+    settings.DELAYQ = before
+    scheduler.tick()
+    assert occurrences("a") == ["13:00", "14:00"]
 
 
 @pytest.mark.parametrize("wrong", [0, 1])
