@@ -58,10 +58,10 @@ class Portable:
     """
 
     # The first scheduled messages ``m`` of each queue, of those that a condition chooses, up to a number.
-    FIRST_OF_EACH = """(SELECT * FROM (
-        SELECT m.*, row_number() OVER (PARTITION BY m.queue ORDER BY m.due_at, m.id) AS place FROM delayq_message m
-         WHERE m.state = 'scheduled' AND {chosen}
-    ) x WHERE place <= {limit}) m"""
+    FIRST_OF_EACH = f"""({QUEUES}) q JOIN delayq_message m ON m.id IN (
+        SELECT m.id FROM delayq_message m WHERE m.state = 'scheduled' AND m.queue = q.queue AND {{chosen}}
+         ORDER BY m.due_at, m.id LIMIT {{limit}}
+    )"""  # noqa: S608
 
     def __init__(self, using: str) -> None:
         self.using = using

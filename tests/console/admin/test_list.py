@@ -591,3 +591,18 @@ def test_a_search_without_results_leads_to_the_names_that_are_like_its_own(viewe
 def test_nobody_adds_a_worker(client: Client, admin_user: User) -> None:
     client.force_login(admin_user)
     assert client.get(reverse("admin:delayq_worker_add")).status_code == 403
+
+
+@pytest.mark.usefixtures("small_pages")
+@pytest.mark.parametrize("text", ["", "queue:q*", "attempts:0"])
+def test_the_first_of_few_queues_are_those_of_many(viewer: Client, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """They are read in two ways."""
+    for number in range(14):
+        schedule_message("t.ok", delay=f"{number * 7 % 14 + 1}m", queue=f"q{number % 3}")
+    samples.running()
+    pages = []
+    for merged in (50, 2, 0):
+        monkeypatch.setattr(listing, "MERGED_QUEUES", merged)
+        pages.append([listed(viewer, q=text, p=page) for page in (1, 2)])
+    assert pages[0] == pages[1] == pages[2]
+    assert pages[0][0]
