@@ -43,8 +43,8 @@ PRUNE_INTERVAL = 600.0
 ANNOUNCE_INTERVAL = 30.0
 # The row of a forgotten set is deleted after this time.
 KEPT_FOR = timedelta(days=7)
-# A schedule that raises one of these stays as it is until somebody corrects it.
-WRONG = (InvalidMessage, ImproperlyConfigured, OverflowError)
+# What a schedule raises that is itself wrong.
+WRONG = (InvalidMessage, ImproperlyConfigured, KeyConflict, OverflowError)
 
 
 class Scheduler(Service):
@@ -63,13 +63,15 @@ class Scheduler(Service):
         """Advance the schedules whose time has come. Return the seconds until the next one, within limits."""
         from . import schedules
 
-        names = schedules.due(self.using, ADVANCED_TOGETHER)
+        # Those that failed before may be the oldest.
+        most = ADVANCED_TOGETHER + len(self._failing)
+        names = schedules.due(self.using, most)
         with acting_as(self.actor):
             failed = self._advance(names)
         if time.monotonic() >= self._prune_at:
             self._prune_at = time.monotonic() + PRUNE_INTERVAL
             schedules.prune(self.using)
-        if len(names) == ADVANCED_TOGETHER and failed < len(names):
+        if len(names) == most and failed < len(names):
             return 0.0
         waits = [LOOK_INTERVAL]
         if (later := schedules.until_next(self.using)) is not None:
@@ -112,9 +114,8 @@ class Scheduler(Service):
         except Exception as error:
             if name not in self._failing:
                 self._failing.add(name)
-                # Of an error of the project's own, as in middleware, one wants to see where it came from.
-                trace = None if isinstance(error, WRONG) else error
-                logger.error("Schedule %s makes no messages until it is corrected: %s", name, error, exc_info=trace)
+                text = "Schedule %s makes no messages until it is corrected: %s"
+                logger.error(text, name, error, exc_info=_foreign(error))
             return False
         self._failing.discard(name)
         return True
@@ -159,8 +160,11 @@ class Declarer(Service):
                 continue
             try:
                 schedules.declare(self.using, name, definition)
-            except (KeyConflict, InvalidMessage) as error:
-                self._log(f"Schedule {name} cannot be written as the code declares it: {error}")
+            except DatabaseError:
+                raise
+            except Exception as error:  # noqa: BLE001
+                text = f"Schedule {name} cannot be written as the code declares it: {error}"
+                self._log(text, error=_foreign(error))
         # After an outage of all workers, those with other declarations get the time to announce theirs.
         if time.monotonic() - self._started > FORGOTTEN_AFTER:
             known = {name for row in live for name in row.names}
@@ -180,10 +184,15 @@ class Declarer(Service):
                 rows.filter(seen_at__lt=now - KEPT_FOR).delete()
         return list(rows.filter(seen_at__gt=alive_since))
 
-    def _log(self, text: str) -> None:
+    def _log(self, text: str, *, error: Exception | None = None) -> None:
         if text not in self._logged:
             self._logged.add(text)
-            logger.error(text)
+            logger.error(text, exc_info=error)
+
+
+def _foreign(error: Exception) -> Exception | None:
+    """Return an error of the project's own, as of its middleware: one wants to see where it came from."""
+    return None if isinstance(error, WRONG) else error
 
 
 class RecurringExtension(WorkerExtension):

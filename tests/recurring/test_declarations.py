@@ -505,6 +505,37 @@ def test_many_schedules_need_as_many_statements_as_few(clock: Clock, wrong: int)
 
 
 @database
+def test_many_wrong_schedules_do_not_hide_the_others(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(services, "ADVANCED_TOGETHER", 2)
+    for name in ("a", "b", "c"):
+        create_schedule(name, "t.ok", every="10m")
+        Schedule._base_manager.filter(pk=name).update(cron="0 * * * *", every="", time_zone="Not/Here")
+    create_schedule("s", "t.ok", every="1h", missed="all")
+    clock.advance(hours=2, minutes=30)
+    scheduler = Scheduler(DB, "w")
+    for _ in range(3):
+        scheduler.tick()
+    assert occurrences("s") == ["13:00", "14:00", "15:00"]
+
+
+@database
+def test_a_declaration_whose_limit_key_fails_stops_no_other(code: Code, caplog: pytest.LogCaptureFixture) -> None:
+    def limit_key(message: Any) -> str:
+        return str(message.payload["tenant"])
+
+    @recurring("0 3 * * *", tz="UTC")
+    @handler("t.tenants", limit=1, limit_key=limit_key)
+    def sum_up(message: Any) -> None: ...
+
+    declare("0 3 * * *")
+    for _ in range(2):
+        Declarer(DB, "w").tick()
+    assert live("t.digest")
+    assert caplog.text.count("Schedule t.tenants cannot be written as the code declares it") == 2
+    assert "TypeError" in caplog.text
+
+
+@database
 def test_more_schedules_than_one_tick_advances_are_all_advanced(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(services, "ADVANCED_TOGETHER", 2)
     for number in range(5):
