@@ -508,7 +508,7 @@ def test_many_schedules_need_as_many_statements_as_few(clock: Clock, wrong: int)
 def test_many_wrong_schedules_do_not_hide_the_others(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(services, "ADVANCED_TOGETHER", 2)
     for name in ("a", "b", "c"):
-        create_schedule(name, "t.ok", every="10m")
+        create_schedule(name, "t.ok", every="10m", missed="all")
         Schedule._base_manager.filter(pk=name).update(cron="0 * * * *", every="", time_zone="Not/Here")
     create_schedule("s", "t.ok", every="1h", missed="all")
     clock.advance(hours=2, minutes=30)
