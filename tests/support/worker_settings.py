@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
-import sys
 
 from tests.settings import *  # noqa: F403
+from tests.support.parent import end_with_parent
 
 DELAYQ = json.loads(os.environ["DELAYQ_TEST_SETTINGS"])
 
-if sys.platform == "linux":
-    # PR_SET_PDEATHSIG: the worker ends with the test process, however that ends, and its children end with it.
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+# The worker ends with the test process, and its children with it.
+end_with_parent()

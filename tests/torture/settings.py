@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
-import sys
 
 from psycopg import IsolationLevel
 
 from testproject.settings import *  # noqa: F403
 from testproject.settings import DATABASES, INSTALLED_APPS
+from tests.support.parent import end_with_parent
 
 SECRET_KEY = "only-for-tests"
 DEBUG = False
@@ -21,6 +19,5 @@ DATABASES["default"]["OPTIONS"]["connect_timeout"] = 3
 DATABASES["default"]["OPTIONS"]["isolation_level"] = IsolationLevel[os.environ["TORTURE_ISOLATION"]]
 DELAYQ = {"REDIS": os.environ["REDIS_URL"], **json.loads(os.environ["TORTURE_DELAYQ"])}
 
-if sys.platform == "linux":
-    # PR_SET_PDEATHSIG: no process survives the torture, however it ends.
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+# No process survives the torture.
+end_with_parent()
