@@ -182,7 +182,7 @@ def _record(using: str, limits: Thresholds) -> Iterator[Finding]:
         yield Finding("Queues", Level.WARN, f"no worker serves {_some(asked(queues))}")
     yield from extensions.findings(using, workers)
     if limits.max_dead is not None:
-        dead = stats.capped(Message.objects.using(using).filter(state=State.DEAD), limits.max_dead)
+        dead = stats.count_capped(Message.objects.using(using).filter(state=State.DEAD), limits.max_dead)
         level = Level.CRITICAL if dead.more else Level.OK
         yield Finding("Dead", level, f"more than {limits.max_dead:,}" if dead.more else str(dead))
 

@@ -19,7 +19,7 @@ from ..project import conf
 from ..record import admission
 from ..record.sql import statements
 from .lines import Lines, longest_lines
-from .numbers import Capped
+from .numbers import Capped, capped
 from .snapshot import Snapshot, overdue_cutoff, take_snapshot
 from .waiting import overdue_heads
 from .worker_list import list_workers
@@ -113,10 +113,9 @@ def _queues_in_redis(broker: Index, queues: Sequence[str]) -> dict[str, QueueInR
     return {queue: QueueInRedis(held.delayed, held.ready, horizon) for queue, held in broker.sizes(queues).items()}
 
 
-def capped(rows: QuerySet[Message], cap: int) -> Capped:
+def count_capped(rows: QuerySet[Message], cap: int) -> Capped:
     """Count rows, but not past the cap."""
-    count = rows.order_by()[: cap + 1].count()
-    return Capped(min(count, cap), count > cap)
+    return capped(rows.order_by()[: cap + 1].count(), cap)
 
 
 def oldest_overdue(using: str, now: datetime, without: Collection[str] = ()) -> list[Message]:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import reduce
+from functools import cached_property, reduce
 from typing import Any
 
 from django.db import connections
@@ -194,11 +194,15 @@ class Listing:
 
     def _pieces(self, part: IndexPart) -> Iterator[IndexPart]:
         """Yield the part, or one part for each queue while these are few."""
-        queues = statements(self.using).queues() if part.by_queue else []
-        if 0 < len(queues) <= MERGED_QUEUES:
-            yield from (_scheduled(self.rows, queue) for queue in queues)
+        if part.by_queue and 0 < len(self._queues) <= MERGED_QUEUES:
+            yield from (_scheduled(self.rows, queue) for queue in self._queues)
         else:
             yield part
+
+    @cached_property
+    def _queues(self) -> list[str]:
+        """The queues that hold messages: the rows and the count of a page need them."""
+        return statements(self.using).queues()
 
     def _merged(self, found: list[QuerySet[Message]], most: int) -> QuerySet[Message, tuple[Any, ...]]:
         """Return the order columns, the id last, of the first of these rows, which are in the search's order."""

@@ -58,7 +58,7 @@ class Gauges:
         with statement_timeout(self.using, TIMEOUT_MS):
             snapshot = take_snapshot(self.using)
             paused = pausing.paused(self.using)
-            dead = stats.capped(Message.objects.using(self.using).filter(state=State.DEAD), stats.FINISHED_CAP)
+            dead = stats.count_capped(Message.objects.using(self.using).filter(state=State.DEAD), stats.FINISHED_CAP)
             alive = stats.alive(self.using, snapshot.at)
             holders = oldest(statements(self.using).snapshot_holders() or [])
         return [
