@@ -35,6 +35,10 @@ class Walk:
     def __init__(self) -> None:
         self._low = LowWater()
         self._at: Spot | None = None
+        # The limits that were full at some look since the walk began: messages of theirs may stand before ``_at``.
+        self.passed: frozenset[str] = frozenset()
+        # True when the last look has found nothing that may begin, and more may be due.
+        self.is_under_way = False
         # When the queue held a message (monotonic).
         self.last_seen = time.monotonic()
 
@@ -44,8 +48,14 @@ class Walk:
             self._at = BEGINNING
         return self._low.mark if self._at is None else self._at
 
-    def note(self, begin: Spot, seen: Seen, took: float) -> None:
-        """Take note of what a look has found, which began there and took so many seconds."""
+    def start_over(self) -> None:
+        """Have the next look begin at the low-water mark: a limit has room again that had none."""
+        self._at, self.passed = None, frozenset()
+
+    def note(self, begin: Spot, closed: frozenset[str], seen: Seen, took: float) -> None:
+        """Take note of what a look has found, which began there, left out these limits, and took so many seconds."""
+        self.passed |= closed
+        self.is_under_way = seen.wait is not None and seen.wait <= 0 and not seen.is_open
         self._low.note(begin, seen.first, seen.now, took)
         if seen.first is not None:
             self.last_seen = time.monotonic()
@@ -79,7 +89,7 @@ class DatabaseBroker:
         self._walks: dict[str, Walk] = {}
         # What ``due_queues`` has seen, for ``take_many`` right after it; and the limits that are full.
         self._seen: dict[str, Seen] = {}
-        self._closed: set[str] = set()
+        self._closed: frozenset[str] = frozenset()
 
     def put(self, queue: str, entries: Sequence[Entry]) -> Put:
         """Report all entries as present: the rows hold them."""
@@ -87,17 +97,31 @@ class DatabaseBroker:
 
     def take(self, queue: str, limit: int, within: float = 0.0, opened: Mapping[str, int] = {}) -> Taken:
         """Find rows that are due. ``within`` and ``opened`` are ignored: a query finds nothing early or aside."""
-        closed, topics = admission.full(self.using), list(self.topics())
+        closed, topics = self._closed_for([queue]), list(self.topics())
         return self._take(self._look([queue], topics, closed)[queue], limit, topics, closed)
 
-    def _look(self, queues: Collection[str], topics: Sequence[str], closed: Collection[str]) -> dict[str, Seen]:
+    def _closed_for(self, queues: Collection[str]) -> frozenset[str]:
+        """Return the limits whose messages a look at these queues leaves out.
+
+        A limit that has room again stays closed for the walks that are under way: they have passed earlier messages of
+        it. When these walks have found something that may begin, or the end, they start over.
+        """
+        full = frozenset(admission.full(self.using))
+        walks = [self._walks[queue] for queue in queues if queue in self._walks]
+        closed = full.union(*(walk.passed for walk in walks if walk.is_under_way))
+        for walk in walks:
+            if walk.passed - closed:
+                walk.start_over()
+        return closed
+
+    def _look(self, queues: Collection[str], topics: Sequence[str], closed: frozenset[str]) -> dict[str, Seen]:
         walks = {queue: self._walks.setdefault(queue, Walk()) for queue in queues}
         begins = {queue: walk.begin() for queue, walk in walks.items()}
         asked = time.monotonic()
         found = statements(self.using).look(begins, topics, closed)
         took = time.monotonic() - asked
         for queue, seen in found.items():
-            walks[queue].note(begins[queue], seen, took)
+            walks[queue].note(begins[queue], closed, seen, took)
         return found
 
     def _take(self, seen: Seen, limit: int, topics: Sequence[str], closed: Collection[str]) -> Taken:
@@ -122,7 +146,7 @@ class DatabaseBroker:
     ) -> DueQueues:
         """Look at all queues with one query. ``within`` is ignored, and no more is counted."""
         found = sorted(self._known(), key=lambda queue: (queue <= after, queue)) if queues is None else queues
-        self._closed = admission.full(self.using)
+        self._closed = self._closed_for(found)
         self._seen = self._look(found, list(self.topics()), self._closed) if found else {}
         waits = {queue: wait for queue, seen in self._seen.items() if (wait := seen.wait) is not None}
         due = [DueQueue(queue, 0, 1) for queue in found if waits.get(queue, 1.0) <= 0]

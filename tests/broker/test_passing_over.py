@@ -10,10 +10,11 @@ from django.db import connection
 from django_delayq import schedule_message
 from django_delayq.broker.base import Taken
 from django_delayq.broker.database import LOOK_AGAIN, DatabaseBroker
+from django_delayq.core.states import State
 from django_delayq.models import Message
 from django_delayq.record import low_water
 from django_delayq.record.sql.rows import ROWS_PASSED
-from tests.support.limits import DB, Declare, admit
+from tests.support.limits import DB, Declare, admit, succeed
 
 pytestmark = pytest.mark.django_db
 
@@ -75,6 +76,33 @@ def test_no_part_is_left_while_it_has_more_than_there_is_room_for(broker: Databa
     assert [ticket.id for ticket in broker.take(QUEUE, 2).tickets] == free[:2]
     # They were not claimed, and so stay the next ones.
     assert [ticket.id for ticket in broker.take(QUEUE, 10).tickets] == free
+
+
+def test_a_place_that_becomes_free_meanwhile_goes_to_the_first_in_the_order(broker: DatabaseBroker) -> None:
+    free = schedule_message("l.free")
+    oldest = Message.objects.filter(topic="l.one", state=State.SCHEDULED).earliest("due_at", "pk")
+    assert broker.take(QUEUE, 1).behind
+    succeed(Message.objects.get(topic="l.one", state=State.RUNNING))
+    found: list[int] = []
+    for _ in range(9):
+        found += [ticket.id for ticket in broker.take(QUEUE, 1).tickets]
+    # Those behind the others are found first, since the walk has come so far, and the first one in the next walk.
+    assert found[:2] == [free.pk, oldest.pk]
+    assert set(found[2:]) == {oldest.pk}
+
+
+def test_a_limit_that_opens_during_each_walk_keeps_nobody_from_what_is_behind(broker: DatabaseBroker) -> None:
+    for _ in range(2):
+        free = schedule_message("l.free")
+        running = Message.objects.get(topic="l.one", state=State.RUNNING)
+        assert broker.take(QUEUE, 1).behind
+        succeed(running)
+        began: list[str] = []
+        while len(began) < 2:
+            tickets = [ticket.id for ticket in broker.take(QUEUE, 1).tickets]
+            began += [message.topic for message in Message.objects.filter(pk__in=tickets) if admit(message)]
+        assert began == ["l.free", "l.one"]
+        succeed(free)
 
 
 def test_messages_of_later_are_not_passed_over(declare: Declare) -> None:
