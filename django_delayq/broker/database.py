@@ -55,13 +55,13 @@ class Walk:
     def note(self, begin: Spot, closed: frozenset[str], seen: Seen, took: float) -> None:
         """Take note of what a look has found, which began there, left out these limits, and took so many seconds."""
         self.passed |= closed
-        self.is_under_way = seen.wait is not None and seen.wait <= 0 and not seen.is_open
+        self.is_under_way = seen.is_due and not seen.is_open
         self._low.note(begin, seen.first, seen.now, took)
         if seen.first is not None:
             self.last_seen = time.monotonic()
         if seen.spot is None or seen.is_open:
             self._low.end()
-        if seen.wait is None or seen.wait > 0:
+        if not seen.is_due:
             self._at = None
         else:
             # There may be more that may begin than there is room for.
@@ -125,7 +125,7 @@ class DatabaseBroker:
         return found
 
     def _take(self, seen: Seen, limit: int, topics: Sequence[str], closed: Collection[str]) -> Taken:
-        if seen.wait is None or seen.wait > 0:
+        if not seen.is_due:
             return Taken(next_due=_look_again(seen.wait, closed))
         if limit <= 0:
             return Taken(left=1)
@@ -148,9 +148,9 @@ class DatabaseBroker:
         found = sorted(self._known(), key=lambda queue: (queue <= after, queue)) if queues is None else queues
         self._closed = self._closed_for(found)
         self._seen = self._look(found, list(self.topics()), self._closed) if found else {}
-        waits = {queue: wait for queue, seen in self._seen.items() if (wait := seen.wait) is not None}
-        due = [DueQueue(queue, 0, 1) for queue in found if waits.get(queue, 1.0) <= 0]
-        next_due = min((wait for wait in waits.values() if wait > 0), default=None)
+        due = [DueQueue(queue, 0, 1) for queue in found if self._seen[queue].is_due]
+        waits = [seen.wait for seen in self._seen.values() if not seen.is_due]
+        next_due = min((wait for wait in waits if wait is not None), default=None)
         return DueQueues(due, 0, _look_again(next_due, self._closed))
 
     def _known(self) -> list[str]:

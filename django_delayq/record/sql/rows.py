@@ -40,6 +40,11 @@ class Seen(NamedTuple):
         """The seconds until the message at ``spot`` falls due, 0 or less when it is due; None when there is none."""
         return None if self.spot is None else (self.spot[0] - self.now).total_seconds()
 
+    @property
+    def is_due(self) -> bool:
+        """True when the message at ``spot`` is due."""
+        return self.wait is not None and self.wait <= 0
+
 
 class Expired(NamedTuple):
     """Whether a lease has run out and whether a waiting message has expired, ``now``.
