@@ -15,7 +15,10 @@ MIN_POOL_TO_PIN = 10
 
 
 class ScriptConnections:
-    """Calls scripts in place of a client, on as many connections as there are threads that call at the same time."""
+    """Calls scripts in place of a client. Between calls it keeps one connection and gives others back to the pool.
+
+    So a process has no more connections than threads that call Redis at one moment, and this one.
+    """
 
     def __init__(self, pool: Callable[[], redis.ConnectionPool]) -> None:
         self._pool = pool
@@ -32,7 +35,7 @@ class ScriptConnections:
             # way.
             pinned.close()
             raise
-        if pinned.pool.max_connections < MIN_POOL_TO_PIN:
+        if self._idle or pinned.pool.max_connections < MIN_POOL_TO_PIN:
             pinned.pool.release(pinned.raw)
         else:
             self._idle.append(pinned)

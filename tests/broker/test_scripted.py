@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import redis
@@ -107,6 +108,25 @@ def test_a_small_pool_gets_its_connection_back(server: RedisServer, other: redis
     made.notify([QUEUE])
     made.take(QUEUE, 1)
     made.close()
+
+
+def test_the_pool_gets_the_second_connection_of_two_calls_at_the_same_time(
+    server: RedisServer, other: redis.Redis
+) -> None:
+    """A worker would keep one for each thread that once called at the same moment, beside those of its pool."""
+    client = connection.connect(conf.parse({"REDIS": server.url})[0], timeout=5.0)
+    ours = ScriptConnections(lambda: client.connection_pool)
+    with ThreadPoolExecutor(2) as threads:
+        calls = [threads.submit(ours.execute_command, "BLPOP", "two calls", 0) for _ in range(2)]
+        eventually(lambda: other.info("clients")["blocked_clients"] == 2, "both calls wait")
+        other.rpush("two calls", 1, 2)
+        assert {call.result()[1] for call in calls} == {b"1", b"2"}
+    before = connections_made(other)
+    client.ping()
+    ours.execute_command("PING")
+    assert connections_made(other) == before
+    client.close()
+    client.connection_pool.disconnect()
 
 
 def test_a_connection_that_its_pool_disowns_is_replaced(
