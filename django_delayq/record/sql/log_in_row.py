@@ -15,9 +15,9 @@ view that the migration makes, shows both parts as one log.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import connections
 from django.db.models import Exists, OuterRef, Q
@@ -25,6 +25,7 @@ from django.db.models import Exists, OuterRef, Q
 from ...core.states import State
 from ...models import Message
 from ...models.record import LogRow
+from .postgresql_parts import nullable_texts
 
 # --- in the ORM -------------------------------------------------------------------------------------------------------
 
@@ -32,16 +33,38 @@ from ...models.record import LogRow
 CLEARED: dict[str, Any] = dict.fromkeys(("created_by", "claimed_at", "ready_at", "claimed_by"))
 
 
-def first_row(message: Message, actor: str) -> LogRow:
+class Logged(NamedTuple):
+    """A row to be added to the log, with the columns of ``LOG_COLUMNS``. Cheaper than an object of the model."""
+
+    message_id: int
+    number: int
+    at: datetime
+    from_state: State | None
+    to_state: State
+    delivery: int
+    due_at: datetime
+    ready_at: datetime | None
+    actor: str
+    reason: str = ""
+    error: str = ""
+    traceback: str = ""
+    exception: str = ""
+
+
+def first_row(message: Message, actor: str) -> Logged:
     """Return the row of the log for the creation of a message that has not moved since."""
-    return LogRow(
-        message_id=message.pk,
-        number=1,
-        at=message.created_at,
-        to_state=State.SCHEDULED,
-        due_at=message.due_at,
-        actor=actor,
-    )
+    return Logged(message.pk, 1, message.created_at, None, State.SCHEDULED, 0, message.due_at, None, actor)
+
+
+def add_to_log(using: str, rows: Sequence[Logged]) -> None:
+    """Add rows to the log."""
+    if not rows:
+        return
+    if connections[using].vendor != "postgresql":
+        LogRow._base_manager.using(using).bulk_create([LogRow(**row._asdict()) for row in rows])
+        return
+    with connections[using].cursor() as cursor:
+        cursor.execute(ADD, [nullable_texts(column) for column in zip(*rows, strict=True)])
 
 
 def write_out(using: str, messages: Iterable[Message]) -> None:
@@ -66,6 +89,13 @@ def claimed_after(moment: datetime) -> Q:
 
 LOG_COLUMNS = """message_id, number, at, from_state, to_state, delivery, due_at, ready_at, actor,
          reason, error, traceback, exception"""
+
+# Adds rows to the log, given as an array for each column. A thousand rows take Python 5 ms, and 41 ms by bulk_create().
+ADD = f"""
+INSERT INTO delayq_log ({LOG_COLUMNS})
+SELECT * FROM unnest(%s::bigint[], %s::int[], %s::timestamptz[], %s::text[], %s::text[], %s::int[], %s::timestamptz[],
+                     %s::timestamptz[], %s::text[], %s::text[], %s::text[], %s::text[], %s::text[])
+"""  # noqa: S608
 
 # What an update sets in the row of a message ``m`` that it claims with the row ``x``.
 CLAIM_IN_ROW = "claimed_at = clock_timestamp(), ready_at = x.ready_at"

@@ -20,9 +20,8 @@ from ...core.outcomes import error_kind, storable
 from ...core.states import LIVE, State, is_legal
 from ...core.verdicts import Verdict
 from ...models import Message
-from ...models.record import LogRow
 from ..identity import known_identity, learn_identity
-from .log_in_row import CLEARED, write_out
+from .log_in_row import CLEARED, Logged, add_to_log, write_out
 from .rows import Moved
 from .sessions import own_transaction
 
@@ -159,7 +158,7 @@ def move(
         plans = [_plan(message, made, made.to, now) for message, made in decided if made.to is not None]
         write_out(using, (plan.message for plan in plans))
         moved_rows = _write(using, plans)
-        LogRow._base_manager.using(using).bulk_create([_logged(plan, actor, now) for plan in moved_rows])
+        add_to_log(using, [_logged(plan, actor, now) for plan in moved_rows])
         written = {plan.message.pk for plan in moved_rows}
     return [(message, made) for message, made in decided if made.to is None or message.pk in written]
 
@@ -220,22 +219,22 @@ def _copy(plan: _Plan) -> Message:
     return made
 
 
-def _logged(plan: _Plan, actor: str, now: datetime) -> LogRow:
+def _logged(plan: _Plan, actor: str, now: datetime) -> Logged:
     message, decision = plan.message, plan.decision
-    return LogRow(
-        message_id=message.pk,
-        number=message.moves,
-        at=now,
-        from_state=plan.before,
-        to_state=plan.after,
-        delivery=message.deliveries if decision.delivery is None else decision.delivery,
-        due_at=message.due_at,
-        ready_at=decision.ready_at,
-        actor=decision.actor or actor,
-        reason=storable(decision.reason),
-        error=decision.error,
-        traceback=decision.traceback,
-        exception=decision.exception,
+    return Logged(
+        message.pk,
+        message.moves,
+        now,
+        plan.before,
+        plan.after,
+        message.deliveries if decision.delivery is None else decision.delivery,
+        message.due_at,
+        decision.ready_at,
+        decision.actor or actor,
+        storable(decision.reason),
+        decision.error,
+        decision.traceback,
+        decision.exception,
     )
 
 

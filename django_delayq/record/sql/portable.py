@@ -18,7 +18,7 @@ from ...models.queue import RecordNow, in_paused_queue
 from ...models.record import HOLDS_KEY, WAITS_AGAIN, Lease, LogRow, lease_is_over, not_expired
 from .expressions import QUEUES, After, UnderLimits, UpTo
 from .holders import Holder
-from .log_in_row import first_row
+from .log_in_row import add_to_log, first_row
 from .moves import LEFT_ALONE, Decision, clock, locked, move, moved, writing
 from .rows import (
     BEGINNING,
@@ -102,7 +102,7 @@ class Portable:
             message.save_base(using=self.using, force_insert=True)
             log.append(first_row(message, actor))
             yield one, Inserted(message.pk, due, now)
-        LogRow._base_manager.using(self.using).bulk_create(log)
+        add_to_log(self.using, log)
 
     def facts(self, ids: Sequence[int]) -> dict[int, Facts]:
         """Return what decides where these ids belong, by id. Locks nothing."""

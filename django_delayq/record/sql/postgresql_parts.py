@@ -45,6 +45,11 @@ def texts(values: Iterable[str]) -> str:
     return "{" + ",".join([_quoted(text) for text in values]) + "}"
 
 
+def nullable_texts(values: Iterable[object]) -> str:
+    """Write an array of what the server reads from text: numbers, times, words and None for NULL."""
+    return "{" + ",".join(["NULL" if value is None else _quoted(str(value)) for value in values]) + "}"
+
+
 @lru_cache(maxsize=1024)
 def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
