@@ -12,11 +12,12 @@ from ...core.states import State
 from ...models import Message
 from ...record import transitions
 from ..search import texts
-from ..search.listing import PAGE_TIMEOUT_MS
 from ..statements import statement_timeout
 
 # The newest dead messages are read, up to this number.
 DEAD_CAP = 10_000
+# The statement timeout for reading them.
+PAGE_TIMEOUT_MS = 500
 
 HOUR, DAY, WEEK = timedelta(hours=1), timedelta(days=1), timedelta(days=7)
 # The times back from now that are counted and can be chosen, in the words of the search.
