@@ -61,18 +61,14 @@ def take(limit: int) -> list[int]:
         return [ticket.id for ticket in broker.take(QUEUE, limit).tickets]
 
 
-def test_a_process_locks_only_what_it_takes_so_that_others_find_the_next_most_overdue(bench: Bench) -> None:
-    ids = bench.schedule_many(20)
+@pytest.mark.parametrize(("scheduled", "taken"), [(20, 3), (1010, 1000)])
+def test_a_process_locks_only_what_it_takes_so_that_others_find_the_next_most_overdue(
+    bench: Bench, scheduled: int, taken: int
+) -> None:
+    ids = bench.schedule_many(scheduled)
     with bench.broker.exclusively():
-        assert bench.take(3) == ids[:3]
-        assert in_another_session(lambda: take(4)) == ids[3:7]
-
-
-def test_a_process_goes_on_behind_the_most_overdue_when_these_are_locked(bench: Bench) -> None:
-    ids = bench.schedule_many(1010)
-    with bench.broker.exclusively():
-        assert len(bench.take(1000)) == 1000
-        assert in_another_session(lambda: take(4)) == ids[1000:1004]
+        assert bench.take(taken) == ids[:taken]
+        assert in_another_session(lambda: take(4)) == ids[taken : taken + 4]
 
 
 @pytest.mark.django_db

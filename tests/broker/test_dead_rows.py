@@ -110,17 +110,11 @@ def test_a_look_at_all_queues_passes_dead_rows_rarely_and_finds_new_ones(broker:
     assert [queue.name for queue in found.queues] == ["a", "c", "c2", "e"]
 
 
-def test_a_message_that_comes_before_the_mark_is_found(broker: DatabaseBroker) -> None:
+@pytest.mark.parametrize("backlog", [0, 100])
+def test_a_message_that_comes_before_the_mark_is_found(broker: DatabaseBroker, backlog: int) -> None:
     """A message was released, or rescheduled into the past."""
     die()
-    pass_dead_rows(lambda: take(broker))
-    early = overdue()
-    eventually(lambda: take(broker) == [early.pk], "a look from the very beginning finds it")
-
-
-def test_a_message_that_comes_before_the_mark_is_found_beside_a_backlog(broker: DatabaseBroker) -> None:
-    die()
-    schedule_messages([{"topic": TOPIC}] * 100)
+    schedule_messages([{"topic": TOPIC}] * backlog)
     pass_dead_rows(lambda: take(broker))
     early = overdue()
     eventually(lambda: early.pk in take(broker), "a look from the very beginning finds it")

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import redis
 from django.utils import timezone
 
 from django_delayq.broker import describe, listener
-from django_delayq.broker.base import Entry, Meta, Put
+from django_delayq.broker.base import Entry, Put
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.core.exceptions import BrokerUnavailable, ForeignBroker
 from django_delayq.project import conf
 from testproject.servers import RedisServer
 from tests.support.workers import eventually
 
-from .bench import QUEUE
-
-TERMS = {"ahead": 600.0, "worker": "test", "lease": 10.0}
+from .bench import METHODS, QUEUE
 
 
 def entry(id_: int, *, due_in: float = -1.0, priority: int = 0) -> Entry:
@@ -74,20 +72,6 @@ def wait_for_listeners(server: RedisServer, *, times: int = 1) -> None:
         while int(client.info("clients")["blocked_clients"]) < times:
             assert time.monotonic() < deadline, "nobody listens"
             time.sleep(0.002)
-
-
-def test_a_message_due_now_ends_a_listen_in_another_process(
-    server: RedisServer, brokers: tuple[RedisBroker, RedisBroker]
-) -> None:
-    worker, producer = brokers
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(worker.listen, [QUEUE], 300)
-        wait_for_listeners(server)
-        began = time.monotonic()
-        producer.put(QUEUE, [entry(1)])
-        assert waiting.result(timeout=100) is True
-    assert time.monotonic() - began < 100
-    assert [ticket.id for ticket in worker.take(QUEUE, 5).tickets] == [1]
 
 
 def test_tokens_and_wakes_come_also_where_redis_py_hides_its_socket(
@@ -152,25 +136,6 @@ def test_a_notification_wakes_one_of_two_and_is_used_once(
     assert answers == [True, False]
 
 
-def test_a_notification_while_nobody_listens_ends_the_next_listen_at_once(broker: RedisBroker) -> None:
-    broker.notify([QUEUE])
-    began = time.monotonic()
-    assert broker.listen([QUEUE], 300) is True
-    assert time.monotonic() - began < 100
-
-
-def test_a_take_that_leaves_ready_ids_notifies_another_process(
-    server: RedisServer, brokers: tuple[RedisBroker, RedisBroker]
-) -> None:
-    busy, idle = brokers
-    busy.put(QUEUE, [entry(1), entry(2)])
-    assert idle.listen([QUEUE], 5) is True
-    assert idle.listen([QUEUE], 0.05) is False
-    assert len(busy.take(QUEUE, 1).tickets) == 1
-    assert idle.listen([QUEUE], 300) is True
-    assert len(idle.take(QUEUE, 1).tickets) == 1
-
-
 def test_without_a_horizon_everything_is_left_to_the_loader(server: RedisServer) -> None:
     broker = RedisBroker(settings_for(server), "default", timeout=2.0)
     assert broker.put(QUEUE, [entry(number) for number in range(1, 1_501)]) == Put(beyond=1_500)
@@ -192,23 +157,10 @@ def test_a_parked_id_comes_back_after_its_time_with_its_rank(broker: RedisBroker
 
 def test_a_redis_of_another_database_is_refused(brokers: tuple[RedisBroker, RedisBroker]) -> None:
     one, other = brokers
-    server = one.server()
+    terms: dict[str, Any] = {"ahead": 600.0, "worker": "test", "lease": 10.0, "server": one.server()}
     with pytest.raises(ForeignBroker):
-        other.load(**TERMS, identity="somebody else", server=server, lost=True)  # type: ignore[arg-type]
-    assert other.load(**TERMS, identity="me", server=server, lost=False) is not None  # type: ignore[arg-type]
-
-
-METHODS: dict[str, Callable[[RedisBroker], object]] = {
-    "put": lambda broker: broker.put(QUEUE, [entry(1)]),
-    "remove": lambda broker: broker.remove(QUEUE, [1]),
-    "take": lambda broker: broker.take(QUEUE, 1),
-    "listen": lambda broker: broker.listen([QUEUE], 300),
-    "notify": lambda broker: broker.notify([QUEUE]),
-    "read_meta": lambda broker: broker.read_meta(),
-    "tick": lambda broker: broker.tick(),
-    "server": lambda broker: broker.server(),
-    "missing": lambda broker: broker.missing({QUEUE: [entry(1)]}),
-}
+        other.load(**terms, identity="somebody else", lost=True)
+    assert other.load(**terms, identity="me", lost=False) is not None
 
 
 def test_every_method_raises_while_redis_is_down_and_works_again_afterwards(
@@ -279,24 +231,6 @@ def test_reading_the_meta_counts_no_tick(broker: RedisBroker) -> None:
     assert after.horizon_tenths == after.loaded_tenths is not None
     assert (after.run_id, after.identity) == (broker.server().run_id, "me")
     assert before.now_tenths <= after.now_tenths <= broker.now_tenths()
-
-
-def test_the_meta_of_an_empty_redis_is_empty(broker: RedisBroker) -> None:
-    broker.client.flushall()
-    meta = broker.read_meta()
-    assert meta == Meta(meta.now_tenths, 0, None, None, "", "", "")
-
-
-def test_threads_share_a_broker(broker: RedisBroker) -> None:
-    start = threading.Barrier(4)
-
-    def put(first: int) -> int:
-        start.wait()
-        return sum(broker.put(QUEUE, [entry(first + number)]).put for number in range(50))
-
-    with ThreadPoolExecutor(4) as pool:
-        assert sum(pool.map(put, (1000, 2000, 3000, 4000))) == 200
-    assert len(broker.take(QUEUE, 1000).tickets) == 200
 
 
 def test_a_closed_broker_leaves_no_connection_behind(server: RedisServer) -> None:

@@ -116,14 +116,6 @@ def test_a_put_sent_twice_is_a_put_sent_once(bench: Bench, case: Case) -> None:
     assert bench.tokens() <= 1
 
 
-def test_a_put_sent_again_later_keeps_the_order_of_the_ready(bench: Bench) -> None:
-    bench.set({}, horizon=HORIZON)
-    for now in (NOW, NOW + 40):
-        for mode in ("set", "fill"):
-            bench.put((1, NOW - 5, 100), mode=mode, now=now)
-    assert bench.places() == {1: Ready(NOW - 5)}
-
-
 @pytest.mark.parametrize("mode", ["set", "fill"])
 def test_without_a_horizon_nothing_is_put(bench: Bench, mode: str) -> None:
     assert bench.put((1, NOW, 100), mode=mode) == ["lost", 0, 0, 0]

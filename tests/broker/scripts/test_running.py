@@ -19,22 +19,11 @@ from django_delayq.core import values
 from django_delayq.core.exceptions import InvalidMessage
 from django_delayq.project import conf, validation
 
-from .bench import NOW, Bench
+from .bench import Bench
 
 # What follows the names of queues in the keys that a script builds.
 KEYS_BUILT = {"due": {":ready", ":delayed"}, "clear": {":delayed", ":ready", ":wake", ":aside"}}
 NAMES = sorted(path.stem for path in Path(scripts.__file__).parent.glob("*.lua"))
-
-
-def test_the_first_lines_of_a_script_are_its_signature() -> None:
-    put = scripts.load("put")
-    assert put.keys == ("delayed", "ready", "meta", "wake", "queues", "wake_all", "aside", "asides")
-    assert put.arguments == ("now", "mode", "identity", "queue")
-    assert put.rest
-    take = scripts.load("take")
-    assert take.keys == put.keys
-    assert take.arguments == ("now", "limit", "batch", "within", "identity", "queue")
-    assert take.rest
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -64,11 +53,6 @@ def test_every_key_that_a_script_uses_is_declared_and_of_the_queue(name: str) ->
     assert ".." not in re.sub(r"--.*|\"\(\" \.\. string\.format", "", source).replace("...", "")
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_include_is_replaced(name: str) -> None:
-    assert "@include" not in scripts.load(name).source
-
-
 @pytest.mark.parametrize(
     ("name", "values"),
     [
@@ -86,11 +70,6 @@ def test_a_wrong_argument_is_a_type_error(redis_client: redis.Redis, name: str, 
     assert not redis_client.keys()
 
 
-def test_an_unknown_script_is_not_found() -> None:
-    with pytest.raises(FileNotFoundError):
-        scripts.Script("pull")
-
-
 @pytest.mark.parametrize(
     "source",
     ["local a, b = KEYS[1], KEYS[3]\n", "local a = KEYS[2]\n", "local a, b = ARGV[1], ARGV[3]\n"],
@@ -100,14 +79,6 @@ def test_a_signature_that_leaves_a_parameter_out_is_refused(source: str) -> None
         scripts._signature(source)
 
 
-def test_a_script_survives_script_flush(bench: Bench) -> None:
-    bench.set({}, horizon=NOW)
-    for _ in range(2):
-        bench.client.script_flush()
-        assert bench.put((1, NOW, 100))[0] == "ok"
-    assert len(bench.places()) == 1
-
-
 def test_a_script_is_sent_in_full_only_once(bench: Bench) -> None:
     bench.client.script_flush()
     bench.client.config_resetstat()
@@ -115,12 +86,6 @@ def test_a_script_is_sent_in_full_only_once(bench: Bench) -> None:
         bench.call("notify")
     stats = bench.client.info("commandstats")
     assert stats["cmdstat_eval"]["calls"] == 1
-
-
-def test_an_error_in_a_script_is_raised(bench: Bench) -> None:
-    bench.client.set(bench.keys.delayed, "not a sorted set")
-    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
-        bench.take(1)
 
 
 words = st.from_regex(values.WORD, fullmatch=True)

@@ -39,19 +39,6 @@ def test_remove_forgets_ids_wherever_they_are_and_no_others(bench: Bench) -> Non
     assert bench.places() == {3: Delayed(NOW), 4: Ready(NOW)}
 
 
-def test_remove_sent_twice_is_remove_sent_once(bench: Bench) -> None:
-    bench.set({1: Delayed(NOW), 2: Ready(NOW)})
-    assert bench.call("remove", rest=[1]) == 1
-    assert bench.call("remove", rest=[1]) == 0
-    assert bench.places() == {2: Ready(NOW)}
-
-
-def test_remove_takes_a_thousand_ids(bench: Bench) -> None:
-    bench.set({number: Delayed(NOW) for number in range(1, 1001)})
-    assert bench.call("remove", rest=list(range(1, 1001))) == 1000
-    assert bench.places() == {}
-
-
 def test_many_notifications_leave_one_token(bench: Bench) -> None:
     for _ in range(5):
         assert bench.call("notify") == "ok"
