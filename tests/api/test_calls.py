@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -14,10 +13,9 @@ from django_delayq import cancel_message, schedule_message, schedule_messages
 from django_delayq.core.exceptions import KeyConflict
 from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.record import crashes, transitions
-from django_delayq.record.sql.rows import Success, Ticket
 from tests.conftest import close_publishers
 from tests.support.claims import DB, needs_row_locks
+from tests.support.steps import at_once, claimed, later, lose, message, state, succeed
 from tests.support.workers import is_quick
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -26,26 +24,15 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def test_callers_with_the_same_keys_in_opposite_order_do_not_deadlock() -> None:
     needs_row_locks()
     names = [f"k{number}" for number in range(30)]
-    errors: list[BaseException] = []
     barrier = threading.Barrier(2)
 
-    def schedule(keys: list[str]) -> None:
-        try:
-            for turn in range(10):
-                barrier.wait(60)
-                schedule_messages([{"topic": f"t.{turn}", "key": key, "on_conflict": "keep"} for key in keys])
-        except BaseException as error:  # noqa: BLE001
-            errors.append(error)
-            barrier.abort()
-        finally:
-            connections.close_all()
+    def schedule(number: int) -> None:
+        for turn in range(10):
+            barrier.wait(60)
+            keys = names if number else names[::-1]
+            schedule_messages([{"topic": f"t.{turn}", "key": key, "on_conflict": "keep"} for key in keys])
 
-    threads = [threading.Thread(target=schedule, args=(keys,)) for keys in (names, names[::-1])]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
+    assert at_once(2, schedule) == [None, None]
     assert Message.objects.count() == 300
 
 
@@ -55,26 +42,15 @@ def test_callers_on_sqlite_with_its_default_transaction_mode_wait_for_each_other
     options = connections.settings[DB]["OPTIONS"]
     mode = options.pop("transaction_mode")
     connections.close_all()
-    errors: list[BaseException] = []
 
     def work(number: int) -> None:
-        try:
-            for turn in range(15):
-                key = f"{number}-{turn}"
-                schedule_message("t.ok", key=key, delay=60)
-                assert cancel_message(topic="t.ok", key=key)
-        except BaseException as error:  # noqa: BLE001
-            errors.append(error)
-        finally:
-            connections.close_all()
+        for turn in range(15):
+            key = f"{number}-{turn}"
+            schedule_message("t.ok", key=key, delay=60)
+            assert cancel_message(topic="t.ok", key=key)
 
     try:
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not errors
+        assert at_once(3, work) == [None] * 3
     finally:
         connections.close_all()
         options["transaction_mode"] = mode
@@ -109,21 +85,18 @@ def test_sentinels_that_say_nothing_do_not_delay_a_call(
 
 
 def test_a_message_that_may_still_succeed_can_be_neither_replaced_nor_debounced() -> None:
-    message = schedule_message("t.ok", {"v": 1}, key="k")
-    (row,) = transitions.claim(DB, [Ticket(message.pk)], {"t.ok": 60.0}, "frozen")
-    Message._base_manager.filter(pk=message.pk).update(leased_until=message.created_at - timedelta(seconds=1))
-    assert crashes.reap(DB, max_crashes=3, actor="test")
+    row = claimed(payload={"v": 1}, key="k")
+    lose(row.id)
     for policy in ("replace", "debounce"):
         with pytest.raises(KeyConflict):
-            schedule_message("t.ok", {"v": 2}, key="k", on_conflict=policy, delay=60)
-    assert transitions.succeed(DB, [Success(row.id, row.deliveries, "frozen")])
-    message.refresh_from_db()
-    assert (message.state, message.payload) == (State.CONSUMED, {"v": 1})
+            later({"v": 2}, key="k", on_conflict=policy)
+    assert succeed(row.id)
+    assert (state(row.id), message(row.id).payload) == (State.CONSUMED, {"v": 1})
 
 
 def test_a_reason_may_be_any_text() -> None:
-    message = schedule_message("t.ok", delay=60)
-    assert cancel_message(message, reason="\x00\ud800" + "x" * 100_000)
-    reason = message.transitions.get(to_state=State.CANCELLED).reason
+    row = schedule_message("t.ok", delay=60)
+    assert cancel_message(row, reason="\x00\ud800" + "x" * 100_000)
+    reason = row.transitions.get(to_state=State.CANCELLED).reason
     assert reason.startswith("\ufffd?")
     assert len(reason) < 5_000

@@ -39,6 +39,7 @@ from django_delayq.core.clock import from_tenths, to_tenths
 from django_delayq.models import Message, Transition
 from django_delayq.record import transitions
 from tests import settings as servers
+from tests.support.steps import TOPIC, ago, claim
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]
 
@@ -241,15 +242,16 @@ def is_same(one: Any, other: Any) -> bool:
 
 @some
 @given(payload=payloads, headers=st.dictionaries(text, scalars, max_size=3))
-def test_a_payload_and_headers_come_back_as_django_encodes_them(
+def test_a_payload_and_headers_come_back_and_are_delivered_as_django_encodes_them(
     horizon: redis.Redis, payload: Any, headers: dict[str, Any]
 ) -> None:
-    single = schedule_message("c.payload", payload, headers=headers)
-    many = schedule_messages([{"topic": "c.payload", "payload": payload, "headers": headers}])
-    for message in (single, *many):
-        for seen in (message, read(message)):
-            assert is_same(seen.payload, as_json(payload))
-            assert is_same(seen.headers, as_json(headers))
+    single = schedule_message(TOPIC, payload, headers=headers, due_at=ago())
+    (many,) = schedule_messages([{"topic": TOPIC, "payload": payload, "headers": headers, "due_at": ago()}])
+    delivered = claim(single.pk, many.pk)
+    assert len(delivered) == 2
+    for seen in (single, many, read(single), read(many), *delivered):
+        assert is_same(seen.payload, as_json(payload))
+        assert is_same(seen.headers, as_json(headers))
 
 
 # --- everything else, and all of it at once ---------------------------------------------------------------------------

@@ -8,13 +8,10 @@ import re
 from datetime import UTC, datetime, timedelta
 from enum import Enum, IntEnum
 from typing import Any, get_type_hints
-from zoneinfo import ZoneInfo
 
 import pytest
 from asgiref.sync import async_to_sync
 from django.db import transaction
-from hypothesis import HealthCheck, given
-from hypothesis import settings as hypothesis_settings
 
 from django_delayq import (
     Delivered,
@@ -23,7 +20,6 @@ from django_delayq import (
     MessageDict,
     MessageOptions,
     OnConflict,
-    PayloadTooLarge,
     RegisteredHandler,
     RetryPolicy,
     aschedule_message,
@@ -38,8 +34,7 @@ from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
 from django_delayq.project import registry
 from django_delayq.record import transitions
-from tests.support.payloads import good
-from tests.support.steps import TOPIC, claim, due, later, log, message
+from tests.support.steps import TOPIC, later, log, message
 
 pytestmark = pytest.mark.django_db
 both = pytest.mark.django_db(databases=["default", "other"])
@@ -165,18 +160,6 @@ def test_a_due_time_is_rounded_up_to_a_tenth_of_a_millisecond() -> None:
     many = schedule_messages([{"topic": TOPIC, "due_at": moment}, {"topic": TOPIC, "due_at": expected}])
     for row in (schedule_message(TOPIC, due_at=moment), schedule_message(TOPIC, due_at=expected), *many):
         assert row.due_at == message(row.pk).due_at == expected
-
-
-def test_an_expiry_over_a_change_of_the_clocks_keeps_its_length() -> None:
-    berlin = ZoneInfo("Europe/Berlin")
-    local = datetime(2050, 10, 30, 1, 30, tzinfo=berlin)
-    terms: Any = {"topic": TOPIC, "due_at": local, "expires": "2h"}
-    for row in (schedule_message(**terms), *schedule_messages([terms])):
-        stored = message(row.pk)
-        assert stored.expires_at == row.expires_at
-        assert stored.expires_at is not None
-        assert stored.expires_at - stored.due_at == timedelta(hours=2)
-        assert stored.due_at == local.astimezone(UTC)
 
 
 def test_a_message_has_its_handlers_queue_and_priority_unless_the_call_names_others() -> None:
@@ -352,20 +335,6 @@ def test_a_payload_that_the_caller_changes_later_stays_in_the_message_as_it_was(
     assert [message.payload for message in messages[1:]] == [given] * 3
 
 
-def test_the_limit_key_is_found_for_each_of_many_messages() -> None:
-    handler("record.limited", limit=1, limit_key=lambda new: new.payload["customer"])(lambda message: None)
-    try:
-        rows = schedule_messages([{"topic": "record.limited", "payload": {"customer": n}} for n in range(3)])
-    finally:
-        registry.unregister("record.limited")
-    assert [message(row.pk).limit_key for row in rows] == ["0", "1", "2"]
-
-
-def test_an_error_in_a_batch_has_the_type_of_the_single_call() -> None:
-    with pytest.raises(PayloadTooLarge, match="message 1"):
-        schedule_messages([{"topic": TOPIC}, {"topic": TOPIC, "payload": "x" * 300_000}])
-
-
 def test_many_messages_are_written_in_their_order_with_all_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduling, "INSERTED_TOGETHER", 100)
     monkeypatch.setattr(scheduling, "COLLECTED_TOGETHER", 500)
@@ -401,13 +370,6 @@ def test_a_batch_with_one_bad_message_writes_nothing() -> None:
     assert Transition.objects.count() == 1
 
 
-def test_a_batch_with_one_key_several_times_makes_one_message() -> None:
-    rows = schedule_messages([{"topic": TOPIC, "key": "k", "payload": n, "on_conflict": "keep"} for n in range(3)])
-    assert len({row.pk for row in rows}) == 1
-    assert [row.existed for row in rows] == [False, True, True]
-    assert message(rows[0].pk).payload == 0
-
-
 def test_a_batch_that_the_caller_rolls_back_leaves_no_rows() -> None:
     with pytest.raises(Undo), transaction.atomic():
         schedule_message(TOPIC)
@@ -430,32 +392,6 @@ def test_a_message_of_another_database_is_written_and_changed_there() -> None:
     assert cancel_message(two.pk, using="other")
     assert set(Message.objects.using("other").values_list("state", flat=True)) == {State.CANCELLED}
     assert set(Message.objects.values_list("state", flat=True)) == {State.SCHEDULED}
-
-
-def same(stored: Any, given_: Any) -> bool:
-    """Compare as JSON: a database may return a whole float as an integer."""
-    if isinstance(given_, dict):
-        return stored.keys() == given_.keys() and all(same(stored[name], given_[name]) for name in given_)
-    if isinstance(given_, list):
-        return len(stored) == len(given_) and all(map(same, stored, given_))
-    if isinstance(given_, float):
-        return float(stored) == given_
-    return bool(stored == given_ and isinstance(stored, type(given_)))
-
-
-@hypothesis_settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
-@given(good)
-def test_any_payload_that_is_accepted_is_stored_and_delivered_as_it_was(payload: Any) -> None:
-    one = due(payload)
-    (many,) = schedule_messages([{"topic": TOPIC, "payload": payload, "due_at": one.due_at}])
-    for row in (one, many):
-        assert same(row.payload, payload)
-        assert same(message(row.pk).payload, payload)
-    delivered = claim(one.pk, many.pk)
-    assert len(delivered) == 2
-    assert all(same(row.payload, payload) for row in delivered)
 
 
 @pytest.fixture

@@ -37,12 +37,6 @@ def test_microseconds_keep_the_moment_and_are_rounded_up_alike(moment: datetime)
     assert us_to_tenths(to_us(moment)) == to_tenths(moment)
 
 
-@given(moments)
-def test_rounding_twice_is_rounding_once(moment: datetime) -> None:
-    assert ceil_tenth(ceil_tenth(moment)) == ceil_tenth(moment)
-    assert to_tenths(ceil_tenth(moment)) == to_tenths(moment)
-
-
 def test_the_zone_of_a_moment_makes_no_difference() -> None:
     berlin = datetime(2026, 7, 1, 12, 0, 0, 1, tzinfo=ZoneInfo("Europe/Berlin"))
     assert to_tenths(berlin) == to_tenths(berlin.astimezone(UTC)) == 17_829_000_000_001

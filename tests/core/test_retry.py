@@ -6,7 +6,7 @@ import json
 import math
 from datetime import timedelta
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -26,11 +26,6 @@ def waits(policy: RetryPolicy, attempts: int) -> list[float | None]:
 
 def test_fixed_delays_come_one_after_the_other_and_then_end() -> None:
     assert waits(RetryPolicy.fixed(PAYMENT), 9) == [240, 600, 600, 3600, 7200, 21_600, 54_000, None, None]
-
-
-def test_a_fixed_policy_of_one_text_is_refused_and_not_read_letter_by_letter() -> None:
-    with pytest.raises(ValueError, match="a list of delays"):
-        RetryPolicy.fixed(cast(Any, "10m"))
 
 
 def test_exponential_delays_double_up_to_the_cap() -> None:

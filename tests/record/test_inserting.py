@@ -62,13 +62,6 @@ def numbers() -> list[int]:
     return list(Message.objects.order_by("pk").values_list("payload__number", flat=True))
 
 
-def test_a_transaction_that_is_to_begin_begins() -> None:
-    with transaction.atomic():
-        schedule(1)
-        transaction.set_rollback(True)
-    assert numbers() == [0, 0, 0]
-
-
 def test_a_rollback_costs_no_later_message() -> None:
     for number in (1, 2):
         with transaction.atomic():

@@ -124,14 +124,6 @@ def test_a_move_that_is_rolled_back_leaves_neither_change_nor_log_row(pair: tupl
     assert snapshot(id_) == before
 
 
-def test_a_message_that_is_rolled_back_leaves_no_row() -> None:
-    with pytest.raises(Undo), transaction.atomic():
-        id_ = due().pk
-        assert moves(id_) == ["scheduled"]
-        raise Undo
-    assert snapshot(id_) == ([], [])
-
-
 ILLEGAL = [pair for pair in product(State, State) if pair not in MOVES]
 
 
@@ -142,30 +134,6 @@ def test_a_move_outside_the_table_is_refused(pair: tuple[State, State]) -> None:
     with pytest.raises(InvalidTransition, match=f"{pair[0]} → {pair[1]}"):
         move("default", Q(pk=id_), lambda message, now: Decision(pair[1]), actor="test")
     assert snapshot(id_) == before
-
-
-VERBS: dict[str, tuple[Callable[[int], Any], set[State]]] = {
-    "cancel": (cancel_message, {S, R}),
-    "reschedule": (lambda id_: reschedule_message(id_, delay=60), {S}),
-    "run now": (run_message, {S}),
-    "requeue": (requeue_message, {D, E, CAN}),
-}
-
-
-@pytest.mark.parametrize("verb", VERBS)
-@pytest.mark.parametrize("where", State)
-def test_an_action_answers_too_late_in_exactly_the_states_that_it_leaves_alone(verb: str, where: State) -> None:
-    act, possible = VERBS[verb]
-    id_ = bring(where)
-    before = snapshot(id_)
-    answer = act(id_)
-    assert bool(answer) == (where in possible)
-    assert answer.id == id_
-    assert answer.state == state(id_)
-    if where not in possible:
-        assert answer.verdict == Verdict.TOO_LATE
-        assert str(answer) == f"too late: {where.value}"
-        assert snapshot(id_) == before
 
 
 @pytest.mark.parametrize("where", [CON, D, CAN, E])

@@ -15,7 +15,7 @@ from django.db.models import Q
 from django.utils import timezone
 
 from django_delayq import schedule_message
-from django_delayq.core.states import FINAL, State
+from django_delayq.core.states import State
 from django_delayq.models import Message
 from django_delayq.models.record import Identity, LogRow
 from django_delayq.record import transitions
@@ -72,13 +72,6 @@ def test_two_live_messages_of_one_key_are_refused() -> None:
     other = later()
     with pytest.raises(IntegrityError), transaction.atomic():
         Message._base_manager.filter(pk=other.pk).update(key="k")
-
-
-@pytest.mark.parametrize("where", sorted(FINAL))
-def test_a_finished_message_does_not_hold_its_key(where: State) -> None:
-    bring(where, key="k")
-    later(key="k")
-    assert Message.objects.filter(key="k").count() == 2
 
 
 def test_a_log_has_each_number_once() -> None:
