@@ -44,22 +44,8 @@ class Undo(Exception):
     """An exception that rolls a transaction back."""
 
 
-FIELDS = [
-    *["topic", "queue", "key", "priority", "payload", "headers", "due_at", "expires_at", "created_at", "retry"],
-    *[
-        "max_attempts",
-        "timeout",
-        "lease",
-        "state",
-        "attempts",
-        "deliveries",
-        "reported",
-        "excused",
-        "moves",
-        "worker",
-        "finished_at",
-    ],
-]
+# Who scheduled it is read from the row only.
+FIELDS = [field.attname for field in Message._meta.concrete_fields if field.attname != "created_by"]
 
 
 class Named(str, Enum):  # noqa: UP042

@@ -155,24 +155,19 @@ def test_a_running_message_with_another_unique_holds_its_key(policy: str, first:
     assert snapshot(running.id) == before
 
 
-@pytest.mark.parametrize("come_back", [fail, lambda pk: fail(pk, counts=False)])
-def test_a_message_that_comes_back_waits_beside_the_next_one(come_back: Callable[[int], bool]) -> None:
+@pytest.mark.parametrize(
+    "come_back", [fail, lambda pk: fail(pk, counts=False), lose], ids=["retry", "release", "crash"]
+)
+def test_a_message_that_comes_back_waits_beside_the_next_one(come_back: Callable[[int], object]) -> None:
     first = claimed(key="k", unique="scheduled")
     second = later(key="k", unique="scheduled")
-    assert come_back(first.id)
+    come_back(first.id)
     assert (state(first.id), state(second.pk)) == (State.SCHEDULED, State.SCHEDULED)
     with pytest.raises(KeyConflict, match=f"message {second.pk}"):
         later(key="k", unique="scheduled")
     assert claim(first.id)
     assert succeed(first.id)
     assert claim(second.pk) == []
-
-
-def test_a_message_whose_worker_died_waits_beside_the_next_one() -> None:
-    first = claimed(key="k", unique="scheduled")
-    second = later(key="k", unique="scheduled")
-    lose(first.id)
-    assert (state(first.id), state(second.pk)) == (State.SCHEDULED, State.SCHEDULED)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -319,16 +314,6 @@ def test_a_delivery_that_lost_its_lease_schedules_the_next_message_too() -> None
     assert claim(new.pk)
 
 
-def test_a_retry_that_waits_finds_the_message_that_its_first_delivery_scheduled() -> None:
-    first = claimed(key="k")
-    with own_run(first.id):
-        new = later(key="k")
-    assert fail(first.id)
-    with pytest.raises(KeyConflict, match=f"message {new.pk}"):
-        later(key="k")
-    assert state(first.id) == State.SCHEDULED
-
-
 @pytest.mark.parametrize("unique", ["live", "scheduled", "1h"])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("come_back", ["retry", "release", "crash"])
@@ -355,22 +340,6 @@ def test_a_message_that_waits_again_keeps_no_later_step_of_its_chain_out(
     assert (found.pk, found.existed, found.state, found.payload) == (second.pk, True, State.CONSUMED, None)
     assert holders() == [third.pk]
     assert Message.objects.count() == 3
-
-
-@pytest.mark.parametrize("unique", ["live", "scheduled", "1h"])
-def test_a_chain_goes_on_when_an_earlier_message_of_it_is_given_up(unique: str) -> None:
-    first = claimed(key="k", unique=unique)
-    with own_run(first.id):
-        second = due(key="k", unique=unique)
-    assert fail(first.id)
-    assert claim(second.pk)
-    with own_run(second.pk):
-        third = due(key="k", unique=unique)
-    assert succeed(second.pk)
-    assert claim(first.id)
-    assert fail(first.id, 2, dead=True)
-    assert holders() == [third.pk]
-    assert claim(third.pk)
 
 
 @pytest.mark.parametrize("unique", ["live", "scheduled", "1h"])

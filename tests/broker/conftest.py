@@ -16,18 +16,12 @@ MAKERS: dict[str, Callable[[], Broker]] = {"redis": redis_broker, "database": da
 
 
 @pytest.fixture(params=sorted(MAKERS))
-def make_broker(request: pytest.FixtureRequest, transactional_db: None) -> Iterator[Callable[[], Broker]]:
-    """Make brokers of one kind, and close them after the test."""
-    made: list[Broker] = []
-
-    def make() -> Broker:
-        made.append(MAKERS[request.param]())
-        return made[-1]
-
-    yield make
-    for broker in made:
-        if isinstance(broker, RedisBroker):
-            broker.close()
+def bench(request: pytest.FixtureRequest, transactional_db: None) -> Iterator[Bench]:
+    """Return a bench with a broker of each kind."""
+    made = MAKERS[request.param]()
+    yield Bench(made)
+    if isinstance(made, RedisBroker):
+        made.close()
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +29,3 @@ def server() -> Iterator[RedisServer]:
     """A server that the tests of a module may stop without disturbing others."""
     with RedisServer() as running:
         yield running
-
-
-@pytest.fixture
-def bench(make_broker: Callable[[], Broker]) -> Bench:
-    return Bench(make_broker())

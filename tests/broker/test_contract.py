@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from django.db import connections
 from django.utils import timezone
 
-from django_delayq.broker.base import Broker
-from django_delayq.models import Message
 from django_delayq.record import transitions
 
 from .bench import QUEUE, Bench
@@ -113,28 +108,6 @@ def test_a_cancelled_message_that_the_broker_still_has_is_not_delivered(bench: B
     id_, other = bench.schedule(), bench.schedule()
     transitions.cancel("default", [id_])
     assert [row.id for row in bench.deliver()] == [other]
-
-
-def test_two_workers_at_once_claim_each_message_once(make_broker: Callable[[], Broker]) -> None:
-    benches = [Bench(make_broker()) for _ in range(2)]
-    ids = benches[0].schedule_many(200)
-    start = threading.Barrier(2)
-    claimed: list[int] = []
-
-    def work(bench: Bench) -> None:
-        try:
-            start.wait()
-            deadline = time.monotonic() + 20
-            while Message.objects.filter(state=Message.State.SCHEDULED).exists() and time.monotonic() < deadline:
-                claimed.extend(row.id for row in bench.deliver(7))
-        finally:
-            connections.close_all()
-
-    with ThreadPoolExecutor(2) as pool:
-        for done in [pool.submit(work, bench) for bench in benches]:
-            done.result()
-    assert sorted(claimed) == ids
-    assert set(Message.objects.values_list("deliveries", flat=True)) == {1}
 
 
 @pytest.mark.parametrize("timeout", [-5.0, 0.0, 0.05, 0.3])

@@ -128,17 +128,6 @@ def test_the_queues_of_one_transaction_are_published_apart(redis_client: redis.R
     assert held(redis_client, "slow") == {there}
 
 
-def test_a_batch_of_one_transaction_does_not_grow_in_the_next(redis_client: redis.Redis) -> None:
-    with transaction.atomic():
-        first = soon().pk
-    with transaction.atomic():
-        second = soon().pk
-    with pytest.raises(Undo), transaction.atomic():
-        soon()
-        raise Undo
-    assert held(redis_client) == {first, second}
-
-
 def test_a_message_scheduled_and_cancelled_in_one_transaction_is_not_left_in_redis(redis_client: redis.Redis) -> None:
     with transaction.atomic():
         id_, kept = soon().pk, soon().pk
@@ -328,21 +317,6 @@ def test_callers_wait_only_once_for_a_redis_that_does_not_answer(
         # Each call would wait for 0.25 s.
         is_quick(twenty_calls, 4.0)
     assert Message.objects.count() % 20 == 0
-
-
-def test_messages_are_published_again_when_redis_is_back(away: RedisServer) -> None:
-    away.kill()
-    soon()
-    away.start()
-    broker = redis_broker(away.url)
-    with redis.Redis(port=away.port) as client:
-
-        def is_published() -> bool:
-            soon()
-            return bool(held(client))
-
-        eventually(is_published, "a message is published")
-    broker.close()
 
 
 def test_a_publisher_that_failed_has_all_loaded_again_once_when_redis_is_back(

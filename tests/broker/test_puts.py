@@ -160,18 +160,6 @@ def test_the_kernel_looks_after_idle_connections(make: Callable[..., RedisBroker
             assert there.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) == value
 
 
-def test_a_put_after_a_restart_reaches_the_new_server(make: Callable[..., RedisBroker], server: RedisServer) -> None:
-    broker = make()
-    broker.put_nowait(QUEUE, [entry(1)])
-    server.kill()
-    server.start()
-    fresh = make()
-    fresh.client.hset(fresh.keys(QUEUE).meta, "horizon", HORIZON)
-    broker.put_nowait(QUEUE, [entry(2)])
-    broker.flush()
-    assert 2 in held(make)
-
-
 def test_a_frozen_server_is_noticed_by_the_next_put(make: Callable[..., RedisBroker], server: RedisServer) -> None:
     broker = make(timeout=0.5)
     broker.put_nowait(QUEUE, [entry(1)])

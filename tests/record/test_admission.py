@@ -67,13 +67,6 @@ def test_a_claim_tells_what_limits_count(declare: Declare) -> None:
     assert (row.topic, row.queue, row.limit_key) == ("l.one", "mail", "a")
 
 
-def test_messages_without_a_limit_are_claimed_as_ever(declare: Declare) -> None:
-    declare("l.one", limit=1)
-    first, free, second = schedule_message("l.one"), schedule_message("l.free"), schedule_message("l.one")
-    assert admit(first, free, second) == [first.pk, free.pk]
-    assert Place.objects.count() == 1
-
-
 def test_each_key_has_a_limit_of_its_own(declare: Declare) -> None:
     declare("l.one", limit=1)
     made = [schedule_message("l.one", limit_key=key) for key in ("a", "a", "b", None, None)]

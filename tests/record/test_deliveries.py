@@ -177,13 +177,6 @@ def test_a_claim_passes_over_locked_rows_and_does_not_wait(locked: int) -> None:
     assert [row.id for row in claim(locked, free)] == [free]
 
 
-@committed
-def test_a_query_for_due_rows_passes_over_locked_rows(locked: int) -> None:
-    free = due(queue="default").pk
-    with transaction.atomic():
-        assert [ticket.id for ticket in statements("default").due("default", [TOPIC], 10)] == [free]
-
-
 # --- success is absorbing ---------------------------------------------------------------------------------------------
 
 
