@@ -74,28 +74,12 @@ def test_keep_returns_the_old_message_as_it_is() -> None:
 
 def test_replace_gives_the_old_message_everything_new() -> None:
     first = later(key="k", payload=1, priority=1, expires="1h", retry=["4m"], headers={"h": 1}, timeout=3)
-    second = later(
-        key="k",
-        payload=2,
-        delay="2h",
-        priority=9,
-        queue="slow",
-        expires="2h",
-        max_attempts=5,
-        lease=9,
-        on_conflict="replace",
-    )
+    new = {"payload": 2, "priority": 9, "queue": "slow", "max_attempts": 5, "lease": 9}
+    second = later(key="k", delay="2h", expires="2h", on_conflict="replace", **new)
     assert (second.pk, second.existed) == (first.pk, True)
     row = message(first.pk)
-    assert (row.payload, row.priority, row.queue, row.headers, row.retry, row.max_attempts) == (
-        2,
-        9,
-        "slow",
-        {},
-        None,
-        5,
-    )
-    assert (row.timeout, row.lease) == (None, 9)
+    assert {name: getattr(row, name) for name in new} == new
+    assert (row.headers, row.retry, row.timeout) == ({}, None, None)
     assert row.due_at - first.due_at > timedelta(hours=1)
     assert row.expires_at == row.due_at + timedelta(hours=2)
     assert moves(first.pk) == ["scheduled", "scheduled>scheduled"]

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 import redis
 from django.utils import timezone
 
+from django_delayq.api.new_messages import checked
 from django_delayq.broker.base import Broker, DueQueue, Entry
 from django_delayq.broker.database import DatabaseBroker
 from django_delayq.broker.redis import RedisBroker
@@ -29,21 +30,9 @@ def connections_made(client: redis.Redis) -> int:
     return int(client.info("stats")["total_connections_received"])
 
 
-def new_message(*, due_in: float, priority: int, queue: str, topic: str) -> NewMessage:
-    return NewMessage(
-        topic=topic,
-        queue=queue,
-        payload="null",
-        value=None,
-        headers="{}",
-        key=None,
-        priority=priority,
-        due_at=timezone.now() + timedelta(seconds=due_in),
-        delay=timedelta(0),
-        expires=None,
-        retry=None,
-        max_attempts=None,
-    )
+def new_message(*, due_in: float = -1.0, priority: int = 0, queue: str = QUEUE, topic: str = TOPIC) -> NewMessage:
+    due_at = timezone.now() + timedelta(seconds=due_in)
+    return checked(topic, None, {"queue": queue, "priority": priority})._replace(due_at=due_at)
 
 
 @dataclass
@@ -66,7 +55,7 @@ class Bench:
 
     def schedule_many(self, count: int) -> list[int]:
         """Write many rows in one call and put them in another; returns their ids."""
-        new = [new_message(due_in=-1.0, priority=0, queue=self.queue, topic=TOPIC) for _ in range(count)]
+        new = [new_message(queue=self.queue) for _ in range(count)]
         rows = [row for _message, row in transitions.insert_many("default", new, "test")]
         self.broker.put(self.queue, [Entry.at(row.id, row.due_at, 0) for row in rows])
         return [row.id for row in rows]
@@ -105,22 +94,16 @@ def redis_broker(url: str | None = None, *, using: str = "default", horizon: boo
         settings = conf.parse({"REDIS": url})[0]
     broker = RedisBroker(settings, using, timeout=2.0)
     if horizon:
-        open_horizon(broker, using)
+        load(broker, identity(using))
     return broker
 
 
-def open_horizon(broker: RedisBroker, using: str = "default") -> None:
-    """Do what a loader does for an empty record."""
-    begun = broker.load(
-        ahead=600.0,
-        worker="test",
-        lease=10.0,
-        identity=identity(using),
-        server=broker.server(),
-        lost=False,
-    )
+def load(broker: RedisBroker, identity: str = "i") -> int:
+    """Do what a loader does for an empty record; return the horizon."""
+    begun = broker.load(ahead=600.0, worker="w", lease=10.0, identity=identity, server=broker.server(), lost=False)
     assert begun is not None
-    assert broker.loaded(worker="test", upto_tenths=begun[1], lease=None)
+    assert broker.loaded(worker="w", upto_tenths=begun[1], lease=None)
+    return begun[1]
 
 
 def database_broker() -> DatabaseBroker:

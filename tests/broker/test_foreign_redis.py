@@ -17,7 +17,7 @@ from django_delayq.broker import publisher
 from django_delayq.broker.keys import keys
 from django_delayq.models.record import Identity
 from django_delayq.record.identity import forget_identity, identity, known_identity
-from tests.broker.bench import redis_broker
+from tests.broker.bench import load, redis_broker
 from tests.support.commands import run
 from tests.support.in_redis import calls, held
 from tests.support.known_scripts import teach
@@ -32,10 +32,7 @@ KEYS = keys("delayq", "default")
 def foreign(redis_client: redis.Redis) -> redis.Redis:
     """Redis as the worker of another database leaves it, with the ids of two of its messages."""
     broker = redis_broker(horizon=False)
-    terms: dict[str, Any] = {"ahead": 600.0, "worker": "w", "lease": 10.0, "lost": False}
-    begun = broker.load(**terms, identity=str(uuid4()), server=broker.server())
-    assert begun is not None
-    assert broker.loaded(worker="w", upto_tenths=begun[1], lease=None)
+    load(broker, str(uuid4()))
     redis_client.zadd(KEYS.delayed, {"1": 2**44, "2": 2**44})
     redis_client.zadd(KEYS.ready, {"3": 2**44, "4": 2**44})
     broker.close()
@@ -114,9 +111,8 @@ def test_an_identity_that_was_made_anew_is_noticed(redis_client: redis.Redis, ca
     Identity.objects.all().delete()
     redis_client.flushall()
     fresh = str(Identity.objects.create(id=1).value)
-    terms: dict[str, Any] = {"ahead": 600.0, "worker": "w", "lease": 10.0, "lost": False}
     broker = redis_broker(horizon=False)
-    assert broker.load(**terms, identity=fresh, server=broker.server())
+    load(broker, fresh)
     broker.close()
     assert known_identity("default") != fresh
     ids = [schedule_message(TOPIC, delay=60).pk for _ in range(60)]

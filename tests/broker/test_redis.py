@@ -22,7 +22,7 @@ from django_delayq.project import conf
 from testproject.servers import RedisServer
 from tests.support.workers import eventually
 
-from .bench import METHODS, QUEUE
+from .bench import METHODS, QUEUE, load
 
 
 def entry(id_: int, *, due_in: float = -1.0, priority: int = 0) -> Entry:
@@ -31,14 +31,6 @@ def entry(id_: int, *, due_in: float = -1.0, priority: int = 0) -> Entry:
 
 def settings_for(server: RedisServer) -> conf.Settings:
     return conf.Settings()._replace(REDIS=server.url, PREFIX="brokertest")
-
-
-def opened(broker: RedisBroker) -> RedisBroker:
-    """Give the queue a horizon, as a loader does."""
-    begun = broker.load(ahead=600, worker="t", lease=10, identity="me", server=broker.server(), lost=False)
-    assert begun is not None
-    assert broker.loaded(worker="t", upto_tenths=begun[1], lease=None)
-    return broker
 
 
 @pytest.fixture
@@ -54,7 +46,7 @@ def brokers(server: RedisServer) -> Iterator[tuple[RedisBroker, RedisBroker]]:
     """Two brokers, as two processes would have them."""
     pair = (RedisBroker(settings_for(server), "default", timeout=2.0) for _ in range(2))
     one, other = pair
-    opened(one)
+    load(one)
     yield one, other
     one.close()
     other.close()
@@ -67,11 +59,8 @@ def broker(brokers: tuple[RedisBroker, RedisBroker]) -> RedisBroker:
 
 def wait_for_listeners(server: RedisServer, *, times: int = 1) -> None:
     """Wait until so many clients listen."""
-    deadline = time.monotonic() + 10
     with redis.Redis(port=server.port) as client:
-        while int(client.info("clients")["blocked_clients"]) < times:
-            assert time.monotonic() < deadline, "nobody listens"
-            time.sleep(0.002)
+        eventually(lambda: client.info("clients")["blocked_clients"] >= times, "they listen")
 
 
 def test_tokens_and_wakes_come_also_where_redis_py_hides_its_socket(
@@ -160,7 +149,7 @@ def test_a_redis_of_another_database_is_refused(brokers: tuple[RedisBroker, Redi
     terms: dict[str, Any] = {"ahead": 600.0, "worker": "test", "lease": 10.0, "server": one.server()}
     with pytest.raises(ForeignBroker):
         other.load(**terms, identity="somebody else", lost=True)
-    assert other.load(**terms, identity="me", lost=False) is not None
+    assert other.load(**terms, identity="i", lost=False) is not None
 
 
 def test_every_method_raises_while_redis_is_down_and_works_again_afterwards(
@@ -176,7 +165,7 @@ def test_every_method_raises_while_redis_is_down_and_works_again_afterwards(
             method(broker)
         assert time.monotonic() - began < 100, name
     server.start()
-    opened(broker)
+    load(broker)
     assert broker.put(QUEUE, [entry(2)]).put == 1
     assert broker.listen([QUEUE], 10.0) is True
     assert [ticket.id for ticket in broker.take(QUEUE, 5).tickets] == [2]
@@ -192,7 +181,9 @@ def test_a_listen_raises_when_redis_is_killed_under_it(server: RedisServer, brok
 
 
 def test_a_put_raises_after_its_timeout_when_redis_does_not_answer(server: RedisServer) -> None:
-    opened(RedisBroker(settings_for(server), "default", timeout=10.0)).close()
+    loader = RedisBroker(settings_for(server), "default", timeout=10.0)
+    load(loader)
+    loader.close()
     broker = RedisBroker(settings_for(server), "default", timeout=0.2)
     with contextlib.suppress(redis.RedisError):
         # The put finds a connection that has worked, unless this took too long already.
@@ -229,19 +220,17 @@ def test_reading_the_meta_counts_no_tick(broker: RedisBroker) -> None:
     after = broker.tick()
     assert after == replace(before, now_tenths=after.now_tenths, tick=before.tick + 1)
     assert after.horizon_tenths == after.loaded_tenths is not None
-    assert (after.run_id, after.identity) == (broker.server().run_id, "me")
+    assert (after.run_id, after.identity) == (broker.server().run_id, "i")
     assert before.now_tenths <= after.now_tenths <= broker.now_tenths()
 
 
 def test_a_closed_broker_leaves_no_connection_behind(server: RedisServer) -> None:
-    broker = opened(RedisBroker(settings_for(server), "default", timeout=2.0))
+    broker = RedisBroker(settings_for(server), "default", timeout=2.0)
+    load(broker)
     broker.listen([QUEUE], 0.0)
     broker.close()
-    deadline = time.monotonic() + 10
     with redis.Redis(port=server.port) as client:
-        while int(client.info("clients")["connected_clients"]) > 1:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        eventually(lambda: client.info("clients")["connected_clients"] == 1, "there is no other connection")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from django_delayq.core.exceptions import BrokerRubbish, BrokerUnavailable
 from django_delayq.project import conf
 from testproject.servers import RedisServer
 
-from .bench import ENTRY, METHODS, QUEUE
+from .bench import ENTRY, METHODS, QUEUE, load
 
 ANSWERS = {
     "a web server": b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n",
@@ -119,14 +119,6 @@ def test_strange_members_and_scores_give_answers_or_are_told_and_are_gone_after_
     assert broker.put(QUEUE, [mine, later]) == Put(put=2)
     assert [sorted(batch) for batch in broker.ids(QUEUE)] == [[7], [70]]
     assert [ticket.id for ticket in broker.take(QUEUE, 10).tickets] == [70]
-
-
-def load(broker: RedisBroker) -> int:
-    """Load the broker as a loader does, and return the horizon."""
-    begun = broker.load(ahead=600, worker="w", lease=10, identity="i", server=broker.server(), lost=False)
-    assert begun is not None
-    assert broker.loaded(worker="w", upto_tenths=begun[1], lease=None)
-    return begun[1]
 
 
 @pytest.mark.parametrize("field", ["horizon", "loaded", "tick", "loader_until", "run_id", "replid", "loader"])

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
 from django.utils import timezone
 
 from django_delayq import cancel_message, requeue_message, reschedule_message
@@ -19,11 +16,11 @@ from django_delayq.models import Message
 from django_delayq.record import crashes, transitions
 from django_delayq.record.sql import statements
 from django_delayq.record.sql.rows import Failure, LeaseRenewal, Success, Ticket
+from tests.support.claims import needs_row_locks
 from tests.support.steps import (
     LEASES,
     TOPIC,
     ago,
-    at_once,
     bring,
     claim,
     claimed,
@@ -39,6 +36,7 @@ from tests.support.steps import (
     succeed,
     until_due,
 )
+from tests.support.transactions import unfinished
 
 pytestmark = pytest.mark.django_db
 committed = pytest.mark.django_db(transaction=True)
@@ -149,32 +147,12 @@ def test_the_log_of_a_claim_separates_waiting_in_redis_from_lateness() -> None:
     assert by_query.ready_at is None
 
 
-@pytest.fixture
-def locked(transactional_db: None) -> Iterator[int]:
-    """Return a due message that another connection holds locked."""
-    if not connection.features.has_select_for_update_skip_locked:
-        pytest.skip("this database locks no rows")
-    id_ = due().pk
-    holding, release = threading.Event(), threading.Event()
-
-    def hold(_number: int) -> None:
-        with transaction.atomic():
-            Message.objects.select_for_update().get(pk=id_)
-            holding.set()
-            assert release.wait(60)
-
-    thread = threading.Thread(target=at_once, args=(1, hold))
-    thread.start()
-    assert holding.wait(60)
-    yield id_
-    release.set()
-    thread.join()
-
-
 @committed
-def test_a_claim_passes_over_locked_rows_and_does_not_wait(locked: int) -> None:
-    free = due().pk
-    assert [row.id for row in claim(locked, free)] == [free]
+def test_a_claim_passes_over_locked_rows_and_does_not_wait() -> None:
+    needs_row_locks()
+    locked, free = due().pk, due().pk
+    with unfinished(lambda: Message.objects.select_for_update().get(pk=locked)):
+        assert [row.id for row in claim(locked, free)] == [free]
 
 
 # --- success is absorbing ---------------------------------------------------------------------------------------------
