@@ -247,7 +247,7 @@ def test_a_payload_and_headers_come_back_and_are_delivered_as_django_encodes_the
 ) -> None:
     single = schedule_message(TOPIC, payload, headers=headers, due_at=ago())
     (many,) = schedule_messages([{"topic": TOPIC, "payload": payload, "headers": headers, "due_at": ago()}])
-    delivered = claim(single.pk, many.pk)
+    delivered: list[Any] = [*claim(single.pk, many.pk)]
     assert len(delivered) == 2
     for seen in (single, many, read(single), read(many), *delivered):
         assert is_same(seen.payload, as_json(payload))

@@ -11,7 +11,6 @@ from typing import Any, get_type_hints
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.db import transaction
 
 from django_delayq import (
     Delivered,
@@ -38,10 +37,6 @@ from tests.support.steps import TOPIC, later, log, message
 
 pytestmark = pytest.mark.django_db
 both = pytest.mark.django_db(databases=["default", "other"])
-
-
-class Undo(Exception):
-    """An exception that rolls a transaction back."""
 
 
 # Who scheduled it is read from the row only.
@@ -354,15 +349,6 @@ def test_a_batch_with_one_bad_message_writes_nothing() -> None:
         schedule_messages([{"topic": TOPIC}, {"topic": TOPIC, "key": "taken"}, {"topic": TOPIC}])
     assert Message.objects.count() == 1
     assert Transition.objects.count() == 1
-
-
-def test_a_batch_that_the_caller_rolls_back_leaves_no_rows() -> None:
-    with pytest.raises(Undo), transaction.atomic():
-        schedule_message(TOPIC)
-        schedule_messages([{"topic": TOPIC}] * 3)
-        raise Undo
-    assert not Message.objects.exists()
-    assert not Transition.objects.exists()
 
 
 @both
