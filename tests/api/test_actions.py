@@ -97,14 +97,6 @@ def test_a_rescheduled_message_is_due_anew_and_keeps_its_time_to_live() -> None:
     assert moves(id_) == ["scheduled", "scheduled>scheduled"]
 
 
-def test_a_delay_counts_from_now_on_the_databases_clock() -> None:
-    id_ = later().pk
-    before = transitions.now("default")
-    reschedule_message(id_, delay="90s")
-    assert timedelta(0) <= message(id_).due_at - before - timedelta(seconds=90) < timedelta(seconds=10)
-    assert message(id_).due_at.microsecond % 100 == 0
-
-
 @pytest.mark.parametrize(
     ("verb", "where", "times"),
     [

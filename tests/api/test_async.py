@@ -11,7 +11,6 @@ from django.db import transaction
 
 import django_delayq
 from django_delayq import (
-    InvalidMessage,
     Verdict,
     acancel_message,
     arequeue_message,
@@ -60,14 +59,6 @@ def test_the_async_twins_do_what_the_functions_do() -> None:
     assert counts == {Verdict.CANCELLED: 2}
     assert message(id_).state == State.SCHEDULED
     assert len(moves(id_)) == 5
-
-
-def test_an_async_twin_raises_the_error_of_its_function() -> None:
-    async def wrong() -> None:
-        await aschedule_message(TOPIC, delay=-1)
-
-    with pytest.raises(InvalidMessage):
-        async_to_sync(wrong)()
 
 
 def test_an_async_twin_takes_part_in_the_callers_transaction() -> None:

@@ -33,11 +33,6 @@ def test_exponential_delays_double_up_to_the_cap() -> None:
     assert waits(policy, 5) == [10, 20, 40, 60, 60]
 
 
-def test_max_attempts_counts_the_first_delivery() -> None:
-    policy = RetryPolicy.exponential(1, jitter=0, max_attempts=3)
-    assert waits(policy, 4) == [1, 2, None, None]
-
-
 @given(
     base=st.floats(0, 1e6),
     factor=st.floats(1, 1e3),

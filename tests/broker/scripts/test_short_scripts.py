@@ -53,13 +53,6 @@ def test_tick_of_an_empty_redis_finds_nothing_but_itself(bench: Bench) -> None:
     assert bench.meta() == {"tick": "1"}
 
 
-def test_tick_returns_the_meta_and_grows(bench: Bench) -> None:
-    bench.client.hset(bench.keys.meta, mapping={**META, "tick": "41"})
-    assert bench.call("tick") == ["42", "7", "6", "r", "p", "i", "9", None]
-    assert bench.call("tick") == ["43", "7", "6", "r", "p", "i", "9", None]
-    assert bench.meta() == {**META, "tick": "43"}
-
-
 def test_tick_keeps_a_healthy_queue_as_it_is(bench: Bench) -> None:
     bench.set({1: Delayed(NOW), 2: Ready(NOW)})
     bench.call("notify")
