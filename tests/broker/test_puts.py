@@ -52,6 +52,12 @@ def entry(number: int, due_in: float = 60.0) -> Entry:
     return Entry.at(number, timezone.now() + timedelta(seconds=due_in), 0)
 
 
+def put(broker: RedisBroker, number: int) -> None:
+    """Put an id, and wait for the answer."""
+    broker.put_nowait(QUEUE, [entry(number)])
+    broker.flush()
+
+
 def held(make: Callable[..., RedisBroker]) -> set[int]:
     broker = make()
     members: Any = broker.client.zrange(broker.keys(QUEUE).delayed, 0, -1)
@@ -82,13 +88,10 @@ def test_a_put_under_way_does_not_bring_back_what_is_removed(make: Callable[...,
 
 def test_a_script_that_the_server_forgot_is_sent_again(make: Callable[..., RedisBroker]) -> None:
     broker = make()
-    broker.put_nowait(QUEUE, [entry(1)])
-    broker.flush()
+    put(broker, 1)
     make().client.script_flush()
-    broker.put_nowait(QUEUE, [entry(2)])
-    broker.flush()
-    broker.put_nowait(QUEUE, [entry(3)])
-    broker.flush()
+    put(broker, 2)
+    put(broker, 3)
     assert held(make) == {1, 2, 3}
 
 
@@ -112,11 +115,9 @@ def test_a_put_sent_again_undoes_no_later_put(make: Callable[..., RedisBroker]) 
 
 def test_a_connection_that_the_server_closed_is_replaced(make: Callable[..., RedisBroker]) -> None:
     broker = make()
-    broker.put_nowait(QUEUE, [entry(1)])
-    broker.flush()
+    put(broker, 1)
     make().client.client_kill_filter(_type="normal", skipme=True)
-    broker.put_nowait(QUEUE, [entry(2)])
-    broker.flush()
+    put(broker, 2)
     assert held(make) == {1, 2}
 
 
@@ -125,14 +126,12 @@ def test_a_put_under_way_on_a_broken_connection_is_sent_again(
 ) -> None:
     with Proxy(server.port) as proxy:
         broker = make(proxy.url)
-        broker.put_nowait(QUEUE, [entry(1)])
-        broker.flush()
+        put(broker, 1)
         assert proxy.forget() == 1
         broker.put_nowait(QUEUE, [entry(2)])
         proxy.cut()
         assert held(make) == {1}
-        broker.put_nowait(QUEUE, [entry(3)])
-        broker.flush()
+        put(broker, 3)
         assert held(make) == {1, 2, 3}
 
 
@@ -141,8 +140,7 @@ def test_a_put_on_a_connection_that_died_without_notice_is_sent_again(
 ) -> None:
     with Proxy(server.port) as proxy:
         broker = make(proxy.url, timeout=1.0)
-        broker.put_nowait(QUEUE, [entry(1)])
-        broker.flush()
+        put(broker, 1)
         assert proxy.forget() == 1
         for number in (2, 3):
             broker.put_nowait(QUEUE, [entry(number)])
@@ -162,8 +160,7 @@ def test_the_kernel_looks_after_idle_connections(make: Callable[..., RedisBroker
 
 def test_a_frozen_server_is_noticed_by_the_next_put(make: Callable[..., RedisBroker], server: RedisServer) -> None:
     broker = make(timeout=0.5)
-    broker.put_nowait(QUEUE, [entry(1)])
-    broker.flush()
+    put(broker, 1)
     server.freeze()
     # This one returns although nobody answers.
     broker.put_nowait(QUEUE, [entry(2)])
@@ -175,16 +172,14 @@ def test_a_frozen_server_is_noticed_by_the_next_put(make: Callable[..., RedisBro
 def test_the_next_put_raises_an_error_and_the_one_after_has_a_new_connection(make: Callable[..., RedisBroker]) -> None:
     """A server that refuses may have become a replica, and its name may lead to another server now."""
     broker, other = make(), make()
-    broker.put_nowait(QUEUE, [entry(1)])
-    broker.flush()
+    put(broker, 1)
     other.client.set(other.keys(QUEUE).ready, "not a set")
     broker.put_nowait(QUEUE, [entry(2)])
     with pytest.raises(BrokerUnavailable, match="WRONGTYPE"):
         broker.put_nowait(QUEUE, [entry(3)])
     other.client.delete(other.keys(QUEUE).ready)
     before = connections_made(other.client)
-    broker.put_nowait(QUEUE, [entry(2)])
-    broker.flush()
+    put(broker, 2)
     assert connections_made(other.client) == before + 1
     assert {1, 2} <= held(make)
 
@@ -194,8 +189,7 @@ def put_in_a_child(broker: RedisBroker, number: int) -> None:
     child = os.fork()
     if not child:
         try:
-            broker.put_nowait(QUEUE, [entry(number)])
-            broker.flush()
+            put(broker, number)
         finally:
             os._exit(0)
     os.waitpid(child, 0)
@@ -205,6 +199,5 @@ def test_a_forked_process_has_connections_of_its_own(make: Callable[..., RedisBr
     broker = make()
     broker.put_nowait(QUEUE, [entry(1)])
     put_in_a_child(broker, 2)
-    broker.put_nowait(QUEUE, [entry(3)])
-    broker.flush()
+    put(broker, 3)
     assert held(make) == {1, 2, 3}
