@@ -105,6 +105,10 @@ def test_the_labels_of_the_apps_are_of_one_family() -> None:
     assert ours == {name: name.removeprefix("django_").replace(".contrib", "").replace(".", "_") for name in ours}
 
 
+def test_the_migrations_agree_with_the_models() -> None:
+    call_command("makemigrations", check=True, dry_run=True, verbosity=0)
+
+
 @pytest.mark.postgresql("only PostgreSQL keeps statistics by itself")
 def test_no_statistics_are_kept_of_columns_by_which_nobody_searches() -> None:
     initial = import_module("django_delayq.migrations.0001_initial")
