@@ -54,7 +54,8 @@ def _begins(using: str, late: Sequence[Schedule], now: datetime) -> Iterator[tup
                 continue
             # The occurrence stands for all times that came while it waited.
             begin = min(now, max(begin, left[schedule.message_id]))
-        if schedule.missed == Missed.SKIP and time_to_start is not None:
+        if time_to_start is not None:
+            # What could not start in time any more is not made.
             begin = max(begin, now - time_to_start)
         yield schedule, begin
 

@@ -68,7 +68,8 @@ def create_schedule(
 
     The arguments are those of ``recurring`` and of ``schedule_message``. ``on_conflict`` chooses what becomes of a
     schedule that has this name already: "error", "keep" (it stays as it is) or "replace" (it gets the new definition,
-    and its waiting message is cancelled and made anew).
+    and its waiting message is cancelled and made anew). ``paused`` pauses a new or a replaced schedule; without it a
+    paused one that is replaced stays paused.
 
     Raises ``InvalidMessage`` (nothing is written), ``PayloadTooLarge``, and ``KeyConflict`` when the name is taken, or
     belongs to a schedule that the code declares.
@@ -115,12 +116,7 @@ def pause_schedule(name: str, *, using: str | None = None) -> bool:
     """
     using = _using(using)
     with writing(using):
-        schedule = _existing(using, name)
-        if schedule.paused:
-            return False
-        _withdraw(using, schedule, "was paused", transitions.now(using))
-        occurrences.update(schedule, paused=True)
-    return True
+        return _pause(using, _existing(using, name))
 
 
 def resume_schedule(name: str, *, using: str | None = None) -> bool:
@@ -247,11 +243,22 @@ def save(
         with writing(using):
             schedule = _locked(using, name)
             if schedule is not None:
-                return _change(using, schedule, definition, on_conflict, declared=declared)
+                changed = _change(using, schedule, definition, on_conflict, declared=declared)
+                if paused and on_conflict == OnConflict.REPLACE:
+                    _pause(using, changed)
+                return changed
             created = _insert(using, name, definition, declared=declared, paused=paused)
             if created is not None:
                 return created
     raise KeyConflict(f"the schedule {name!r} comes and goes too quickly")
+
+
+def _pause(using: str, schedule: Schedule) -> bool:
+    if schedule.paused:
+        return False
+    _withdraw(using, schedule, "was paused", transitions.now(using))
+    occurrences.update(schedule, paused=True)
+    return True
 
 
 def _insert(using: str, name: str, definition: Definition, *, declared: bool, paused: bool) -> Schedule | None:

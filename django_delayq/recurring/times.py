@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from functools import lru_cache
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -19,8 +19,8 @@ from ..project import validation
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # The longest interval of a schedule.
 LONGEST = timedelta(days=366)
-# Times that a change of the clocks puts before the moment that was asked for, at most.
-BACKWARD = 100
+# Times that a change of the clocks puts before the moment that was asked for, at most: each second of an hour.
+BACKWARD = 3700
 
 _US = timedelta(microseconds=1)
 
@@ -73,16 +73,28 @@ class Times:
 
     def _cron_after(self, moment: datetime) -> datetime | None:
         # In the hour that comes twice, the library counts from the first one.
-        expression = _parsed(self.cron, moment.astimezone(zone(self.time_zone)))
+        local = moment.astimezone(zone(self.time_zone))
+        # The library does so by itself, with five fields only.
+        is_of_day = len(self.cron.split()) == 6 and not any(self.cron.split()[n].startswith("*") for n in (1, 2))
+        expression = _parsed(self.cron, local.replace(tzinfo=None) if is_of_day else local)
         for _turn in range(BACKWARD):
             try:
+                found = next(expression)
                 # Two times in one zone would be compared as a clock on the wall shows them.
-                found: datetime = next(expression).astimezone(UTC)
+                found = _time_of_day(found, local.tzinfo) if is_of_day else found.astimezone(UTC)
             except (StopIteration, OverflowError):
                 return None
             if found > moment:
                 return found
         raise InvalidMessage(f"the times of {text.shown(self.cron)} do not go on")
+
+
+def _time_of_day(wall: datetime, tz: tzinfo | None) -> datetime:
+    """Return when clocks first show a time; for one that they skip, the moment at which they do."""
+    at = wall.replace(tzinfo=tz)
+    while at.astimezone(UTC).astimezone(tz) != at:
+        at = at.replace(second=0) + timedelta(minutes=1)
+    return at.astimezone(UTC)
 
 
 def interval(text: str) -> timedelta:

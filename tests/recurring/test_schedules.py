@@ -213,11 +213,25 @@ def test_missed_times_are_skipped_and_expire(clock: Clock) -> None:
     assert occurrences() == ["13:00", "03 05:00"]
 
 
-def test_a_time_that_has_just_passed_is_not_skipped(clock: Clock) -> None:
-    hourly(missed="skip", expires="10m")
+@pytest.mark.parametrize("missed", ["once", "all"])
+def test_a_missed_time_that_can_start_no_more_is_not_made(clock: Clock, missed: str) -> None:
+    hourly(missed=missed, expires="10m")
+    cancel_message(message_of())
+    clock.advance(hours=5, minutes=30)
+    look()
+    assert occurrences() == ["13:00", "18:00"]
+
+
+@pytest.mark.parametrize("missed", ["once", "all", "skip"])
+def test_a_time_that_has_just_passed_is_not_skipped(clock: Clock, missed: str) -> None:
+    hourly(missed=missed, expires="10m")
+    if missed == "once":
+        # It would stand for all that came while it waited.
+        cancel_message(message_of())
     clock.advance(hours=5, minutes=4)
     look()
-    assert occurrences() == ["13:00", "17:00", "18:00"]
+    # With "once" the next one comes when this one has begun.
+    assert occurrences() == ["13:00", "17:00", "18:00"][: 2 if missed == "once" else 3]
     late = Message.objects.get(headers__occurrence="2050-03-01T17:00:00Z")
     assert late.expires_at is not None
     assert late.expires_at - late.due_at == timedelta(minutes=6)
@@ -411,6 +425,14 @@ def test_a_schedule_may_begin_paused(clock: Clock) -> None:
     assert occurrences() == []
     resume_schedule("s")
     assert live() == ["14:00"]
+
+
+def test_a_schedule_that_is_replaced_may_be_paused_and_stays_so() -> None:
+    hourly()
+    for paused in (True, False):
+        assert hourly(every="2h", paused=paused, on_conflict="replace").paused
+    assert live() == []
+    assert Schedule.objects.get().paused
 
 
 def test_a_schedule_can_be_run_beside_its_occurrences() -> None:

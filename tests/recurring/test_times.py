@@ -25,21 +25,39 @@ def following(times: Times, after: str, count: int) -> list[str]:
     return [f"{at:%Y-%m-%d %H:%M}" for at in islice(times.following(utc(after)), count)]
 
 
-def test_a_time_of_day_that_is_skipped_comes_at_the_change() -> None:
+# With five fields and with six, of which the first are the seconds.
+HALF_PAST_TWO = pytest.mark.parametrize("cron", ["30 2 * * *", "0 30 2 * * *"])
+
+
+@HALF_PAST_TWO
+def test_a_time_of_day_that_is_skipped_comes_at_the_change(cron: str) -> None:
     # On 2027-03-28 the clocks go from 02:00 CET to 03:00 CEST, at 01:00 UTC.
-    times = Times("30 2 * * *", time_zone=BERLIN)
+    times = Times(cron, time_zone=BERLIN)
     assert following(times, "2027-03-26 12:00", 3) == ["2027-03-27 01:30", "2027-03-28 01:00", "2027-03-29 00:30"]
 
 
-def test_a_time_of_day_that_comes_twice_counts_once() -> None:
+@HALF_PAST_TWO
+def test_a_time_of_day_that_comes_twice_counts_once(cron: str) -> None:
     # On 2027-10-31 the clocks go from 03:00 CEST back to 02:00 CET, at 01:00 UTC.
-    times = Times("30 2 * * *", time_zone=BERLIN)
+    times = Times(cron, time_zone=BERLIN)
     assert following(times, "2027-10-30 12:00", 2) == ["2027-10-31 00:30", "2027-11-01 01:30"]
 
 
 @pytest.mark.parametrize("moment", ["2027-10-31 00:45", "2027-10-31 01:10", "2027-10-31 01:45"])
-def test_no_time_comes_before_the_moment_in_the_hour_that_comes_twice(moment: str) -> None:
-    assert following(Times("30 2 * * *", time_zone=BERLIN), moment, 1) == ["2027-11-01 01:30"]
+@HALF_PAST_TWO
+def test_no_time_comes_before_the_moment_in_the_hour_that_comes_twice(cron: str, moment: str) -> None:
+    assert following(Times(cron, time_zone=BERLIN), moment, 1) == ["2027-11-01 01:30"]
+
+
+def test_each_second_of_the_hour_that_comes_twice_counts_once() -> None:
+    times = Times("* 0-59 2 * * *", time_zone=BERLIN)
+    assert following(times, "2027-10-31 00:59:58", 2) == ["2027-10-31 00:59", "2027-11-01 01:00"]
+    assert following(times, "2027-10-31 01:00:01", 1) == ["2027-11-01 01:00"]
+
+
+def test_each_second_that_is_skipped_counts_once() -> None:
+    times = Times("*/20 30 2 * * *", time_zone=BERLIN)
+    assert following(times, "2027-03-27 12:00", 2) == ["2027-03-28 01:00", "2027-03-29 00:30"]
 
 
 def test_two_times_of_day_that_are_skipped_count_once() -> None:
