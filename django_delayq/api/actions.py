@@ -20,7 +20,7 @@ from ..broker.base import Entry
 from ..core import names
 from ..core.durations import Duration
 from ..core.exceptions import InvalidMessage
-from ..core.states import REQUEUEABLE, State
+from ..core.states import LIVE, REQUEUEABLE, State
 from ..core.twins import async_twin
 from ..core.verbs import VERBS, Verb
 from ..core.verdicts import Verdict
@@ -28,6 +28,7 @@ from ..models import Message
 from ..models.record import HOLDS_KEY, WAITS_AGAIN
 from ..project import validation
 from ..record import purge, transitions
+from ..record.sql.expressions import HoldsKeyAt
 from ..record.transitions import MOVES_PER_TRANSACTION, NO_TIME, Answer
 from .targets import Target, find, id_of, refuse_others, selected
 
@@ -162,7 +163,8 @@ def foresee_requeue(rows: QuerySet[Message]) -> Counter[Verdict]:
     Of several messages with one key only the first will be requeued.
     """
     others = Message.objects.using(rows.db).filter(~Q(pk=OuterRef("pk")), topic=OuterRef("topic"), key=OuterRef("key"))
-    taken = Exists(others.filter(HOLDS_KEY)) | Exists(others.filter(WAITS_AGAIN))
+    still = Q(state__in=sorted(LIVE)) | Q(HoldsKeyAt(transitions.now(rows.db)))
+    taken = Exists(others.filter(HOLDS_KEY, still)) | Exists(others.filter(WAITS_AGAIN))
     counts: Counter[Verdict] = Counter()
     groups = rows.order_by().annotate(taken=taken).values_list("state", "taken").annotate(Count("pk"))
     for state, taken, number in groups:

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any, Unpack
 
 from django.db import IntegrityError, router, transaction
+from django.db.models import Q
 
 from .. import middleware, signals
 from ..broker import publisher
@@ -228,9 +229,20 @@ def _next(using: str, new: NewMessage, key: str, own: int) -> Message | None:
 
 def _met(using: str, new: NewMessage, other: Message | None) -> Message | None:
     """Do with a message that has the key what the call chose, unless it has moved, or the time for that is over."""
-    if other is None or (other.state in FINAL and held_keys.free_key(using, other)):
+    if other is None or (other.state in FINAL and held_keys.free_key(using, other)) or _expire(using, other):
         return None
     return _existing(using, new, other)
+
+
+def _expire(using: str, other: Message) -> bool:
+    """Expire a message that can start no more, and that no worker has swept yet. Tell whether it has expired now."""
+    if other.state != State.SCHEDULED or other.expires_at is None:
+        return False
+    gone = transitions.expire(using, limit=1, actor=actors.current(), among=Q(pk=other.pk))
+    for moved in gone:
+        arguments = signals.message_arguments(moved, using)
+        signals.emit_on_commit(signals.message_expired, Message, **arguments)
+    return bool(gone)
 
 
 def _existing(using: str, new: NewMessage, other: Message) -> Message | None:

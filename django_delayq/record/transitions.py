@@ -19,11 +19,11 @@ from ..core import actors, failpoints
 from ..core.chunks import chunks
 from ..core.clock import ceil_tenth
 from ..core.record_clock import record_clock
-from ..core.states import LIVE, REQUEUEABLE, State
+from ..core.states import FINAL, LIVE, REQUEUEABLE, State
 from ..core.verdicts import DONE, Verdict
-from ..models import Message
+from ..models import Message, Transition
 from ..project.validation import FARTHEST
-from .held_keys import in_the_way
+from .held_keys import free_key, in_the_way
 from .sql import statements
 from .sql.moves import Decide, Decision, move, moved, writing
 from .sql.rows import (
@@ -140,7 +140,7 @@ def debounce(using: str, message_id: int, new: NewMessage) -> Answer:
         if not _is_replaceable(message):
             return TOO_LATE
         due = max(ceil_tenth(new.due_at or at + new.delay), message.due_at)
-        return Decision(State.SCHEDULED, _moved_due(message, due), "debounced", Verdict.RESCHEDULED)
+        return Decision(State.SCHEDULED, _moved_due(using, message, due), "debounced", Verdict.RESCHEDULED)
 
     return _act(using, [message_id], decide)[0]
 
@@ -154,10 +154,19 @@ def _is_replaceable(message: Message) -> bool:
     return message.state == State.SCHEDULED and message.deliveries == message.reported and message.next_id is None
 
 
-def _moved_due(message: Message, due: datetime) -> dict[str, datetime | None]:
+def _moved_due(using: str, message: Message, due: datetime) -> dict[str, datetime | None]:
     """Return the values for a new due time; the time to live after it stays as long as it was."""
-    expires = None if message.expires_at is None else message.expires_at - message.due_at + due
+    expires = None if message.expires_at is None else message.expires_at - _given_due(using, message) + due
     return {"due_at": due, "expires_at": expires}
+
+
+def _given_due(using: str, message: Message) -> datetime:
+    """Return the due time that a call gave to a message: its time to live counts from that, and no retry moves it."""
+    if not message.deliveries:
+        return message.due_at
+    rows = Transition.objects.using(using).filter(message_id=message.pk, to_state=State.SCHEDULED)
+    given = rows.exclude(from_state=State.RUNNING).order_by("-number").values_list("due_at", flat=True).first()
+    return given or message.due_at
 
 
 # --- deliver ----------------------------------------------------------------------------------------------------------
@@ -304,7 +313,7 @@ def reschedule(
         moment = ceil_tenth(min(start + shares(message), at + FARTHEST))
         if is_at_once and message.due_at <= at:
             moment = message.due_at
-        return Decision(State.SCHEDULED, _moved_due(message, moment), reason, Verdict.RESCHEDULED)
+        return Decision(State.SCHEDULED, _moved_due(using, message, moment), reason, Verdict.RESCHEDULED)
 
     return _act(using, ids, decide, actor)
 
@@ -325,17 +334,21 @@ def requeue(
     others are due now. ``spread`` distributes those that get a new due time as in ``reschedule``.
     """
     shares = _shares(ids, begin, spread)
+    finished: list[Message] = []
 
     def decide(message: Message, at: datetime) -> Decision:
         if message.state not in REQUEUEABLE:
             return TOO_LATE
-        if message.key is not None and in_the_way(using, message.topic, message.key, but=message.pk) is not None:
-            return KEY_TAKEN
+        if message.key is not None:
+            other = in_the_way(using, message.topic, message.key, but=message.pk)
+            if other is not None:
+                finished.extend([other] if other.state in FINAL else [])
+                return KEY_TAKEN
         due = message.due_at
         if delay is not None or due <= at:
             due = ceil_tenth(at + (delay or NO_TIME) + shares(message))
         values = {
-            **_moved_due(message, due),
+            **_moved_due(using, message, due),
             "attempts": 0,
             "conflicts": 0,
             # The crashes are excused too, or the next one would be the last.
@@ -346,7 +359,14 @@ def requeue(
         }
         return Decision(State.SCHEDULED, values, reason, Verdict.REQUEUED)
 
-    return _act(using, ids, decide, actor)
+    answers = _act(using, ids, decide, actor)
+    # Only now, when no row of a batch is locked any more: two batches could wait for each other's finished messages.
+    freed = [free_key(using, other) for other in finished]
+    if any(freed):
+        refused = [pk for pk, each in zip(ids, answers, strict=True) if each.verdict == Verdict.KEY_TAKEN]
+        again = iter(_act(using, refused, decide, actor))
+        answers = [next(again) if each.verdict == Verdict.KEY_TAKEN else each for each in answers]
+    return answers
 
 
 def give_up(

@@ -543,6 +543,14 @@ def test_a_message_that_gave_its_key_to_the_next_one_has_it_again_after_a_requeu
     assert holders() == ([first.id] if unique == "live" else [])
 
 
+def test_a_requeue_passes_over_a_message_that_holds_the_key_no_more() -> None:
+    dead = bring(State.DEAD, key="k")
+    other = bring(State.CONSUMED, key="k", unique="1h")
+    Message._base_manager.filter(pk=other).update(finished_at=ago(7200))
+    assert foresee_requeue(Message.objects.filter(pk=dead)) == {Verdict.REQUEUED: 1}
+    assert [answer.verdict for answer in map(requeue_message, (dead, other))] == [Verdict.REQUEUED, Verdict.TOO_LATE]
+
+
 @pytest.mark.parametrize("in_the_way", ["waiting", "retry", "ended"])
 def test_a_requeue_is_refused_while_another_message_keeps_the_key(in_the_way: str) -> None:
     dead = bring(State.DEAD, key="k")
