@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from django_delayq.core.bounds import MAX_CRASHES
+from tests.support.workers import eventually
 from tests.torture import oracle
-from tests.torture.arena import Arena, eventually
+from tests.torture.arena import Arena
 from tests.torture.nemesis import Nemesis
 from tests.torture.sizes import DELAYQ, LIFETIME, LIMITS, REPLACED, SIZES, Size
 
@@ -101,8 +102,8 @@ def drain(arena: Arena) -> float:
         return arena.left() == 0
 
     try:
-        eventually(done, "all is finished", arena.size.drain)
-    except TimeoutError as error:
+        eventually(done, "all is finished", timeout=arena.size.drain)
+    except AssertionError as error:
         print(error, flush=True)
     arena.note_slow_scripts()
     # No process writes any more: the oracle's evidence is complete.

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, LiteralString, NamedTuple, Self
 
@@ -24,13 +24,10 @@ from testproject.cleaner import PID_FILE, family, send
 from testproject.servers import PgBouncerServer, PostgresServer, RedisServer
 from tests.support.proxy import Proxy
 from tests.support.skewed import SkewedRedis, why_no_clock_can_be_set
+from tests.support.workers import PATIENCE, ROOT, eventually
 from tests.torture.full_disk import FillablePostgres, find_compiler
 from tests.torture.journal import Journal
 from tests.torture.sizes import DELAYQ, GRACEFUL_TIMEOUT, LIFETIME, REPLACED, Size
-
-ROOT = Path(__file__).resolve().parents[2]
-# Waits fail after so many seconds.
-PATIENCE = 40.0
 
 AUDIT = """
 CREATE SCHEMA torture;
@@ -427,15 +424,6 @@ def _is_logging(persistence: dict[str, Any]) -> bool:
 def _client(server: RedisServer) -> redis.Redis:
     # By default redis-py asks a server that does not answer eleven times.
     return redis.Redis(port=server.port, socket_timeout=5, retry=Retry(NoBackoff(), 0))
-
-
-def eventually(look: Callable[[], Any], what: str, timeout: float = PATIENCE) -> None:
-    """Wait until ``look`` is true."""
-    deadline = time.monotonic() + timeout
-    while not look():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"did not happen in {timeout:g} s: {what}")
-        time.sleep(0.02)
 
 
 def _is_there(pid: int) -> bool:

@@ -117,6 +117,16 @@ DATABASE_FAULTS = frozenset(
         "table-lock",
     }
 )
+# By what mark messages may be late after a fault; by that of a worker after the others.
+MARKS = {
+    **dict.fromkeys(REDIS_FAULTS, "redis"),
+    **dict.fromkeys(DATABASE_FAULTS, "database"),
+    # Workers have the new master by then; what is left are puts that were lost with the old one.
+    "redis-failover-paused": "push",
+    "kill-producer": "push",
+    "kill-child": "child",
+    POISON: "poison",
+}
 # Faults that excuse nothing.
 HARMLESS = frozenset({"held-snapshot"})
 # The database answers nobody meanwhile, and so no lease can end: workers wait before they believe that one ran out.
@@ -203,7 +213,6 @@ class Answer(NamedTuple):
     """The answer to a request to cancel."""
 
     id: int
-    asked: float
     answered: float
     verdict: str
 
@@ -256,7 +265,8 @@ def read(folder: Path, dsn: str) -> Evidence:
         if path.name.startswith("nemesis"):
             _read_faults(evidence, entries)
         elif path.name.startswith("canceller"):
-            _read_answers(evidence, entries)
+            told = [entry for entry in entries if entry["what"] == "answered"]
+            evidence.answers += [Answer(entry["id"], entry["at"], entry["verdict"]) for entry in told]
         elif path.name.startswith("rivals"):
             evidence.requeued += sum(entry["number"] for entry in entries if entry["what"] == "requeued")
             evidence.purged += sum(entry["number"] for entry in entries if entry["what"] == "purged")
@@ -318,15 +328,6 @@ def _read_faults(evidence: Evidence, entries: Iterable[dict[str, Any]]) -> None:
             evidence.notes.append(entry)
     for entry in begun.values():
         evidence.faults.append(Fault(entry["kind"], entry["at"], float("inf"), frozenset(entry.get("pids", ()))))
-
-
-def _read_answers(evidence: Evidence, entries: Iterable[dict[str, Any]]) -> None:
-    asked: dict[int, float] = {}
-    for entry in entries:
-        if entry["what"] == "asked":
-            asked[entry["id"]] = entry["at"]
-        elif entry["what"] == "answered":
-            evidence.answers.append(Answer(entry["id"], asked[entry["id"]], entry["at"], entry["verdict"]))
 
 
 # --- judging ----------------------------------------------------------------------------------------------------------
@@ -927,21 +928,7 @@ class Oracle:
 
     def _mark(self, fault: Fault) -> float:
         """Return how late a message may still be after the fault is healed, in seconds."""
-        marks = self.evidence.run["marks"]
-        if fault.kind == "redis-failover-paused":
-            # Workers have the new master by then; what is left are puts that were lost with the old one.
-            return float(marks["push"])
-        if fault.kind in REDIS_FAULTS:
-            return float(marks["redis"])
-        if fault.kind in DATABASE_FAULTS:
-            return float(marks["database"])
-        if fault.kind == "kill-child":
-            return float(marks["child"])
-        if fault.kind == POISON:
-            return float(marks["poison"])
-        if fault.kind == "kill-producer":
-            return float(marks["push"])
-        return float(marks["worker"])
+        return float(self.evidence.run["marks"][MARKS.get(fault.kind, "worker")])
 
     # --- the rest -----------------------------------------------------------------------------------------------------
 
@@ -970,10 +957,7 @@ class Oracle:
 
     def _frozen(self, at: float) -> bool:
         """Tell whether Redis stood still then. Its own times are whole seconds."""
-        return any(
-            fault.kind in ("redis-freeze", "redis-failover", "redis-failover-paused")
-            for fault in self._between(at - 2, at + 2)
-        )
+        return any(fault.kind in REDIS_STOPS for fault in self._between(at - 2, at + 2))
 
     def _clock_was_set(self, at: float) -> bool:
         """Tell whether the clock by which Redis notes this time was set then. A script seems to take as long."""
