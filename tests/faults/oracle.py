@@ -9,7 +9,7 @@ from pathlib import Path
 
 from django.db.models import QuerySet
 
-from django_delayq.core.states import MOVES, State
+from django_delayq.core.states import State, is_legal
 from django_delayq.models import Message, Transition
 from tests.app.models import Effect
 from tests.support.record_of import is_early
@@ -113,22 +113,27 @@ def lines_of(path: Path) -> list[Delivery]:
 
 def illegal(message: Message, log: list[Transition]) -> list[str]:
     """Return what is wrong with the log of a message."""
-    wrong = []
-    if [row.number for row in log] != list(range(1, message.moves + 1)):
-        wrong.append(f"numbers {[row.number for row in log]} for {message.moves} moves")
-    before = None
-    for row in log:
-        if row.from_state != before:
-            wrong.append(f"move {row.number} is from {row.from_state}, after {before}")
-        if (row.from_state, row.to_state) not in {(b and b.value, a.value) for b, a in MOVES}:
-            wrong.append(f"move {row.number}: {row.from_state} to {row.to_state}")
-        before = row.to_state
-    if before != message.state:
-        wrong.append(f"ends {before}, is {message.state}")
+    wrong = no_path(message, log)
     claims = [row for row in log if row.to_state == State.RUNNING]
     if [row.delivery for row in claims] != list(range(1, message.deliveries + 1)):
         wrong.append(f"claims {[row.delivery for row in claims]} for {message.deliveries} deliveries")
-    wrong += [f"delivery {row.delivery} started early" for row in claims if is_early(row)]
+    return wrong + [f"delivery {row.delivery} started early" for row in claims if is_early(row)]
+
+
+def no_path(message: Message, log: list[Transition]) -> list[str]:
+    """Return where the log is no path from the message's first state to its present one: a gap, or a wrong step."""
+    wrong = []
+    before: str | None = None
+    if [row.number for row in log] != list(range(1, message.moves + 1)):
+        wrong.append(f"numbers {[row.number for row in log]} for {message.moves} moves")
+    for row in log:
+        if row.from_state != before:
+            wrong.append(f"move {row.number} is from {row.from_state}, after {before}")
+        if not is_legal(None if before is None else State(before), State(row.to_state)):
+            wrong.append(f"move {row.number}: {before} to {row.to_state}")
+        before = row.to_state
+    if before != message.state:
+        wrong.append(f"ends {before}, is {message.state}")
     return wrong
 
 

@@ -42,7 +42,7 @@ from django_delayq.broker.redis import RedisBroker
 from django_delayq.core import actors
 from django_delayq.core.clock import SECOND, from_tenths, to_tenths
 from django_delayq.core.exceptions import BrokerUnavailable
-from django_delayq.core.states import FINAL, State, is_legal
+from django_delayq.core.states import FINAL, State
 from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message, Transition
 from django_delayq.models.record import LogRow, Place
@@ -55,6 +55,9 @@ from django_delayq.worker.upkeep.sweeper import Sweeper
 from tests.app.models import Effect
 from tests.support.clocks import stopped_at
 from tests.support.limits import claim_limited
+from tests.support.record_of import log_of
+
+from .oracle import no_path
 
 EXAMPLES = int(os.environ.get("DELAYQ_MODEL_EXAMPLES", "25"))
 # Shrinking a failure takes minutes, and is left out when it only matters that there is one.
@@ -616,7 +619,7 @@ class Machine(RuleBasedStateMachine):
             assert fate.consumed == (message.state == State.CONSUMED)
             assert message.payload == fate.payload
             self.check_effects(message, fate)
-            self.check_log(message)
+            assert no_path(message, log_of(message)) == []
 
     @staticmethod
     def check_effects(message: Message, fate: Fate) -> None:
@@ -637,17 +640,6 @@ class Machine(RuleBasedStateMachine):
         for pk, rows in self.logs.items():
             assert now[pk][: len(rows)] == rows, f"the log of #{pk} has changed"
         self.logs = now
-
-    @staticmethod
-    def check_log(message: Message) -> None:
-        state: State | None = None
-        rows = list(message.transitions.all())
-        assert [row.number for row in rows] == list(range(1, message.moves + 1))
-        for row in rows:
-            assert row.from_state == state, "the log is a path"
-            assert is_legal(state, State(row.to_state)), f"{state} → {row.to_state}"
-            state = State(row.to_state)
-        assert state == message.state
 
 
 @pytest.mark.django_db(transaction=True)

@@ -20,15 +20,17 @@ from django_delayq import (
     run_message,
     schedule_message,
 )
-from django_delayq.core.states import State, is_legal
+from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
 from django_delayq.record import crashes, transitions
 from django_delayq.record.sql import statements
 from django_delayq.record.sql.rows import Claimed, Failure, LeaseRenewal, Success, Ticket
-from tests.support.record_of import path_of
+from tests.support.record_of import log_of, path_of
 from tests.support.together import Together
-from tests.support.transactions import waits_for_a_lock
+from tests.support.transactions import unfinished, waits_for_a_lock
 from tests.support.workers import eventually
+
+from .oracle import no_path
 
 ROUNDS = 30
 DB = "default"
@@ -48,21 +50,20 @@ def claim(*messages: Message, worker: str = "w1", lease: float = 60.0) -> list[C
     return transitions.claim(DB, [Ticket(m.pk) for m in messages], {"t.ok": lease}, worker)
 
 
+def overdue() -> tuple[Message, Claimed]:
+    """Return a message whose lease has run out, and its claim."""
+    message = due_message()
+    [claimed] = claim(message)
+    Message._base_manager.filter(pk=message.pk).update(leased_until=timezone.now() - timedelta(seconds=1))
+    return message, claimed
+
+
 def fresh(message: Message) -> Message:
     return Message.objects.get(pk=message.pk)
 
 
 def assert_the_log_tells_the_whole_story(message: Message) -> None:
-    """Check the log: no gap in its numbers, and each row begins in the state in which the one before ended."""
-    rows = list(Transition.objects.filter(message_id=message.pk).order_by("number"))
-    assert [row.number for row in rows] == list(range(1, len(rows) + 1))
-    before: str | None = None
-    for row in rows:
-        assert row.from_state == before
-        assert is_legal(None if before is None else State(before), State(row.to_state))
-        before = row.to_state
-    now = fresh(message)
-    assert (now.state, now.moves) == (before, len(rows))
+    assert no_path(fresh(message), log_of(message)) == []
 
 
 def test_a_cancel_against_a_claim_answers_for_the_winner(together: Together) -> None:
@@ -217,9 +218,7 @@ def test_requeues_of_two_messages_with_one_key_revive_one(together: Together) ->
 
 def test_a_reaper_against_a_late_success_never_undoes_it(together: Together) -> None:
     for _ in rounds():
-        message = due_message()
-        [claimed] = claim(message)
-        Message._base_manager.filter(pk=message.pk).update(leased_until=timezone.now() - timedelta(seconds=1))
+        message, claimed = overdue()
         reaped, consumed = together(
             lambda: crashes.reap(DB, max_crashes=3, actor="reaper"),
             lambda c=claimed: transitions.succeed(DB, [Success(c.id, c.deliveries, "late")]),
@@ -232,9 +231,7 @@ def test_a_reaper_against_a_late_success_never_undoes_it(together: Together) -> 
 
 def test_a_reaper_against_a_late_failure_ends_the_delivery_once(together: Together) -> None:
     for _ in rounds():
-        message = due_message()
-        [claimed] = claim(message)
-        Message._base_manager.filter(pk=message.pk).update(leased_until=timezone.now() - timedelta(seconds=1))
+        message, claimed = overdue()
         failure = Failure(claimed.id, claimed.deliveries, "late", delay=timedelta(seconds=60), error="it failed")
         reaped, failed = together(
             lambda: crashes.reap(DB, max_crashes=3, actor="reaper"), lambda f=failure: transitions.fail(DB, [f])
@@ -246,9 +243,7 @@ def test_a_reaper_against_a_late_failure_ends_the_delivery_once(together: Togeth
 
 def test_a_reaper_against_an_extension_takes_no_lease_that_was_just_extended(together: Together) -> None:
     for _ in rounds():
-        message = due_message()
-        [claimed] = claim(message)
-        Message._base_manager.filter(pk=message.pk).update(leased_until=timezone.now() - timedelta(seconds=1))
+        message, claimed = overdue()
         reaped, extended = together(
             lambda: crashes.reap(DB, max_crashes=3, actor="reaper"),
             lambda c=claimed: statements(DB).extend([LeaseRenewal(c.id, c.deliveries, 60.0)]),
@@ -309,13 +304,7 @@ def test_all_moves_at_once_leave_a_log_without_gaps(together: Together) -> None:
 # --- one holds the row while the other comes --------------------------------------------------------------------------
 
 
-@pytest.fixture
-def row_locks(transactional_db: None) -> None:
-    if connection.vendor != "postgresql":
-        pytest.skip("needs row locks")
-
-
-@pytest.mark.usefixtures("row_locks")
+@pytest.mark.postgresql("needs row locks")
 @pytest.mark.parametrize(
     ("committed", "verdict"), [(True, Verdict.REQUESTED), (False, Verdict.CANCELLED)], ids=["commit", "rollback"]
 )
@@ -342,7 +331,7 @@ def test_a_cancel_that_meets_an_uncommitted_claim_waits_for_its_end(
     assert_the_log_tells_the_whole_story(message)
 
 
-@pytest.mark.usefixtures("row_locks")
+@pytest.mark.postgresql("needs row locks")
 def test_a_claim_does_not_wait_for_an_uncommitted_cancel(together: Together) -> None:
     message = due_message()
     with transaction.atomic():
@@ -352,23 +341,19 @@ def test_a_claim_does_not_wait_for_an_uncommitted_cancel(together: Together) -> 
     assert [row.id for row in claim(message)] == [message.pk]
 
 
-@pytest.mark.usefixtures("row_locks")
+@pytest.mark.postgresql("needs row locks")
 def test_a_failure_that_waited_for_a_cancel_request_ends_in_cancelled(together: Together) -> None:
     message = due_message()
     [claimed] = claim(message)
 
-    def request() -> None:
-        with transaction.atomic():
-            assert cancel_message(message).verdict == Verdict.REQUESTED
-            ready.set()
-            eventually(waits_for_a_lock, "the other waits for the row")
-
     def fail() -> Any:
-        assert ready.wait(60)
         return transitions.fail(DB, [Failure(claimed.id, claimed.deliveries, "a", delay=timedelta(0))])
 
-    ready = threading.Event()
-    requested, failed = together(request, fail)
-    assert requested is None
+    def let_go() -> None:
+        eventually(waits_for_a_lock, "the failure waits for the row")
+        go.set()
+
+    with unfinished(lambda: cancel_message(message)) as go:
+        failed, _go = together(fail, let_go)
     assert [moved.after for moved in failed] == [State.CANCELLED]
     assert fresh(message).state == State.CANCELLED

@@ -93,10 +93,6 @@ def _freeze() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def _leave() -> None:
-    os._exit(86)
-
-
 def _break() -> None:
     raise Broken("a failpoint broke the connection")
 
@@ -126,7 +122,7 @@ def _cut(files: Iterable[int], port: int | None = None) -> None:
     logger.warning("Cut %d connections to %s", cut, port or "databases")
 
 
-_ACTIONS: dict[str, Fault] = {"kill": _die, "stop": _freeze, "exit": _leave, "raise": _break, "reset": _reset}
+_ACTIONS: dict[str, Fault] = {"kill": _die, "stop": _freeze, "raise": _break, "reset": _reset}
 
 
 def _action(text: str) -> Fault:
