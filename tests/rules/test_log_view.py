@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-import django_delayq
+from .sources import PACKAGE, TREES, name_of
 
-PACKAGE = Path(django_delayq.__file__).parent
 # The model itself, and the statement that makes the view.
 EXCUSED = {PACKAGE / "models" / "record.py", PACKAGE / "migrations" / "0001_initial.py"}
 # What ties a queryset to the rows of another one.
@@ -40,10 +38,7 @@ def joins(tree: ast.AST) -> Iterator[str]:
 
 def test_no_queryset_of_the_package_joins_the_view_of_the_log() -> None:
     found = [
-        f"{path.relative_to(PACKAGE)}, {place}"
-        for path in sorted(PACKAGE.rglob("*.py"))
-        if path not in EXCUSED
-        for place in joins(ast.parse(path.read_text(encoding="utf-8")))
+        f"{name_of(path)}, {place}" for path, tree in TREES.items() if path not in EXCUSED for place in joins(tree)
     ]
     assert not found
 

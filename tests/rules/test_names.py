@@ -5,12 +5,9 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path
 
-import django_delayq
+from .sources import SOURCES
 
-PACKAGE = Path(django_delayq.__file__).parent
-FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if path.parent.name != "migrations"]
 # Django looks for these in each app.
 DJANGOS_MODULES = {"__init__", "admin", "apps", "checks", "models"}
 DJANGOS_CLASSES = {"Command", "Meta"}
@@ -21,10 +18,9 @@ def shared(names: Iterable[str]) -> set[str]:
 
 
 def test_no_two_modules_share_a_name() -> None:
-    assert shared(path.stem for path in FILES) <= DJANGOS_MODULES
+    assert shared(path.stem for path in SOURCES) <= DJANGOS_MODULES
 
 
 def test_no_two_classes_share_a_name() -> None:
-    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in FILES)
-    nodes = (node for tree in trees for node in ast.walk(tree))
+    nodes = (node for tree in SOURCES.values() for node in ast.walk(tree))
     assert shared(node.name for node in nodes if isinstance(node, ast.ClassDef)) <= DJANGOS_CLASSES

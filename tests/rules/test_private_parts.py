@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +11,10 @@ import redis
 from django.db import connection, transaction
 from redis.sentinel import Sentinel
 
-import django_delayq
 from tests.support.workers import ROOT
 
-PACKAGE = Path(django_delayq.__file__).parent
-FILES = sorted(PACKAGE.rglob("*.py"))
+from .sources import TREES, name_of
+
 LISTED = {"_sock", "_force_master_ip"}
 # Names of Django's connections and models that its documentation does not have, and that do not look private.
 UNDOCUMENTED = {"run_on_commit", "savepoint_ids", "atomic_blocks", "ModelState"}
@@ -64,7 +62,6 @@ def own_names(tree: ast.AST) -> Iterator[str]:
                 yield name
 
 
-TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
 USES = {path: set(used_names(tree)) for path, tree in TREES.items()}
 OURS = {name for tree in TREES.values() for name in own_names(tree)}
 
@@ -80,9 +77,9 @@ def test_the_list_names_them_all_and_the_files_that_use_them() -> None:
     listed = text.partition("Private parts of others\n")[2].partition("\nTranslations\n")[0]
     for name in LISTED | LISTED_UNDOCUMENTED:
         assert name in listed
-        for path in FILES:
-            if name in USES[path]:
-                assert f"``{path.relative_to(PACKAGE)}``" in listed, (name, path)
+        for path, used in USES.items():
+            if name in used:
+                assert f"``{name_of(path)}``" in listed, (name, path)
 
 
 def test_the_installed_redis_py_has_them() -> None:

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import ast
-from pathlib import Path
 
-import pytest
+from .sources import PACKAGE, SOURCES, name_of
 
-import django_delayq
-
-PACKAGE = Path(django_delayq.__file__).parent
-# The homes of all that depends on the vendor. A migration must stand alone, so it may ask by itself.
+# The homes of all that depends on the vendor.
 HOMES = {PACKAGE / "record/sql", PACKAGE / "console/statements"}
-SOURCES = [
-    path
-    for path in sorted(PACKAGE.rglob("*.py"))
-    if path.parent.name != "migrations" and not HOMES.intersection(path.parents)
-]
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_no_module_outside_the_statements_asks_for_the_vendor(path: Path) -> None:
-    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-    asked = [node.lineno for node in nodes if isinstance(node, ast.Attribute) and node.attr == "vendor"]
+def test_no_module_outside_the_statements_asks_for_the_vendor() -> None:
+    asked = [
+        f"{name_of(path)}:{node.lineno}"
+        for path, tree in SOURCES.items()
+        if not HOMES.intersection(path.parents)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr == "vendor"
+    ]
     assert asked == []

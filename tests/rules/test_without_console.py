@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
-import pytest
 import redis
 
-from tests.support.workers import PATIENCE, ROOT
+from .sources import report_of
 
 PROGRAM = """
 import json, sys
@@ -50,31 +45,15 @@ sys.__stdout__.write(json.dumps(report))
 """
 
 
-@pytest.fixture
-def report(redis_client: redis.Redis, tmp_path: Path) -> Any:
-    """The report of a process without the console, which works on a database of its own."""
+def test_the_queue_works_without_the_console(redis_client: redis.Redis, tmp_path: Path) -> None:
     environment = {
         **os.environ,
         "DELAYQ_TEST_CONSOLE": "0",
         "DJANGO_SETTINGS_MODULE": "tests.settings",
-        "PYTHONPATH": str(ROOT),
         "SQLITE_PATH": str(tmp_path / "alone.sqlite3"),
     }
     environment.pop("DATABASE_URL", None)
-    ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    return json.loads(ran.stdout)
-
-
-def test_the_queue_works_without_the_console(report: Any) -> None:
+    report = report_of(PROGRAM, environment)
     assert report["once"] == "1 delivered\n"
     assert report["states"] == ["consumed", "scheduled"]
     assert report["stats"]["states"]["scheduled"]["count"] == 1

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.support.workers import PATIENCE, ROOT
+from .sources import report_of
 
 PROGRAM = """
 import json, sys
@@ -71,26 +67,14 @@ sys.__stdout__.write(json.dumps(report))
 """
 
 
-@pytest.fixture
-def report(tmp_path: Path) -> Any:
-    """The report of a process to which the packages of Redis are not installed, on a database of its own."""
-    environment = {
-        name: value for name, value in os.environ.items() if name not in {"REDIS_URL", "DATABASE_URL", "SQLITE_PATH"}
-    }
+@pytest.mark.console
+def test_a_project_without_redis_needs_none_of_its_packages(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name not in {"REDIS_URL", "DATABASE_URL"}}
     environment |= {
         "DJANGO_SETTINGS_MODULE": "testproject.settings",
-        "PYTHONPATH": str(ROOT),
         "SQLITE_PATH": str(tmp_path / "alone.sqlite3"),
     }
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(done.stdout)
-
-
-@pytest.mark.console
-def test_a_project_without_redis_needs_none_of_its_packages(report: Any) -> None:
+    report = report_of(PROGRAM, environment)
     assert "1 delivered" in report["once"]
     assert report["states"] == ["consumed", "scheduled"]
     assert report["modules"] == []
