@@ -27,7 +27,9 @@ from tests.support.record_of import (
     states,
     wait_until,
     wait_until_all,
+    wait_until_redis_times,
 )
+from tests.support.redis_servers import of
 from tests.support.workers import eventually
 
 KEYS = keys("delayq", "default")
@@ -44,20 +46,8 @@ def _with_redis(configure: Configure) -> None:
 A_LOT = 2000 if connection.vendor == "postgresql" else 300
 
 
-def of(server: RedisServer) -> redis.Redis:
-    return redis.Redis(port=server.port)
-
-
 def many(number: int, *, over: float, topic: str = "t.tx", start: float = 0.0) -> list[Message]:
     return schedule_messages({"topic": topic, "delay": start + over * n / number} for n in range(number))
-
-
-def wait_until_redis_times() -> None:
-    """Wait until a message is delivered through Redis, and not by a query."""
-    eventually(
-        lambda: log_of(wait_until(schedule_message("t.tx"), State.CONSUMED))[1].ready_at is not None,
-        "delivery goes through Redis again",
-    )
 
 
 def test_a_flush_with_thousands_waiting_loses_none_and_delivers_none_twice(
@@ -119,19 +109,6 @@ def test_while_redis_is_down_delivery_goes_on_from_the_database(start: Start, re
     assert last.deliveries == 1
 
 
-def test_a_frozen_redis_stops_neither_the_caller_nor_the_worker(start: Start, redis_server: RedisServer) -> None:
-    worker = start()
-    wait_until(schedule_message("t.tx"), State.CONSUMED)
-    redis_server.freeze()
-    messages = many(5, over=0.5)
-    for message in messages:
-        wait_until(message, State.CONSUMED)
-    redis_server.thaw()
-    worker.wait_for("Redis is back")
-    wait_until(schedule_message("t.tx"), State.CONSUMED)
-    assert set(effects_per_message().values()) == {1}
-
-
 def test_a_worker_that_starts_without_redis_finds_it_later(start: Start, redis_server: RedisServer) -> None:
     redis_server.stop()
     worker = start()
@@ -139,11 +116,8 @@ def test_a_worker_that_starts_without_redis_finds_it_later(start: Start, redis_s
     redis_server.start()
     worker.wait_for("Loaded Redis")
     later = wait_until(schedule_message("t.tx"), State.CONSUMED)
-    eventually(
-        lambda: log_of(wait_until(schedule_message("t.ok"), State.CONSUMED))[1].ready_at is not None,
-        "Redis times again",
-    )
     assert later.deliveries == 1
+    wait_until_redis_times()
 
 
 def test_a_redis_restarted_from_an_old_dump_resurrects_nothing_and_lacks_nothing(
@@ -187,17 +161,6 @@ def test_any_single_key_may_be_deleted(start: Start, redis_server: RedisServer, 
         gate.open()
         wait_until_all(State.CONSUMED, 11)
     assert effects_per_message() == once_each([blocker, *ready, *delayed])
-
-
-def test_a_key_of_another_type_is_no_reason_to_stop(start: Start, redis_server: RedisServer) -> None:
-    start()
-    wait_until(schedule_message("t.ok"), State.CONSUMED)
-    with of(redis_server) as client:
-        for key in (KEYS.delayed, KEYS.ready, KEYS.meta, KEYS.wake):
-            client.flushall()
-            client.set(key, "somebody's")
-            for message in many(5, over=0.3):
-                wait_until(message, State.CONSUMED)
 
 
 def test_ids_taken_but_never_claimed_come_back(start: Start, redis_server: RedisServer, gate: Gate) -> None:

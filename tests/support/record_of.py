@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from functools import partial
 
+from django_delayq import schedule_message
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
 from django_delayq.models.record import LogRow
@@ -35,6 +36,15 @@ def wait_until(message: Message, state: State, *, timeout: float = PATIENCE) -> 
 
     eventually(look, f"{message} is {state}", timeout=timeout)
     return message
+
+
+def wait_until_redis_times() -> None:
+    """Wait until a message is delivered through Redis, and not by a query."""
+
+    def is_timed() -> bool:
+        return log_of(wait_until(schedule_message("t.tx"), State.CONSUMED))[1].ready_at is not None
+
+    eventually(is_timed, "delivery goes through Redis again")
 
 
 def consumed(number: int) -> Callable[[], bool]:
