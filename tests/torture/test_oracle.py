@@ -262,10 +262,8 @@ TOO_LATE = 7
 POISON = 8
 WHILE_EMPTY = 9
 FROZEN_BEFORE_START = 10
-UNLUCKY = 11
 CUT_OFF = 12
 UNANNOUNCED = 13
-CANCELLED_AFTER_CRASH = 14
 REFUSED = 15
 REQUEUED = 16
 PURGED = 17
@@ -277,7 +275,6 @@ REPLACED = range(30, 42)
 CHAIN = range(50, 53)
 KEYED = range(60, 65)
 LIMITED = range(80, 83)
-RATED = range(90, 94)
 
 FIRST_OCCURRENCE = NOON + 140
 LAST_OCCURRENCE = FIRST_OCCURRENCE + 2
@@ -338,14 +335,6 @@ def messages_wait_for_a_limit(scene: Scene) -> None:
     for pk, after, lasts in zip(LIMITED, (0.01, 0.01, 0.52), (0.49, 0.59, 0.08), strict=True):
         scene.message(pk, "torture.limited", at)
         scene.deliver(pk, at + after, lasts=lasts)
-
-
-def messages_wait_for_their_slots(scene: Scene) -> None:
-    """Two begin together, and the others at their slots: one a little late, the next one not."""
-    at = NOON + 240
-    for pk, after in zip(RATED, (0.01, 0.01, 0.16, 0.21), strict=True):
-        scene.message(pk, "torture.rated", at)
-        scene.deliver(pk, at + after)
 
 
 def a_row_is_written_once(scene: Scene) -> None:
@@ -439,22 +428,6 @@ def a_process_is_frozen_between_the_claim_and_the_handler(scene: Scene) -> None:
     scene.ran(FROZEN_BEFORE_START, 1, 17, at + 8.01, "end")
 
 
-def an_innocent_message_is_killed_often(scene: Scene) -> None:
-    """Its first claim is an orphaned one, and its second is released so that the message runs alone."""
-    at = NOON + 110
-    scene.message(UNLUCKY, "torture.line", at)
-    scene.fault("database-cut", at + 0.51, at + 0.52)
-    endings = (RAN_OUT, "is to run alone", *[f"{DIED}; it ran alone"] * 4)
-    for delivery, reason in enumerate(endings, 1):
-        pid, begun = 30 + delivery, at + delivery / 2
-        scene.claim(UNLUCKY, begun, pid)
-        if reason.startswith(DIED):
-            scene.ran(UNLUCKY, delivery, pid, begun + 0.01)
-            scene.fault("kill-child", begun + 0.02, begun + 0.03, pids=[pid])
-        scene.end(UNLUCKY, "scheduled", begun + 0.2, reason=reason)
-    scene.deliver(UNLUCKY, at + 3.5)
-
-
 def the_database_is_away_for_longer_than_a_lease(scene: Scene) -> None:
     """An effect twice, by window W2."""
     at = NOON + 130
@@ -471,17 +444,6 @@ def a_producer_is_killed_before_it_tells_redis(scene: Scene) -> None:
     scene.message(UNANNOUNCED, "torture.row", NOON + 150)
     scene.orphaned.append(UNANNOUNCED)
     scene.deliver(UNANNOUNCED, NOON + 152.5)
-
-
-def a_message_is_cancelled_after_a_crash(scene: Scene) -> None:
-    at = NOON + 170
-    scene.message(CANCELLED_AFTER_CRASH, "torture.line", at)
-    scene.claim(CANCELLED_AFTER_CRASH, at + 0.01, 20)
-    scene.ran(CANCELLED_AFTER_CRASH, 1, 20, at + 0.02, "end")
-    scene.fault("kill-child", at + 0.04, at + 0.05, pids=[20])
-    scene.end(CANCELLED_AFTER_CRASH, "scheduled", at + 0.1, reason=DIED)
-    scene.cancel(CANCELLED_AFTER_CRASH, at + 0.11, "outcome unknown")
-    scene.move(CANCELLED_AFTER_CRASH, "scheduled", "cancelled", at + 0.115, at)
 
 
 def messages_are_refused_requeued_and_purged(scene: Scene) -> None:
@@ -510,7 +472,6 @@ FATES: list[Callable[[Scene], None]] = [
     keys_go_from_hand_to_hand,
     a_process_waits_for_its_successor_before_it_goes_on,
     messages_wait_for_a_limit,
-    messages_wait_for_their_slots,
     a_row_is_written_once,
     a_failure_is_reported_and_retried,
     a_process_is_killed_between_the_effect_and_the_record,
@@ -521,10 +482,8 @@ FATES: list[Callable[[Scene], None]] = [
     poison_crashes_three_processes,
     a_message_falls_due_while_redis_is_empty,
     a_process_is_frozen_between_the_claim_and_the_handler,
-    an_innocent_message_is_killed_often,
     the_database_is_away_for_longer_than_a_lease,
     a_producer_is_killed_before_it_tells_redis,
-    a_message_is_cancelled_after_a_crash,
     messages_are_refused_requeued_and_purged,
     a_message_is_claimed_a_little_early_by_a_wrong_clock,
 ]
