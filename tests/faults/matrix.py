@@ -29,7 +29,7 @@ from tests.support import known_scripts
 from tests.support.workers import Worker, eventually
 
 from .lossy import NEXT, Network
-from .messages import NUMBER, SPREAD, committed, schedule, schedule_all
+from .messages import NUMBER, committed, schedule, schedule_all
 from .oracle import KILLED, LATE, POWER_CUT, SHUT, Verdict, Windows, judge
 from .program import Program, freeze, wait_for_state
 
@@ -325,6 +325,3 @@ class _Run:
 
     def close(self) -> None:
         self._stack.close()
-
-
-__all__ = ["ACTIONS", "SPREAD", "Case", "every_case", "run"]

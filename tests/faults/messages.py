@@ -11,7 +11,6 @@ from tests.app.models import Effect
 NUMBER = 20
 # Seconds from the due time of the first message to that of the last.
 SPREAD = 1.0
-NOTE = "scheduled"
 
 
 def message(queue: str, lines: str, number: int) -> MessageDict:

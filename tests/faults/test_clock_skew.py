@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from django.db import connection
 
 from django_delayq import schedule_message
 from django_delayq.core.states import State
@@ -76,13 +75,12 @@ def test_a_redis_that_fails_over_to_another_clock_delivers_on_time(configure: Co
         assert not any_is_early()
 
 
+@pytest.mark.postgresql("needs a database with a clock of its own: on SQLite the worker's clock is the record's")
 @pytest.mark.usefixtures("puts_are_flushed")
 @pytest.mark.parametrize("ahead", [3600, -3600])
 def test_a_host_with_a_wrong_clock_delivers_on_time_and_finds_what_redis_lost(
     configure: Configure, start: Start, redis_server: RedisServer, ahead: int
 ) -> None:
-    if connection.vendor == "sqlite":
-        pytest.skip("needs a database with a clock of its own: on SQLite the worker's clock is the record's")
     library = find_libfaketime()
     if library is None:
         pytest.skip("needs libfaketime: pip install libfaketime")

@@ -7,7 +7,6 @@ from datetime import datetime
 from functools import partial
 
 import pytest
-from django.db import connection
 
 from django_delayq import schedule_message
 from django_delayq.core.states import State
@@ -16,15 +15,12 @@ from tests.support.processes import Gate, Start
 from tests.support.record_of import effects_per_message, log_of, path_of, wait_past_the_lease, wait_until
 from tests.support.workers import Worker, eventually
 
-pytestmark = pytest.mark.usefixtures("quick_take_over")
+pytestmark = [
+    pytest.mark.usefixtures("quick_take_over"),
+    pytest.mark.postgresql("a process that freezes in a transaction keeps the place of SQLite's one writer"),
+]
 
 BOTH = pytest.mark.usefixtures("timed_by")
-
-
-@pytest.fixture(autouse=True)
-def _row_locks() -> None:
-    if connection.vendor == "sqlite":
-        pytest.skip("a process that freezes in a transaction keeps the place of SQLite's one writer")
 
 
 def taken_over(start: Start, gate: Gate, topic: str) -> tuple[Message, Worker, Worker]:
@@ -70,31 +66,28 @@ def test_the_late_success_of_a_frozen_worker_counts_while_the_message_is_live(st
     assert (message.state, message.attempts) == (State.CONSUMED, 0)
 
 
-def test_the_late_success_of_a_frozen_worker_changes_nothing_once_another_has_succeeded(
-    start: Start, gate: Gate
+@BOTH
+@pytest.mark.parametrize(
+    ("topic", "words", "effects"),
+    [
+        ("t.short_lease", "Outcome refused", 2),
+        ("t.short_lease_tx", "finished this message first|Superseded|refused|released", 1),
+    ],
+    ids=["plain", "transactional"],
+)
+def test_a_frozen_worker_that_is_late_changes_nothing_once_another_has_succeeded(
+    start: Start, gate: Gate, topic: str, words: str, effects: int
 ) -> None:
-    message, frozen, _other = taken_over(start, gate, "t.short_lease")
+    message, frozen, _other = taken_over(start, gate, topic)
     gate.open("go-2")
     wait_until(message, State.CONSUMED)
     moves = message.moves
     gate.open("go-1")
     frozen.send_all(signal.SIGCONT)
-    frozen.wait_for("Outcome refused")
+    frozen.wait_for(words)
+    assert effects_per_message() == {message.pk: effects}
     message.refresh_from_db()
-    assert (message.state, message.moves) == (State.CONSUMED, moves)
-
-
-@BOTH
-def test_transactional_effects_happen_once_whoever_is_late(start: Start, gate: Gate) -> None:
-    message, frozen, _other = taken_over(start, gate, "t.short_lease_tx")
-    gate.open("go-2")
-    wait_until(message, State.CONSUMED)
-    gate.open("go-1")
-    frozen.send_all(signal.SIGCONT)
-    frozen.wait_for("finished this message first|Superseded|refused|released")
-    assert effects_per_message() == {message.pk: 1}
-    message.refresh_from_db()
-    assert (message.state, log_of(message)[-1].delivery) == (State.CONSUMED, 2)
+    assert (message.state, message.moves, log_of(message)[-1].delivery) == (State.CONSUMED, moves, 2)
 
 
 def is_extended(message: Message, until: datetime) -> bool:

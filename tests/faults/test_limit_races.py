@@ -60,16 +60,7 @@ def test_processes_that_admit_at_once_keep_to_the_limit_together(declare: Declar
         assert sorted(states(*made)) == [State.RUNNING] * 2 + [State.SCHEDULED] * (2 * THREADS - 2)
 
 
-def test_processes_that_take_the_same_messages_begin_each_once(declare: Declare) -> None:
-    declare("l.one", limit=3)
-    made = due(6)
-    begun = answers(at_once(THREADS, lambda number: admit(made)))
-    assert sorted(pk for some in begun for pk in some) == [message.pk for message in made[:3]]
-
-
-def test_deliveries_under_two_limits_deadlock_in_no_order(
-    declare: Declare, queue_limits: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_deliveries_under_two_limits_deadlock_in_no_order(declare: Declare, queue_limits: Any) -> None:
     declare("l.one", limit=2)
     queue_limits(default={"limit": 3})
 
@@ -114,9 +105,8 @@ def test_a_claim_counts_what_others_have_committed_whatever_the_level_of_the_ses
     assert sum(map(len, begun)) == 2
 
 
+@pytest.mark.postgresql("needs row locks")
 def test_a_message_that_is_locked_is_left_for_the_next_time(declare: Declare) -> None:
-    if connection.vendor != "postgresql":
-        pytest.skip("needs row locks")
     declare("l.one", limit=1)
     first, second = due(2)
     with unfinished(lambda: Message.objects.select_for_update().get(pk=first.pk)):
@@ -170,9 +160,8 @@ def test_a_message_that_was_running_a_moment_ago_is_left_for_the_next_time(
     assert states(message) == [State.SCHEDULED]
 
 
+@pytest.mark.postgresql("one process writes at a time")
 def test_claims_of_one_transaction_deadlock_in_no_order(declare: Declare) -> None:
-    if connection.vendor != "postgresql":
-        pytest.skip("one process writes at a time")
     topics = ["l.one", "l.both"]
     for topic in topics:
         declare(topic, limit=5)
@@ -194,9 +183,8 @@ def test_claims_of_one_transaction_deadlock_in_no_order(declare: Declare) -> Non
     assert sum(map(len, answers(at_once(2, turn)))) == 4
 
 
+@pytest.mark.postgresql("one process writes at a time")
 def test_a_limit_that_is_being_looked_at_keeps_only_its_own_messages_waiting(declare: Declare) -> None:
-    if connection.vendor != "postgresql":
-        pytest.skip("one process writes at a time")
     declare("l.one", limit=1)
     (limited,) = due(1)
     free = schedule_message("l.free")

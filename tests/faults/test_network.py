@@ -21,7 +21,7 @@ from tests.support.record_of import effects_per_message, once_each, states, wait
 from tests.support.workers import Worker, eventually, is_quick
 
 from .matrix import HASTY
-from .oracle import LATE, Verdict, judge
+from .oracle import LATE, SHUT, Verdict, Windows, judge
 
 NUMBER = 30
 # A view may wait so many seconds for Redis in all.
@@ -56,9 +56,26 @@ def through(network: Proxy) -> dict[str, object]:
     return {"REDIS": f"redis://127.0.0.1:{network.port}/0"}
 
 
-def over(network: Proxy, server: PostgresServer) -> str:
-    """Return the command prefix for a worker behind the network."""
-    return f"env DATABASE_URL={server.url.replace(str(server.port), str(network.port))}"
+@pytest.fixture
+def over_redis(begin: Begin, to_redis: Proxy) -> Worker:
+    """A worker with the network between it and Redis."""
+    worker = begin(delayq=through(to_redis))
+    worker.wait_for("Loaded Redis")
+    return worker
+
+
+@pytest.fixture
+def prefix(to_database: Proxy, postgres_server: PostgresServer) -> str:
+    """The words before the command of a worker with the network between it and the database."""
+    return f"env DATABASE_URL={postgres_server.url.replace(str(postgres_server.port), str(to_database.port))}"
+
+
+@pytest.fixture
+def over_database(begin: Begin, prefix: str) -> Worker:
+    """A worker with the network between it and the database."""
+    worker = begin(prefix=prefix)
+    worker.wait_for("Loaded Redis")
+    return worker
 
 
 def wave(lines: Path, *, number: int = NUMBER, over: float = 1.5) -> list[Message]:
@@ -76,23 +93,16 @@ def drained(number: int = NUMBER) -> bool:
     return Message.objects.count() >= number and not Message.objects.filter(state__in=LIVE).exists()
 
 
-def verdict(lines: Path, number: int = NUMBER) -> Verdict:
+def verdict(lines: Path, number: int = NUMBER, windows: Windows = SHUT) -> Verdict:
+    """Judge when all are finished. A worker that did not reach the database could not extend its leases."""
     eventually(lambda: drained(number), "all are finished")
-    return judge("default", number, lines)
-
-
-def verdict_on_late_ones(lines: Path, number: int = NUMBER) -> Verdict:
-    """Judge a run in which a worker did not reach the database, and so could not extend its leases."""
-    eventually(lambda: drained(number), "all are finished")
-    return judge("default", number, lines, windows=LATE)
+    return judge("default", number, lines, windows=windows)
 
 
 # --- between a worker and Redis ---------------------------------------------------------------------------------------
 
 
-def test_a_slow_redis_makes_nothing_early_or_lost(begin: Begin, to_redis: Proxy, tmp_path: Path) -> None:
-    worker = begin(delayq=through(to_redis))
-    worker.wait_for("Loaded Redis")
+def test_a_slow_redis_makes_nothing_early_or_lost(over_redis: Worker, to_redis: Proxy, tmp_path: Path) -> None:
     to_redis.delay = 0.3
     wave(tmp_path / "lines")
     assert verdict(tmp_path / "lines") == Verdict(NUMBER)
@@ -100,10 +110,8 @@ def test_a_slow_redis_makes_nothing_early_or_lost(begin: Begin, to_redis: Proxy,
 
 @pytest.mark.parametrize("habit", ["tear_every", "drop_every"])
 def test_torn_or_lost_replies_of_redis_lose_no_message(
-    begin: Begin, to_redis: Proxy, tmp_path: Path, habit: str
+    over_redis: Worker, to_redis: Proxy, tmp_path: Path, habit: str
 ) -> None:
-    worker = begin(delayq=through(to_redis))
-    worker.wait_for("Loaded Redis")
     setattr(to_redis, habit, 5)
     number = 0
     while to_redis.hits < 3:
@@ -112,18 +120,16 @@ def test_torn_or_lost_replies_of_redis_lose_no_message(
     assert judge("default", number, tmp_path / "lines") == Verdict(number)
     # The worker has not given Redis up for good.
     setattr(to_redis, habit, 0)
-    worker.wait_for("Redis is back")
+    over_redis.wait_for("Redis is back")
 
 
-def test_silent_connections_to_redis_lose_nothing(begin: Begin, to_redis: Proxy, tmp_path: Path) -> None:
-    worker = begin(delayq=through(to_redis))
-    worker.wait_for("Loaded Redis")
+def test_silent_connections_to_redis_lose_nothing(over_redis: Worker, to_redis: Proxy, tmp_path: Path) -> None:
     wave(tmp_path / "lines")
     eventually(lambda: states()[State.CONSUMED] >= 5, "the first are delivered")
     assert to_redis.forget() >= 3
     assert verdict(tmp_path / "lines") == Verdict(NUMBER)
     # The connection that waits for wake-ups was silent too: it works again.
-    worker.wait_for("Redis is back")
+    over_redis.wait_for("Redis is back")
 
     def took() -> float:
         began = time.monotonic()
@@ -134,16 +140,16 @@ def test_silent_connections_to_redis_lose_nothing(begin: Begin, to_redis: Proxy,
     eventually(lambda: took() < HASTY["GRACE"], "a message is delivered by its wake-up")
 
 
-def test_a_redis_out_of_reach_for_some_seconds_loses_nothing(begin: Begin, to_redis: Proxy, tmp_path: Path) -> None:
-    worker = begin(delayq=through(to_redis))
-    worker.wait_for("Loaded Redis")
+def test_a_redis_out_of_reach_for_some_seconds_loses_nothing(
+    over_redis: Worker, to_redis: Proxy, tmp_path: Path
+) -> None:
     wave(tmp_path / "lines", over=3.0)
     eventually(lambda: states()[State.CONSUMED] >= 5, "the first are delivered")
     to_redis.swallow()
-    worker.wait_for("Redis is away")
+    over_redis.wait_for("Redis is away")
     eventually(drained, "the database delivers the rest")
     to_redis.clear()
-    worker.wait_for("Redis is back")
+    over_redis.wait_for("Redis is back")
     assert verdict(tmp_path / "lines") == Verdict(NUMBER)
 
 
@@ -188,37 +194,33 @@ def test_a_view_never_waits_long_for_a_redis_that_it_has_not_met(configure: Conf
 
 
 def test_a_slow_database_loses_nothing(
-    begin: Begin, configure: Configure, to_database: Proxy, postgres_server: PostgresServer, tmp_path: Path
+    begin: Begin, configure: Configure, to_database: Proxy, prefix: str, tmp_path: Path
 ) -> None:
     configure(LEASE=3)
-    worker = begin("--threads", "8", prefix=over(to_database, postgres_server))
+    worker = begin("--threads", "8", prefix=prefix)
     worker.wait_for("Loaded Redis")
     to_database.delay = 0.3
     wave(tmp_path / "lines", number=20)
-    assert verdict_on_late_ones(tmp_path / "lines", 20).wrong == []
+    assert verdict(tmp_path / "lines", 20, LATE).wrong == []
 
 
 @pytest.mark.parametrize("habit", ["tear_every", "drop_every"])
 def test_torn_or_lost_replies_of_the_database_lose_no_message(
-    begin: Begin, to_database: Proxy, postgres_server: PostgresServer, tmp_path: Path, habit: str
+    over_database: Worker, to_database: Proxy, tmp_path: Path, habit: str
 ) -> None:
-    worker = begin(prefix=over(to_database, postgres_server))
-    worker.wait_for("Loaded Redis")
     setattr(to_database, habit, 12)
     wave(tmp_path / "lines")
     eventually(lambda: to_database.hits >= 5 or drained(), "it happens")
     # Claims whose reply was lost are released, or their leases run out.
     to_database.clear()
-    assert verdict_on_late_ones(tmp_path / "lines").wrong == []
+    assert verdict(tmp_path / "lines", windows=LATE).wrong == []
     assert to_database.hits >= 3
 
 
 def test_silent_connections_to_the_database_lose_nothing(
-    begin: Begin, to_database: Proxy, postgres_server: PostgresServer, tmp_path: Path
+    begin: Begin, over_database: Worker, to_database: Proxy, tmp_path: Path
 ) -> None:
     """The worker hangs until its connections are reset. Another one delivers meanwhile, and nothing runs twice."""
-    worker = begin(prefix=over(to_database, postgres_server))
-    worker.wait_for("Loaded Redis")
     wave(tmp_path / "lines", over=3.0)
     eventually(lambda: states()[State.CONSUMED] >= 5, "the first are delivered")
     assert to_database.forget() >= 3
@@ -235,16 +237,14 @@ def test_silent_connections_to_the_database_lose_nothing(
 
 
 def test_a_database_out_of_reach_for_some_seconds_loses_nothing(
-    begin: Begin, to_database: Proxy, postgres_server: PostgresServer, tmp_path: Path
+    over_database: Worker, to_database: Proxy, tmp_path: Path
 ) -> None:
-    worker = begin(prefix=over(to_database, postgres_server))
-    worker.wait_for("Loaded Redis")
     messages = wave(tmp_path / "lines", over=3.0)
     eventually(lambda: states()[State.CONSUMED] >= 5, "the first are delivered")
     to_database.swallow()
     eventually(lambda: time.time() > messages[-1].due_at.timestamp() + 1, "all are due, and a lease has run out")
     to_database.clear()
-    assert verdict_on_late_ones(tmp_path / "lines").wrong == []
+    assert verdict(tmp_path / "lines", windows=LATE).wrong == []
     with connection.cursor() as cursor:
         cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%'")
         assert cursor.fetchone() == (0,)
@@ -252,11 +252,9 @@ def test_a_database_out_of_reach_for_some_seconds_loses_nothing(
 
 
 def test_a_worker_that_cannot_write_outcomes_down_takes_no_more(
-    begin: Begin, to_database: Proxy, postgres_server: PostgresServer, tmp_path: Path
+    over_database: Worker, to_database: Proxy, tmp_path: Path
 ) -> None:
     """Only the recorder's connection is dead. A worker that went on would lose every delivery as a crashed one."""
-    worker = begin(prefix=over(to_database, postgres_server))
-    worker.wait_for("Loaded Redis")
     lines = str(tmp_path / "lines")
     for _ in range(5):
         wait_until(schedule_message("t.file", lines), State.CONSUMED)
@@ -265,7 +263,7 @@ def test_a_worker_that_cannot_write_outcomes_down_takes_no_more(
     eventually(lambda: time.time() > messages[-1].due_at.timestamp(), "all are due")
     assert states()[State.DEAD] == 0
     to_database.reset_forgotten()
-    found = verdict_on_late_ones(tmp_path / "lines", 45)
+    found = verdict(tmp_path / "lines", 45, LATE)
     assert found.wrong == []
     # Deliveries that had begun before the worker could notice.
     assert found.w2 <= 20

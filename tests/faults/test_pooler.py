@@ -21,6 +21,8 @@ from tests.support.processes import Gate, Start
 from tests.support.record_of import consumed, effects_per_message, once_each, wait_until
 from tests.support.workers import ROOT, eventually
 
+from .program import Program
+
 THREADS, EACH = 8, 25
 
 # Threads that schedule by turns, as views do, each with another kind of call.
@@ -92,16 +94,8 @@ def test_commands_work_behind_a_pooler(start: Start, pooler: PgBouncerServer) ->
     worker = start()
     wait_until(schedule_message("t.ok"), State.CONSUMED)
     for arguments in (["delayq_stats"], ["delayq_check"], ["delayq_check", "redis"], ["delayq_restore", "--dry-run"]):
-        answer = subprocess.run(
-            [sys.executable, "-m", "django", *arguments],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "DJANGO_SETTINGS_MODULE": "tests.settings"},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert answer.returncode == 0, (arguments, answer.stdout, answer.stderr)
+        with Program("django", *arguments) as command:
+            assert command.wait() == 0, (arguments, command.log)
     assert worker.stop() == 0
 
 

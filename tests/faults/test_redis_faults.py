@@ -51,26 +51,24 @@ def many(number: int, *, over: float, topic: str = "t.tx", start: float = 0.0) -
 
 
 def test_a_flush_with_thousands_waiting_loses_none_and_delivers_none_twice(
-    start: Start, redis_server: RedisServer
+    start: Start, redis_client: redis.Redis
 ) -> None:
     worker = start("--processes", "2")
     worker.wait_for("Loaded Redis")
     messages = many(A_LOT, over=2.5, start=0.3)
     eventually(consumed(A_LOT // 10), "the first are delivered")
-    with of(redis_server) as client:
-        client.flushall()
+    redis_client.flushall()
     worker.wait_for(r"Redis lost its ids \(it is empty\)")
     wait_until_all(State.CONSUMED, A_LOT)
     assert effects_per_message() == once_each(messages)
     worker.wait_for("Loaded Redis from the record: [1-9]")
 
 
-def test_flush_after_flush_after_flush_is_no_different(start: Start, redis_server: RedisServer) -> None:
+def test_flush_after_flush_after_flush_is_no_different(start: Start, redis_client: redis.Redis) -> None:
     start("--processes", "2")
     messages = many(500, over=1.5)
-    with of(redis_server) as client:
-        while states()[State.CONSUMED] < 500:
-            client.flushall()
+    while states()[State.CONSUMED] < 500:
+        redis_client.flushall()
     wait_until_all(State.CONSUMED, 500)
     assert effects_per_message() == once_each(messages)
 
@@ -149,79 +147,74 @@ def ready_or_aside(client: redis.Redis) -> int:
 
 
 @pytest.mark.parametrize("name", ["delayed", "ready", "meta", "wake", "aside", "asides"])
-def test_any_single_key_may_be_deleted(start: Start, redis_server: RedisServer, gate: Gate, name: str) -> None:
+def test_any_single_key_may_be_deleted(start: Start, redis_client: redis.Redis, gate: Gate, name: str) -> None:
     start("--threads", "1")
     blocker = schedule_message("t.gate", gate.payload)
     eventually(lambda: gate.begun(blocker.pk), "the only thread is busy")
     ready = schedule_messages({"topic": "t.tx"} for _ in range(5))
     delayed = many(5, over=0.5, start=0.5)
-    with of(redis_server) as client:
-        eventually(lambda: ready_or_aside(client) >= 5, "five are ready, if not the delayed ones too")
-        client.delete(getattr(KEYS, name))
-        gate.open()
-        wait_until_all(State.CONSUMED, 11)
+    eventually(lambda: ready_or_aside(redis_client) >= 5, "five are ready, if not the delayed ones too")
+    redis_client.delete(getattr(KEYS, name))
+    gate.open()
+    wait_until_all(State.CONSUMED, 11)
     assert effects_per_message() == once_each([blocker, *ready, *delayed])
 
 
-def test_ids_taken_but_never_claimed_come_back(start: Start, redis_server: RedisServer, gate: Gate) -> None:
+def test_ids_taken_but_never_claimed_come_back(start: Start, redis_client: redis.Redis, gate: Gate) -> None:
     worker = start("--threads", "1")
     blocker = schedule_message("t.gate", gate.payload)
     eventually(lambda: gate.begun(blocker.pk), "the only thread is busy")
     messages = schedule_messages({"topic": "t.tx"} for _ in range(10))
-    with of(redis_server) as client:
-        # The load at the start may have put the blocker once more.
-        eventually(lambda: ready_or_aside(client) >= 10, "all are due")
+    # The load at the start may have put the blocker once more.
+    eventually(lambda: ready_or_aside(redis_client) >= 10, "all are due")
 
-        def swept() -> bool:
-            # A worker that has just started may fetch them before the sweep does.
-            client.zpopmin(KEYS.ready, 20)
-            client.delete(KEYS.aside, KEYS.asides, f"{KEYS.aside}:handler t.tx")
-            return worker.count("sweep of queue default put [0-9]+ messages that Redis had lost") > 0
+    def swept() -> bool:
+        # A worker that has just started may fetch them before the sweep does.
+        redis_client.zpopmin(KEYS.ready, 20)
+        redis_client.delete(KEYS.aside, KEYS.asides, f"{KEYS.aside}:handler t.tx")
+        return worker.count("sweep of queue default put [0-9]+ messages that Redis had lost") > 0
 
-        eventually(swept, "the sweep puts them again")
+    eventually(swept, "the sweep puts them again")
     gate.open()
     wait_until_all(State.CONSUMED, 11)
     assert effects_per_message() == once_each([blocker, *messages])
 
 
-def test_ids_without_a_scheduled_message_are_dropped(start: Start, redis_server: RedisServer) -> None:
+def test_ids_without_a_scheduled_message_are_dropped(start: Start, redis_client: redis.Redis) -> None:
     start().wait_for("Loaded Redis")
     done = wait_until(schedule_message("t.tx"), State.CONSUMED)
-    with of(redis_server) as client:
-        client.zadd(KEYS.ready, {str(done.pk): 1, "999999999": 2})
-        client.zadd(KEYS.delayed, {"888888888": 3, str(done.pk): 4})
-        after = wait_until(schedule_message("t.tx"), State.CONSUMED)
-        eventually(lambda: client.zcard(KEYS.ready) == client.zcard(KEYS.delayed) == 0, "they are gone")
+    redis_client.zadd(KEYS.ready, {str(done.pk): 1, "999999999": 2})
+    redis_client.zadd(KEYS.delayed, {"888888888": 3, str(done.pk): 4})
+    after = wait_until(schedule_message("t.tx"), State.CONSUMED)
+    eventually(lambda: redis_client.zcard(KEYS.ready) == redis_client.zcard(KEYS.delayed) == 0, "they are gone")
     assert effects_per_message() == once_each([done, after])
 
 
-def test_members_that_are_no_ids_stop_nobody(start: Start, redis_server: RedisServer) -> None:
+def test_members_that_are_no_ids_stop_nobody(start: Start, redis_client: redis.Redis) -> None:
     worker = start()
     wait_until(schedule_message("t.ok"), State.CONSUMED)
     messages = []
-    with of(redis_server) as client:
-        for member in ("nonsense", "-1", "0", "1.5", str(2**63), str(2**70), ""):
-            client.zadd(KEYS.ready, {member: 0})
-            messages.append(wait_until(schedule_message("t.tx"), State.CONSUMED))
+    for member in ("nonsense", "-1", "0", "1.5", str(2**63), str(2**70), ""):
+        redis_client.zadd(KEYS.ready, {member: 0})
+        messages.append(wait_until(schedule_message("t.tx"), State.CONSUMED))
     assert effects_per_message() == once_each(messages)
     assert worker.count("died") == 0
 
 
-def test_the_redis_of_another_database_is_refused(start: Start, redis_server: RedisServer) -> None:
-    with of(redis_server) as client:
-        client.hset(KEYS.meta, mapping={"identity": "somebody-else", "horizon": 2**46})
-        client.zadd(KEYS.delayed, {str(10**9 + n): 2**45 for n in range(3)})
-        worker = start()
-        worker.wait_for("CRITICAL.*belongs to another database")
-        messages = many(10, over=0.5)
-        for message in messages:
-            wait_until(message, State.CONSUMED)
-        client.zadd(KEYS.ready, {str(2 * 10**9 + n): n for n in range(3)})
-        for message in (more := many(10, over=0.3)):
-            wait_until(message, State.CONSUMED)
-        assert client.hget(KEYS.meta, "identity") == b"somebody-else"
-        assert client.zcount(KEYS.delayed, 2**45, 2**45) == 3
-        assert {int(member) for member in client.zrange(KEYS.ready, 0, -1)} >= {2 * 10**9 + n for n in range(3)}
+def test_the_redis_of_another_database_is_refused(start: Start, redis_client: redis.Redis) -> None:
+    redis_client.hset(KEYS.meta, mapping={"identity": "somebody-else", "horizon": 2**46})
+    redis_client.zadd(KEYS.delayed, {str(10**9 + n): 2**45 for n in range(3)})
+    worker = start()
+    worker.wait_for("CRITICAL.*belongs to another database")
+    messages = many(10, over=0.5)
+    for message in messages:
+        wait_until(message, State.CONSUMED)
+    redis_client.zadd(KEYS.ready, {str(2 * 10**9 + n): n for n in range(3)})
+    for message in (more := many(10, over=0.3)):
+        wait_until(message, State.CONSUMED)
+    assert redis_client.hget(KEYS.meta, "identity") == b"somebody-else"
+    assert redis_client.zcount(KEYS.delayed, 2**45, 2**45) == 3
+    assert all(redis_client.zscore(KEYS.ready, str(2 * 10**9 + n)) is not None for n in range(3))
     assert effects_per_message() == once_each([*messages, *more])
     assert worker.count("CRITICAL") == 1
 
@@ -280,35 +273,28 @@ def test_two_loaders_at_once_do_no_harm(start: Start, redis_server: RedisServer)
 
 
 def test_a_message_beyond_the_horizon_is_in_redis_only_when_it_comes_near(
-    start: Start, configure: Configure, redis_server: RedisServer
+    start: Start, configure: Configure, redis_client: redis.Redis
 ) -> None:
     configure(HORIZON=5)
     start().wait_for("Loaded Redis")
     far = schedule_message("t.tx", delay=3600)
     near = schedule_message("t.tx", delay=9)
-    with of(redis_server) as client:
-        assert client.zcard(KEYS.delayed) == 0
-        wait_until(near, State.CONSUMED)
-        assert client.zscore(KEYS.delayed, str(far.pk)) is None
+    assert redis_client.zcard(KEYS.delayed) == 0
+    wait_until(near, State.CONSUMED)
+    assert redis_client.zscore(KEYS.delayed, str(far.pk)) is None
     assert log_of(near)[1].ready_at is not None
 
 
 @pytest.fixture
-def replication(redis_server: RedisServer) -> Iterator[Proxy]:
-    """The proxy between the master and its replica."""
-    with Proxy(redis_server.port) as there:
-        yield there
-
-
-@pytest.fixture
-def replica(replication: Proxy) -> Iterator[RedisServer]:
-    with RedisServer("--replicaof", "127.0.0.1", str(replication.port)) as server:
+def replica(to_redis: Proxy) -> Iterator[RedisServer]:
+    """A replica with the network between it and its master."""
+    with RedisServer("--replicaof", "127.0.0.1", str(to_redis.port)) as server:
         yield server
 
 
 @pytest.mark.usefixtures("puts_are_flushed")
 def test_a_failover_to_a_replica_that_lags_loses_nothing(
-    start: Start, configure: Configure, redis_server: RedisServer, replication: Proxy, replica: RedisServer
+    start: Start, configure: Configure, redis_server: RedisServer, to_redis: Proxy, replica: RedisServer
 ) -> None:
     with Proxy(redis_server.port) as proxy, of(redis_server) as master, of(replica) as client:
         configure(REDIS=proxy.url)
@@ -317,7 +303,7 @@ def test_a_failover_to_a_replica_that_lags_loses_nothing(
         eventually(lambda: client.info("replication")["master_link_status"] == "up", "the replica follows")
         known = [*many(50, over=2.0, start=1.0), schedule_message("t.tx", delay=300)]
         eventually(lambda: client.zscore(KEYS.delayed, str(known[-1].pk)), "the replica knows them")
-        replication.swallow()
+        to_redis.swallow()
         unknown = [*many(50, over=2.0, start=1.5), schedule_message("t.tx", delay=300)]
         last = str(unknown[-1].pk)
         assert master.zscore(KEYS.delayed, last) is not None
@@ -350,24 +336,23 @@ RUBBISH: dict[str, dict[Any, Any]] = {
 
 @pytest.mark.parametrize("rubbish", RUBBISH.values(), ids=RUBBISH)
 def test_rubbish_in_the_meta_is_replaced_under_a_working_worker(
-    start: Start, redis_server: RedisServer, rubbish: dict[Any, Any]
+    start: Start, redis_client: redis.Redis, rubbish: dict[Any, Any]
 ) -> None:
     worker = start("--threads", "2")
     wait_until(schedule_message("t.tx"), State.CONSUMED)
-    with of(redis_server) as client:
-        client.hset(KEYS.meta, mapping=rubbish)
-        waiting = many(5, over=0.5, start=0.2)
+    redis_client.hset(KEYS.meta, mapping=rubbish)
+    waiting = many(5, over=0.5, start=0.2)
 
-        def is_healed() -> bool:
-            meta = client.hgetall(KEYS.meta)
-            seconds, _micros = client.time()
-            horizon = meta.get(b"horizon", b"")
-            whole = horizon.isdigit() and horizon == meta.get(b"loaded")
-            return whole and int(horizon) / 10_000 < int(seconds) + 3_700 and meta.get(b"tick", b"").isdigit()
+    def is_healed() -> bool:
+        meta = redis_client.hgetall(KEYS.meta)
+        seconds, _micros = redis_client.time()
+        horizon = meta.get(b"horizon", b"")
+        whole = horizon.isdigit() and horizon == meta.get(b"loaded")
+        return whole and int(horizon) / 10_000 < int(seconds) + 3_700 and meta.get(b"tick", b"").isdigit()
 
-        eventually(is_healed, "the rubbish is replaced")
-        later = schedule_message("t.tx", delay=300)
-        eventually(lambda: client.zscore(KEYS.delayed, str(later.pk)) is not None, "Redis times again")
+    eventually(is_healed, "the rubbish is replaced")
+    later = schedule_message("t.tx", delay=300)
+    eventually(lambda: redis_client.zscore(KEYS.delayed, str(later.pk)) is not None, "Redis times again")
     for message in waiting:
         wait_until(message, State.CONSUMED)
     wait_until_redis_times()
