@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
-from django.test import RequestFactory
 
 from django_delayq import cancel_message, schedule_message
 from django_delayq.core.states import State
-from django_delayq.urls import ready
 from testproject.servers import RedisServer, ServerFailed
 from tests.support.commands import run
 from tests.support.processes import Configure, Start
@@ -72,10 +68,3 @@ def test_a_cluster_is_refused_in_words_and_delivery_goes_on_by_query(
     assert worker.count(WORDS) == 1, worker.log
     assert worker.count("Redis is away") == 0, worker.log
     assert worker.stop() == 0
-
-
-def test_the_page_for_probes_says_that_a_cluster_is_not_used(settings: Any, cluster: RedisServer) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "REDIS": cluster.url}
-    answer = json.loads(ready(RequestFactory().get("/")).content)
-    assert (answer["status"], answer["redis"]) == ("degraded", "unusable")
-    assert WORDS in answer["why"]

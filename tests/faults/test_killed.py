@@ -30,8 +30,6 @@ from tests.support.record_of import (
 )
 from tests.support.workers import eventually
 
-DEAD_BY_KILL = "worker process died; it ran alone; 5 deliveries crashed"
-
 BOTH = pytest.mark.usefixtures("timed_by")
 
 
@@ -92,35 +90,17 @@ def test_the_effects_of_a_transaction_cut_off_by_a_kill_happen_once(start: Start
 
 
 @BOTH
-def test_a_poison_message_dies_with_a_reason_and_harms_no_other(start: Start) -> None:
-    good: list[MessageDict] = [{"topic": "t.effect"} for _ in range(10)]
-    schedule_messages([*good, {"topic": "t.kill"}, *good])
-    start("--threads", "2")
-    poison = wait_until(Message.objects.get(topic="t.kill"), State.DEAD)
-    eventually(lambda: states() == {State.CONSUMED: 20, State.DEAD: 1}, "the good ones are consumed")
-    # Somebody else may have sent the signals: it takes the two crashes of a suspect, and three more.
-    assert poison.crashes == 5
-    assert log_of(poison)[-1].reason == DEAD_BY_KILL
-
-
-@BOTH
-def test_messages_that_die_with_a_poison_message_are_not_taken_for_poison(start: Start) -> None:
-    """All of them run at the same time as the poison again and again, and none of them becomes dead."""
+@pytest.mark.parametrize("poison", [1, 2])
+def test_poison_dies_with_a_reason_and_what_dies_with_it_again_and_again_does_not(start: Start, poison: int) -> None:
     innocent: list[MessageDict] = [{"topic": "t.sleep", "payload": {"seconds": 0.5}} for _ in range(6)]
-    schedule_messages([{"topic": "t.kill"}, *innocent])
+    deadly: MessageDict = {"topic": "t.kill"}
+    schedule_messages([deadly, *innocent, *[deadly] * (poison - 1)])
     start("--threads", "10")
-    wait_until(Message.objects.get(topic="t.kill"), State.DEAD)
-    eventually(lambda: not states()[State.SCHEDULED] + states()[State.RUNNING], "all are finished")
-    assert states() == {State.CONSUMED: 6, State.DEAD: 1}
-
-
-def test_two_poison_messages_do_not_kill_each_others_neighbours(start: Start) -> None:
-    innocent: list[MessageDict] = [{"topic": "t.sleep", "payload": {"seconds": 0.3}} for _ in range(3)]
-    schedule_messages([{"topic": "t.kill"}, *innocent, {"topic": "t.kill"}])
-    start("--threads", "10")
-    eventually(lambda: states() == {State.CONSUMED: 3, State.DEAD: 2}, "each is what it is")
+    eventually(lambda: states() == {State.CONSUMED: 6, State.DEAD: poison}, "each is what it is")
     for message in Message.objects.filter(state=State.DEAD):
-        assert log_of(message)[-1].reason == DEAD_BY_KILL
+        # Somebody else may have sent the signals: it takes the two crashes of a suspect, and three more.
+        assert message.crashes == 5
+        assert log_of(message)[-1].reason == "worker process died; it ran alone; 5 deliveries crashed"
 
 
 @BOTH

@@ -21,20 +21,15 @@ from tests.support.processes import Start
 from tests.support.record_of import states, wait_until_all
 from tests.support.workers import eventually
 
-LIMITED = limits.declare(limit=3)
-RATED = limits.declare(rate="100/s", burst=5)
+DECLARED = {"t.limited": limits.declare(limit=3), "t.rated": limits.declare(rate="100/s", burst=5)}
 QUEUE = {"limit": 4}
 
 
 def limits_of(topic: str, queue: str, key: str | None) -> dict[str, limits.Limit]:
     """Return the limits that the workers of these tests know."""
     found = {}
-    if topic == "t.limited":
-        assert LIMITED is not None
-        found[limits.topic_name(topic, key)] = LIMITED
-    if topic == "t.rated":
-        assert RATED is not None
-        found[limits.topic_name(topic, key)] = RATED
+    if own := DECLARED.get(topic):
+        found[limits.topic_name(topic, key)] = own
     if queue == "narrow":
         found[limits.queue_name(queue)] = limits.Limit(count=QUEUE["limit"])
     return found
@@ -80,20 +75,16 @@ def test_limits_hold_while_workers_are_killed_and_frozen_and_redis_is_flushed(
     assert by_name["topic t.limited"] == 3
 
 
+@pytest.mark.postgresql("one process writes at a time")
 @pytest.mark.parametrize(
     "faults",
-    [
-        "before_limited_claim:raise:2,before_limited_claim:kill:5",
-        "before_limited_claim:stop:3",
-    ],
+    ["before_limited_claim:raise:2,before_limited_claim:kill:5", "before_limited_claim:stop:3"],
     ids=["killed", "frozen"],
 )
 def test_limits_hold_when_a_process_ends_or_freezes_on_the_way(
     start: Start, monkeypatch: pytest.MonkeyPatch, faults: str
 ) -> None:
     """A process that freezes while it holds the locks of limits loses them."""
-    if connection.vendor != "postgresql":
-        pytest.skip("one process writes at a time")
     monkeypatch.setenv(failpoints.ENVIRONMENT, faults)
     faulty = start("--threads", "4")
     faulty.wait_for_children(1)
@@ -122,20 +113,6 @@ def test_once_delivers_what_waits_for_a_place_and_what_is_behind_it(start: Start
     schedule_messages([{"topic": "t.sleep", "payload": {"seconds": 0}}] * 5)
     assert start("--once", "--threads", threads).wait() == 0
     assert states() == {State.CONSUMED: 75}
-    assert oracle.faults(limits_of) == []
-
-
-@pytest.mark.usefixtures("timed_by")
-def test_a_message_that_waits_for_a_limit_survives_the_loss_of_its_worker_and_of_redis(
-    start: Start, redis_client: redis.Redis
-) -> None:
-    first = start("--threads", "4")
-    (child,) = first.wait_for_children(1)
-    schedule_messages([{"topic": "t.limited", "payload": {"seconds": 0.2}, "limit_key": "c"}] * 30)
-    eventually(lambda: states()[State.CONSUMED] >= 3, "work is done")
-    redis_client.flushall()
-    os.kill(child, signal.SIGKILL)
-    wait_until_all(State.CONSUMED, 30)
     assert oracle.faults(limits_of) == []
 
 

@@ -8,12 +8,10 @@ from datetime import timedelta
 
 import psycopg
 import pytest
-from django.db import connection
 
 from django_delayq import schedule_message
 from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.project import registry
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Ticket
 from testproject.servers import PostgresServer
@@ -87,8 +85,3 @@ def test_a_handler_whose_lease_ran_out_behind_a_lock_on_a_table_runs_once(
     assert gate.how_many_began() == 2
     for worker in workers:
         assert worker.count("lease of .* is lost") == 0
-
-
-def test_the_short_lease_of_the_tests_is_shorter_than_a_reapers_interval() -> None:
-    assert registry.handlers()["t.short_lease"].lease < 3
-    assert connection.vendor
