@@ -1,4 +1,4 @@
-"""Tests of access to Redis: the documented rights, passwords, and the Redis of another database."""
+"""Tests of access to Redis: the documented rights, and passwords."""
 
 from __future__ import annotations
 
@@ -228,21 +228,3 @@ def test_a_valid_password_is_never_shown(start: Start, configure: Configure, cap
         worker.stop()
     for text in (worker.log, caplog.text, *(ran.out + ran.err for ran in said)):
         assert SECRET not in text
-
-
-def test_the_redis_of_another_database_is_found_by_the_check_and_left_alone_by_the_restore(
-    configure: Configure,
-) -> None:
-    with RedisServer() as server, of(server) as client:
-        configure(REDIS=server.url)
-        schedule_message("t.ok", delay=60)
-        client.hset(KEYS.meta, mapping={"identity": "somebody-else", "horizon": 2**46})
-        client.zadd(KEYS.delayed, {"77": 2**45})
-        before = {key: client.dump(key) for key in client.scan_iter()}
-        ran = run("delayq_check")
-        assert ran.code == 78
-        assert re.search(r"CRITICAL Redis identity: .*another database", ran.out)
-        ran = run("delayq_restore")
-        assert ran.code != 0
-        assert "another database" in ran.out + ran.err
-        assert {key: client.dump(key) for key in client.scan_iter()} == before
