@@ -1,3 +1,5 @@
+"""delayq_act cancel, and what all verbs of delayq_act have in common."""
+
 from __future__ import annotations
 
 import sys
@@ -11,37 +13,15 @@ from django.utils import timezone
 
 from django_delayq.core.states import State
 from django_delayq.management import _common as common
-from django_delayq.models import Message
+from django_delayq.models import Message, Transition
 from django_delayq.record import transitions
-from tests.support.commands import claim, held, run, schedule
+from tests.support.commands import claim, run, schedule
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def cancelled() -> set[int]:
     return set(Message.objects.filter(state=State.CANCELLED).values_list("pk", flat=True))
-
-
-def test_a_cancel_by_id_logs_reason_and_actor() -> None:
-    [pk, other] = schedule(2)
-    run("delayq_restore")
-
-    ran = run("delayq_act", "cancel", str(pk), "--reason", "customer refunded")
-
-    assert (ran.code, cancelled()) == (0, {pk})
-    assert held().keys() == {other}
-    last = Message.objects.get(pk=pk).transitions.last()
-    assert last is not None
-    assert last.reason == "customer refunded"
-    assert last.actor.startswith("command:delayq_act ")
-    assert "@" in last.actor
-
-
-def test_a_dash_reads_ids_from_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
-    ids = schedule(3)
-    monkeypatch.setattr(sys, "stdin", StringIO(f"{ids[0]}\n{ids[1]} \n\n"))
-    assert run("delayq_act", "cancel", "-", "--yes").code == 0
-    assert cancelled() == set(ids[:2])
 
 
 def test_mixed_verdicts_are_counted_and_end_with_exit_code_4() -> None:
@@ -94,20 +74,6 @@ def test_selectors_narrow_the_cancelled_messages(words: list[str], chosen: set[s
     assert {names[pk] for pk in touched} == chosen
 
 
-def test_several_messages_are_not_cancelled_without_a_confirmation() -> None:
-    schedule(2)
-    ran = run("delayq_act", "cancel", "--topic", "t.ok")
-    assert (ran.code, cancelled()) == (2, set())
-    assert "--yes" in ran.err
-
-
-def test_a_cancel_without_ids_and_selectors_is_refused() -> None:
-    schedule(2)
-    assert run("delayq_act", "cancel", "--yes").code == 2
-    assert run("delayq_act", "cancel", "--yes", "1", "--topic", "t.ok").code == 2
-    assert cancelled() == set()
-
-
 def test_an_empty_stdin_cancels_nothing(monkeypatch: Any) -> None:
     schedule(2)
     monkeypatch.setattr(sys, "stdin", StringIO(""))
@@ -120,13 +86,6 @@ def test_a_dry_run_of_a_cancel_writes_nothing() -> None:
     ran = run("delayq_act", "cancel", "--topic", "t.ok", "--dry-run")
     assert (ran.code, ran.out) == (0, "3 would be cancelled\n")
     assert cancelled() == set()
-
-
-def test_many_messages_are_cancelled_in_batches() -> None:
-    ids = schedule(1100)
-    ran = run("delayq_act", "cancel", "--json", "--queue", "default", "--yes")
-    assert (ran.code, ran.json["answers"]) == (0, {"cancelled": 1100})
-    assert cancelled() == set(ids)
 
 
 def test_messages_that_appear_while_a_cancel_asks_are_left_alone_and_changed_ones_are_told(
@@ -157,3 +116,88 @@ def test_options_of_django_may_stand_before_and_after_the_verb() -> None:
     words = ["--yes", "--traceback", "-v", "0", "--settings", "tests.settings"]
     assert run("delayq_act", "-v", "2", "cancel", *words, str(ids[0])).code == 0
     assert cancelled() == {ids[0]}
+
+
+# --- all verbs --------------------------------------------------------------------------------------------------------
+
+VERBS = [["cancel"], ["reschedule", "--due-at", "1h"], ["run"], ["requeue"], ["purge"]]
+EVERY_VERB = pytest.mark.parametrize("verb", VERBS, ids=" ".join)
+EVERY_MOVE = pytest.mark.parametrize("verb", VERBS[:-1], ids=" ".join)
+
+
+def messages_for(verb: list[str], number: int = 1) -> list[int]:
+    """Schedule messages that the verb changes: finished ones to requeue or to purge."""
+    ids = schedule(number)
+    if verb[0] in ("requeue", "purge"):
+        transitions.give_up("default", ids, reason="", actor="")
+    return ids
+
+
+def changed(*ids: int) -> set[int]:
+    """Return those of the messages that a command has moved or deleted."""
+    left = Message.objects.values_list("pk", flat=True)
+    moves = Transition.objects.filter(actor__startswith="command:delayq_act ")
+    return set(ids) - set(left) | set(moves.values_list("message_id", flat=True))
+
+
+@EVERY_MOVE
+def test_reason_and_actor_are_in_the_log(verb: list[str]) -> None:
+    [pk, other] = messages_for(verb, 2)
+    assert run("delayq_act", *verb, str(pk), "--reason", "the bank asked").code == 0
+    assert changed(pk, other) == {pk}
+    last = Message.objects.get(pk=pk).transitions.last()
+    assert last is not None
+    assert last.reason == "the bank asked"
+    assert "@" in last.actor
+
+
+@EVERY_VERB
+def test_ids_are_read_from_stdin_and_changed_in_batches(verb: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    *ids, other = messages_for(verb, 1_101)
+    monkeypatch.setattr(sys, "stdin", StringIO("\n".join(map(str, ids)) + " \n\n"))
+    ran = run("delayq_act", *verb, "-", "--yes", "--json")
+    assert (ran.code, [*ran.json["answers"].values()]) == (0, [1_100])
+    assert changed(*ids, other) == set(ids)
+
+
+@EVERY_VERB
+def test_an_interrupted_command_stops_between_two_batches(verb: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = messages_for(verb, 1_100)
+    monkeypatch.setattr(common.Interruptible, "asked", lambda self: True)
+    monkeypatch.setattr(common.Interruptible, "returncode", 130)
+    ran = run("delayq_act", *verb, *map(str, ids), "--yes", "--json")
+    assert (ran.code, [*ran.json["answers"].values()]) == (130, [1_000])
+    assert len(changed(*ids)) == 1_000
+
+
+@EVERY_VERB
+def test_several_messages_are_not_changed_without_a_confirmation(verb: list[str]) -> None:
+    ids = messages_for(verb, 2)
+    ran = run("delayq_act", *verb, *map(str, ids))
+    assert (ran.code, changed(*ids)) == (2, set())
+    assert f"This will {verb[0]} 2 messages" in ran.err
+    assert "--yes" in ran.err
+
+
+@EVERY_VERB
+def test_a_call_without_one_selection_is_refused(verb: list[str]) -> None:
+    [pk] = messages_for(verb)
+    refused = run("delayq_act", *verb, "--yes")
+    assert refused.code == 2
+    assert ("To start a worker: run_delayq." in refused.err) == (verb[0] == "run")
+    assert run("delayq_act", *verb, "--yes", str(pk), "--topic", "t.ok").code == 2
+    state = "running" if verb[0] == "purge" else "consumed"
+    assert run("delayq_act", *verb, "--yes", "--state", state).code != 0
+    assert changed(pk) == set()
+
+
+@pytest.mark.console
+@EVERY_MOVE
+def test_the_action_is_in_the_audit(verb: list[str]) -> None:
+    from django_delayq.console.models import AuditEvent
+
+    messages_for(verb, 3)
+    run("delayq_act", *verb, "--topic", "t.ok", "--queue", "default", "--reason", "the bank asked", "--yes")
+    written = AuditEvent.objects.latest("pk")
+    assert (written.action, written.target) == (verb[0], "topic t.ok, queue default")
+    assert (written.reason, [*written.outcomes.values()]) == ("the bank asked", [3])
