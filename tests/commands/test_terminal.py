@@ -45,7 +45,7 @@ def test_a_command_asks_for_confirmation_on_a_terminal(
 
 @pytest.mark.parametrize(
     "command",
-    [["restore"], ["stats"], ["check"], ["queue"], ["act"], *(["act", verb] for verb in VERBS)],
+    [["restore"], ["stats"], ["check"], ["queue"], ["recurring"], ["act"], *(["act", verb] for verb in VERBS)],
     ids=" ".join,
 )
 def test_the_help_lists_the_exit_codes(command: list[str], capsys: Any) -> None:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import report, tables, workloads
-from benchmarks.measures import figure, quantile, spread
+from benchmarks import report, tables
 from benchmarks.peers import adapter_process
 from benchmarks.report import GOALS, OURS, Results
 from benchmarks.systems import BY_NAME, SYSTEMS
-from benchmarks.workloads import WORKLOADS, takes_part
+from benchmarks.workloads import WORKLOADS
 
 
 def rates(workload: str = "drain", **medians: float) -> Results:
@@ -23,38 +20,6 @@ def rates(workload: str = "drain", **medians: float) -> Results:
         for round_rate in (rate, rate * 0.9, rate * 1.1):
             results.add(workload, system.replace("_", "-"), {"rate": round_rate})
     return results
-
-
-# --- statistics -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("share", "expected"), [(0.0, 1), (0.5, 50), (0.99, 99), (1.0, 100)])
-def test_a_quantile_is_one_of_the_values(share: float, expected: float) -> None:
-    assert quantile(list(range(1, 101)), share) == expected
-    assert quantile([7.0], share) == 7.0
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0, "0"),
-        (17_432, "17,400"),
-        (999.6, "1,000"),
-        (99.96, "100"),
-        (4.123, "4.12"),
-        (9.9999, "10.0"),
-        (0.03811, "0.0381"),
-        (-135.4, "-135"),
-    ],
-)
-def test_a_figure_has_three_digits(value: float, text: str) -> None:
-    assert figure(value) == text
-
-
-def test_the_spread_is_shown_only_where_there_is_one() -> None:
-    assert spread([900, 1000, 1100]) == "1,000 (900–1,100)"
-    assert spread([1000]) == "1,000"
-    assert spread([]) == "–"
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -68,13 +33,6 @@ def test_ours_stands_beside_the_best_peer_of_each_kind() -> None:
     assert row[2:4] == ["Procrastinate 3.10: 2,000 (1,800–2,200)", "1.50"]
     assert row[4].startswith("Celery 5.7 (Redis): 9,000")
     assert row[5] == "0.333"
-
-
-def test_the_page_says_who_is_ahead() -> None:
-    said = report.ahead(rates(delayq=3000, celery=9000, procrastinate=2000))
-    assert "Celery 5.7 (Redis) in *drain, one process* (9,000 beside 3,000)" in said
-    assert "Procrastinate" not in said
-    assert report.ahead(rates(delayq=3000, celery=2000)) == "No peer was ahead of django-delayq."
 
 
 def test_the_shortest_lateness_is_the_best() -> None:
@@ -135,17 +93,6 @@ def test_every_system_has_its_figures_and_costs() -> None:
     assert report.failures(results) == "RQ 3.0 took no part in late-1000: it drains 400 messages/s"
 
 
-def test_a_table_is_written_as_rst() -> None:
-    assert tables.as_rst([["", "a"], ["one", ""], ["two", "2,000"]]).splitlines() == [
-        "===  =====",
-        "\\    a",
-        "===  =====",
-        "one",
-        "two  2,000",
-        "===  =====",
-    ]
-
-
 def test_a_command_replaces_its_part_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = tmp_path / "performance.rst"
     shutil.copy(tables.PAGE, page)
@@ -168,58 +115,3 @@ def test_peers_are_pinned_and_have_an_adapter() -> None:
             assert all(("@" if system.is_node else "==") in package for package in system.packages)
         else:
             assert not system.packages
-
-
-def test_a_peer_without_its_environment_is_not_installed(tmp_path: Path) -> None:
-    assert not BY_NAME["celery"].installed(tmp_path)
-    assert BY_NAME["delayq"].installed(tmp_path)
-
-
-def test_a_peer_in_node_needs_node_and_its_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "node"
-    program.touch(mode=0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    graphile = BY_NAME["graphile"]
-    assert not graphile.installed(tmp_path)
-    (tmp_path / "graphile" / "node_modules").mkdir(parents=True)
-    assert graphile.installed(tmp_path)
-    program.unlink()
-    assert not graphile.installed(tmp_path)
-
-
-def test_ours_takes_part_in_everything() -> None:
-    assert all(takes_part(workload, BY_NAME["delayq"]) for workload in WORKLOADS)
-    assert {workload.name for workload in WORKLOADS if takes_part(workload, BY_NAME["arq"])} == {"async"}
-    without = next(workload for workload in WORKLOADS if workload.name == "query")
-    assert not any(takes_part(without, system) for system in SYSTEMS if system.kind != "ours")
-
-
-@pytest.mark.parametrize(("number", "due"), [(1, 0.0), (999_999, 1_800_000_000.123)])
-def test_a_payload_has_200_bytes(number: int, due: float) -> None:
-    assert len(json.dumps(adapter_process.payload(number, due))) == adapter_process.PAYLOAD_BYTES
-
-
-def test_only_the_first_and_the_last_message_are_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    marks = tmp_path / "marks"
-    monkeypatch.setenv("BENCH_MARKS", str(marks))
-    monkeypatch.setattr(adapter_process, "_marks", {})
-    for payload in adapter_process.payloads(5, insert=False):
-        adapter_process.mark(payload)
-    adapter_process.mark(adapter_process.payload(6, due=1.0))
-    noted = [adapter_process.Mark(*mark).number for mark in adapter_process.MARK.iter_unpack(marks.read_bytes())]
-    assert noted == [1, 5, 6]
-    monkeypatch.setattr(adapter_process, "COUNT_ALL", True)
-    adapter_process.mark(adapter_process.payload(7))
-    assert marks.stat().st_size == 4 * adapter_process.MARK.size
-
-
-def test_messages_are_sent_at_an_even_rate() -> None:
-    sent: list[tuple[dict[str, object], float]] = []
-    calls = adapter_process.AdapterCalls(SimpleNamespace(send=lambda *message: sent.append(message)))
-    stream = calls.late(rate=2000, seconds=0.02, longest=0.08)
-    assert [payload["n"] for payload, _due in sent] == list(range(1, len(sent) + 1))
-    assert stream["sent"] == len(sent) <= 2000 * 0.1
-
-
-def test_the_quick_run_is_smaller() -> None:
-    assert workloads.QUICK.drain < workloads.Size().drain

@@ -43,10 +43,6 @@ RUN = {
 }
 
 
-def test_there_are_examples() -> None:
-    assert len(PYTHON) > 30
-
-
 def test_every_page_with_examples_in_python_is_run() -> None:
     pages = {block.page.relative_to(ROOT).with_suffix("").as_posix() for block in PYTHON if block.is_run}
     assert pages == RUN

@@ -26,14 +26,3 @@ def test_a_section_tells_how_bad_its_finding_can_be() -> None:
     only = {name: known.levels - {"OK"} for name, known in findings().items()}
     assert {name for name, levels in only.items() if levels == {"WARN"} and "WARN" not in told[name]} == set()
     assert {name for name, levels in only.items() if "CRITICAL" in levels and "CRITICAL" not in told[name]} == set()
-
-
-def test_a_finding_is_read_from_the_code_with_all_that_it_can_be() -> None:
-    limited = findings()["Limited"]
-    assert limited.levels == {"OK", "WARN", "CRITICAL"}
-    assert [text.partition(",")[0] for text in limited.advice] == [
-        "raise the limit",
-        "no live worker handles the topic",
-    ]
-    # Its level stands in a variable.
-    assert findings()["Workers"].levels == {"OK", "CRITICAL"}
