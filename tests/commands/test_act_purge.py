@@ -99,6 +99,13 @@ def test_a_message_requeued_between_two_batches_is_not_purged() -> None:
     assert pk != other
 
 
+def test_a_message_that_was_chosen_and_then_requeued_is_not_purged() -> None:
+    ids = make_finished(2, days=40)
+    transitions.requeue("default", ids[:1])
+    assert purging.purge_ids("default", ids).keys() == set(ids[1:])
+    assert left() == set(ids[:1])
+
+
 def test_a_locked_message_is_not_purged() -> None:
     if not connections["default"].features.has_select_for_update_skip_locked:
         pytest.skip("locks rows")
