@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 from django.db import IntegrityError, transaction
 
-from django_delayq import KeyConflict, cancel_message, handler, requeue_message, run_message
+from django_delayq import KeyConflict, cancel_message, requeue_message, run_message
 from django_delayq.core.exceptions import InvalidMessage, PayloadTooLarge
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
-from django_delayq.project import registry
 from django_delayq.recurring import (
     Missed,
     Schedule,
@@ -71,13 +70,6 @@ def test_each_occurrence_follows_the_one_before(clock: Clock) -> None:
     assert live() == ["16:00"]
 
 
-def test_a_look_before_the_time_makes_nothing(clock: Clock) -> None:
-    hourly()
-    clock.advance(minutes=59)
-    look()
-    assert occurrences() == ["13:00"]
-
-
 def test_a_message_that_is_rolled_back_leaves_no_occurrence() -> None:
     with transaction.atomic():
         hourly()
@@ -121,18 +113,6 @@ def test_a_schedule_ends_with_its_last_time(clock: Clock) -> None:
     assert schedules.until_next(DB) is None
 
 
-def test_a_schedule_starts_with_its_first_time(clock: Clock) -> None:
-    hourly(starts_at=NOON + timedelta(minutes=150))
-    assert occurrences() == ["14:30"]
-
-
-def test_a_schedule_without_a_priority_has_that_of_its_topic(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_handlers", {})
-    handler("t.urgent", priority=7, queue="fast")(lambda message: None)
-    create_schedule("s", "t.urgent", every="1h")
-    assert (message_of().priority, message_of().queue) == (7, "fast")
-
-
 # --- missed -----------------------------------------------------------------------------------------------------------
 
 
@@ -165,16 +145,6 @@ def test_no_second_occurrence_waits_while_the_first_one_does(clock: Clock) -> No
         clock.advance(hours=1)
         look()
     assert live() == ["13:00"]
-
-
-def test_an_occurrence_that_waits_for_a_limit_has_not_begun(clock: Clock) -> None:
-    hourly()
-    clock.advance(hours=1)
-    clock.advance(hours=2)
-    look()
-    assert live() == ["13:00"]
-    assert delete_schedule("s")
-    assert live() == []
 
 
 def test_an_occurrence_that_waited_for_a_limit_stands_for_the_times_that_came(clock: Clock) -> None:
