@@ -23,11 +23,8 @@ def found(**settings: Any) -> list[str]:
     return sorted(str(message.id) for message in messages)
 
 
-def test_the_tests_own_settings_pass() -> None:
+def test_the_tests_own_settings_and_none_at_all_pass() -> None:
     assert found() == []
-
-
-def test_no_settings_at_all_pass() -> None:
     assert found(DELAYQ={}) == []
 
 
@@ -104,10 +101,19 @@ def test_a_cache_with_impossible_options_is_e008(options: Any) -> None:
     assert found(DELAYQ={"REDIS": "broken"}, CACHES=caches) == ["delayq.E008"]
 
 
-@pytest.mark.parametrize("url", ["redis://user:hunter2/x@host:1/0", "redis://:hun#ter2@host/0", "redis://:1/hunter2@h"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://user:hunter2/x@host:1/0",
+        "redis://:hun#ter2@host/0",
+        "redis://:1/hunter2@h",
+        "http://user:hunter2@host",
+    ],
+)
 def test_a_part_of_a_password_is_never_taken_for_something_else_and_shown(url: str) -> None:
     with override_settings(DELAYQ={"REDIS": url}):
         messages = run_checks(tags=["delayq"])
+    assert messages
     assert "hun" not in "".join(f"{message.msg} {message.hint}" for message in messages)
 
 
@@ -142,12 +148,6 @@ def test_a_database_that_keeps_local_times_needs_utc(
         assert found() == ids
     finally:
         vars(connection).pop("timezone", None)
-
-
-def test_a_password_in_a_wrong_url_is_not_shown() -> None:
-    with override_settings(DELAYQ={"REDIS": "http://user:hunter2@host"}):
-        (message,) = run_checks(tags=["delayq"])
-    assert "hunter2" not in f"{message.msg} {message.hint}"
 
 
 @pytest.mark.parametrize("on_delete", ON_DELETE)

@@ -9,18 +9,15 @@ import pytest
 from django.db import connection
 
 from django_delayq import extensions, schedule_message
-from django_delayq.broker.base import Put
 from django_delayq.core.outcomes import Ack, GiveUp, Outcome, Release, Retry
 from django_delayq.core.states import State
 from django_delayq.core.worker_options import Options
-from django_delayq.extensions import RestoreStart, Service, WorkerExtension
+from django_delayq.extensions import Service, WorkerExtension
 from django_delayq.models import Message
 from django_delayq.record import transitions
-from django_delayq.restore import Tally
 from django_delayq.worker.parts.service import Runner, ServiceTurns
 from django_delayq.worker.parts.shared import BegunPage
 from django_delayq.worker.processes.supervisor import Child, Supervisor
-from django_delayq.worker.upkeep.loader import _ObservedLoad
 from tests.support.assembled import Assemble, drain
 from tests.support.claims import DB, claimed
 from tests.support.workers import eventually
@@ -106,12 +103,6 @@ def running() -> Iterator[Callable[..., None]]:
     for runner in runners:
         runner.stop()
         runner.join(60)
-
-
-def test_two_services_of_one_name_both_tick(running: Callable[..., None]) -> None:
-    first, second = Counting(), Counting()
-    running(first, second)
-    eventually(lambda: first.ticks > 2 and second.ticks > 2, "both services tick")
 
 
 def test_errors_are_counted_for_each_of_two_services_of_one_name(
@@ -208,22 +199,3 @@ def test_a_supervisor_outlives_an_extension_that_cannot_be_made(added: Callable[
     supervisor._release_claims()
     assert supervisor._to_release == []
     assert Message.objects.get(pk=delivery.id).state == State.SCHEDULED
-
-
-def test_a_load_that_fails_without_a_text_is_reported_as_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    errors: list[str] = []
-
-    class Observer:
-        def __init__(self, start: RestoreStart) -> None: ...
-
-        def progress(self, messages: int, tally: Tally, position: str | None) -> bool:
-            return False
-
-        def ended(self, tally: Tally, position: str | None, error: str) -> None:
-            errors.append(error)
-
-    monkeypatch.setattr(extensions, "_restore_observers", [Observer])
-    with pytest.raises(RuntimeError), _ObservedLoad(DB, "w", from_beginning=True) as observed:
-        observed.progress(Put(put=1), 1)
-        raise RuntimeError
-    assert errors == ["RuntimeError"]

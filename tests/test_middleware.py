@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connection, transaction
+from django.db import connection
 
 from django_delayq import (
     InvalidMessage,
@@ -30,7 +30,6 @@ from django_delayq.core.worker_options import Options
 from django_delayq.middleware import Draft, Handled, Middleware
 from django_delayq.models import Message, Transition
 from django_delayq.project import registry
-from django_delayq.worker.parts import reporting
 from tests.app.handlers import leave
 from tests.app.models import Effect
 from tests.support.assembled import drain
@@ -241,11 +240,6 @@ def test_a_swallowed_exception_stays_a_failure(install: Install, transactional: 
     assert Transition.objects.get(to_state="dead").error == f"ValueError: {SECRET}"
 
 
-def test_middleware_that_fails_after_a_handler_fails_the_delivery(install: Install) -> None:
-    install(Watcher(leave=RuntimeError("the effects could not be committed")))
-    assert run(leave, retry=False).state == "dead"
-
-
 def test_lost_effects_stay_a_failure_when_another_middleware_swallows_the_error(install: Install) -> None:
     install(Swallower())
     install(Watcher(leave=RuntimeError("the effects could not be committed")))
@@ -438,12 +432,6 @@ def test_a_success_and_an_uncounted_delivery_are_no_failures(failures: list[dict
     assert failures == []
 
 
-def test_a_failure_that_middleware_saw_is_told_once(install: Install, failures: list[dict[str, Any]]) -> None:
-    install(Watcher())
-    run(fail, retry=False)
-    assert len(failures) == 1
-
-
 def line_of(caplog: pytest.LogCaptureFixture, event: str) -> logging.LogRecord:
     (record,) = [record for record in caplog.records if getattr(record, "delayq_event", None) == event]
     return record
@@ -477,15 +465,6 @@ def test_the_exception_of_a_handler_is_logged_as_the_settings_say(
         assert record.exc_info is not None
         assert record.exc_info[1] is not None
         assert "raise ValueError(SECRET)" in caplog.text
-
-
-def test_a_worker_with_verbosity_2_logs_whole_errors(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(reporting, "_is_verbose", False)
-    reporting.be_verbose()
-    run(fail, retry=False)
-    assert SECRET in caplog.text
 
 
 @pytest.mark.parametrize("place", ["receiver", "policy"])
@@ -544,11 +523,3 @@ def test_the_line_of_a_failure_is_logged_in_the_context_of_the_handler(install: 
         logging.getLogger("django_delayq").removeHandler(note)
         tenant.reset(token)
     assert Note.seen == ["acme"]
-
-
-def test_a_call_in_a_transaction_that_is_rolled_back_schedules_nothing(install: Install) -> None:
-    install(Tenants())
-    with pytest.raises(ValueError, match=SECRET), transaction.atomic():
-        schedule_message(TOPIC)
-        raise ValueError(SECRET)
-    assert not Message.objects.exists()

@@ -126,11 +126,6 @@ def test_pending_migrations_of_the_console_are_found_too(caplog: pytest.LogCaptu
         call_command("migrate", verbosity=0)
 
 
-def test_wrong_settings_are_exit_code_78(settings: Any) -> None:
-    settings.DELAYQ = {"HORIZON": "never"}
-    assert run("delayq_check").code == 78
-
-
 def test_an_unknown_database_is_a_usage_error() -> None:
     assert run("delayq_check", "--database", "nowhere").code == 2
 

@@ -33,11 +33,6 @@ def test_once_delivers_what_is_due_and_leaves_the_rest(start: Start) -> None:
     assert later.state == State.SCHEDULED
 
 
-def test_once_with_nothing_to_do_ends(start: Start) -> None:
-    worker = start("--once")
-    assert (worker.wait(), worker.lines[-1]) == (0, "0 delivered")
-
-
 WITHOUT_POSIX = """
 import os, sys
 

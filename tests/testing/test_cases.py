@@ -32,11 +32,6 @@ class TestInATransaction(DelayqMixin, TestCase):
     def test_a_message_of_the_class_runs_in_the_second_test(self) -> None:
         self.test_a_message_of_the_class_runs_in_the_first_test()
 
-    def test_a_function_on_commit_that_a_capture_has_called_is_not_called_again(self) -> None:
-        with self.captureOnCommitCallbacks(execute=True):
-            transaction.on_commit(lambda: schedule_message("t.ok", {"n": 5}))
-        assert [ran.message.payload for ran in self.delayq.drain()] == [{"n": 5}]
-
     async def test_a_message_runs_in_an_async_test(self) -> None:
         message = await aschedule_message("t.async")
         assert [ran.message for ran in await self.delayq.adrain()] == [message]

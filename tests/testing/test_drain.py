@@ -9,14 +9,12 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-import redis
 from asgiref.sync import async_to_sync
 from django.core.management import CommandError, call_command
 from django.db import IntegrityError, connection, transaction
 from django.dispatch import Signal
 
 from django_delayq import (
-    KeyConflict,
     MessageCancelled,
     Reject,
     RetryLater,
@@ -369,15 +367,6 @@ def order() -> None:
     schedule_message("t.ok", {"n": 5})
 
 
-@pytest.mark.usefixtures("either_database")
-def test_a_key_is_free_when_its_message_has_run(delayq: Delayq) -> None:
-    schedule_message("t.ok", key="k", delay="1h")
-    with pytest.raises(KeyConflict):
-        schedule_message("t.ok", key="k")
-    delayq.drain("1h")
-    schedule_message("t.ok", key="k")
-
-
 @pytest.mark.django_db
 def test_the_greater_priority_goes_first(delayq: Delayq) -> None:
     schedule_message("t.ok", 1)
@@ -476,18 +465,6 @@ def test_run_delayq_once_inside_of_a_transaction_names_the_testing_module() -> N
         call_command("run_delayq", "--once", verbosity=0)
     assert caught.value.returncode == 2
     assert path_of(message) == ["scheduled"]
-
-
-@pytest.mark.django_db(transaction=True)
-def test_no_byte_reaches_redis(delayq: Delayq, redis_client: redis.Redis) -> None:
-    def commands() -> Any:
-        return redis_client.info("stats")["total_commands_processed"]
-
-    before = commands()
-    schedule_message("t.ok")
-    schedule_messages([{"topic": "t.ok", "delay": 5}, {"topic": "t.fail", "delay": 5}])
-    delayq.drain("1h", raise_errors=False)
-    assert commands() == before + 1
 
 
 @pytest.mark.django_db(databases=["default", "other"])

@@ -13,7 +13,6 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 from django.utils import timezone
 
-from django_delayq import cancel_message
 from django_delayq.contrib.tasks import DelayqBackend, known, options
 from django_delayq.contrib.tasks.compat import (
     AnyResult,
@@ -23,7 +22,6 @@ from django_delayq.contrib.tasks.compat import (
     TaskResultStatus,
     task_backends,
 )
-from django_delayq.core.exceptions import InvalidMessage
 from django_delayq.core.retry import RetryPolicy
 from django_delayq.models import Message
 from django_delayq.project import registry
@@ -113,18 +111,6 @@ def test_the_options_of_a_task_win_over_those_of_its_backend() -> None:
         for task, topic, _lease in cases:
             known._known.pop(topic)
             task_backends["default"].validate_task(task)
-
-
-def test_a_handler_of_a_task_has_its_name_and_runs_once() -> None:
-    found = registry.find(ADD)
-    assert found is not None
-    assert (found.name, found.queue, found.retry) == (ADD, "default", RetryPolicy.never())
-
-
-def test_text_that_is_no_id_is_refused() -> None:
-    for id_ in ("", "0", "1.0", "x", "٣", "9" * 30):
-        with pytest.raises(InvalidMessage, match="not the id of a message"):
-            cancel_message(id_)
 
 
 # --- what is wrong ----------------------------------------------------------------------------------------------------
