@@ -33,6 +33,7 @@ from django_delayq.project import registry
 from tests.app.handlers import leave
 from tests.app.models import Effect
 from tests.support.assembled import drain
+from tests.support.receivers import receiving
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -381,14 +382,13 @@ def test_a_wrong_path_of_middleware_refuses_the_call_and_the_worker(settings: An
 
 @pytest.fixture
 def failures() -> Iterator[list[dict[str, Any]]]:
-    heard: list[dict[str, Any]] = []
+    told: list[dict[str, Any]] = []
 
-    def hear(sender: Any, **facts: Any) -> None:
-        heard.append({**facts, "thread": threading.current_thread().name, "tenant": tenant.get()})
+    def note(sender: Any, **facts: Any) -> None:
+        told.append({**facts, "thread": threading.current_thread().name, "tenant": tenant.get()})
 
-    signals.message_failed.connect(hear)
-    yield heard
-    signals.message_failed.disconnect(hear)
+    with receiving(note, signals.message_failed):
+        yield told
 
 
 @pytest.mark.parametrize(("retry", "outcome"), [(["1h"], "retried"), (False, "dead")])
@@ -477,12 +477,8 @@ def test_an_error_about_a_failure_is_logged_without_the_text_of_the_failure(
         except LookupError as error:
             raise RuntimeError("trouble of its own") from error
 
-    if place == "receiver":
-        signals.message_failed.connect(break_down)
-    try:
+    with receiving(break_down, *([signals.message_failed] if place == "receiver" else [])):
         run(fail, retry=break_down if place == "policy" else False)
-    finally:
-        signals.message_failed.disconnect(break_down)
     assert "RuntimeError: trouble of its own" in caplog.text
     assert "LookupError: a cause of its own" in caplog.text
     assert SECRET not in caplog.text

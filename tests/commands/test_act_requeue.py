@@ -87,31 +87,22 @@ def test_mixed_verdicts_are_foreseen_and_end_with_exit_code_4() -> None:
     assert ran.json["due_to_come"] == 1
 
 
-@pytest.mark.parametrize(
-    ("words", "chosen"),
-    [
-        (["--state", "dead"], {"dead", "dead b"}),
-        (["--state", "dead", "--queue", "b"], {"dead b"}),
-        (["--finished-after", "SPLIT"], {"dead", "dead b", "cancelled"}),
-        (["--finished-before", "SPLIT"], {"old"}),
-    ],
-)
-def test_selectors_narrow_the_requeued_messages(words: list[str], chosen: set[str]) -> None:
-    names = {
-        dead()[0]: "dead",
-        dead(queue="b")[0]: "dead b",
-        cancelled()[0]: "cancelled",
-        cancelled()[0]: "old",
-    }
-    old = next(pk for pk, name in names.items() if name == "old")
+def test_selectors_narrow_the_requeued_messages() -> None:
+    dead_here, dead_there, young, old = (*dead(), *dead(queue="b"), *cancelled(), *cancelled())
     Message._base_manager.filter(pk=old).update(finished_at=timezone.now() - timedelta(days=2))
-    schedule(2)
-    live = scheduled().keys()
-    split = (timezone.now() - timedelta(days=1)).isoformat()
-    assert run("delayq_act", "requeue", *[split if word == "SPLIT" else word for word in words]).code == 2
-    assert scheduled().keys() == live
-    assert run("delayq_act", "requeue", "--yes", *[split if word == "SPLIT" else word for word in words]).code == 0
-    assert {names[pk] for pk in scheduled().keys() - live} == chosen
+    live = set(schedule(2))
+    for words, chosen in (
+        (["--state", "dead", "--queue", "b"], {dead_there}),
+        (["--state", "dead"], {dead_here}),
+        (["--finished-after", "1d"], {young}),
+        (["--finished-before", (timezone.now() - timedelta(days=1)).isoformat()], {old}),
+    ):
+        before = set(scheduled())
+        assert run("delayq_act", "requeue", *words).code == 2
+        assert set(scheduled()) == before
+        assert run("delayq_act", "requeue", "--yes", *words).code == 0
+        assert set(scheduled()) - before == chosen
+    assert set(scheduled()) == live | {dead_here, dead_there, young, old}
 
 
 def test_a_requeue_may_name_the_due_time_or_a_delay() -> None:

@@ -32,6 +32,7 @@ from django_delayq.record.sql.postgresql import HEADS
 from django_delayq.restore import Overdue, Restore, Selection, engine, filling
 from testproject.servers import RedisServer
 from tests.support.commands import broker, claim, due_tenths, held, run, schedule
+from tests.support.receivers import heard
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]
 
@@ -224,18 +225,9 @@ def test_selectors_narrow_the_restored_messages(words: list[str], chosen: set[st
 
 def test_a_restore_sends_its_signal_with_its_actor() -> None:
     schedule(3)
-    heard: list[dict[str, Any]] = []
-
-    def receiver(**facts: Any) -> None:
-        heard.append(facts)
-
-    signals.messages_restored.connect(receiver)
-    try:
+    with heard(signals.messages_restored) as restored:
         run("delayq_restore")
-    finally:
-        signals.messages_restored.disconnect(receiver)
-
-    [facts] = heard
+    [facts] = restored
     assert (facts["queue"], facts["found"], facts["put"]) == ("default", 3, 3)
     assert facts["actor"].startswith("command:delayq_restore ")
 
@@ -243,57 +235,28 @@ def test_a_restore_sends_its_signal_with_its_actor() -> None:
 # --- what is overdue --------------------------------------------------------------------------------------------------
 
 
-def test_overdue_cancel_restores_only_what_is_not_yet_due_and_the_rest_can_be_requeued() -> None:
-    overdue = schedule(7, due=-20)
-    soon = schedule(2)
+@pytest.mark.parametrize("state", [State.CANCELLED, State.DEAD])
+def test_overdue_messages_end_and_leave_redis_and_can_be_requeued(state: State) -> None:
+    overdue, soon = schedule(7, due=-20), schedule(2)
     [running] = schedule(1, due=-20)
     claim(running)
     run("delayq_restore")
+    policy = "dead" if state == State.DEAD else "cancel"
 
-    ran = run("delayq_restore", "--json", "--overdue", "cancel", "--yes", batch_size=3)
+    with heard(signals.message_cancelled, signals.message_dead) as ended:
+        ran = run("delayq_restore", "--json", "--overdue", policy, "--yes", batch_size=3)
 
-    assert (ran.json["total"]["cancelled"], ran.json["total"]["present"]) == (7, 2)
+    assert (ran.json["total"][state], ran.json["total"]["present"]) == (7, 2)
     assert held() == due_tenths(*soon)
+    assert [facts["message_id"] for facts in ended] == overdue
     for message in Message.objects.filter(pk__in=overdue):
-        assert message.state == State.CANCELLED
+        assert message.state == state
         last = message.transitions.last()
         assert last is not None
-        assert last.reason == "cancelled by a restore: overdue"
+        assert "restore: overdue" in last.reason
         assert last.actor.startswith("command:delayq_restore ")
     assert Message.objects.get(pk=running).cancel_requested is False
     assert requeue_message(Message.objects.filter(pk__in=overdue)) == {Verdict.REQUEUED: 7}
-
-
-def test_overdue_cancel_sends_the_signal_of_each_message() -> None:
-    overdue = schedule(3, due=-20)
-    heard: list[int] = []
-
-    def receiver(sender: object, message_id: int, **facts: Any) -> None:
-        heard.append(message_id)
-
-    signals.message_cancelled.connect(receiver)
-    try:
-        run("delayq_restore", "--overdue", "cancel", "--yes")
-    finally:
-        signals.message_cancelled.disconnect(receiver)
-    assert heard == overdue
-
-
-def test_overdue_dead_makes_messages_dead_and_removes_them_from_redis() -> None:
-    overdue = schedule(7, due=-20)
-    soon = schedule(2)
-    run("delayq_restore")
-
-    ran = run("delayq_restore", "--json", "--overdue", "dead", "--yes", batch_size=3)
-
-    assert (ran.json["total"]["dead"], ran.json["total"]["present"]) == (7, 2)
-    assert held() == due_tenths(*soon)
-    for message in Message.objects.filter(pk__in=overdue):
-        assert message.state == State.DEAD
-        last = message.transitions.last()
-        assert last is not None
-        assert "restore" in last.reason
-        assert last.actor.startswith("command:delayq_restore ")
 
 
 def test_overdue_spread_spreads_due_times_evenly() -> None:

@@ -35,23 +35,6 @@ def test_ours_stands_beside_the_best_peer_of_each_kind() -> None:
     assert row[5] == "0.333"
 
 
-def test_the_shortest_lateness_is_the_best() -> None:
-    results = Results()
-    for system, ms in (("delayq", 0.5), ("graphile", 4.0), ("bullmq", 0.25)):
-        results.add("late-1000", system, {"p50": ms, "p99": 2 * ms})
-    first = report.beside_the_best(results)[1]
-    assert first == [
-        "lateness at 1000 messages/s, p50, ms",
-        "0.500",
-        "Graphile Worker 0.17 (Node.js): 4.00",
-        "0.125",
-        "BullMQ 6.7 (Node.js, Redis): 0.250",
-        "2.00",
-    ]
-    assert "BullMQ" in report.ahead(results)
-    assert "Graphile" not in report.ahead(results)
-
-
 def test_a_ratio_is_that_of_the_rounds_side_by_side() -> None:
     results = Results()
     for ours, theirs in ((300.0, 100.0), (100.0, 100.0), (400.0, 200.0)):

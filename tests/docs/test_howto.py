@@ -29,6 +29,7 @@ from django_delayq.signals import message_dead, message_delivered, message_faile
 from testproject.servers import RedisServer
 from testproject.shop.models import Order
 from tests.support.commands import run
+from tests.support.receivers import receiving
 
 from .blocks import DOCS, blocks
 from .conftest import Run
@@ -173,11 +174,8 @@ def asked_to_stop() -> Iterator[None]:
     def ask(message_id: int, **facts: Any) -> None:
         assert cancel_message(message_id).verdict == Verdict.REQUESTED
 
-    message_delivered.connect(ask)
-    try:
+    with receiving(ask, message_delivered):
         yield
-    finally:
-        message_delivered.disconnect(ask)
 
 
 # --- Django's tasks ---------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import inspect
 import re
 import shlex
 from argparse import Action, _SubParsersAction
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from types import ModuleType
 from typing import Any
@@ -38,6 +38,7 @@ from django_delayq.recurring import checks as recurring_checks
 from django_delayq.testing import setting
 from django_delayq.worker.processes.process import ROLES
 from tests.support.commands import run
+from tests.support.receivers import receiving
 
 from .blocks import DOCS, PAGES, README, ROOT, blocks, run_python, text_of
 
@@ -179,21 +180,14 @@ class Boom(Exception):
 @pytest.mark.usefixtures("free_topics", "redis_client")
 def test_every_signal_has_the_documented_arguments() -> None:
     """By sending each of them."""
-    heard: dict[str, set[str]] = {}
+    names = {signal: name for name, signal in vars(signals).items() if isinstance(signal, Signal)}
+    sent: dict[str, set[str]] = {}
 
-    def listen(name: str) -> Callable[..., None]:
-        def receive(sender: Any, signal: Signal, **facts: Any) -> None:
-            heard.setdefault(name, set(facts))
-            assert sender is Message
-            assert heard[name] == set(facts)
+    def receive(sender: Any, signal: Signal, **facts: Any) -> None:
+        assert sender is Message
+        assert sent.setdefault(names[signal], set(facts)) == set(facts)
 
-        return receive
-
-    names = [name for name, signal in vars(signals).items() if isinstance(signal, Signal)]
-    receivers = {name: listen(name) for name in names}
-    for name, receiver in receivers.items():
-        getattr(signals, name).connect(receiver)
-    try:
+    with receiving(receive, *names):
         handler("docs.ok")(lambda message: None)
         handler("docs.fails", retry=["1m"])(fail)
         schedule_message("docs.ok")
@@ -210,12 +204,9 @@ def test_every_signal_has_the_documented_arguments() -> None:
         schedule_message("docs.ok", delay="1m")
         assert run("delayq_restore").code == 0
         assert run("delayq_queue", "pause", "docs").code == 0
-    finally:
-        for name, receiver in receivers.items():
-            getattr(signals, name).disconnect(receiver)
     table = [row for row in list_rows(text_of("reference/signals")) if "``" in row[0]]
     documented = {literals(name)[0]: set(literals(arguments)) for name, arguments, _when in table}
-    assert heard == documented
+    assert sent == documented
 
 
 def fail(message: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -32,6 +31,7 @@ from django_delayq.models import Message, Transition
 from django_delayq.project.registry import Delivered
 from django_delayq.testing import Delayq, Ran, UnknownTopic
 from tests.app.models import Effect
+from tests.support.receivers import heard, receiving
 from tests.support.record_of import effects_per_message, path_of
 
 
@@ -210,19 +210,11 @@ def test_the_clock_stands_still_during_a_drain(delayq: Delayq) -> None:
 @pytest.mark.usefixtures("either_database")
 def test_a_message_that_is_not_started_in_time_expires(delayq: Delayq) -> None:
     message = schedule_message("t.ok", delay="1h", expires="5m")
-    gone: list[int] = []
-
-    def note(message_id: int, **facts: Any) -> None:
-        gone.append(message_id)
-
-    signals.message_expired.connect(note)
-    try:
+    with heard(signals.message_expired) as expired:
         delayq.travel("65m")
         assert delayq.drain() == []
-    finally:
-        signals.message_expired.disconnect(note)
     assert path_of(message) == ["scheduled", "expired"]
-    assert gone == [message.pk]
+    assert [facts["message_id"] for facts in expired] == [message.pk]
 
 
 @pytest.mark.usefixtures("either_database")
@@ -287,33 +279,31 @@ def test_a_statement_that_fails_undoes_itself_alone(delayq: Delayq) -> None:
 
 @pytest.mark.usefixtures("either_database")
 def test_signals_and_functions_on_commit_are_called_in_the_order_of_life(delayq: Delayq) -> None:
-    heard: list[str] = []
+    told: list[str] = []
 
-    def listen(name: str) -> Callable[..., None]:
-        return lambda topic, **facts: heard.append(f"{name} {topic}")
+    def note(signal: Signal, topic: str, **facts: Any) -> None:
+        told.append(f"{SIGNALS[signal]} {topic}")
 
     @handler("d.follow", transactional=True)
     def follow(message: Delivered) -> None:
-        transaction.on_commit(lambda: heard.append("on commit"))
+        transaction.on_commit(lambda: told.append("on commit"))
         schedule_message("t.ok")
 
-    receivers = [(getattr(signals, name), listen(name.partition("_")[2])) for name in SIGNALS]
-    for signal, receiver in receivers:
-        signal.connect(receiver, weak=False)
-    try:
+    with receiving(note, *SIGNALS):
         with transaction.atomic():
             transaction.on_commit(lambda: schedule_message("d.follow"))
         assert outcomes(delayq.drain()) == [("d.follow", "consumed"), ("t.ok", "consumed")]
-    finally:
-        for signal, receiver in receivers:
-            signal.disconnect(receiver)
-    assert heard == [
+    assert told == [
         *("scheduled d.follow", "delivered d.follow", "on commit", "scheduled t.ok", "succeeded d.follow"),
         *("delivered t.ok", "succeeded t.ok"),
     ]
 
 
-SIGNALS = [name for name, signal in vars(signals).items() if isinstance(signal, Signal) and "message_" in name]
+SIGNALS = {
+    signal: name[8:]
+    for name, signal in vars(signals).items()
+    if isinstance(signal, Signal) and name.startswith("message_")
+}
 
 
 @pytest.mark.django_db

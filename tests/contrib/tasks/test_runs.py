@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.dispatch import Signal
 from django.utils import timezone
 
 from django_delayq import cancel_message, requeue_message, reschedule_message, schedule_message
@@ -32,6 +33,7 @@ from tests.app import tasks
 from tests.app.handlers import succeed
 from tests.app.models import Effect
 from tests.support.assembled import drain
+from tests.support.receivers import heard, receiving
 from tests.support.record_of import path_of
 from tests.support.workers import ROOT
 
@@ -61,16 +63,13 @@ def message_of(result: AnyResult) -> Message:
 def signalled() -> Iterator[list[str]]:
     """The signals that were sent: "started RUNNING", "finished FAILED" …"""
     seen: list[str] = []
+    names = {task_enqueued: "enqueued", task_started: "started", task_finished: "finished"}
 
-    def note(name: str) -> Callable[..., None]:
-        return lambda sender, task_result, **kwargs: seen.append(f"{name} {task_result.status}")
+    def note(signal: Signal, task_result: AnyResult, **facts: Any) -> None:
+        seen.append(f"{names[signal]} {task_result.status}")
 
-    receivers = [(task_enqueued, note("enqueued")), (task_started, note("started")), (task_finished, note("finished"))]
-    for signal, receiver in receivers:
-        signal.connect(receiver)
-    yield seen
-    for signal, receiver in receivers:
-        signal.disconnect(receiver)
+    with receiving(note, *names):
+        yield seen
 
 
 # --- run --------------------------------------------------------------------------------------------------------------
@@ -241,20 +240,12 @@ def test_signals_tell_of_the_start_and_of_the_last_end(
 
 
 def test_the_end_of_a_task_that_was_asked_to_stop_is_told(signalled: list[str]) -> None:
-    errors: list[Any] = []
-
-    def note(sender: Any, task_result: Any, **facts: Any) -> None:
-        errors.extend(task_result.errors)
-
-    task_finished.connect(note)
-    try:
+    with heard(task_finished) as finished:
         result = done(tasks.have_itself_cancelled)
-    finally:
-        task_finished.disconnect(note)
     assert signalled == ["enqueued READY", "started RUNNING", "finished FAILED"]
     assert message_of(result).state == State.CANCELLED
-    for told in (errors, result.errors):
-        (error,) = told
+    for told in (finished[0]["task_result"], result):
+        (error,) = told.errors
         assert error.exception_class.__name__ == "TaskCancelled"
         assert "cancel requested" in error.traceback
 
@@ -283,13 +274,8 @@ def test_a_receiver_that_raises_does_not_harm_the_task() -> None:
     def refuse(**kwargs: Any) -> None:
         raise RuntimeError("no")
 
-    for signal in (task_started, task_finished):
-        signal.connect(refuse)
-    try:
+    with receiving(refuse, task_started, task_finished):
         assert done(tasks.add, 1).return_value == 1
-    finally:
-        for signal in (task_started, task_finished):
-            signal.disconnect(refuse)
 
 
 # --- again and again --------------------------------------------------------------------------------------------------
