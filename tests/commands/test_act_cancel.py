@@ -16,6 +16,7 @@ from django_delayq.management import _common as common
 from django_delayq.models import Message, Transition
 from django_delayq.record import transitions
 from tests.support.commands import claim, run, schedule
+from tests.support.record_of import log_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -145,8 +146,7 @@ def test_reason_and_actor_are_in_the_log(verb: list[str]) -> None:
     [pk, other] = messages_for(verb, 2)
     assert run("delayq_act", *verb, str(pk), "--reason", "the bank asked").code == 0
     assert changed(pk, other) == {pk}
-    last = Message.objects.get(pk=pk).transitions.last()
-    assert last is not None
+    last = log_of(Message.objects.get(pk=pk))[-1]
     assert last.reason == "the bank asked"
     assert "@" in last.actor
 

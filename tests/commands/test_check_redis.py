@@ -76,16 +76,6 @@ def test_a_queue_that_only_redis_knows_is_compared_and_emptied(redis_client: red
     assert run("delayq_check", "redis", "--queue", "gone").code == 2
 
 
-def test_all_ids_are_missing_after_a_flush(redis_client: redis.Redis) -> None:
-    ids = schedule(5)
-    run("delayq_restore")
-    redis_client.flushall()
-
-    assert found(run("delayq_check", "redis", "--json")) == {"missing": 5}
-    assert run("delayq_check", "redis", "--fix").code == 0
-    assert held() == due_tenths(*ids)
-
-
 def test_ids_without_a_scheduled_row_are_extra(redis_client: redis.Redis) -> None:
     finished, elsewhere, gone, kept = schedule(4)
     run("delayq_restore")

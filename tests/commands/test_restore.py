@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import redis
-from django.db import connection, connections
+from django.db import connection
 from django.utils import timezone
 
-from django_delayq import cancel_message, requeue_message, reschedule_message, restore, signals
+from django_delayq import cancel_message, requeue_message, reschedule_message, signals
 from django_delayq.broker.base import Entry, Put
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.core.exceptions import BrokerUnavailable
@@ -33,6 +33,7 @@ from django_delayq.restore import Overdue, Restore, Selection, engine, filling
 from testproject.servers import RedisServer
 from tests.support.commands import broker, claim, due_tenths, held, run, schedule
 from tests.support.receivers import heard
+from tests.support.record_of import log_of
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]
 
@@ -104,31 +105,6 @@ def test_a_second_restore_changes_nothing(redis_client: redis.Redis) -> None:
 
     assert (ran.json["total"]["put"], ran.json["total"]["present"]) == (0, 10)
     assert {key: value for key, value in everything(redis_client).items() if not key.endswith(b"meta")} == before
-
-
-def test_two_restores_at_once_put_each_message_once() -> None:
-    ids = schedule(300)
-    reports: list[restore.Report] = []
-    gate = threading.Barrier(2)
-
-    def one() -> None:
-        try:
-            job = Restore("default", broker(), batch_size=10)
-            job.preview()
-            gate.wait()
-            reports.append(job.run())
-        finally:
-            connections.close_all()
-
-    threads = [threading.Thread(target=one) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert held() == due_tenths(*ids)
-    assert sum(report.total().put for report in reports) == 300
-    assert sum(report.total().present for report in reports) == 300
 
 
 def test_messages_beyond_the_horizon_are_left_to_the_worker_that_loads_the_queue() -> None:
@@ -251,8 +227,7 @@ def test_overdue_messages_end_and_leave_redis_and_can_be_requeued(state: State) 
     assert [facts["message_id"] for facts in ended] == overdue
     for message in Message.objects.filter(pk__in=overdue):
         assert message.state == state
-        last = message.transitions.last()
-        assert last is not None
+        last = log_of(message)[-1]
         assert "restore: overdue" in last.reason
         assert last.actor.startswith("command:delayq_restore ")
     assert Message.objects.get(pk=running).cancel_requested is False

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,7 @@ from django_delayq.management.commands.run_delayq import Command
 from django_delayq.models import Message, Transition
 from tests.support.processes import Gate, Start
 from tests.support.record_of import effects_per_message, log_of, once_each, states, wait_until, wait_until_all
-from tests.support.workers import ROOT, eventually
+from tests.support.workers import eventually
 
 BOTH = pytest.mark.usefixtures("timed_by")
 
@@ -31,28 +29,6 @@ def test_once_delivers_what_is_due_and_leaves_the_rest(start: Start) -> None:
     assert effects_per_message() == once_each(due)
     later.refresh_from_db()
     assert later.state == State.SCHEDULED
-
-
-WITHOUT_POSIX = """
-import os, sys
-
-sys.modules["fcntl"] = None
-del os.fork
-from django.core.management import execute_from_command_line
-
-execute_from_command_line(sys.argv)
-"""
-
-
-@pytest.mark.parametrize("arguments", [[], ["--once"]], ids=["worker", "once"])
-def test_a_system_without_posix_is_told_in_a_sentence(arguments: list[str]) -> None:
-    command = [sys.executable, "-c", WITHOUT_POSIX, "run_delayq", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (78, "")
-    assert done.stderr == (
-        "CommandError: run_delayq needs Linux, macOS or another POSIX system, also with --once; "
-        "on Windows, run it in WSL or in a container.\n"
-    )
 
 
 def test_once_isolates_a_failure_and_leaves_its_retry_for_later(start: Start) -> None:

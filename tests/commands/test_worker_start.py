@@ -31,13 +31,22 @@ def test_a_wrong_setting_ends_it_with_exit_code_78(
 
 # What gevent does to a process, as far as a worker notices it.
 PATCHED = """
-import select, sys
+import select
 
 def wait(*arguments):
     raise AssertionError("nothing waits under a patch")
 
 wait.__module__ = "gevent.select"
 select.select = wait
+"""
+WITHOUT_POSIX = """
+import os, sys
+
+sys.modules["fcntl"] = None
+del os.fork
+"""
+RUN = """
+import sys
 from django.core.management import execute_from_command_line
 
 execute_from_command_line(sys.argv)
@@ -45,8 +54,17 @@ execute_from_command_line(sys.argv)
 
 
 @pytest.mark.parametrize("arguments", [[], ["--once"]], ids=["worker", "once"])
-def test_a_patched_standard_library_is_refused_in_words(arguments: list[str]) -> None:
-    command = [sys.executable, "-c", PATCHED, "run_delayq", *arguments]
+@pytest.mark.parametrize(
+    ("system", "words"),
+    [
+        (PATCHED, "gevent has patched the standard library of this process"),
+        (WITHOUT_POSIX, "run_delayq needs Linux, macOS or another POSIX system, also with --once; on Windows, run it"),
+    ],
+    ids=["patched", "without POSIX"],
+)
+def test_an_impossible_process_is_refused_in_words(arguments: list[str], system: str, words: str) -> None:
+    command = [sys.executable, "-c", system + RUN, "run_delayq", *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (78, "")
-    assert done.stderr.startswith("CommandError: gevent has patched the standard library of this process")
+    assert done.stderr.startswith(f"CommandError: {words}")
+    assert done.stderr.count("\n") == 1

@@ -21,7 +21,7 @@ from django.utils import translation
 
 from django_delayq import Verdict, cancel_message, extensions, handler, run_message, schedule_message
 from django_delayq.core import actors
-from django_delayq.models import Message, Queue, Transition
+from django_delayq.models import Message, Queue
 from django_delayq.project import registry
 from django_delayq.record import admission
 from django_delayq.recurring import declarations
@@ -30,6 +30,7 @@ from testproject.servers import RedisServer
 from testproject.shop.models import Order
 from tests.support.commands import run
 from tests.support.receivers import receiving
+from tests.support.record_of import log_of
 
 from .blocks import DOCS, blocks
 from .conftest import Run
@@ -45,12 +46,6 @@ def deliver() -> None:
 
 def state(topic: str) -> str:
     return Message.objects.filter(topic=topic).latest("pk").state
-
-
-def last_move(message: Message) -> Transition:
-    move = message.transitions.last()
-    assert move is not None
-    return move
 
 
 def new_order() -> Order:
@@ -151,7 +146,7 @@ def test_the_handlers_of_the_guide_do_what_it_says(run_page: Run) -> None:
     assert Message.objects.get(topic="orders.tell_closed").payload == {"order": order.pk}
     states = {name: Message.objects.get(pk=message.pk).state for name, message in charged.items()}
     assert states == {"fine": "consumed", "busy": "scheduled", "refused": "dead"}
-    assert "the bank refused: no money" in last_move(charged["refused"]).error
+    assert "the bank refused: no money" in log_of(charged["refused"])[-1].error
     assert state("reports.build") == "consumed"
     if connection.vendor == "postgresql":
         assert Message.objects.get(topic="orders.count").result == 1
@@ -381,7 +376,7 @@ def test_a_queue_is_paused_and_dead_messages_are_requeued(run_page: Run) -> None
     assert not Queue.objects.exists()
     assert {verdict.name: number for verdict, number in names["counts"].items()} == {"REQUEUED": 1}
     dead.refresh_from_db()
-    assert last_move(dead).reason == "the bank is back"
+    assert log_of(dead)[-1].reason == "the bank is back"
 
 
 def refuse(message: Any) -> None:

@@ -97,7 +97,6 @@ def test_a_changed_schedule_makes_its_message_anew(chief: Client) -> None:
     [
         ({"every": "", "cron": "0 25 * * *"}, "not a cron expression"),
         ({"cron": "0 3 * * *"}, "cron expression or an interval"),
-        ({"time_zone": "Nowhere"}, "not a time zone"),
         ({"name": "a b"}, "the name of a schedule"),
         ({"payload": "{"}, "valid JSON"),
         ({"every": "1s", "expires": "soon"}, "not a duration"),

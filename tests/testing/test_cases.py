@@ -34,7 +34,9 @@ class TestInATransaction(DelayqMixin, TestCase):
 
     async def test_a_message_runs_in_an_async_test(self) -> None:
         message = await aschedule_message("t.async")
+        assert await self.delayq.ascheduled("t.async") == [message]
         assert [ran.message for ran in await self.delayq.adrain()] == [message]
+        await self.delayq.aassert_not_scheduled("t.async")
         await self.delayq.aassert_scheduled("t.tx", count=1)
         await self.delayq.aperform("t.ok")
 

@@ -8,7 +8,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from asgiref.sync import async_to_sync
 from django.core.management import CommandError, call_command
 from django.db import IntegrityError, connection, transaction
 from django.dispatch import Signal
@@ -19,7 +18,6 @@ from django_delayq import (
     RetryLater,
     Verdict,
     acancel_message,
-    aschedule_message,
     cancel_message,
     handler,
     pause_queue,
@@ -32,7 +30,7 @@ from django_delayq.project.registry import Delivered
 from django_delayq.testing import Delayq, Ran, UnknownTopic
 from tests.app.models import Effect
 from tests.support.receivers import heard, receiving
-from tests.support.record_of import effects_per_message, path_of
+from tests.support.record_of import effects_per_message, log_of, path_of
 
 
 def outcomes(ran: list[Ran]) -> list[tuple[str, str]]:
@@ -57,9 +55,7 @@ def test_a_due_message_runs_in_the_thread_and_transaction_of_the_test(delayq: De
         *(message.pk, "consumed", 1, "consumed", None),
     )
     assert path_of(message) == ["scheduled", "running", "consumed"]
-    last = message.transitions.last()
-    assert last is not None
-    assert last.actor.startswith("worker:testing/")
+    assert log_of(message)[-1].actor.startswith("worker:testing/")
     assert path_of(later) == ["scheduled"]
     assert delayq.drain() == []
 
@@ -75,9 +71,7 @@ def test_the_error_of_a_handler_is_raised_when_its_outcome_is_recorded(delayq: D
     ]
     failing.refresh_from_db()
     assert (failing.state, failing.attempts) == ("scheduled", 1)
-    last = failing.transitions.last()
-    assert last is not None
-    assert "it never works" in last.traceback
+    assert "it never works" in log_of(failing)[-1].traceback
     assert path_of(waiting) == ["scheduled"]
     assert outcomes(delayq.drain()) == [("t.effect", "consumed")]
 
@@ -186,14 +180,6 @@ def test_each_message_runs_at_its_own_time_on_the_way(delayq: Delayq) -> None:
     assert len(ran) == 6
     assert abs(delayq.now - start - timedelta(hours=1)) < timedelta(seconds=30)
     delayq.assert_scheduled("d.each", payload="beyond", due="1h", within="30s", count=1)
-
-
-@pytest.mark.usefixtures("either_database")
-def test_a_retry_policy_ends_at_a_dead_message(delayq: Delayq) -> None:
-    message = schedule_message("t.fail", delay="1h")
-    ran = delayq.drain("2h", raise_errors=False)
-    assert [(one.attempt, one.outcome) for one in ran] == [(1, "retried"), (2, "retried"), (3, "dead")]
-    assert path_of(message) == ["scheduled", *["running", "scheduled"] * 2, "running", "dead"]
 
 
 @pytest.mark.django_db
@@ -379,17 +365,6 @@ def test_a_handler_extends_its_lease(delayq: Delayq) -> None:
 
     schedule_message("d.extend")
     assert outcomes(delayq.drain()) == [("d.extend", "consumed")]
-
-
-@pytest.mark.usefixtures("either_database")
-def test_an_async_test_awaits_the_same(delayq: Delayq) -> None:
-    async def test() -> None:
-        await aschedule_message("t.async", delay="1h")
-        assert [message.topic for message in await delayq.ascheduled()] == ["t.async"]
-        assert outcomes(await delayq.adrain("1h")) == [("t.async", "consumed")]
-        await delayq.aassert_not_scheduled()
-
-    async_to_sync(test)()
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------

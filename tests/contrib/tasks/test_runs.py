@@ -34,7 +34,7 @@ from tests.app.handlers import succeed
 from tests.app.models import Effect
 from tests.support.assembled import drain
 from tests.support.receivers import heard, receiving
-from tests.support.record_of import path_of
+from tests.support.record_of import log_of, path_of
 from tests.support.workers import ROOT
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -211,9 +211,7 @@ def test_a_task_that_leaves_what_are_no_arguments_ends() -> None:
     deliver()
     message = message_of(result)
     assert (message.state, message.payload, message.deliveries) == (State.DEAD, ["no arguments"], 2)
-    last = message.transitions.last()
-    assert last is not None
-    assert last.error == "Reject: the payload of a task is a dict of args, a list, and kwargs, a dict"
+    assert log_of(message)[-1].error == "Reject: the payload of a task is a dict of args, a list, and kwargs, a dict"
 
 
 # --- signals ----------------------------------------------------------------------------------------------------------
