@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -33,18 +34,8 @@ class Recording(WorkerExtension):
     def __init__(self, using: str, worker: str) -> None:
         super().__init__(using, worker)
         self.calls: list[tuple[str, list[str]]] = []
-
-    def claimed(self, claims: Sequence[Any]) -> None:
-        self._note("claimed", claims)
-
-    def consumed(self, messages: Sequence[Any]) -> None:
-        self._note("consumed", messages)
-
-    def retried(self, messages: Sequence[Any]) -> None:
-        self._note("retried", messages)
-
-    def ended(self, moves: Sequence[Any]) -> None:
-        self._note("ended", moves)
+        for method in ("claimed", "consumed", "retried", "ended"):
+            setattr(self, method, partial(self._note, method))
 
     def stop(self) -> None:
         self._note("stop", [])

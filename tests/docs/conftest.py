@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -11,9 +12,11 @@ import pytest
 from django.apps import apps
 
 from django_delayq.project import process_start, registry
+from testproject.servers import RedisServer
 from testproject.shop.models import Order
 
 from .blocks import DOCS, run_python
+from .project import Project
 
 Run = Callable[..., dict[str, Any]]
 
@@ -31,6 +34,16 @@ def free_topics(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     registry._handlers.clear()
     registry._handlers.update(former)
+
+
+@pytest.fixture
+def mysite(tmp_path: Path, redis_server: RedisServer) -> Iterator[Project]:
+    """A new project ``mysite`` with an app ``orders``."""
+    with Project(tmp_path, redis_server.url) as project:
+        project.run("django-admin startproject mysite")
+        project.run("cd mysite")
+        project.run("python manage.py startapp orders")
+        yield project
 
 
 @pytest.fixture

@@ -58,7 +58,6 @@ def calls() -> Calls:
 @pytest.fixture
 def ported(run_page: Run, calls: Calls, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The names of the page, after all of its examples that are run."""
-    monkeypatch.setattr(declarations, "_declared", [])
     if django.VERSION < (6, 0):
         monkeypatch.setitem(sys.modules, "django.tasks", importlib.import_module("django_tasks"))
     modules = {

@@ -21,7 +21,7 @@ PYTHON = [block for block in BLOCKS if block.language in ("python", "pycon")]
 
 def test_every_page_with_examples_in_python_is_run() -> None:
     tests = "".join(path.read_text("utf-8") for path in Path(__file__).parent.glob("test_*.py"))
-    run = re.findall(r'(?:run_page\(|follow\(project, |DOCS / )"([\w/-]+)', tests)
+    run = re.findall(r'(?:run_page\(|follow\(mysite, |DOCS / )"([\w/-]+)', tests)
     pages = {block.page for block in PYTHON if block.is_run}
     assert pages - {DOCS / f"{page}.rst" for page in run} == {README}
 

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import django
@@ -26,7 +25,6 @@ from django_delayq.project import registry
 from django_delayq.record import admission
 from django_delayq.recurring import declarations
 from django_delayq.signals import message_dead, message_delivered, message_failed, message_retried, message_succeeded
-from testproject.servers import RedisServer
 from testproject.shop.models import Order
 from tests.support.commands import run
 from tests.support.receivers import receiving
@@ -207,6 +205,14 @@ def follow(project: Project, page: str) -> None:
             project.follow(block)
 
 
+def run_file(path: str) -> dict[str, Any]:
+    """Run a file of the guide to recurring messages, and return its names."""
+    names: dict[str, Any] = {}
+    (block,) = [block for block in blocks(DOCS / "howto/recurring.rst") if block.path == path]
+    exec(block.text, names)
+    return names
+
+
 RECURRING = """
 import os
 from django.core.management import call_command
@@ -239,22 +245,16 @@ assert Message.objects.get(pk=message.pk).state == "consumed"
 """
 
 
-def test_schedules_are_declared_and_made_at_run_time(tmp_path: Path, redis_server: RedisServer) -> None:
-    with Project(tmp_path, redis_server.url) as project:
-        project.run("django-admin startproject mysite")
-        project.run("cd mysite")
-        project.run("python manage.py startapp orders")
-        follow(project, "tutorial")
-        follow(project, "howto/recurring")
-        project.run("python manage.py makemigrations orders")
-        project.run("python manage.py migrate")
-        project.python(RECURRING)
+def test_schedules_are_declared_and_made_at_run_time(mysite: Project) -> None:
+    follow(mysite, "tutorial")
+    follow(mysite, "howto/recurring")
+    mysite.run("python manage.py makemigrations orders")
+    mysite.run("python manage.py migrate")
+    mysite.python(RECURRING)
 
 
 def test_a_handler_schedules_the_next_message_under_its_own_key(free_topics: None) -> None:
-    names: dict[str, Any] = {}
-    (block,) = [block for block in blocks(DOCS / "howto/recurring.rst") if block.path == "orders/chain.py"]
-    exec(block.text, names)
+    names = run_file("orders/chain.py")
     for account in (7, 7, 8):
         names["watch"](account)
     for _turn in range(2):
@@ -284,11 +284,8 @@ def test_changes_and_events_are_handled_once_as_the_guide_says(run_page: Run) ->
     assert state("orders.paid") == state("orders.index") == "consumed"
 
 
-def test_a_schedule_starts_no_second_message_while_one_runs(free_topics: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(declarations, "_declared", [])
-    names: dict[str, Any] = {}
-    (block,) = [block for block in blocks(DOCS / "howto/recurring.rst") if block.path == "orders/syncing.py"]
-    exec(block.text, names)
+def test_a_schedule_starts_no_second_message_while_one_runs(free_topics: None) -> None:
+    names = run_file("orders/syncing.py")
     assert list(declarations.collect()[0]) == ["orders.sync.start"]
     del registry._handlers["orders.sync"]
     counts: list[int] = []
@@ -307,9 +304,7 @@ def test_a_schedule_starts_no_second_message_while_one_runs(free_topics: None, m
 
 
 def test_a_message_that_never_ends_keeps_its_attempts(free_topics: None) -> None:
-    names: dict[str, Any] = {}
-    (block,) = [block for block in blocks(DOCS / "howto/recurring.rst") if block.path == "orders/polling.py"]
-    exec(block.text, names)
+    run_file("orders/polling.py")
     message = schedule_message("bank.poll", key="poll")
     deliver()
     message.refresh_from_db()
@@ -320,17 +315,13 @@ def test_a_message_that_never_ends_keeps_its_attempts(free_topics: None) -> None
 # --- test your own code -----------------------------------------------------------------------------------------------
 
 
-def test_the_tests_of_the_guide_pass(tmp_path: Path, redis_server: RedisServer) -> None:
-    with Project(tmp_path, redis_server.url) as project:
-        project.run("django-admin startproject mysite")
-        project.run("cd mysite")
-        project.run("python manage.py startapp orders")
-        follow(project, "tutorial")
-        follow(project, "howto/testing")
-        project.run("python manage.py makemigrations orders")
-        project.run("python manage.py test")
-        # The plugin is named, for the package may be installed without its entry points.
-        project.run("python -m pytest -q -p no:delayq -p django_delayq.testing.plugin -p no:cacheprovider", "… passed")
+def test_the_tests_of_the_guide_pass(mysite: Project) -> None:
+    follow(mysite, "tutorial")
+    follow(mysite, "howto/testing")
+    mysite.run("python manage.py makemigrations orders")
+    mysite.run("python manage.py test")
+    # The plugin is named, for the package may be installed without its entry points.
+    mysite.run("python -m pytest -q -p no:delayq -p django_delayq.testing.plugin -p no:cacheprovider", "… passed")
 
 
 # --- deploy, operate --------------------------------------------------------------------------------------------------
@@ -352,19 +343,16 @@ def test_two_topics_can_have_one_handler_while_a_topic_is_renamed(run_page: Run)
     assert databases["default"]["DISABLE_SERVER_SIDE_CURSORS"] is True
 
 
-def test_a_worker_host_runs_with_both_apps_and_without_the_admin(tmp_path: Path, redis_server: RedisServer) -> None:
-    with Project(tmp_path, redis_server.url) as project:
-        project.run("django-admin startproject mysite")
-        project.run("cd mysite")
-        project.write(
-            "mysite/settings.py",
-            'INSTALLED_APPS = ["django_delayq", "django_delayq.console"]\nMIDDLEWARE = TEMPLATES = []\n'
-            f'ROOT_URLCONF = None\nDELAYQ = {{"REDIS": "{redis_server.url}"}}\n',
-        )
-        project.run("python manage.py check")
-        project.run("python manage.py migrate")
-        project.run("python manage.py run_delayq --once", "0 delivered")
-        project.run("python manage.py delayq_stats", "Coming hour  nothing falls due")
+def test_a_worker_host_runs_with_both_apps_and_without_the_admin(mysite: Project) -> None:
+    mysite.write(
+        "mysite/settings.py",
+        'INSTALLED_APPS = ["django_delayq", "django_delayq.console"]\nMIDDLEWARE = TEMPLATES = []\n'
+        f'ROOT_URLCONF = None\nDELAYQ = {{"REDIS": "{mysite.redis_url}"}}\n',
+    )
+    mysite.run("python manage.py check")
+    mysite.run("python manage.py migrate")
+    mysite.run("python manage.py run_delayq --once", "0 delivered")
+    mysite.run("python manage.py delayq_stats", "Coming hour  nothing falls due")
 
 
 def test_a_queue_is_paused_and_dead_messages_are_requeued(run_page: Run) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from django.test import RequestFactory
 
 from django_delayq import handler, run_message, schedule_message
 from django_delayq.models import Message
-from testproject.servers import RedisServer
 from testproject.shop.models import Order
 from tests.support.commands import run
 
@@ -90,18 +88,14 @@ def test_the_first_example_closes_an_order(rf: RequestFactory) -> None:
 
 
 def test_the_quick_start_with_the_example_makes_a_project_that_closes_orders(
-    tmp_path: Path, redis_server: RedisServer, redis_client: redis.Redis
+    mysite: Project, redis_client: redis.Redis
 ) -> None:
-    with Project(tmp_path, redis_server.url) as project:
-        project.run("django-admin startproject mysite")
-        project.run("cd mysite")
-        project.run("python manage.py startapp orders")
-        project.write("orders/models.py", MODELS)
-        project.write("mysite/settings.py", 'INSTALLED_APPS += ["orders"]\n')
-        files = [block for block in blocks(README) if block.path]
-        assert {block.path for block in files} == {"orders/views.py", "orders/handlers.py", "mysite/settings.py"}
-        for block in files:
-            project.follow(block)
-        project.run("python manage.py makemigrations orders")
-        project.run("python manage.py migrate")
-        project.python(FOLLOWED)
+    mysite.write("orders/models.py", MODELS)
+    mysite.write("mysite/settings.py", 'INSTALLED_APPS += ["orders"]\n')
+    files = [block for block in blocks(README) if block.path]
+    assert {block.path for block in files} == {"orders/views.py", "orders/handlers.py", "mysite/settings.py"}
+    for block in files:
+        mysite.follow(block)
+    mysite.run("python manage.py makemigrations orders")
+    mysite.run("python manage.py migrate")
+    mysite.python(FOLLOWED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -35,6 +36,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(transitions, "now", lambda using: made.now)
     return made
+
+
+@pytest.fixture
+def without_redis(settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
 
 
 @pytest.fixture

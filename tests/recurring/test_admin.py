@@ -14,9 +14,9 @@ from django_delayq.recurring import Schedule, create_schedule, schedules
 from django_delayq.recurring.definition import checked
 from django_delayq.recurring.models import Occurrence
 
-from .conftest import DB, Clock, live
+from .conftest import DB, live
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("without_redis", "clock")]
 
 LIST = "admin:delayq_recurring_schedule_changelist"
 ADD = "admin:delayq_recurring_schedule_add"
@@ -33,11 +33,6 @@ FORM = {
     "queue": "",
     "priority": "",
 }
-
-
-@pytest.fixture(autouse=True)
-def _without_redis(settings: Any, clock: Clock) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
 
 
 def client_with(*permissions: str) -> Client:

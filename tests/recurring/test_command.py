@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from django_delayq.models import Message
@@ -16,8 +14,7 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture(autouse=True)
-def _two_schedules(settings: Any, clock: Clock) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
+def _two_schedules(without_redis: None, clock: Clock) -> None:
     create_schedule("digest", "t.ok", {"password": "secret"}, cron="0 3 * * *", tz="Europe/Berlin")
     create_schedule("s", "t.ok", every="1h")
 

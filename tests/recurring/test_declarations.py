@@ -36,6 +36,7 @@ from django_delayq.recurring.services import Declarer, Scheduler
 
 from .conftest import DB, NOON, Clock, deliver, live, occurrences
 
+pytestmark = pytest.mark.usefixtures("without_redis")
 Code = list[Declaration]
 
 
@@ -162,11 +163,6 @@ def test_a_decorator_without_its_times_is_refused() -> None:
 # --- what workers make of it ------------------------------------------------------------------------------------------
 
 database = pytest.mark.django_db
-
-
-@pytest.fixture(autouse=True)
-def _without_redis(settings: Any) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
 
 
 @database

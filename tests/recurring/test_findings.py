@@ -25,9 +25,8 @@ Code = list[Any]
 
 
 @pytest.fixture(autouse=True)
-def _worker(settings: Any, clock: Clock, code: Code) -> None:
+def _worker(without_redis: None, clock: Clock, code: Code) -> None:
     """A live worker, without the role unless the test announces its declarations."""
-    settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
     Worker.objects.create(name="w", host="h", pid=1, topics=["t.ok"], started_at=clock.now, seen_at=clock.now)
 
 

@@ -27,14 +27,9 @@ from django_delayq.recurring.models import Occurrence
 
 from .conftest import DB, NOON, Clock, deliver, live, look, occurrences
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("without_redis", "clock")]
 
 TOPIC = "t.ok"
-
-
-@pytest.fixture(autouse=True)
-def _without_redis(settings: Any, clock: Clock) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
 
 
 def hourly(name: str = "s", **options: Any) -> Schedule:
@@ -156,7 +151,9 @@ def test_an_occurrence_that_waited_for_a_limit_stands_for_the_times_that_came(cl
     assert occurrences() == ["13:00", "19:00"]
 
 
-def test_all_of_forty_missed_times_are_run(clock: Clock) -> None:
+@pytest.mark.parametrize("made_together", [7, 1000])
+def test_all_of_forty_missed_times_are_run(clock: Clock, monkeypatch: pytest.MonkeyPatch, made_together: int) -> None:
+    monkeypatch.setattr("django_delayq.recurring.occurrences.MADE_TOGETHER", made_together)
     hourly(missed=Missed.ALL)
     clock.advance(hours=40, minutes=30)
     look()
@@ -164,14 +161,6 @@ def test_all_of_forty_missed_times_are_run(clock: Clock) -> None:
     look()
     assert live() == ["03 05:00"]
     assert Message.objects.filter(due_at__lte=clock.now).count() == 40
-
-
-def test_missed_times_are_made_in_batches(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_delayq.recurring.occurrences.MADE_TOGETHER", 7)
-    hourly(missed="all")
-    clock.advance(hours=40, minutes=30)
-    look()
-    assert len(occurrences()) == 41
 
 
 def test_missed_times_are_skipped_and_expire(clock: Clock) -> None:
