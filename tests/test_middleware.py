@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -41,7 +41,7 @@ TOPIC = "integration.middleware"
 SECRET = "the secret of order 4711"
 
 tenant: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="")
-Install = Callable[[Middleware], None]
+M = TypeVar("M", bound=Middleware)
 
 
 @pytest.fixture(autouse=True)
@@ -53,17 +53,9 @@ def _forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     registry.unregister(TOPIC)
 
 
-@pytest.fixture
-def install() -> Iterator[Install]:
-    installed = []
-
-    def install_one(one: Middleware) -> None:
-        middleware.install(one)
-        installed.append(one)
-
-    yield install_one
-    for one in installed:
-        middleware.remove(one)
+def install(one: M) -> M:
+    middleware.install(one)
+    return one
 
 
 def run(function: Callable[[Any], Any], payload: Any = None, **terms: Any) -> Message:
@@ -143,7 +135,7 @@ class Swallower(Middleware):
 
 @pytest.mark.parametrize("transactional", [False, True], ids=["plain", "transactional"])
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_the_context_of_a_call_reaches_the_handler(install: Install, kind: str, transactional: bool) -> None:
+def test_the_context_of_a_call_reaches_the_handler(kind: str, transactional: bool) -> None:
     install(Tenants())
     seen = []
 
@@ -165,9 +157,8 @@ def test_the_context_of_a_call_reaches_the_handler(install: Install, kind: str, 
     assert seen == [("acme", {"a": 1, "tenant": "acme"})]
 
 
-def test_middleware_sees_a_success_in_the_thread_of_the_handler(install: Install) -> None:
-    watcher = Watcher()
-    install(watcher)
+def test_middleware_sees_a_success_in_the_thread_of_the_handler() -> None:
+    watcher = install(Watcher())
     threads = []
     message = run(lambda message: threads.append(threading.current_thread().name))
     assert message.state == "consumed"
@@ -189,31 +180,29 @@ def test_middleware_sees_a_success_in_the_thread_of_the_handler(install: Install
     ids=["retried", "dead", "rejected", "later", "later uncounted", "exit", "end of an iterator"],
 )
 def test_middleware_sees_the_exception_and_what_follows(
-    install: Install, error: BaseException, terms: dict[str, Any], outcome: str
+    error: BaseException, terms: dict[str, Any], outcome: str
 ) -> None:
     def raise_it(message: Any) -> None:
         raise error
 
-    watcher = Watcher()
-    install(watcher)
+    watcher = install(Watcher())
     message = run(raise_it, **terms)
     assert message.state == ("dead" if outcome == "dead" else "scheduled")
     assert watcher.steps == [("enter", None), (type(error).__name__, outcome), ("leave", outcome)]
 
 
-def test_middleware_sees_that_a_requested_cancel_wins(install: Install) -> None:
+def test_middleware_sees_that_a_requested_cancel_wins() -> None:
     def reject(message: Any) -> None:
         assert cancel_message(message.id)
         assert message.extend("1m")
         raise Reject("no")
 
-    watcher = Watcher()
-    install(watcher)
+    watcher = install(Watcher())
     assert run(reject).state == "cancelled"
     assert watcher.steps == [("enter", None), ("Reject", "cancelled"), ("leave", "cancelled")]
 
 
-def test_the_first_middleware_is_the_outermost_and_an_error_on_entry_is_seen_outside(install: Install) -> None:
+def test_the_first_middleware_is_the_outermost_and_an_error_on_entry_is_seen_outside() -> None:
     outer, inner = Watcher("outer"), Watcher("inner", enter=LookupError("no such tenant"))
     install(outer)
     install(inner)
@@ -224,9 +213,8 @@ def test_the_first_middleware_is_the_outermost_and_an_error_on_entry_is_seen_out
     assert outer.steps == [("enter outer", None), ("LookupError", "dead"), ("leave outer", "dead")]
 
 
-def test_an_exception_that_replaces_the_handlers_is_the_failure(install: Install) -> None:
-    outer = Watcher()
-    install(outer)
+def test_an_exception_that_replaces_the_handlers_is_the_failure() -> None:
+    outer = install(Watcher())
     install(Watcher(leave=RetryLater(3600)))
     message = run(fail, retry=False)
     assert message.state == "scheduled"
@@ -234,24 +222,21 @@ def test_an_exception_that_replaces_the_handlers_is_the_failure(install: Install
 
 
 @pytest.mark.parametrize("transactional", [False, True], ids=["plain", "transactional"])
-def test_a_swallowed_exception_stays_a_failure(install: Install, transactional: bool) -> None:
+def test_a_swallowed_exception_stays_a_failure(transactional: bool) -> None:
     install(Swallower())
     message = run(fail, retry=False, transactional=transactional)
     assert message.state == "dead"
     assert Transition.objects.get(to_state="dead").error == f"ValueError: {SECRET}"
 
 
-def test_lost_effects_stay_a_failure_when_another_middleware_swallows_the_error(install: Install) -> None:
+def test_lost_effects_stay_a_failure_when_another_middleware_swallows_the_error() -> None:
     install(Swallower())
     install(Watcher(leave=RuntimeError("the effects could not be committed")))
     assert run(leave, retry=False).state == "dead"
 
 
-def test_middleware_that_fails_after_the_commit_of_a_success_changes_nothing(
-    install: Install, caplog: pytest.LogCaptureFixture
-) -> None:
-    outer = Watcher()
-    install(outer)
+def test_middleware_that_fails_after_the_commit_of_a_success_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    outer = install(Watcher())
     install(Watcher(leave=RuntimeError("too late")))
     assert run(leave, retry=False, transactional=True).state == "consumed"
     assert outer.steps == [("enter", None), ("RuntimeError", "consumed"), ("leave", "consumed")]
@@ -259,7 +244,7 @@ def test_middleware_that_fails_after_the_commit_of_a_success_changes_nothing(
     assert "After the commit of its handler, a function on commit or a middleware failed" in caplog.text
 
 
-def test_middleware_surrounds_the_transaction_and_its_commit(install: Install) -> None:
+def test_middleware_surrounds_the_transaction_and_its_commit() -> None:
     class Look(Middleware):
         seen: list[Any] = []
 
@@ -274,7 +259,7 @@ def test_middleware_surrounds_the_transaction_and_its_commit(install: Install) -
     assert Look.seen == [False, (False, "consumed")]
 
 
-def test_middleware_that_hangs_ends_at_the_timeout_of_the_handler(install: Install) -> None:
+def test_middleware_that_hangs_ends_at_the_timeout_of_the_handler() -> None:
     class Hang(Middleware):
         @contextmanager
         def handling(self, message: Handled) -> Iterator[None]:
@@ -282,8 +267,7 @@ def test_middleware_that_hangs_ends_at_the_timeout_of_the_handler(install: Insta
                 threading.Event().wait(0.01)
             yield
 
-    watcher = Watcher()
-    install(watcher)
+    watcher = install(Watcher())
     install(Hang())
     message = run(leave, retry=False, timeout="1s")
     assert message.state == "dead"
@@ -293,7 +277,7 @@ def test_middleware_that_hangs_ends_at_the_timeout_of_the_handler(install: Insta
 # --- around calls -----------------------------------------------------------------------------------------------------
 
 
-def test_one_call_is_surrounded_once_and_drafts_learn_their_ids(install: Install) -> None:
+def test_one_call_is_surrounded_once_and_drafts_learn_their_ids() -> None:
     class Look(Middleware):
         calls: list[Sequence[Draft]] = []
 
@@ -312,7 +296,7 @@ def test_one_call_is_surrounded_once_and_drafts_learn_their_ids(install: Install
     ]
 
 
-def test_the_context_of_async_code_reaches_the_headers(install: Install) -> None:
+def test_the_context_of_async_code_reaches_the_headers() -> None:
     async def schedule() -> Message:
         tenant.set("acme")
         return await aschedule_message(TOPIC, delay=60)
@@ -323,7 +307,7 @@ def test_the_context_of_async_code_reaches_the_headers(install: Install) -> None
     assert scheduled.headers == {"tenant": "acme"}
 
 
-def test_headers_of_middleware_are_stored_with_every_message(install: Install) -> None:
+def test_headers_of_middleware_are_stored_with_every_message() -> None:
     install(Tenants())
     schedule_message(TOPIC, delay=60)
     schedule_many([{"topic": TOPIC, "delay": 60, "key": "m"}, {"topic": TOPIC, "delay": 60, "headers": {"a": 1}}])
@@ -342,7 +326,7 @@ class Headers(Middleware):
 
 
 @pytest.mark.parametrize("headers", [{"big": "x" * 20_000}, {"no json": object()}], ids=["large", "no JSON"])
-def test_impossible_headers_of_middleware_refuse_the_call(install: Install, headers: dict[str, Any]) -> None:
+def test_impossible_headers_of_middleware_refuse_the_call(headers: dict[str, Any]) -> None:
     install(Headers(headers))
     with pytest.raises(InvalidMessage, match="headers"):
         schedule_many([{"topic": TOPIC}] * 2)
@@ -351,14 +335,14 @@ def test_impossible_headers_of_middleware_refuse_the_call(install: Install, head
     assert not Message.objects.exists()
 
 
-def test_an_error_of_a_call_is_not_swallowed(install: Install) -> None:
+def test_an_error_of_a_call_is_not_swallowed() -> None:
     install(Swallower())
     schedule_message(TOPIC, delay=60, key="k")
     with pytest.raises(Exception, match="is live and has this key"):
         schedule_message(TOPIC, delay=60, key="k")
 
 
-def test_middleware_of_the_settings_is_made_once_inside_of_what_is_installed(settings: Any, install: Install) -> None:
+def test_middleware_of_the_settings_is_made_once_inside_of_what_is_installed(settings: Any) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "MIDDLEWARE": [f"{__name__}.Tenants"]}
     install(Swallower())
     chain = middleware.chain()
@@ -393,7 +377,7 @@ def failures() -> Iterator[list[dict[str, Any]]]:
 
 @pytest.mark.parametrize(("retry", "outcome"), [(["1h"], "retried"), (False, "dead")])
 def test_the_signal_of_a_failure_has_the_exception_and_is_sent_in_the_context_of_the_handler(
-    install: Install, failures: list[dict[str, Any]], retry: Any, outcome: str
+    failures: list[dict[str, Any]], retry: Any, outcome: str
 ) -> None:
     install(Tenants())
     threads = []
@@ -499,7 +483,7 @@ def test_like_failures_have_one_digest(caplog: pytest.LogCaptureFixture) -> None
     assert all(len(digest) == 8 for digest in digests)
 
 
-def test_the_line_of_a_failure_is_logged_in_the_context_of_the_handler(install: Install) -> None:
+def test_the_line_of_a_failure_is_logged_in_the_context_of_the_handler() -> None:
     """Its filters and formatters find the context that middleware and handler have set."""
 
     class Note(logging.Handler):

@@ -51,21 +51,18 @@ def rescheduled() -> set[int]:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["delayq_act", "reschedule", "--due-at", "2h"], [7200, 7200, 7200]),
-        (["delayq_act", "reschedule", "--due-at", "HOUR"], [3600, 3600, 3600]),
-        (["delayq_act", "reschedule", "--shift", "1h"], [4200, 4200, 4200]),
-        (["delayq_act", "reschedule", "--shift=-5m"], [300, 300, 300]),
+        (["reschedule", "--due-at", "2h"], [7200, 7200, 7200]),
+        (["reschedule", "--due-at", "HOUR"], [3600, 3600, 3600]),
+        (["reschedule", "--shift", "1h"], [4200, 4200, 4200]),
+        (["reschedule", "--shift=-5m"], [300, 300, 300]),
         # Never before now.
-        (["delayq_act", "reschedule", "--shift=-1d"], [0, 0, 0]),
-        (["delayq_act", "reschedule", "--due-at", "1h", "--spread", "30m"], [3600, 4200, 4800]),
-        (["delayq_act", "reschedule", "--shift", "0", "--spread", "30m"], [600, 1200, 1800]),
+        (["reschedule", "--shift=-1d"], [0, 0, 0]),
+        (["reschedule", "--due-at", "1h", "--spread", "30m"], [3600, 4200, 4800]),
+        (["reschedule", "--shift", "0", "--spread", "30m"], [600, 1200, 1800]),
         # Never later than 100 years from now.
-        (
-            ["delayq_act", "reschedule", "--due-at", "36524d", "--spread", "36525d"],
-            [36524 * 86400, *[36525 * 86400] * 2],
-        ),
-        (["delayq_act", "run"], [0, 0, 0]),
-        (["delayq_act", "run", "--spread", "30m"], [0, 600, 1200]),
+        (["reschedule", "--due-at", "36524d", "--spread", "36525d"], [36524 * 86400, *[36525 * 86400] * 2]),
+        (["run"], [0, 0, 0]),
+        (["run", "--spread", "30m"], [0, 600, 1200]),
     ],
     ids=in_words,
 )
@@ -73,7 +70,8 @@ def test_messages_get_the_due_times_that_were_asked_for(words: list[str], expect
     ids = schedule(3, due=600)
     run("delayq_restore")
     hour = (timezone.now() + timedelta(hours=1)).isoformat()
-    ran = run(*[hour if word == "HOUR" else word for word in words], *map(str, ids), "--yes", "--json")
+    words = [hour if word == "HOUR" else word for word in words]
+    ran = run("delayq_act", *words, *map(str, ids), "--yes", "--json")
     assert (ran.code, ran.json["answers"]) == (0, {"rescheduled": 3})
     assert waits(*ids) == pytest.approx(expected, abs=30)
     # Redis knows each that is due within the horizon.
@@ -134,41 +132,26 @@ def test_mixed_verdicts_are_foreseen_and_end_with_exit_code_4(command: list[str]
 
 
 @pytest.mark.parametrize(
-    ("words", "verb", "when", "done"),
+    ("words", "when"),
     [
-        (["delayq_act", "reschedule", "--due-at", "2h"], "reschedule", "due in 2 h", "rescheduled"),
-        (
-            ["delayq_act", "reschedule", "--due-at", "2031-05-01T12:00:00+02:00"],
-            "reschedule",
-            "due at 2031-05-01T10:00:00.000Z",
-            "rescheduled",
-        ),
-        (
-            ["delayq_act", "reschedule", "--shift", "1h", "--spread", "10m"],
-            "reschedule",
-            "later by 1 h, spread over 10 m",
-            "rescheduled",
-        ),
-        (
-            ["delayq_act", "reschedule", "--shift=-30m"],
-            "reschedule",
-            "earlier by 30 m, but not before now",
-            "rescheduled",
-        ),
-        (["delayq_act", "run"], "run", "due now", "due now"),
-        (["delayq_act", "run", "--spread", "10m"], "run", "due over 10 m from now on", "due now"),
+        (["reschedule", "--due-at", "2h"], "due in 2 h"),
+        (["reschedule", "--due-at", "2031-05-01T12:00:00+02:00"], "due at 2031-05-01T10:00:00.000Z"),
+        (["reschedule", "--shift", "1h", "--spread", "10m"], "later by 1 h, spread over 10 m"),
+        (["reschedule", "--shift=-30m"], "earlier by 30 m, but not before now"),
+        (["run"], "due now"),
+        (["run", "--spread", "10m"], "due over 10 m from now on"),
     ],
     ids=in_words,
 )
-def test_the_question_and_the_preview_say_when_messages_will_be_due(
-    words: list[str], verb: str, when: str, done: str
-) -> None:
+def test_the_question_and_the_preview_say_when_messages_will_be_due(words: list[str], when: str) -> None:
+    words = ["delayq_act", *words, "--topic", "t.ok"]
+    done = "rescheduled" if "reschedule" in words else "due now"
     schedule(3)
     claim(*schedule(due=-1))
-    would = run(*words, "--topic", "t.ok", "--dry-run")
+    would = run(*words, "--dry-run")
     assert (would.code, would.out) == (0, f"3 would be {done}\n{when}\n")
-    asked = run(*words, "--topic", "t.ok")
+    asked = run(*words)
     assert asked.code == 2
-    assert f"This will {verb} 3 messages: {when}." in asked.err
+    assert f"This will {words[1]} 3 messages: {when}." in asked.err
     assert not rescheduled()
-    assert run(*words, "--topic", "t.ok", "--yes").out == f"3 {done}\n"
+    assert run(*words, "--yes").out == f"3 {done}\n"
