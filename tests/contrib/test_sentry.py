@@ -84,7 +84,8 @@ def _taken_away() -> Iterator[None]:
     for one in middleware.chain():
         if type(one).__module__ == sentry.__name__:
             middleware.remove(one)
-    extensions._worker_extensions.remove(sentry._FlushEvents)
+    if sentry._FlushEvents in extensions._worker_extensions:
+        extensions._worker_extensions.remove(sentry._FlushEvents)
     _processed_integrations.discard("delayq")
     _installed_integrations.discard("delayq")
 
