@@ -32,7 +32,7 @@ from django_delayq.models import Message, Transition
 from django_delayq.project import registry
 from tests.app.handlers import leave
 from tests.app.models import Effect
-from tests.support.assembled import drain
+from tests.support.assembled import deliver, drain
 from tests.support.receivers import receiving
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -62,7 +62,7 @@ def run(function: Callable[[Any], Any], payload: Any = None, **terms: Any) -> Me
     """Schedule one message, deliver it as a worker does, and return it with its new state."""
     handler(TOPIC, **terms)(function)
     message = schedule_message(TOPIC, payload)
-    drain(Options("default", threads=1))
+    deliver()
     message.refresh_from_db()
     return message
 
@@ -153,7 +153,7 @@ def test_the_context_of_a_call_reaches_the_handler(kind: str, transactional: boo
         tenant.reset(tenant_before)
     registry.unregister(TOPIC)
     handler(TOPIC, transactional=transactional)(alook if kind == "async" else look)
-    drain(Options("default", threads=1))
+    deliver()
     assert seen == [("acme", {"a": 1, "tenant": "acme"})]
 
 

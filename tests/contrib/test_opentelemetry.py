@@ -22,10 +22,9 @@ from django_delayq import KeyConflict, RetryLater, extensions, handler, middlewa
 from django_delayq import schedule_messages as schedule_many
 from django_delayq.contrib import opentelemetry
 from django_delayq.contrib.opentelemetry import DelayqInstrumentor
-from django_delayq.core.worker_options import Options
 from django_delayq.models import Message
 from django_delayq.project import registry
-from tests.support.assembled import drain
+from tests.support.assembled import deliver
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -77,10 +76,6 @@ def instrument() -> Iterator[Instrument]:
     telemetry.meters.shutdown()
     assert not any(isinstance(one, opentelemetry._TracingMiddleware) for one in middleware.chain())
     extensions._worker_extensions.remove(opentelemetry._FlushSpans)
-
-
-def deliver() -> None:
-    drain(Options("default", threads=1))
 
 
 def run(function: Callable[[Any], Any], **terms: Any) -> Message:

@@ -19,10 +19,9 @@ from django_delayq import schedule_messages as schedule_many  # noqa: E402
 from django_delayq.contrib import sentry  # noqa: E402
 from django_delayq.contrib.sentry import DelayqIntegration  # noqa: E402
 from django_delayq.core.actors import acting_as  # noqa: E402
-from django_delayq.core.worker_options import Options  # noqa: E402
 from django_delayq.models import Message  # noqa: E402
 from django_delayq.project import registry  # noqa: E402
-from tests.support.assembled import drain  # noqa: E402
+from tests.support.assembled import deliver  # noqa: E402
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -88,10 +87,6 @@ def _taken_away() -> Iterator[None]:
         extensions._worker_extensions.remove(sentry._FlushEvents)
     _processed_integrations.discard("delayq")
     _installed_integrations.discard("delayq")
-
-
-def deliver() -> None:
-    drain(Options("default", threads=1))
 
 
 def run(function: Callable[[Any], Any], topic: str = TOPIC, **terms: Any) -> Message:

@@ -14,11 +14,17 @@ from django.apps import apps
 from django_delayq.project import process_start, registry
 from testproject.servers import RedisServer
 from testproject.shop.models import Order
+from tests.support.commands import run
 
 from .blocks import DOCS, run_python
 from .project import Project
 
 Run = Callable[..., dict[str, Any]]
+
+
+def deliver(*options: str) -> None:
+    """Run what is due in one thread, by the command."""
+    assert run("run_delayq", "--once", "--threads", "1", *options).code == 0
 
 
 @pytest.fixture
@@ -53,7 +59,7 @@ def run_page(free_topics: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run
     ``modules`` are others that the page leaves to the reader: their names, and what is in each.
     """
 
-    def run(page: str, modules: dict[str, dict[str, Any]] | None = None, **names: Any) -> dict[str, Any]:
+    def run_examples(page: str, modules: dict[str, dict[str, Any]] | None = None, **names: Any) -> dict[str, Any]:
         for name, content in {"": {}, "models": {"Order": Order}, **(modules or {})}.items():
             module = ModuleType(f"orders.{name}" if name else "orders")
             vars(module).update(content)
@@ -63,6 +69,6 @@ def run_page(free_topics: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run
         given = {"__name__": "orders.examples", "__package__": "orders", **names}
         return run_python(DOCS / f"{page}.rst", given)
 
-    yield run
+    yield run_examples
     for name in [name for name in sys.modules if name.startswith("orders.")]:
         del sys.modules[name]

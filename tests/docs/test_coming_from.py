@@ -18,11 +18,10 @@ from django_delayq.models import Message
 from django_delayq.project import registry
 from django_delayq.recurring import Schedule, declarations
 from testproject.shop.models import Order
-from tests.support.commands import run
 from tests.support.workers import eventually
 
 from .blocks import DOCS, blocks
-from .conftest import Run
+from .conftest import Run, deliver
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("redis_client")]
 
@@ -73,10 +72,6 @@ def ported(run_page: Run, calls: Calls, monkeypatch: pytest.MonkeyPatch) -> dict
     # A task is found by the path of its module.
     vars(sys.modules["orders.examples"]).update(names)
     return names
-
-
-def deliver() -> None:
-    assert run("run_delayq", "--once", "--threads", "1").code == 0
 
 
 def deliver_charges(calls: Calls, number: int) -> None:
@@ -164,7 +159,7 @@ def test_from_django_rq_a_label_is_printed_later(ported: dict[str, Any], calls: 
     assert message.queue == "high"
     assert message.due_at - message.created_at == pytest.approx(timedelta(minutes=5), abs=timedelta(seconds=1))
     assert run_message(message)
-    assert run("run_delayq", "--once", "--threads", "1", "--queue", "high").code == 0
+    deliver("--queue", "high")
     assert calls.of("label") == [order.pk]
 
 

@@ -26,20 +26,15 @@ from django_delayq.record import admission
 from django_delayq.recurring import declarations
 from django_delayq.signals import message_dead, message_delivered, message_failed, message_retried, message_succeeded
 from testproject.shop.models import Order
-from tests.support.commands import run
 from tests.support.receivers import receiving
 from tests.support.record_of import log_of
 
 from .blocks import DOCS, blocks
-from .conftest import Run
+from .conftest import Run, deliver
 from .project import Project
 
 redis_forgets = pytest.mark.usefixtures("redis_client")
 pytestmark = [pytest.mark.django_db(transaction=True), redis_forgets]
-
-
-def deliver() -> None:
-    assert run("run_delayq", "--once", "--threads", "1").code == 0
 
 
 def state(topic: str) -> str:

@@ -13,9 +13,9 @@ from django.test import RequestFactory
 from django_delayq import handler, run_message, schedule_message
 from django_delayq.models import Message
 from testproject.shop.models import Order
-from tests.support.commands import run
 
 from .blocks import README, blocks
+from .conftest import deliver
 from .project import Project
 
 # What the README leaves to the reader.
@@ -82,7 +82,7 @@ def test_the_first_example_closes_an_order(rf: RequestFactory) -> None:
     order = Order.objects.get(pk=message.payload["order"])
     assert (message.due_at - order.created_at).total_seconds() == pytest.approx(900, abs=60)
     assert run_message(message)
-    assert run("run_delayq", "--once", "--threads", "1").code == 0
+    deliver()
     order.refresh_from_db()
     assert order.status == "closed"
 

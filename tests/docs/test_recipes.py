@@ -23,7 +23,7 @@ from testproject.shop.models import Order
 from tests.support.commands import run
 
 from .blocks import DOCS, blocks, text_of
-from .conftest import Run
+from .conftest import Run, deliver
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("redis_client")]
 
@@ -54,10 +54,6 @@ def recipes(run_page: Run, posted: list[Any], monkeypatch: pytest.MonkeyPatch) -
         "post": lambda to, body, headers, timeout: posted.append((to, body, headers)),
     }
     return run_page("howto/recipes", {"bank": bank})
-
-
-def deliver(*options: str) -> None:
-    assert run("run_delayq", "--once", "--threads", "1", *options).code == 0
 
 
 def test_a_refund_has_one_key_at_each_attempt(recipes: dict[str, Any], posted: list[Any]) -> None:

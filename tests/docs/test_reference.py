@@ -41,6 +41,7 @@ from tests.support.commands import run
 from tests.support.receivers import receiving
 
 from .blocks import DOCS, PAGES, README, ROOT, blocks, run_python, text_of
+from .conftest import deliver
 
 COMMANDS = sorted(
     path.stem
@@ -211,10 +212,6 @@ def test_every_signal_has_the_documented_arguments() -> None:
 
 def fail(message: Any) -> None:
     raise Boom
-
-
-def deliver() -> None:
-    assert run("run_delayq", "--once", "--threads", "1").code == 0
 
 
 # --- the record -------------------------------------------------------------------------------------------------------

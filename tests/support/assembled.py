@@ -22,6 +22,11 @@ def drain(options: Options) -> int:
     return process.delivered
 
 
+def deliver() -> None:
+    """Run what is due in one thread, as ``run_delayq --once`` does."""
+    drain(Options("default", threads=1))
+
+
 @pytest.fixture
 def assembled() -> Iterator[Assemble]:
     """Assemble workers whose recorder runs and whose other threads do not; close them after the test.

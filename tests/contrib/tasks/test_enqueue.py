@@ -137,38 +137,32 @@ def test_options_above_the_decorator_are_refused() -> None:
         options(retry=[1])(tasks.add)
 
 
+def function(name: str) -> Any:
+    """Make a function that could be a task, with this name."""
+
+    def made() -> None: ...
+
+    made.__qualname__ = name
+    return made
+
+
 @pytest.mark.parametrize(
     ("name", "reason"), [("x" * 101, r"cannot be a topic: .*@options\(topic=…\)"), ("naïve", "cannot be a topic")]
 )
 def test_a_path_that_cannot_be_a_topic_is_refused_when_the_task_is_declared(name: str, reason: str) -> None:
-    def function() -> None: ...
-
-    function.__qualname__ = name
     with pytest.raises(InvalidTask, match=reason):
-        type(tasks.add)(func=function, backend="default", queue_name="mails")
+        type(tasks.add)(func=function(name), backend="default", queue_name="mails")
 
 
-def test_a_queue_that_the_queue_cannot_have_is_refused() -> None:
-    def function() -> None: ...
-
-    function.__qualname__ = "function"
-    backend = DelayqBackend("main", {"QUEUES": []})
-    task = object.__new__(type(tasks.add))
-    for name, value in {"func": function, "priority": 0, "queue_name": "a b", "run_after": None}.items():
-        object.__setattr__(task, name, value)
-    object.__setattr__(task, "takes_context", False)
-    object.__setattr__(task, "backend", "default")
+def test_a_queue_that_the_queue_cannot_have_is_refused(settings: Any) -> None:
+    settings.TASKS = {**settings.TASKS, "default": {**settings.TASKS["default"], "QUEUES": []}}
     with pytest.raises(InvalidTask, match="queue must be"):
-        backend.validate_task(task)
+        type(tasks.add)(func=function("function"), backend="default", queue_name="a b")
 
 
 def test_a_topic_that_has_a_handler_is_refused() -> None:
-    def function() -> None: ...
-
-    function.__qualname__ = "function"
-    options(topic="t.ok")(function)
     with pytest.raises(InvalidTask, match=r"topic 't\.ok' has two handlers"):
-        type(tasks.add)(func=function)
+        type(tasks.add)(func=options(topic="t.ok")(function("function")))
 
 
 def test_the_check_knows_queues_that_nobody_serves(settings: Any) -> None:

@@ -24,7 +24,6 @@ from django_delayq.contrib.tasks.compat import (
 )
 from django_delayq.core.exceptions import HandlerTimeout
 from django_delayq.core.states import State
-from django_delayq.core.worker_options import Options
 from django_delayq.models import Message
 from django_delayq.record import transitions
 from django_delayq.recurring import declarations, recurring, run_schedule
@@ -32,7 +31,7 @@ from django_delayq.recurring.services import Declarer
 from tests.app import tasks
 from tests.app.handlers import succeed
 from tests.app.models import Effect
-from tests.support.assembled import drain
+from tests.support.assembled import deliver
 from tests.support.receivers import heard, receiving
 from tests.support.record_of import log_of, path_of
 from tests.support.workers import ROOT
@@ -40,11 +39,6 @@ from tests.support.workers import ROOT
 pytestmark = pytest.mark.django_db(transaction=True)
 
 ADD = "tests.app.tasks.add"
-
-
-def deliver() -> None:
-    """Run what is due, as ``run_delayq --once`` does."""
-    drain(Options("default", threads=1))
 
 
 def done(task: Any, *args: Any, **kwargs: Any) -> AnyResult:
