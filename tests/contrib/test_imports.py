@@ -38,7 +38,7 @@ def test_a_worker_imports_no_integration_by_itself() -> None:
         "import sys, django; django.setup()\n"
         "import django_delayq.api.scheduling, django_delayq.worker.processes.process\n"
         "print([name for name in sys.modules if name.startswith("
-        f"{('sentry_sdk', *(f'django_delayq.contrib.{name}' for name in LIBRARIES))})])"
+        f"{('sentry_sdk', 'prometheus_client', *(f'django_delayq.contrib.{name}' for name in LIBRARIES))})])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
