@@ -199,9 +199,9 @@ def _is_due(row: Candidate, ticket: Ticket) -> bool:
 
 
 def tidy(using: str) -> None:
-    """Delete places that are free, and rates of which nothing is used up."""
+    """Delete places that are free, and rates of which nothing was used up lately."""
     statements = limit_statements(using)
     with writing(using):
         statements.lock(None)
         statements.drop_places()
-        statements.drop_rates()
+        statements.drop_rates(LATELY)

@@ -20,7 +20,7 @@ from django_delayq.inspector.numbers import Capped
 from django_delayq.inspector.snapshot import take_snapshot
 from django_delayq.models import Message, Worker
 from django_delayq.project import conf
-from django_delayq.record import transitions
+from django_delayq.record import admission, transitions
 from django_delayq.record.sql import statements
 from django_delayq.record.sql.rows import LeaseRenewal
 from django_delayq.testing import Delayq
@@ -103,6 +103,18 @@ def test_messages_that_no_worker_takes_become_overdue_soon_after_the_end_of_what
     assert found is not None
     assert found.level == Level.CRITICAL
     assert found.detail.startswith(f"message {waiting[0].pk} ")
+
+
+@pytest.mark.parametrize("burst", [1, 2])
+def test_a_message_whose_slot_has_just_come_is_not_overdue(declare: Declare, delayq: Delayq, burst: int) -> None:
+    declare("l.one", rate="1/s", burst=burst)
+    fill("l.one", 4, timedelta(hours=2))
+    for seconds in (0, 1.1, 2):
+        delayq.travel(seconds)
+        admission.tidy(DB)
+        assert take_snapshot(DB).overdue == Capped(0)
+    delayq.travel(10)
+    assert take_snapshot(DB).overdue == Capped(4 - burst)
 
 
 def test_a_message_that_is_rescheduled_long_after_its_delivery_keeps_no_place(declare: Declare, delayq: Delayq) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from django.db import connections, transaction
+from django.db.models import F
 
-from django_delayq import cancel_message
+from django_delayq import LeaseLost, cancel_message
 from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message
 from django_delayq.record import crashes
@@ -81,6 +82,29 @@ def test_an_extension_within_the_handlers_transaction_counts_at_once_and_locks_n
     thread.join()
     assert answers[0] == Verdict.REQUESTED
     assert answers[1] > before + timedelta(minutes=5)
+
+
+def test_an_extension_does_not_wait_for_the_handlers_own_transaction() -> None:
+    """It has locked the row of the message, as it does with the next one under its own key."""
+    needs_row_locks()
+    (one,) = claimed("t.ok")
+
+    def handle() -> None:
+        try:
+            with transaction.atomic():
+                assert Message.objects.select_for_update().filter(pk=one.id).exists()
+                one.extend("10m")
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=handle, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert not one.lost
+    Message._base_manager.filter(pk=one.id).update(deliveries=F("deliveries") + 1)
+    with transaction.atomic(), pytest.raises(LeaseLost):
+        one.extend("10m")
 
 
 def test_a_renewal_and_an_interrupt_wait_for_no_lock_of_the_handlers_thread() -> None:

@@ -15,7 +15,7 @@ from django_delayq.models import Message
 from django_delayq.models.record import Place
 from django_delayq.project import registry
 from django_delayq.record.sql import limit_statements
-from django_delayq.record.sql.rows import Ticket
+from django_delayq.record.sql.rows import ROWS_PASSED, Ticket
 from django_delayq.worker.upkeep.janitor import Janitor
 from tests.support.assembled import Assemble, drain
 from tests.support.limits import DB, Declare, admit, claim_limited, states, succeed
@@ -36,6 +36,13 @@ def test_a_run_with_once_delivers_what_others_have_left(three: list[Message]) ->
     succeed(three[0])
     assert drain(Options(DB, threads=1)) == 2
     assert states(*three) == [State.CONSUMED] * 3
+
+
+def test_a_run_with_once_goes_on_with_a_long_line(declare: Declare) -> None:
+    """The look that went past the line may have begun while the limit was full, and ended when nothing ran."""
+    declare("l.one", limit=1)
+    schedule_messages([{"topic": "l.one"}] * (ROWS_PASSED + 1000))
+    assert drain(Options(DB, threads=2, max_messages=50)) == 50
 
 
 def test_a_run_with_once_ends_when_nothing_could_begin(three: list[Message]) -> None:

@@ -25,6 +25,7 @@ from django_delayq.worker.processes.assembly import Parts
 from django_delayq.worker.upkeep.mover import Mover
 from tests.support.assembled import Assemble
 from tests.support.claims import DB
+from tests.support.limits import Declare
 from tests.support.record_of import states
 from tests.support.steps import ago
 from tests.support.workers import PATIENCE, eventually
@@ -354,6 +355,41 @@ def test_a_place_that_becomes_free_in_the_middle_of_a_turn_is_for_what_stands_as
     assert held(worker) == [other.pk]
     turn(worker)
     assert sorted(held(worker)) == [second.pk, other.pk]
+
+
+def test_the_best_of_all_that_stands_aside_begins_first(
+    parts: Parts, assembled: Assemble, declare: Declare, broker: RedisBroker
+) -> None:
+    """The lines of two limits are open, and one place is free."""
+    for topic in ("l.one", "l.two"):
+        declare(topic, limit=1)
+    parts = assembled(3)
+
+    def scheduled(topic: str, **options: int) -> list[int]:
+        made = [schedule_message(topic, **options).pk for _ in range(2)]
+        turn(parts)
+        return made
+
+    (one, *_), (two, *_) = scheduled("l.one"), scheduled("l.two")
+    scheduled("l.one")
+    best, second = scheduled("l.two", priority=50)
+    long = scheduled("t.sleep", priority=100)
+    assert set(held(parts)) == {one, two, long[0]}
+
+    def end(*ids: int) -> None:
+        ended = [delivery for delivery in parts.pool.held() if delivery.id in ids]
+        for delivery in ended:
+            parts.recorder.submit(delivery, Ack(), "worker:w/0")
+        parts.recorder.flush(5)
+        for delivery in ended:
+            parts.pool.threads.held.remove(delivery)
+        turn(parts)
+        turn(parts)
+
+    end(one, two)
+    assert set(held(parts)) == {best, *long}
+    end(best)
+    assert set(held(parts)) == {second, *long}
 
 
 def test_the_mover_wakes_a_worker_for_what_a_process_that_died_has_set_aside(parts: Parts, broker: RedisBroker) -> None:

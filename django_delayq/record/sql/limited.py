@@ -74,7 +74,8 @@ class LimitStatements(Protocol):
     def used(self, limit: int, since: timedelta | None = None) -> dict[str, Count]:
         """Return what the record says about the limits of which something is used up, ``limit`` of them at most.
 
-        With ``since`` a delivery counts as running that ran so long ago, unless its lease was over by then.
+        With ``since`` a delivery counts as running that ran so long ago, unless its lease was over by then, and a rate
+        of which something was used up.
         """
 
     def take(self, places: Sequence[TakenPlace], rates: Mapping[str, datetime], littered: Collection[str]) -> None:
@@ -83,8 +84,8 @@ class LimitStatements(Protocol):
     def drop_places(self) -> None:
         """Delete all places whose deliveries have ended."""
 
-    def drop_rates(self) -> None:
-        """Delete rates of which nothing is used up."""
+    def drop_rates(self, since: timedelta) -> None:
+        """Delete rates of which nothing has been used up for so long."""
 
 
 def stripes(names: Iterable[str] | None) -> list[int]:
@@ -123,7 +124,8 @@ class PortableLimits:
 
     def used(self, limit: int, since: timedelta | None = None) -> dict[str, Count]:
         places = Place.objects.using(self.using).order_by("name").values_list("name", flat=True).distinct()[:limit]
-        rates = Rate.objects.using(self.using).filter(full_at__gt=clock(self.using)).values_list("name", flat=True)
+        moment = clock(self.using) - (since or timedelta())
+        rates = Rate.objects.using(self.using).filter(full_at__gt=moment).values_list("name", flat=True)
         return self.counts({*places, *rates[:limit]}, since)
 
     def take(self, places: Sequence[TakenPlace], rates: Mapping[str, datetime], littered: Collection[str]) -> None:
@@ -162,5 +164,5 @@ class PortableLimits:
         ended = ended.filter(from_state=State.RUNNING, at__gte=since)
         return Q(Exists(runs)) | Q(Exists(message.filter(finished_at__gte=since))) | Q(Exists(ended))
 
-    def drop_rates(self) -> None:
-        Rate.objects.using(self.using).filter(full_at__lt=clock(self.using)).delete()
+    def drop_rates(self, since: timedelta) -> None:
+        Rate.objects.using(self.using).filter(full_at__lt=clock(self.using) - since).delete()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
 
 from .limited import LOCKS, LONGEST_PAUSE, Candidate, Count, TakenPlace, stripes
 from .postgresql_parts import IS_RUNNING, IS_SCHEDULED, LOOKS_LIKE_FEW, MAY_CLAIM, array, texts
@@ -52,7 +51,7 @@ SELECT n.name, clock_timestamp(), p.running, p.places - p.running, r.full_at
 USED = f"""
 SELECT coalesce(p.name, r.name), clock_timestamp(), coalesce(p.running, 0), coalesce(p.places - p.running, 0), r.full_at
   FROM (SELECT p.name, {PLACES} GROUP BY p.name LIMIT %(limit)s) p
-  FULL JOIN (SELECT name, full_at FROM delayq_rate WHERE full_at > clock_timestamp() LIMIT %(limit)s) r
+  FULL JOIN (SELECT name, full_at FROM delayq_rate WHERE full_at > {SINCE} LIMIT %(limit)s) r
     ON r.name = p.name
 """  # noqa: S608
 
@@ -73,7 +72,7 @@ SELECT 1
 """  # noqa: S608
 
 DROP_PLACES = f"DELETE FROM delayq_place p WHERE NOT {IS_TAKEN} RETURNING message_id"  # noqa: S608
-DROP_RATES = "DELETE FROM delayq_rate WHERE full_at < (SELECT clock_timestamp()) RETURNING name"
+DROP_RATES = f"DELETE FROM delayq_rate WHERE full_at < {SINCE} RETURNING name"  # noqa: S608
 
 
 class PostgreSQLLimits:
@@ -96,9 +95,7 @@ class PostgreSQLLimits:
         return {row[0]: Count._make(row[1:]) for row in rows}
 
     def used(self, limit: int, since: timedelta | None = None) -> dict[str, Count]:
-        parameters: dict[str, Any] = {"limit": limit}
-        if since is not None:
-            parameters["since"] = since.total_seconds()
+        parameters = {"limit": limit, "since": 0.0 if since is None else since.total_seconds()}
         sql = USED.format(counts=IS_TAKEN if since is None else WAS_TAKEN)
         return {row[0]: Count._make(row[1:]) for row in self._rows(sql, parameters)}
 
@@ -118,5 +115,5 @@ class PostgreSQLLimits:
     def drop_places(self) -> None:
         self._rows(DROP_PLACES, None)
 
-    def drop_rates(self) -> None:
-        self._rows(DROP_RATES, None)
+    def drop_rates(self, since: timedelta) -> None:
+        self._rows(DROP_RATES, {"since": since.total_seconds()})

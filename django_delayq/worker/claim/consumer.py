@@ -141,7 +141,8 @@ class Consumer(threading.Thread):
                 self.beat = time.monotonic()
                 connections.before_task()
                 try:
-                    was_quiet = self._on_idle is not None and self._is_quiet
+                    # Two turns in a row that find nothing: the first may have looked while a limit was still full.
+                    was_quiet = self._on_idle is not None and self._found_nothing and self._is_quiet
                     seconds, wait = self.turn(), self.wake_ups.wait
                     self._errors = 0
                     if was_quiet and self._is_quiet and self._found_nothing:

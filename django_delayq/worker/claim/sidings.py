@@ -126,16 +126,18 @@ class Sidings:
         return [queue for queue, names in self._aside.items() if any(map(self._servable, names))]
 
     def open(self, queue: str, room: int) -> dict[str, int]:
-        """Return the names to open in a take of up to ``room`` ids, each with the number of ids to take from there."""
+        """Return the names to open in a take of up to ``room`` ids, each with the number of its ids to make ready.
+
+        Each name may use the whole room: the take then pops the best ids of all names, by priority and due time.
+        """
         opened: dict[str, int] = {}
         names = self._aside[queue]
-        for name, aside in list(names.items()):
-            if room <= 0 or len(opened) == MOST_NAMES:
+        for name, aside in list(names.items()) if room > 0 else ():
+            if len(opened) == MOST_NAMES:
                 break
             number = min(self._servable(name), aside, room)
             if number > 0:
                 opened[name] = number
-                room -= number
                 names[name] -= number
                 if not names[name]:
                     del names[name]

@@ -25,7 +25,9 @@ from ...core.durations import Duration, seconds
 from ...core.exceptions import HandlerTimeout, LeaseLost, MessageCancelled, Superseded
 from ...core.outcomes import Outcome, Recorded, event
 from ...core.retry import RetryPolicy
+from ...core.states import State
 from ...project.registry import Handler
+from ...record import transitions
 from ...record.sql import statements
 from ...record.sql.rows import Claimed, LeaseRenewal
 from .connections import connect
@@ -166,10 +168,11 @@ class Delivery:
             raise ValueError("extend needs 0 seconds or more")
         lease = max(span, self.lease)
         answer = self._extend([LeaseRenewal(self.id, self.deliveries, lease)])
-        if self.id not in answer:
-            self.lost = True
-            raise LeaseLost
-        self.note_renewal(time.monotonic() + lease - self.lease, cancel_requested=answer[self.id])
+        if answer is not None:
+            if self.id not in answer:
+                self.lost = True
+                raise LeaseLost
+            self.note_renewal(time.monotonic() + lease - self.lease, cancel_requested=answer[self.id])
         if self._deadline is not None:
             self._deadline = time.monotonic() + span
             if self._scope is not None:
@@ -177,18 +180,23 @@ class Delivery:
                 loop.call_soon_threadsafe(scope.reschedule, loop.time() + span)
         return self.deadline
 
-    def _extend(self, holdings: list[LeaseRenewal]) -> dict[int, bool]:
-        """Renew the lease outside of the handler's own transaction.
+    def _extend(self, holdings: list[LeaseRenewal]) -> dict[int, bool] | None:
+        """Renew the lease outside of the handler's own transaction. None: the row is locked, and the lease still ours.
 
-        Inside that transaction nobody would see the new lease, and a caller that cancels would wait for its end.
+        Inside that transaction nobody would see the new lease, and a caller that cancels would wait for its end. The
+        transaction itself may have locked the row, as with the next message under its own key: to wait for that would
+        be to wait for ever. The reaper passes over locked rows, and the worker renews the lease when the row is free.
         """
         connection = connections[self.using]
         if not (connection.in_atomic_block and connection.features.has_select_for_update):
             return statements(self.using).extend(holdings)
 
-        def extend() -> dict[int, bool]:
+        def extend() -> dict[int, bool] | None:
             try:
-                return statements(self.using).extend(holdings)
+                if answer := statements(self.using).extend(holdings, wait=False):
+                    return answer
+                now = transitions.live_deliveries(self.using, [self.id]).get(self.id)
+                return None if now == (State.RUNNING, self.deliveries) else {}
             finally:
                 connections[self.using].close()
 
