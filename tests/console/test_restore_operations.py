@@ -91,20 +91,6 @@ def only() -> Operation:
 # --- started by people ------------------------------------------------------------------------------------------------
 
 
-def test_a_restore_puts_messages_that_are_due_within_the_horizon(redis_client: redis.Redis) -> None:
-    soon, overdue = schedule(20), schedule(5, due=-100)
-    schedule(2, due=86_400)
-    elsewhere = schedule(3, queue="elsewhere")
-    redis_client.flushall()
-
-    done = work_off(begin())
-
-    assert (done.state, done.error, done.total, done.done) == (OperationState.DONE, "", 28, 28)
-    assert done.outcomes == {"put": 28}
-    assert held() == {**due_tenths(*soon), **dict.fromkeys(overdue, 0)}
-    assert held("elsewhere") == due_tenths(*elsewhere)
-
-
 def test_a_restore_goes_on_from_its_position_under_another_worker(
     redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,22 +152,6 @@ def test_a_restore_is_stopped_between_two_steps_and_resumed(redis_client: redis.
     assert operations.resume(operation)
     assert work_off(operation).state == OperationState.DONE
     assert held() | held("b") == due_tenths(*ids)
-
-
-def test_overdue_messages_are_given_up_or_spread_over_a_time(redis_client: redis.Redis) -> None:
-    dead = schedule(3, due=-100, queue="dead")
-    spread = schedule(10, due=-100, queue="spread")
-    before = transitions.now(DB)
-
-    given_up = work_off(begin(Selection(queues=("dead",)), Overdue.DEAD))
-    assert given_up.outcomes == {"given up": 3}
-    assert set(Message.objects.filter(pk__in=dead).values_list("state", flat=True)) == {State.DEAD}
-
-    moved = work_off(begin(Selection(queues=("spread",)), Overdue.SPREAD, 100.0))
-    assert (moved.state, moved.outcomes["spread"]) == (OperationState.DONE, 10)
-    waits = [(m.due_at - before).total_seconds() for m in Message.objects.filter(pk__in=spread).order_by("due_at")]
-    assert 80 < waits[-1] - waits[0] < 100
-    assert held("spread").keys() == set(spread)
 
 
 def overdue(number: int, **more: Any) -> list[int]:

@@ -25,7 +25,6 @@ from django_delayq.console.statistics.rollups import (
 )
 from django_delayq.core.outcomes import Ack, GiveUp, Release, Retry
 from django_delayq.core.states import State
-from django_delayq.core.worker_options import Options
 from django_delayq.extensions import WorkerExtensions
 from django_delayq.models import Message
 from django_delayq.record import transitions
@@ -33,7 +32,6 @@ from django_delayq.record.sql.rows import Claimed, Moved
 from django_delayq.worker.parts.delivery import Delivery
 from django_delayq.worker.run.recorder import Recorder
 from tests.support import steps
-from tests.support.assembled import drain
 from tests.support.workers import Worker, eventually
 
 DB = "default"
@@ -130,17 +128,6 @@ def steps_handler() -> Any:
     from django_delayq.project import registry
 
     return next(iter(registry.handlers().values()))
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_drained_queue_leaves_its_counts_in_the_rollups() -> None:
-    for _ in range(3):
-        schedule_message("t.ok", delay=0)
-    assert drain(Options(DB, threads=2)) == 3
-    found = totals(seconds=MINUTE_SECONDS, queue="default", topic="t.ok")
-    assert found.pop("consumed") == 3
-    assert sum(found.values()) == 3
-    assert all(name.startswith("late_") for name in found)
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------

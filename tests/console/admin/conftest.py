@@ -50,6 +50,16 @@ def chief(db: None) -> Client:
     return logged_in(person("cora", "view_message", *ACTION_PERMISSIONS, *more))
 
 
+@pytest.fixture
+def restorer(db: None) -> Client:
+    return logged_in(person("rosa", "view_message", "restore_message", "view_operation"))
+
+
+@pytest.fixture
+def boss(db: None) -> Client:
+    return logged_in(User.objects.create_superuser("boss"))
+
+
 @pytest.fixture(autouse=True)
 def _raised_time_limits(monkeypatch: pytest.MonkeyPatch, redis_has_time: None) -> None:
     """Raise the time limits of the pages, so that none gives up on a busy machine."""

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 from django.db import DEFAULT_DB_ALIAS
 from django.urls import reverse
 
-from django_delayq import cancel_message, schedule_message, schedule_messages
+from django_delayq import cancel_message, restore, schedule_message, schedule_messages
+from django_delayq.broker.redis import RedisBroker
+from django_delayq.console import operations
+from django_delayq.console.models import Operation
 from django_delayq.core.states import State
-from django_delayq.models import Message, Transition
+from django_delayq.models import Message, Transition, Worker
+from django_delayq.project import conf
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Failure, Success, Ticket
 from tests.support.workers import eventually
@@ -93,6 +98,33 @@ MAKERS: dict[State, Callable[..., Message]] = {
 
 def one_of_each() -> dict[State, Message]:
     return {state: make() for state, make in MAKERS.items()}
+
+
+def late(*messages: Message, seconds: float = 60) -> list[Message]:
+    """Have messages be overdue by so much."""
+    due = transitions.now(DB) - timedelta(seconds=seconds)
+    Message._base_manager.filter(pk__in=[message.pk for message in messages]).update(due_at=due)
+    return [fresh(message) for message in messages]
+
+
+def worker(name: str = "w", queues: tuple[str, ...] = ("default",), *, seen: float = 0, **values: Any) -> Worker:
+    """Create a worker that was seen so many seconds ago."""
+    at = transitions.now(DB) - timedelta(seconds=seen)
+    given: dict[str, Any] = {"host": "h", "pid": 7, "queues": list(queues), "started_at": at, "seen_at": at}
+    return Worker.objects.create(name=name, **{**given, **values})
+
+
+def fill() -> RedisBroker:
+    """Give Redis a horizon, as the first worker does, so that scheduled messages go into it."""
+    there = RedisBroker(conf.get(), DB, timeout=10)
+    restore.ensure_horizon(DB, there, lease=0.001, worker="test")
+    return there
+
+
+def operation(action: str = "cancel", *ids: int, described: str = "these", reason: str = "so") -> Operation:
+    """Start an operation on messages, as a user does."""
+    scope = operations.Scope(ids=ids or (1,)).to_json()
+    return operations.start(DB, action, scope, {}, described=described, reason=reason, started_by="user:anna")
 
 
 def fresh(message: Message) -> Message:

@@ -21,7 +21,7 @@ from django_delayq.core import actors
 from django_delayq.models import Message
 
 from . import samples
-from .asking import ACTIONS, ask, confirm, select, started, worked_off
+from .asking import ACTIONS, confirm, started, worked_off
 
 pytestmark = pytest.mark.django_db
 
@@ -83,13 +83,6 @@ def test_an_operation_is_one_event_that_leads_to_it(chief: Client) -> None:
     response = chief.get(reverse(LIST))
     assert "1 cancelled" in samples.text(response)
     assert reverse("admin:delayq_console_operation_change", args=[operation.pk]) in response.content.decode()
-
-
-def test_a_question_alone_writes_no_event(chief: Client) -> None:
-    message = samples.scheduled()
-    select(chief, "cancel", message)
-    ask(chief, "cancel", message)
-    assert not AuditEvent.objects.exists()
 
 
 def test_an_event_outlives_its_user_message_and_operation(chief: Client) -> None:

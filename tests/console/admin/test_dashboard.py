@@ -10,11 +10,9 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import redis
-from django.contrib.auth.models import User
 from django.db import OperationalError, connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
-from django.urls import reverse
 from django.utils import timezone
 
 from django_delayq import pause_queue, restore, schedule_message
@@ -33,7 +31,6 @@ from django_delayq.record import transitions
 from testproject.servers import RedisServer
 
 from . import samples
-from .conftest import logged_in, person
 
 pytestmark = pytest.mark.django_db
 
@@ -277,13 +274,6 @@ def test_rollups_are_summed_into_the_steps_of_each_window() -> None:
     assert [tally.consumed for tally in (hour.steps[-1], hour.steps[-2], hour.steps[0])] == [1, 2, 4]
     assert (hour.last(1).consumed, hour.last(60).consumed) == (2, 6)
     assert (hour.sum.lateness(50), hour.sum.lateness(90), hour.sum.lateness(95)) == (0.01, 0.01, 1.0)
-
-
-def test_a_percentile_beyond_the_last_class_has_no_bound() -> None:
-    tally = throughput.RollupSum()
-    assert tally.lateness(50) is None
-    tally.counts[-1] = 1
-    assert tally.lateness(50) == float("inf")
 
 
 def test_charts_of_the_past_have_their_numbers_behind_them(viewer: Client) -> None:
@@ -578,39 +568,12 @@ def test_the_dashboard_runs_few_queries_and_none_twice_at_once(viewer: Client, m
     assert [q["sql"] for q in captured.captured_queries if "delayq" in q["sql"]] == []
 
 
-def test_a_user_without_the_view_permission_sees_neither_page(client: Client) -> None:
-    nora = logged_in(person("nora"))
-    for url in (URL, WORKERS):
-        assert nora.get(url).status_code == 403
-        assert client.get(url).status_code == 302
-
-
-@pytest.mark.parametrize("query", ["", "?window=week&past=week"])
-def test_pages_need_nothing_that_a_strict_policy_forbids(query: str) -> None:
-    schedule_message("t.hostile", delay="30m")
-    Message._base_manager.update(topic=HOSTILE)
-    rolled(ago(minutes=5), topic=HOSTILE, consumed=1)
-    worker(HOSTILE, queues=(HOSTILE,))
-    boss = logged_in(User.objects.create_superuser("boss"))
-    for url in (f"{URL}{query}", WORKERS):
-        html = boss.get(url).content.decode()
-        assert HOSTILE not in html
-        assert not re.search(r"<[^>]*\s(style|on[a-z]+)\s*=", html)
-        assert not re.search(r"<style|<script(?![^>]*\ssrc=)", html)
-    assert "&lt;script&gt;&quot;&amp;" in boss.get(URL).content.decode()
-
-
 def test_numbers_add_up_to_the_least_exact() -> None:
     assert total([]) == Capped(0)
     assert total([Capped(1), Capped(2, about=True)]) == Capped(3, about=True)
     assert total([Capped(1, more=True), Capped(2, about=True)]) == Capped(3, more=True)
     assert str(Capped(8123, about=True)) == "about 8,120"
     assert str(Capped(3, more=True)) == "3+"
-
-
-def test_the_dashboard_is_on_its_own_site(viewer: Client) -> None:
-    assert reverse("admin:delayq_console_dashboard_changelist") == URL
-    assert 'aria-current="page">Dashboard' in viewer.get(URL).content.decode()
 
 
 def test_topics_of_a_high_bar_are_told_to_be_estimated(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,6 @@ from django.urls import reverse
 from django.utils import timezone
 
 from django_delayq.console.models import AuditEvent
-from django_delayq.console.search.language import parse
-from django_delayq.console.search.texts import exact_error_text
 from django_delayq.console.statements import TooSlow
 from django_delayq.console.statistics import failures
 from django_delayq.core.states import State
@@ -167,14 +165,6 @@ def test_a_whole_topic_is_purged_after_its_number_was_typed(chief: Client) -> No
     assert {samples.fresh(message).state for message in (other, live)} == {State.DEAD, State.SCHEDULED}
 
 
-def test_a_requeue_may_be_spread_over_a_time(chief: Client) -> None:
-    mine = [died("t.a") for _number in range(4)]
-    press(chief, "requeue", groups(chief, "topics")["t.a", None], spread="40m")
-    worked_off()
-    due = [samples.fresh(message).due_at for message in mine]
-    assert [at - due[0] for at in due] == [timedelta(minutes=10 * number) for number in range(4)]
-
-
 def test_the_way_back_leads_here(chief: Client) -> None:
     died("t.a")
     group = groups(chief, "topics")["t.a", None]
@@ -227,11 +217,3 @@ def test_no_page_reads_more_than_a_capped_part_of_the_table(chief: Client) -> No
     scans = [sql for sql in selects if "delayq_message" in sql and "LIMIT" not in sql and "IN (" not in sql]
     assert scans == []
     assert uncapped('SELECT COUNT(*) FROM "delayq_message"')
-
-
-@pytest.mark.parametrize("error", ["", "plain", HOSTILE, "=x", "a b"])
-def test_an_exact_error_is_written_as_it_is_read(error: str) -> None:
-    found = parse(exact_error_text(error), now=timezone.now())
-    assert found.problems == ()
-    assert parse(found.frozen, now=timezone.now()).condition() == found.condition()
-    assert ("error", error) in found.terms[0].condition.children

@@ -25,12 +25,9 @@ from testproject.servers import RedisServer
 from tests.support.transactions import unfinished
 
 from .asking import work_off
-from .conftest import logged_in, person
-from .samples import DB, record, running, said, scheduled, text
+from .samples import DB, running, said, scheduled, text
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-PAGE = "admin:delayq_console_health_changelist"
 
 
 def url(name: str = "changelist") -> str:
@@ -40,11 +37,6 @@ def url(name: str = "changelist") -> str:
 @pytest.fixture(autouse=True)
 def _quick_sweeps(settings: Any) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "GRACE": 0.1}
-
-
-@pytest.fixture
-def restorer(db: None) -> Client:
-    return logged_in(person("rosa", "view_message", "restore_message", "view_operation"))
 
 
 @pytest.fixture
@@ -173,46 +165,3 @@ def test_stuck_messages_are_shown_at_once(viewer: Client) -> None:
     Message._base_manager.filter(pk=message.pk).update(leased_until=timezone.now() - timedelta(hours=1))
     panels.forget()
     assert "1 message is running under a lease that ran out long ago" in text(viewer.get(url()))
-
-
-def test_a_viewer_is_offered_nothing_and_refused(viewer: Client) -> None:
-    page = viewer.get(url()).content.decode()
-    assert url("check") not in page
-    assert url("restore") not in page
-    for name in ("check", "restore"):
-        assert viewer.get(url(name)).status_code == 403
-        assert viewer.post(url(name), {}).status_code == 403
-    assert not Operation.objects.exists()
-
-
-def test_a_read_only_admin_refuses(restorer: Client, settings: Any) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "CONSOLE": {"READ_ONLY": True}}
-    assert url("check") not in restorer.get(url()).content.decode()
-    assert restorer.post(url("check")).status_code == 403
-    assert restorer.post(url("restore"), {"overdue": "run", "typed": "restore"}).status_code == 403
-    assert not Operation.objects.exists()
-
-
-def test_a_post_needs_its_token(db: None) -> None:
-    rosa = logged_in(person("rosa", "view_message", "restore_message"), enforce_csrf_checks=True)
-    assert rosa.post(url("check")).status_code == 403
-    assert rosa.post(url("restore"), {"typed": "restore"}).status_code == 403
-    assert not Operation.objects.exists()
-
-
-def test_nothing_changes_by_looking(restorer: Client, redis_client: redis.Redis, loaded: RedisBroker) -> None:
-    scheduled(delay="1m")
-    before, held = record(), set(redis_client.keys("*"))
-    for name in ("changelist", "check", "restore"):
-        assert restorer.get(url(name)).status_code in (200, 302)
-    assert (record(), set(redis_client.keys("*"))) == (before, held)
-    assert not Operation.objects.exists()
-
-
-def test_the_pages_keep_a_strict_content_security_policy(restorer: Client, loaded: RedisBroker) -> None:
-    restorer.post(url("check"))
-    for name in ("changelist", "restore"):
-        html = restorer.get(url(name)).content.decode()
-        main = html[html.index('id="content-main"') :]
-        main = main[: main.index("<footer")] if "<footer" in main else main
-        assert not re.search(r"<script(?![^>]*src=)|\sstyle=|\son\w+=", main)

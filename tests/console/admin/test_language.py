@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone, translation
 from django.utils.translation.template import templatize
@@ -20,12 +19,9 @@ import django_delayq
 from django_delayq.api.pausing import pause_queue
 from django_delayq.console import operations
 from django_delayq.console.admin.site import PAGES
-from django_delayq.console.models import OperationState
-from django_delayq.core.states import State
-from django_delayq.models import Message, Worker
+from django_delayq.models import Worker
 
 from . import asking, samples
-from .conftest import logged_in
 
 QUEUE = Path(django_delayq.__file__).parent
 CONSOLE = QUEUE / "console"
@@ -186,27 +182,6 @@ def test_the_catalog_has_what_the_sources_mark_and_nothing_else(app: Path) -> No
     assert found == {entry.key: entry.plural for entry in CATALOGS[app]}
 
 
-def test_every_way_to_mark_a_text_is_noticed() -> None:
-    source = (
-        "from django.utils.translation import gettext as _, ngettext, pgettext_lazy\n"
-        "a = f'{_(\"one\")}', ngettext('%(n)d b', '%(n)d bs', 2), pgettext_lazy('where', 'c')\n"
-    )
-    assert set(marked_in_python(source)) == {
-        ((None, "one"), ""),
-        ((None, "%(n)d b"), "%(n)d bs"),
-        (("where", "c"), ""),
-    }
-    template = (
-        '{% load i18n %}{% translate "it\'s (one)" %} {% translate "s" context "seconds" %}'
-        "{% blocktranslate count n=n %}{{ n }} b{% plural %}{{ n }} bs{% endblocktranslate %}"
-    )
-    assert list(marked_in_template(template)) == [
-        ((None, "it's (one)"), ""),
-        (("seconds", "s"), ""),
-        ((None, "%(n)s b"), "%(n)s bs"),
-    ]
-
-
 TEMPLATES = sorted((CONSOLE / "templates").rglob("*.html"))
 assert TEMPLATES
 
@@ -224,11 +199,6 @@ def test_no_template_has_words_that_are_not_marked(path: Path) -> None:
 # --- the pages --------------------------------------------------------------------------------------------------------
 
 CHINESE = {"accept-language": "zh-hans,zh;q=0.9,en;q=0.5"}
-
-
-@pytest.fixture
-def boss(db: None) -> Client:
-    return logged_in(User.objects.create_superuser("boss"))
 
 
 def page(model: str, name: str = "changelist", *args: object) -> str:
@@ -325,17 +295,3 @@ def test_a_browser_that_asks_for_english_gets_english(boss: Client) -> None:
     text = main(boss.get(page("dashboard"), headers={"accept-language": "en"}))
     assert "Upcoming messages" in text
     assert not _HAN.search(text)
-
-
-def test_states_and_operations_have_their_words() -> None:
-    with translation.override("zh-hans"):
-        assert [str(state.label) for state in State] == [
-            "已调度",
-            "运行中",
-            "已消费",
-            "死信",
-            "已取消",
-            "已过期",
-        ]
-        assert str(OperationState.DONE.label) == "已完成"
-        assert str(Message._meta.verbose_name) == "消息"

@@ -22,13 +22,7 @@ from django_delayq import (
 )
 from django_delayq.broker import publisher
 from django_delayq.console.admin import panels
-from django_delayq.console.admin.explanation import limit_text
-from django_delayq.console.search.language import parse
-from django_delayq.console.search.listing import Listing, counts
 from django_delayq.console.statistics.upcoming import count_upcoming
-from django_delayq.core import limits
-from django_delayq.core.states import State
-from django_delayq.inspector.lines import LimitState
 from django_delayq.inspector.numbers import Capped
 from django_delayq.models import Message, Worker
 from django_delayq.project import registry
@@ -38,7 +32,6 @@ from tests.support.limits import claim_limited
 from tests.support.statements import count_statements
 
 from . import asking, samples
-from .conftest import logged_in, person
 from .samples import DB, TOPIC, text
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -199,19 +192,6 @@ def test_searches_find_limited_messages_by_word_limit_and_key(viewer: Client, de
     assert found(viewer, f'limit:"{LINE} key a b"') == [one[2].pk]
 
 
-def test_a_search_for_a_limit_is_counted(declare: Declare) -> None:
-    declare(limit=1)
-    waits = in_line(3)[1:]
-    aged(*waits, hours=1)
-    now = transitions.now(DB)
-    for search, number in ((f'limit:"{LINE}"', 2), ("", 2), (f'limit:"{LINE}" topic:other', 0)):
-        counted = counts(Message.objects.all(), parse(search, now=now), now)
-        assert counted is not None
-        assert (counted.states[State.SCHEDULED].count, counted.limited.count) == (number, number)
-        assert counted.overdue.count == 0
-    assert str(Listing(Message.objects.all(), parse("is:limited", now=now)).count()) == "2"
-
-
 @pytest.mark.parametrize("search", ["", "is:overdue", "is:limited", "limit:topic*"])
 def test_many_queues_cost_no_statement_each(viewer: Client, declare: Declare, search: str) -> None:
     def look(limited: int) -> None:
@@ -331,16 +311,8 @@ def test_the_limits_page_lists_what_runs_and_what_waits(viewer: Client, declare:
     assert len(viewer.get(first.waiting_url).context["cl"].result_list) == 2
 
 
-def test_the_limits_page_is_for_those_who_may_view_messages(db: None) -> None:
-    assert logged_in(person("nora")).get(samples.admin_url("limits_changelist")).status_code == 403
-
-
 def test_the_limits_page_without_limits_says_how_to_declare_one(
     viewer: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registry, "_handlers", {})
     assert "There are no limits." in text(viewer.get(samples.admin_url("limits_changelist")))
-
-
-def test_what_runs_under_a_limit_is_told() -> None:
-    assert limit_text(LimitState("x", limits.Limit(5), running=3), transitions.now(DB)) == "3 of 5 run"

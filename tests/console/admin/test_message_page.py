@@ -116,24 +116,6 @@ def reveal_url(message: Message) -> str:
     return reverse("admin:delayq_message_reveal", args=[message.pk])
 
 
-def test_nothing_is_put_back_without_the_permission_by_a_get_or_while_all_is_read_only(
-    operator: Client, redis_client: Any, settings: Any
-) -> None:
-    message = overdue()
-    trusted = logged_in(person("rosa", "view_message", "restore_message"))
-    without_view = logged_in(person("nora", "restore_message"))
-    assert restore_url(message) not in page_of(operator, message).content.decode()
-    assert restore_url(message) in page_of(trusted, message).content.decode()
-    assert operator.post(restore_url(message)).status_code == 403
-    assert without_view.post(restore_url(message)).status_code == 403
-    assert trusted.get(restore_url(message)).status_code == 302
-    settings.DELAYQ = {**settings.DELAYQ, "CONSOLE": {"READ_ONLY": True}}
-    assert trusted.post(restore_url(message)).status_code == 403
-    assert restore_url(message) not in page_of(trusted, message).content.decode()
-    assert redis_client.dbsize() == 0
-    assert not AuditEvent.objects.exists()
-
-
 def fill(queue: str) -> RedisBroker:
     """Give a queue its horizon, as the first worker does."""
     redis_publisher = publisher.get(samples.DB)
@@ -322,14 +304,6 @@ def test_times_are_those_of_the_readers_time_zone(viewer: Client, settings: Any)
     assert there.strftime("%Y-%m-%d %H:%M:%S") in page
 
 
-def test_a_payload_is_text_and_never_markup(viewer: Client) -> None:
-    message = samples.scheduled({"<b>name</b>": "<script>alert(1)</script>"}, headers={"h": "<script>"})
-    html = page_of(viewer, message).content.decode()
-    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
-    assert "&lt;b&gt;name&lt;/b&gt;" in html
-    assert "<script>alert" not in html
-
-
 def test_secret_values_are_masked_at_any_depth(viewer: Client) -> None:
     payload = {
         "order": 4711,
@@ -364,18 +338,10 @@ def test_masked_values_are_revealed_once_and_the_audit_says_so(viewer: Client) -
     assert "leak" not in page_of(trusted, message).content.decode()
 
 
-def test_nothing_is_revealed_without_the_permission_by_a_get_or_by_a_forged_post(viewer: Client) -> None:
-    message = samples.scheduled({"api_key": "leak"})
-    trusted = logged_in(rita := person("rita", "view_message", "reveal_message"))
-    without_view = logged_in(person("nora", "reveal_message"))
-    assert reveal_url(message) not in page_of(viewer, message).content.decode()
-    assert viewer.post(reveal_url(message)).status_code == 403
-    assert without_view.post(reveal_url(message)).status_code == 403
-    assert trusted.get(reveal_url(message)).status_code == 302
-    assert logged_in(rita, enforce_csrf_checks=True).post(reveal_url(message)).status_code == 403
-    url = reveal_url(message)
-    Message._base_manager.filter(pk=message.pk).delete()
-    assert trusted.post(url).status_code == 404
+def test_nothing_is_revealed_of_a_purged_message(boss: Client) -> None:
+    url = reveal_url(samples.scheduled())
+    Message._base_manager.all().delete()
+    assert boss.post(url).status_code == 404
     assert not AuditEvent.objects.exists()
 
 
@@ -480,16 +446,6 @@ def test_a_message_is_offered_the_actions_that_change_it(operator: Client, state
     }.get(state, ["requeue"])
     response = page_of(operator, samples.MAKERS[state]())
     assert re.findall(r'action="/admin/delayq/message/action/(\w+)/"', response.content.decode()) == expected
-
-
-@pytest.mark.parametrize("state", State)
-def test_a_viewer_is_offered_nothing(viewer: Client, state: State) -> None:
-    assert "/action/" not in page_of(viewer, samples.MAKERS[state]()).content.decode()
-
-
-def test_the_page_has_no_inline_code_or_style(operator: Client) -> None:
-    html = page_of(operator, samples.dead()).content.decode()
-    assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?![^>]*\ssrc=)", html)
 
 
 def test_the_page_asks_nothing_that_grows_with_the_table(operator: Client) -> None:

@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import User
 from django.contrib.staticfiles import finders
 from django.test import Client
-from django.utils import timezone
 
 from django_delayq import pause_queue
-from django_delayq.console import operations
+from django_delayq.console import audit
 from django_delayq.console.admin import panels
-from django_delayq.console.models import Operation
-from django_delayq.models import Worker
+from django_delayq.console.models import Operation, Rollup
+from django_delayq.models import Message, Worker
 from tests.support.statements import assert_asks_the_same_of_many_queues
 
 from . import samples
@@ -27,7 +25,6 @@ from .conftest import logged_in, person
 pytestmark = pytest.mark.django_db
 
 ROOT = "/admin/delayq_console/"
-OURS = ("/admin/delayq_console/dashboard/", "/admin/delayq/worker/")
 # The pages that refresh themselves, but for those of single rows.
 REFRESHED = (
     "/admin/delayq_console/dashboard/",
@@ -70,21 +67,15 @@ def links(html: str) -> dict[str, str]:
     return {label: url for url, label in found}
 
 
-@pytest.fixture
-def boss(db: None) -> Client:
-    return logged_in(User.objects.create_superuser("boss"))
-
-
 def test_each_page_links_to_all_others_and_marks_itself(boss: Client) -> None:
-    for page in OURS:
+    for page in REFRESHED:
         html = boss.get(page).content.decode()
         assert list(links(html)) == [
             "Dashboard", "Messages", "Dead letters", "Queues", "Limits", "Workers", "Health", "Operations",
             "Audit events",
         ]  # fmt: skip
         assert re.findall(r'<a href="([^"]*)" aria-current="page"', navigation(html)) == [page]
-        for url in links(html).values():
-            assert boss.get(url).status_code == 200
+    assert {boss.get(url).status_code for url in links(html).values()} == {200}
 
 
 def test_the_navigation_leaves_out_pages_that_the_user_may_not_view() -> None:
@@ -93,11 +84,11 @@ def test_the_navigation_leaves_out_pages_that_the_user_may_not_view() -> None:
 
 
 def test_the_environment_and_the_read_only_badge_are_on_every_page(boss: Client, settings: Any) -> None:
-    for page in OURS:
+    for page in REFRESHED:
         assert "dq-environment" not in boss.get(page).content.decode()
     settings.DELAYQ = {**settings.DELAYQ, "CONSOLE": {"ENVIRONMENT": "<production>", "READ_ONLY": True}}
     panels.forget()
-    for page in OURS:
+    for page in REFRESHED:
         html = boss.get(page).content.decode()
         assert "&lt;production&gt;" in html
         assert "read only" in samples.text(boss.get(page))
@@ -161,12 +152,8 @@ def outside(boss: Client, url: str) -> list[str]:
 def test_all_that_changes_on_a_page_is_in_a_region_that_is_refreshed(boss: Client) -> None:
     """Each page is read before and after everything that it shows has changed."""
     message = samples.scheduled({"a": 1}, delay=0, key="one")
-    operation = operations.start(
-        samples.DB, "cancel", operations.Scope(ids=(1,)).to_json(), {}, described="x", reason="", started_by="user:boss"
-    )
-    values = {"host": "web", "pid": 1, "threads": 2, "queues": ["default"]}
-    now = timezone.now()
-    Worker.objects.create(name="w", started_at=now, seen_at=now, **values)
+    operation = samples.operation()
+    worker = samples.worker()
     pages = [
         *REFRESHED,
         samples.change_url(message),
@@ -176,8 +163,8 @@ def test_all_that_changes_on_a_page_is_in_a_region_that_is_refreshed(boss: Clien
     before = {page: outside(boss, page) for page in pages}
     samples.failed(samples.claimed(message), dead=True, reason="given up", error="ValueError: no")
     samples.one_of_each()
-    Operation.objects.filter(pk=operation.pk).update(state="failed", done=5, total=5, finished_at=now, error="so")
-    Worker.objects.update(seen_at=now - timedelta(minutes=30), queues=["default", "mails"])
+    Operation.objects.update(state="failed", done=5, total=5, finished_at=worker.seen_at, error="so")
+    Worker.objects.update(seen_at=worker.seen_at - timedelta(minutes=30), queues=["default", "mails"])
     pause_queue("default", reason="so")
     panels.forget()
     for page in pages:
@@ -189,6 +176,41 @@ def test_all_that_changes_on_a_page_is_in_a_region_that_is_refreshed(boss: Clien
 def test_the_parts_outside_of_the_regions_are_noticed() -> None:
     html = '<p>a</p><div data-dq-region="x"><a href="/no">b</a><br></div><form action="/yes"><input>c</form>'
     assert Outside(html).found == ["a", "form /yes", "c"]
+
+
+def test_no_page_has_markup_of_others_or_inline_code(boss: Client) -> None:
+    """All that came from elsewhere is text, and nothing needs more than a strict Content-Security-Policy allows."""
+    hostile = '<script>"&'
+    error = {"error": hostile, "traceback": hostile, "reason": hostile}
+    message = samples.running({hostile: hostile}, key=hostile, headers={"h": hostile})
+    samples.failed(message, dead=True, **error)
+    samples.late(*samples.many(2))
+    samples.scheduled(delay="30m", queue="mail")
+    Message._base_manager.update(topic=hostile)
+    at = message.created_at.replace(second=0, microsecond=0)
+    Rollup.objects.create(at=at, seconds=60, queue="mail", topic=hostile, consumed=1, late_5=1)
+    samples.worker(hostile, (hostile,))
+    pause_queue("mail", reason=hostile)
+    operation = samples.operation("cancel", described=hostile, reason=hostile)
+    Operation.objects.update(state="failed", error=hostile)
+    audit.record(samples.DB, "cancel", hostile, reason=hostile)
+    pages = [
+        *(*REFRESHED, f"{ROOT}limits/", f"{ROOT}auditevent/", f"{ROOT}dashboard/?window=week&past=week"),
+        *(f"/admin/delayq/message/?{query}" for query in ("state=all", "q=due:<script>", "q=is:dead&state=<script>")),
+        *(samples.admin_url(f"queue_{name}", "mail") for name in ("pause", "resume")),
+        samples.change_url(message),
+        samples.admin_url("operation_change", operation.pk),
+        samples.admin_url("health_restore"),
+    ]
+    shown = {page: boss.get(page) for page in pages}
+    shown["question"] = boss.post(samples.action_url("requeue"), {"ids": samples.ids(message)})
+    for page, response in shown.items():
+        html = response.content.decode()
+        assert hostile not in html, page
+        assert not re.search(r"<style|<[^>]*\s(style|on[a-z]+)\s*=|<script(?![^>]*\ssrc=)", html), page
+        assert response.status_code == 200, page
+    for page in (samples.change_url(message), f"{ROOT}dashboard/"):
+        assert "&lt;script&gt;&quot;&amp;" in shown[page].content.decode()
 
 
 def test_script_and_style_sheet_are_small_and_load_nothing_else() -> None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+import redis
 from django.contrib import admin
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django.urls import reverse
 
+from django_delayq import pause_queue
 from django_delayq.console import operations
 from django_delayq.console.models import AuditEvent, Operation
-from django_delayq.console.operations import Scope
 from django_delayq.core.states import State
 from django_delayq.core.verbs import VERBS
 from django_delayq.models import Message, Queue
@@ -34,23 +35,12 @@ def everything() -> list[Any]:
         *samples.record(),
         *Operation.objects.order_by("pk").values(),
         *AuditEvent.objects.order_by("pk").values(),
+        *Queue.objects.order_by("pk").values(),
     ]
 
 
-def queued() -> Operation:
-    return operations.start(
-        samples.DB,
-        "cancel",
-        Scope(ids=(1,)).to_json(),
-        {},
-        described="one",
-        reason="",
-        started_by="user:somebody",
-    )
-
-
 def stopped() -> Operation:
-    operation = queued()
+    operation = samples.operation()
     assert operations.stop(operation)
     return operation
 
@@ -197,15 +187,13 @@ def test_an_action_without_a_login_is_refused(client: Client, operator: Client) 
 
 def test_a_post_from_elsewhere_is_refused(chief: Client) -> None:
     strict = logged_in(User.objects.get(username="cora"), enforce_csrf_checks=True)
-    message, operation = samples.scheduled(), queued()
+    message = samples.scheduled()
     token = ask(chief, "cancel", message).context["token"]
     before = everything()
     assert select(strict, "cancel", message).status_code == 403
     assert ask(strict, "cancel", message).status_code == 403
     assert ask_for_search(strict, "cancel", "").status_code == 403
     assert strict.post(samples.action_url("cancel"), {"token": token}).status_code == 403
-    assert strict.post(operation_url("stop", operation)).status_code == 403
-    assert strict.post(operation_url("resume", operation)).status_code == 403
     assert everything() == before
 
 
@@ -224,7 +212,6 @@ def test_looking_never_changes_anything(chief: Client, action: str) -> None:
     messages = list(samples.one_of_each().values())
     token = ask(chief, action, *messages).context["token"]
     search_token = ask_for_search(chief, action, "").context["token"]
-    waiting, ended = queued(), stopped()
     before = everything()
     for given in ({"ids": samples.ids(*messages)}, {"token": token}, {"search": ""}, {"token": search_token}):
         asked = {**given, "reason": "so", "typed": "6", "delay": "5m"}
@@ -233,60 +220,142 @@ def test_looking_never_changes_anything(chief: Client, action: str) -> None:
     chief.get(reverse(samples.LIST), chosen)
     for message in messages:
         assert chief.get(samples.change_url(message), {"token": token}).status_code == 200
-    assert chief.get(operation_url("stop", waiting)).status_code == 302
-    assert chief.get(operation_url("resume", ended)).status_code == 302
+    assert everything() == before
+
+
+# --- forms ------------------------------------------------------------------------------------------------------------
+
+
+class Form(NamedTuple):
+    """A form: the page that offers it, where it is sent, and with what."""
+
+    page: str
+    url: str
+    given: dict[str, str] = {}
+
+
+def of_message(name: str, message: Message) -> Form:
+    return Form(samples.change_url(message), samples.admin_url(f"message_{name}", message.pk))
+
+
+def of_queue(name: str) -> Form:
+    samples.scheduled(queue="mail")
+    if name == "resume":
+        pause_queue("mail")
+    return Form(samples.admin_url("queue_changelist"), samples.admin_url(f"queue_{name}", "mail"))
+
+
+def of_health(name: str, **given: str) -> Form:
+    return Form(samples.admin_url("health_changelist"), samples.admin_url(f"health_{name}"), given)
+
+
+def of_operation(name: str, operation: Operation) -> Form:
+    return Form(operation_url("change", operation), operation_url(name, operation))
+
+
+# What each form does to the record or Redis needs this permission, beside those to look.
+CHANGING: dict[str, tuple[str, Callable[[], Form]]] = {
+    "pause": ("pause_queue", lambda: of_queue("pause")),
+    "resume": ("pause_queue", lambda: of_queue("resume")),
+    "check": ("restore_message", lambda: of_health("check")),
+    "restore": ("restore_message", lambda: of_health("restore", overdue="run", typed="restore")),
+    "put back": ("restore_message", lambda: of_message("restore", *samples.late(samples.scheduled()))),
+    "stop": ("cancel_message", lambda: of_operation("stop", samples.operation())),
+    "go on": ("cancel_message", lambda: of_operation("resume", stopped())),
+}
+FORMS = {
+    **CHANGING,
+    "reveal": ("reveal_message", lambda: of_message("reveal", samples.scheduled({"api_key": "leak"}))),
+    "export": ("export_message", lambda: Form(reverse(samples.LIST), samples.admin_url("message_export"), CSV)),
+}
+CSV = {"format": "csv"}
+LOOKING = {"view_message", "view_operation"}
+EVERY = {
+    *(*LOOKING, "view_auditevent", "bulk_message", "purge_message", *ACTION_PERMISSIONS),
+    *(permission for permission, _make in FORMS.values()),
+}
+
+asks_redis = pytest.mark.usefixtures("redis_client")
+
+
+def able(permission: str) -> User:
+    return person("able", *LOOKING, "bulk_message", permission)
+
+
+@asks_redis
+@pytest.mark.parametrize("form", FORMS)
+def test_a_form_is_offered_to_and_taken_from_those_who_have_its_permission(form: str) -> None:
+    permission, make = FORMS[form]
+    page, url, given = make()
+    taken, others, blind = (
+        logged_in(user)
+        for user in (able(permission), person("others", *EVERY - {permission}), person("blind", *EVERY - LOOKING))
+    )
+    before = everything()
+    assert url in taken.get(page).content.decode()
+    assert url not in others.get(page).content.decode()
+    for client in (others, blind):
+        assert client.get(url, given).status_code in (302, 403)
+        assert client.post(url, given).status_code == 403
+    assert Client().post(url, given).status_code == 302
+    assert everything() == before
+    taken.post(url, given).getvalue()  # type: ignore[attr-defined]
+    assert everything() != before
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_form_needs_its_token_and_is_not_sent_by_a_get(redis_client: redis.Redis, form: str) -> None:
+    permission, make = FORMS[form]
+    _page, url, given = make()
+    user = able(permission)
+    before = everything(), redis_client.keys("*")
+    assert logged_in(user, enforce_csrf_checks=True).post(url, given).status_code == 403
+    assert logged_in(user).get(url, given).status_code in (200, 302)
+    assert (everything(), redis_client.keys("*")) == before
+
+
+@asks_redis
+@pytest.mark.parametrize("form", CHANGING)
+def test_a_read_only_admin_offers_and_takes_no_form_that_changes_anything(settings: Any, form: str) -> None:
+    permission, make = CHANGING[form]
+    page, url, given = make()
+    user = logged_in(able(permission))
+    before = everything()
+    settings.DELAYQ = {**settings.DELAYQ, "CONSOLE": {"READ_ONLY": True}}
+    assert url not in user.get(page).content.decode()
+    assert user.post(url, given).status_code == 403
     assert everything() == before
 
 
 # --- pages ------------------------------------------------------------------------------------------------------------
 
-PAGES: dict[str, tuple[str, Callable[[], str]]] = {
-    "operations": ("view_operation", lambda: reverse("admin:delayq_console_operation_changelist")),
-    "operation": ("view_operation", lambda: operation_url("change", queued())),
-    "audit": ("view_auditevent", lambda: reverse("admin:delayq_console_auditevent_changelist")),
-    "dead letters": ("view_message", lambda: reverse("admin:delayq_console_deadletters_changelist")),
-}
+OF_MESSAGES = ("dashboard", "message", "deadletters", "queue", "limits", "worker", "health")
+PAGES = {"auditevent": "view_auditevent", "operation": "view_operation", **dict.fromkeys(OF_MESSAGES, "view_message")}
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_each_page_has_its_permission(db: None, page: str) -> None:
-    permission, url = PAGES[page]
-    seen = url()
-    all_others = {"view_message", "view_operation", "view_auditevent", "bulk_message", *ACTION_PERMISSIONS} - {
-        permission
-    }
-    assert logged_in(person("with", permission)).get(seen).status_code == 200
-    assert logged_in(person("without", *all_others)).get(seen).status_code == 403
-    assert Client().get(seen).status_code == 302
+    url, permission = samples.admin_url(f"{page}_changelist"), PAGES[page]
+    assert logged_in(person("with", permission)).get(url).status_code == 200
+    assert logged_in(person("without", *EVERY - {permission})).get(url).status_code == 403
+    assert Client().get(url).status_code == 302
+
+
+def test_the_page_of_an_operation_has_the_permission_of_their_list(viewer: Client) -> None:
+    url = operation_url("change", samples.operation())
+    assert viewer.get(url).status_code == 403
+    assert logged_in(person("with", "view_operation")).get(url).status_code == 200
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_pages_are_read_by_get(chief: Client, page: str) -> None:
-    url = PAGES[page][1]()
+    url = samples.admin_url(f"{page}_changelist")
     before = everything()
     chief.post(url, {"state": "done", "action": "purge", "delete": "yes", "_save": "1"})
     for name in ("add/", "1/delete/"):
         assert chief.get(url + name).status_code in (302, 403, 404)
         assert chief.post(url + name, {"post": "yes"}).status_code in (302, 403, 404)
     assert everything() == before
-
-
-@pytest.mark.parametrize(("action", "make"), [("stop", queued), ("resume", stopped)])
-def test_a_user_who_could_start_an_operation_may_stop_and_resume_it(
-    db: None, action: str, make: Callable[[], Operation]
-) -> None:
-    viewing = logged_in(person("vic", "view_message", "view_operation", "run_message", "bulk_message"))
-    able = logged_in(person("abe", "view_operation", "cancel_message", "bulk_message"))
-    operation = make()
-    before = everything()
-    assert viewing.post(operation_url(action, operation)).status_code == 403
-    assert operation_url(action, operation) not in viewing.get(operation_url("change", operation)).content.decode()
-    assert everything() == before
-    assert operation_url(action, operation) in able.get(operation_url("change", operation)).content.decode()
-    assert able.post(operation_url(action, operation)).status_code == 302
-    assert Operation.objects.get(pk=operation.pk).state == ("stopped" if action == "stop" else "queued")
-    event = AuditEvent.objects.get()
-    assert (event.actor, event.action, event.operation_id) == ("user:abe", action, operation.pk)
 
 
 def test_the_user_who_started_an_operation_may_stop_it_without_the_permission(chief: Client) -> None:
@@ -298,18 +367,6 @@ def test_the_user_who_started_an_operation_may_stop_it_without_the_permission(ch
     assert Operation.objects.get().state == "stopped"
     # Resuming it needs the permission to do it.
     assert chief.post(operation_url("resume", operation)).status_code == 403
-
-
-@pytest.mark.parametrize(("action", "make"), [("stop", queued), ("resume", stopped)])
-def test_a_read_only_admin_stops_and_resumes_nothing(
-    chief: Client, settings: Any, action: str, make: Callable[[], Operation]
-) -> None:
-    operation = make()
-    before = everything()
-    settings.DELAYQ = {**settings.DELAYQ, "CONSOLE": {"READ_ONLY": True}}
-    assert chief.post(operation_url(action, operation)).status_code == 403
-    assert operation_url(action, operation) not in chief.get(operation_url("change", operation)).content.decode()
-    assert everything() == before
 
 
 def test_dead_letters_are_offered_to_who_may_requeue_or_purge_many(

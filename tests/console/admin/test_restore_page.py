@@ -19,21 +19,15 @@ from django_delayq.core.states import State
 from django_delayq.models import Message, Worker
 from django_delayq.record import transitions
 from django_delayq.restore import Restore
-from tests.support.commands import due_tenths, held, run
+from tests.support.commands import due_tenths, held
 
 from .asking import work_off
-from .conftest import logged_in, person
 from .samples import DB, record, said, scheduled, text
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 URL = "admin:delayq_console_health_restore"
 YES = {"overdue": "run", "typed": "restore"}
-
-
-@pytest.fixture
-def restorer(db: None) -> Client:
-    return logged_in(person("rosa", "view_message", "restore_message", "view_operation"))
 
 
 def late(number: int = 1, **options: Any) -> list[Message]:
@@ -169,16 +163,6 @@ def test_a_second_restore_is_refused_and_led_to_the_first(restorer: Client) -> N
     work_off()
     restorer.post(reverse(URL), YES)
     assert Operation.objects.count() == 2
-
-
-def test_a_restore_by_the_command_is_shown_in_the_admin(restorer: Client, redis_client: redis.Redis) -> None:
-    scheduled(delay="1m")
-    redis_client.flushall()
-    assert run("delayq_restore").code == 0
-    operation = Operation.objects.get()
-    page = text(restorer.get(reverse("admin:delayq_console_operation_change", args=[operation.pk])))
-    assert "command:delayq_restore" in page
-    assert "1 put into Redis" in page
 
 
 def test_a_preview_that_takes_too_long_says_so(restorer: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,14 +174,6 @@ def test_a_name_that_no_term_has_is_a_problem_unless_a_key_begins_with_it(db: No
     assert asked.rows(samples.DB).get() == message
 
 
-def test_a_span_alone_finds_what_happened_within_it(db: None) -> None:
-    message = samples.consumed()
-    assert found("finished:1h") == found("created:1h") == {message.pk}
-    later = samples.scheduled(delay="30m")
-    assert later.pk in found("due:1h")
-    assert later.pk not in found("due:10m")
-
-
 @pytest.mark.parametrize("depth", [33, 1500, 3000])
 def test_a_path_deeper_than_any_payload_is_a_problem(db: None, depth: int) -> None:
     asked = parse("payload" + ".x" * depth + ":1")
@@ -330,20 +322,6 @@ def test_a_prefix_matches_literally_and_has_no_wildcards_of_the_database() -> No
     assert found("mail.*") == {first.pk, second.pk}
     assert found("topic:mail_*") == set()
     assert found("topic:%*") == set()
-
-
-@pytest.mark.django_db
-def test_a_value_without_a_name_is_a_key_or_else_a_topic() -> None:
-    by_topic = schedule_message("mail.send")
-    assert found("mail.send") == {by_topic.pk}
-    asked = parse("mail.send is:live").resolved(samples.DB)
-    assert (asked.described, asked.selective) == ("topic is “mail.send”, live", False)
-    by_key = samples.consumed(key="mail.send")
-    assert found("mail.send") == {by_topic.pk, by_key.pk}
-    asked = parse("mail.send").resolved(samples.DB)
-    assert (asked.described, asked.selective) == ("key is “mail.send”", True)
-    assert set(asked.rows(samples.DB)) == {by_key}
-    assert parse("mail.*").resolved(samples.DB).described == "topic begins with “mail.”"
 
 
 @pytest.mark.django_db

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 import pytest
-from django.contrib.auth.models import User
 from django.test import Client
 
 from django_delayq.core.states import State
@@ -16,11 +15,6 @@ from .conftest import logged_in, person
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.console.admin.urls")]
 
 LIST = "/backstage/delayq/message/"
-
-
-@pytest.fixture
-def boss(db: None) -> Client:
-    return logged_in(User.objects.create_superuser("boss"))
 
 
 def test_every_link_and_form_stays_on_its_site(boss: Client) -> None:
