@@ -10,7 +10,6 @@ import pytest
 from django.urls import reverse
 
 from django_delayq import schedule_message
-from django_delayq.console import operations
 from django_delayq.console.models import Operation
 from django_delayq.console.search import listing
 from django_delayq.console.statements import TooSlow
@@ -207,9 +206,7 @@ def test_a_message_that_was_consumed_is_no_longer_offered_to_be_cancelled(open_p
 
 
 def test_an_operation_that_is_done_is_no_longer_offered_to_be_stopped(open_page: Open) -> None:
-    operation = operations.start(
-        samples.DB, "cancel", operations.Scope(ids=(1,)).to_json(), {}, described="x", reason="", started_by="user:anna"
-    )
+    operation = samples.operation()
     watched = Watched(open_page(), admin_url("operation_change", operation.pk))
     expect(watched.page.get_by_role("button", name="Stop")).to_be_visible()
     Operation.objects.update(state="done", done=5, total=5)

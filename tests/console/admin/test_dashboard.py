@@ -15,7 +15,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_delayq import pause_queue, restore, schedule_message
+from django_delayq import pause_queue, schedule_message
 from django_delayq.broker.base import ServerInfo
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.console.admin import page_data, panels
@@ -25,12 +25,12 @@ from django_delayq.core import bounds
 from django_delayq.inspector import snapshot, worker_list
 from django_delayq.inspector.migrations import pending_migrations
 from django_delayq.inspector.numbers import Capped, total
-from django_delayq.models import Message, Worker
-from django_delayq.project import conf
+from django_delayq.models import Message
 from django_delayq.record import transitions
 from testproject.servers import RedisServer
 
 from . import samples
+from .samples import fill, worker
 
 pytestmark = pytest.mark.django_db
 
@@ -45,9 +45,7 @@ def ago(**span: float) -> datetime:
 
 def late(number: int = 1, *, seconds: float = 30, **options: Any) -> list[Message]:
     """Create messages that should have started so many seconds ago."""
-    made = [samples.scheduled(**options) for _ in range(number)]
-    Message._base_manager.filter(pk__in=[message.pk for message in made]).update(due_at=ago(seconds=seconds))
-    return made
+    return samples.late(*samples.many(number, **options), seconds=seconds)
 
 
 def schedule(number: int) -> None:
@@ -55,11 +53,6 @@ def schedule(number: int) -> None:
     due = ago(minutes=-30)
     for _ in range(number):
         schedule_message(samples.TOPIC, due_at=due)
-
-
-def worker(name: str = "w/1", *, queues: tuple[str, ...] = ("default",), seen: float = 1) -> Worker:
-    values: dict[str, Any] = {"host": "h", "pid": 7, "threads": 4, "started_at": ago(hours=1)}
-    return Worker.objects.create(name=name, queues=list(queues), seen_at=ago(seconds=seen), **values)
 
 
 def rolled(at: datetime, *, topic: str = "t", queue: str = "default", seconds: int = 60, **counts: int) -> None:
@@ -288,11 +281,6 @@ def test_charts_of_the_past_have_their_numbers_behind_them(viewer: Client) -> No
 
 
 # --- banners ----------------------------------------------------------------------------------------------------------
-
-
-def fill() -> None:
-    """Give Redis a horizon, as a worker does."""
-    restore.ensure_horizon(samples.DB, RedisBroker(conf.get(), samples.DB, timeout=10), worker="test")
 
 
 def test_a_healthy_installation_has_no_banner(viewer: Client) -> None:

@@ -15,17 +15,15 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from django_delayq import restore
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.console.admin import panels
 from django_delayq.console.models import Operation, OperationState
-from django_delayq.models import Message, Worker
-from django_delayq.project import conf
+from django_delayq.models import Message
 from testproject.servers import RedisServer
 from tests.support.transactions import unfinished
 
 from .asking import work_off
-from .samples import DB, running, said, scheduled, text
+from .samples import fill, running, said, scheduled, text, worker
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -42,15 +40,7 @@ def _quick_sweeps(settings: Any) -> None:
 @pytest.fixture
 def loaded(db: None) -> RedisBroker:
     """Give Redis a horizon, so that scheduled messages go into it."""
-    there = RedisBroker(conf.get(), DB, timeout=2)
-    restore.ensure_horizon(DB, there, lease=0.001, worker="test")
-    return there
-
-
-def alive() -> None:
-    """Create a live worker."""
-    now = timezone.now()
-    Worker.objects.create(name="w", host="h", pid=1, queues=["default"], threads=1, started_at=now, seen_at=now)
+    return fill()
 
 
 @pytest.mark.usefixtures("puts_are_flushed")
@@ -116,7 +106,7 @@ def test_a_mismatch_without_a_worker_is_not_promised_to_be_corrected(restorer: C
     restorer.post(url("check"))
     work_off()
     assert "No worker is alive to correct this: start one." in text(restorer.get(url()))
-    alive()
+    worker()
     panels.forget()
     assert "A worker's sweep corrects this within seconds." in text(restorer.get(url())).replace("&#x27;", "'")
 
@@ -128,7 +118,7 @@ def test_a_check_is_an_operation_and_its_answer_is_shown(restorer: Client, loade
     answer = restorer.post(url("check"), follow=True)
     assert said(answer) == ["The check is queued and waits for a worker: none is alive."]
     Operation.objects.all().delete()
-    alive()
+    worker()
     answer = restorer.post(url("check"), follow=True)
     assert said(answer) == ["The check is queued: a worker compares the record with Redis."]
     assert "A check is queued and waits for a worker." in text(answer)

@@ -12,14 +12,12 @@ from typing import Any
 
 import pytest
 from django.test import Client
-from django.utils import timezone, translation
+from django.utils import translation
 from django.utils.translation.template import templatize
 
 import django_delayq
 from django_delayq.api.pausing import pause_queue
-from django_delayq.console import operations
 from django_delayq.console.admin.site import PAGES
-from django_delayq.models import Worker
 
 from . import asking, samples
 
@@ -231,11 +229,9 @@ def speaks_chinese(response: Any, *words: str) -> None:
 def test_every_page_speaks_chinese(boss: Client, settings: Any) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "LIMITS": {"mails": {"limit": 1}}}
     every = samples.one_of_each()
-    now = timezone.now()
-    Worker.objects.create(name="w1", host="h", pid=1, queues=["default"], threads=8, started_at=now, seen_at=now)
+    samples.worker("w1")
     pause_queue("mails", reason="provider is down", duration="1h")
-    scope = operations.Scope(ids=(1,)).to_json()
-    operation = operations.start(samples.DB, "cancel", scope, {}, described="x", reason="y", started_by="user:boss")
+    operation = samples.operation()
     words = {
         "dashboard": ("仪表盘", "已调度", "即将到期", "吞吐量", "延误"),
         "message": ("延迟消息", "搜索", "活动中", "一个键，若无此键则为主题"),

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.test import Client
 from django.urls import reverse
-from django.utils import timezone
 
 from django_delayq import (
     cancel_message,
     handler,
     reschedule_message,
-    restore,
     schedule_message,
     schedule_messages,
 )
-from django_delayq.broker import publisher
 from django_delayq.console.admin import panels
 from django_delayq.console.statistics.upcoming import count_upcoming
 from django_delayq.inspector.numbers import Capped
-from django_delayq.models import Message, Worker
+from django_delayq.models import Message
 from django_delayq.project import registry
 from django_delayq.record import admission, transitions
 from django_delayq.record.sql.rows import Ticket
@@ -32,7 +28,7 @@ from tests.support.limits import claim_limited
 from tests.support.statements import count_statements
 
 from . import asking, samples
-from .samples import DB, TOPIC, text
+from .samples import DB, TOPIC, late, text, worker
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -69,16 +65,6 @@ def in_line(number: int, **options: Any) -> list[Message]:
     return [samples.fresh(message) for message in made]
 
 
-def aged(*messages: Message, hours: float) -> None:
-    late = timezone.now() - timedelta(hours=hours)
-    Message._base_manager.filter(pk__in=[message.pk for message in messages]).update(due_at=late)
-
-
-def works(*queues: str) -> None:
-    now = timezone.now()
-    Worker.objects.create(name="w", host="h", pid=1, queues=queues, topics=[TOPIC], started_at=now, seen_at=now)
-
-
 def banners(answer: Any) -> list[Any]:
     """Return the banners but for the one that calls Redis empty, as it is in these tests."""
     return [(banner, url) for banner, url in answer.context["banners"] if "Redis holds none" not in banner.text]
@@ -101,7 +87,7 @@ def test_the_explanation_names_the_limit_its_numbers_and_the_place_in_the_line(
     viewer: Client, declare: Declare
 ) -> None:
     declare(limit=2)
-    works("default")
+    worker(topics=[TOPIC])
     *_running, first, second = in_line(4)
     assert re.fullmatch(
         rf"Limited: it waits for {LINE} \(2 of 2 run\)\. It is the next one\. It has been due for [\d.]+ m?s\.",
@@ -148,9 +134,7 @@ def test_the_page_shows_the_keys_and_links_of_a_limited_message(viewer: Client, 
 def test_a_limited_message_is_expected_in_redis_as_any_other(chief: Client, declare: Declare) -> None:
     declare(limit=1)
     message = in_line(2)[1]
-    redis_publisher = publisher.get(DB)
-    assert redis_publisher is not None
-    restore.ensure_horizon(DB, redis_publisher.broker, lease=0.001, worker="w")
+    samples.fill()
     answer = chief.get(samples.change_url(message))
     shown = {row.name: row.redis for row in answer.context["compared"]}
     assert shown["expected in Redis"] == "agrees"
@@ -162,7 +146,7 @@ def test_a_limited_message_is_expected_in_redis_as_any_other(chief: Client, decl
 def test_limited_messages_have_a_tab_and_a_badge_that_names_their_limit(viewer: Client, declare: Declare) -> None:
     declare(limit=1)
     message = in_line(2)[1]
-    aged(message, hours=1)
+    late(message, seconds=3600)
     later = samples.scheduled()
     answer = viewer.get(reverse(samples.LIST), {"state": "limited"})
     assert [each.pk for each in answer.context["cl"].result_list] == [message.pk]
@@ -205,7 +189,7 @@ def test_many_queues_cost_no_statement_each(viewer: Client, declare: Declare, se
         made = schedule_messages(
             [{"topic": topic, "payload": {}, "queue": queue} for queue in queues for topic in (TOPIC, "t.free")]
         )
-        aged(*made, hours=1)
+        late(*made, seconds=3600)
 
     declare(limit=1)
     in_line(1)
@@ -235,9 +219,8 @@ def test_queues_and_dashboard_count_limited_messages_and_do_not_call_them_overdu
     viewer: Client, declare: Declare
 ) -> None:
     declare(limit=1)
-    works("default")
-    waits = in_line(3, queue="default")[1:]
-    aged(*waits, hours=0.5)
+    worker(topics=[TOPIC])
+    late(*in_line(3)[1:], seconds=1800)
     panels.forget()
     queues = viewer.get(reverse("admin:delayq_queue_changelist"))
     (row,) = [row for row in queues.context["queues"] if row.name == "default"]
@@ -255,10 +238,8 @@ def test_queues_and_dashboard_count_limited_messages_and_do_not_call_them_overdu
 
 def test_limited_messages_are_not_overdue_among_those_that_come(declare: Declare) -> None:
     declare(limit=1)
-    waits = in_line(3)[1:]
-    aged(*waits, hours=1)
     free = schedule_message("other")
-    aged(free, hours=1)
+    late(*in_line(3)[1:], free, seconds=3600)
     now = transitions.now(DB)
     found = count_upcoming(DB, "hour", now, Capped(1))
     assert (found.overdue.number, found.overdue.topics) == (Capped(1), {"other": 1})
@@ -275,9 +256,8 @@ def test_the_dashboard_without_limited_messages_says_nothing_of_limits(viewer: C
 
 def test_a_banner_names_a_line_that_is_old(viewer: Client, declare: Declare) -> None:
     declare(limit=1)
-    works("default")
-    waits = in_line(3)[1:]
-    aged(*waits, hours=2)
+    worker(topics=[TOPIC])
+    late(*in_line(3)[1:], seconds=7200)
     panels.forget()
     answer = viewer.get(samples.admin_url("dashboard_changelist"))
     ((banner, url),) = banners(answer)

@@ -23,10 +23,11 @@ from django_delayq.console.search import language, listing
 from django_delayq.console.statements import TooSlow, statement_timeout
 from django_delayq.core import bounds
 from django_delayq.core.states import State
-from django_delayq.models import Message, Worker
+from django_delayq.models import Message
 from django_delayq.record.transitions import now
 
 from . import samples
+from .conftest import logged_in, person
 
 pytestmark = pytest.mark.django_db
 
@@ -72,22 +73,10 @@ def test_a_finished_state_is_listed_last_finished_first(viewer: Client) -> None:
     assert listed(viewer, state="dead") == [second.pk, first.pk]
 
 
-def test_overdue_messages_and_those_due_soon_can_be_listed(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "OVERDUE_AFTER", timedelta(seconds=0))
-    overdue = samples.scheduled(delay=0)
-    in_minutes = samples.scheduled(delay="10m", queue="mails")
-    in_hours = samples.scheduled(delay="10h")
-    samples.scheduled(delay="10d")
-    samples.running()
-    assert listed(viewer, state="overdue") == [overdue.pk]
-    assert listed(viewer, q="is:overdue") == [overdue.pk]
-    assert listed(viewer, q="due:0s..1h") == [in_minutes.pk]
-    assert listed(viewer, q="due:0s..1d") == [in_minutes.pk, in_hours.pk]
-
-
-def test_overdue_is_what_has_waited_longer_than_the_setting_says(viewer: Client) -> None:
+def test_overdue_is_what_has_waited_longer_than_a_few_seconds(viewer: Client) -> None:
     samples.scheduled(delay=0)
-    assert listed(viewer, state="overdue") == []
+    (overdue,) = samples.late(samples.scheduled())
+    assert listed(viewer, state="overdue") == [overdue.pk]
 
 
 @pytest.mark.usefixtures("small_pages")
@@ -194,8 +183,6 @@ def test_errors_are_searched_in_every_state_newest_first(viewer: Client) -> None
 
 
 def test_masked_names_may_be_searched_only_with_the_permission_to_reveal(viewer: Client) -> None:
-    from .conftest import logged_in, person
-
     message = samples.scheduled({"user": {"api_token": "abc"}})
     query = {"q": "payload.user.api_token:abc"}
     assert listed(viewer, **query) == []
@@ -240,9 +227,8 @@ def test_an_empty_tab_says_so(viewer: Client, state: str, sentence: str) -> None
     assert sentence in samples.text(viewer.get(reverse(samples.LIST), {"state": state}))
 
 
+@pytest.mark.postgresql("ends a statement by itself")
 def test_a_search_without_an_index_is_ended_and_told(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    if connection.vendor != "postgresql":
-        pytest.skip("needs PostgreSQL")
     samples.scheduled()
     slow = RawSQL("pg_sleep(10) IS NOT NULL", (), output_field=BooleanField())
     monkeypatch.setattr(listing, "PAGE_TIMEOUT_MS", 30)
@@ -260,10 +246,8 @@ def test_a_search_without_an_index_is_ended_and_told(viewer: Client, monkeypatch
         assert cursor.fetchone()[0] == "0"
 
 
+@pytest.mark.postgresql("ends a statement by itself")
 def test_a_search_without_an_index_shows_the_nearest_messages(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    if connection.vendor != "postgresql":
-        pytest.skip("elsewhere nothing is ended by the database")
-
     def too_slow(*args: Any, **options: Any) -> Any:
         raise TooSlow
 
@@ -285,10 +269,9 @@ def test_a_search_without_an_index_shows_the_nearest_messages(viewer: Client, mo
     assert listed(viewer, q="queue:mails") == [other.pk]
 
 
+@pytest.mark.postgresql("ends a statement by itself")
 def test_an_unfinished_search_is_tried_for_longer(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first try ends before the server's sleep does, the longer one after it."""
-    if connection.vendor != "postgresql":
-        pytest.skip("elsewhere nothing is ended by the database")
     message = samples.scheduled()
     monkeypatch.setattr(listing, "PAGE_TIMEOUT_MS", 30)
     monkeypatch.setattr(listing, "LONGER_TIMEOUT_MS", 60_000)
@@ -516,20 +499,14 @@ def test_a_row_shows_its_state_as_a_word(viewer: Client) -> None:
 
 
 def test_workers_are_listed_with_the_moment_they_were_last_seen(viewer: Client) -> None:
-    seen = now(samples.DB)
-    Worker.objects.create(
-        name=samples.WORKER, host="host", pid=1, queues=["default", "mails"], started_at=seen, seen_at=seen
-    )
-    page = samples.text(viewer.get(reverse("admin:delayq_worker_changelist")))
-    assert "default, mails" in page
-    assert re.search(r"\d\sm?s ago", page)
+    samples.worker(samples.WORKER)
+    assert re.search(r"\d\sm?s ago", samples.text(viewer.get(reverse("admin:delayq_worker_changelist"))))
     detail = viewer.get(reverse("admin:delayq_worker_change", args=[samples.WORKER.replace("/", "_2F")]))
     assert samples.WORKER in samples.text(detail)
 
 
 def test_the_page_of_a_worker_offers_no_history(viewer: Client) -> None:
-    seen = now(samples.DB)
-    Worker.objects.create(name="alone", host="host", pid=1, queues=["default"], started_at=seen, seen_at=seen)
+    samples.worker("alone")
     history = reverse("admin:delayq_worker_history", args=["alone"])
     detail = viewer.get(reverse("admin:delayq_worker_change", args=["alone"]))
     assert history not in detail.content.decode()
@@ -537,8 +514,7 @@ def test_the_page_of_a_worker_offers_no_history(viewer: Client) -> None:
 
 
 def test_a_search_without_results_leads_to_the_names_that_are_like_its_own(viewer: Client) -> None:
-    alive: Any = {"started_at": now(samples.DB), "seen_at": now(samples.DB)}
-    Worker.objects.create(name="w", host="h", pid=1, topics=["orders.close"], queues=["mails"], **alive)
+    samples.worker(queues=("mails",), topics=["orders.close"])
     for search, near in (
         ("topic:order.close queue:mail", ["topic:orders.close", "queue:mails"]),
         ("order.close", ["topic:orders.close"]),

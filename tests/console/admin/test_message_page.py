@@ -15,17 +15,15 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from django_delayq import cancel_message, restore
+from django_delayq import cancel_message
 from django_delayq.api import pausing
-from django_delayq.broker import publisher
 from django_delayq.broker.base import Entry
-from django_delayq.broker.redis import RedisBroker
 from django_delayq.console.admin import explanation, payload
 from django_delayq.console.models import AuditEvent
 from django_delayq.core.actors import acting_as
 from django_delayq.core.clock import to_tenths
 from django_delayq.core.states import State
-from django_delayq.models import Message, Worker
+from django_delayq.models import Message
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Ticket
 
@@ -52,18 +50,13 @@ def test_the_explanation_says_how_late_a_message_is_and_whether_its_queue_is_ser
     assert re.fullmatch(
         r"Overdue by [\d.]+ m?s\. Waiting: no live worker listens to the queue mails\.", why(viewer, message)
     )
-    works("mails")
+    samples.worker(queues=("mails",))
     assert why(viewer, message).endswith("Waiting for a free worker of the queue mails.")
-
-
-def works(*queues: str) -> None:
-    now = timezone.now()
-    Worker.objects.create(name="w", host="h", pid=1, queues=queues, started_at=now, seen_at=now)
 
 
 def test_the_explanation_says_since_when_by_whom_and_why_a_queue_is_paused(viewer: Client) -> None:
     message = samples.scheduled(delay=0, queue="mails")
-    works("mails")
+    samples.worker(queues=("mails",))
     with acting_as("user:anna"):
         pausing.pause_queue("mails", reason="provider <is> down")
     assert re.search(
@@ -77,14 +70,12 @@ def test_the_explanation_says_since_when_by_whom_and_why_a_queue_is_paused(viewe
 
 
 def overdue(**options: Any) -> Message:
-    message = samples.scheduled(delay=0, **options)
-    Message._base_manager.filter(pk=message.pk).update(due_at=timezone.now() - timedelta(minutes=1))
-    return samples.fresh(message)
+    return samples.late(samples.scheduled(**options))[0]
 
 
-def test_a_message_missing_in_redis_can_be_put_back(redis_client: Any) -> None:
-    client = logged_in(person("rosa", "view_message", "restore_message"))
-    works("default")
+def test_a_message_missing_in_redis_can_be_put_back(restorer: Client, redis_client: Any) -> None:
+    client = restorer
+    samples.worker()
     message = overdue()
     assert "Missing in Redis: a worker's next sweep puts it back; “Put it back” does so at once." in why(
         client, message
@@ -116,15 +107,6 @@ def reveal_url(message: Message) -> str:
     return reverse("admin:delayq_message_reveal", args=[message.pk])
 
 
-def fill(queue: str) -> RedisBroker:
-    """Give a queue its horizon, as the first worker does."""
-    redis_publisher = publisher.get(samples.DB)
-    assert redis_publisher is not None
-    assert isinstance(redis_publisher.broker, RedisBroker)
-    restore.ensure_horizon(samples.DB, redis_publisher.broker, lease=0.001, worker="w")
-    return redis_publisher.broker
-
-
 def compared(client: Client, message: Message) -> dict[str, tuple[str, str]]:
     return {row.name: (row.record, row.redis) for row in page_of(client, message).context["compared"]}
 
@@ -132,7 +114,7 @@ def compared(client: Client, message: Message) -> dict[str, tuple[str, str]]:
 def test_the_record_and_redis_stand_side_by_side(viewer: Client, redis_client: Any) -> None:
     first = samples.scheduled(delay="5m")
     message = samples.scheduled(delay="5m")
-    fill("default").put("default", [Entry.at(message.pk, message.due_at, 0)])
+    samples.fill().put("default", [Entry.at(message.pk, message.due_at, 0)])
     due = explanation.moment(message.due_at)
     assert compared(viewer, message)["state"] == ("scheduled", f"delayed until {due}")
     assert compared(viewer, message)["due"] == (due, due)
@@ -149,7 +131,7 @@ def test_the_record_and_redis_stand_side_by_side(viewer: Client, redis_client: A
 
 def test_a_ready_message_has_a_place_in_the_line(viewer: Client, redis_client: Any) -> None:
     messages = [overdue() for _number in range(3)]
-    fill("default").put("default", [Entry.at(message.pk, message.due_at, 0) for message in messages])
+    samples.fill().put("default", [Entry.at(message.pk, message.due_at, 0) for message in messages])
     assert re.fullmatch(r"ready since [\d: .-]+, with 2 before it", compared(viewer, messages[2])["state"][1])
 
 

@@ -6,7 +6,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -24,7 +24,7 @@ from django_delayq.console.operations.runner import MAX_FAILURES, OperationRunne
 from django_delayq.console.search.language import parse
 from django_delayq.core.exceptions import BrokerUnavailable
 from django_delayq.core.states import State
-from django_delayq.models import Message, Transition, Worker
+from django_delayq.models import Message, Transition
 from django_delayq.record import transitions
 
 from . import samples
@@ -140,23 +140,14 @@ def test_a_scope_of_ids_survives_its_way_through_json(ids: tuple[int, ...]) -> N
     assert len(text) < 100 + len(ids)
 
 
-def test_a_shift_with_a_spread_goes_over_all_steps() -> None:
-    ids = scheduled(10)
-    before = [Message.objects.get(pk=pk).due_at for pk in ids]
-    start("reschedule", "is:live", shift=3600, spread=100)
+@pytest.mark.parametrize("given", [{"shift": 3600}, {"due": "2100-01-01T00:00:00+00:00"}], ids=str)
+def test_messages_are_spread_over_all_steps(given: dict[str, Any]) -> None:
+    made = samples.many(10, delay=None, due_at=transitions.now(samples.DB) + timedelta(hours=1))
+    start("reschedule", "is:live", spread=100, **given)
     worked_off()
-    moved = [(Message.objects.get(pk=pk).due_at - at).total_seconds() for pk, at in zip(ids, before, strict=True)]
-    assert moved == pytest.approx([3600 + 10.0 * number for number in range(10)], abs=0.002)
-
-
-def test_messages_are_spread_over_all_steps() -> None:
-    ids = scheduled(10)
-    due = transitions.now(samples.DB) + timedelta(days=1)
-    start("reschedule", "is:live", due=due.isoformat(), spread=100)
-    worked_off()
-    first = Message.objects.get(pk=ids[0]).due_at
-    ahead = [(Message.objects.get(pk=pk).due_at - first).total_seconds() for pk in ids]
-    assert ahead == pytest.approx([10.0 * number for number in range(10)], abs=0.002)
+    moved = [samples.fresh(message).due_at for message in made]
+    first = made[0].due_at + timedelta(hours=1) if "shift" in given else datetime(2100, 1, 1, tzinfo=UTC)
+    assert [(at - first).total_seconds() for at in moved] == pytest.approx([10.0 * n for n in range(10)], abs=0.002)
 
 
 @pytest.mark.parametrize(
@@ -345,18 +336,13 @@ def page(client: Client, operation: Operation) -> Any:
     return client.get(reverse("admin:delayq_console_operation_change", args=[operation.pk]))
 
 
-def alive() -> None:
-    now = transitions.now(samples.DB)
-    Worker.objects.create(name="w1", host="h", pid=1, started_at=now, seen_at=now)
-
-
 def test_the_list_shows_the_progress_of_operations(chief: Client) -> None:
     scheduled(10)
     operation = start("cancel", "is:live")
     text = samples.text(chief.get(reverse(LIST)))
     assert f"#{operation.pk} Cancel these queued 0 messages user:anna" in text
     assert "No worker is alive to do this" in text
-    alive()
+    samples.worker()
     step(operation)
     response = chief.get(reverse(LIST))
     text = samples.text(response)
@@ -372,7 +358,7 @@ def test_the_page_shows_an_operation_and_its_outcomes(chief: Client) -> None:
     scheduled(10)
     due = timezone.now() + timedelta(days=1)
     operation = start("reschedule", "is:live", due=due.isoformat(), spread=600)
-    alive()
+    samples.worker()
     step(operation)
     response = page(chief, operation)
     text = samples.text(response)

@@ -12,7 +12,6 @@ from django.urls import reverse
 from django_delayq.broker import publisher
 from django_delayq.console import operations
 from django_delayq.console.models import AuditEvent, Operation
-from django_delayq.console.operations.bulk import Scope
 from django_delayq.models import Message
 from tests.support.replica import REPLICA
 
@@ -67,8 +66,7 @@ def test_an_export_is_written_to_the_audit_there(boss: Client) -> None:
 
 
 def test_an_operation_is_stopped_and_resumed_there() -> None:
-    scope = Scope(ids=(samples.scheduled().pk,)).to_json()
-    started = operations.start("default", "cancel", scope, {}, described="one", reason="", started_by="user:boss")
+    started = samples.operation("cancel", samples.scheduled().pk)
     for verb, state in ((operations.stop, "stopped"), (operations.resume, "queued")):
         read = Operation.objects.get(pk=started.pk)
         assert read._state.db == REPLICA

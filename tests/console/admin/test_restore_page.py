@@ -11,18 +11,18 @@ import redis
 from django.db import connection
 from django.test import Client
 from django.urls import reverse
-from django.utils import timezone
 
 from django_delayq.console.admin import restore_page
 from django_delayq.console.models import AuditEvent, Operation, OperationState
 from django_delayq.core.states import State
-from django_delayq.models import Message, Worker
+from django_delayq.models import Message, Transition
 from django_delayq.record import transitions
 from django_delayq.restore import Restore
 from tests.support.commands import due_tenths, held
 
+from . import samples
 from .asking import work_off
-from .samples import DB, record, said, scheduled, text
+from .samples import DB, many, record, said, scheduled, text, worker
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -32,10 +32,7 @@ YES = {"overdue": "run", "typed": "restore"}
 
 def late(number: int = 1, **options: Any) -> list[Message]:
     """Create messages that are overdue for an hour."""
-    messages = [scheduled(delay=0, **options) for _ in range(number)]
-    hour_ago = timezone.now() - timedelta(hours=1)
-    Message._base_manager.filter(pk__in=[message.pk for message in messages]).update(due_at=hour_ago)
-    return messages
+    return samples.late(*many(number, **options), seconds=3600)
 
 
 def rows(response: Any) -> list[str]:
@@ -101,24 +98,16 @@ def test_overdue_messages_are_spread_as_confirmed(restorer: Client) -> None:
     assert all(message.due_at < before for message in Message.objects.filter(pk__in=[m.pk for m in others]))
 
 
-def test_overdue_messages_are_cancelled_as_confirmed(restorer: Client) -> None:
+@pytest.mark.parametrize(
+    ("policy", "state", "outcome"), [("cancel", State.CANCELLED, "cancelled"), ("dead", State.DEAD, "given up")]
+)
+def test_overdue_messages_are_ended_as_confirmed(restorer: Client, policy: str, state: State, outcome: str) -> None:
     (message,) = late()
-    restorer.post(reverse(URL), {"overdue": "cancel", "typed": "restore"})
-    assert "are cancelled" in Operation.objects.get().described
-    assert work_off().outcomes == {"cancelled": 1}
-    message.refresh_from_db()
-    last = message.transitions.last()
-    assert last is not None
-    assert (message.state, last.reason) == (State.CANCELLED, "cancelled by a restore: overdue")
-
-
-def test_overdue_messages_are_given_up_as_confirmed(restorer: Client) -> None:
-    (message,) = late()
-    restorer.post(reverse(URL), {"overdue": "dead", "typed": "restore"})
-    assert "given up" in Operation.objects.get().described
-    work_off()
-    message.refresh_from_db()
-    assert message.state == State.DEAD
+    restorer.post(reverse(URL), {"overdue": policy, "typed": "restore"})
+    assert f"are {outcome}" in Operation.objects.get().described
+    assert work_off().outcomes == {outcome: 1}
+    last = Transition.objects.filter(message=message).latest("number")
+    assert (last.to_state, last.reason) == (state, f"{outcome} by a restore: overdue")
 
 
 @pytest.mark.parametrize(
@@ -181,8 +170,7 @@ def test_a_preview_that_takes_too_long_says_so(restorer: Client, monkeypatch: py
 
 
 def test_the_restore_page_mentions_a_live_worker(restorer: Client) -> None:
-    now = timezone.now()
-    Worker.objects.create(name="w/1", host="w", pid=1, queues=[], threads=8, started_at=now, seen_at=now)
+    worker()
     assert "A worker is alive: it restores Redis by itself" in text(restorer.get(reverse(URL)))
 
 
