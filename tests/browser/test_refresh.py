@@ -10,7 +10,6 @@ import pytest
 from django.urls import reverse
 
 from django_delayq import schedule_message
-from django_delayq.console.models import Operation
 from django_delayq.console.search import listing
 from django_delayq.console.statements import TooSlow
 from tests.console.admin import samples
@@ -31,35 +30,52 @@ HIDE = """(hidden) => {
 }"""
 
 
-class Live:
-    """The dashboard in a browser, and the requests of its script."""
+class Watched:
+    """A page whose clock stands still but for ``pass_time``; it must never be loaded again."""
 
-    def __init__(self, page: Any, forget: Callable[[], None]) -> None:
+    def __init__(self, page: Any, path: str) -> None:
         self.page = page
-        self.forget = forget
+        # The requests of its script.
         self.asked = 0
         page.on("request", self._note)
-        # The clock stands still from NOON on and moves only when a test moves it.
         page.clock.install(time=BEFORE_NOON)
         page.clock.pause_at(NOON)
-        page.goto(reverse("admin:delayq_console_dashboard_changelist"))
-        self.number = page.locator(".dq-tile").filter(has_text="Scheduled").locator(".dq-tile-number")
-        expect(self.number).to_have_text("0")
+        page.goto(path)
         page.evaluate("window.loadedOnce = true")
 
     def _note(self, request: Any) -> None:
         self.asked += request.resource_type == "fetch"
 
+    def pass_time(self, seconds: int) -> None:
+        self.page.clock.run_for(seconds * 1000)
+
+    def is_the_same(self) -> None:
+        assert self.page.evaluate("window.loadedOnce"), "the page was loaded again"
+
+    def refresh(self) -> None:
+        asked = self.asked
+        self.pass_time(6)
+        expect(self.page.get_by_role("status").filter(has_text="Updated")).to_be_visible()
+        assert self.asked == asked + 1
+        self.is_the_same()
+
+
+class Live(Watched):
+    """The dashboard."""
+
+    def __init__(self, page: Any, forget: Callable[[], None]) -> None:
+        super().__init__(page, reverse("admin:delayq_console_dashboard_changelist"))
+        self.forget = forget
+        self.number = page.locator(".dq-tile").filter(has_text="Scheduled").locator(".dq-tile-number")
+        expect(self.number).to_have_text("0")
+
     def schedule(self) -> None:
         schedule_message("t.ok", delay="1h")
         self.forget()
 
-    def pass_time(self, seconds: int) -> None:
-        self.page.clock.run_for(seconds * 1000)
-
     def shows(self, number: int) -> None:
         expect(self.number).to_have_text(str(number))
-        assert self.page.evaluate("window.loadedOnce"), "the page was loaded again"
+        self.is_the_same()
 
 
 @pytest.fixture
@@ -69,9 +85,8 @@ def live(open_page: Open, forget_panels: Callable[[], None]) -> Live:
 
 def test_a_tile_changes_without_a_reload(live: Live) -> None:
     live.schedule()
-    live.pass_time(6)
+    live.refresh()
     live.shows(1)
-    expect(live.page.get_by_role("status").filter(has_text="Updated")).to_be_visible()
     live.schedule()
     live.pass_time(6)
     live.shows(2)
@@ -122,8 +137,7 @@ def test_the_page_says_since_when_it_is_stale_and_recovers(live: Live) -> None:
 def test_a_region_with_the_focus_is_left_alone(live: Live) -> None:
     live.page.locator(".dq-tile").first.focus()
     live.schedule()
-    live.pass_time(6)
-    expect(live.page.get_by_role("status").filter(has_text="Updated")).to_be_visible()
+    live.refresh()
     assert live.page.evaluate("document.activeElement.classList.contains('dq-tile')")
     region = live.page.locator("[data-dq-region=tiles]")
     expect(live.number).to_have_text("0")
@@ -134,29 +148,6 @@ def test_a_region_with_the_focus_is_left_alone(live: Live) -> None:
     live.pass_time(6)
     live.shows(1)
     expect(live.page.get_by_text("As it was at")).to_have_count(0)
-
-
-class Watched:
-    """A page whose clock stands still but for ``refresh``; it must never be loaded again."""
-
-    def __init__(self, page: Any, path: str) -> None:
-        self.page = page
-        self.asked = 0
-        page.on("request", self._note)
-        page.clock.install(time=BEFORE_NOON)
-        page.clock.pause_at(NOON)
-        page.goto(path)
-        page.evaluate("window.loadedOnce = true")
-
-    def _note(self, request: Any) -> None:
-        self.asked += request.resource_type == "fetch"
-
-    def refresh(self) -> None:
-        asked = self.asked
-        self.page.clock.run_for(6000)
-        expect(self.page.get_by_role("status").filter(has_text="Updated")).to_be_visible()
-        assert self.asked == asked + 1
-        assert self.page.evaluate("window.loadedOnce"), "the page was loaded again"
 
 
 def test_rows_of_the_list_change_in_their_places(open_page: Open) -> None:
@@ -205,16 +196,6 @@ def test_a_message_that_was_consumed_is_no_longer_offered_to_be_cancelled(open_p
     expect(watched.page.locator("#facts")).to_contain_text("finished")
 
 
-def test_an_operation_that_is_done_is_no_longer_offered_to_be_stopped(open_page: Open) -> None:
-    operation = samples.operation()
-    watched = Watched(open_page(), admin_url("operation_change", operation.pk))
-    expect(watched.page.get_by_role("button", name="Stop")).to_be_visible()
-    Operation.objects.update(state="done", done=5, total=5)
-    watched.refresh()
-    expect(watched.page.get_by_text("100 %").first).to_be_visible()
-    expect(watched.page.get_by_role("button", name="Stop")).to_have_count(0)
-
-
 def test_a_slow_search_is_not_repeated(open_page: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     def too_slow(*given: Any, **options: Any) -> Any:
         raise TooSlow
@@ -224,17 +205,16 @@ def test_a_slow_search_is_not_repeated(open_page: Open, monkeypatch: pytest.Monk
     watched = Watched(open_page(), f"{admin_url('message_changelist')}?q=topic:t.ok")
     page = watched.page
     expect(page.get_by_role("status").filter(has_text="Not refreshed by itself")).to_be_visible()
-    page.clock.run_for(600_000)
+    watched.pass_time(600)
     page.get_by_label("Refresh every").select_option("2")
-    page.clock.run_for(600_000)
+    watched.pass_time(600)
     assert watched.asked == 0
 
 
 def test_a_page_that_takes_long_is_asked_for_less_often(live: Live) -> None:
     """By the clock of the browser each answer takes four seconds: the next one is asked for after twenty."""
     live.page.evaluate("{ let at = 0; performance.now = () => (at += 4000); }")
-    live.pass_time(6)
-    expect(live.page.get_by_role("status").filter(has_text="Updated")).to_be_visible()
+    live.refresh()
     live.schedule()
     live.pass_time(18)
     assert live.asked == 1

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
 import redis
-from django.conf import settings
 from django.contrib.auth.models import User
-from django.test import override_settings
 from django.utils import timezone
 
 from django_delayq import pause_queue, schedule_message, schedule_messages
 from django_delayq.console.models import AuditEvent, Operation
 from django_delayq.core.states import State
-from django_delayq.models import Message, Queue, Transition
-from django_delayq.record.sql.rows import Ticket
+from django_delayq.models import Message, Queue
 from testproject.servers import RedisServer
 from tests.console.admin import samples
-from tests.console.admin.samples import admin_url
-from tests.support.limits import claim_limited
+from tests.console.admin.samples import admin_url as url
 from tests.support.processes import Start
 from tests.support.record_of import states, wait_until
 
@@ -34,10 +29,6 @@ pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.usefixtures("configure"),
 ]
-
-
-def url(name: str, *args: object) -> str:
-    return admin_url(name, *args)
 
 
 def search(page: Any, text: str) -> None:
@@ -100,31 +91,6 @@ def test_a_message_is_found_and_cancelled(open_page: Open) -> None:
     assert AuditEvent.objects.get().actor == "user:anna"
 
 
-def test_a_limited_message_is_found_by_its_limit_and_cancelled(open_page: Open) -> None:
-    with override_settings(DELAYQ={**settings.DELAYQ, "LIMITS": {name: {"limit": 1} for name in ("mail", "news")}}):
-        _cancel_one_of_a_limit(open_page)
-
-
-def _cancel_one_of_a_limit(open_page: Open) -> None:
-    waits, other = (_waiting_for_its_queue(name) for name in ("mail", "news"))
-    page = open_page(url("limits_changelist"))
-    page.get_by_role("row", name="queue mail").get_by_role("link", name="1").last.click()
-    expect(rows(page)).to_have_count(1)
-    page.get_by_role("link", name=f"#{waits.pk}").click()
-    expect(page.get_by_text("Limited: it waits for queue mail (1 of 1 run).")).to_be_visible()
-    page.get_by_role("button", name="Cancel").click()
-    expect(page.locator("#forecast")).to_contain_text("will be cancelled")
-    confirm(page, "Cancel messages", reason="too late")
-    expect(page.locator("#timeline")).to_contain_text("too late")
-    assert (samples.fresh(waits).state, samples.fresh(other).state) == (State.CANCELLED, State.SCHEDULED)
-
-
-def _waiting_for_its_queue(queue: str) -> Message:
-    made = [samples.scheduled(delay=0, queue=queue) for _ in range(2)]
-    claim_limited(samples.DB, [Ticket(message.pk) for message in made], {samples.TOPIC: 60.0}, samples.WORKER)
-    return samples.fresh(made[1])
-
-
 def test_all_that_a_search_finds_is_rescheduled_by_a_worker(open_page: Open, start: Start) -> None:
     later = timezone.now() + timedelta(hours=3)
     schedule_messages([{"topic": "t.ok", "delay": "1h"}] * 230)
@@ -150,30 +116,6 @@ def test_all_that_a_search_finds_is_rescheduled_by_a_worker(open_page: Open, sta
     assert samples.fresh(spared).moves == 1
 
 
-def test_a_dead_group_is_requeued_and_delivered(open_page: Open, start: Start) -> None:
-    start("--threads", "2")
-    dead = schedule_messages([{"topic": "t.reject"}] * 3)
-    other = wait_until(schedule_message("t.base"), State.DEAD)
-    for message in dead:
-        wait_until(message, State.DEAD)
-    page = open_page(url("deadletters_changelist"))
-    group = page.get_by_role("row").filter(has_text="t.reject").first
-    expect(group.get_by_role("link", name="3", exact=True)).to_have_count(4)
-
-    group.get_by_role("button", name="Requeue all…").click()
-    expect(page.locator("#forecast")).to_contain_text("will be scheduled again")
-    confirm(page, "Requeue messages", reason="try again")
-    refresh_every(page, 2)
-    expect(page.get_by_text("done", exact=True)).to_be_visible()
-
-    assert Operation.objects.get(action="requeue").outcomes == {"requeued": 3}
-    for message in dead:
-        wait_until(message, State.DEAD)
-    again = Transition.objects.filter(from_state=State.DEAD, to_state=State.SCHEDULED)
-    assert Counter(again.values_list("message_id", flat=True)) == Counter(message.pk for message in dead)
-    assert samples.fresh(other).state == State.DEAD
-
-
 def test_redis_is_restored_after_it_lost_everything(
     open_page: Open, start: Start, redis_server: RedisServer, configure: Callable[..., None]
 ) -> None:
@@ -193,46 +135,6 @@ def test_redis_is_restored_after_it_lost_everything(
         assert operation.outcomes == {"put": 300}
         assert sum(client.zcard(key) for key in client.scan_iter(_type="zset")) >= 300
     assert states() == {State.SCHEDULED: 300}
-
-
-def test_an_answer_after_the_end_of_the_session_is_told_to_be_lost(open_page: Open, boss: User) -> None:
-    boss.set_password("secret")
-    boss.save()
-    message = schedule_message("t.ok", delay="1h")
-    page = open_page(url("message_change", message.pk))
-    page.get_by_role("button", name="Cancel").click()
-    page.context.clear_cookies(name=settings.SESSION_COOKIE_NAME)
-    confirm(page, "Cancel messages", reason="customer refunded")
-    page.get_by_label("Username").fill("anna")
-    page.get_by_label("Password").fill("secret")
-    page.get_by_role("button", name="Log in").click()
-    expect(page.locator(".messagelist")).to_contain_text("Nothing was done: your session had ended")
-    expect(rows(page)).to_have_count(1)
-    assert samples.fresh(message).state == State.SCHEDULED
-
-
-def test_a_backlog_is_resumed_slowly(open_page: Open, start: Start, forget_panels: Callable[[], None]) -> None:
-    pause_queue("special")
-    backlog = schedule_messages([{"topic": "t.queued"}] * 3)
-    page = open_page(url("queue_changelist"))
-    row = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="special"))
-    row.get_by_role("link", name="Resume…").click()
-    expect(page.get_by_text("3 messages are due and begin at once.")).to_be_visible()
-    page.get_by_label("Spread over").fill("2h")
-    page.get_by_label("Reason").fill("the relay is back")
-    page.get_by_role("button", name="Resume").click()
-    expect(page.locator(".messagelist")).to_contain_text("a worker spreads the messages, then resumes queue special")
-    expect(row).to_contain_text("paused")
-    start()
-    wait_until(backlog[0], State.CONSUMED)
-    assert {samples.fresh(message).state for message in backlog[1:]} == {State.SCHEDULED}
-    forget_panels()
-    page.reload()
-    expect(row).to_contain_text("active")
-    page.goto(url("operation_changelist"))
-    operation = Operation.objects.get(action="run")
-    page.get_by_role("link", name=f"#{operation.pk}").click()
-    expect(page.get_by_text("Then resumes queue")).to_be_visible()
 
 
 def test_a_queue_is_paused_and_resumed(open_page: Open, start: Start, forget_panels: Callable[[], None]) -> None:

@@ -541,26 +541,6 @@ def flush_after(client: redis.Redis, batches: int) -> Callable[[int], None]:
     return progress
 
 
-@pytest.mark.parametrize("batches", [1, 5, 15])
-def test_a_flush_in_the_middle_of_a_restore_is_noticed_and_a_second_restore_heals_it(
-    redis_client: redis.Redis, batches: int
-) -> None:
-    ids = schedule(2000)
-    redis_client.flushall()
-    there = broker()
-    job = Restore(DB, there, batch_size=100)
-    job.preview()
-    with pytest.raises(BrokerUnavailable, match="lost while it was being filled"):
-        job.run(progress=flush_after(redis_client, batches))
-    assert len(held()) < 2000
-
-    second = Restore(DB, there, batch_size=100)
-    second.preview()
-    assert second.run().position is None
-    assert held() == due_tenths(*ids)
-    there.close()
-
-
 def test_a_worker_heals_a_restore_that_was_flushed_in_the_middle(start: Start, redis_client: redis.Redis) -> None:
     schedule(600, due=-1, topic="t.effect")
     later = schedule(900, due=300)

@@ -100,12 +100,16 @@ def test_the_health_page_compares_nothing_without_a_configured_redis(restorer: C
     assert not Operation.objects.exists()
 
 
-def test_a_mismatch_without_a_worker_is_not_promised_to_be_corrected(restorer: Client, loaded: RedisBroker) -> None:
+@pytest.mark.usefixtures("puts_are_flushed")
+def test_mismatches_are_shown_by_queue_with_who_corrects_them(restorer: Client, loaded: RedisBroker) -> None:
     lost = scheduled(delay="1m")
     loaded.remove("default", [lost.pk])
     restorer.post(url("check"))
     work_off()
-    assert "No worker is alive to correct this: start one." in text(restorer.get(url()))
+    page = text(restorer.get(url()))
+    assert "differ" in page
+    assert "default 1 1 0 0 0" in page
+    assert "No worker is alive to correct this: start one." in page
     worker()
     panels.forget()
     assert "A worker's sweep corrects this within seconds." in text(restorer.get(url())).replace("&#x27;", "'")
@@ -128,17 +132,6 @@ def test_a_check_is_an_operation_and_its_answer_is_shown(restorer: Client, loade
     page = text(restorer.get(url()))
     assert "The record and Redis agreed in 2 comparisons." in page
     assert re.search(r"Checked .* ago \(20.*\) by user:rosa\.", page)
-
-
-@pytest.mark.usefixtures("puts_are_flushed")
-def test_mismatches_are_shown_by_queue(restorer: Client, loaded: RedisBroker) -> None:
-    lost = scheduled(delay="1m")
-    loaded.remove("default", [lost.pk])
-    restorer.post(url("check"))
-    work_off()
-    page = text(restorer.get(url()))
-    assert "differ" in page
-    assert "default 1 1 0 0 0" in page
 
 
 def test_the_last_restore_is_shown_whoever_began_it(viewer: Client, redis_client: redis.Redis) -> None:

@@ -68,11 +68,6 @@ def test_all_states_are_listed_newest_first(viewer: Client) -> None:
     assert listed(viewer, state="all") == made[::-1]
 
 
-def test_a_finished_state_is_listed_last_finished_first(viewer: Client) -> None:
-    first, second = samples.dead(), samples.dead()
-    assert listed(viewer, state="dead") == [second.pk, first.pk]
-
-
 def test_overdue_is_what_has_waited_longer_than_a_few_seconds(viewer: Client) -> None:
     samples.scheduled(delay=0)
     (overdue,) = samples.late(samples.scheduled())

@@ -220,16 +220,6 @@ def test_a_runner_without_operations_issues_one_query() -> None:
 # --- stop and resume --------------------------------------------------------------------------------------------------
 
 
-def test_an_operation_that_no_worker_has_stops_at_once() -> None:
-    waiting, abandoned = start("cancel", "is:live"), start("cancel", "is:live")
-    step(abandoned)
-    Operation.objects.filter(pk=abandoned.pk).update(state="running", worker="w1", finished_at=None)
-    lease_runs_out(abandoned)
-    for operation in (waiting, abandoned):
-        assert operations.stop(operation)
-        assert fresh(operation).state == "stopped"
-
-
 def test_a_stop_takes_effect_when_its_worker_was_killed(chief: Client) -> None:
     scheduled(10)
     left, killed = start("cancel", "is:live"), start("cancel", "is:live")
