@@ -108,25 +108,14 @@ def succeed_elsewhere(message: Delivered) -> None:
     pass
 
 
-@receives("t.effect", retry=SOON)
 def affect(message: Delivered) -> None:
     leave(message)
 
 
-@receives("t.tx", transactional=True, retry=AGAIN_AND_AGAIN)
-def affect_once(message: Delivered) -> None:
-    leave(message)
-
-
-@receives("t.once_tx", transactional=True, retry=False)
-def affect_once_behind_the_gate(message: Delivered) -> None:
-    pass_gate(message)
-    leave(message)
-
-
-@receives("t.new", retry=SOON)
-def arrive_with_a_deploy(message: Delivered) -> None:
-    leave(message)
+receives("t.effect", retry=SOON)(affect)
+receives("t.tx", transactional=True, retry=AGAIN_AND_AGAIN)(affect)
+# Arrives with a deploy.
+receives("t.new", retry=SOON)(affect)
 
 
 def digest_of(payload: Any) -> str:
@@ -138,16 +127,13 @@ def note_the_payload(message: Delivered) -> None:
     leave(message, digest_of(message.payload))
 
 
-@receives("t.fail", retry=SOON)
 def fail(message: Delivered) -> None:
     leave(message, "failing")
     raise RuntimeError("it never works")
 
 
-@receives("t.fail_tx", retry=SOON, transactional=True)
-def fail_with_effects(message: Delivered) -> None:
-    leave(message, "failing")
-    raise RuntimeError("it never works")
+receives("t.fail", retry=SOON)(fail)
+receives("t.fail_tx", retry=SOON, transactional=True)(fail)
 
 
 @receives("t.second_time", retry=SOON)
@@ -200,16 +186,14 @@ def sleep(message: Delivered) -> None:
     leave(message)
 
 
-@receives("t.gate", retry=SOON)
 def wait_for_the_gate(message: Delivered) -> None:
     pass_gate(message)
     leave(message)
 
 
-@receives("t.short_lease", retry=SOON, lease="1s")
-def wait_with_a_short_lease(message: Delivered) -> None:
-    pass_gate(message)
-    leave(message)
+receives("t.gate", retry=SOON)(wait_for_the_gate)
+receives("t.once_tx", transactional=True, retry=False)(wait_for_the_gate)
+receives("t.short_lease", retry=SOON, lease="1s")(wait_for_the_gate)
 
 
 @receives("t.short_lease_tx", retry=SOON, lease="1s", transactional=True)

@@ -12,8 +12,8 @@ from django.contrib.auth.models import User
 from django.test import Client, override_settings
 from pytest_django.live_server_helper import LiveServer
 
-from django_delayq.console.admin import panels, preview, restore_page
-from django_delayq.console.search import listing
+from django_delayq.console.admin import panels
+from tests.console.admin.conftest import raise_time_limits
 
 from .chromium import STEP_TIMEOUT_MS, launched
 from .middleware import wait_until_idle
@@ -47,14 +47,7 @@ def live_server() -> Iterator[LiveServer]:
 @pytest.fixture(autouse=True)
 def _raised_time_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Raise the time limits of the pages, so that none gives up, and drop what the test before left."""
-    for module, name in (
-        (listing, "PAGE_TIMEOUT_MS"),
-        (listing, "COUNTS_TIMEOUT_MS"),
-        (panels, "PANEL_TIMEOUT_MS"),
-        (preview, "EXACT_TIMEOUT_MS"),
-        (restore_page, "PREVIEW_TIMEOUT_MS"),
-    ):
-        monkeypatch.setattr(module, name, 60_000)
+    raise_time_limits(monkeypatch)
     panels.forget()
 
 

@@ -13,11 +13,9 @@ from django_delayq.console import audit, operations
 from django_delayq.console.models import Operation, Rollup
 from django_delayq.core import actors
 from django_delayq.core.states import State
-from django_delayq.models import Message, Worker
+from django_delayq.models import Message
 from django_delayq.record import transitions
-from django_delayq.record.sql.rows import Ticket
 from tests.console.admin import samples
-from tests.support.workers import eventually
 
 DB = samples.DB
 WORKER = "web-1.example.net/4711/a1b2c3"
@@ -61,8 +59,7 @@ def _scheduled() -> Message:
         }
         for number in range(1, 31)
     )
-    late = schedule_messages([{"topic": "orders.remind", "delay": "1h"}] * 4)
-    Message._base_manager.filter(pk__in=[message.pk for message in late]).update(due_at=_ago(minutes=3))
+    samples.late(*samples.many(4, topic="orders.remind"), seconds=180)
     payload = {
         "customer": {"name": "Ägidius Ωmega", "password": "geheim", "address": ["Straße 1", "12345 Überall"]},
         "amount": 2**62,
@@ -74,29 +71,22 @@ def _scheduled() -> Message:
 
 def _retried() -> Message:
     """Create a message that failed once and was consumed then."""
-    message = _claimed(schedule_message("mail.send", {"to": "anna@example.net"}, key="welcome-7"))
+    message = samples.claimed(schedule_message("mail.send", {"to": "anna@example.net"}, key="welcome-7"))
     samples.failed(message, delay=timedelta(), error="SMTPServerDisconnected: closed", traceback=TRACEBACK)
-    return samples.succeeded(_claimed(message))
+    return samples.succeeded(samples.claimed(message))
 
 
 def _dead(topic: str, error: str, *, number: int, **options: Any) -> list[Message]:
     given: list[Any] = [{"topic": topic, "payload": {"order": place}, **options} for place in range(number)]
     values = {"dead": True, "reason": "gave up after 5 attempts", "error": error, "traceback": TRACEBACK}
-    return [samples.failed(_claimed(message), **values) for message in schedule_messages(given)]
-
-
-def _claimed(message: Message) -> Message:
-    lease = {message.topic: 60.0}
-    eventually(lambda: transitions.claim(DB, [Ticket(message.pk)], lease, samples.WORKER), "the claim of what is due")
-    return samples.fresh(message)
+    return [samples.failed(samples.claimed(message), **values) for message in schedule_messages(given)]
 
 
 def _workers() -> None:
     values: dict[str, Any] = {"host": "web-1.example.net", "threads": 8, "started_at": _ago(hours=30)}
-    Worker.objects.create(name=WORKER, pid=4711, queues=["default", "mail"], seen_at=_ago(seconds=2), **values)
-    lost = {**values, "host": "web-2.example.net"}
-    Worker.objects.create(name="web-2/12/ffff", pid=12, queues=["reports"], seen_at=_ago(minutes=20), **lost)
-    Worker.objects.create(name=samples.WORKER, pid=1, queues=["default"], seen_at=_ago(seconds=3), **values)
+    samples.worker(WORKER, ("default", "mail"), seen=2, pid=4711, **values)
+    samples.worker("web-2/12/ffff", ("reports",), seen=1200, pid=12, **{**values, "host": "web-2.example.net"})
+    samples.worker(samples.WORKER, seen=3, pid=1, **values)
 
 
 def _history() -> None:

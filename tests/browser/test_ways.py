@@ -7,7 +7,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-import redis
 from django.contrib.auth.models import User
 from django.utils import timezone
 
@@ -15,11 +14,10 @@ from django_delayq import pause_queue, schedule_message, schedule_messages
 from django_delayq.console.models import AuditEvent, Operation
 from django_delayq.core.states import State
 from django_delayq.models import Message, Queue
-from testproject.servers import RedisServer
 from tests.console.admin import samples
 from tests.console.admin.samples import admin_url as url
 from tests.support.processes import Start
-from tests.support.record_of import states, wait_until
+from tests.support.record_of import wait_until
 
 from .chromium import MISSING, expect
 from .conftest import Open
@@ -114,27 +112,6 @@ def test_all_that_a_search_finds_is_rescheduled_by_a_worker(open_page: Open, sta
     moved = Message.objects.filter(topic="t.ok")
     assert moved.filter(due_at__gte=later).count() == 230
     assert samples.fresh(spared).moves == 1
-
-
-def test_redis_is_restored_after_it_lost_everything(
-    open_page: Open, start: Start, redis_server: RedisServer, configure: Callable[..., None]
-) -> None:
-    schedule_messages([{"topic": "t.ok", "delay": "10m"}] * 300)
-    with redis.Redis(port=redis_server.port) as client:
-        client.flushall()
-        page = open_page(url("health_changelist"))
-        page.get_by_role("link", name="Restore…").click()
-        page.get_by_role("button", name="Preview").click()
-        line = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="default"))
-        expect(line).to_contain_text("300")
-        confirm(page, "Restore", typed="restore", reason="somebody flushed it")
-
-        # No worker runs, so no loader can have restored Redis.
-        assert client.dbsize() == 0
-        operation = finished(page, lambda *given, **more: start(*given, "--roles", "operator,consumer", **more))
-        assert operation.outcomes == {"put": 300}
-        assert sum(client.zcard(key) for key in client.scan_iter(_type="zset")) >= 300
-    assert states() == {State.SCHEDULED: 300}
 
 
 def test_a_queue_is_paused_and_resumed(open_page: Open, start: Start, forget_panels: Callable[[], None]) -> None:

@@ -11,12 +11,12 @@ import pytest
 from django.db import connection, transaction
 
 from django_delayq import schedule_message, schedule_messages
-from django_delayq.console import operations
 from django_delayq.console.models import Operation, OperationState
 from django_delayq.console.operations import MESSAGES_PER_STEP
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
 from django_delayq.record import transitions
+from tests.console.admin import samples
 from tests.support.processes import Start
 from tests.support.transactions import waits_for_a_lock
 from tests.support.workers import Worker, eventually
@@ -33,15 +33,7 @@ def scheduled() -> list[int]:
 
 def started() -> Operation:
     ids = tuple(Message.objects.filter(state=State.SCHEDULED).order_by("pk").values_list("pk", flat=True))
-    return operations.start(
-        DB,
-        "cancel",
-        operations.Scope(ids=ids).to_json(),
-        {},
-        described="all",
-        reason="so",
-        started_by="user:anna",
-    )
+    return samples.operation("cancel", *ids)
 
 
 def fresh(operation: Operation) -> Operation:

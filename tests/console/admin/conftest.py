@@ -6,7 +6,16 @@ import pytest
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 
-from django_delayq.console.admin import addresses, audit_pages, panels, preview, restore_page
+from django_delayq.console.admin import (
+    action_pages,
+    addresses,
+    audit_pages,
+    message_page,
+    panels,
+    preview,
+    queue_pages,
+    restore_page,
+)
 from django_delayq.console.search import listing
 from django_delayq.console.statistics import failures
 
@@ -60,16 +69,16 @@ def boss(db: None) -> Client:
     return logged_in(User.objects.create_superuser("boss"))
 
 
+def raise_time_limits(patch: pytest.MonkeyPatch) -> None:
+    """Raise the time limits of the pages, so that none gives up on a busy machine."""
+    pages = (action_pages, addresses, audit_pages, message_page, panels, preview, queue_pages, restore_page)
+    for module in (*pages, failures, listing):
+        names = [name for name in vars(module) if name.endswith("TIMEOUT_MS")]
+        assert names
+        for name in names:
+            patch.setattr(module, name, 60_000)
+
+
 @pytest.fixture(autouse=True)
 def _raised_time_limits(monkeypatch: pytest.MonkeyPatch, redis_has_time: None) -> None:
-    """Raise the time limits of the pages, so that none gives up on a busy machine."""
-    monkeypatch.setattr(listing, "PAGE_TIMEOUT_MS", 60_000)
-    monkeypatch.setattr(listing, "COUNTS_TIMEOUT_MS", 60_000)
-    monkeypatch.setattr(failures, "PAGE_TIMEOUT_MS", 60_000)
-    monkeypatch.setattr(audit_pages, "AUDIT_TIMEOUT_MS", 60_000)
-    monkeypatch.setattr(panels, "PANEL_TIMEOUT_MS", 60_000)
-    monkeypatch.setattr(preview, "EXACT_TIMEOUT_MS", 60_000)
-    monkeypatch.setattr(preview, "HEAD_TIMEOUT_MS", 60_000)
-    monkeypatch.setattr(preview, "UNCHANGED_TIMEOUT_MS", 60_000)
-    monkeypatch.setattr(addresses, "TIMEOUT_MS", 60_000)
-    monkeypatch.setattr(restore_page, "PREVIEW_TIMEOUT_MS", 60_000)
+    raise_time_limits(monkeypatch)

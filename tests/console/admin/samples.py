@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from django.db import DEFAULT_DB_ALIAS
+from django.test import Client
 from django.urls import reverse
 
 from django_delayq import cancel_message, restore, schedule_message, schedule_messages
@@ -50,9 +51,8 @@ def running(payload: Any = None, *, lease: float = 60.0, **options: Any) -> Mess
 
 def claimed(message: Message, *, lease: float = 60.0) -> Message:
     """Claim a scheduled message that is due, as a worker does."""
-    eventually(
-        lambda: transitions.claim(DB, [Ticket(message.pk)], {TOPIC: lease}, WORKER), "the claim of what is due now"
-    )
+    leases = {message.topic: lease}
+    eventually(lambda: transitions.claim(DB, [Ticket(message.pk)], leases, WORKER), "the claim of what is due now")
     return fresh(message)
 
 
@@ -153,6 +153,18 @@ def text(response: Any) -> str:
     assert response.status_code == 200, response.status_code
     html = re.sub(r"<[^>]*>", " ", response.content.decode())
     return re.sub(r"\s+", " ", html)
+
+
+def listed(client: Client, **query: Any) -> list[int]:
+    """Return the messages that a page of the list shows."""
+    response = client.get(reverse(LIST), query)
+    assert response.status_code == 200
+    return [message.pk for message in response.context["cl"].result_list]
+
+
+def tabs(client: Client, **query: Any) -> dict[str, str]:
+    """Return the number of each tab of the list by its label."""
+    return {tab.label: tab.count for tab in client.get(reverse(LIST), query).context["cl"].tabs()}
 
 
 def said(response: Any) -> list[str]:

@@ -36,16 +36,6 @@ def test_bars_are_stacked_from_the_ground_in_the_order_of_the_series() -> None:
     assert float(high.get("y", "")) + heights[1] == pytest.approx(float(low.get("y", "")), abs=0.2)
 
 
-def test_each_bar_says_what_it_is_and_leads_to_its_list() -> None:
-    html = draw(
-        Column("10:00", [3, 1], "4 messages", url="/list/?q=due:a..b&x=1"), Column("10:05", [0, 0], "none", url="/")
-    )
-    [link] = found(html, "a")
-    assert link.get("href") == "/list/?q=due:a..b&x=1"
-    assert link.get("aria-label") == "10:00: 4 messages"
-    assert [title.text for title in link.iter("title")] == ["10:00: 4 messages"]
-
-
 def test_an_image_has_a_name_and_a_group_of_links_too() -> None:
     for columns, role in (([Column("10:00", [1])], "img"), ([Column("10:00", [1], url="/")], "group")):
         [svg] = [one for one in tree(draw(*columns, series=("a",))).iter("svg") if one.get("role")]

@@ -75,9 +75,7 @@ def why(client: Client, message: Message) -> str:
 
 
 def found(client: Client, search: str, tab: str = "all") -> list[int]:
-    answer = client.get(reverse(samples.LIST), {"q": search, "state": tab})
-    assert answer.status_code == 200
-    return [message.pk for message in answer.context["cl"].result_list]
+    return samples.listed(client, q=search, state=tab)
 
 
 # --- the message page -------------------------------------------------------------------------------------------------
@@ -179,8 +177,7 @@ def test_searches_find_limited_messages_by_word_limit_and_key(viewer: Client, de
 @pytest.mark.parametrize("search", ["", "is:overdue", "is:limited", "limit:topic*"])
 def test_many_queues_cost_no_statement_each(viewer: Client, declare: Declare, search: str) -> None:
     def look(limited: int) -> None:
-        answer = viewer.get(reverse(samples.LIST), {"q": search, "state": "scheduled"})
-        counted = {tab.label: tab.count for tab in answer.context["cl"].tabs()}
+        counted = samples.tabs(viewer, q=search, state="scheduled")
         is_overdue, is_limited = ("0" if search == word else str(limited) for word in ("is:limited", "is:overdue"))
         assert counted["Limited"] == is_limited
         assert counted["Overdue"] == ("0" if search.startswith("limit:") else is_overdue)

@@ -28,6 +28,7 @@ from django_delayq.record.transitions import now
 
 from . import samples
 from .conftest import logged_in, person
+from .samples import listed, tabs
 
 pytestmark = pytest.mark.django_db
 
@@ -35,12 +36,6 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MessageAdmin, "list_per_page", 5)
-
-
-def listed(client: Client, **query: Any) -> list[int]:
-    response = client.get(reverse(samples.LIST), query)
-    assert response.status_code == 200
-    return [message.pk for message in response.context["cl"].result_list]
 
 
 def test_the_list_shows_what_is_live_soonest_first(viewer: Client) -> None:
@@ -121,14 +116,6 @@ def test_a_key_is_found_in_any_state_and_only_as_a_whole(viewer: Client) -> None
     assert listed(viewer, q="key:order-1") == [live.pk, finished.pk]
 
 
-def test_topic_and_queue_are_found_only_as_a_whole(viewer: Client) -> None:
-    mine = schedule_message("mail.send", queue="mails")
-    schedule_message("mail.send.later", queue="mails-later")
-    assert listed(viewer, q="topic:mail.send") == [mine.pk]
-    assert listed(viewer, q="queue:mails") == [mine.pk]
-    assert listed(viewer, q="topic:mail") == []
-
-
 def test_any_other_text_is_a_key_in_every_state_or_else_a_topic(viewer: Client) -> None:
     by_topic = schedule_message("mail.send", delay=60)
     assert listed(viewer, q="mail.send") == [by_topic.pk]
@@ -185,11 +172,6 @@ def test_masked_names_may_be_searched_only_with_the_permission_to_reveal(viewer:
     assert "The values of api_token are masked, so you may not search for them." in page
     trusted = logged_in(person("rita", "view_message", "reveal_message"))
     assert listed(trusted, **query) == [message.pk]
-
-
-def tabs(client: Client, **query: Any) -> dict[str, str]:
-    response = client.get(reverse(samples.LIST), query)
-    return {tab.label: tab.count for tab in response.context["cl"].tabs()}
 
 
 def test_each_tab_says_how_many_of_the_search_are_in_it(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:

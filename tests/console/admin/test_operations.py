@@ -106,32 +106,6 @@ def test_an_outcome_is_counted_for_each_message_of_a_scope_of_ids() -> None:
     assert outcome(operation) == ("done", 7, {"cancelled": 1, "requested": 1, "too late": 4, "not found": 1})
 
 
-@pytest.mark.parametrize(
-    ("action", "arguments", "before", "after"),
-    [
-        ("cancel", {}, State.SCHEDULED, "cancelled"),
-        ("run", {}, State.SCHEDULED, "rescheduled"),
-        ("reschedule", {"shift": 60}, State.SCHEDULED, "rescheduled"),
-        ("requeue", {}, State.DEAD, "requeued"),
-        ("purge", {}, State.DEAD, "purged"),
-    ],
-)
-def test_every_action_changes_messages_of_its_states_and_no_others(
-    action: str, arguments: dict[str, Any], before: State, after: str
-) -> None:
-    made = samples.one_of_each()
-    untouched = {state for state in State if state not in ACTIONS[action].states}
-    operation = start(action, "", **arguments)
-    worked_off()
-    _state, done, outcomes = outcome(operation)
-    assert done == len(State) - len(untouched)
-    assert outcomes[after] >= 1
-    for state in untouched:
-        assert samples.fresh(made[state]).moves == made[state].moves
-    changed = Message.objects.filter(pk=made[before].pk).first()
-    assert changed is None if action == "purge" else changed is not None and changed.moves == made[before].moves + 1
-
-
 @pytest.mark.parametrize("ids", [(), (1,), (5, 6, 7), (1, 2**62), tuple(range(100, 200_000, 3))], ids=len)
 def test_a_scope_of_ids_survives_its_way_through_json(ids: tuple[int, ...]) -> None:
     scope = Scope(ids=ids)
