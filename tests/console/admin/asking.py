@@ -15,7 +15,9 @@ from django_delayq.models import Message
 from . import samples
 
 ACTIONS = ("cancel", "reschedule", "run", "requeue", "purge")
-SOME = {"reason": "because"}
+# What makes a message that an action changes, and what the action asks for.
+NEEDED = {name: samples.dead if name in ("requeue", "purge") else samples.scheduled for name in ACTIONS}
+GIVEN = {"reschedule": {"delay": "5m"}}
 
 
 def select(client: Client, action: str, *messages: Message, across: bool = False, query: str = "?state=all") -> Any:

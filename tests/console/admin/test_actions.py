@@ -29,7 +29,7 @@ from django_delayq.record import crashes, transitions
 from tests.support import referring
 
 from . import samples
-from .asking import ACTIONS, answer, ask, ask_for_search, confirm, select, worked_off
+from .asking import ACTIONS, GIVEN, answer, ask, ask_for_search, confirm, select, worked_off
 
 pytestmark = pytest.mark.django_db
 
@@ -545,7 +545,7 @@ def test_the_outcome_is_told_for_each_state(
 ) -> None:
     monkeypatch.setattr(action_pages, "AT_ONCE", 6 if at_once else 5)
     made = samples.one_of_each()
-    response = confirm(chief, action, *made.values(), **({"delay": "5m"} if action == "reschedule" else {}))
+    response = confirm(chief, action, *made.values(), **GIVEN.get(action, {}))
     if at_once:
         assert samples.said(response) == [f"{action_table.CONSOLE_ACTIONS[action].label}, 6 messages: {outcomes}."]
     else:

@@ -70,14 +70,6 @@ def test_the_holder_of_an_old_snapshot_is_named(viewer: Client, monkeypatch: pyt
         assert re.search(r"Snapshots warning the transaction of pid \d+ \(report\) is ", text(viewer.get(url())))
 
 
-def test_a_policy_that_evicts_is_critical(viewer: Client, redis_client: redis.Redis) -> None:
-    redis_client.config_set("maxmemory-policy", "allkeys-lru")
-    try:
-        assert "maxmemory-policy critical allkeys-lru" in text(viewer.get(url()))
-    finally:
-        redis_client.config_set("maxmemory-policy", "noeviction")
-
-
 def test_the_health_page_answers_without_redis(restorer: Client, redis_server: RedisServer) -> None:
     redis_server.stop()
     page = text(restorer.get(url()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+from collections.abc import Callable
 from contextlib import closing
 from datetime import datetime, timedelta
 from typing import Any
@@ -39,10 +40,6 @@ def page_of(client: Client, message: Message) -> Any:
 
 def why(client: Client, message: Message) -> str:
     return " ".join(page_of(client, message).context["explanation"])
-
-
-def test_the_explanation_says_when_a_message_runs(viewer: Client) -> None:
-    assert re.fullmatch(r"Runs in 4 m \d+ s\.", why(viewer, samples.scheduled(delay="250s")))
 
 
 def test_the_explanation_says_how_late_a_message_is_and_whether_its_queue_is_served(viewer: Client) -> None:
@@ -160,20 +157,11 @@ def test_the_message_page_leaves_out_a_redis_that_is_not_configured(viewer: Clie
     assert samples.said(client.post(restore_url(message), follow=True)) == ["No Redis is configured."]
 
 
-def test_the_explanation_says_how_often_a_message_failed(viewer: Client) -> None:
-    message = samples.failed(samples.running(), reason="retry", delay=None)
-    assert "Failed attempts so far: 1." in why(viewer, message)
-
-
 def test_the_explanation_names_the_worker_and_a_requested_cancel(viewer: Client) -> None:
     message = samples.running()
     assert f"Running on {samples.WORKER} (delivery 1), whose lease lasts until 2" in why(viewer, message)
     cancel_message(message)
     assert "A cancel was requested" in why(viewer, message)
-
-
-def test_the_explanation_says_that_a_lease_ran_out(viewer: Client) -> None:
-    assert "whose lease ran out" in why(viewer, samples.running(lease=-5.0))
 
 
 def test_the_explanation_says_who_cancelled_a_message_and_why(viewer: Client) -> None:
@@ -184,15 +172,20 @@ def test_the_explanation_says_who_cancelled_a_message_and_why(viewer: Client) ->
 
 
 @pytest.mark.parametrize(
-    ("state", "sentence"),
+    ("make", "sentence"),
     [
-        (State.CONSUMED, f"Consumed by {samples.WORKER} at "),
-        (State.DEAD, f"Given up by {samples.WORKER} at "),
-        (State.EXPIRED, "Expired at "),
+        (lambda: samples.scheduled(delay="250s"), r"^Runs in 4 m \d+ s\.$"),
+        (lambda: samples.failed(samples.running(), reason="retry", delay=None), r"Failed attempts so far: 1\."),
+        (lambda: samples.running(lease=-5.0), "whose lease ran out"),
+        (samples.consumed, f"Consumed by {samples.WORKER} at "),
+        (samples.dead, f"Given up by {samples.WORKER} at "),
+        (samples.expired, "Expired at "),
     ],
 )
-def test_the_explanation_says_how_a_message_ended(viewer: Client, state: State, sentence: str) -> None:
-    assert sentence in why(viewer, samples.MAKERS[state]())
+def test_the_explanation_says_what_becomes_of_a_message(
+    viewer: Client, make: Callable[[], Message], sentence: str
+) -> None:
+    assert re.search(sentence, why(viewer, make()))
 
 
 def test_the_timeline_has_every_step_with_its_time_and_what_went_wrong(viewer: Client) -> None:

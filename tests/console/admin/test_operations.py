@@ -99,13 +99,6 @@ def test_an_operation_is_done_in_steps() -> None:
     assert log.count() == 10
 
 
-def test_an_outcome_is_counted_for_each_message_of_a_scope_of_ids() -> None:
-    ids = [message.pk for message in samples.one_of_each().values()]
-    operation = start("cancel", ids=[*ids, 10**9])
-    worked_off()
-    assert outcome(operation) == ("done", 7, {"cancelled": 1, "requested": 1, "too late": 4, "not found": 1})
-
-
 @pytest.mark.parametrize("ids", [(), (1,), (5, 6, 7), (1, 2**62), tuple(range(100, 200_000, 3))], ids=len)
 def test_a_scope_of_ids_survives_its_way_through_json(ids: tuple[int, ...]) -> None:
     scope = Scope(ids=ids)

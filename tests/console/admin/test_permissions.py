@@ -20,13 +20,10 @@ from django_delayq.core.verbs import VERBS
 from django_delayq.models import Message, Queue
 
 from . import samples
-from .asking import ACTIONS, answer, ask, ask_for_search, confirm, select, started
+from .asking import ACTIONS, GIVEN, NEEDED, answer, ask, ask_for_search, confirm, select, started
 from .conftest import ACTION_PERMISSIONS, logged_in, person
 
 pytestmark = pytest.mark.django_db
-
-NEEDED = {name: samples.dead if name in ("requeue", "purge") else samples.scheduled for name in ACTIONS}
-GIVEN = {"reschedule": {"delay": "5m"}}
 
 
 def everything() -> list[Any]:
@@ -246,6 +243,7 @@ def of_queue(name: str) -> Form:
 
 
 def of_health(name: str, **given: str) -> Form:
+    samples.late(samples.scheduled())
     return Form(samples.admin_url("health_changelist"), samples.admin_url(f"health_{name}"), given)
 
 
@@ -258,7 +256,7 @@ CHANGING: dict[str, tuple[str, Callable[[], Form]]] = {
     "pause": ("pause_queue", lambda: of_queue("pause")),
     "resume": ("pause_queue", lambda: of_queue("resume")),
     "check": ("restore_message", lambda: of_health("check")),
-    "restore": ("restore_message", lambda: of_health("restore", overdue="run", typed="restore")),
+    "restore": ("restore_message", lambda: of_health("restore", overdue="dead", typed="restore")),
     "put back": ("restore_message", lambda: of_message("restore", *samples.late(samples.scheduled()))),
     "stop": ("cancel_message", lambda: of_operation("stop", samples.operation())),
     "go on": ("cancel_message", lambda: of_operation("resume", stopped())),

@@ -16,7 +16,7 @@ from django_delayq.models import Message
 from tests.support.replica import REPLICA
 
 from . import samples
-from .asking import ACTIONS, confirm
+from .asking import ACTIONS, GIVEN, NEEDED, confirm
 from .conftest import logged_in
 
 pytestmark = [
@@ -36,8 +36,8 @@ def boss() -> Client:
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_an_action_is_done_there(boss: Client, action: str) -> None:
-    message = samples.dead() if action in ("requeue", "purge") else samples.scheduled()
-    confirm(boss, action, message, **({"delay": "1h"} if action == "reschedule" else {}))
+    message = NEEDED[action]()
+    confirm(boss, action, message, **GIVEN.get(action, {}))
     assert AuditEvent.objects.get().action == action
     found = Message.objects.using("default").filter(pk=message.pk)
     assert not found if action == "purge" else found.get().moves > message.moves

@@ -22,7 +22,7 @@ from tests.support.commands import due_tenths, held
 
 from . import samples
 from .asking import work_off
-from .samples import DB, many, record, said, scheduled, text, worker
+from .samples import DB, many, said, scheduled, text, worker
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -172,13 +172,3 @@ def test_a_preview_that_takes_too_long_says_so(restorer: Client, monkeypatch: py
 def test_the_restore_page_mentions_a_live_worker(restorer: Client) -> None:
     worker()
     assert "A worker is alive: it restores Redis by itself" in text(restorer.get(reverse(URL)))
-
-
-def test_the_preview_writes_nothing(restorer: Client, redis_client: redis.Redis) -> None:
-    late(3)
-    redis_client.flushall()
-    before = record()
-    restorer.get(reverse(URL), {"overdue": "dead", "no_expired": "on", "typed": "restore"})
-    assert record() == before
-    assert not redis_client.keys("*")
-    assert not Operation.objects.exists()
