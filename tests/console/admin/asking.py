@@ -18,6 +18,7 @@ ACTIONS = ("cancel", "reschedule", "run", "requeue", "purge")
 # What makes a message that an action changes, and what the action asks for.
 NEEDED = {name: samples.dead if name in ("requeue", "purge") else samples.scheduled for name in ACTIONS}
 GIVEN = {"reschedule": {"delay": "5m"}}
+UNSENT = "Nothing was done: your session had ended before the form was sent. Please do it again."
 
 
 def select(client: Client, action: str, *messages: Message, across: bool = False, query: str = "?state=all") -> Any:

@@ -29,11 +29,9 @@ from django_delayq.record import crashes, transitions
 from tests.support import referring
 
 from . import samples
-from .asking import ACTIONS, GIVEN, answer, ask, ask_for_search, confirm, select, worked_off
+from .asking import ACTIONS, GIVEN, UNSENT, answer, ask, ask_for_search, confirm, select, worked_off
 
 pytestmark = pytest.mark.django_db
-
-UNSENT = "Nothing was done: your session had ended before the form was sent. Please do it again."
 
 # --- the question -----------------------------------------------------------------------------------------------------
 
@@ -265,30 +263,6 @@ def test_an_answer_after_the_end_of_the_session_is_told_to_be_lost(operator: Cli
     assert samples.fresh(message).state == State.SCHEDULED
     # The note is not repeated.
     assert samples.said(operator.get(reverse(samples.LIST))) == []
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        lambda message: reverse("admin:delayq_message_reveal", args=[message.pk]),
-        lambda message: reverse("admin:delayq_message_restore", args=[message.pk]),
-        lambda message: reverse("admin:delayq_message_export"),
-        lambda message: reverse("admin:delayq_queue_pause", args=["mail"]),
-        lambda message: reverse("admin:delayq_queue_resume", args=["mail"]),
-        lambda message: reverse("admin:delayq_console_health_check"),
-        lambda message: reverse("admin:delayq_console_health_restore"),
-    ],
-)
-def test_every_form_that_is_sent_after_the_end_of_the_session_is_told_to_be_lost(db: None, url: Any) -> None:
-    boss = User.objects.create_superuser("boss")
-    client = Client()
-    login = client.post(url(samples.scheduled()), {"reason": "because"}, follow=True)
-    client.force_login(boss)
-    page = client.get(login.context["next"], follow=True)
-    assert page.status_code == 200
-    assert samples.said(page) == [UNSENT]
-    assert not Operation.objects.exists()
-    assert not AuditEvent.objects.exists()
 
 
 def test_a_question_holds_good_for_a_while_only(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from django.urls import reverse
 
 from django_delayq import (
     cancel_message,
-    handler,
     reschedule_message,
     schedule_message,
     schedule_messages,
@@ -24,7 +22,7 @@ from django_delayq.models import Message
 from django_delayq.project import registry
 from django_delayq.record import admission, transitions
 from django_delayq.record.sql.rows import Ticket
-from tests.support.limits import claim_limited
+from tests.support.limits import Declare, claim_limited
 from tests.support.statements import count_statements
 
 from . import asking, samples
@@ -35,22 +33,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 LINE = f"topic {TOPIC}"
 
 in_redis = pytest.mark.usefixtures("redis_client", "puts_are_flushed")
-
-Declare = Callable[..., None]
-
-
-@pytest.fixture
-def declare() -> Iterator[Declare]:
-    """Register a handler of the topic with limits, for the time of a test."""
-    former = registry._handlers.pop(TOPIC, None)
-
-    def do(**terms: Any) -> None:
-        handler(TOPIC, **terms)(lambda message: None)
-
-    yield do
-    registry._handlers.pop(TOPIC, None)
-    if former is not None:
-        registry._handlers[TOPIC] = former
 
 
 def admit(*messages: Message) -> None:
@@ -84,7 +66,7 @@ def found(client: Client, search: str, tab: str = "all") -> list[int]:
 def test_the_explanation_names_the_limit_its_numbers_and_the_place_in_the_line(
     viewer: Client, declare: Declare
 ) -> None:
-    declare(limit=2)
+    declare(TOPIC, limit=2)
     worker(topics=[TOPIC])
     *_running, first, second = in_line(4)
     assert re.fullmatch(
@@ -95,7 +77,7 @@ def test_the_explanation_names_the_limit_its_numbers_and_the_place_in_the_line(
 
 
 def test_the_explanation_tells_the_next_slot_of_a_rate(viewer: Client, declare: Declare) -> None:
-    declare(rate="60/h", burst=2)
+    declare(TOPIC, rate="60/h", burst=2)
     *_begun, last = in_line(3)
     assert re.search(
         rf"waits for {LINE} \(one in 1 m, 2 together; next slot in ([345]\d\.\d s|60\.0 s|1 m)\)", why(viewer, last)
@@ -105,13 +87,13 @@ def test_the_explanation_tells_the_next_slot_of_a_rate(viewer: Client, declare: 
 def test_the_explanation_of_a_limited_message_says_that_its_queue_is_not_served(
     viewer: Client, declare: Declare
 ) -> None:
-    declare(limit=1)
+    declare(TOPIC, limit=1)
     message = in_line(2)[1]
     assert why(viewer, message).endswith("Waiting: no live worker listens to the queue default.")
 
 
 def test_the_page_shows_the_keys_and_links_of_a_limited_message(viewer: Client, declare: Declare) -> None:
-    declare(limit=1)
+    declare(TOPIC, limit=1)
     running, message = in_line(2, limit_key="c 1")
     answer = viewer.get(samples.change_url(message))
     facts = dict(answer.context["facts"])
@@ -130,7 +112,7 @@ def test_the_page_shows_the_keys_and_links_of_a_limited_message(viewer: Client, 
 
 @in_redis
 def test_a_limited_message_is_expected_in_redis_as_any_other(chief: Client, declare: Declare) -> None:
-    declare(limit=1)
+    declare(TOPIC, limit=1)
     message = in_line(2)[1]
     samples.fill()
     answer = chief.get(samples.change_url(message))
@@ -142,7 +124,7 @@ def test_a_limited_message_is_expected_in_redis_as_any_other(chief: Client, decl
 
 
 def test_limited_messages_have_a_tab_and_a_badge_that_names_their_limit(viewer: Client, declare: Declare) -> None:
-    declare(limit=1)
+    declare(TOPIC, limit=1)
     message = in_line(2)[1]
     late(message, seconds=3600)
     later = samples.scheduled()
@@ -158,7 +140,7 @@ def test_limited_messages_have_a_tab_and_a_badge_that_names_their_limit(viewer: 
 
 
 def test_searches_find_limited_messages_by_word_limit_and_key(viewer: Client, declare: Declare) -> None:
-    declare(limit=1)
+    declare(TOPIC, limit=1)
     one = in_line(3, limit_key="a b")
     other = in_line(2, limit_key="c", queue="mail")
     plain = samples.scheduled()
@@ -188,7 +170,7 @@ def test_many_queues_cost_no_statement_each(viewer: Client, declare: Declare, se
         )
         late(*made, seconds=3600)
 
-    declare(limit=1)
+    declare(TOPIC, limit=1)
     in_line(1)
     wait_in("a", "b")
     few = count_statements(lambda: look(2))
@@ -200,7 +182,7 @@ def test_many_queues_cost_no_statement_each(viewer: Client, declare: Declare, se
 
 
 def test_a_bulk_action_takes_the_limited_messages_of_a_search(chief: Client, declare: Declare) -> None:
-    declare(limit=1)
+    declare(TOPIC, limit=1)
     running, *made = in_line(4, limit_key="a")
     other = in_line(2, limit_key="b")[1]
     asking.started(chief, "cancel", f'limit:"{LINE} key a"')
@@ -215,7 +197,7 @@ def test_a_bulk_action_takes_the_limited_messages_of_a_search(chief: Client, dec
 def test_queues_and_dashboard_count_limited_messages_and_do_not_call_them_overdue(
     viewer: Client, declare: Declare
 ) -> None:
-    declare(limit=1)
+    declare(TOPIC, limit=1)
     worker(topics=[TOPIC])
     late(*in_line(3)[1:], seconds=1800)
     panels.forget()
@@ -234,7 +216,7 @@ def test_queues_and_dashboard_count_limited_messages_and_do_not_call_them_overdu
 
 
 def test_limited_messages_are_not_overdue_among_those_that_come(declare: Declare) -> None:
-    declare(limit=1)
+    declare(TOPIC, limit=1)
     free = schedule_message("other")
     late(*in_line(3)[1:], free, seconds=3600)
     now = transitions.now(DB)
@@ -252,7 +234,7 @@ def test_the_dashboard_without_limited_messages_says_nothing_of_limits(viewer: C
 
 
 def test_a_banner_names_a_line_that_is_old(viewer: Client, declare: Declare) -> None:
-    declare(limit=1)
+    declare(TOPIC, limit=1)
     worker(topics=[TOPIC])
     late(*in_line(3)[1:], seconds=7200)
     panels.forget()
@@ -266,7 +248,7 @@ def test_a_banner_names_a_line_that_is_old(viewer: Client, declare: Declare) -> 
 
 
 def test_without_a_worker_limited_messages_are_told_as_waiting(viewer: Client, declare: Declare) -> None:
-    declare(limit=1)
+    declare(TOPIC, limit=1)
     in_line(2)
     (banner, _url) = banners(viewer.get(samples.admin_url("dashboard_changelist")))[0]
     assert banner.text.startswith("No worker is alive, so no message will be delivered: 1")
@@ -274,7 +256,7 @@ def test_without_a_worker_limited_messages_are_told_as_waiting(viewer: Client, d
 
 def test_the_limits_page_lists_what_runs_and_what_waits(viewer: Client, declare: Declare, settings: Any) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "LIMITS": {"mail": {"rate": "60/m", "burst": 5}}}
-    declare(limit=1)
+    declare(TOPIC, limit=1)
     in_line(3, limit_key="k")
     in_line(1, limit_key="runs")
     answer = viewer.get(samples.admin_url("limits_changelist"))

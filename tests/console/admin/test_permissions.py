@@ -20,7 +20,7 @@ from django_delayq.core.verbs import VERBS
 from django_delayq.models import Message, Queue
 
 from . import samples
-from .asking import ACTIONS, GIVEN, NEEDED, answer, ask, ask_for_search, confirm, select, started
+from .asking import ACTIONS, GIVEN, NEEDED, UNSENT, answer, ask, ask_for_search, confirm, select, started
 from .conftest import ACTION_PERMISSIONS, logged_in, person
 
 pytestmark = pytest.mark.django_db
@@ -251,6 +251,7 @@ def of_operation(name: str, operation: Operation) -> Form:
     return Form(operation_url("change", operation), operation_url(name, operation))
 
 
+CSV = {"format": "csv"}
 # What each form does to the record or Redis needs this permission, beside those to look.
 CHANGING: dict[str, tuple[str, Callable[[], Form]]] = {
     "pause": ("pause_queue", lambda: of_queue("pause")),
@@ -266,7 +267,6 @@ FORMS = {
     "reveal": ("reveal_message", lambda: of_message("reveal", samples.scheduled({"api_key": "leak"}))),
     "export": ("export_message", lambda: Form(reverse(samples.LIST), samples.admin_url("message_export"), CSV)),
 }
-CSV = {"format": "csv"}
 LOOKING = {"view_message", "view_operation"}
 EVERY = {
     *(*LOOKING, "view_auditevent", "bulk_message", "purge_message", *ACTION_PERMISSIONS),
@@ -297,7 +297,7 @@ def test_a_form_is_offered_to_and_taken_from_those_who_have_its_permission(form:
         assert client.post(url, given).status_code == 403
     assert Client().post(url, given).status_code == 302
     assert everything() == before
-    taken.post(url, given).getvalue()  # type: ignore[attr-defined]
+    taken.post(url, given).getvalue()
     assert everything() != before
 
 
@@ -322,6 +322,16 @@ def test_a_read_only_admin_offers_and_takes_no_form_that_changes_anything(settin
     settings.DELAYQ = {**settings.DELAYQ, "CONSOLE": {"READ_ONLY": True}}
     assert url not in user.get(page).content.decode()
     assert user.post(url, given).status_code == 403
+    assert everything() == before
+
+
+@asks_redis
+@pytest.mark.parametrize("form", FORMS)
+def test_a_form_that_is_sent_after_the_end_of_the_session_is_told_to_be_lost(boss: Client, form: str) -> None:
+    _page, url, given = FORMS[form][1]()
+    before = everything()
+    login = Client().post(url, given, follow=True)
+    assert samples.said(boss.get(login.context["next"], follow=True)) == [UNSENT]
     assert everything() == before
 
 
