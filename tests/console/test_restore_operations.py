@@ -91,6 +91,20 @@ def only() -> Operation:
 # --- started by people ------------------------------------------------------------------------------------------------
 
 
+def test_a_restore_puts_messages_that_are_due_within_the_horizon(redis_client: redis.Redis) -> None:
+    soon, overdue = schedule(20), schedule(5, due=-100)
+    schedule(2, due=86_400)
+    elsewhere = schedule(3, queue="elsewhere")
+    redis_client.flushall()
+
+    done = work_off(begin())
+
+    assert (done.state, done.error, done.total, done.done) == (OperationState.DONE, "", 28, 28)
+    assert done.outcomes == {"put": 28}
+    assert held() == {**due_tenths(*soon), **dict.fromkeys(overdue, 0)}
+    assert held("elsewhere") == due_tenths(*elsewhere)
+
+
 def test_expired_messages_are_handled_in_steps_too(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transitions.expire, "__kwdefaults__", {"limit": 2, "among": None})
     schedule(5)
