@@ -9,7 +9,7 @@ import pytest
 from django.db import connection
 
 from django_delayq import cancel_message, schedule_message
-from django_delayq.models import Message
+from django_delayq.models import Message, Transition
 from django_delayq.project import registry
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Ticket
@@ -42,3 +42,8 @@ def locked_by_a_cancel(message_id: int) -> AbstractContextManager[threading.Even
 def state(delivery: Delivery) -> str:
     """Return the state of the message of a delivery."""
     return Message.objects.get(pk=delivery.id).state
+
+
+def last_move(delivery: Delivery) -> Transition:
+    """Return the last row in the log of the message of a delivery."""
+    return Transition.objects.filter(message=delivery.id).latest("number")

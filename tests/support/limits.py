@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -24,20 +24,16 @@ Declare = Callable[..., None]
 
 
 @pytest.fixture
-def declare() -> Iterator[Declare]:
-    """Register a handler with limits; forget it after the test."""
-    made: list[str] = []
+def declare() -> Declare:
+    """Register a handler with limits."""
 
     def do(topic: str, **terms: Any) -> None:
         registry.unregister(topic)
-        made.append(topic)
 
         @handler(topic, **terms)
         def receive(message: Delivered) -> None: ...
 
-    yield do
-    for topic in made:
-        registry.unregister(topic)
+    return do
 
 
 @pytest.fixture

@@ -26,10 +26,10 @@ from django_delayq.worker.run.recorder import Recorder
 from tests.app.handlers import leave
 from tests.support.assembled import drain
 from tests.support.claims import DB, claimed
+from tests.support.record_of import log_of
+from tests.worker.bench import TOPIC, recorded
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-TOPIC = "integration.changed"
 
 
 def asks_with(payload: object, *, counts: bool = True) -> Callable[[Any], None]:
@@ -37,20 +37,6 @@ def asks_with(payload: object, *, counts: bool = True) -> Callable[[Any], None]:
         raise RetryLater(0, payload=payload, counts=counts)
 
     return ask
-
-
-def recorded(recorder: Recorder, function: Callable[[Any], Any], **terms: Any) -> Message:
-    """Run a function as a handler once, have the recorder write its outcome, and return the message."""
-    handler(TOPIC, **terms)(function)
-    (delivery,) = claimed(TOPIC)
-    outcome = executor.execute(delivery, "worker:w")
-    recorder.submit(delivery, outcome, "worker:w")
-    assert recorder.flush(60)
-    return Message.objects.get(pk=delivery.id)
-
-
-def last_move(message: Message) -> Transition:
-    return Transition.objects.filter(message=message).latest("number")
 
 
 seen: list[Any] = []
@@ -100,7 +86,7 @@ def test_each_attempt_sees_the_payload_that_the_one_before_left(
 def test_any_json_can_be_left_and_none_is_one(recorder: Recorder, payload: object) -> None:
     message = recorded(recorder, asks_with(payload))
     assert (message.state, message.payload) == (State.SCHEDULED, payload)
-    assert last_move(message).reason == "payload changed"
+    assert log_of(message)[-1].reason == "payload changed"
 
 
 def test_a_left_payload_becomes_json_at_the_raise() -> None:
@@ -124,9 +110,9 @@ def test_a_left_payload_becomes_json_at_the_raise() -> None:
 def test_a_payload_that_cannot_be_left_is_a_counted_failure(recorder: Recorder, payload: object, reason: str) -> None:
     message = recorded(recorder, asks_with(payload, counts=False), retry=[0])
     assert (message.state, message.attempts, message.payload) == (State.SCHEDULED, 1, None)
-    assert last_move(message).error.startswith(reason)
+    assert log_of(message)[-1].error.startswith(reason)
     # The exception is raised in the line of the handler.
-    assert "raise RetryLater(0, payload=payload, counts=counts)" in last_move(message).traceback
+    assert "raise RetryLater(0, payload=payload, counts=counts)" in log_of(message)[-1].traceback
     drain(Options(DB, threads=1))
     message.refresh_from_db()
     assert (message.state, message.attempts) == (State.DEAD, 2)
@@ -153,7 +139,7 @@ def test_a_message_that_dies_or_is_cancelled_keeps_the_payload_that_was_left_for
         recorder.submit(delivery, executor.execute(delivery, "worker:w"), "worker:w")
         assert recorder.flush(60)
         message = Message.objects.get(pk=delivery.id)
-        assert (message.state, message.payload, last_move(message).reason) == (state, {"step": 2}, reason)
+        assert (message.state, message.payload, log_of(message)[-1].reason) == (state, {"step": 2}, reason)
 
 
 def failure(delivery: Delivery, payload: str | None) -> Failure:
@@ -196,7 +182,7 @@ def test_a_payload_that_the_database_refuses_ends_the_message(
     monkeypatch.setattr(transitions, "fail", refuse)
     message = recorded(recorder, asks_with({"step": 2}, counts=False))
     assert (message.state, message.payload) == (State.DEAD, None)
-    assert last_move(message).error == "InvalidMessage: the database refused the payload that the handler left"
+    assert log_of(message)[-1].error == "InvalidMessage: the database refused the payload that the handler left"
 
 
 def test_outcomes_do_not_show_the_payload() -> None:

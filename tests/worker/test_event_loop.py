@@ -31,7 +31,7 @@ from tests.app.handlers import leave
 from tests.app.models import Effect
 from tests.support import claims
 from tests.support.assembled import Assemble
-from tests.support.claims import DB, state
+from tests.support.claims import DB, last_move, state
 from tests.support.workers import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -41,10 +41,8 @@ Run = Callable[..., list[Delivery]]
 
 
 @pytest.fixture(autouse=True)
-def _forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _nothing_was_dirtied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sync_calls, "_dirtying", set())
-    yield
-    registry.unregister(TOPIC)
 
 
 @pytest.fixture
@@ -78,23 +76,23 @@ def run(parts: Parts, submit: Run) -> Run:
 
     def run(function: Callable[[Any], Any], number: int = 1, **terms: Any) -> list[Delivery]:
         deliveries = submit(function, number, **terms)
-        assert parts.pool.wait_idle(60)
-        assert parts.recorder.flush(60)
+        finish(parts)
         return deliveries
 
     return run
 
 
-def last_error(delivery: Delivery) -> str:
-    last = Message.objects.get(pk=delivery.id).transitions.last()
-    assert last is not None
-    return last.error
+def finish(parts: Parts) -> None:
+    """Wait until the outcomes of all deliveries are recorded."""
+    assert parts.pool.wait_idle(60)
+    assert parts.recorder.flush(60)
 
 
-def last_reason(delivery: Delivery) -> str:
-    last = Message.objects.get(pk=delivery.id).transitions.last()
-    assert last is not None
-    return last.reason
+def request_cancel(parts: Parts, delivery: Delivery) -> None:
+    """Request a cancel, and have the worker hear of it."""
+    cancel_message(delivery.id)
+    delivery.claimed_mono -= 2.0
+    LeaseRenewer(DB, parts.pool.held).tick()
 
 
 # --- beside each other ------------------------------------------------------------------------------------------------
@@ -124,8 +122,7 @@ def test_async_handlers_run_beside_each_other_up_to_the_concurrency(parts: Parts
     eventually(lambda: len(gates) == 60, "all of them")
     for gate in gates[51:]:
         loop._loop.call_soon_threadsafe(gate.set)
-    assert parts.pool.wait_idle(60)
-    assert parts.recorder.flush(60)
+    finish(parts)
     assert {state(delivery) for delivery in deliveries} == {State.CONSUMED}
 
 
@@ -202,44 +199,25 @@ def test_a_task_that_tries_to_end_the_worker_does_not(parts: Parts, run: Run, ca
 
     registry.unregister(TOPIC)
     (third,) = run(exit_)
-    assert (state(third), last_error(third)) == (State.SCHEDULED, "SystemExit: 3")
+    assert (state(third), last_move(third).error) == (State.SCHEDULED, "SystemExit: 3")
 
 
 # --- timeouts, cancellation and the end of the process ----------------------------------------------------------------
 
 
-def test_a_handler_is_cancelled_at_its_timeout(run: Run) -> None:
-    cleaned = []
-
-    async def outlast(message: Delivered) -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            cleaned.append(message.id)
-
-    (one,) = run(outlast, timeout="0.1s", retry=False)
-    assert cleaned == [one.id]
-    assert (state(one), last_error(one)) == (State.DEAD, "HandlerTimeout: ran longer than its timeout of 0.1 s")
-
-
-@pytest.mark.parametrize("transactional", [False, True], ids=["plain", "transactional"])
-def test_a_requested_cancel_cancels_the_task_of_a_handler(parts: Parts, submit: Run, transactional: bool) -> None:
-    if transactional:
-        # On SQLite, the open transaction would keep the cancel from writing.
-        claims.needs_row_locks()
+def test_a_requested_cancel_cancels_the_task_of_a_transactional_handler(parts: Parts, submit: Run) -> None:
+    # On SQLite, the open transaction would keep the cancel from writing.
+    claims.needs_row_locks()
     begun = threading.Event()
 
     async def outlast(message: Delivered) -> None:
         begun.set()
         await asyncio.Event().wait()
 
-    (one,) = submit(outlast, transactional=transactional)
+    (one,) = submit(outlast, transactional=True)
     assert begun.wait(60)
-    cancel_message(one.id)
-    one.claimed_mono -= 2.0
-    LeaseRenewer(DB, parts.pool.held).tick()
-    assert parts.pool.wait_idle(60)
-    assert parts.recorder.flush(60)
+    request_cancel(parts, one)
+    finish(parts)
     assert (state(one), one.cancel_requested) == (State.CANCELLED, True)
 
 
@@ -249,21 +227,12 @@ def test_a_cancel_that_was_requested_before_the_handler_began_cancels_it(parts: 
     async def outlast(message: Delivered) -> None:
         await asyncio.wait_for(asyncio.Event().wait(), 60)
 
-    def wait(**kwargs: Any) -> None:
-        assert begun.wait(60)
-
-    signals.message_delivered.connect(wait)
-    try:
+    with receiving(lambda **facts: begun.wait(60)):
         (one,) = submit(outlast, retry=False)
-        cancel_message(one.id)
-        one.claimed_mono -= 2.0
-        LeaseRenewer(DB, parts.pool.held).tick()
+        request_cancel(parts, one)
         assert one.cancel_requested
         begun.set()
-        assert parts.pool.wait_idle(60)
-    finally:
-        signals.message_delivered.disconnect(wait)
-    assert parts.recorder.flush(60)
+        finish(parts)
     assert state(one) == State.CANCELLED
 
 
@@ -276,26 +245,23 @@ def test_a_handler_that_was_cancelled_before_its_first_step_is_retried(parts: Pa
 
     two = run(cancel_others, 2)
     assert sorted(map(state, two)) == [State.CONSUMED, State.SCHEDULED]
-    assert "the worker failed: CancelledError" in {last_error(one) for one in two}
+    assert "the worker failed: CancelledError" in {last_move(one).error for one in two}
 
 
 def test_a_handler_may_succeed_in_spite_of_a_requested_cancel(parts: Parts, submit: Run) -> None:
     begun = threading.Event()
 
-    async def finish(message: Delivered) -> None:
+    async def carry_on(message: Delivered) -> None:
         begun.set()
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
             assert message.cancel_requested
 
-    (one,) = submit(finish)
+    (one,) = submit(carry_on)
     assert begun.wait(60)
-    cancel_message(one.id)
-    one.claimed_mono -= 2.0
-    LeaseRenewer(DB, parts.pool.held).tick()
-    assert parts.pool.wait_idle(60)
-    assert parts.recorder.flush(60)
+    request_cancel(parts, one)
+    finish(parts)
     assert state(one) == State.CONSUMED
 
 
@@ -314,13 +280,10 @@ def test_a_handler_that_catches_the_cancellation_may_still_end_as_cancelled(part
 
     (one,) = submit(clean_up, retry=False)
     assert begun.wait(60)
-    cancel_message(one.id)
-    one.claimed_mono -= 2.0
-    LeaseRenewer(DB, parts.pool.held).tick()
-    assert parts.pool.wait_idle(60)
-    assert parts.recorder.flush(60)
+    request_cancel(parts, one)
+    finish(parts)
     assert (state(one), told) == (State.CANCELLED, ["cancelled"])
-    assert last_reason(one) == "cancel requested; the handler stopped"
+    assert last_move(one).reason == "cancel requested; the handler stopped"
 
 
 def test_a_second_cancel_does_not_interrupt_how_a_handler_cleans_up(parts: Parts, submit: Run) -> None:
@@ -339,38 +302,25 @@ def test_a_second_cancel_does_not_interrupt_how_a_handler_cleans_up(parts: Parts
 
     (one,) = submit(clean_up, retry=False)
     assert begun.wait(60)
-    cancel_message(one.id)
-    one.claimed_mono -= 2.0
-    LeaseRenewer(DB, parts.pool.held).tick()
+    request_cancel(parts, one)
     assert cleaning.wait(60)
     one.cancel("cancel requested")
     go_on.set()
-    assert parts.pool.wait_idle(60)
-    assert parts.recorder.flush(60)
+    finish(parts)
     assert (state(one), told) == (State.CANCELLED, ["cleaned up"])
 
 
-def test_a_handler_that_raises_it_without_a_request_has_failed(run: Run) -> None:
+@pytest.mark.parametrize("error", [MessageCancelled, asyncio.CancelledError])
+def test_a_cancellation_that_nobody_requested_is_a_failure(run: Run, error: type[BaseException]) -> None:
     async def end(message: Delivered) -> None:
-        raise MessageCancelled
+        raise error
 
     (one,) = run(end, retry=False)
-    assert (state(one), last_error(one)) == (State.DEAD, "MessageCancelled: ")
-
-
-def test_a_cancellation_that_nobody_requested_is_a_failure(run: Run) -> None:
-    async def cancelled(message: Delivered) -> None:
-        raise asyncio.CancelledError
-
-    (one,) = run(cancelled, retry=False)
-    assert (state(one), last_error(one)) == (State.DEAD, "CancelledError: ")
+    assert (state(one), last_move(one).error) == (State.DEAD, f"{error.__name__}: ")
 
 
 def test_a_cancel_that_comes_after_the_end_of_a_handler_does_nothing(run: Run) -> None:
-    async def end(message: Delivered) -> None:
-        await asyncio.sleep(0)
-
-    (one,) = run(end)
+    (one,) = run(_pass)
     assert not one.cancel("too late")
     one._cancel("too late")
     assert (state(one), one.cancel_reason) == (State.CONSUMED, "")
@@ -388,7 +338,7 @@ def test_handlers_that_outlast_the_graceful_timeout_are_released(parts: Parts, s
     parts.pool.release_unstarted()
     assert parts.pool.finish(0.05)
     assert parts.recorder.flush(60)
-    assert {(state(one), last_reason(one)) for one in deliveries} == {(State.SCHEDULED, "shutdown")}
+    assert {(state(one), last_move(one).reason) for one in deliveries} == {(State.SCHEDULED, "shutdown")}
     assert {Message.objects.get(pk=one.id).attempts for one in deliveries} == {0}
 
 
@@ -532,8 +482,7 @@ def test_a_delivery_ends_only_when_its_sync_calls_have_ended(parts: Parts, submi
     assert stuck == [one]
     assert state(one) == State.RUNNING
     release.set()
-    assert parts.pool.wait_idle(60)
-    assert parts.recorder.flush(60)
+    finish(parts)
     assert (state(one), queued) == (State.DEAD, [])
 
 
@@ -549,7 +498,7 @@ def test_a_receiver_that_raises_anything_ends_no_loop(parts: Parts, run: Run) ->
 
     with receiving(fail):
         (one,) = run(_pass)
-    assert (state(one), last_error(one)) == (State.SCHEDULED, "the worker failed: BaseException")
+    assert (state(one), last_move(one).error) == (State.SCHEDULED, "the worker failed: BaseException")
     assert all(member.is_alive() for member in parts.pool.members)
 
 

@@ -24,7 +24,6 @@ from django_delayq.core.states import State
 from django_delayq.middleware import Middleware
 from django_delayq.models import Message
 from django_delayq.project import registry
-from django_delayq.project.registry import Delivered
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Ticket
 from django_delayq.worker.parts.delivery import Delivery
@@ -32,24 +31,14 @@ from django_delayq.worker.run import executor
 from tests.app.handlers import leave
 from tests.app.models import Effect
 from tests.support.claims import DB, claimed, needs_row_locks
+from tests.worker.bench import TOPIC, raises, returns, run
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-TOPIC = "integration.executor"
-
 
 @pytest.fixture(autouse=True)
-def _forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _nothing_was_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor, "_returning", set())
-    yield
-    registry.unregister(TOPIC)
-
-
-def run(function: Callable[[Any], Any], **terms: Any) -> Outcome:
-    """Register a function, and run it for one message as a worker does."""
-    handler(TOPIC, **terms)(function)
-    (delivery,) = claimed(TOPIC)
-    return executor.execute(delivery, "worker:w")
 
 
 # --- processes --------------------------------------------------------------------------------------------------------
@@ -80,10 +69,7 @@ class Serialization(Exception):
 
 @pytest.mark.parametrize(("conflicts", "counts"), [(0, False), (49, False), (50, True)])
 def test_a_conflict_costs_no_attempt_until_that_has_happened_fifty_times(conflicts: int, counts: bool) -> None:
-    def collide(message: Delivered) -> None:
-        raise Serialization
-
-    handler(TOPIC, transactional=True, retry=False)(collide)
+    handler(TOPIC, transactional=True, retry=False)(raises(Serialization()))
     message = schedule_message(TOPIC)
     # As after many deliveries that cost no attempt for other reasons.
     uncounted = {"deliveries": 99, "reported": 99, "conflicts": conflicts}
@@ -177,14 +163,6 @@ def test_an_error_of_a_returned_awaitable_is_the_failure_of_the_handler() -> Non
     assert error_of(run(decorated(fail))) == "RuntimeError: it never works"
 
 
-def test_a_returned_awaitable_ends_at_the_timeout_of_its_handler() -> None:
-    async def outlast(message: Delivery) -> None:
-        await asyncio.Event().wait()
-
-    error = error_of(run(decorated(outlast), timeout="0.1s"))
-    assert error.startswith("HandlerTimeout: ran longer than its timeout of 0.1 s")
-
-
 def test_a_returned_awaitable_is_not_interrupted_like_a_sync_handler() -> None:
     """The interrupt of a thread that waits for an event loop would come when the loop has ended."""
     interrupted = []
@@ -276,17 +254,12 @@ def test_a_value_that_a_handler_returns_is_warned_of_once(
     value: object, shown: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _delivery in range(2):
-        assert run(_returns(value)) == Ack()
-        registry.unregister(TOPIC)
+        assert run(returns(value)) == Ack()
     (record,) = caplog.records
     assert record.getMessage() == (
         f"The handler of topic {TOPIC} returned {shown}, which is ignored: the message is consumed; "
         "to fail, raise an exception"
     )
-
-
-def _returns(value: object) -> Callable[[Any], object]:
-    return lambda message: value
 
 
 def test_a_handler_that_returns_nothing_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
@@ -295,13 +268,6 @@ def test_a_handler_that_returns_nothing_is_not_warned_of(caplog: pytest.LogCaptu
 
 
 # --- failures and the retry policy ------------------------------------------------------------------------------------
-
-
-def fails_with(error: BaseException) -> Callable[[Any], None]:
-    def fail(message: Delivery) -> None:
-        raise error
-
-    return fail
 
 
 class Busy(ConnectionError): ...
@@ -317,7 +283,7 @@ def test_only_exceptions_that_the_handlers_policy_names_are_retried(
     own: dict[str, Any] | None, error: Exception, is_retried: bool
 ) -> None:
     policy = RetryPolicy.fixed(["7s", "7s"], on=(OSError,), never=Busy)
-    handler(TOPIC, retry=policy)(fails_with(error))
+    handler(TOPIC, retry=policy)(raises(error))
     (delivery,) = claimed(TOPIC)
     delivery.claimed = delivery.claimed._replace(retry=own)
     outcome = executor.execute(delivery, "worker:w")

@@ -7,13 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-import redis
-from django.utils import timezone
 
 from django_delayq import schedule_message
 from django_delayq.broker import index
-from django_delayq.broker.redis import RedisBroker
-from django_delayq.core.clock import SECOND, to_tenths
 from django_delayq.core.exceptions import BrokerUnavailable
 from django_delayq.core.states import State
 from django_delayq.models import Message
@@ -23,17 +19,9 @@ from django_delayq.worker.run.event_loop import EventLoop
 from tests.support.assembled import Assemble
 from tests.support.claims import DB
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("loaded", "puts_are_flushed")]
 
 SYNC, ASYNC = "t.ok", "t.async"
-
-
-@pytest.fixture(autouse=True)
-def _loaded(redis_client: redis.Redis) -> None:
-    """Load an empty Redis, as a worker does: it takes ids from then on."""
-    broker = index(DB)
-    assert isinstance(broker, RedisBroker)
-    broker.client.hset(broker.keys("default").meta, "horizon", to_tenths(timezone.now()) + 3600 * SECOND)
 
 
 def held(parts: Parts) -> list[str]:

@@ -14,7 +14,7 @@ from django_delayq.models import Message
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Success
 from django_delayq.worker.run.recorder import Ended, Recorder
-from tests.support.claims import DB, claimed, locked_by_a_cancel, needs_row_locks, state
+from tests.support.claims import DB, claimed, last_move, locked_by_a_cancel, needs_row_locks, state
 from tests.support.workers import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -28,9 +28,7 @@ def test_a_released_delivery_costs_no_attempt(recorder: Recorder, conflict: bool
     message = Message.objects.get(pk=one.id)
     assert (message.state, message.attempts, message.reported, message.deliveries) == (State.SCHEDULED, 0, 1, 1)
     assert message.conflicts == conflict
-    last = message.transitions.last()
-    assert last is not None
-    assert (last.reason, last.error) == ("shutdown", "")
+    assert (last_move(one).reason, last_move(one).error) == ("shutdown", "")
 
 
 @pytest.mark.parametrize("outcome", [Ack(), Retry(timedelta(0), "failed")])

@@ -15,7 +15,6 @@ from django_delayq.core.outcomes import Ack
 from django_delayq.core.states import State
 from django_delayq.middleware import Handled, Middleware
 from django_delayq.models import Message
-from django_delayq.project import registry
 from django_delayq.worker.processes.assembly import Parts
 from django_delayq.worker.run import handler_threads
 from django_delayq.worker.run import pool as module
@@ -23,7 +22,7 @@ from django_delayq.worker.run.handler_threads import rest
 from django_delayq.worker.run.pool import TimeoutWatch
 from testproject.servers import PostgresServer
 from tests.support.assembled import Assemble
-from tests.support.claims import claimed, state
+from tests.support.claims import claimed, last_move, state
 from tests.support.workers import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -45,9 +44,7 @@ def test_a_handler_whose_lease_ran_out_just_before_it_began_does_not_run(parts: 
     finally:
         signals.message_delivered.disconnect(freeze)
         pool.stop()
-    last = Message.objects.get(pk=one.id).transitions.last()
-    assert last is not None
-    assert (state(one), last.reason) == (State.SCHEDULED, "lease ran out before it began")
+    assert (state(one), last_move(one).reason) == (State.SCHEDULED, "lease ran out before it began")
 
 
 class Rude(BaseException):
@@ -162,7 +159,6 @@ def seen() -> Iterator[list[str]]:
     yield seen
     signals.message_delivered.disconnect(receiver)
     middleware.remove(watcher)
-    registry.unregister(TOPIC)
 
 
 def sync(seen: list[str]) -> Callable[[Any], Any]:
@@ -192,10 +188,8 @@ def test_a_delivery_that_gets_no_connection_calls_nothing_and_costs_no_attempt(
     assert parts.recorder.flush(60)
     pool.stop()
     message = Message.objects.get(pk=one.id)
-    last = message.transitions.last()
-    assert last is not None
     assert (message.state, message.attempts, seen) == (State.SCHEDULED, 0, [])
-    assert last.reason.startswith("no transaction for its handler: ")
+    assert last_move(one).reason.startswith("no transaction for its handler: ")
     assert budget.grant(1)
 
 

@@ -4,55 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import decimal
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from django_delayq import Reject, RetryLater, handler
 from django_delayq.core.exceptions import HandlerTimeout
-from django_delayq.core.outcomes import Ack, GiveUp, Outcome, Recorded, Retry
+from django_delayq.core.outcomes import Retry
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
-from django_delayq.project import registry
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Success
 from django_delayq.worker.parts.delivery import Delivery
-from django_delayq.worker.run import executor
 from django_delayq.worker.run.recorder import Recorder
 from tests.app.handlers import leave
 from tests.app.models import Effect
 from tests.support.claims import DB, claimed
+from tests.support.record_of import log_of
+from tests.worker.bench import TOPIC, raises, recorded, returns, run
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-TOPIC = "integration.results"
-
-
-def run(function: Callable[[Any], Any], **terms: Any) -> tuple[Delivery, Outcome]:
-    """Register a function that keeps its results, and run it for one message as a worker does."""
-    registry.unregister(TOPIC)
-    handler(TOPIC, **{"keep_result": True, **terms})(function)
-    (delivery,) = claimed(TOPIC)
-    return delivery, executor.execute(delivery, "worker:w")
-
-
-def recorded(recorder: Recorder, function: Callable[[Any], Any], **terms: Any) -> Message:
-    """Run a function, have the recorder write its outcome, and return the message."""
-    delivery, outcome = run(function, **terms)
-    recorder.submit(delivery, outcome, "worker:w")
-    assert recorder.flush(60)
-    return Message.objects.get(pk=delivery.id)
-
-
-def returns(value: object) -> Callable[[Any], object]:
-    return lambda message: value
 
 
 @pytest.mark.parametrize("transactional", [False, True], ids=["plain", "transactional"])
 @pytest.mark.parametrize("value", [{"a": [1, None, "ü'\"\\"]}, [], 0, False, "", "text", -1.5])
 def test_a_result_is_kept_with_the_message(recorder: Recorder, value: object, transactional: bool) -> None:
-    message = recorded(recorder, returns(value), transactional=transactional)
+    message = recorded(recorder, returns(value), keep_result=True, transactional=transactional)
     assert message.state == State.CONSUMED
     assert message.result == value
     assert type(message.result) is type(value)
@@ -63,19 +39,17 @@ def test_the_result_of_an_async_handler_is_kept(recorder: Recorder) -> None:
         await asyncio.sleep(0)
         return {"id": message.id}
 
-    message = recorded(recorder, answer)
+    message = recorded(recorder, answer, keep_result=True)
     assert message.result == {"id": message.pk}
 
 
 def test_a_result_becomes_json_as_a_payload_does(recorder: Recorder) -> None:
-    assert recorded(recorder, returns({"total": decimal.Decimal("49.90"), "of": (1, 2)})).result == {
-        "total": "49.90",
-        "of": [1, 2],
-    }
+    message = recorded(recorder, returns({"total": decimal.Decimal("49.90"), "of": (1, 2)}), keep_result=True)
+    assert message.result == {"total": "49.90", "of": [1, 2]}
 
 
 def test_a_handler_that_returns_none_or_keeps_nothing_has_no_result(recorder: Recorder) -> None:
-    for message in (recorded(recorder, returns(None)), recorded(recorder, returns(7), keep_result=False)):
+    for message in (recorded(recorder, returns(None), keep_result=True), recorded(recorder, returns(7))):
         assert message.state == State.CONSUMED
         assert message.result is None
     assert Message.objects.filter(result__isnull=True).count() == 2
@@ -107,15 +81,10 @@ def test_a_result_that_cannot_be_kept_is_a_failure(value: object, reason: str) -
         leave(message)
         return value
 
-    _delivery, outcome = run(affect, transactional=True)
+    outcome = run(affect, keep_result=True, transactional=True)
     assert isinstance(outcome, Retry)
     assert outcome.error.startswith(f"TypeError: what the handler returned cannot be kept: {reason}")
     assert not Effect.objects.exists()
-
-
-def test_an_outcome_carries_its_result() -> None:
-    assert run(returns([1]))[1] == Ack("[1]")
-    assert run(returns([1]), transactional=True)[1] == Recorded()
 
 
 class Odd(Exception):
@@ -138,25 +107,13 @@ class Odd(Exception):
 def test_the_log_names_the_class_of_what_a_handler_raised(
     recorder: Recorder, error: BaseException, path: str, retry: list[int]
 ) -> None:
-    def fail(message: Delivery) -> None:
-        raise error
-
-    message = recorded(recorder, fail, retry=retry, timeout="1m")
+    message = recorded(recorder, raises(error), retry=retry, timeout="1m")
     # RetryLater asks for another delivery whatever the policy says, and Reject for none.
     fate = State.SCHEDULED if (retry or isinstance(error, RetryLater)) and not isinstance(error, Reject) else State.DEAD
-    last = Transition.objects.filter(message=message).latest("number")
+    last = log_of(message)[-1]
     assert (last.to_state, last.exception) == (fate, path)
 
 
 def test_moves_without_an_exception_name_none(recorder: Recorder) -> None:
     recorded(recorder, returns(1))
     assert set(Transition.objects.values_list("exception", flat=True)) == {""}
-
-
-def test_an_exception_with_a_long_path_is_cut() -> None:
-    def fail(message: Delivery) -> None:
-        raise type("E" * 500, (Exception,), {})
-
-    _delivery, outcome = run(fail, retry=[])
-    assert isinstance(outcome, GiveUp)
-    assert len(outcome.exception) <= 200

@@ -5,32 +5,18 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-import redis
 from django.core.management import call_command
 from django.core.management.base import CommandError
-from django.utils import timezone
 
 from django_delayq import schedule_message, schedule_messages
-from django_delayq.broker import index
-from django_delayq.broker.redis import RedisBroker
-from django_delayq.core.clock import SECOND, to_tenths
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
 from django_delayq.worker.processes.assembly import Parts
 from tests.support.assembled import Assemble
-from tests.support.claims import DB
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("loaded", "puts_are_flushed")]
 
 WITH_REDIS = pytest.mark.parametrize("with_redis", [True, False], ids=["Redis", "no Redis"])
-
-
-@pytest.fixture(autouse=True)
-def _loaded(redis_client: redis.Redis) -> None:
-    """Load an empty Redis, as a worker does: it takes ids from then on."""
-    broker = index(DB)
-    assert isinstance(broker, RedisBroker)
-    broker.client.hset(broker.keys("a").meta, "horizon", to_tenths(timezone.now()) + 3600 * SECOND)
 
 
 def flood(queue: str, number: int, topic: str = "t.ok") -> None:

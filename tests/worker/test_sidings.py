@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import pytest
-import redis
-from django.utils import timezone
 
-from django_delayq import cancel_message, reschedule_message, schedule_message, schedule_messages
+from django_delayq import cancel_message, handler, reschedule_message, schedule_message, schedule_messages
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.core import failpoints
-from django_delayq.core.clock import SECOND, to_tenths
 from django_delayq.core.outcomes import Ack
 from django_delayq.core.states import State
 from django_delayq.inspector.consistency import ConsistencyCheck
 from django_delayq.models import Message
-from django_delayq.project import conf, registry
+from django_delayq.project import conf
 from django_delayq.worker.claim import consumer, sidings, wake_ups
 from django_delayq.worker.claim.sidings import HANDLER, LOOK_INTERVAL
 from django_delayq.worker.parts.queue_finder import QueueFinder
@@ -30,26 +26,20 @@ from tests.support.record_of import states
 from tests.support.steps import ago
 from tests.support.workers import PATIENCE, eventually
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("loaded", "puts_are_flushed")]
 
 NEW = "t.unheard_of"
 
 
-@pytest.fixture(autouse=True)
-def broker(redis_client: redis.Redis, parts: Parts) -> RedisBroker:
-    """Load an empty Redis, as a worker does: it takes ids from then on."""
-    made = parts.brokers.redis
-    assert isinstance(made, RedisBroker)
-    made.client.hset(made.keys("default").meta, "horizon", to_tenths(timezone.now()) + 3600 * SECOND)
-    return made
-
-
 @pytest.fixture
-def known() -> Iterator[None]:
+def broker(parts: Parts) -> RedisBroker:
+    assert isinstance(parts.brokers.redis, RedisBroker)
+    return parts.brokers.redis
+
+
+def hear_of_it() -> None:
     """Have a handler for the topic, as in a worker of the next version of the code."""
-    registry.handler(NEW)(lambda payload: None)
-    yield
-    registry._handlers.pop(NEW)
+    handler(NEW)(lambda payload: None)
 
 
 def turn(parts: Parts) -> None:
@@ -84,11 +74,11 @@ def test_an_id_whose_topic_is_unknown_stands_aside_and_costs_nothing_more(
 
 
 def test_a_new_worker_serves_what_others_have_set_aside_in_its_first_turn(
-    parts: Parts, assembled: Assemble, request: pytest.FixtureRequest, broker: RedisBroker
+    parts: Parts, assembled: Assemble, broker: RedisBroker
 ) -> None:
     late, urgent = schedule_message(NEW), schedule_message(NEW, priority=5)
     turn(parts)
-    request.getfixturevalue("known")
+    hear_of_it()
     new = assembled(1, name="new")
     turn(new)
     assert held(new) == [urgent.pk]
@@ -96,14 +86,6 @@ def test_a_new_worker_serves_what_others_have_set_aside_in_its_first_turn(
     turn(new)
     assert held(new) == [late.pk]
     assert broker.asides() == {}
-
-
-def test_a_worker_that_sleeps_hears_of_an_id_that_stands_aside(parts: Parts, broker: RedisBroker) -> None:
-    schedule_message(NEW)
-    client = broker.client
-    client.delete(broker.keys("default").wake)
-    turn(parts)
-    assert client.llen(broker.keys("default").wake) == 1
 
 
 def test_a_wake_up_goes_on_until_it_finds_the_worker_that_can_use_it(
@@ -146,32 +128,26 @@ def test_messages_that_stand_aside_are_found_nowhere_else_and_missed_by_nobody(
     assert not mismatches.total
 
 
-@pytest.mark.parametrize("change", ["cancel", "reschedule"])
+@pytest.mark.parametrize("change", ["cancel", "expire", "reschedule"])
 def test_a_message_that_is_changed_stands_aside_no_more(parts: Parts, broker: RedisBroker, change: str) -> None:
-    message = schedule_message(NEW)
+    message = schedule_message(NEW, expires="1h")
     turn(parts)
-    if change == "cancel":
-        cancel_message(message.pk)
-    else:
-        reschedule_message(message.pk, delay=60)
+    match change:
+        case "cancel":
+            cancel_message(message.pk)
+        case "expire":
+            Message._base_manager.filter(pk=message.pk).update(expires_at=ago())
+            parts.reaper.tick()
+        case "reschedule":
+            reschedule_message(message.pk, delay=60)
     broker.flush()
     eventually(lambda: broker.asides() == {}, "it stands aside no more")
     (place,) = broker.places("default", [message.pk])
     assert place.ready_tenths is None
-    assert (place.delayed_tenths is None) == (change == "cancel")
+    assert (place.delayed_tenths is None) == (change != "reschedule")
 
 
-def test_a_message_that_expires_stands_aside_no_more(parts: Parts, broker: RedisBroker) -> None:
-    message = schedule_message(NEW, expires="1h")
-    turn(parts)
-    assert broker.asides() == {"default": {HANDLER + NEW: 1}}
-    Message._base_manager.filter(pk=message.pk).update(expires_at=ago())
-    parts.reaper.tick()
-    broker.flush()
-    assert broker.asides() == {}
-
-
-def test_a_message_beside_a_thousand_for_nobody_is_found_in_one_turn(parts: Parts, assembled: Assemble) -> None:
+def test_a_message_beside_a_thousand_for_nobody_is_found_in_one_turn(assembled: Assemble) -> None:
     two_lanes = assembled(1, tasks=1, name="two")
     schedule_messages([{"topic": NEW, "priority": 10}] * 1500)
     mine = schedule_message("t.ok")
@@ -180,14 +156,13 @@ def test_a_message_beside_a_thousand_for_nobody_is_found_in_one_turn(parts: Part
 
 
 @pytest.fixture
-def limited(parts: Parts, assembled: Assemble) -> Iterator[Parts]:
+def limited(assembled: Assemble) -> Parts:
     """A worker that knows a limit of two, and has two of five messages of it running."""
-    registry.handler("t.two", limit=2)(lambda payload: None)
+    handler("t.two", limit=2)(lambda payload: None)
     schedule_messages([{"topic": "t.two"}] * 5)
     made = assembled(4, name="limited")
     turn(made)
-    yield made
-    registry.unregister("t.two")
+    return made
 
 
 def test_what_a_limit_refuses_stands_aside_until_a_place_is_free(limited: Parts, broker: RedisBroker) -> None:
@@ -206,9 +181,9 @@ def test_what_a_limit_refuses_stands_aside_until_a_place_is_free(limited: Parts,
     assert broker.asides() == {"default": {"topic t.two": 2}}
 
 
-def test_a_worker_that_is_the_first_to_set_an_id_aside_soon_looks_again(parts: Parts, assembled: Assemble) -> None:
+def test_a_worker_that_is_the_first_to_set_an_id_aside_soon_looks_again(assembled: Assemble) -> None:
     """Another worker makes the place free, and does not know that somebody waits for it."""
-    registry.handler("t.one", limit=1)(lambda payload: None)
+    handler("t.one", limit=1)(lambda payload: None)
     one, other = assembled(1, name="one"), assembled(1, name="other")
     running = schedule_message("t.one")
     turn(one)
@@ -228,8 +203,8 @@ def end(parts: Parts, pk: int) -> None:
     assert parts.recorder.flush(PATIENCE)
 
 
-def test_a_slot_of_a_rate_that_nobody_needs_keeps_no_worker_busy(parts: Parts, assembled: Assemble) -> None:
-    registry.handler("t.rated", rate="1/s")(lambda payload: None)
+def test_a_slot_of_a_rate_that_nobody_needs_keeps_no_worker_busy(assembled: Assemble) -> None:
+    handler("t.rated", rate="1/s")(lambda payload: None)
     rated = assembled(4, name="rated")
     begun, waiting = schedule_message("t.rated"), schedule_message("t.rated")
     turn(rated)
@@ -272,7 +247,7 @@ def test_ids_that_are_put_back_for_want_of_room_go_to_whoever_has_a_place_next(
 def test_a_place_that_becomes_free_while_a_claim_asks_for_it_is_taken_at_once(
     assembled: Assemble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    registry.handler("t.one", limit=1)(lambda payload: None)
+    handler("t.one", limit=1)(lambda payload: None)
     monkeypatch.setattr(consumer, "IDLE_WAIT", 10 * PATIENCE)
     monkeypatch.setattr(sidings, "LOOK_INTERVAL", 10 * PATIENCE)
     worker = assembled(2, name="worker")
@@ -297,13 +272,13 @@ def test_a_place_that_becomes_free_while_a_claim_asks_for_it_is_taken_at_once(
 
 
 def test_a_worker_with_too_little_room_for_all_queues_forgets_none_that_has_ids_aside(
-    assembled: Assemble, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    assembled: Assemble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sidings, "LOOK_INTERVAL", 10 * PATIENCE)
     queues = ["default", "one", "two"]
     strays = {queue: schedule_message(NEW, queue=queue).pk for queue in queues}
     turn(assembled(1, queues=(), name="old"))
-    request.getfixturevalue("known")
+    hear_of_it()
     new = assembled(1, queues=(), name="new")
     for left in (3, 2, 1):
         turn(new)
@@ -315,13 +290,11 @@ def test_a_worker_with_too_little_room_for_all_queues_forgets_none_that_has_ids_
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["all queues", "queues in a strict order"])
-def test_what_stands_aside_has_the_turn_of_its_queue(
-    assembled: Assemble, request: pytest.FixtureRequest, named: bool
-) -> None:
+def test_what_stands_aside_has_the_turn_of_its_queue(assembled: Assemble, named: bool) -> None:
     queues = ("first", "second", "third", "fourth")
     stray = schedule_message(NEW, queue="second").pk
     turn(assembled(1, queues=queues, name="old"))
-    request.getfixturevalue("known")
+    hear_of_it()
     for queue in ("default", "third"):
         schedule_messages([{"topic": "t.ok", "queue": queue}] * 5)
     new = assembled(1, queues=queues if named else (), name="new")

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
 from django_delayq import handler
-from django_delayq.project import registry
 from django_delayq.project.registry import Delivered
 from django_delayq.worker.processes.assembly import Parts
 from django_delayq.worker.run import handler_threads
@@ -20,14 +17,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 TOPIC = "integration.turns"
 NUMBER = 20
-
-Handles = Callable[[Callable[[Delivered], Any]], object]
-
-
-@pytest.fixture
-def handled_by() -> Iterator[Handles]:
-    yield handler(TOPIC)
-    registry.unregister(TOPIC)
 
 
 @pytest.fixture
@@ -52,29 +41,29 @@ def run(parts: Parts, number: int = NUMBER) -> None:
 
 @pytest.mark.usefixtures("unwatched")
 def test_quick_handlers_run_one_after_another_in_one_thread(
-    assembled: Assemble, handled_by: Handles, monkeypatch: pytest.MonkeyPatch
+    assembled: Assemble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(handler_threads, "QUICK", 60.0)
     threads: list[int] = []
-    handled_by(lambda message: threads.append(threading.get_ident()))
+    handler(TOPIC)(lambda message: threads.append(threading.get_ident()))
     run(assembled(4))
     assert len(threads) == NUMBER
     assert len(set(threads)) == 1
 
 
 @pytest.mark.usefixtures("unwatched")
-def test_handlers_that_wait_run_side_by_side(assembled: Assemble, handled_by: Handles) -> None:
+def test_handlers_that_wait_run_side_by_side(assembled: Assemble) -> None:
     parts = assembled(4)
     for _time in range(10):
         turns(parts).end(0, TOPIC, 0.01)
     # Each waits until all four run.
     together = threading.Barrier(4)
-    handled_by(lambda message: together.wait(60) and None)
+    handler(TOPIC)(lambda message: together.wait(60) and None)
     run(parts, 4)
     assert not together.broken
 
 
-def test_a_quick_handler_that_gets_stuck_keeps_nobody_waiting(assembled: Assemble, handled_by: Handles) -> None:
+def test_a_quick_handler_that_gets_stuck_keeps_nobody_waiting(assembled: Assemble) -> None:
     """None of these topics is known to be slow: all are taken for quick."""
     others_ran = threading.Semaphore(0)
     stuck = threading.Lock()
@@ -86,14 +75,12 @@ def test_a_quick_handler_that_gets_stuck_keeps_nobody_waiting(assembled: Assembl
         else:
             others_ran.release()
 
-    handled_by(handle)
+    handler(TOPIC)(handle)
     run(assembled(2))
     assert waited == [True]
 
 
-def test_deliveries_that_come_while_a_quick_handler_is_stuck_do_not_wait(
-    assembled: Assemble, handled_by: Handles
-) -> None:
+def test_deliveries_that_come_while_a_quick_handler_is_stuck_do_not_wait(assembled: Assemble) -> None:
     parts = assembled(2)
     begun, ended = threading.Event(), threading.Event()
     waited: list[bool] = []
@@ -105,7 +92,7 @@ def test_deliveries_that_come_while_a_quick_handler_is_stuck_do_not_wait(
             begun.set()
             waited.append(ended.wait(60))
 
-    handled_by(handle)
+    handler(TOPIC)(handle)
     parts.pool.start()
     parts.pool.submit(claimed(TOPIC))
     assert begun.wait(60)

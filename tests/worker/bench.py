@@ -1,0 +1,52 @@
+"""Runs functions as handlers, as a worker does, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django_delayq import handler
+from django_delayq.core.outcomes import Outcome
+from django_delayq.models import Message
+from django_delayq.project import registry
+from django_delayq.worker.parts.delivery import Delivery
+from django_delayq.worker.run import executor
+from django_delayq.worker.run.recorder import Recorder
+from tests.support.claims import claimed
+
+TOPIC = "integration.worker"
+
+
+def execute(function: Callable[[Any], Any], **terms: Any) -> tuple[Delivery, Outcome]:
+    """Register a function as the handler, and run it for one message."""
+    registry.unregister(TOPIC)
+    handler(TOPIC, **terms)(function)
+    (delivery,) = claimed(TOPIC)
+    return delivery, executor.execute(delivery, "worker:w")
+
+
+def run(function: Callable[[Any], Any], **terms: Any) -> Outcome:
+    """Run a function for one message, and return the outcome."""
+    return execute(function, **terms)[1]
+
+
+def recorded(recorder: Recorder, function: Callable[[Any], Any], **terms: Any) -> Message:
+    """Run a function for one message, have the recorder write its outcome, and return the message."""
+    delivery, outcome = execute(function, **terms)
+    recorder.submit(delivery, outcome, "worker:w")
+    assert recorder.flush(60)
+    return Message.objects.get(pk=delivery.id)
+
+
+def returns(value: object) -> Callable[[Any], object]:
+    """Return a handler that returns this."""
+    return lambda message: value
+
+
+def raises(error: BaseException) -> Callable[[Any], None]:
+    """Return a handler that raises this."""
+
+    def fail(message: Delivery) -> None:
+        raise error
+
+    return fail
