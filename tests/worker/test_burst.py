@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import pytest
 import redis
@@ -11,21 +10,18 @@ import redis
 from django_delayq.broker.base import IDS_PER_CALL
 from django_delayq.broker.keys import RANKS, keys
 from django_delayq.core.clock import SECOND
-from django_delayq.core.worker_options import Options
 from django_delayq.worker.claim.consumer import CATCH_UP, Consumer
-from django_delayq.worker.processes.assembly import Parts
+from tests.support.assembled import Assemble
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-DB = QUEUE = "default"
+QUEUE = "default"
 
 
 @pytest.fixture
-def consumer(redis_client: redis.Redis) -> Iterator[Consumer]:
+def consumer(redis_client: redis.Redis, assembled: Assemble) -> Consumer:
     """A consumer whose threads do not run, so that it has room for four deliveries and no more."""
-    parts = Parts(Options(DB, queues=(QUEUE,), threads=4))
-    yield parts.consumer
-    parts.brokers.close()
+    return assembled(4).consumer
 
 
 def test_the_most_urgent_message_does_not_wait_for_those_that_fell_due_before_it(

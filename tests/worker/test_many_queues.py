@@ -11,26 +11,23 @@ from typing import Any
 
 import pytest
 import redis
-from django.db import connections
 from django.db.models import F
 from django.utils import timezone
 
-from django_delayq import pause_queue, restore, schedule_message, schedule_messages
+from django_delayq import restore, schedule_message, schedule_messages
 from django_delayq.broker.base import Entry
 from django_delayq.broker.redis import RedisBroker
-from django_delayq.core.worker_options import Options
 from django_delayq.models import Message
 from django_delayq.project import conf
 from django_delayq.record import transitions
 from django_delayq.record.identity import identity
-from django_delayq.worker.claim import queues as queues_module
 from django_delayq.worker.claim.consumer import IDLE_WAIT, Consumer
 from django_delayq.worker.parts.broker_switch import BrokerSwitch
-from django_delayq.worker.processes.assembly import Parts
 from django_delayq.worker.upkeep import loader as loading
 from django_delayq.worker.upkeep import sweeper as sweeping
 from django_delayq.worker.upkeep.loader import Loader
 from django_delayq.worker.upkeep.sweeper import Sweeper
+from tests.support.assembled import Assemble
 from tests.support.claims import DB
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]
@@ -89,15 +86,6 @@ def ids(messages: list[Message]) -> set[int]:
 # --- loading ----------------------------------------------------------------------------------------------------------
 
 
-def test_one_check_loads_all_queues(loader: Loader, broker: RedisBroker, redis_client: redis.Redis) -> None:
-    messages = schedule(2)
-    loader.tick()
-    assert held(broker) == ids(messages)
-    redis_client.flushall()
-    loader.tick()
-    assert held(broker) == ids(messages)
-
-
 def test_a_load_ahead_reaches_all_queues_in_one_check(
     loader: Loader,
     broker: RedisBroker,
@@ -110,12 +98,6 @@ def test_a_load_ahead_reaches_all_queues_in_one_check(
     broker.now = lambda: time.time() + 10
     loader.tick()
     assert held(broker) == ids(messages)
-
-
-def test_the_first_message_of_a_new_queue_is_put_by_its_producer(loader: Loader, broker: RedisBroker) -> None:
-    loader.tick()
-    message = schedule_message(TOPIC, queue=QUEUES[7], delay=60)
-    assert held(broker) == {message.pk}
 
 
 def test_redis_keeps_nothing_of_a_queue_that_has_run_empty(
@@ -342,14 +324,10 @@ def test_a_sweep_goes_on_where_the_last_tick_stopped(
 
 
 @pytest.fixture
-def consumer(loader: Loader, monkeypatch: pytest.MonkeyPatch) -> Iterator[Consumer]:
+def consumer(loader: Loader, assembled: Assemble) -> Consumer:
     """A consumer of all queues whose threads do not run: it holds what it claims, up to a hundred deliveries."""
     loader.tick()
-    # One event loop that takes on few would have it take few ids.
-    monkeypatch.setattr("django_delayq.worker.run.event_loop.FIRST_TASKS", 200)
-    parts = Parts(Options(DB, threads=100))
-    yield parts.consumer
-    parts.brokers.close()
+    return assembled(100, queues=()).consumer
 
 
 @pytest.fixture
@@ -422,37 +400,22 @@ def test_the_first_message_of_a_new_queue_wakes_a_worker_and_is_taken_by_its_nex
     assert "brand-new" in consumer.queues.finder()
 
 
-@pytest.mark.parametrize("named", [(), ("default", "a", "b", "c", "d")], ids=["found", "named"])
-def test_the_default_queue_is_served_first_and_the_others_by_name(loader: Loader, named: tuple[str, ...]) -> None:
+def test_many_queues_that_a_worker_names_are_served_in_their_order(loader: Loader, assembled: Assemble) -> None:
     loader.tick()
     for queue in ("c", "default", "b", "a", "b", "d"):
         schedule_message(TOPIC, queue=queue)
-    parts = Parts(Options(DB, queues=named, threads=4))
-    parts.consumer.turn()
-    assert sorted(queue for queue, _pk in held_by(parts.consumer)) == ["a", "b", "b", "default"]
-    parts.brokers.close()
+    consumer = assembled(4, queues=("default", "a", "b", "c", "d")).consumer
+    consumer.turn()
+    assert sorted(queue for queue, _pk in held_by(consumer)) == ["a", "b", "b", "default"]
 
 
-@pytest.mark.parametrize("number", [2, 5])
-def test_a_worker_that_names_its_queues_takes_from_no_other(loader: Loader, number: int) -> None:
+def test_a_worker_that_names_its_queues_takes_from_no_other(loader: Loader, assembled: Assemble) -> None:
     loader.tick()
     for queue in QUEUES[:6]:
         schedule_message(TOPIC, queue=queue)
-    parts = Parts(Options(DB, queues=tuple(QUEUES[:number]), threads=50))
-    parts.consumer.turn()
-    assert {queue for queue, _pk in held_by(parts.consumer)} == set(QUEUES[:number])
-    parts.brokers.close()
-
-
-def test_a_paused_queue_holds_no_other_queue_up(consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queues_module, "PAUSE_CHECK_INTERVAL", 30.0)
-    pause_queue(QUEUES[0])
-    consumer.queues.finder.note(QUEUES)
-    for queue in QUEUES[:2] * 2:
-        schedule_message(TOPIC, queue=queue)
+    consumer = assembled(50, queues=tuple(QUEUES[:5])).consumer
     consumer.turn()
-    assert consumer.turn() > 0.1
-    assert [queue for queue, _pk in held_by(consumer)] == [QUEUES[1]] * 2
+    assert {queue for queue, _pk in held_by(consumer)} == set(QUEUES[:5])
 
 
 def test_an_index_that_was_lost_is_made_again_by_the_sweep(
@@ -486,14 +449,11 @@ def test_a_queue_without_ids_leaves_the_index(consumer: Consumer, broker: RedisB
     assert consumer.turn() > 1
 
 
+@pytest.mark.postgresql("SQLite is asked for each queue")
 def test_without_redis_a_poll_asks_for_all_queues_at_once(
-    settings: Any, django_assert_max_num_queries: Any, monkeypatch: pytest.MonkeyPatch
+    assembled: Assemble, django_assert_max_num_queries: Any
 ) -> None:
-    if connections[DB].vendor != "postgresql":
-        pytest.skip("SQLite is asked for each queue")
-    settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
-    monkeypatch.setattr("django_delayq.worker.run.event_loop.FIRST_TASKS", 200)
-    parts = Parts(Options(DB, threads=100))
+    parts = assembled(100, queues=(), redis=False)
     schedule(1)
     parts.queues.tick()
     with django_assert_max_num_queries(8):
@@ -501,4 +461,3 @@ def test_without_redis_a_poll_asks_for_all_queues_at_once(
     messages = [schedule_message(TOPIC, queue=queue) for queue in ("default", *QUEUES)]
     parts.consumer.turn()
     assert {pk for _queue, pk in held_by(parts.consumer)} == ids(messages)
-    parts.brokers.close()

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import pytest
-import redis
 from django.db import OperationalError, connections
 from pytest_django import DjangoAssertNumQueries
 
@@ -18,7 +17,6 @@ from django_delayq.core.states import State
 from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message
 from django_delayq.record import crashes, transitions
-from django_delayq.record.identity import identity
 from django_delayq.record.sql.rows import Claimed
 from django_delayq.worker.claim.consumer import Consumer
 from django_delayq.worker.parts.delivery import Delivery
@@ -35,12 +33,9 @@ Cut = Callable[[], None]
 
 
 @pytest.fixture(params=["redis", "query"])
-def consumer(request: pytest.FixtureRequest, redis_client: redis.Redis, assembled: Assemble) -> Consumer:
+def consumer(request: pytest.FixtureRequest, loaded: None, assembled: Assemble) -> Consumer:
     """A consumer with room for three messages."""
-    parts = assembled(threads=3, redis=request.param == "redis")
-    if (broker := parts.brokers.redis) is not None:
-        broker.load(ahead=600, worker="t", lease=10, identity=identity(DB), server=broker.server(), lost=True)
-    return parts.consumer
+    return assembled(threads=3, redis=request.param == "redis").consumer
 
 
 @pytest.fixture

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 import redis
 from asgiref.sync import async_to_sync
-from django.db import connection, transaction
+from django.db import transaction
 from django.utils import timezone
 
 from django_delayq import (
@@ -29,7 +27,6 @@ from django_delayq.core import actors
 from django_delayq.core.states import State
 from django_delayq.models import Message, Queue, Transition
 from django_delayq.record import transitions
-from django_delayq.record.identity import identity
 from django_delayq.record.sql import statements
 from django_delayq.record.sql.rows import Ticket
 from django_delayq.worker.claim import queues as queues_module
@@ -143,13 +140,6 @@ def test_an_impossible_pause_is_refused(name: str, options: dict[str, Any], why:
     assert not Queue.objects.exists()
 
 
-def test_resume_queue_returns_whether_the_queue_was_paused() -> None:
-    assert not resume_queue(QUEUE)
-    pause_queue(QUEUE)
-    assert resume_queue(QUEUE)
-    assert not resume_queue(QUEUE)
-
-
 def test_async_code_can_pause_and_resume() -> None:
     async def life() -> list[Any]:
         return [await apause_queue(QUEUE, reason="why"), await aresume_queue(QUEUE), await aresume_queue(QUEUE)]
@@ -176,17 +166,11 @@ def test_a_paused_message_can_be_cancelled_and_expires() -> None:
 # --- claims that are under way ----------------------------------------------------------------------------------------
 
 
-def claiming(message: Message) -> AbstractContextManager[threading.Event]:
-    """Claim a message in a transaction that stays open until the event is set."""
-    return unfinished(lambda: claim(message))
-
-
+@pytest.mark.postgresql("needs claims side by side")
 def test_a_pause_returns_when_the_claims_that_do_not_know_of_it_are_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    if connection.vendor != "postgresql":
-        pytest.skip("needs claims side by side")
     monkeypatch.setattr(pausing, "WAIT_FOR_CLAIMS", 30.0)
     (message,) = due()
-    with claiming(message) as go:
+    with unfinished(lambda: claim(message)) as go:
         seen: list[str] = []
         original = statements("default").claims_under_way
 
@@ -203,30 +187,16 @@ def test_a_pause_returns_when_the_claims_that_do_not_know_of_it_are_over(monkeyp
     assert Message.objects.get(pk=message.pk).state == State.RUNNING
 
 
+@pytest.mark.postgresql("needs claims side by side")
 def test_a_pause_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    if connection.vendor != "postgresql":
-        pytest.skip("needs claims side by side")
     monkeypatch.setattr(pausing, "WAIT_FOR_CLAIMS", 0.05)
     (message,) = due()
-    with claiming(message):
+    with unfinished(lambda: claim(message)):
         pause_queue(QUEUE)
         assert pausing.paused(DB)
 
 
 # --- workers ----------------------------------------------------------------------------------------------------------
-
-
-@BOTH
-def test_messages_of_a_paused_queue_start_only_after_the_pause(start: Start) -> None:
-    start("--queue", QUEUE, "--queue", "other", "--threads", "2")
-    pause_queue(QUEUE)
-    messages = due(30)
-    passer_by()
-    passer_by()
-    assert states() == {State.SCHEDULED: 30, State.CONSUMED: 2}
-    resume_queue(QUEUE)
-    eventually(lambda: states() == {State.CONSUMED: 32}, "all are consumed")
-    assert effects_per_message() == once_each(messages)
 
 
 @BOTH
@@ -302,13 +272,9 @@ def test_a_worker_that_is_killed_during_a_pause_costs_nothing(start: Start) -> N
 
 
 @pytest.fixture
-def consumer(redis_client: redis.Redis, assembled: Assemble) -> Consumer:
+def consumer(loaded: None, puts_are_flushed: None, assembled: Assemble) -> Consumer:
     """A consumer of two queues with Redis; a test makes its turns."""
-    parts = assembled(threads=4, queues=(QUEUE, "other"))
-    broker = parts.brokers.redis
-    assert broker is not None
-    broker.load(ahead=600, worker="t", lease=10, identity=identity(DB), server=broker.server(), lost=True)
-    return parts.consumer
+    return assembled(threads=4, queues=(QUEUE, "other")).consumer
 
 
 def calls(client: redis.Redis, *names: str) -> int:
@@ -317,7 +283,6 @@ def calls(client: redis.Redis, *names: str) -> int:
     return sum(stats[f"cmdstat_{name}"]["calls"] for name in names if f"cmdstat_{name}" in stats)
 
 
-@pytest.mark.usefixtures("puts_are_flushed")
 def test_a_consumer_that_knows_of_a_pause_takes_nothing_and_waits(
     consumer: Consumer, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,7 +300,6 @@ def test_a_consumer_that_knows_of_a_pause_takes_nothing_and_waits(
     assert redis_client.zcard(ready) == 20
 
 
-@pytest.mark.usefixtures("puts_are_flushed")
 def test_an_id_that_is_put_back_keeps_its_rank(consumer: Consumer, redis_client: redis.Redis) -> None:
     pause_queue(QUEUE)
     due(3)
@@ -350,7 +314,6 @@ def test_an_id_that_is_put_back_keeps_its_rank(consumer: Consumer, redis_client:
     assert (int(before[0][0]), int(before[-1][0])) == (best.pk, worst.pk)
 
 
-@pytest.mark.usefixtures("puts_are_flushed")
 def test_a_consumer_with_nothing_but_paused_queues_waits_too(consumer: Consumer) -> None:
     for queue in (QUEUE, "other"):
         pause_queue(queue)
