@@ -67,12 +67,6 @@ def test_a_process_without_a_successor_ends_when_its_messages_are_claimed() -> N
     assert (process.budget.grant(100), process.budget.empty) == (1, False)
 
 
-def test_a_process_without_limits_claims_what_there_is_room_for() -> None:
-    process = Asked()
-    process.budget.count(1000)
-    assert (process.budget.grant(100), process.budget.empty, process.page.spent) == (100, False, False)
-
-
 def test_a_process_that_gets_no_successor_goes_on_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     process = Asked(max_tasks_per_child=5)
     process.budget.count(5)

@@ -19,7 +19,6 @@ from django_delayq.models import Message
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Ticket
 from django_delayq.worker.claim import wanted
-from django_delayq.worker.claim.consumer import IDLE_WAIT
 from django_delayq.worker.processes.assembly import Parts
 from tests.support.assembled import Assemble
 from tests.support.claims import claimed
@@ -92,12 +91,6 @@ def test_a_process_whose_outcomes_cannot_be_recorded_takes_nothing(
     assert parts.recorder.flush(60)
     parts.consumer.turn()
     assert Message.objects.get(pk=message.pk).state == State.RUNNING
-
-
-def test_an_idle_worker_with_many_queues_checks_each_in_time(parts: Parts) -> None:
-    consumer = parts.consumer
-    consumer.pauses.queues = lambda: tuple(f"queue-{number}" for number in range(50))
-    assert consumer.turn() <= IDLE_WAIT
 
 
 def test_a_consumer_that_may_deliver_no_more_does_not_ask_again_and_again(assembled: Assemble) -> None:

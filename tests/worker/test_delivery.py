@@ -43,14 +43,6 @@ def test_every_message_is_delivered_and_none_before_its_time(start: Start) -> No
         assert Effect.objects.get(message_id=message.pk).at >= message.due_at
 
 
-def test_an_idle_worker_wakes_for_what_is_scheduled_for_now(start: Start) -> None:
-    start().wait_for("pid")
-    first = schedule_message("t.effect")
-    wait_until(first, State.CONSUMED)
-    second = schedule_message("t.effect")
-    wait_until(second, State.CONSUMED)
-
-
 def test_a_message_exists_exactly_when_its_transaction_committed(start: Start) -> None:
     start()
     with pytest.raises(RuntimeError), transaction.atomic():
@@ -114,23 +106,18 @@ def test_a_cancelled_message_never_runs_and_a_rescheduled_one_runs_at_its_new_ti
     assert path_of(cancelled) == ["scheduled", "cancelled"]
 
 
-def test_the_handler_sees_a_cancel_and_no_retry_follows(start: Start, gate: Gate) -> None:
+@pytest.mark.parametrize("options", [{}, {"retry": False}], ids=["first attempt", "last attempt"])
+def test_the_handler_sees_a_cancel_and_neither_a_retry_nor_a_dead_letter_follows(
+    start: Start, gate: Gate, options: dict[str, Any]
+) -> None:
     start()
-    message = schedule_message("t.cancellable", gate.payload)
+    message = schedule_message("t.cancellable", gate.payload, **options)
     eventually(lambda: gate.begun(message.pk), "the handler begins")
     assert cancel_message(message).verdict == Verdict.REQUESTED
     wait_until(message, State.CANCELLED)
     assert Effect.objects.get().note == "saw the cancel"
-    assert cancel_message(message).verdict == Verdict.TOO_LATE
-
-
-def test_the_last_failure_of_a_message_that_was_asked_to_stop_is_no_dead_letter(start: Start, gate: Gate) -> None:
-    start()
-    message = schedule_message("t.cancellable", gate.payload, retry=False)
-    eventually(lambda: gate.begun(message.pk), "the handler begins")
-    assert cancel_message(message).verdict == Verdict.REQUESTED
-    wait_until(message, State.CANCELLED)
     assert (message.attempts, log_of(message)[-1].error) == (1, "RuntimeError: cancelled")
+    assert cancel_message(message).verdict == Verdict.TOO_LATE
 
 
 @pytest.mark.parametrize("topic", ["t.stop", "t.stop_tx", "t.stop_async"])

@@ -42,32 +42,16 @@ def give_later_deliveries_time() -> None:
 
 
 @pytest.mark.usefixtures("timed_by")
-def test_a_handler_that_does_not_let_go_gets_its_process_replaced_and_is_retried_elsewhere(start: Start) -> None:
-    worker = start("--threads", "2")
-    children = worker.wait_for_children(1)
-    message = schedule_message("t.hang")
-    eventually(lambda: states()[State.RUNNING], "it runs")
-    give_later_deliveries_time()
-    others = schedule_messages({"topic": "t.tx", "delay": 0.2 * n} for n in range(20))
-    worker.wait_for("does not end at its timeout")
-    worker.wait_for_children(1, other_than=children)
-    wait_until_all(State.CONSUMED, 21)
-    assert effects_per_message() == once_each([message, *others])
-    message.refresh_from_db()
-    assert (message.attempts, message.deliveries, message.crashes) == (1, 2, 0)
-    assert "did not end at its timeout" in log_of(message)[2].error
-    assert worker.count("died") == 0
-
-
-@pytest.mark.usefixtures("timed_by")
-def test_handlers_that_do_not_let_go_one_after_the_other_are_all_retried(start: Start) -> None:
+def test_handlers_that_do_not_let_go_get_their_process_replaced_and_are_retried_elsewhere(start: Start) -> None:
     worker = start("--threads", "2")
     children = worker.wait_for_children(1)
     messages = [schedule_message("t.hang"), schedule_message("t.hang", delay=0.5)]
     eventually(lambda: states()[State.RUNNING] == 2, "both run")
     give_later_deliveries_time()
+    others = schedule_messages({"topic": "t.tx", "delay": 0.2 * n} for n in range(20))
     worker.wait_for_children(1, other_than=children)
-    wait_until_all(State.CONSUMED, 2)
+    wait_until_all(State.CONSUMED, 22)
+    assert effects_per_message() == once_each([*messages, *others])
     for message in messages:
         message.refresh_from_db()
         assert (message.attempts, message.deliveries, message.crashes) == (1, 2, 0)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +15,7 @@ from django_delayq.core.states import LIVE, State, is_legal
 from django_delayq.models import Message
 from tests.app.models import Effect
 from tests.support.hostile.handlers import RAISES
+from tests.support.processes import Start
 from tests.support.record_of import effects_per_message, log_of, once_each, wait_until
 from tests.support.workers import Worker, eventually
 
@@ -23,21 +23,13 @@ pytestmark = pytest.mark.usefixtures("transactional_db")
 
 SETTINGS = "env DJANGO_SETTINGS_MODULE=tests.support.hostile.worker_settings"
 
-Start = Callable[..., Worker]
-
 on_postgresql = pytest.mark.postgresql("a session of PostgreSQL")
 
 
 @pytest.fixture
-def worker(transactional_db: None, settings: Any) -> Iterator[Start]:
-    """Start a worker, which is killed after the test."""
-    settings.DELAYQ = {**settings.DELAYQ, "GRACE": 0.3, "POLL_INTERVAL": 0.1}
-    with ExitStack() as stack:
-
-        def start(*arguments: str, **delayq: object) -> Worker:
-            return stack.enter_context(Worker("--processes", "1", *arguments, delayq=delayq, prefix=SETTINGS))
-
-        yield start
+def worker(start: Start) -> Start:
+    """Start a worker that has the hostile handlers too."""
+    return partial(start, prefix=SETTINGS)
 
 
 def all_are_final() -> bool:
@@ -150,22 +142,6 @@ def test_a_transactional_handler_cannot_end_its_transaction_by_hand(worker: Star
         assert message.deliveries == 2
     wait_until(after, State.CONSUMED)
     assert effects_per_message() == once_each([after])
-
-
-@on_postgresql
-@pytest.mark.parametrize("form", FORMS)
-def test_a_transactional_handler_cannot_end_its_transaction_in_any_form(worker: Start, form: str) -> None:
-    worker("--threads", "1")
-    texts = ["COMMIT", "ROLLBACK", "COMMIT AND CHAIN", "SELECT 1; COMMIT; BEGIN", "CREATE TEMP TABLE a (b int); COMMIT"]
-    messages = schedule_messages(
-        {"topic": "h.ends_its_transaction", "payload": {"sql": sql, "form": form}} for sql in texts
-    )
-    eventually(all_are_final, "all are final")
-    for message in messages:
-        message.refresh_from_db()
-        assert message.state == State.DEAD, message.payload
-        assert "is ended by the worker" in log_of(message)[-1].error, message.payload
-    assert effects_per_message() == {}
 
 
 def test_a_refused_commit_that_is_swallowed_changes_nothing(worker: Start) -> None:

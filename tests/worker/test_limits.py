@@ -32,12 +32,6 @@ def three(declare: Declare) -> list[Message]:
     return made
 
 
-def test_a_run_with_once_delivers_what_others_have_left(three: list[Message]) -> None:
-    succeed(three[0])
-    assert drain(Options(DB, threads=1)) == 2
-    assert states(*three) == [State.CONSUMED] * 3
-
-
 def test_a_run_with_once_goes_on_with_a_long_line(declare: Declare) -> None:
     """The look that went past the line may have begun while the limit was full, and ended when nothing ran."""
     declare("l.one", limit=1)

@@ -50,13 +50,6 @@ def test_a_worker_counts_what_it_delivers_by_queue_and_has_no_line_for_each(star
     assert worker.count("message dead") == 1
 
 
-def test_a_run_that_ends_when_nothing_is_due_says_what_it_delivered(start: Start) -> None:
-    schedule_messages([{"topic": "t.ok"}] * 3)
-    worker = start("--once")
-    assert worker.wait() == 0
-    assert counted(worker.log, "default") == {"consumed": 3}
-
-
 @pytest.mark.parametrize("more", [(), ("--once",)])
 def test_verbosity_2_brings_a_line_for_each_message_before_the_worker_ends(start: Start, more: tuple[str, ...]) -> None:
     schedule_messages([{"topic": "t.ok"}] * 300)

@@ -25,12 +25,6 @@ def test_a_process_that_has_lost_a_thread_ends_to_be_replaced(
     assert "delayq-recorder has died" in caplog.text
 
 
-def test_stopping_from_a_signal_handler_takes_no_lock() -> None:
-    process = WorkerProcess(Options(DB, threads=1, graceful_timeout=0))
-    threading.Timer(0.2, process.stop).start()
-    assert process.run() == 0
-
-
 def test_a_process_that_has_ended_leaves_no_file_open() -> None:
     def run() -> int:
         process = WorkerProcess(Options(DB, threads=1, graceful_timeout=0))

@@ -10,10 +10,8 @@ from django_delayq.core.worker_options import Options
 from django_delayq.models import Message, Transition
 from django_delayq.record import transitions
 from django_delayq.worker.claim.quarantine import FIRST_WAIT
-from django_delayq.worker.parts.shared import ProcessLock
 from tests.support.assembled import Assemble, drain
 from tests.support.claims import DB, claimed
-from tests.support.forks import forked
 from tests.support.workers import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -75,24 +73,6 @@ def test_a_message_that_is_to_run_alone_runs_with_once_although_no_more_may_be_d
     Message._base_manager.filter(pk=message.pk).update(deliveries=2)
     assert drain(Options(DB, threads=2, max_messages=1)) == 1
     assert Message.objects.get(pk=message.pk).state == State.CONSUMED
-
-
-def test_a_message_is_put_off_while_another_process_runs_one_alone(assembled: Assemble) -> None:
-    lock = ProcessLock()
-    parts = assembled(threads=2, redis=False, quarantine_lock=lock)
-    message = schedule_message("t.ok")
-    Message._base_manager.filter(pk=message.pk).update(deliveries=2)
-    with forked(lock.acquire):
-        parts.consumer.turn()
-        assert parts.pool.held() == []
-        assert parts.recorder.flush(60)
-        assert Message.objects.get(pk=message.pk).state == State.SCHEDULED
-    Message._base_manager.filter(pk=message.pk).update(due_at=message.due_at)
-    parts.consumer.turn()
-    assert [delivery.id for delivery in parts.pool.held()] == [message.pk]
-    assert parts.pool.page.suspect_since > 0
-    parts.consumer.release()
-    assert parts.pool.page.suspect_since == 0
 
 
 def test_a_process_that_was_replaced_takes_nothing(assembled: Assemble) -> None:

@@ -146,11 +146,3 @@ def test_leases_of_deliveries_that_ended_are_dropped() -> None:
     Janitor(DB).tick()
     assert list(Lease.objects.values_list("message_id", flat=True)) == [third.id]
     assert Message.objects.get(pk=third.id).lease_ends_at is not None
-
-
-def test_a_renewal_leaves_the_row_of_its_message_as_it_is() -> None:
-    """A transactional handler at REPEATABLE READ could not change a row that has changed."""
-    (one,) = claimed("t.ok")
-    before = Message.objects.values().get(pk=one.id)
-    assert statements(DB).extend([LeaseRenewal(one.id, one.deliveries, 600.0)])
-    assert Message.objects.values().get(pk=one.id) == before

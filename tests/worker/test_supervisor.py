@@ -94,7 +94,10 @@ def test_a_child_is_not_killed_for_time_that_its_supervisor_slept_through(
     assert process.poll() is None
 
 
-DYING = """
+PREAMBLE = """
+import gc
+import os
+import signal
 import sys
 import time
 
@@ -103,9 +106,19 @@ import django
 django.setup()
 
 from django_delayq.core.worker_options import Options
-from django_delayq.worker.processes import supervisor
+from django_delayq.worker.processes import process, supervisor
+
+"""
 
 
+def execute(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that is a supervisor."""
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", PREAMBLE + program, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, timeout=PATIENCE, text=True, check=False)
+
+
+DYING = """
 def die(self, page, run):
     page.set(time.monotonic())
     return 1
@@ -118,16 +131,7 @@ sys.exit(supervisor.Supervisor(options).run())
 
 
 COLLECTING = """
-import gc
-import sys
-
-import django
-
-django.setup()
 gc.set_threshold(700, 11, 12)
-
-from django_delayq.core.worker_options import Options
-from django_delayq.worker.processes import process, supervisor
 
 
 def run(self, watch):
@@ -141,9 +145,7 @@ sys.exit(supervisor.Supervisor(Options("default", max_runtime=0.0, processes=1))
 
 
 def test_a_worker_process_looks_less_often_for_garbage() -> None:
-    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", COLLECTING]
-    ran = subprocess.run(command, env=environment, capture_output=True, timeout=PATIENCE, text=True, check=False)
+    ran = execute(COLLECTING)
     assert ran.stdout.splitlines()[0] == "(5000, 11, 12) True", ran.stderr
 
 
@@ -156,9 +158,7 @@ def test_a_project_chooses_how_often_its_workers_look_for_garbage(monkeypatch: p
 
 def test_a_worker_whose_processes_die_at_once_ends_at_its_max_runtime_and_shows_no_life(tmp_path: Path) -> None:
     heartbeat = tmp_path / "heartbeat"
-    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", DYING, str(heartbeat)]
-    ran = subprocess.run(command, env=environment, capture_output=True, timeout=PATIENCE, text=True, check=False)
+    ran = execute(DYING, str(heartbeat))
     assert ran.returncode == 0, ran.stderr
     assert ran.stderr.count("died") > 2
     # At most once: before the second death nobody knows that they die.
@@ -166,19 +166,6 @@ def test_a_worker_whose_processes_die_at_once_ends_at_its_max_runtime_and_shows_
 
 
 STOPPED_EARLY = """
-import os
-import signal
-import sys
-import time
-
-import django
-
-django.setup()
-
-from django_delayq.core.worker_options import Options
-from django_delayq.worker.processes import supervisor
-
-
 class Process(supervisor.WorkerProcess):
     def __init__(self, *arguments):
         os.kill(os.getppid(), signal.SIGTERM)
@@ -195,9 +182,7 @@ sys.exit(parent.run())
 
 
 def test_a_process_that_is_told_to_end_while_it_is_made_ends() -> None:
-    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", STOPPED_EARLY]
-    ran = subprocess.run(command, env=environment, capture_output=True, timeout=PATIENCE, text=True, check=False)
+    ran = execute(STOPPED_EARLY)
     assert ran.returncode == 0, ran.stderr
 
 
