@@ -10,7 +10,9 @@ from typing import Any, Protocol
 
 import pytest
 
-from tests.support.workers import Worker
+from django_delayq import schedule_message
+from django_delayq.models import Message
+from tests.support.workers import Worker, eventually
 
 HASTY: dict[str, Any] = {"GRACE": 0.3, "POLL_INTERVAL": 0.1}
 # For tests in which leases of a second run out again and again. A lease that is late is still confirmed for longer than
@@ -95,6 +97,12 @@ class Gate:
     def begun(self, *names: int) -> bool:
         """Tell whether a handler has begun: that of this message, of this delivery of it, or any."""
         return any(self.folder.glob("-".join(["begun", *map(str, names), *["*"][len(names) // 2 :]])))
+
+    def running(self, topic: str = "t.gate", **options: Any) -> Message:
+        """Schedule a message, and wait until its handler has begun."""
+        message = schedule_message(topic, self.payload, **options)
+        eventually(lambda: self.begun(message.pk), "the handler begins")
+        return message
 
     def how_many_began(self) -> int:
         return len(list(self.folder.glob("begun-*")))

@@ -17,23 +17,27 @@ from tests.support.claims import claimed
 TOPIC = "integration.worker"
 
 
-def execute(function: Callable[[Any], Any], **terms: Any) -> tuple[Delivery, Outcome]:
-    """Register a function as the handler, and run it for one message."""
+def delivery_to(function: Callable[[Any], Any], **terms: Any) -> Delivery:
+    """Register a function as the handler, and claim a message for it."""
     registry.unregister(TOPIC)
     handler(TOPIC, **terms)(function)
     (delivery,) = claimed(TOPIC)
-    return delivery, executor.execute(delivery, "worker:w")
+    return delivery
+
+
+def execute(delivery: Delivery) -> Outcome:
+    return executor.execute(delivery, "worker:w")
 
 
 def run(function: Callable[[Any], Any], **terms: Any) -> Outcome:
     """Run a function for one message, and return the outcome."""
-    return execute(function, **terms)[1]
+    return execute(delivery_to(function, **terms))
 
 
 def recorded(recorder: Recorder, function: Callable[[Any], Any], **terms: Any) -> Message:
     """Run a function for one message, have the recorder write its outcome, and return the message."""
-    delivery, outcome = execute(function, **terms)
-    recorder.submit(delivery, outcome, "worker:w")
+    delivery = delivery_to(function, **terms)
+    recorder.submit(delivery, execute(delivery), "worker:w")
     assert recorder.flush(60)
     return Message.objects.get(pk=delivery.id)
 

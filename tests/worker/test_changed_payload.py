@@ -18,8 +18,8 @@ from django_delayq.core.outcomes import GiveUp, Retry
 from django_delayq.core.states import State
 from django_delayq.core.worker_options import Options
 from django_delayq.models import Message, Transition
-from django_delayq.record import crashes, transitions
-from django_delayq.record.sql.rows import Failure, Success, Ticket
+from django_delayq.record import transitions
+from django_delayq.record.sql.rows import Failure
 from django_delayq.worker.parts.delivery import Delivery
 from django_delayq.worker.run import executor
 from django_delayq.worker.run.recorder import Recorder
@@ -155,17 +155,6 @@ def test_failures_with_and_without_a_payload_are_written_together() -> None:
     assert len(moved) == 3
     found = [Message.objects.get(pk=delivery.id).payload for delivery in held]
     assert found == [{"old": "ü"}, {"n": 1}, None]
-
-
-def test_only_the_current_delivery_of_a_live_message_changes_its_payload() -> None:
-    handler(TOPIC)(leave)
-    stale, consumed = claimed(TOPIC, TOPIC)
-    crashes.release_worker(DB, "w", max_crashes=5, actor="", shutdown=True)
-    transitions.claim(DB, [Ticket(stale.id), Ticket(consumed.id)], {TOPIC: 60.0}, "another")
-    transitions.succeed(DB, [Success(consumed.id, 2, "worker:another")])
-    late = failure(consumed, "2")._replace(delivery=2)
-    assert transitions.fail(DB, [failure(stale, "1"), late]) == []
-    assert [message.payload for message in Message.objects.all()] == [None, None]
 
 
 def test_a_payload_that_the_database_refuses_ends_the_message(

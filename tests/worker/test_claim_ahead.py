@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from django_delayq import cancel_message, pause_queue, reschedule_message, schedule_message
+from django_delayq import pause_queue, schedule_message
 from django_delayq.broker.base import Entry
 from django_delayq.broker.keys import keys
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.core.clock import SECOND, ceil_tenth, to_tenths
 from django_delayq.core.outcomes import Release
 from django_delayq.core.states import State
-from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message, Transition
 from django_delayq.project import registry
 from django_delayq.record import transitions
@@ -201,12 +200,6 @@ def test_redis_is_believed_within_the_bounds_of_the_records_clock(
     row = claimed(due_in=0).claimed
     row = row._replace(due_at=row.claimed_at + timedelta(seconds=left))
     assert due_in(row, until, took) == pytest.approx(believed)
-
-
-def test_a_message_claimed_ahead_is_running_for_a_cancel_or_reschedule(consumer: Consumer) -> None:
-    message = claimed_early(consumer)
-    assert reschedule_message(message, delay=60).verdict == Verdict.TOO_LATE
-    assert cancel_message(message).verdict == Verdict.REQUESTED
 
 
 # --- in the threads ---------------------------------------------------------------------------------------------------

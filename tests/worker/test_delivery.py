@@ -111,8 +111,7 @@ def test_the_handler_sees_a_cancel_and_neither_a_retry_nor_a_dead_letter_follows
     start: Start, gate: Gate, options: dict[str, Any]
 ) -> None:
     start()
-    message = schedule_message("t.cancellable", gate.payload, **options)
-    eventually(lambda: gate.begun(message.pk), "the handler begins")
+    message = gate.running("t.cancellable", **options)
     assert cancel_message(message).verdict == Verdict.REQUESTED
     wait_until(message, State.CANCELLED)
     assert Effect.objects.get().note == "saw the cancel"
@@ -128,8 +127,7 @@ def test_a_handler_that_stops_when_it_is_asked_to_ends_its_message_as_cancelled(
         # On SQLite, the open transaction would keep the cancel from writing.
         needs_row_locks()
     start()
-    message = schedule_message(topic, gate.payload)
-    eventually(lambda: gate.begun(message.pk), "the handler begins")
+    message = gate.running(topic)
     assert cancel_message(message).verdict == Verdict.REQUESTED
     wait_until(message, State.CANCELLED)
     assert (message.attempts, message.deliveries, message.error) == (0, 1, "")

@@ -38,6 +38,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 TOPIC = "integration.loop"
 Run = Callable[..., list[Delivery]]
+Cancelled = Callable[..., Delivery]
 
 
 @pytest.fixture(autouse=True)
@@ -93,6 +94,29 @@ def request_cancel(parts: Parts, delivery: Delivery) -> None:
     cancel_message(delivery.id)
     delivery.claimed_mono -= 2.0
     LeaseRenewer(DB, parts.pool.held).tick()
+
+
+@pytest.fixture
+def cancelled(parts: Parts, submit: Run) -> Cancelled:
+    """Run a handler, and request a cancel when it has begun."""
+
+    def cancel(function: Callable[[Any], Any], **terms: Any) -> Delivery:
+        begun = threading.Event()
+
+        async def begin(message: Delivered) -> None:
+            begun.set()
+            await function(message)
+
+        (one,) = submit(begin, **terms)
+        assert begun.wait(60)
+        request_cancel(parts, one)
+        return one
+
+    return cancel
+
+
+async def outlast(message: Delivered) -> None:
+    await asyncio.Event().wait()
 
 
 # --- beside each other ------------------------------------------------------------------------------------------------
@@ -205,28 +229,16 @@ def test_a_task_that_tries_to_end_the_worker_does_not(parts: Parts, run: Run, ca
 # --- timeouts, cancellation and the end of the process ----------------------------------------------------------------
 
 
-def test_a_requested_cancel_cancels_the_task_of_a_transactional_handler(parts: Parts, submit: Run) -> None:
+def test_a_requested_cancel_cancels_the_task_of_a_transactional_handler(parts: Parts, cancelled: Cancelled) -> None:
     # On SQLite, the open transaction would keep the cancel from writing.
     claims.needs_row_locks()
-    begun = threading.Event()
-
-    async def outlast(message: Delivered) -> None:
-        begun.set()
-        await asyncio.Event().wait()
-
-    (one,) = submit(outlast, transactional=True)
-    assert begun.wait(60)
-    request_cancel(parts, one)
+    one = cancelled(outlast, transactional=True)
     finish(parts)
     assert (state(one), one.cancel_requested) == (State.CANCELLED, True)
 
 
 def test_a_cancel_that_was_requested_before_the_handler_began_cancels_it(parts: Parts, submit: Run) -> None:
     begun = threading.Event()
-
-    async def outlast(message: Delivered) -> None:
-        await asyncio.wait_for(asyncio.Event().wait(), 60)
-
     with receiving(lambda **facts: begun.wait(60)):
         (one,) = submit(outlast, retry=False)
         request_cancel(parts, one)
@@ -248,50 +260,40 @@ def test_a_handler_that_was_cancelled_before_its_first_step_is_retried(parts: Pa
     assert "the worker failed: CancelledError" in {last_move(one).error for one in two}
 
 
-def test_a_handler_may_succeed_in_spite_of_a_requested_cancel(parts: Parts, submit: Run) -> None:
-    begun = threading.Event()
-
+def test_a_handler_may_succeed_in_spite_of_a_requested_cancel(parts: Parts, cancelled: Cancelled) -> None:
     async def carry_on(message: Delivered) -> None:
-        begun.set()
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
             assert message.cancel_requested
 
-    (one,) = submit(carry_on)
-    assert begun.wait(60)
-    request_cancel(parts, one)
+    one = cancelled(carry_on)
     finish(parts)
     assert state(one) == State.CONSUMED
 
 
-def test_a_handler_that_catches_the_cancellation_may_still_end_as_cancelled(parts: Parts, submit: Run) -> None:
-    begun = threading.Event()
+def test_a_handler_that_catches_the_cancellation_may_still_end_as_cancelled(parts: Parts, cancelled: Cancelled) -> None:
     told: list[str] = []
 
     async def clean_up(message: Delivered) -> None:
         message.raise_if_cancelled()
-        begun.set()
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
             told.append("cancelled")
         message.raise_if_cancelled()
 
-    (one,) = submit(clean_up, retry=False)
-    assert begun.wait(60)
-    request_cancel(parts, one)
+    one = cancelled(clean_up, retry=False)
     finish(parts)
     assert (state(one), told) == (State.CANCELLED, ["cancelled"])
     assert last_move(one).reason == "cancel requested; the handler stopped"
 
 
-def test_a_second_cancel_does_not_interrupt_how_a_handler_cleans_up(parts: Parts, submit: Run) -> None:
-    begun, cleaning, go_on = threading.Event(), threading.Event(), threading.Event()
+def test_a_second_cancel_does_not_interrupt_how_a_handler_cleans_up(parts: Parts, cancelled: Cancelled) -> None:
+    cleaning, go_on = threading.Event(), threading.Event()
     told: list[str] = []
 
     async def clean_up(message: Delivered) -> None:
-        begun.set()
         try:
             await asyncio.Event().wait()
         finally:
@@ -300,9 +302,7 @@ def test_a_second_cancel_does_not_interrupt_how_a_handler_cleans_up(parts: Parts
                 await asyncio.sleep(0.01)
             told.append("cleaned up")
 
-    (one,) = submit(clean_up, retry=False)
-    assert begun.wait(60)
-    request_cancel(parts, one)
+    one = cancelled(clean_up, retry=False)
     assert cleaning.wait(60)
     one.cancel("cancel requested")
     go_on.set()

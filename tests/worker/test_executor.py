@@ -31,7 +31,7 @@ from django_delayq.worker.run import executor
 from tests.app.handlers import leave
 from tests.app.models import Effect
 from tests.support.claims import DB, claimed, needs_row_locks
-from tests.worker.bench import TOPIC, raises, returns, run
+from tests.worker.bench import TOPIC, delivery_to, execute, raises, returns, run
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -45,8 +45,7 @@ def _nothing_was_returned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_child_that_comes_out_of_a_handler_is_ended() -> None:
-    handler(TOPIC)(leave)
-    (delivery,) = claimed(TOPIC)
+    delivery = delivery_to(leave)
     delivery.begin()
     delivery.end_fork()
     child = os.fork()
@@ -75,7 +74,7 @@ def test_a_conflict_costs_no_attempt_until_that_has_happened_fifty_times(conflic
     uncounted = {"deliveries": 99, "reported": 99, "conflicts": conflicts}
     Message._base_manager.filter(pk=message.pk).update(**uncounted)
     (row,) = transitions.claim(DB, [Ticket(message.pk)], {TOPIC: 60.0}, "w")
-    outcome = executor.execute(Delivery(row, registry.handlers()[TOPIC], DB), "worker:w")
+    outcome = execute(Delivery(row, registry.handlers()[TOPIC], DB))
     assert isinstance(outcome, GiveUp if counts else Release)
     assert counts or outcome.conflict  # type: ignore[union-attr]
 
@@ -283,10 +282,9 @@ def test_only_exceptions_that_the_handlers_policy_names_are_retried(
     own: dict[str, Any] | None, error: Exception, is_retried: bool
 ) -> None:
     policy = RetryPolicy.fixed(["7s", "7s"], on=(OSError,), never=Busy)
-    handler(TOPIC, retry=policy)(raises(error))
-    (delivery,) = claimed(TOPIC)
+    delivery = delivery_to(raises(error), retry=policy)
     delivery.claimed = delivery.claimed._replace(retry=own)
-    outcome = executor.execute(delivery, "worker:w")
+    outcome = execute(delivery)
     if is_retried:
         assert isinstance(outcome, Retry)
         assert outcome.delay.total_seconds() == (300 if isinstance(error, RetryLater) else 7)
@@ -303,8 +301,7 @@ def test_an_impossible_delay_of_retry_later_is_a_failure_of_the_handler(delay: A
 
 
 def test_a_delivery_knows_how_many_attempts_are_left_and_when_its_message_expires() -> None:
-    handler(TOPIC, retry=["1s", "1s", "1s"])(leave)
-    (delivery,) = claimed(TOPIC)
+    delivery = delivery_to(leave, retry=["1s", "1s", "1s"])
     assert (delivery.attempt, delivery.attempts_left, delivery.expires_at) == (1, 3, None)
     row = delivery.claimed
     until = row.due_at + timedelta(hours=1)
@@ -321,8 +318,7 @@ def test_a_delivery_knows_how_many_attempts_are_left_and_when_its_message_expire
 
 
 def test_a_message_brings_its_own_timeout_and_lease() -> None:
-    handler(TOPIC, timeout="1m", lease="2m")(leave)
-    (delivery,) = claimed(TOPIC)
+    delivery = delivery_to(leave, timeout="1m", lease="2m")
     assert (delivery.timeout, delivery.lease) == (60, 120)
     own = Delivery(delivery.claimed._replace(timeout=5.0, lease=30.0), delivery.handler, "default")
     assert (own.timeout, own.lease) == (5, 30)
@@ -333,21 +329,19 @@ def test_a_message_brings_its_own_timeout_and_lease() -> None:
 
 
 def test_a_message_whose_own_lease_ran_out_is_not_begun() -> None:
-    handler(TOPIC, lease="2m")(leave)
-    (delivery,) = claimed(TOPIC)
+    delivery = delivery_to(leave, lease="2m")
     delivery.claimed = delivery.claimed._replace(lease=5.0)
     delivery.leased_mono -= 6
-    assert executor.execute(delivery, "worker:w") == Release("lease ran out before it began")
+    assert execute(delivery) == Release("lease ran out before it began")
 
 
 def test_a_handler_ends_at_the_timeout_that_its_message_brings() -> None:
     async def outlast(message: Any) -> None:
         await asyncio.sleep(5)
 
-    handler(TOPIC, timeout="1h", retry=["1s"])(outlast)
-    (delivery,) = claimed(TOPIC)
+    delivery = delivery_to(outlast, timeout="1h", retry=["1s"])
     delivery.claimed = delivery.claimed._replace(timeout=0.1)
-    error = error_of(executor.execute(delivery, "worker:w"))
+    error = error_of(execute(delivery))
     assert error.startswith("HandlerTimeout: ran longer than its timeout of 0.1 s")
 
 
@@ -370,16 +364,15 @@ def test_a_handler_whose_transaction_cannot_begin_is_not_called_and_loses_no_att
         called.append("async")
 
     function: Callable[[Any], Any] = call if asynchronous else lambda message: called.append("sync")
-    handler(TOPIC, transactional=True, retry=False)(function)
-    (delivery,) = claimed(TOPIC)
+    delivery = delivery_to(function, transactional=True, retry=False)
     cut()
-    outcome = executor.execute(delivery, "worker:w")
+    outcome = execute(delivery)
     assert isinstance(outcome, Unentered)
     assert (called, outcome.delay) == ([], None)
     assert outcome.reason.startswith("no transaction for its handler: ")
     # The connection that broke is replaced.
     (delivery,) = claimed(TOPIC)
-    assert executor.execute(delivery, "worker:w") == Recorded()
+    assert execute(delivery) == Recorded()
 
 
 def test_a_connection_that_breaks_in_a_handler_is_a_failure_of_the_handler() -> None:
@@ -406,11 +399,10 @@ def test_a_handler_has_the_isolation_and_the_access_that_its_connection_asks_for
                 found.append(cursor.fetchone()[0])
         raise Reject("a transaction that only reads records no success")
 
-    handler(TOPIC, transactional=True)(ask)
-    (delivery,) = claimed(TOPIC)
+    delivery = delivery_to(ask, transactional=True)
     raw = connection.connection
     raw.isolation_level, raw.read_only, raw.deferrable = psycopg.IsolationLevel.SERIALIZABLE, True, True
-    assert isinstance(executor.execute(delivery, "worker:w"), GiveUp)
+    assert isinstance(execute(delivery), GiveUp)
     connection.close()
     assert found == ["serializable", "on", "on"]
 

@@ -77,18 +77,6 @@ def test_a_process_whose_interpreter_is_held_is_killed_and_its_messages_go_on(
     assert message.crashes == message.deliveries - 1 >= 1
 
 
-@pytest.mark.parametrize(
-    ("topic", "error"), [("t.exit", "SystemExit: 3"), ("t.base", "Unusual: not an Exception")], ids=["exit", "base"]
-)
-def test_an_error_that_is_no_exception_is_a_failure_like_any_other(start: Start, topic: str, error: str) -> None:
-    worker = start("--threads", "1")
-    message = wait_until(schedule_message(topic), State.DEAD)
-    assert log_of(message)[-1].error == error
-    wait_until(schedule_message("t.effect"), State.CONSUMED)
-    assert worker.count("died") == 0
-    assert len(worker.children) == 1
-
-
 @pytest.mark.parametrize("how", ["autocommit", "atomic", "begin"])
 def test_an_open_transaction_harms_neither_the_record_nor_the_next_message(start: Start, how: str) -> None:
     start("--threads", "1")

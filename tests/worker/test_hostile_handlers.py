@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import pytest
 from django.db import connection
 
 from django_delayq import schedule_message, schedule_messages
-from django_delayq.core.states import LIVE, State, is_legal
+from django_delayq.core.states import LIVE, State
 from django_delayq.models import Message
 from tests.app.models import Effect
 from tests.support.hostile.handlers import RAISES
@@ -41,13 +40,6 @@ def wait_until_told(there: Worker, pattern: str, times: int) -> None:
     eventually(lambda: there.count(pattern) == times, f"{times} lines with {pattern}")
 
 
-def assert_paths_are_legal() -> None:
-    for message in Message.objects.all():
-        path: list[Any] = [None, *(State(row.to_state) for row in log_of(message))]
-        assert all(is_legal(*step) for step in pairwise(path)), path
-        assert message.state == path[-1]
-
-
 # --- the process ------------------------------------------------------------------------------------------------------
 
 
@@ -58,19 +50,6 @@ def test_exhausted_memory_and_endless_recursion_are_failures_like_any_other(work
         assert log_of(message)[-1].error.startswith(error)
         wait_until(schedule_message("t.tx"), State.CONSUMED)
     assert there.count("died") == 0
-
-
-def test_a_segfault_is_the_end_of_its_message_after_three_times_and_of_no_other(worker: Start) -> None:
-    there = worker("--threads", "4")
-    poison = schedule_message("h.segfault")
-    others = schedule_messages({"topic": "t.tx", "delay": 0.02 * n} for n in range(40))
-    wait_until(poison, State.DEAD)
-    eventually(all_are_final, "all are final")
-    assert effects_per_message() == once_each(others)
-    assert (poison.deliveries, poison.crashes) == (3, 3)
-    assert "3 deliveries crashed" in log_of(poison)[-1].reason
-    wait_until_told(there, r"died \(killed by signal 11\)", 3)
-    assert_paths_are_legal()
 
 
 def test_a_handler_that_ends_its_process_does_not_end_the_worker_whatever_code_it_chose(worker: Start) -> None:

@@ -15,9 +15,7 @@ from django_delayq import schedule_message
 from django_delayq.core.states import State
 from tests.support.processes import Start
 from tests.support.record_of import wait_until
-from tests.support.workers import Worker
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.workers import ROOT, Worker
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
 

@@ -24,6 +24,7 @@ from testproject.servers import PostgresServer
 from tests.support.assembled import Assemble
 from tests.support.claims import claimed, last_move, state
 from tests.support.workers import eventually
+from tests.worker.bench import TOPIC, delivery_to
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -120,7 +121,6 @@ def test_deliveries_queued_behind_a_handler_that_turned_out_slow_are_released(
 
 # --- a database that takes no connection ------------------------------------------------------------------------------
 
-TOPIC = "integration.pool"
 Away = Callable[[], AbstractContextManager[None]]
 
 
@@ -176,8 +176,7 @@ def asynchronous(seen: list[str]) -> Callable[[Any], Any]:
 def test_a_delivery_that_gets_no_connection_calls_nothing_and_costs_no_attempt(
     parts: Parts, away: Away, seen: list[str], kind: Callable[[list[str]], Callable[[Any], Any]]
 ) -> None:
-    handler(TOPIC, transactional=True, retry=False)(kind(seen))
-    (one,) = claimed(TOPIC)
+    one = delivery_to(kind(seen), transactional=True, retry=False)
     budget = parts.budget
     pool = parts.pool
     with away():
@@ -196,8 +195,7 @@ def test_a_delivery_that_gets_no_connection_calls_nothing_and_costs_no_attempt(
 def test_a_handler_that_needs_no_connection_runs_while_the_database_is_away(
     parts: Parts, away: Away, seen: list[str]
 ) -> None:
-    handler(TOPIC, retry=False)(sync(seen))
-    (one,) = claimed(TOPIC)
+    one = delivery_to(sync(seen), retry=False)
     with away():
         parts.pool.start()
         parts.pool.submit([one])
@@ -234,8 +232,7 @@ def test_a_thread_that_is_resting_ends_at_once(
 ) -> None:
     for name in ("FIRST_REST", "LONGEST_REST"):
         monkeypatch.setattr(handler_threads, name, 3600.0)
-    handler(TOPIC, transactional=True, retry=False)(sync(seen))
-    (one,) = claimed(TOPIC)
+    one = delivery_to(sync(seen), transactional=True, retry=False)
     pool = parts.pool
     with away():
         pool.start()

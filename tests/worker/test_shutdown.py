@@ -25,8 +25,7 @@ ALL = pytest.mark.parametrize("number", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT
 @ALL
 def test_the_first_signal_lets_the_running_handler_finish(start: Start, gate: Gate, number: str) -> None:
     worker = start("--threads", "1")
-    running = schedule_message("t.gate", gate.payload)
-    eventually(lambda: gate.begun(running.pk), "the handler begins")
+    running = gate.running()
     worker.send(signal.Signals[number])
     worker.wait_for("takes no more messages")
     waiting = schedule_message("t.effect")
@@ -98,8 +97,7 @@ def test_claims_that_have_not_begun_are_given_back_at_once(
 @BOTH
 def test_the_second_signal_ends_at_once(start: Start, gate: Gate, number: signal.Signals) -> None:
     worker = start("--graceful-timeout", "1h")
-    message = schedule_message("t.gate", gate.payload)
-    eventually(lambda: gate.begun(message.pk), "the handler begins")
+    message = gate.running()
     worker.send(number)
     worker.wait_for("Stopping")
     worker.send(number)
@@ -113,8 +111,7 @@ def test_the_second_signal_ends_at_once(start: Start, gate: Gate, number: signal
 def test_a_signal_to_the_whole_group_ends_it_in_order(start: Start, gate: Gate, number: str) -> None:
     worker = start("--processes", "2")
     worker.wait_for_children(2)
-    message = schedule_message("t.gate", gate.payload)
-    eventually(lambda: gate.begun(message.pk), "the handler begins")
+    message = gate.running()
     worker.send_all(signal.Signals[number])
     worker.wait_for("Stopping")
     gate.open()
@@ -154,8 +151,7 @@ def test_a_signal_during_the_start_is_not_lost(start: Start) -> None:
 
 def test_children_without_a_supervisor_end_by_themselves_and_lose_nothing(start: Start, gate: Gate) -> None:
     worker = start("--graceful-timeout", "20")
-    message = schedule_message("t.gate", gate.payload)
-    eventually(lambda: gate.begun(message.pk), "the handler begins")
+    message = gate.running()
     worker.send(signal.SIGKILL)
     worker.wait_for("supervisor is gone")
     gate.open()
@@ -173,8 +169,7 @@ def test_a_worker_works_as_pid_1(start: Start, gate: Gate) -> None:
         pytest.skip("needs unshare and the right to make a PID namespace")
     worker = start(prefix="unshare -pf --mount-proc --kill-child")
     worker.wait_for(r"pid 1$")
-    message = schedule_message("t.gate", gate.payload)
-    eventually(lambda: gate.begun(message.pk), "the handler begins")
+    message = gate.running()
     first = family(worker.pid)[1]
     send(first, signal.SIGTERM)
     worker.wait_for("Stopping")

@@ -166,16 +166,14 @@ def limited(assembled: Assemble) -> Parts:
 
 
 def test_what_a_limit_refuses_stands_aside_until_a_place_is_free(limited: Parts, broker: RedisBroker) -> None:
-    running = limited.pool.threads.held.all()
+    running = held(limited)
     assert len(running) == 2
     assert broker.asides() == {"default": {"topic t.two": 3}}
     other = schedule_message("t.ok")
     turn(limited)
     assert len(held(limited)) == 3
     assert other.pk in held(limited)
-    limited.recorder.submit(running[0], Ack(), "worker:limited")
-    limited.pool.threads.held.remove(running[0])
-    assert limited.recorder.flush(PATIENCE)
+    end(limited, running[0])
     turn(limited)
     assert len(held(limited)) == 3
     assert broker.asides() == {"default": {"topic t.two": 2}}

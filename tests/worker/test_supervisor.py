@@ -44,22 +44,15 @@ def supervisor(process: subprocess.Popen[bytes], page: BegunPage) -> Supervisor:
     return made
 
 
-def test_a_child_that_shows_no_life_is_killed(supervisor: Supervisor, process: subprocess.Popen[bytes]) -> None:
+def test_a_child_that_shows_no_life_is_killed_and_not_from_outside(
+    supervisor: Supervisor, process: subprocess.Popen[bytes], page: BegunPage
+) -> None:
     for _second in range(LIMIT):
         supervisor._kill_hung(1.0)
     assert process.poll() is None
     supervisor._kill_hung(1.0)
     supervisor._kill_hung(1.0)
-    assert process.wait(60) == -signal.SIGKILL
-
-
-def test_a_child_that_hung_was_not_killed_from_outside(
-    supervisor: Supervisor, process: subprocess.Popen[bytes], page: BegunPage
-) -> None:
-    child = supervisor.children[process.pid]
-    for _second in range(LIMIT + 2):
-        supervisor._kill_hung(1.0)
-    supervisor._handle_death(child, process.wait(60))
+    supervisor._handle_death(supervisor.children[process.pid], process.wait(60))
     other = Child(0, "host/2", time.monotonic(), page)
     supervisor._handle_death(other, -signal.SIGKILL)
     assert [(dead.name, dead.death.by_kill) for dead in supervisor._to_release] == [("host/1", False), ("host/2", True)]

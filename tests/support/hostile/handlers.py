@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import resource
 import signal
@@ -54,11 +53,6 @@ def exhaust_memory(message: Delivered) -> None:
             hoard.append(bytearray(MEGABYTE))
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
-
-
-@handler("h.segfault")
-def segfault(message: Delivered) -> None:
-    ctypes.string_at(0)
 
 
 @handler("h.exit")
@@ -322,6 +316,8 @@ RAISES: dict[str, Callable[[], BaseException]] = {
     "later_mute": lambda: RetryLater(0, cast(Any, Mute())),
     "later_forever": lambda: RetryLater(1e9),
     "generator_exit": GeneratorExit,
+    "exit": lambda: SystemExit(3),
+    "base": lambda: BaseException("not an Exception"),
     "keyboard": KeyboardInterrupt,
     "stop_iteration": StopIteration,
 }
