@@ -41,22 +41,6 @@ def _nothing_was_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor, "_returning", set())
 
 
-# --- processes --------------------------------------------------------------------------------------------------------
-
-
-def test_a_child_that_comes_out_of_a_handler_is_ended() -> None:
-    delivery = delivery_to(leave)
-    delivery.begin()
-    delivery.end_fork()
-    child = os.fork()
-    if not child:
-        try:
-            delivery.end_fork()
-        finally:
-            os._exit(7)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
 # --- conflicts --------------------------------------------------------------------------------------------------------
 
 

@@ -27,11 +27,18 @@ from tests.support.workers import eventually
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
+def expired(*topics: str) -> list[Delivery]:
+    """Claim messages of these topics, and let their leases run out."""
+    deliveries = claimed(*topics)
+    over = transitions.now(DB) - timedelta(seconds=1)
+    Message._base_manager.filter(pk__in=[delivery.id for delivery in deliveries]).update(leased_until=over)
+    return deliveries
+
+
 def test_no_lease_is_reaped_before_its_holder_could_report_after_a_restart(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (one,) = claimed("t.ok")
-    Message._base_manager.filter(pk=one.id).update(leased_until=transitions.now(DB) - timedelta(seconds=1))
+    (one,) = expired("t.ok")
     monkeypatch.setattr("django_delayq.worker.upkeep.reaper.LONGEST_LOOK", 60.0)
     monkeypatch.setattr(parts.reaper, "confirm_after", 0.0)
     monkeypatch.setattr(crashes, "may_reap", lambda using: False)
@@ -41,14 +48,6 @@ def test_no_lease_is_reaped_before_its_holder_could_report_after_a_restart(
     monkeypatch.setattr(crashes, "may_reap", lambda using: True)
     parts.reaper.tick()
     assert state(one) == State.SCHEDULED
-
-
-def expired(*topics: str) -> list[Delivery]:
-    """Claim messages of these topics, and let their leases run out."""
-    deliveries = claimed(*topics)
-    over = transitions.now(DB) - timedelta(seconds=1)
-    Message._base_manager.filter(pk__in=[delivery.id for delivery in deliveries]).update(leased_until=over)
-    return deliveries
 
 
 def test_a_lease_that_ran_out_is_ended_only_when_it_is_still_over_later(
