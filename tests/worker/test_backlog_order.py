@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 import pytest
 import redis
@@ -33,14 +32,12 @@ def overdue(count: int) -> list[int]:
 @pytest.mark.parametrize("broker", ["redis", "database"])
 @pytest.mark.parametrize("paused", [False, True], ids=["", "after a pause"])
 def test_an_overdue_backlog_runs_longest_overdue_first(
-    redis_client: redis.Redis, assembled: Assemble, settings: Any, broker: str, paused: bool
+    redis_client: redis.Redis, assembled: Assemble, broker: str, paused: bool
 ) -> None:
-    if broker == "database":
-        settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
     ids = overdue(120)
     if paused:
         pause_queue("default")
-    parts = assembled(threads=1)
+    parts = assembled(threads=1, redis=broker == "redis")
     if parts.brokers.redis is not None:
         Loader("default", parts.brokers, "w").tick()
         assert parts.brokers.redis.sizes(["default"])["default"].ready == len(ids)

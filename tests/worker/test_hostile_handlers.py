@@ -251,19 +251,10 @@ def test_whatever_is_raised_ends_its_message_with_a_reason_and_harms_no_thread(w
     gates = schedule_messages({"topic": "t.sleep", "payload": {"seconds": 0.5}} for _ in range(2))
     for gate in gates:
         wait_until(gate, State.CONSUMED)
-    assert min(m.finished_at for m in map(refreshed, gates) if m.finished_at) > max(begun(m) for m in gates)
+    assert min(gate.finished_at for gate in gates if gate.finished_at) > max(log_of(gate)[1].at for gate in gates)
     assert there.count("died") == 0
     assert there.count("CRITICAL") == 0
     assert "no words" not in there.log
-
-
-def refreshed(message: Message) -> Message:
-    message.refresh_from_db()
-    return message
-
-
-def begun(message: Message) -> Any:
-    return next(row.at for row in log_of(message) if row.to_state == State.RUNNING)
 
 
 def test_a_retry_policy_that_fails_on_a_hostile_error_does_not_decide(worker: Start) -> None:

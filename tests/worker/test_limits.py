@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from django.db import connection
 
 from django_delayq import schedule_message, schedule_messages
 from django_delayq.broker.database import DatabaseBroker
@@ -14,7 +11,6 @@ from django_delayq.core.worker_options import Options
 from django_delayq.models import Message
 from django_delayq.models.record import Place
 from django_delayq.project import registry
-from django_delayq.record.sql import limit_statements
 from django_delayq.record.sql.rows import ROWS_PASSED, Ticket
 from django_delayq.worker.upkeep.janitor import Janitor
 from tests.support.assembled import Assemble, drain
@@ -85,23 +81,3 @@ def test_a_message_of_an_unknown_topic_is_not_judged(three: list[Message]) -> No
     registry.unregister("l.one")
     admitted = claim_limited(DB, [Ticket(three[1].pk)], {"l.free": 60.0}, "w")
     assert (admitted.claimed, admitted.refused) == ([], {})
-
-
-def test_messages_without_a_limit_wait_for_no_lock_of_a_limit(
-    declare: Declare, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if connection.vendor != "postgresql":
-        pytest.skip("counts the statements of PostgreSQL")
-    declare("l.one", limit=1)
-    free = schedule_message("l.free")
-    statements = limit_statements(DB)
-    rows = vars(statements)["_rows"]
-    seen: list[str] = []
-
-    def count(sql: str, given: Any) -> Any:
-        seen.append(sql)
-        return rows(sql, given)
-
-    monkeypatch.setitem(vars(statements), "_rows", count)
-    assert admit(free) == [free.pk]
-    assert seen == []

@@ -157,22 +157,14 @@ def seen() -> Iterator[list[str]]:
     middleware.remove(watcher)
 
 
-def sync(seen: list[str]) -> Callable[[Any], Any]:
+def noting(seen: list[str]) -> Callable[[Any], Any]:
     return lambda message: seen.append("handler")
 
 
-def asynchronous(seen: list[str]) -> Callable[[Any], Any]:
-    async def append(message: Any) -> None:
-        seen.append("handler")
-
-    return append
-
-
-@pytest.mark.parametrize("kind", [sync, asynchronous])
 def test_a_delivery_that_gets_no_connection_calls_nothing_and_costs_no_attempt(
-    parts: Parts, away: Away, seen: list[str], kind: Callable[[list[str]], Callable[[Any], Any]]
+    parts: Parts, away: Away, seen: list[str]
 ) -> None:
-    one = delivery_to(kind(seen), transactional=True, retry=False)
+    one = delivery_to(noting(seen), transactional=True, retry=False)
     budget = parts.budget
     pool = parts.pool
     with away():
@@ -191,7 +183,7 @@ def test_a_delivery_that_gets_no_connection_calls_nothing_and_costs_no_attempt(
 def test_a_handler_that_needs_no_connection_runs_while_the_database_is_away(
     parts: Parts, away: Away, seen: list[str]
 ) -> None:
-    one = delivery_to(sync(seen), retry=False)
+    one = delivery_to(noting(seen), retry=False)
     with away():
         parts.pool.start()
         parts.pool.submit([one])
@@ -207,7 +199,7 @@ def test_a_thread_that_got_no_connection_takes_part_again_after_a_rest(
     assembled: Assemble, away: Away, seen: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(handler_threads, "FIRST_REST", 0.05)
-    handler(TOPIC, transactional=True, retry=False)(sync(seen))
+    handler(TOPIC, transactional=True, retry=False)(noting(seen))
     first, second = claimed(TOPIC, TOPIC)
     pool = assembled().pool
     freed: list[int] = []
@@ -228,7 +220,7 @@ def test_a_thread_that_is_resting_ends_at_once(
 ) -> None:
     for name in ("FIRST_REST", "LONGEST_REST"):
         monkeypatch.setattr(handler_threads, name, 3600.0)
-    one = delivery_to(sync(seen), transactional=True, retry=False)
+    one = delivery_to(noting(seen), transactional=True, retry=False)
     pool = parts.pool
     with away():
         pool.start()

@@ -44,6 +44,13 @@ def supervisor(process: subprocess.Popen[bytes], page: BegunPage) -> Supervisor:
     return made
 
 
+def ended(supervisor: Supervisor, pid: int, code: int) -> None:
+    """Have a child end in order, with this exit code."""
+    page = BegunPage(1)
+    page.end()
+    supervisor._handle_death(Child(pid, f"host/{pid}", time.monotonic(), page), code)
+
+
 def test_a_child_that_shows_no_life_is_killed_and_not_from_outside(
     supervisor: Supervisor, process: subprocess.Popen[bytes], page: BegunPage
 ) -> None:
@@ -60,9 +67,7 @@ def test_a_child_that_shows_no_life_is_killed_and_not_from_outside(
 
 def test_a_child_that_ends_for_a_stuck_handler_has_its_successor_at_once(supervisor: Supervisor) -> None:
     for code, quick in [(STUCK, 0), (STUCK, 0), (BROKEN, 1), (BROKEN, 2), (STUCK, 0)]:
-        page = BegunPage(1)
-        page.end()
-        supervisor._handle_death(Child(0, "host/3", time.monotonic(), page), code)
+        ended(supervisor, 3, code)
         assert supervisor._quick_deaths == quick
         assert (supervisor._start_after > time.monotonic()) == (quick > 1)
 
@@ -188,13 +193,6 @@ def test_the_heartbeat_file_waits_for_the_first_turn_of_each_process(supervisor:
     child.page.set(time.monotonic())
     supervisor._touch_heartbeat()
     assert heartbeat.exists()
-
-
-def ended(supervisor: Supervisor, pid: int, code: int) -> None:
-    """Have a child end in order, with this exit code."""
-    page = BegunPage(1)
-    page.end()
-    supervisor._handle_death(Child(pid, f"host/{pid}", time.monotonic(), page), code)
 
 
 def test_a_child_that_has_delivered_its_messages_has_no_successor(monkeypatch: pytest.MonkeyPatch) -> None:
