@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, Final
 
+from ..core import values
 from ..core.durations import Duration, seconds
 from . import validation
 
@@ -33,8 +34,8 @@ class RetryLater(Exception):
     def __init__(self, delay: Duration, reason: str = "", *, counts: bool = True, payload: Any = KEPT) -> None:
         super().__init__(reason or "the handler asked for a later delivery")
         wait = seconds(delay)
-        if wait < 0:
-            raise ValueError("RetryLater needs a delay of 0 or more")
+        if not 0 <= wait <= values.CENTURY:
+            raise ValueError("RetryLater needs a delay of 0 seconds to 100 years")
         self.delay = delay if isinstance(delay, timedelta) else timedelta(seconds=wait)
         self.counts = counts
         # The new payload as JSON; None: the payload stays.

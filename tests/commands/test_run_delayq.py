@@ -159,6 +159,7 @@ def test_a_worker_without_consumers_delivers_nothing_but_makes_it_ready(
         ["--queue", "a", "--queue", "a"],
         ["--queue", "{a}"],
         ["--roles", "cook"],
+        ["--once", "--roles", "janitor"],
         ["--processes", "0"],
         ["--max-messages", "-1"],
         ["--max-runtime", "soon"],

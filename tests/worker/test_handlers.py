@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import redis
 
-from django_delayq import run_message, schedule_message, schedule_messages
+from django_delayq import Delivered, HandlerTimeout, handler, run_message, schedule_message, schedule_messages
 from django_delayq.broker.keys import keys
 from django_delayq.core.states import State
+from django_delayq.core.worker_options import Options
 from django_delayq.models import Message
 from django_delayq.project import registry
 from tests.app.models import Effect
+from tests.support.assembled import drain
 from tests.support.processes import Start
 from tests.support.record_of import effects_per_message, log_of, once_each, states, wait_until, wait_until_all
 from tests.support.workers import eventually
@@ -34,6 +37,33 @@ def test_a_handler_past_its_timeout_is_ended(start: Start, topic: str) -> None:
     assert (end.at - log_of(message)[1].at).total_seconds() >= 0.3
     wait_until(after, State.CONSUMED)
     assert worker.count("replaced") == 0
+
+
+def test_a_handler_that_extends_after_its_timeout_is_ended_at_the_next() -> None:
+    caught = []
+
+    def work() -> None:
+        while True:
+            time.sleep(0.01)
+
+    @handler("t.goes_on", timeout=0.2, retry=False)
+    def go_on(message: Delivered[None]) -> None:
+        try:
+            work()
+        except HandlerTimeout:
+            caught.append("first")
+            try:
+                message.extend(0.2)
+                work()
+            except HandlerTimeout:
+                caught.append("second")
+                message.extend(60)
+
+    message = schedule_message("t.goes_on")
+    assert drain(Options("default", threads=1)) == 1
+    assert caught == ["first", "second"]
+    message.refresh_from_db()
+    assert message.state == State.CONSUMED
 
 
 def give_later_deliveries_time() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 
@@ -336,7 +337,7 @@ def test_the_best_of_all_that_stands_aside_begins_first(
         declare(topic, limit=1)
     parts = assembled(3)
 
-    def scheduled(topic: str, **options: int) -> list[int]:
+    def scheduled(topic: str, **options: Any) -> list[int]:
         made = [schedule_message(topic, **options).pk for _ in range(2)]
         turn(parts)
         return made

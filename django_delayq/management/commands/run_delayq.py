@@ -249,7 +249,9 @@ def _added(options: Mapping[str, Any]) -> dict[WorkerOption, Any]:
 
 
 def _check_once(options: Options, *, once: bool) -> None:
-    """Raise ``CommandError`` if the threads of ``--once`` would not see what this one has written."""
+    """Raise ``CommandError`` if ``--once`` would not end, or its threads would not see what this one has written."""
+    if once and not options.has("consumer"):
+        raise CommandError("--once delivers messages: give --roles that have the consumer", returncode=common.USAGE)
     if once and connections[options.using].in_atomic_block:
         raise CommandError(
             "run_delayq --once delivers in threads of its own, which do not see what this transaction has written. "

@@ -26,6 +26,7 @@ from ...core.exceptions import HandlerTimeout, LeaseLost, MessageCancelled, Supe
 from ...core.outcomes import Outcome, Recorded, event
 from ...core.retry import RetryPolicy
 from ...core.states import State
+from ...core.values import CENTURY
 from ...project.registry import Handler
 from ...record import transitions
 from ...record.sql import statements
@@ -53,8 +54,8 @@ class Delivery:
     The thread that runs the handler owns all attributes but these: the loop's thread if the handler is a task there.
     ``_lock`` guards ``_is_closed`` and ``_is_interrupted`` against the timeout watch. The lease renewer writes
     ``leased_mono``, ``cancel_requested`` and ``lost`` too, without a lock: an interrupt could hit the handler's thread
-    while that holds it. The two flags are only ever set, and a renewal that gets lost between the two threads is only
-    made again. Other threads read single attributes.
+    while that holds it. Other threads only set the two flags, and a renewal that gets lost between the two threads is
+    only made again. Other threads read single attributes.
     """
 
     __slots__ = (
@@ -164,8 +165,8 @@ class Delivery:
     def extend(self, more: Duration) -> datetime | None:
         """Move the end of timeout and lease to ``more`` from now. Raises ``LeaseLost`` when the lease is gone."""
         span = seconds(more)
-        if span < 0:
-            raise ValueError("extend needs 0 seconds or more")
+        if not 0 <= span <= CENTURY:
+            raise ValueError("extend needs 0 seconds to 100 years")
         lease = max(span, self.lease)
         answer = self._extend([LeaseRenewal(self.id, self.deliveries, lease)])
         if answer is not None:
@@ -175,6 +176,10 @@ class Delivery:
             self.note_renewal(time.monotonic() + lease - self.lease, cancel_requested=answer[self.id])
         if self._deadline is not None:
             self._deadline = time.monotonic() + span
+            if threading.get_ident() == self._thread:
+                # The handler has caught the interrupt, and goes on: its new timeout is to interrupt it again. None is
+                # on its way any more: it would have been raised in this thread by now.
+                self._is_interrupted = False
             if self._scope is not None:
                 loop, scope, _task = self._scope
                 loop.call_soon_threadsafe(scope.reschedule, loop.time() + span)
