@@ -11,6 +11,7 @@ from contextlib import closing
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import starmap
+from uuid import uuid4
 
 from django.db.models import Count, Min, Q, QuerySet
 
@@ -75,7 +76,8 @@ class Restore:
         self.no_expired = no_expired
         self.dry_run = dry_run
         self.batch_size = batch_size
-        self.holder = holder or f"restore by {actors.current()}"[: actors.LENGTH]
+        # Its own, beside that of another restore by the same user.
+        self.holder = holder or f"restore {uuid4().hex[:8]} by {actors.current()}"[: actors.LENGTH]
         self.report = Report()
         self._ids = sorted(set(self.selection.ids))
         self._stages = [Stage.PUT] if overdue == Overdue.RUN else list(Stage)
@@ -295,9 +297,6 @@ class Restore:
         start = None
         if self.dry_run and self.overdue != Overdue.RUN:
             start = self._cutoff + _MICROSECOND
-        if self.dry_run and self.overdue == Overdue.SPREAD and self.spread:
-            within = (from_tenths(horizon) - self._began) / self.spread
-            tally.put += round(tally.overdue * min(1.0, within))
         batches = self._read(queue, after, start=start, end=from_tenths(horizon), limit=self.batch_size)
         if self.dry_run:
             done = self._foresee(queue, batches)
@@ -328,7 +327,7 @@ class Restore:
     def _change_overdue(self, queue: str, tally: Tally, after: BatchEnd | None) -> Generator[tuple[int, BatchEnd]]:
         """End or spread the overdue messages in the record. Yield how many of a batch need not be put any more."""
         if self.dry_run:
-            self._note_changed(tally, tally.overdue)
+            self._foresee_changes(queue, tally)
             return
         horizon = from_tenths(self._horizon)
         change = partial(self._spread, horizon) if self.overdue == Overdue.SPREAD else self._end
@@ -342,6 +341,19 @@ class Restore:
             self._done += len(ids)
             self._renew_hold()
             yield tally.dead + tally.cancelled + tally.later - before, batch.end
+
+    def _foresee_changes(self, queue: str, tally: Tally) -> None:
+        number = tally.overdue
+        if self.no_expired:
+            expired = self._is_expired() & Q(due_at__lte=self._cutoff)
+            number -= sum(rows.filter(expired).count() for rows in self._chunks(queue))
+        self._note_changed(tally, number)
+        if self.overdue == Overdue.SPREAD:
+            span = from_tenths(self._horizon) - self._began
+            # The first one is due at once.
+            put = min(number, 1 + int(number * (span / self.spread))) if self.spread else number
+            tally.put += put
+            tally.later += number - put
 
     def _note_changed(self, tally: Tally, number: int) -> None:
         if self.overdue == Overdue.DEAD:

@@ -10,6 +10,7 @@ from typing import Any, Self, Unpack
 
 from django.db import connections, router
 
+from ..api import pausing
 from ..core import clock
 from ..core.durations import Duration
 from ..core.states import State
@@ -262,7 +263,8 @@ class Delayq:
 
     def _is_any_due(self, queue: str | None) -> bool:
         rows = Message.objects.using(self.using).filter(state=State.SCHEDULED, due_at__lte=self.now)
-        return (rows if queue is None else rows.filter(queue=queue)).exclude(topic__in=self.elsewhere).exists()
+        rows = rows.exclude(topic__in=self.elsewhere).exclude(queue__in=pausing.paused(self.using))
+        return (rows if queue is None else rows.filter(queue=queue)).exists()
 
     def _failure(self, criteria: Criteria, candidates: list[Message], found: list[Message], count: int | None) -> str:
         if found:

@@ -16,6 +16,7 @@ from django.db import connection
 from django.utils import timezone
 
 from django_delayq import cancel_message, requeue_message, reschedule_message, signals
+from django_delayq.api import pausing
 from django_delayq.broker.base import Entry, Put
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.core.exceptions import BrokerUnavailable
@@ -392,7 +393,7 @@ def test_a_restore_that_loses_redis_fails(after_first: AfterFirst, redis_client:
 # --- dry run ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", ["run", "cancel", "dead", "spread=10s"])
+@pytest.mark.parametrize("policy", ["run", "cancel", "dead", "spread=0s", "spread=10s", "spread=9d"])
 def test_a_dry_run_of_a_restore_writes_nothing_and_foresees_the_same_numbers(
     policy: str, redis_client: redis.Redis
 ) -> None:
@@ -409,9 +410,8 @@ def test_a_dry_run_of_a_restore_writes_nothing_and_foresees_the_same_numbers(
     assert everything(redis_client) == empty
     assert not Identity.objects.exists()
     did = run(*words).json
-    if policy == "run":
-        for name in ("found", "overdue", "beyond", "put", "present", "expired"):
-            assert would["total"][name] == did["total"][name], name
+    for name in ("found", "overdue", "put", "present", "expired", "dead", "cancelled", "spread", "later"):
+        assert would["total"][name] == did["total"][name], name
     assert (would["dry_run"], did["dry_run"]) == (True, False)
     assert would["total"]["beyond"] == did["total"]["beyond"] == 2
 
@@ -602,3 +602,18 @@ def test_a_restore_reads_a_few_batches_ahead_and_keeps_their_order(
     found = run("delayq_restore", "--json", batch_size=1).json["total"]
     assert found["put"] == 9
     assert put == batches[:9]
+
+
+def test_the_end_of_one_restore_ends_no_pause_of_another() -> None:
+    """One user restores two queues in two terminals."""
+    for queue in ("a", "b"):
+        schedule(due=-600, queue=queue)
+    one, other = (
+        Restore("default", broker(), Selection(queues=(queue,)), overdue=Overdue.SPREAD, spread=600)
+        for queue in ("a", "b")
+    )
+    for job in (one, other):
+        job.preview()
+    one.hold()
+    other.run()
+    assert set(pausing.paused("default")) == {"a"}

@@ -424,6 +424,14 @@ def test_as_many_deliveries_as_the_limit_are_no_error(delayq: Delayq) -> None:
 
 
 @pytest.mark.django_db
+def test_a_limit_does_not_count_what_a_pause_holds_back(delayq: Delayq) -> None:
+    schedule_message("t.ok")
+    schedule_message("t.ok", queue="paused")
+    pause_queue("paused")
+    assert len(delayq.drain(limit=1)) == 1
+
+
+@pytest.mark.django_db
 def test_run_delayq_once_inside_of_a_transaction_names_the_testing_module() -> None:
     message = schedule_message("t.ok")
     with pytest.raises(CommandError, match=r"django_delayq\.testing: delayq\.drain") as caught:
