@@ -272,7 +272,7 @@ MUTANTS = [
     ),
     mutant(
         "message that is in the way of its own requeue",
-        (TRANSITIONS, "message.key, but=message.pk) is not None", "message.key) is not None"),
+        (TRANSITIONS, "message.topic, message.key, but=message.pk)", "message.topic, message.key)"),
     ),
     mutant(
         "kept message that starts before the caller's transaction ends",
