@@ -127,7 +127,7 @@ class Command(BaseCommand):
             be_verbose()
         if not options["once"]:
             leave_pools()
-        _check_tables(chosen.using)
+        _check_tables(chosen.using, waits=not options["once"])
         if options["once"]:
             self._once(chosen)
         elif options["reload"]:
@@ -159,7 +159,8 @@ class Command(BaseCommand):
             former = {number: signal.signal(number, lambda *_: process.stop()) for number in plain_signals.CAUGHT}
             plain_signals.switch(on=True)
         try:
-            process.run()
+            with common.errors_as_exit_codes():
+                process.run()
         finally:
             plain_signals.switch(on=False)
             for number, handler in former.items():
@@ -303,14 +304,16 @@ def default_processes(using: str) -> int:
     return max(1, min(4, cores))
 
 
-def _check_tables(using: str) -> None:
-    """Raise ``CommandError`` if tables or rights are missing. If the database is away, the worker will wait for it."""
+def _check_tables(using: str, *, waits: bool) -> None:
+    """Raise ``CommandError`` if tables or rights are missing, or if the database is away and nobody waits for it."""
     try:
         pending = pending_migrations(using)
         missing = Message._meta.db_table not in connections[using].introspection.table_names()
     except DatabaseError as error:
         if trouble(error) in (Trouble.OUTDATED, Trouble.FORBIDDEN):
             raise CommandError(in_words(error), returncode=common.MISCONFIGURED) from error
+        if not waits:
+            raise CommandError(in_words(error), returncode=common.UNREACHABLE) from error
         logger.warning("The worker starts and tries again until it can work: %s", in_words(error))
         return
     if missing:
