@@ -304,8 +304,11 @@ class Index(Broker, Protocol):
     def read_meta(self) -> Meta:
         """Read the meta. Writes nothing."""
 
-    def tick(self) -> Meta:
-        """Count one more tick, and return the meta."""
+    def tick(self, *, counts: bool = True) -> Meta:
+        """Read the meta, and count one more tick if this ``counts``.
+
+        Raises ``ForeignBroker`` when Redis holds the ids of another database.
+        """
 
     def request_load(self) -> None:
         """Have a loader load everything again: this process could not tell the broker of messages for a while."""
@@ -341,8 +344,11 @@ class Index(Broker, Protocol):
         With ``upto_tenths`` None it has come no further: only the lease begins again, or ends.
         """
 
+    def take_duty(self, duty: str, worker: str, lease: float) -> bool:
+        """Take a duty that nobody has, for ``lease`` seconds. Returns whether this worker took it."""
+
     def hold_duty(self, duty: str, worker: str, lease: float | None) -> bool:
-        """Take a duty that nobody else has for ``lease`` seconds, or go on with it; None: give it up.
+        """Go on with a duty for ``lease`` seconds, or take it if nobody has it; None: give it up.
 
         Returns whether this worker has it.
         """

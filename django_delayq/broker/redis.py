@@ -19,7 +19,7 @@ from .redis_source import RedisSource, whole
 
 # The number of members in one reply to a scan, roughly.
 SCAN_COUNT = 1000
-# The fields that scripts/tick.lua returns, and that ``read_meta`` reads, in this order.
+# The fields that ``read_meta`` reads, in this order.
 META_FIELDS = ("tick", "horizon", "loaded", "run_id", "replid", "identity", "loader_until", "requested")
 
 
@@ -106,14 +106,12 @@ class RedisBroker(RedisSource):
         return _meta(self.now_tenths(), fields)
 
     @translated
-    def tick(self) -> Meta:
-        """Count one more tick, and return the meta."""
-        identity = self.identity()
-        fields = scripts.load("tick")(self.client, self.keys(""), identity=identity)
-        meta = _meta(self.now_tenths(), fields)
+    def tick(self, *, counts: bool = True) -> Meta:
+        """Read the meta, and count one more tick."""
+        identity, meta = self.identity(), self.read_meta()
         if identity and meta.identity not in ("", identity):
             raise ForeignBroker
-        return meta
+        return replace(meta, tick=self.client.hincrby(self.keys("").meta, "tick", 1)) if counts else meta
 
     @translated
     def request_load(self) -> None:
@@ -174,8 +172,14 @@ class RedisBroker(RedisSource):
         return bool(word == b"ok")
 
     @translated
+    def take_duty(self, duty: str, worker: str, lease: float) -> bool:
+        """Take a duty."""
+        k = self.keys("")
+        return bool(self.client.set(f"{k.duty}:{duty}", worker, nx=True, px=int(lease * 1000)))
+
+    @translated
     def hold_duty(self, duty: str, worker: str, lease: float | None) -> bool:
-        """Take a duty, go on with it, or give it up."""
+        """Go on with a duty, or give it up."""
         milliseconds = "" if lease is None else int(lease * 1000)
         k = self.keys("")
         named = replace(k, duty=f"{k.duty}:{duty}")

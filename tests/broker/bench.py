@@ -116,6 +116,7 @@ TICKET = Ticket(7, 18_000_000_000_000, 100)
 
 # Every method that asks Redis something.
 METHODS: dict[str, Callable[[RedisBroker], object]] = {
+    "take_duty": lambda broker: broker.take_duty("d", "w", 4.0),
     "hold_duty": lambda broker: broker.hold_duty("d", "w", 4.0),
     "put": lambda broker: broker.put(QUEUE, [ENTRY]),
     "remove": lambda broker: broker.remove(QUEUE, [7]),

@@ -216,12 +216,48 @@ def test_another_run_of_the_server_is_told_apart(server: RedisServer, broker: Re
 
 def test_reading_the_meta_counts_no_tick(broker: RedisBroker) -> None:
     before = broker.read_meta()
-    assert before == replace(broker.read_meta(), now_tenths=before.now_tenths)
+    for again in (broker.read_meta(), broker.tick(counts=False)):
+        assert before == replace(again, now_tenths=before.now_tenths)
     after = broker.tick()
     assert after == replace(before, now_tenths=after.now_tenths, tick=before.tick + 1)
     assert after.horizon_tenths == after.loaded_tenths is not None
     assert (after.run_id, after.identity) == (broker.server().run_id, "i")
     assert before.now_tenths <= after.now_tenths <= broker.now_tenths()
+
+
+def test_a_tick_leaves_the_redis_of_another_database_as_it_is(server: RedisServer, broker: RedisBroker) -> None:
+    other = RedisBroker(settings_for(server), "default", timeout=2.0, identity=lambda: "another")
+    before = broker.read_meta()
+    for counts in (True, False):
+        with pytest.raises(ForeignBroker):
+            other.tick(counts=counts)
+    other.close()
+    assert broker.read_meta().tick == before.tick
+
+
+def test_what_an_idle_worker_asks_for_each_second_is_few_commands(server: RedisServer, broker: RedisBroker) -> None:
+    with redis.Redis(port=server.port) as client:
+        for call, most in (
+            (lambda: broker.tick(counts=False), 1),
+            (lambda: broker.tick(counts=True), 2),
+            (lambda: broker.hold_duty("d", "w", 4.0), 3),
+            (lambda: broker.take_duty("d", "w", 4.0), 1),
+        ):
+            call()
+            client.config_resetstat()
+            call()
+            stats = client.info("commandstats")
+            called = {name.removeprefix("cmdstat_"): each["calls"] for name, each in stats.items()}
+            assert sum(n for name, n in called.items() if not name.startswith(("config", "info"))) == most
+
+
+def test_a_duty_is_taken_only_when_nobody_has_it(broker: RedisBroker) -> None:
+    assert broker.take_duty("d", "a", 60.0)
+    assert not broker.take_duty("d", "b", 60.0)
+    assert not broker.hold_duty("d", "b", 60.0)
+    assert broker.hold_duty("d", "a", None) is False
+    assert broker.take_duty("d", "b", 60.0)
+    assert broker.hold_duty("d", "b", 60.0)
 
 
 def test_a_closed_broker_leaves_no_connection_behind(server: RedisServer) -> None:

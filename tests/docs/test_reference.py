@@ -250,8 +250,8 @@ def test_every_redis_key_is_documented() -> None:
 
 
 def test_every_field_of_meta_is_documented() -> None:
-    scripts = (ROOT / "django_delayq/broker/scripts").rglob("*.lua")
-    text = "".join(script.read_text() for script in scripts)
+    broker = ROOT / "django_delayq/broker"
+    text = "".join(source.read_text() for source in (*(broker / "scripts").rglob("*.lua"), broker / "redis.py"))
     table = text_of("reference/redis-keys").partition("The fields of ``meta``")[2].partition("Who writes what")[0]
     documented = {name for row in list_rows(table) for name in literals(row[0])}
     written = {name for name in documented if f'"{name}"' in text}

@@ -144,6 +144,7 @@ def every_method(broker: RedisBroker) -> dict[str, Callable[[], object]]:
         "asides": broker.asides,
         "any_aside": broker.any_aside,
         "request_load": broker.request_load,
+        "take_duty": lambda: broker.take_duty("e", "w", 4.0),
         "hold_duty": lambda: [broker.hold_duty("d", "w", lease) for lease in (4.0, None)],
         "notify": lambda: broker.notify(["default"]),
         "listen": lambda: broker.listen(["default"], 5.0),

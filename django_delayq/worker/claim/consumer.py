@@ -46,7 +46,7 @@ logger = logging.getLogger("django_delayq")
 
 # While no message is due, the consumer asks again after this time. A wake-up that was lost together with the process
 # that got it is repeated earlier, by the mover of the process that has the duty. Seconds.
-IDLE_WAIT = 10.0
+IDLE_WAIT = 30.0
 # Ids that were taken when the database did not answer become ready again after this time. Seconds.
 RETRY_UNCLAIMED_AFTER = 1.0
 # A consumer that ends when nothing can begin asks again after this time while messages still run. Seconds.

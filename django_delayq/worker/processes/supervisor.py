@@ -24,6 +24,7 @@ from ...core.worker_options import Options
 from ...extensions import WorkerExtensions
 from ...project import registry
 from ...record import crashes
+from ...record.sql import statements
 from ...record.sql.sessions import name_sessions
 from ...record.sql.troubles import in_words
 from ..parts import connections
@@ -123,7 +124,9 @@ class Supervisor:
     def run(self) -> int:
         """Supervise until a signal or a limit ends the work. Return the exit code for the shell."""
         # The children share the memory of what is loaded now; their garbage collectors neither write to it nor search
-        # it.
+        # it. These two import what each of them needs, and connect to nothing.
+        statements(self.options.using)
+        publisher.get(self.options.using)
         gc.freeze()
         _warn_of_threads()
         name_sessions(f"supervisor/{os.getpid()}")

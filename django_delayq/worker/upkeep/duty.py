@@ -56,7 +56,9 @@ class Duty(Service):
             self._is_held = True
             return HOLDER_INTERVAL
         try:
-            self._is_held = broker.hold_duty(self.name_in_redis, self.worker, DUTY_LEASE)
+            # Half of the calls inside Redis, and most processes do not hold it.
+            ask = broker.hold_duty if self._is_held else broker.take_duty
+            self._is_held = ask(self.name_in_redis, self.worker, DUTY_LEASE)
         except BrokerUnavailable as error:
             self._is_held = True
             self.brokers.report_failure(error)

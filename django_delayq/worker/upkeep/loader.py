@@ -84,9 +84,9 @@ class _ObservedLoad:
 class Loader(Service):
     """Reads the meta once a second, and loads all queues of the record when it is needed.
 
-    Redis was lost when the horizon is missing or belongs to another run of the server, and rolled back when the tick
-    has not grown since this process read it last. Then the record is loaded from the beginning; otherwise only the part
-    beyond the old horizon.
+    Redis was lost when the horizon is missing or belongs to another run of the server, and rolled back when the tick,
+    which every other check counts, is behind what this process read last. Then the record is loaded from the beginning;
+    otherwise only the part beyond the old horizon.
 
     The loader also measures how far the clocks of Redis and the record are apart. The scripts correct the clock of
     Redis by that, so that all processes use the record's clock.
@@ -104,6 +104,8 @@ class Loader(Service):
         self._identified = 0.0
         # The tick that this process read last; None before the first load.
         self._tick: int | None = None
+        # Whether the last check has counted a tick.
+        self._counts = False
         # The load that goes on with the next tick.
         self._loading: Iterator[None] | None = None
         # When this process last brought the horizon nearer (monotonic).
@@ -157,8 +159,10 @@ class Loader(Service):
         server = self._identify()
         if (seen := self.brokers.rubbish_seen) is not None:
             self._clear(seen)
-        meta = self.broker.tick()
-        rolled_back = meta.tick <= (self._tick or 0)
+        # A loss shows without a count too, which costs another command.
+        self._counts = not self._counts
+        meta = self.broker.tick(counts=self._counts)
+        rolled_back = meta.tick < (self._tick or 0) + self._counts
         intact = not rolled_back and meta.horizon_tenths is not None and meta.loaded_tenths is not None
         ours = (meta.run_id, meta.replid) == (server.run_id, server.replid)
         ahead = conf.get().HORIZON
