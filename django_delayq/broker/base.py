@@ -205,11 +205,20 @@ class Broker(Protocol):
     def put(self, queue: str, entries: Sequence[Entry]) -> Put:
         """Put ids into the places for their due times, wherever they are."""
 
-    def take(self, queue: str, limit: int, within: float = 0.0, opened: Mapping[str, int] = {}) -> Taken:
+    def take(
+        self,
+        queue: str,
+        limit: int,
+        within: float = 0.0,
+        opened: Mapping[str, int] = {},
+        *,
+        both_ends: bool = False,
+    ) -> Taken:
         """Take up to ``limit`` ids that are due, best priority first, then ids that fall due within ``within`` seconds.
 
-        First the ids that stand aside become ready again: of each name in ``opened`` as many as it says. A broker that
-        does not claim ahead leaves out ids that are not due yet.
+        First the ids that stand aside become ready again: of each name in ``opened`` as many as it says. With
+        ``both_ends`` half of a full take are ids of the best priority that fell due last, and come at the end. A broker
+        that does not claim ahead leaves out ids that are not due yet.
         """
 
     def due_queues(
@@ -221,7 +230,9 @@ class Broker(Protocol):
         Those after ``enough`` ids are not counted.
         """
 
-    def take_many(self, due: Sequence[DueQueue], limit: int, within: float = 0.0) -> dict[str, Taken]:
+    def take_many(
+        self, due: Sequence[DueQueue], limit: int, within: float = 0.0, *, both_ends: bool = False
+    ) -> dict[str, Taken]:
         """Take up to ``limit`` ids of the queues that ``due_queues`` found: an earlier queue goes before a later one.
 
         A queue for which no room is left, and where no id falls due, is left out.

@@ -95,8 +95,16 @@ class DatabaseBroker:
         """Report all entries as present: the rows hold them."""
         return Put(present=len(entries))
 
-    def take(self, queue: str, limit: int, within: float = 0.0, opened: Mapping[str, int] = {}) -> Taken:
-        """Find rows that are due. ``within`` and ``opened`` are ignored: a query finds nothing early or aside."""
+    def take(
+        self,
+        queue: str,
+        limit: int,
+        within: float = 0.0,
+        opened: Mapping[str, int] = {},
+        *,
+        both_ends: bool = False,
+    ) -> Taken:
+        """Find due rows. The rest is ignored: a query finds nothing early or aside, and passes over what is full."""
         closed, topics = self._closed_for([queue]), list(self.topics())
         return self._take(self._look([queue], topics, closed)[queue], limit, topics, closed)
 
@@ -159,7 +167,9 @@ class DatabaseBroker:
         self._walks = {queue: walk for queue, walk in self._walks.items() if walk.last_seen > since}
         return [*{*self._walks, *statements(self.using).queues(self._walks)}]
 
-    def take_many(self, due: Sequence[DueQueue], limit: int, within: float = 0.0) -> dict[str, Taken]:
+    def take_many(
+        self, due: Sequence[DueQueue], limit: int, within: float = 0.0, *, both_ends: bool = False
+    ) -> dict[str, Taken]:
         """Take from one queue after another."""
         topics = list(self.topics())
         others = [queue.name for queue in due if queue.name not in self._seen]

@@ -102,23 +102,35 @@ class RedisSource:
         return pipe.execute(raise_on_error=False)
 
     @translated
-    def take(self, queue: str, limit: int, within: float = 0.0, opened: Mapping[str, int] = {}) -> Taken:
+    def take(
+        self,
+        queue: str,
+        limit: int,
+        within: float = 0.0,
+        opened: Mapping[str, int] = {},
+        *,
+        both_ends: bool = False,
+    ) -> Taken:
         """Take ids that are due, or fall due in a moment."""
-        answer = scripts.load("take")(self._scripted, self.keys(queue), **self._to_take(limit, within, opened))
+        terms = self._to_take(limit, within, opened, both_ends)
+        answer = scripts.load("take")(self._scripted, self.keys(queue), **terms)
         return _taken(answer, self.now())
 
-    def _to_take(self, limit: int, within: float, opened: Mapping[str, int]) -> dict[str, Any]:
+    def _to_take(self, limit: int, within: float, opened: Mapping[str, int], both_ends: bool) -> dict[str, Any]:
         return {
             "rest": [*chain.from_iterable((name, min(number, IDS_PER_CALL)) for name, number in opened.items())],
             "now": self.now_tenths(),
             "limit": min(limit, IDS_PER_CALL),
             "batch": IDS_PER_CALL,
             "within": int(within * SECOND),
+            "both_ends": int(both_ends),
             "identity": self.identity(),
         }
 
     @translated
-    def take_many(self, due: Sequence[DueQueue], limit: int, within: float = 0.0) -> dict[str, Taken]:
+    def take_many(
+        self, due: Sequence[DueQueue], limit: int, within: float = 0.0, *, both_ends: bool = False
+    ) -> dict[str, Taken]:
         """Take ids of several queues in one round trip."""
         calls = {}
         for queue, ready, falling_due, opened in due:
@@ -126,7 +138,7 @@ class RedisSource:
             limit -= share
             # A queue without any stands in the index too early. A take corrects that.
             if share or falling_due or not ready:
-                calls[queue] = self._to_take(share, within, opened)
+                calls[queue] = self._to_take(share, within, opened, both_ends)
         answers = self._call_many("take", [(self.keys(queue), call) for queue, call in calls.items()])
         now = self.now()
         return {queue: _taken(answer, now) for queue, answer in zip(calls, answers, strict=True)}

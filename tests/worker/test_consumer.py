@@ -36,7 +36,7 @@ def test_claimed_messages_run_although_redis_goes_away_while_the_rest_is_put_bac
     assert brokers.redis is not None
     now_tenths = int((time.time() + 0.01) * SECOND)
 
-    def take(queue: str, limit: int, _within: float, _opened: object) -> Taken:
+    def take(queue: str, limit: int, _within: float, _opened: object, **_how: bool) -> Taken:
         tickets = [Ticket(pk, now_tenths) for pk in (ready.pk, early.pk)]
         return Taken(tickets)
 
@@ -58,7 +58,7 @@ def test_a_message_that_falls_due_while_others_are_claimed_is_not_slept_through(
 
     def wait_after_answer(ago: float) -> float:
         answer = Taken(next_due=1.5, at=time.monotonic() - ago)
-        monkeypatch.setattr(brokers.redis, "take", lambda queue, limit, within, opened: answer)
+        monkeypatch.setattr(brokers.redis, "take", lambda queue, limit, within, opened, both_ends: answer)
         return consumer.turn()
 
     assert wait_after_answer(ago=1.0) <= 0.5

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from django_delayq import cancel_message, handler, reschedule_message, schedule_message, schedule_messages
+from django_delayq.broker.base import IDS_PER_CALL
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.core import failpoints
 from django_delayq.core.outcomes import Ack
@@ -62,8 +63,8 @@ def test_an_id_whose_topic_is_unknown_stands_aside_and_costs_nothing_more(
     taken: list[int] = []
     take = broker.take
 
-    def note(*arguments: object) -> object:
-        answer = take(*arguments)  # type: ignore[arg-type]
+    def note(*arguments: object, **how: bool) -> object:
+        answer = take(*arguments, **how)  # type: ignore[arg-type]
         taken.extend(ticket.id for ticket in answer.tickets)
         return answer
 
@@ -240,6 +241,21 @@ def test_ids_that_are_put_back_for_want_of_room_go_to_whoever_has_a_place_next(
         parts.consumer.stop()
         parts.consumer.join()
         parts.pool.stop()
+
+
+def test_a_newcomer_does_not_wait_for_a_backlog_to_stand_aside(assembled: Assemble) -> None:
+    handler("t.one", limit=1)(lambda payload: None)
+    worker = assembled(4, name="worker")
+    schedule_messages([{"topic": "t.one"}] * (2 * IDS_PER_CALL))
+    newcomer = schedule_message("t.ok")
+    broker = worker.brokers.redis
+    assert broker is not None
+    broker.flush()
+    # Learns that the limit is full, and makes all ready.
+    worker.consumer.turn()
+    worker.consumer.turn()
+    assert newcomer.pk in held(worker)
+    assert broker.sizes(["default"])["default"].ready > 0
 
 
 @pytest.mark.postgresql("a claim and an outcome are written at the same moment")

@@ -3,6 +3,7 @@
 -- ("within"). These do not become ready first: then another worker could take them.
 -- Before that, ids that stand aside become ready again, in their old places: the first ones of the given names, each
 -- followed by how many.
+-- With "both_ends" half of the limit are the last ones of the best rank, and come after the first ones.
 -- A ready message that falls due later still, since the clock of who moved it was wrong, is moved back to delayed.
 -- Returns how many were moved, how many are left ready, the due tenth of the next ("" when none is delayed) and of
 -- another queue (0 while ids are ready there, "" when there is none), and 1 while ids stand aside anywhere, else 0, then
@@ -11,7 +12,7 @@
 local delayed, ready, meta, wake, queues, wake_all = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local aside, asides = KEYS[7], KEYS[8]
 local now, limit, batch, within = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
-local identity, queue, names = ARGV[5], ARGV[6], 7
+local both_ends, identity, queue, names = ARGV[5], ARGV[6], ARGV[7], 8
 -- @include places
 -- @include notify
 -- @include owner
@@ -51,7 +52,21 @@ if any_aside == 1 then
   end
 end
 local answer = {#due / 2, 0, "", "", any_aside}
-local room, early = limit, 0
+local last = {}
+if both_ends == "1" and redis.call("ZCARD", ready) > limit then
+  local rank = math.floor(tonumber(redis.call("ZRANGE", ready, 0, 0, "WITHSCORES")[2]) / BAND)
+  local from, upto = ready_score(0, rank), ready_score(now + within, rank)
+  local half = math.floor(limit / 2)
+  last = redis.call("ZREVRANGEBYSCORE", ready, string.format("%.0f", upto), string.format("%.0f", from), "WITHSCORES", "LIMIT", 0, half)
+  local ids = {}
+  for i = 1, #last, 2 do
+    ids[#ids + 1] = last[i]
+  end
+  if #ids > 0 then
+    redis.call("ZREM", ready, unpack(ids))
+  end
+end
+local room, early = limit - #last / 2, 0
 while room > 0 and early < batch do
   local popped = redis.call("ZPOPMIN", ready, math.min(room, batch - early))
   if #popped == 0 then
@@ -69,6 +84,10 @@ while room > 0 and early < batch do
       room = room - 1
     end
   end
+end
+for i = #last - 1, 1, -2 do
+  answer[#answer + 1] = last[i]
+  answer[#answer + 1] = last[i + 1]
 end
 -- With as many as a call may move, there may be more.
 answer[1] = math.max(answer[1], early)

@@ -203,7 +203,7 @@ class Consumer(threading.Thread):
         turn = Turn()
         self.wanted.see()
         self.sidings.see(sets_aside=broker.forgets_taken)
-        for take in self.queues.takes(broker, self._reach):
+        for take in self.queues.takes(broker, self._reach, both_ends=self.wanted.looks_past):
             room = 0 if turn.is_full else self.wanted.ids
             turn.add(found := self._take_and_claim(broker, partial(take, room)), room)
             if self._catch_up(broker, found) and self.wanted.is_worth_filling and self.wanted.messages:

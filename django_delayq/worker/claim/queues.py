@@ -105,6 +105,7 @@ class Queues:
         self.shares = Shares(weights) if weights else None
         # The queue from which the last turn took last, when there was more than room for; "" otherwise.
         self._served_last = ""
+        self._both_ends = False
 
     @property
     def listens(self) -> tuple[str, ...] | None:
@@ -119,11 +120,13 @@ class Queues:
             queue for queue in self.sidings.queues if queue not in self.pauses and (named is None or queue in named)
         ]
 
-    def takes(self, broker: Broker, within: float) -> Sequence[Callable[[int], Found]]:
+    def takes(self, broker: Broker, within: float, *, both_ends: bool) -> Sequence[Callable[[int], Found]]:
         """Return the takes of a turn, in their order. Each is called with the room that the ones before it left.
 
-        Ids are taken that are due or fall due ``within`` seconds.
+        Ids are taken that are due or fall due ``within`` seconds; with ``both_ends`` also the newest ones, which would
+        wait for the oldest to stand aside otherwise.
         """
+        self._both_ends = both_ends
         queues = self.pauses.served
         if self.shares is not None and queues:
             return [partial(self._take_shares, self.shares, broker, queues, within)]
@@ -138,7 +141,7 @@ class Queues:
             self.shares.learn(found.taken, claimed)
 
     def _take_one(self, broker: Broker, queue: str, within: float, room: int) -> Taken:
-        return broker.take(queue, room, within, self.sidings.open(queue, room))
+        return broker.take(queue, room, within, self.sidings.open(queue, room), both_ends=self._both_ends)
 
     def _take(self, broker: Broker, queue: str, within: float, room: int) -> Found:
         """Take from one queue."""
@@ -176,7 +179,7 @@ class Queues:
         rest = [queue for queue in due.queues if queue.name not in found.taken and queue.name not in self.pauses]
         self.finder.note([queue.name for queue in rest])
         wanted = self._with_sidings(rest, queues, found, room)
-        found.taken |= broker.take_many(wanted, room, within)
+        found.taken |= broker.take_many(wanted, room, within, both_ends=self._both_ends)
         found.left_out = due.more > 0 or any(queue.name not in found.taken for queue in wanted)
         if not named:
             several = len({queue.name for queue in [*due.queues, *wanted]}) > 1

@@ -81,10 +81,10 @@ class Bench:
         return self.call("put", now=now, mode=mode, rest=[number for entry in entries for number in entry])
 
     def take(
-        self, limit: int, *, now: int = NOW, batch: int = 1000, within: int = 0
+        self, limit: int, *, now: int = NOW, batch: int = 1000, within: int = 0, both_ends: bool = False
     ) -> tuple[int, int, int | None, list[int]]:
         """Take; returns how many moved, how many are left, in how many tenths the next is due, and the ids taken."""
-        answer = self.call("take", now=now, limit=limit, batch=batch, within=within)
+        answer = self.call("take", now=now, limit=limit, batch=batch, within=within, both_ends=int(both_ends))
         moved, left, next_due, _other, _any_aside, *taken = answer
         return moved, left, int(next_due) - now if next_due else None, [int(number) for number in taken[::2]]
 

@@ -36,7 +36,13 @@ def set_aside(bench: Bench, *entries: tuple[int, int, str], rank: int = 100) -> 
 
 def opened(bench: Bench, limit: int, *names: tuple[str, int]) -> list[int]:
     answer = bench.call(
-        "take", now=NOW, limit=limit, batch=1000, within=0, rest=[value for name in names for value in name]
+        "take",
+        now=NOW,
+        limit=limit,
+        batch=1000,
+        within=0,
+        both_ends=0,
+        rest=[value for name in names for value in name],
     )
     return [int(pk) for pk in answer[5::2]]
 
@@ -66,9 +72,9 @@ def test_what_was_opened_and_not_taken_is_ready_for_all(bench: Bench) -> None:
 
 
 def test_a_take_tells_whether_anything_stands_aside(bench: Bench) -> None:
-    assert bench.call("take", now=NOW, limit=1, batch=10, within=0)[4] == 0
+    assert bench.call("take", now=NOW, limit=1, batch=10, within=0, both_ends=0)[4] == 0
     set_aside(bench, (4, NOW, "a"))
-    assert bench.call("take", now=NOW, limit=1, batch=10, within=0)[4] == 1
+    assert bench.call("take", now=NOW, limit=1, batch=10, within=0, both_ends=0)[4] == 1
 
 
 def test_an_id_stands_aside_under_its_last_name_only(bench: Bench) -> None:

@@ -108,7 +108,7 @@ def test_the_queue_of_another_database_is_left_as_it_is(bench: Bench, name: str)
     values: dict[str, dict[str, Any]] = {
         "put": {"now": NOW, "mode": "set", "rest": [3, NOW, 100]},
         "remove": {"rest": [1, 2]},
-        "take": {"now": NOW, "limit": 5, "batch": 5, "within": 0},
+        "take": {"now": NOW, "limit": 5, "batch": 5, "within": 0, "both_ends": 0},
         "request_load": {},
         "clear": {"now": NOW, "seen": NOW, "rest": ["q"]},
     }

@@ -19,6 +19,7 @@ class Case(NamedTuple):
     taken: list[int]
     # How early something may be taken, in tenths.
     within: int = 0
+    both_ends: bool = False
 
 
 CASES = [
@@ -96,6 +97,49 @@ CASES = [
         [1],
         50,
     ),
+    Case(
+        "of both ends, half are those of the best rank that fell due last, also just now",
+        {
+            1: Ready(NOW - 4),
+            2: Ready(NOW - 3),
+            3: Ready(NOW - 2),
+            4: Ready(NOW - 1),
+            5: Delayed(NOW),
+            6: Ready(NOW, 101),
+        },
+        4,
+        {3: Ready(NOW - 2), 6: Ready(NOW, 101)},
+        (1, 2, None),
+        [1, 2, 4, 5],
+        both_ends=True,
+    ),
+    Case(
+        "of both ends, the first half of a few better ones goes on with the next rank",
+        {1: Ready(NOW, 1), 2: Ready(NOW - 2), 3: Ready(NOW - 1), 4: Ready(NOW)},
+        3,
+        {4: Ready(NOW)},
+        (0, 1, None),
+        [2, 3, 1],
+        both_ends=True,
+    ),
+    Case(
+        "both ends of what there is room for are taken in the order of ranks and due times",
+        {1: Ready(NOW - 1), 2: Ready(NOW - 3), 3: Ready(NOW - 2)},
+        3,
+        {},
+        (0, 0, None),
+        [2, 3, 1],
+        both_ends=True,
+    ),
+    Case(
+        "what a wrong clock made ready is at no end",
+        {1: Ready(NOW - 3), 2: Ready(NOW - 2), 3: Ready(NOW - 1), 4: Ready(NOW + 9)},
+        2,
+        {2: Ready(NOW - 2), 4: Ready(NOW + 9)},
+        (0, 2, None),
+        [1, 3],
+        both_ends=True,
+    ),
     Case("limit 0 takes nothing early", {1: Delayed(NOW + 1)}, 0, {1: Delayed(NOW + 1)}, (0, 0, 1), [], 50),
 ]
 
@@ -103,7 +147,7 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.promise)
 def test_take(bench: Bench, case: Case) -> None:
     bench.set(case.before)
-    assert bench.take(case.limit, within=case.within) == (*case.answer, case.taken)
+    assert bench.take(case.limit, within=case.within, both_ends=case.both_ends) == (*case.answer, case.taken)
     assert bench.places() == case.after
     # Others are woken exactly when something is left.
     assert bench.tokens() == (1 if case.answer[1] else 0)
@@ -120,19 +164,19 @@ def test_promoting_twice_is_promoting_once(bench: Bench, case: Case) -> None:
 
 def test_each_taken_id_comes_with_its_rank_and_its_due_time(bench: Bench) -> None:
     bench.set({1: Ready(NOW - 70, 5), 2: Delayed(NOW - 90, 200)})
-    answer = bench.call("take", now=NOW, limit=5, batch=10, within=0)
+    answer = bench.call("take", now=NOW, limit=5, batch=10, within=0, both_ends=0)
     assert answer == [1, 0, "", "", 0, "1", str(5 * BAND + NOW - 70), "2", str(200 * BAND + NOW - 90)]
 
 
 def test_a_message_taken_early_comes_with_the_time_to_wait_for(bench: Bench) -> None:
     bench.set({1: Ready(NOW - 70, 5), 2: Delayed(NOW + 30, 200)})
-    answer = bench.call("take", now=NOW, limit=5, batch=10, within=30)
+    answer = bench.call("take", now=NOW, limit=5, batch=10, within=30, both_ends=0)
     assert answer == [0, 0, "", "", 0, "1", str(5 * BAND + NOW - 70), "2", str(200 * BAND + NOW + 30)]
 
 
 def test_ids_that_are_ready_before_they_fall_due_wait_for_their_due_times(bench: Bench) -> None:
     bench.set({1: Ready(NOW + 900, 3), 2: Ready(NOW + 51, 200), 3: Ready(NOW + 50, 201), 4: Ready(NOW - 1, 255)})
-    answer = bench.call("take", now=NOW, limit=2, batch=10, within=50)
+    answer = bench.call("take", now=NOW, limit=2, batch=10, within=50, both_ends=0)
     assert answer[:3] == [2, 0, str(NOW + 51)]
     assert answer[5:] == ["3", str(201 * BAND + NOW + 50), "4", str(255 * BAND + NOW - 1)]
     assert bench.places() == {1: Delayed(NOW + 900, 3), 2: Delayed(NOW + 51, 200)}
