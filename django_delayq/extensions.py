@@ -20,7 +20,7 @@ from .signals import MessageFacts
 
 if TYPE_CHECKING:
     from .models.workers import WorkerList
-    from .restore import Overdue, Selection, Tally
+    from .restore.selection import Overdue, Selection, Tally
 
 __all__ = [
     "Cause",

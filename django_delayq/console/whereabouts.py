@@ -8,7 +8,6 @@ from datetime import datetime
 
 from django.db import router
 
-from .. import restore
 from ..broker import publisher
 from ..broker.base import Index, QueueSize, RedisPlace
 from ..core.clock import SECOND, from_tenths, to_tenths
@@ -17,6 +16,7 @@ from ..core.states import LIVE
 from ..inspector.consistency import Mismatch, RecordRow, classify
 from ..models import Message
 from ..project import conf
+from ..restore.horizon import refuse_foreign
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def locate(message: Message) -> Whereabouts | None:
 
 def _locate(using: str, broker: Index, message: Message) -> Whereabouts:
     meta = broker.read_meta()
-    restore.refuse_foreign(using, meta)
+    refuse_foreign(using, meta)
     now_tenths = meta.now_tenths
     place = broker.places(message.queue, [message.pk])[0]
     ahead = broker.rank(message.queue, message.pk) if place.ready_tenths is not None else None

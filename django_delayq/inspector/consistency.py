@@ -11,7 +11,6 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import NamedTuple
 
-from .. import restore
 from ..broker.base import IDS_PER_CALL, Entry, Index, RedisPlace
 from ..core import actors
 from ..core.clock import SECOND, from_tenths, to_tenths
@@ -20,6 +19,9 @@ from ..models import Message
 from ..models.record import lease_is_over
 from ..project import conf
 from ..record import transitions
+from ..restore import reading
+from ..restore.filling import fill
+from ..restore.horizon import ensure_horizon, refuse_foreign
 
 # At most this many ids that seem to differ are kept for a second comparison: 8 bytes each.
 MOST_SUSPECTS = 100_000
@@ -128,10 +130,10 @@ class ConsistencyCheck:
 
     def _read_horizon(self) -> None:
         meta = self.broker.read_meta()
-        restore.refuse_foreign(self.using, meta)
+        refuse_foreign(self.using, meta)
         if self.fix:
             worker = f"verify:{actors.host()}/{os.getpid()}"
-            self._horizon_tenths, _is_loader = restore.ensure_horizon(self.using, self.broker, worker=worker)
+            self._horizon_tenths, _is_loader = ensure_horizon(self.using, self.broker, worker=worker)
         elif meta.horizon_tenths is None:
             # Redis was lost, and no worker has loaded it since: all that is due within the horizon is missing.
             self._horizon_tenths = meta.now_tenths + int(conf.get().HORIZON * SECOND)
@@ -140,7 +142,7 @@ class ConsistencyCheck:
 
     def _suspects(self) -> Iterator[tuple[list[int], int]]:
         """Yield ids that seem to differ, in batches, each with how many ids were compared."""
-        for batch in restore.merged(self.using, [self.queue], end=from_tenths(self._horizon_tenths)):
+        for batch in reading.merged(self.using, [self.queue], end=from_tenths(self._horizon_tenths)):
             yield self._misplaced(batch.by_queue[self.queue]), batch.size
         for ids in self.broker.ids(self.queue):
             live = Message.objects.using(self.using).filter(pk__in=ids, queue=self.queue, state__in=sorted(LIVE))
@@ -200,7 +202,7 @@ class ConsistencyCheck:
         if not self.fix:
             return
         self.broker.remove(self.queue, extra)
-        for _batch, _answers in restore.fill(self.broker, [restore.Batch({self.queue: missing})]):
+        for _batch, _answers in fill(self.broker, [reading.Batch({self.queue: missing})]):
             pass
         # A put without "fill" can also move an id to a later time. If the row moves at this moment, the code that moves
         # it puts the id as well.
@@ -211,7 +213,7 @@ class ConsistencyCheck:
 def is_known(using: str, broker: Index, queue: str) -> bool:
     """Tell whether anything knows this queue: a setting, a handler, a live message, or an id in Redis."""
     running = Message.objects.using(using).filter(queue=queue, state=State.RUNNING)
-    if queue in restore.queues(using) or running.exists():
+    if queue in reading.queues(using) or running.exists():
         return True
     return bool(broker.sizes([queue])[queue].total)
 

@@ -13,7 +13,7 @@ from django.db import DatabaseError, InterfaceError, connections
 from django.utils import translation
 from django.utils.translation import gettext as _
 
-from .. import extensions, restore
+from .. import extensions
 from ..api import pausing
 from ..broker import describe
 from ..broker.base import Index, ServerInfo
@@ -29,6 +29,7 @@ from ..record import transitions
 from ..record.sql import statements, vendor_name
 from ..record.sql.holders import OLD, Holder, oldest
 from ..record.sql.troubles import Trouble, trouble
+from ..restore.horizon import refuse_foreign
 from . import stats
 from .lines import LimitState, Lines, longest_lines, waits_since
 from .migrations import pending_migrations
@@ -150,7 +151,7 @@ def of_server(health: ServerInfo) -> Iterator[Finding]:
 
 def _identity(using: str, broker: Index) -> Finding:
     try:
-        restore.refuse_foreign(using, broker.read_meta())
+        refuse_foreign(using, broker.read_meta())
     except ForeignBroker as error:
         return Finding("Redis identity", Level.CRITICAL, str(error), Cause.MISCONFIGURED)
     return Finding("Redis identity", Level.OK, "belongs to this database")

@@ -7,12 +7,12 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from .. import restore
 from ..core import bounds
 from ..core.states import State
 from ..models import Message
 from ..record import admission, transitions
 from ..record.sql import statements
+from ..restore import reading
 from .numbers import NONE, Capped, capped, total
 from .waiting import Due, count_waiting, may_be_more, overdue_heads, read_due
 
@@ -67,7 +67,7 @@ class Snapshot(NamedTuple):
 def take_snapshot(using: str, cap: int = ROWS_PER_QUEUE) -> Snapshot:
     """Count the waiting messages of each queue, up to ``cap`` of each kind."""
     now = transitions.now(using)
-    queues = dict.fromkeys(restore.queues(using), QueueSnapshot()) | _queues(using, now, cap)
+    queues = dict.fromkeys(reading.queues(using), QueueSnapshot()) | _queues(using, now, cap)
     if closed := admission.full_lately(using):
         _take_limited_out(using, queues, closed, now)
     scheduled = _guess(using, "delayq_todo", total(queue.scheduled for queue in queues.values()))

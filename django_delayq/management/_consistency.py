@@ -6,10 +6,11 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from .. import restore
 from ..core.clock import iso
 from ..inspector import consistency
 from ..inspector.consistency import ConsistencyCheck, Mismatches
+from ..restore import reading
+from ..restore.horizon import writable_server
 from . import _common as common
 
 
@@ -18,7 +19,7 @@ def compare(command: common.DelayqCommand, using: str, options: dict[str, Any]) 
     broker = common.required_broker(using)
     found: dict[str, Mismatches] = {}
     try:
-        restore.writable_server(broker)
+        writable_server(broker)
         for queue in options["queue"]:
             if not consistency.is_known(using, broker, queue):
                 raise CommandError(
@@ -26,7 +27,7 @@ def compare(command: common.DelayqCommand, using: str, options: dict[str, Any]) 
                     "and no setting or handler names it.",
                     returncode=common.USAGE,
                 )
-        for queue in options["queue"] or restore.queues(using):
+        for queue in options["queue"] or reading.queues(using):
             found[queue] = ConsistencyCheck(using, broker, queue, fix=options["fix"]).run()
     finally:
         broker.close()

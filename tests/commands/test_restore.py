@@ -30,7 +30,9 @@ from django_delayq.record.identity import identity
 from django_delayq.record.sql import statements
 from django_delayq.record.sql.moves import move
 from django_delayq.record.sql.postgresql import HEADS
-from django_delayq.restore import Overdue, Restore, Selection, engine, filling
+from django_delayq.restore import engine, filling
+from django_delayq.restore.engine import Restore
+from django_delayq.restore.selection import Overdue, Selection
 from testproject.servers import RedisServer
 from tests.support.commands import broker, claim, due_tenths, held, run, schedule
 from tests.support.receivers import heard

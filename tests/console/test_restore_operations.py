@@ -13,7 +13,7 @@ import redis
 from django.db import DatabaseError, connection
 from django.utils import timezone
 
-from django_delayq import cancel_message, pause_queue, restore
+from django_delayq import cancel_message, pause_queue
 from django_delayq.broker.base import Put
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.console import operations
@@ -30,7 +30,10 @@ from django_delayq.models import Message, Queue, Transition
 from django_delayq.project import conf
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Ticket
-from django_delayq.restore import Overdue, Restore, Selection
+from django_delayq.restore import reading
+from django_delayq.restore.engine import Restore
+from django_delayq.restore.horizon import ensure_horizon
+from django_delayq.restore.selection import Overdue, Selection
 from django_delayq.worker.parts.broker_switch import BrokerSwitch
 from django_delayq.worker.upkeep.loader import Loader, _ObservedLoad
 from testproject.servers import RedisServer
@@ -581,12 +584,12 @@ def check() -> Operation:
 def test_a_check_counts_the_mismatches_of_each_queue(redis_client: redis.Redis, settings: Any) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "GRACE": 0.1}
     there = broker()
-    restore.ensure_horizon(DB, there, lease=0.001, worker="test")
+    ensure_horizon(DB, there, lease=0.001, worker="test")
     there.put("default", [])
     missing, extra = schedule(3)[:1], 999_999_999
     schedule(2, queue="other")
     for queue in ("default", "other"):
-        for batch in restore.merged(DB, [queue], end=from_tenths(2**46)):
+        for batch in reading.merged(DB, [queue], end=from_tenths(2**46)):
             there.fill(batch.by_queue)
     there.remove("default", missing)
     redis_client.zadd(there.keys("default").ready, {str(extra): 1.0})
@@ -601,7 +604,7 @@ def test_a_check_counts_the_mismatches_of_each_queue(redis_client: redis.Redis, 
     assert (found["default"].missing, found["default"].extra, found["default"].stuck) == (1, 1, 0)
     assert (found["other"].missing, found["other"].stuck, found["other"].agrees) == (0, 1, False)
     assert done.outcomes == {"missing": 1, "extra": 1}
-    assert json.loads(done.position).keys() == {"default", "other"} | set(restore.queues(DB))
+    assert json.loads(done.position).keys() == {"default", "other"} | set(reading.queues(DB))
     there.close()
 
 

@@ -26,7 +26,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
 from prometheus_client.registry import Collector
 
-from django_delayq import extensions, pause_queue, restore, schedule_message, schedule_messages
+from django_delayq import extensions, pause_queue, schedule_message, schedule_messages
 from django_delayq.contrib.prometheus import apps as prometheus_apps
 from django_delayq.contrib.prometheus import counts, gauges, server
 from django_delayq.contrib.prometheus.counts import Counting, SharedCounts
@@ -412,7 +412,7 @@ def test_redis_is_up_while_nobody_can_tell_whose_it_is(
     def ask(*args: object) -> None:
         raise OperationalError("the database is away")
 
-    monkeypatch.setattr(restore, "refuse_foreign", ask)
+    monkeypatch.setattr(gauges, "refuse_foreign", ask)
     assert collected(Gauges("default"))["delayq_redis_up"] == 1
 
 

@@ -10,7 +10,8 @@ import django
 def main(queue: str) -> None:
     django.setup()
     from django_delayq.broker import index
-    from django_delayq.restore import Restore, Selection
+    from django_delayq.restore.engine import Restore
+    from django_delayq.restore.selection import Selection
 
     broker = index("default")
     assert broker is not None

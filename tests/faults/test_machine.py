@@ -35,7 +35,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from django_delayq import restore, schedule_message
+from django_delayq import schedule_message
 from django_delayq.broker.base import Entry
 from django_delayq.broker.keys import BAND
 from django_delayq.broker.redis import RedisBroker
@@ -48,7 +48,8 @@ from django_delayq.models import Message, Transition
 from django_delayq.models.record import LogRow, Place
 from django_delayq.project.registry import handlers
 from django_delayq.record import crashes, transitions
-from django_delayq.record.sql.rows import Claimed, Failure, Success, Ticket
+from django_delayq.record.sql.rows import BEGINNING, Claimed, Failure, Success, Ticket
+from django_delayq.restore import reading
 from django_delayq.worker.parts.broker_switch import BrokerSwitch
 from django_delayq.worker.upkeep.loader import Loader
 from django_delayq.worker.upkeep.sweeper import Sweeper
@@ -169,7 +170,7 @@ class Machine(RuleBasedStateMachine):
             self.brokers = brokers
             self.loaders = [Loader("default", brokers, worker.name) for worker in self.workers]
             self.sweeper = Sweeper("default", brokers, lambda: (QUEUE,), lambda: [TOPIC])
-            self.round_began = restore.BEGINNING[0]
+            self.round_began = BEGINNING[0]
             self.sweeper._beginning = partial(self.begin_a_round, self.sweeper._beginning)  # type: ignore[method-assign]
         self.set_time()
 
@@ -544,7 +545,7 @@ class Machine(RuleBasedStateMachine):
 
     def pages(self, limit: int = 1000) -> Iterator[list[Entry]]:
         end = from_tenths(self.broker.now_tenths() + 30 * SECOND)
-        return (batch.by_queue[QUEUE] for batch in restore.merged("default", [QUEUE], end=end, limit=limit))
+        return (batch.by_queue[QUEUE] for batch in reading.merged("default", [QUEUE], end=end, limit=limit))
 
     def fill(self, page: list[Entry]) -> None:
         before = self.places(page)

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from django_delayq import cancel_message, reschedule_message, restore, schedule_messages
+from django_delayq import cancel_message, reschedule_message, schedule_messages
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.core.states import State
 from django_delayq.models import Message
 from django_delayq.project import conf
 from django_delayq.record import transitions
+from django_delayq.restore import reading
 from tests.settings import REDIS_SERVER
 from tests.support.together import Together
 
@@ -53,7 +54,7 @@ class Delivering:
 
 
 def fill(broker: RedisBroker) -> None:
-    for batch in restore.merged("default", [QUEUE], end=timezone.now() + timedelta(minutes=10)):
+    for batch in reading.merged("default", [QUEUE], end=timezone.now() + timedelta(minutes=10)):
         broker.fill(batch.by_queue)
 
 

@@ -747,7 +747,7 @@ MUTANTS = [
     ),
     mutant(
         "sweeper that starts at a cursor",
-        (f"{WORKER}/upkeep/sweeper.py", "return restore.BEGINNING", "return overdue_since, 0"),
+        (f"{WORKER}/upkeep/sweeper.py", "return BEGINNING", "return overdue_since, 0"),
     ),
     mutant(
         "sweeper that forgets the backlog",

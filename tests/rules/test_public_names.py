@@ -67,7 +67,8 @@ def public_functions(module: ModuleType) -> list[str]:
 
 API = (
     "api.actions api.scheduling broker.publisher core.actors core.clock core.durations core.outcomes core.retry"
-    " core.states project.conf project.registry project.validation record.purge record.transitions restore signals"
+    " core.states project.conf project.registry project.validation record.purge record.transitions restore.engine"
+    " restore.filling restore.horizon restore.reading signals"
 )
 
 

@@ -20,7 +20,7 @@ from django_delayq.project import conf
 from django_delayq.record import transitions
 from django_delayq.record.purge import purge
 from django_delayq.record.sql.rows import Ticket
-from django_delayq.restore import Restore
+from django_delayq.restore.engine import Restore
 
 # Words with which each command can be called that needs some.
 ARGUMENTS = {

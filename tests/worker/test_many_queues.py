@@ -14,13 +14,14 @@ import redis
 from django.db.models import F
 from django.utils import timezone
 
-from django_delayq import restore, schedule_message, schedule_messages
+from django_delayq import schedule_message, schedule_messages
 from django_delayq.broker.base import Entry
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.models import Message
 from django_delayq.project import conf
 from django_delayq.record import transitions
 from django_delayq.record.identity import identity
+from django_delayq.restore import reading
 from django_delayq.worker.claim.consumer import IDLE_WAIT, Consumer
 from django_delayq.worker.parts.broker_switch import BrokerSwitch
 from django_delayq.worker.upkeep import loader as loading
@@ -105,14 +106,14 @@ def test_redis_keeps_nothing_of_a_queue_that_has_run_empty(
 def test_messages_of_many_queues_are_read_in_the_order_of_their_due_times(
     head: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restore.reading, "HEAD", head)
-    monkeypatch.setattr(restore.reading, "QUEUES_PER_QUERY", 7)
+    monkeypatch.setattr(reading, "HEAD", head)
+    monkeypatch.setattr(reading, "QUEUES_PER_QUERY", 7)
     messages = [*schedule(5), *schedule_messages({"topic": TOPIC, "queue": QUEUES[3], "delay": 60} for _ in range(90))]
     Message._base_manager.filter(pk__in=[message.pk for message in messages[-40:]]).update(due_at=messages[200].due_at)
     end = timezone.now() + timedelta(seconds=3600)
 
     def read(**bounds: Any) -> list[int]:
-        pages = list(restore.merged(DB, QUEUES, end=end, limit=100, **bounds))
+        pages = list(reading.merged(DB, QUEUES, end=end, limit=100, **bounds))
         assert all(page.size == 100 for page in pages[:-1])
         for before, after in pairwise(pages):
             assert before.end < (after.first, 2**63)
@@ -139,9 +140,9 @@ def filled(monkeypatch: pytest.MonkeyPatch) -> list[set[int]]:
 
     filling = RedisBroker.fill
     monkeypatch.setattr(RedisBroker, "fill", fill)
-    for read in (restore.reading.merged, restore.reading.in_turn):
+    for read in (reading.merged, reading.in_turn):
         monkeypatch.setattr(read, "__kwdefaults__", {**(read.__kwdefaults__ or {}), "limit": 50})
-    monkeypatch.setattr(restore.reading, "HEAD", 20)
+    monkeypatch.setattr(reading, "HEAD", 20)
     return calls
 
 
@@ -215,7 +216,7 @@ def test_a_sweep_during_a_load_claims_no_loss(
     assert not [record for record in caplog.records if "sweep" in record.getMessage()]
 
 
-MERGED: dict[str, Any] = dict(restore.merged.__kwdefaults__ or {})
+MERGED: dict[str, Any] = dict(reading.merged.__kwdefaults__ or {})
 
 
 # --- sweeping ---------------------------------------------------------------------------------------------------------
@@ -288,7 +289,7 @@ def test_a_sweep_goes_on_where_the_last_tick_stopped(
     loader: Loader, sweeper: Sweeper, broker: RedisBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sweeping, "ROWS_PER_TICK", 50)
-    monkeypatch.setattr(restore.reading.merged, "__kwdefaults__", {**MERGED, "limit": 50})
+    monkeypatch.setattr(reading.merged, "__kwdefaults__", {**MERGED, "limit": 50})
     loader.tick()
     messages = overdue(2)
     for message in messages:

@@ -12,13 +12,13 @@ from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 
-from ... import restore
 from ...broker.base import QueueSize
 from ...core.findings import Finding
 from ...inspector import consistency as inspected
 from ...inspector import diagnostics, stats
 from ...project import conf
 from ...record.sql import statements
+from ...restore import reading
 from .. import operations
 from ..models import Health, Operation, OperationState
 from ..operations.consistency_check import results_of
@@ -105,7 +105,7 @@ def _checks(using: str) -> tuple[Operation | None, Operation | None]:
 
 
 def _held(using: str) -> dict[str, QueueSize]:
-    return sizes(using, restore.queues(using))
+    return sizes(using, reading.queues(using))
 
 
 def _checked(check: Operation, data: PageData) -> str:

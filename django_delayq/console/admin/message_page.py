@@ -19,7 +19,6 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ... import restore
 from ...broker import publisher
 from ...core.durations import brief
 from ...core.exceptions import BrokerUnavailable
@@ -31,6 +30,8 @@ from ...models import Message
 from ...record import transitions
 from ...record.sql import statements
 from ...record.sql.expressions import UnderLimits
+from ...restore.engine import Restore
+from ...restore.selection import Selection
 from ..search import texts as searches
 from ..statements import in_time
 from ..whereabouts import Whereabouts, locate
@@ -84,9 +85,9 @@ class MessagePage(ActionPages):
         redis_publisher = publisher.get(using)
         if redis_publisher is None:
             return _("No Redis is configured."), messages.WARNING
-        selection = restore.Selection(queues=(message.queue,), ids=(message.pk,))
+        selection = Selection(queues=(message.queue,), ids=(message.pk,))
         try:
-            run = restore.Restore(using, redis_publisher.broker, selection)
+            run = Restore(using, redis_publisher.broker, selection)
             run.preview()
             done = run.run().total()
         except BrokerUnavailable as error:

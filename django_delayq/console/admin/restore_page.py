@@ -16,13 +16,13 @@ from django.template.response import TemplateResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from ... import restore
 from ...broker import publisher
 from ...core.exceptions import BrokerUnavailable
 from ...inspector import stats
 from ...project import conf, console_conf
 from ...record import transitions
-from ...restore import Overdue, Selection, Tally
+from ...restore import reading
+from ...restore.selection import Overdue, Selection, Tally
 from .. import operations
 from ..models import Health, Operation
 from ..operations.restore_work import RestoreWork, arguments_of, scope_of
@@ -64,7 +64,7 @@ class RestoreForm(forms.Form):
 
     def __init__(self, data: Any, using: str) -> None:
         super().__init__(data)
-        self.fields["queues"].choices = [(name, name) for name in restore.queues(using)]  # type: ignore[attr-defined]
+        self.fields["queues"].choices = [(name, name) for name in reading.queues(using)]  # type: ignore[attr-defined]
 
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean() or self.cleaned_data

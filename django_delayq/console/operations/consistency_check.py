@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
 
-from ... import restore
 from ...broker import index
 from ...inspector.consistency import ConsistencyCheck, Mismatch, stuck
 from ...project import conf
 from ...record import transitions
+from ...restore import reading
 from ..models import Operation
 from .lifecycle import LEASE_SECONDS
 from .work import OperationWork, Step, register
@@ -56,7 +56,7 @@ class CheckWork(OperationWork):
 
     def step(self, using: str, operation: Operation) -> Step:
         results = results_of(operation)
-        left = [queue for queue in restore.queues(using) if queue not in results]
+        left = [queue for queue in reading.queues(using) if queue not in results]
         if not left:
             return Step(position=operation.position, finished=True)
         broker = index(using)

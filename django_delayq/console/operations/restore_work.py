@@ -22,7 +22,8 @@ from ...extensions import RestoreObserver, RestoreStart
 from ...project import conf
 from ...record import transitions
 from ...record.sql.sessions import own_transaction
-from ...restore import Overdue, Restore, Selection, Tally
+from ...restore.engine import Restore
+from ...restore.selection import Overdue, Selection, Tally
 from ..models import Operation, OperationState
 from ..statements import in_time
 from .lifecycle import FREE, LEASE_SECONDS

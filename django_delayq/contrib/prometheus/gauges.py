@@ -13,7 +13,6 @@ from django.db import Error as DatabaseError
 from django.db import connections
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from ... import restore
 from ...api import pausing
 from ...broker import index
 from ...broker.base import Index
@@ -27,6 +26,7 @@ from ...project import conf
 from ...record.sql import statements
 from ...record.sql.holders import Holder, oldest
 from ...record.sql.sessions import TooSlow, statement_timeout
+from ...restore.horizon import refuse_foreign
 from .counts import MOST_QUEUES, OTHER
 
 # A statement that takes longer is stopped, and Redis is taken for unreachable when it takes longer to answer.
@@ -81,7 +81,7 @@ class Gauges:
             up = True
             # While the database is away, nobody can tell whose Redis it is.
             with suppress(DatabaseError):
-                restore.refuse_foreign(self.using, meta)
+                refuse_foreign(self.using, meta)
         except BrokerUnavailable:
             up = False
         finally:

@@ -15,7 +15,8 @@ from ...core.durations import brief
 from ...core.exceptions import BrokerUnavailable
 from ...extensions import RestoreObservers, RestoreStart
 from ...record import transitions
-from ...restore import Overdue, Report, Restore, Selection, Tally
+from ...restore.engine import Restore
+from ...restore.selection import Overdue, Report, Selection, Tally
 from .. import _common as common
 
 # What each choice but *run* does to overdue messages.

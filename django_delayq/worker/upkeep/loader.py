@@ -13,7 +13,7 @@ from typing import Self
 
 from django.db import DatabaseError
 
-from ... import restore, signals
+from ... import signals
 from ...broker.base import IDS_PER_CALL, Meta, Put, ServerRun
 from ...core import actors, bounds, failpoints
 from ...core.clock import SECOND, from_tenths
@@ -24,6 +24,10 @@ from ...project import conf
 from ...record import transitions
 from ...record.identity import forget_identity, identity
 from ...record.sql import statements
+from ...restore import reading
+from ...restore.filling import LOADER_LEASE, Load, fill
+from ...restore.horizon import is_too_far, writable_server
+from ...restore.selection import Overdue, Selection, Tally
 from ..parts.broker_switch import BrokerSwitch
 
 logger = logging.getLogger("django_delayq")
@@ -49,8 +53,8 @@ class _ObservedLoad:
         self._start = RestoreStart(
             using,
             f"loader:{worker}",
-            restore.Selection(),
-            restore.Overdue.RUN,
+            Selection(),
+            Overdue.RUN,
             0.0,
             no_expired=False,
             described="all queues",
@@ -59,13 +63,13 @@ class _ObservedLoad:
         self._actor = f"worker:{worker}"
         self._from_beginning = from_beginning
         self._observers: RestoreObservers | None = None
-        self._tally = restore.Tally()
+        self._tally = Tally()
 
     def progress(self, put: Put, found: int) -> None:
         """Report messages that were found, and the answer to their put."""
         if not self._from_beginning:
             return
-        self._tally.add(restore.Tally(put=put.put, present=put.present))
+        self._tally.add(Tally(put=put.put, present=put.present))
         if self._observers is None:
             with actors.acting_as(self._actor):
                 self._observers = RestoreObservers(self._start)
@@ -150,7 +154,7 @@ class Loader(Service):
     def _identify(self) -> ServerRun:
         """Return the identity of the Redis server."""
         if self._server is None or time.monotonic() - self._identified > IDENTITY_CHECK_INTERVAL:
-            self._server = restore.writable_server(self.broker)
+            self._server = writable_server(self.broker)
             self._identified = time.monotonic()
         return self._server
 
@@ -186,7 +190,7 @@ class Loader(Service):
         query.
         """
         try:
-            queues = restore.queues(self.using)
+            queues = reading.queues(self.using)
         except DatabaseError:
             queues = []
         if not self.broker.clear(queues, seen):
@@ -196,7 +200,7 @@ class Loader(Service):
 
     def _is_too_far(self, meta: Meta) -> bool:
         """Return whether the horizon is too far away, and to be brought nearer now."""
-        if not restore.is_too_far(meta, conf.get().HORIZON):
+        if not is_too_far(meta, conf.get().HORIZON):
             return False
         now = time.monotonic()
         if now - self._brought_nearer < NEARER_INTERVAL:
@@ -213,7 +217,7 @@ class Loader(Service):
         begun = self.broker.load(
             ahead=conf.get().HORIZON,
             worker=self.worker,
-            lease=restore.LOADER_LEASE,
+            lease=LOADER_LEASE,
             identity=identity(self.using),
             server=server,
             lost=rolled_back,
@@ -259,25 +263,25 @@ class Loader(Service):
 
     def _fill(self, start: int | None, horizon: int) -> Iterator[dict[str, Put]]:
         """Put the messages of all queues. Yield the answers for each batch."""
-        load = restore.Load(self.broker, self.worker, horizon)
+        load = Load(self.broker, self.worker, horizon)
         # Read after the horizon was advanced: the producer puts the first message of a queue that is missing here.
         queues = statements(self.using).queues()
-        for _batch, answers in restore.fill(self.broker, self._batches(queues, start, from_tenths(horizon)), load=load):
+        for _batch, answers in fill(self.broker, self._batches(queues, start, from_tenths(horizon)), load=load):
             failpoints.reach("mid_load")
             yield answers
         load.finish()
 
-    def _batches(self, queues: list[str], start: int | None, end: datetime) -> Iterator[restore.Batch]:
+    def _batches(self, queues: list[str], start: int | None, end: datetime) -> Iterator[reading.Batch]:
         """Read what falls due soon first, in the order of the due times. Then, of a load from the beginning, the rest.
 
         What is overdue may be a backlog of a million, for which no other message should wait.
         """
         if start is not None:
-            yield from restore.merged(self.using, queues, after=(from_tenths(start), 0), end=end)
+            yield from reading.merged(self.using, queues, after=(from_tenths(start), 0), end=end)
             return
         overdue_since = transitions.now(self.using) - bounds.OVERDUE_AFTER
-        yield from restore.merged(self.using, queues, after=(overdue_since, 0), end=end)
-        yield from restore.in_turn(self.using, queues, end=overdue_since)
+        yield from reading.merged(self.using, queues, after=(overdue_since, 0), end=end)
+        yield from reading.in_turn(self.using, queues, end=overdue_since)
 
 
 def _reason(meta: Meta, *, restarted: bool) -> str:

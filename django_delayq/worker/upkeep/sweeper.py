@@ -8,12 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
 
-from ... import restore
 from ...broker.base import Entry
 from ...core.exceptions import BrokerUnavailable
 from ...extensions import Service
 from ...project import conf
 from ...record import transitions
+from ...record.sql.rows import BEGINNING
+from ...restore import reading
+from ...restore.filling import fill
 from ..parts.broker_switch import BrokerSwitch
 
 logger = logging.getLogger("django_delayq")
@@ -55,7 +57,7 @@ class Sweeper(Service):
         # The due time of the first message that the present round found.
         self._first: datetime | None = None
         # Up to which due time the present round has come at least.
-        self._reached = restore.BEGINNING[0]
+        self._reached = BEGINNING[0]
         self._full_at = 0.0
 
     def tick(self) -> float:
@@ -77,7 +79,7 @@ class Sweeper(Service):
         """Go on with the round, for some pages at most. Return how many messages of each queue were put."""
         if self._cursor is None:
             self._cursor = self._beginning(overdue_since)
-        pages = restore.merged(
+        pages = reading.merged(
             self.using, self.queues(), after=self._cursor, end=overdue_since, topics=list(self.topics())
         )
         missing: dict[str, list[Entry]] = {}
@@ -118,9 +120,9 @@ class Sweeper(Service):
             return put
         # Most likely a consumer has just taken these ids and is about to claim them.
         time.sleep(CLAIMING)
-        still = restore.still_scheduled(self.using, restore.Batch(missing).ids)
+        still = reading.still_scheduled(self.using, reading.Batch(missing).ids)
         left = {queue: [entry for entry in entries if entry.id in still] for queue, entries in missing.items()}
-        for _batch, answers in restore.fill(self.broker, [restore.Batch(left)]):
+        for _batch, answers in fill(self.broker, [reading.Batch(left)]):
             put.update({queue: answer.put for queue, answer in answers.items()})
         return +put
 
@@ -131,6 +133,6 @@ class Sweeper(Service):
         now = time.monotonic()
         if now >= self._full_at:
             self._full_at = now + FULL_ROUND
-            return restore.BEGINNING
+            return BEGINNING
         lag = min(reached, overdue_since) - timedelta(seconds=FULL_ROUND)
         return (lag if first is None else min(first, lag), 0)

@@ -11,7 +11,7 @@ from django.db import DEFAULT_DB_ALIAS
 from django.test import Client
 from django.urls import reverse
 
-from django_delayq import cancel_message, restore, schedule_message, schedule_messages
+from django_delayq import cancel_message, schedule_message, schedule_messages
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.console import operations
 from django_delayq.console.models import Operation
@@ -20,6 +20,7 @@ from django_delayq.models import Message, Transition, Worker
 from django_delayq.project import conf
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Failure, Success, Ticket
+from django_delayq.restore.horizon import ensure_horizon
 from tests.support.workers import eventually
 
 TOPIC = "t.admin"
@@ -117,7 +118,7 @@ def worker(name: str = "w", queues: tuple[str, ...] = ("default",), *, seen: flo
 def fill() -> RedisBroker:
     """Give Redis a horizon, as the first worker does, so that scheduled messages go into it."""
     there = RedisBroker(conf.get(), DB, timeout=10)
-    restore.ensure_horizon(DB, there, lease=0.001, worker="test")
+    ensure_horizon(DB, there, lease=0.001, worker="test")
     return there
 
 

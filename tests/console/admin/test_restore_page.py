@@ -17,7 +17,7 @@ from django_delayq.console.models import AuditEvent, Operation, OperationState
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
 from django_delayq.record import transitions
-from django_delayq.restore import Restore
+from django_delayq.restore.engine import Restore
 from tests.support.commands import due_tenths, held
 
 from . import samples
