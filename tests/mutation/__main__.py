@@ -105,8 +105,7 @@ ADMISSION = "django_delayq/record/admission.py"
 LIMITS_SQL = "django_delayq/record/sql/postgresql_limited.py"
 SQL = "django_delayq/record/sql/postgresql.py"
 LOOKS_SQL = "django_delayq/record/sql/postgresql_looks.py"
-PARTS_SQL = "django_delayq/record/sql/postgresql_parts.py"
-SESSION_SQL = "django_delayq/record/sql/postgresql_session.py"
+BASE_SQL = "django_delayq/record/sql/postgresql_base.py"
 SCHEDULING_SQL = "django_delayq/record/sql/postgresql_scheduling.py"
 DELIVERY_SQL = "django_delayq/record/sql/postgresql_delivery.py"
 MOVES = "django_delayq/record/sql/moves.py"
@@ -577,7 +576,7 @@ MUTANTS = [
     ),
     mutant(
         "search for what is due that reads all that is not",
-        (PARTS_SQL, 'NOW = "(SELECT clock_timestamp())"', 'NOW = "clock_timestamp()"'),
+        (BASE_SQL, 'NOW = "(SELECT clock_timestamp())"', 'NOW = "clock_timestamp()"'),
     ),
     mutant(
         "flat payload that changes with the dict of the caller",
@@ -613,12 +612,12 @@ MUTANTS = [
     ),
     mutant(
         "cursor that is kept with all the rows of its last answer",
-        (SESSION_SQL, "if len(rows) <= MOST_ROWS_KEPT:", "if True:"),
+        (BASE_SQL, "if len(rows) <= MOST_ROWS_KEPT:", "if True:"),
     ),
     mutant(
         "cursor that reads times in a former time zone",
         (
-            SESSION_SQL,
+            BASE_SQL,
             "cursor = cursors.pop(how, None)",
             "cursor = (cursors.popitem()[1] if cursors else None)",
         ),
@@ -698,7 +697,7 @@ MUTANTS = [
         "delivery that waits for a stuck handler unseen",
         (f"{WORKER}/run/handler_threads.py", "self.turns.note_waiting()", ""),
     ),
-    mutant("claim in spite of a pause", (PARTS_SQL, "AND m.queue NOT IN ({PAUSED})", "")),
+    mutant("claim in spite of a pause", (BASE_SQL, "AND m.queue NOT IN ({PAUSED})", "")),
     mutant(
         "cancel without a condition",
         (
@@ -1093,7 +1092,7 @@ MUTANTS = [
     mutant("drain whose clock runs", (f"{TESTING}/helper.py", "self._clock.stand_still()", "pass")),
     mutant(
         "test whose record has the clock of the database",
-        (SESSION_SQL, "if clock.of_tests is not None:", "if clock.of_tests is None and False:"),
+        (BASE_SQL, "if clock.of_tests is not None:", "if clock.of_tests is None and False:"),
     ),
     mutant(
         "functions on commit that are called again",

@@ -12,7 +12,7 @@ from django.db import DataError, connection, transaction
 from django_delayq import schedule_messages
 from django_delayq.record import crashes, transitions
 from django_delayq.record.sql import statements
-from django_delayq.record.sql.postgresql_session import MOST_ROWS_KEPT
+from django_delayq.record.sql.postgresql_base import MOST_ROWS_KEPT
 from django_delayq.record.sql.rows import LeaseRenewal
 from django_delayq.record.sql.sessions import known_session
 from tests.support.steps import TOPIC, claim, due, fail, succeed

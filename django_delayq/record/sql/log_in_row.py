@@ -25,7 +25,6 @@ from django.db.models import Exists, OuterRef, Q
 from ...core.states import State
 from ...models import Message
 from ...models.record import LogRow
-from .postgresql_parts import nullable_texts
 
 # --- in the ORM -------------------------------------------------------------------------------------------------------
 
@@ -63,6 +62,9 @@ def add_to_log(using: str, rows: Sequence[Logged]) -> None:
     if connections[using].vendor != "postgresql":
         LogRow._base_manager.using(using).bulk_create([LogRow(**row._asdict()) for row in rows])
         return
+    # Imported here: it needs psycopg.
+    from .postgresql_base import nullable_texts
+
     with connections[using].cursor() as cursor:
         cursor.execute(ADD, [nullable_texts(column) for column in zip(*rows, strict=True)])
 

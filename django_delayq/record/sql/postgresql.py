@@ -21,9 +21,9 @@ from ...models import Message
 from .expressions import QUEUES, Microseconds
 from .holders import HOLDERS, Holder
 from .portable import Portable
+from .postgresql_base import LOOKS_LIKE_FEW, array, texts
 from .postgresql_delivery import PostgreSQLDelivery
 from .postgresql_looks import PostgreSQLLooks
-from .postgresql_parts import LOOKS_LIKE_FEW, array, texts
 from .postgresql_scheduling import PostgreSQLScheduling
 from .rows import Facts
 

@@ -12,16 +12,16 @@ from ...core.clock import SECOND
 from ...core.outcomes import error_kind
 from ...core.states import State
 from .log_in_row import CLAIM_IN_ROW, CLEAR, COLUMNS, EARLIER_ROWS, KEEP_CLAIM, LOG_COLUMNS, SUCCESS_IN_ROW
-from .postgresql_parts import (
+from .postgresql_base import (
     CEIL_TENTH,
     IS_RUNNING,
     IS_SCHEDULED,
     LOOKS_LIKE_FEW,
     MAY_CLAIM,
+    PostgreSQLSession,
     array,
     texts,
 )
-from .postgresql_session import PostgreSQLSession
 from .rows import (
     Claimed,
     Failure,

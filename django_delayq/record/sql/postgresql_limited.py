@@ -6,8 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from .limited import LOCKS, LONGEST_PAUSE, Candidate, Count, TakenPlace, stripes
-from .postgresql_parts import IS_RUNNING, IS_SCHEDULED, LOOKS_LIKE_FEW, MAY_CLAIM, array, texts
-from .postgresql_session import PostgreSQLSession
+from .postgresql_base import IS_RUNNING, IS_SCHEDULED, LOOKS_LIKE_FEW, MAY_CLAIM, PostgreSQLSession, array, texts
 
 # The locks are taken in the order of the array. The statement after this one sees what others have committed.
 LOCK = f"""

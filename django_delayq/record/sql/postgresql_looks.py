@@ -7,8 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from .expressions import OF_TOPIC, QUEUES, is_open
-from .postgresql_parts import IS_SCHEDULED, NOT_EXPIRED, NOW, PAUSED, array, texts
-from .postgresql_session import PostgreSQLSession
+from .postgresql_base import IS_SCHEDULED, NOT_EXPIRED, NOW, PAUSED, PostgreSQLSession, array, texts
 from .rows import BEGINNING, ROWS_PASSED, Expired, Seen, Spot, Ticket
 
 # In the gaps between the queues that are known, and behind the last one, are no dead rows.

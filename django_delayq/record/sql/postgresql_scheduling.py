@@ -14,10 +14,10 @@ from ...core.clock import ceil_tenth
 from ...core.states import LIVE
 from ..identity import known_identity, learn_identity
 from .moves import IDENTITY
-from .postgresql_parts import (
+from .postgresql_base import (
     CEIL_TENTH,
+    PostgreSQLSession,
 )
-from .postgresql_session import PostgreSQLSession
 from .rows import (
     Inserted,
     NewMessage,
