@@ -3,27 +3,56 @@
 redis-py 8 by default waits 5 s and sends a command again up to ten times. A producer must not keep a web request
 waiting that long, and a worker can take messages from the database meanwhile.
 
-This is also the only module that uses private attributes of redis-py, in ``_with_timeouts`` and ``socket_of``.
+It also turns what Redis says, or does not say, into the exceptions of a broker.
+
+This is the only module that uses private attributes of redis-py, in ``_with_timeouts`` and ``socket_of``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 from collections import deque
-from typing import Any, TypeVar
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import redis
+from django.db import Error as DatabaseError
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
+from ..core.exceptions import BrokerFull, BrokerRubbish, BrokerUnavailable, ClusterBroker, DelayqError
 from ..project.conf import Settings
 
 # How the kernel finds out that the network has dropped a connection without notice: it probes an idle one after 15 s,
 # and gives up one whose data was not received for 5 s (TCP_USER_TIMEOUT is in ms). Not every system has each of these.
 KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 5000}
+# A pool of fewer connections than this gets each of them back after a call, or other users of the pool would have none.
+MIN_POOL_TO_PIN = 10
+
+# The answers by which a Redis in cluster mode refuses keys.
+CLUSTER_ERRORS = (
+    redis.exceptions.MovedError,
+    redis.exceptions.AskError,
+    redis.exceptions.ClusterCrossSlotError,
+    redis.exceptions.ClusterDownError,
+)
+# How they begin, for older releases of redis-py, which know these errors in a client of a cluster only.
+CLUSTER_WORDS = ("MOVED ", "ASK ", "CROSSSLOT ", "CLUSTERDOWN ")
+# What Redis says when a key, a score or a field is not what this package writes there.
+NOT_OURS = re.compile("WRONGTYPE|not an integer|not a valid float|overflow|attempt to")
+
+# Errors that stay what they are. Some calls read the identity of the database, which may not answer.
+OURS = (DelayqError, DatabaseError)
+
+# The parameters and the result of a method, and a kind of connection.
+P = ParamSpec("P")
+R = TypeVar("R")
+C = TypeVar("C", bound="PinnedConnection")
 
 
 def connect(settings: Settings, *, timeout: float) -> redis.Redis:
@@ -97,6 +126,9 @@ def _with_timeouts(theirs: Sentinel, options: dict[str, Any]) -> Sentinel:
     )
 
 
+# --- connections that are kept ----------------------------------------------------------------------------------------
+
+
 class PinnedConnection:
     """A connection that is kept out of its pool between commands. One thread at a time uses it."""
 
@@ -119,10 +151,7 @@ class PinnedConnection:
                 self.pool.release(self.raw)
 
 
-P = TypeVar("P", bound=PinnedConnection)
-
-
-def pop_idle(idle: deque[P]) -> P | None:
+def pop_idle(idle: deque[C]) -> C | None:
     """Take a connection of this process out of the idle ones; None when there is none."""
     while idle:
         try:
@@ -154,3 +183,72 @@ def socket_of(raw: Any) -> socket.socket | None:
     pipe at the same time.
     """
     return getattr(raw, "_sock", None)
+
+
+class ScriptConnections:
+    """Calls scripts in place of a client, whose work around a short call would take a third of its time.
+
+    Between calls it keeps one connection and gives others back to the pool. So a process has no more
+    connections than threads that call Redis at one moment, and this one.
+    """
+
+    def __init__(self, pool: Callable[[], redis.ConnectionPool]) -> None:
+        self._pool = pool
+        self._idle: deque[PinnedConnection] = deque()
+
+    def execute_command(self, *command: Any) -> Any:
+        """Send a command and wait for the answer. Raises ``RedisError`` and ``OSError``; sends nothing twice."""
+        pinned = self._pop_idle() or PinnedConnection(self._pool())
+        try:
+            pinned.raw.send_command(*command)
+            answer = pinned.raw.read_response()
+        except BaseException:
+            # Closed, because a server that refuses a call may have become a replica, and an answer may still be on its
+            # way.
+            pinned.close()
+            raise
+        if self._idle or pinned.pool.max_connections < MIN_POOL_TO_PIN:
+            pinned.pool.release(pinned.raw)
+        else:
+            self._idle.append(pinned)
+        return answer
+
+    def _pop_idle(self) -> PinnedConnection | None:
+        while (pinned := pop_idle(self._idle)) is not None:
+            # After a failover a pool that asks Sentinel disowns its connections to the former master.
+            if pinned.pool.owns_connection(pinned.raw) and not is_closed(pinned.raw):
+                return pinned
+            pinned.close()
+        return None
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+def translated(method: Callable[P, R]) -> Callable[P, R]:
+    """Have a method turn every error of Redis, its client and its answers into ``BrokerUnavailable`` or a kind of it.
+
+    An answer that is not what it should be raises anything: a server need not be Redis, and people write into keys.
+    """
+
+    @wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return method(*args, **kwargs)
+        except OURS:
+            raise
+        except Exception as error:
+            raise _translate(error) from error
+
+    return call
+
+
+def _translate(error: Exception) -> BrokerUnavailable:
+    if isinstance(error, CLUSTER_ERRORS) or str(error).startswith(CLUSTER_WORDS):
+        return ClusterBroker()
+    kind: type[BrokerUnavailable] = BrokerUnavailable
+    if "used memory > 'maxmemory'" in str(error):
+        kind = BrokerFull
+    elif NOT_OURS.search(str(error)) or not isinstance(error, redis.RedisError | OSError):
+        kind = BrokerRubbish
+    return kind(f"{type(error).__name__}: {error}")

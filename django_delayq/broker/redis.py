@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -12,9 +12,9 @@ from ..core.clock import SECOND, us_to_tenths
 from ..core.exceptions import ForeignBroker
 from . import scripts, server_info
 from .base import IDS_PER_CALL, Entry, Meta, Put, QueueSize, RedisPlace, ServerInfo, ServerRun
+from .connection import translated
 from .keys import BAND
 from .puts import PutConnections, SentPut
-from .redis_errors import translated, translated_errors
 from .redis_source import RedisSource, whole
 
 # The number of members in one reply to a scan, roughly.
@@ -253,16 +253,19 @@ class RedisBroker(RedisSource):
         """Read every id of a queue, in batches."""
         k = self.keys(queue)
         for key, scan in ((k.delayed, self.client.zscan), (k.ready, self.client.zscan), (k.aside, self.client.hscan)):
-            cursor: Any = 0
+            cursor = 0
             while True:
-                with translated_errors():
-                    answer: Any = scan(key, cursor, count=SCAN_COUNT)
-                    cursor, members = answer
-                    batch = whole([*dict(members)])
+                cursor, batch = self._scanned(scan, key, cursor)
                 if batch:
                     yield batch
-                if int(cursor) == 0:
+                if cursor == 0:
                     break
+
+    @translated
+    def _scanned(self, scan: Callable[..., Any], key: str, cursor: int) -> tuple[int, list[int]]:
+        """Read one batch of the ids in a key; return where the next one begins, and the batch."""
+        following, members = scan(key, cursor, count=SCAN_COUNT)
+        return int(following), whole([*dict(members)])
 
 
 def _flat(entries: Sequence[Entry]) -> list[int]:

@@ -22,11 +22,9 @@ from ..project.conf import Settings
 from ..record.sql.rows import Ticket
 from . import scripts
 from .base import IDS_PER_CALL, DueQueue, DueQueues, Taken
-from .connection import connect
+from .connection import ScriptConnections, connect, translated
 from .keys import BAND, RANKS, Keys, keys, namespace
 from .listener import Listener
-from .redis_errors import translated
-from .scripted import ScriptConnections
 
 # More ids than any queue has.
 MANY = 10**12

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import redis
 
-from django_delayq.broker import connection, scripted
+from django_delayq.broker import connection
+from django_delayq.broker.connection import ScriptConnections
 from django_delayq.broker.redis import RedisBroker
-from django_delayq.broker.scripted import ScriptConnections
 from django_delayq.core.exceptions import BrokerUnavailable
 from django_delayq.project import conf
 from testproject.servers import RedisServer
@@ -74,7 +74,7 @@ def test_a_call_without_an_answer_is_not_sent_again(
     broker: RedisBroker, other: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A call without an answer may have taken ids; a second call would take the next ids as well."""
-    monkeypatch.setattr(scripted, "is_closed", lambda raw: False)
+    monkeypatch.setattr(connection, "is_closed", lambda raw: False)
     broker.take(QUEUE, 1)
     other.client_kill_filter(_type="normal", skipme=True)
     with pytest.raises(BrokerUnavailable):

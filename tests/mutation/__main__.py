@@ -922,7 +922,7 @@ MUTANTS = [
     mutant(
         "strange answer of a server raised as it is",
         (
-            "django_delayq/broker/redis_errors.py",
+            "django_delayq/broker/connection.py",
             "if isinstance(error, CLUSTER_ERRORS) or str(error).startswith(CLUSTER_WORDS):",
             "if not isinstance(error, (redis.RedisError, OSError)):\n    raise error\nif isinstance(error, ()):",
         ),
