@@ -16,8 +16,8 @@ from django_delayq.core.worker_options import Options
 from django_delayq.extensions import Service, WorkerExtension
 from django_delayq.models import Message
 from django_delayq.record import transitions
+from django_delayq.worker.parts.lifetime import BegunPage
 from django_delayq.worker.parts.service import Runner, ServiceTurns
-from django_delayq.worker.parts.shared import BegunPage
 from django_delayq.worker.processes.supervisor import Child, Supervisor
 from tests.support.assembled import Assemble, drain
 from tests.support.claims import DB, claimed

@@ -380,7 +380,7 @@ MUTANTS = [
     mutant(
         "process that claims more than its share",
         (
-            f"{WORKER}/parts/budget.py",
+            f"{WORKER}/parts/lifetime.py",
             "return 0 if self._page.spent else max(0, min(wanted, self._left))",
             "return wanted",
         ),
@@ -388,7 +388,7 @@ MUTANTS = [
     mutant(
         "spent process that never goes on",
         (
-            f"{WORKER}/parts/budget.py",
+            f"{WORKER}/parts/lifetime.py",
             "self._spent_at >= PATIENCE and self._go_on()",
             "self._spent_at >= PATIENCE and False",
         ),
@@ -738,7 +738,7 @@ MUTANTS = [
     ),
     mutant(
         "refund that is lost",
-        (f"{WORKER}/parts/budget.py", "self._left -= claimed", "self._left -= max(0, claimed)"),
+        (f"{WORKER}/parts/lifetime.py", "self._left -= claimed", "self._left -= max(0, claimed)"),
     ),
     mutant(
         "two suspects at a time",

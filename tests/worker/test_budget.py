@@ -11,9 +11,8 @@ import pytest
 
 from django_delayq import schedule_message
 from django_delayq.core.worker_options import Options
-from django_delayq.worker.parts import budget as module
-from django_delayq.worker.parts.budget import PATIENCE, Budget, resident_memory
-from django_delayq.worker.parts.shared import BegunPage
+from django_delayq.worker.parts import lifetime as module
+from django_delayq.worker.parts.lifetime import PATIENCE, BegunPage, Budget, resident_memory
 from django_delayq.worker.processes.assembly import Parts
 from tests.support.claims import DB
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from django_delayq.worker.parts.shared import ProcessLock
+from django_delayq.worker.parts.lifetime import ProcessLock
 from tests.support.forks import forked, kill
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from django_delayq.core.worker_options import Options
 from django_delayq.project import registry
-from django_delayq.worker.parts.shared import BegunPage
+from django_delayq.worker.parts.lifetime import BegunPage
 from django_delayq.worker.processes.process import BROKEN, EXHAUSTED, STUCK, collect_less_often
 from django_delayq.worker.processes.supervisor import HUNG, Child, Supervisor
 from tests.support.workers import PATIENCE, ROOT

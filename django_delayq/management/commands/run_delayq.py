@@ -27,8 +27,8 @@ from ...models import Message
 from ...project import conf, registry
 from ...record.sql import has_one_writer
 from ...record.sql.troubles import Trouble, in_words, trouble
-from ...worker.parts.budget import in_megabytes, resident_memory
 from ...worker.parts.connections import leave_pools
+from ...worker.parts.lifetime import in_megabytes, resident_memory
 from ...worker.parts.reporting import be_verbose
 from ...worker.processes import output, plain_signals, reloading
 from ...worker.processes.process import OnceProcess, WorkerProcess, all_roles

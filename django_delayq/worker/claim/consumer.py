@@ -26,12 +26,11 @@ from ...record.sql.rows import Claimed, Ticket
 from ...record.sql.troubles import in_words
 from ..parts import connections
 from ..parts.broker_switch import BrokerSwitch
-from ..parts.budget import Budget
 from ..parts.delivery import Delivery
+from ..parts.lifetime import Budget, ProcessLock
 from ..parts.queue_finder import QueueFinder
 from ..parts.reporting import report_moves
 from ..parts.service import backoff
-from ..parts.shared import ProcessLock
 from ..run.pool import Lane, Pool
 from .freed_places import FreedPlaces
 from .quarantine import Quarantine

@@ -11,9 +11,8 @@ from datetime import timedelta
 from ...core import bounds
 from ...core.outcomes import Release
 from ...record import crashes
-from ..parts.budget import Budget
 from ..parts.delivery import Delivery
-from ..parts.shared import ProcessLock
+from ..parts.lifetime import Budget, ProcessLock
 from ..run.pool import Pool
 
 logger = logging.getLogger("django_delayq")

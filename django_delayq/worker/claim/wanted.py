@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from ...broker.base import IDS_PER_CALL
 from ...project.registry import Handler
 from ...record.sql.rows import Claimed
-from ..parts.budget import Budget
+from ..parts.lifetime import Budget
 from ..run.pool import Lane, Pool
 from .quarantine import Quarantine
 

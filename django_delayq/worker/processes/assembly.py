@@ -14,10 +14,9 @@ from ...record import admission
 from ..claim.consumer import Consumer
 from ..claim.freed_places import FreedPlaces
 from ..parts.broker_switch import BrokerSwitch
-from ..parts.budget import Budget
+from ..parts.lifetime import BegunPage, Budget, ProcessLock
 from ..parts.queue_finder import QueueFinder
 from ..parts.service import ServiceTurns
-from ..parts.shared import BegunPage, ProcessLock
 from ..run.claim_ahead import CLAIM_AHEAD, NEAR
 from ..run.event_loop import EventLoop
 from ..run.handler_threads import HandlerThreads

@@ -18,8 +18,8 @@ from ...project import process_start, registry
 from ...record.sql.sessions import name_sessions
 from ..parts import connections
 from ..parts.delivery import Delivery
+from ..parts.lifetime import BegunPage, ProcessLock
 from ..parts.service import in_threads
-from ..parts.shared import BegunPage, ProcessLock
 from ..run.executor import timed_out
 from ..run.pool import STUCK_AFTER, TimeoutWatch
 from ..upkeep.duty import Duty

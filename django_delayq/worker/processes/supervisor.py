@@ -28,9 +28,9 @@ from ...record.sql import statements
 from ...record.sql.sessions import name_sessions
 from ...record.sql.troubles import in_words
 from ..parts import connections
+from ..parts.lifetime import BegunPage, ProcessLock
 from ..parts.reporting import report_moves
 from ..parts.service import backoff
-from ..parts.shared import BegunPage, ProcessLock
 from ..upkeep.heartbeat import delete_rows
 from . import output, plain_signals
 from .process import BROKEN, EXHAUSTED, STUCK, WorkerProcess, collect_less_often

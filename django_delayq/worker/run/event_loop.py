@@ -24,8 +24,8 @@ from ...core import actors
 from ...extensions import Service
 from ...project import process_start
 from ..parts.delivery import Delivery
+from ..parts.lifetime import BegunPage
 from ..parts.reporting import report_delivered
-from ..parts.shared import BegunPage
 from .executor import execute_on_loop
 from .pool import Lane
 from .recorder import Recorder

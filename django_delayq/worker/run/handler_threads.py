@@ -15,8 +15,8 @@ from ...core import actors
 from ...core.outcomes import Outcome, Unentered
 from ..parts import connections
 from ..parts.delivery import Delivery
+from ..parts.lifetime import BegunPage
 from ..parts.reporting import report_delivered
-from ..parts.shared import BegunPage
 from .executor import execute, not_entered
 from .pool import Lane
 from .recorder import Recorder

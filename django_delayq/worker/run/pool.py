@@ -17,7 +17,7 @@ from ...core.outcomes import Outcome, Release, Retry, storable
 from ...extensions import Service
 from ...project.registry import Handler
 from ..parts.delivery import Delivery
-from ..parts.shared import BegunPage
+from ..parts.lifetime import BegunPage
 from .claim_ahead import ClaimAhead
 from .recorder import Recorder
 
