@@ -10,7 +10,7 @@ from django_delayq import cancel_message, schedule_message
 from django_delayq.core.states import State
 from django_delayq.core.worker_options import Options
 from django_delayq.models import Message
-from django_delayq.worker.parts.queue_finder import QueueFinder
+from django_delayq.worker.claim.queues import QueueFinder
 from django_delayq.worker.processes.assembly import Parts
 from tests.support.claims import DB
 
@@ -25,7 +25,7 @@ def test_a_queue_that_runs_empty_is_still_served(monkeypatch: pytest.MonkeyPatch
     cancel_message(message)
     queues.tick()
     assert "found" in queues()
-    monkeypatch.setattr("django_delayq.worker.parts.queue_finder.REMEMBERED", 0.0)
+    monkeypatch.setattr("django_delayq.worker.claim.queues.REMEMBERED", 0.0)
     queues.tick()
     assert "found" not in queues()
 

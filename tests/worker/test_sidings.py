@@ -17,8 +17,8 @@ from django_delayq.inspector.consistency import ConsistencyCheck
 from django_delayq.models import Message
 from django_delayq.project import conf
 from django_delayq.worker.claim import consumer, sidings, wake_ups
+from django_delayq.worker.claim.queues import QueueFinder
 from django_delayq.worker.claim.sidings import HANDLER, LOOK_INTERVAL
-from django_delayq.worker.parts.queue_finder import QueueFinder
 from django_delayq.worker.processes.assembly import Parts
 from django_delayq.worker.upkeep.mover import Mover
 from tests.support.assembled import Assemble
@@ -385,5 +385,5 @@ def test_the_mover_wakes_a_worker_for_what_a_process_that_died_has_set_aside(par
     turn(parts)
     wake = broker.keys("default").wake_all
     broker.client.delete(wake)
-    Mover(parts.brokers, QueueFinder(DB), beside_consumer=True).tick()
+    Mover(parts.brokers, QueueFinder(DB).named, beside_consumer=True).tick()
     assert broker.client.llen(wake) == 1

@@ -28,13 +28,12 @@ from ..parts import connections
 from ..parts.broker_switch import BrokerSwitch
 from ..parts.delivery import Delivery
 from ..parts.lifetime import Budget, ProcessLock
-from ..parts.queue_finder import QueueFinder
 from ..parts.reporting import report_moves
 from ..parts.service import backoff
 from ..run.pool import Lane, Pool
 from .freed_places import FreedPlaces
 from .quarantine import Quarantine
-from .queues import Found, KnownPauses, Queues
+from .queues import Found, KnownPauses, QueueFinder, Queues
 from .sidings import Sidings
 from .sorting import Sorted, Sorter, Tickets
 from .unclaimed import OrphanedClaims, Unclaimed

@@ -13,9 +13,9 @@ from ...project import conf, registry
 from ...record import admission
 from ..claim.consumer import Consumer
 from ..claim.freed_places import FreedPlaces
+from ..claim.queues import QueueFinder
 from ..parts.broker_switch import BrokerSwitch
 from ..parts.lifetime import BegunPage, Budget, ProcessLock
-from ..parts.queue_finder import QueueFinder
 from ..parts.service import ServiceTurns
 from ..run.claim_ahead import CLAIM_AHEAD, NEAR
 from ..run.event_loop import EventLoop

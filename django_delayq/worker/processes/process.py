@@ -124,7 +124,7 @@ class WorkerProcess:
         if "sweeper" in roles:
             yield Sweeper(using, parts.brokers, parts.queues.search, registry.handlers)
         if "mover" in roles:
-            yield Mover(parts.brokers, parts.queues, beside_consumer=self.consumer is not None)
+            yield Mover(parts.brokers, parts.queues.named, beside_consumer=self.consumer is not None)
 
     def _watches(self, stuck_after: float) -> Iterator[Service]:
         """Yield the services that look after handlers."""

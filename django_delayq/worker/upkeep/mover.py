@@ -5,7 +5,6 @@ from __future__ import annotations
 from ...core.exceptions import BrokerUnavailable
 from ...extensions import Service
 from ..parts.broker_switch import BrokerSwitch
-from ..parts.queue_finder import QueueFinder
 
 # The longest sleep: a message scheduled meanwhile may be due earlier than the next one known. Seconds.
 MOVE_INTERVAL = 0.5
@@ -22,7 +21,8 @@ class Mover(Service):
 
     name = "mover"
 
-    def __init__(self, brokers: BrokerSwitch, queues: QueueFinder, *, beside_consumer: bool) -> None:
+    def __init__(self, brokers: BrokerSwitch, queues: tuple[str, ...] | None, *, beside_consumer: bool) -> None:
+        """``queues``: those that the worker names; None: it serves all."""
         assert brokers.redis is not None
         self.brokers = brokers
         self.broker = brokers.redis
@@ -34,11 +34,11 @@ class Mover(Service):
         if self.brokers.current() is not self.broker:
             return MOVE_INTERVAL
         try:
-            due = self.broker.due_queues(self.queues.named)
+            due = self.broker.due_queues(self.queues)
             answers = self.broker.take_many(due.queues, 0)
             if self.broker.any_aside():
                 # The process that set them aside, and would look again, may have died.
-                self.broker.notify(self.queues.named)
+                self.broker.notify(self.queues)
         except BrokerUnavailable as error:
             self.brokers.report_failure(error)
             return MOVE_INTERVAL
