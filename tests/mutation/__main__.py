@@ -734,7 +734,7 @@ MUTANTS = [
     ),
     mutant(
         "shared work that no process does without the duty",
-        (f"{WORKER}/parts/service.py", "self._due[place] + STANDBY", "self._due[place] + 1e12"),
+        (f"{WORKER}/parts/service_turns.py", "self._due[place] + STANDBY", "self._due[place] + 1e12"),
     ),
     mutant(
         "refund that is lost",

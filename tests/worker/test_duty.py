@@ -10,9 +10,9 @@ import redis
 from django_delayq.broker.keys import keys
 from django_delayq.core.exceptions import BrokerUnavailable
 from django_delayq.extensions import Service
-from django_delayq.worker.parts import service
+from django_delayq.worker.parts import service_turns
 from django_delayq.worker.parts.broker_switch import BrokerSwitch
-from django_delayq.worker.parts.service import ServiceTurns
+from django_delayq.worker.parts.service_turns import ServiceTurns
 from django_delayq.worker.upkeep.duty import HOLDER_INTERVAL, STANDBY_INTERVAL, Duty
 from tests.support.claims import DB
 
@@ -93,7 +93,7 @@ class Counted(Service):
 
 
 def test_a_process_without_the_duty_does_shared_work_once_and_then_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "STANDBY", 1e9)
+    monkeypatch.setattr(service_turns, "STANDBY", 1e9)
     held = False
     shared, own = Counted(is_shared=True), Counted(is_shared=False)
     turns = ServiceTurns([shared, own], lambda: held)
@@ -104,7 +104,7 @@ def test_a_process_without_the_duty_does_shared_work_once_and_then_rarely(monkey
     assert turns.run_due() == 0.0
     assert (shared.ticks, own.ticks) == (2, 4)
     held = False
-    monkeypatch.setattr(service, "STANDBY", 0.0)
+    monkeypatch.setattr(service_turns, "STANDBY", 0.0)
     time.sleep(0.001)
     turns.run_due()
     assert shared.ticks == 3

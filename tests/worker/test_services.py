@@ -7,8 +7,8 @@ import pytest
 from django_delayq.extensions import Service
 from django_delayq.models import Queue
 from django_delayq.record.sql.moves import writing
-from django_delayq.worker.parts import service
-from django_delayq.worker.parts.service import ServiceTurns
+from django_delayq.worker.parts import service_turns
+from django_delayq.worker.parts.service_turns import ServiceTurns
 from tests.support.claims import DB
 from tests.support.transactions import unfinished
 
@@ -43,7 +43,7 @@ class Other(Service):
 def test_a_lock_that_a_frozen_process_holds_stops_no_other_service(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(service, "LOCK_TIMEOUT", 50)
+    monkeypatch.setattr(service_turns, "LOCK_TIMEOUT", 50)
     Queue.objects.create(name="locked")
     writer, other = Writer(), Other()
     with unfinished(lambda: Queue.objects.filter(name="locked").update(reason="frozen")) as thaw:

@@ -29,7 +29,7 @@ from ..parts.broker_switch import BrokerSwitch
 from ..parts.delivery import Delivery
 from ..parts.lifetime import Budget, ProcessLock
 from ..parts.reporting import report_moves
-from ..parts.service import backoff
+from ..parts.service_turns import backoff
 from ..run.pool import Lane, Pool
 from .freed_places import FreedPlaces
 from .quarantine import Quarantine

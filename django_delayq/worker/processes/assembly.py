@@ -16,7 +16,7 @@ from ..claim.freed_places import FreedPlaces
 from ..claim.queues import QueueFinder
 from ..parts.broker_switch import BrokerSwitch
 from ..parts.lifetime import BegunPage, Budget, ProcessLock
-from ..parts.service import ServiceTurns
+from ..parts.service_turns import ServiceTurns
 from ..run.claim_ahead import CLAIM_AHEAD, NEAR
 from ..run.event_loop import EventLoop
 from ..run.handler_threads import HandlerThreads

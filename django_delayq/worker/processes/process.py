@@ -19,7 +19,7 @@ from ...record.sql.sessions import name_sessions
 from ..parts import connections
 from ..parts.delivery import Delivery
 from ..parts.lifetime import BegunPage, ProcessLock
-from ..parts.service import in_threads
+from ..parts.service_turns import in_threads
 from ..run.executor import timed_out
 from ..run.pool import STUCK_AFTER, TimeoutWatch
 from ..upkeep.duty import Duty

@@ -30,7 +30,7 @@ from ...record.sql.troubles import in_words
 from ..parts import connections
 from ..parts.lifetime import BegunPage, ProcessLock
 from ..parts.reporting import report_moves
-from ..parts.service import backoff
+from ..parts.service_turns import backoff
 from ..upkeep.heartbeat import delete_rows
 from . import output, plain_signals
 from .process import BROKEN, EXHAUSTED, STUCK, WorkerProcess, collect_less_often

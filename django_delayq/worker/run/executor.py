@@ -46,7 +46,7 @@ from ...record.sql.sessions import is_conflict
 from ..parts import guard
 from ..parts.delivery import Delivery
 from ..parts.reporting import logs_whole_errors, report_after_commit
-from ..parts.service import backoff
+from ..parts.service_turns import backoff
 
 logger = logging.getLogger("django_delayq")
 

@@ -26,7 +26,7 @@ from ...record.sql.troubles import in_words
 from ..parts import connections
 from ..parts.delivery import Delivery
 from ..parts.reporting import OutcomeLog, publish_scheduled, report_failure, signal_success
-from ..parts.service import ServiceTurns, backoff
+from ..parts.service_turns import ServiceTurns, backoff
 
 logger = logging.getLogger("django_delayq")
 
