@@ -7,12 +7,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from django.core.signals import setting_changed
 from django.db import connections
 
-from ..core import failpoints
 from ..core.commits import on_commit
 from ..core.exceptions import BrokerUnavailable, ForeignBroker, UnusableBroker
 from ..project import conf
@@ -21,6 +20,8 @@ from . import index
 from .base import Entry, Index
 
 logger = logging.getLogger("django_delayq")
+
+T = TypeVar("T")
 
 # How long a call that schedules waits to be connected to Redis, and how late an answer may be before Redis counts as
 # away. The message is safe without Redis: a sweep finds it. Seconds.
@@ -57,32 +58,20 @@ class Publisher:
             # does so reads the record afterwards, and finds the message.
             farthest_us = (time.time() + conf.get().HORIZON + CLOCK_MARGIN) * 1e6
             entries = [entry for entry in entries if entry.due_us <= farthest_us]
-
-        def put() -> bool:
-            failpoints.reach("before_put")
-            answered = self.broker.put_nowait(queue, entries)
-            failpoints.reach("after_put")
-            return answered
-
         if entries:
-            self._try(put)
+            self._try(self.broker.put_nowait, queue, entries)
 
     def remove(self, queue: str, ids: list[int]) -> None:
         """Remove messages whose end was committed."""
+        self._try(self.broker.remove, queue, ids)
 
-        def remove() -> bool:
-            self.broker.remove(queue, ids)
-            return True
-
-        self._try(remove)
-
-    def _try(self, call: Callable[[], bool]) -> None:
-        """Make a call that returns whether Redis has answered. Log only the first of several failures in a row."""
+    def _try(self, call: Callable[[str, list[T]], bool | None], queue: str, what: list[T]) -> None:
+        """Make a call that returns False when Redis has not answered yet. Log only the first of several failures."""
         if time.monotonic() < self._retry_at:
             return
         try:
             failed = self._is_failing
-            answered = call()
+            answered = call(queue, what) is not False
             if failed:
                 # Redis is back if it answers this call too. A worker then loads what it was not told meanwhile.
                 self.broker.flush()
@@ -117,16 +106,10 @@ class Publisher:
 @lru_cache(maxsize=16)
 def get(using: str) -> Publisher | None:
     """Return the publisher of a database alias; None when no Redis is configured."""
-    broker = index(using, timeout=REDIS_TIMEOUT, identity_of=_identity)
+    # The identity is read without a query, since this may be the caller's transaction: every statement that writes
+    # messages brings it along. A database that has none yet owns no queue in Redis.
+    broker = index(using, timeout=REDIS_TIMEOUT, identity_of=lambda using: known_identity(using) or NOBODY)
     return None if broker is None else Publisher(using, broker)
-
-
-def _identity(using: str) -> str:
-    """Return the identity of the database without a query, since this may be the caller's transaction.
-
-    Every statement that writes messages brings it along. A database that has none yet owns no queue in Redis.
-    """
-    return known_identity(using) or NOBODY
 
 
 def _forget(*, setting: str, **kwargs: Any) -> None:

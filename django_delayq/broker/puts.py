@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import redis
 
+from ..core import failpoints
 from ..core.exceptions import ForeignBroker
 from . import scripts
 from .connection import PinnedConnection, is_closed, pop_idle
@@ -42,14 +43,6 @@ class PutConnection(PinnedConnection):
         # A new connection may lead to a new server: the first call sends the script in full.
         self._script_is_known = False
 
-    def put(self, put: SentPut, mode: str = "set") -> bool:
-        """Send a put; return whether an answer to an earlier one was read. Raises its error."""
-        read = self.read()
-        if is_closed(self.raw):
-            raise redis.ConnectionError("closed by the server")
-        self._send(put, mode)
-        return read
-
     def read(self) -> bool:
         """Wait for the answer to the last put unless it was read; return whether it was read now. Raises its error."""
         if self.unread is None:
@@ -59,14 +52,15 @@ class PutConnection(PinnedConnection):
         except redis.exceptions.NoScriptError:
             self._script_is_known = False
             # Another process may have put the same messages meanwhile: this put must not undo that.
-            self._send(self.unread, "fill")
+            self.send(self.unread, "fill")
             answer = self.raw.read_response(disconnect_on_error=False)
         self.unread = None
         if answer[0] == b"foreign":
             raise ForeignBroker
         return True
 
-    def _send(self, put: SentPut, mode: str) -> None:
+    def send(self, put: SentPut, mode: str = "set") -> None:
+        """Send a put, after the answer to the last one was read."""
         command = scripts.load("put").command(
             put.keys, put.entries, in_full=not self._script_is_known, now=put.now, mode=mode, identity=put.identity
         )
@@ -86,27 +80,28 @@ class PutConnections:
 
     def put(self, put: SentPut) -> bool:
         """Send a put; return whether an answer to an earlier one was read. Raises any error of redis-py."""
-        connection = pop_idle(self._idle)
-        lost = None
-        if connection is not None:
+        failpoints.reach("before_put")
+        idle, lost = pop_idle(self._idle), None
+        while True:
+            connection = idle or PutConnection(self._pool())
             try:
-                return self._put(connection, put)
-            except (redis.ConnectionError, redis.TimeoutError):
+                if lost is not None:
+                    connection.send(lost, "fill")
+                answered = connection.read()
+                if is_closed(connection.raw):
+                    raise redis.ConnectionError("closed by the server")
+                connection.send(put)
+                break
+            except BaseException as error:
+                connection.close()
+                if idle is None or not isinstance(error, redis.ConnectionError | redis.TimeoutError):
+                    raise
                 # The server closed the connection while it was idle, perhaps before it read the last put; or the
                 # network dropped it without notice.
-                lost = connection.unread
-        return self._put(PutConnection(self._pool()), put, lost)
-
-    def _put(self, connection: PutConnection, put: SentPut, lost: SentPut | None = None) -> bool:
-        try:
-            if lost is not None:
-                connection.put(lost, "fill")
-            read = connection.put(put)
-        except BaseException:
-            connection.close()
-            raise
+                idle, lost = None, connection.unread
         self._idle.append(connection)
-        return read
+        failpoints.reach("after_put")
+        return answered
 
     def flush(self) -> None:
         """Wait for all answers on the connections that no thread is using. Raises their errors."""
