@@ -24,28 +24,25 @@ def seconds(value: Duration) -> float:
     """
     if isinstance(value, timedelta):
         return value.total_seconds()
-    if isinstance(value, bool):
-        raise ValueError(f"not a duration: {value!r}")
-    if isinstance(value, int | float):
+    number = None
+    if isinstance(value, int | float) and not isinstance(value, bool):
         try:
-            return _finite(float(value))
+            number = float(value)
         except OverflowError:
-            return _finite(math.inf)
-    if isinstance(value, str):
+            number = math.inf
+    elif isinstance(value, str):
         text = value.strip().lower()
-        if re.fullmatch(r"\d+(?:\.\d+)?", text):
-            return _finite(float(text))
         parts = _PART.findall(text)
-        if parts and "".join(number + unit for number, unit in parts) == text:
-            return _finite(sum(float(number) * _UNITS[unit] for number, unit in parts))
-    given: object = value
-    what = shown(given)
-    if isinstance(given, str) and given.lstrip().startswith("-"):
-        what += " is negative"
-    raise ValueError(f"not a duration: {what}; write seconds, a timedelta, or text such as '90s', '15m', '1h30m'")
-
-
-def _finite(number: float) -> float:
+        if re.fullmatch(r"\d+(?:\.\d+)?", text):
+            number = float(text)
+        elif parts and "".join(amount + unit for amount, unit in parts) == text:
+            number = sum(float(amount) * _UNITS[unit] for amount, unit in parts)
+    if number is None:
+        negative = " is negative" if isinstance(value, str) and value.lstrip().startswith("-") else ""
+        raise ValueError(
+            f"not a duration: {shown(value)}{negative}; write seconds, a timedelta, or text such as '90s', '15m',"
+            " '1h30m'"
+        )
     if not math.isfinite(number):
         raise ValueError(f"not a finite duration: {number!r}")
     return number
