@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, groupby
 from operator import itemgetter
 from typing import Any, ClassVar
@@ -46,7 +46,8 @@ class RedisSource:
         now: Callable[[], float] | None = None,
     ) -> None:
         self.settings = settings
-        self.namespace = namespace(settings.PREFIX, using)
+        # Returns the keys of a queue.
+        self.keys = partial(keys, namespace(settings.PREFIX, using))
         self.timeout = timeout
         self.identity = identity or (lambda: "")
         self.now = now or record_clock(using).seconds
@@ -69,10 +70,6 @@ class RedisSource:
     @cached_property
     def _scripted(self) -> ScriptConnections:
         return ScriptConnections(lambda: self.client.connection_pool)
-
-    def keys(self, queue: str) -> Keys:
-        """Return the keys of a queue."""
-        return keys(self.namespace, queue)
 
     def now_tenths(self) -> int:
         """Return the time by the record's clock."""
