@@ -14,8 +14,8 @@ from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
 from django_delayq.broker import publisher
+from django_delayq.core.known_record import forget_identity
 from django_delayq.project import registry
-from django_delayq.record.identity import forget_identity
 from testproject.servers import PostgresServer, Server
 from tests import settings
 from tests.support.replica import replica

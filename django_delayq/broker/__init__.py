@@ -5,14 +5,13 @@ Other packages import only this module, ``base`` and ``database``: the modules t
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import Error as DatabaseError
 
-from ..core.record_clock import record_clock
+from ..core.known_record import known_identity, record_clock
 from ..project import conf
 from .address import describe, problem
 
@@ -38,12 +37,13 @@ def index(
     settings = check_settings()
     if settings.REDIS is None:
         return None
-    # Imported here: it imports redis-py, which only who needs a connection should wait for.
+    # Imported here: the keys need no models, and only who needs a connection should wait for redis-py.
+    from ..record.transitions import identity, known_now
     from .redis import RedisBroker
 
-    find = identity_of or _identity
-    now = record_clock(using).seconds if identity_of else lambda: _now(using)
-    return RedisBroker(settings, using, timeout=timeout, identity=lambda: find(using), now=now)
+    find = identity_of or (lambda using: known_identity(using) or identity(using))
+    now = record_clock(using).seconds if identity_of else partial(known_now, using)
+    return RedisBroker(settings, using, timeout=timeout, identity=partial(find, using), now=now)
 
 
 def check_settings() -> conf.Settings:
@@ -55,21 +55,3 @@ def check_settings() -> conf.Settings:
     if settings.REDIS is not None and (found := problem(settings)):
         raise ImproperlyConfigured(f"DELAYQ['REDIS'] is impossible. {found}")
     return settings
-
-
-def _identity(using: str) -> str:
-    # Imported here: the scripts and the keys need no models.
-    from ..record.identity import identity, known_identity
-
-    return known_identity(using) or identity(using)
-
-
-def _now(using: str) -> float:
-    known = record_clock(using)
-    if not known.is_sure:
-        from ..record import transitions
-
-        # While the database is away, Redis is looked after as before.
-        with contextlib.suppress(DatabaseError):
-            transitions.now(using)
-    return known.seconds()

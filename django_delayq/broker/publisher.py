@@ -14,8 +14,8 @@ from django.db import connections
 
 from ..core.commits import on_commit
 from ..core.exceptions import BrokerUnavailable, ForeignBroker, UnusableBroker
+from ..core.known_record import forget_identity, known_identity
 from ..project import conf
-from ..record.identity import forget_identity, known_identity
 from . import index
 from .base import Entry, Index
 

@@ -17,7 +17,7 @@ from redis.exceptions import NoScriptError
 
 from ..core.clock import SECOND
 from ..core.exceptions import ForeignBroker
-from ..core.record_clock import record_clock
+from ..core.known_record import record_clock
 from ..project.conf import Settings
 from ..record.sql.rows import Ticket
 from . import scripts

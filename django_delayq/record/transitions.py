@@ -6,22 +6,25 @@ move was first.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from django.db import Error as DatabaseError
 from django.db import IntegrityError, connections, transaction
 from django.db.models import Q
 
 from ..core import actors, failpoints
 from ..core.chunks import chunks
 from ..core.clock import ceil_tenth
-from ..core.record_clock import record_clock
+from ..core.known_record import learn_identity, record_clock
 from ..core.states import FINAL, LIVE, REQUEUEABLE, State
 from ..core.verdicts import DONE, Verdict
 from ..models import Message, Transition
+from ..models.record import Identity
 from ..project.validation import FARTHEST
 from .held_keys import free_key, in_the_way
 from .sql import statements
@@ -71,6 +74,23 @@ def now(using: str) -> datetime:
     shown = statements(using).now()
     record_clock(using).learn(asked, shown)
     return shown
+
+
+def known_now(using: str) -> float:
+    """Return the time by the record's clock, in seconds since 1970. Asks when the record has not answered lately."""
+    known = record_clock(using)
+    if not known.is_sure:
+        # While the database is away, Redis is looked after as before.
+        with contextlib.suppress(DatabaseError):
+            now(using)
+    return known.seconds()
+
+
+def identity(using: str) -> str:
+    """Return the identity of the database, made when it is first asked for. This process knows it afterwards."""
+    row, _created = Identity.objects.using(using).get_or_create(id=1)
+    learn_identity(using, row.value)
+    return str(row.value)
 
 
 # --- schedule ---------------------------------------------------------------------------------------------------------

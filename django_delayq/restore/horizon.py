@@ -7,7 +7,7 @@ from ..core.clock import SECOND
 from ..core.exceptions import BrokerUnavailable, ClusterBroker, ForeignBroker
 from ..models.record import Identity
 from ..project import conf
-from ..record.identity import identity
+from ..record.transitions import identity
 
 # A lease that runs out at once: a worker may begin to load right away. Seconds.
 NO_LEASE = 0.001

@@ -16,8 +16,8 @@ from django_delayq.broker.database import DatabaseBroker
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.project import conf
 from django_delayq.record import transitions
-from django_delayq.record.identity import identity
 from django_delayq.record.sql.rows import Claimed, NewMessage, Ticket
+from django_delayq.record.transitions import identity
 
 TOPIC = "broker.contract"
 QUEUE = "contract"

@@ -15,8 +15,9 @@ from django.test.utils import CaptureQueriesContext
 from django_delayq import cancel_message, reschedule_message, schedule_message, schedule_messages
 from django_delayq.broker import publisher
 from django_delayq.broker.keys import keys
+from django_delayq.core.known_record import forget_identity, known_identity
 from django_delayq.models.record import Identity
-from django_delayq.record.identity import forget_identity, identity, known_identity
+from django_delayq.record.transitions import identity
 from tests.broker.bench import load, redis_broker
 from tests.support.commands import run
 from tests.support.in_redis import calls, held

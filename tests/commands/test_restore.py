@@ -26,10 +26,10 @@ from django_delayq.models import Message
 from django_delayq.models.record import Identity
 from django_delayq.project import conf
 from django_delayq.record import transitions
-from django_delayq.record.identity import identity
 from django_delayq.record.sql import statements
 from django_delayq.record.sql.moves import move
 from django_delayq.record.sql.postgresql import HEADS
+from django_delayq.record.transitions import identity
 from django_delayq.restore import engine, filling
 from django_delayq.restore.engine import Restore
 from django_delayq.restore.selection import Overdue, Selection

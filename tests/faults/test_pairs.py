@@ -42,12 +42,12 @@ from django_delayq import (
 )
 from django_delayq.broker import publisher
 from django_delayq.broker.redis import RedisBroker
+from django_delayq.core.known_record import forget_identity
 from django_delayq.core.states import FINAL, State
 from django_delayq.core.worker_options import Options
 from django_delayq.models import Message
 from django_delayq.project.registry import Delivered
 from django_delayq.record import admission, transitions
-from django_delayq.record.identity import forget_identity
 from django_delayq.recurring import create_schedule, delete_schedule
 from django_delayq.worker.claim import consumer, queues, sidings
 from django_delayq.worker.processes.process import OnceProcess, WorkerProcess

@@ -954,7 +954,7 @@ MUTANTS = [
     mutant(
         "answer that moves a clock which it proves right",
         (
-            "django_delayq/core/record_clock.py",
+            "django_delayq/core/known_record.py",
             "min(max(self._ahead, seconds - answered), seconds - asked)",
             "seconds - answered",
         ),

@@ -21,12 +21,13 @@ from psycopg.pq import TransactionStatus
 
 from django_delayq import schedule_message
 from django_delayq.api.new_messages import checked
+from django_delayq.core.known_record import forget_identity
 from django_delayq.models import Message
 from django_delayq.project import validation
 from django_delayq.record import transitions
-from django_delayq.record.identity import forget_identity, identity
 from django_delayq.record.sql.rows import NewMessage
 from django_delayq.record.sql.sessions import IDLE
+from django_delayq.record.transitions import identity
 from tests.support.steps import TOPIC
 from tests.support.transactions import lock_table, unfinished, waits_for_a_lock
 from tests.support.workers import eventually

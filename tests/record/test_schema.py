@@ -18,8 +18,8 @@ from django_delayq.core.states import State
 from django_delayq.models import Message
 from django_delayq.models.record import Identity, LogRow
 from django_delayq.record import transitions
-from django_delayq.record.identity import identity
 from django_delayq.record.sql.rows import Ticket
+from django_delayq.record.transitions import identity
 from tests.support.steps import TOPIC, bring, later
 
 pytestmark = pytest.mark.django_db

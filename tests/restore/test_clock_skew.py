@@ -19,7 +19,7 @@ from django_delayq import schedule_message
 from django_delayq.broker import index
 from django_delayq.broker.base import Entry, Index
 from django_delayq.core.clock import SECOND, to_tenths
-from django_delayq.core.record_clock import SURE_FOR, record_clock
+from django_delayq.core.known_record import SURE_FOR, record_clock
 from django_delayq.core.states import State
 from django_delayq.models import Message
 from django_delayq.record import transitions

@@ -20,7 +20,7 @@ from django_delayq.broker.redis import RedisBroker
 from django_delayq.models import Message
 from django_delayq.project import conf
 from django_delayq.record import transitions
-from django_delayq.record.identity import identity
+from django_delayq.record.transitions import identity
 from django_delayq.restore import reading
 from django_delayq.worker.claim.consumer import IDLE_WAIT, Consumer
 from django_delayq.worker.parts.broker_switch import BrokerSwitch

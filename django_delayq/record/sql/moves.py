@@ -16,11 +16,11 @@ from django.utils import timezone
 
 from ...core import clock as clocks
 from ...core.exceptions import InvalidTransition
+from ...core.known_record import known_identity, learn_identity
 from ...core.outcomes import error_kind, storable
 from ...core.states import LIVE, State, is_legal
 from ...core.verdicts import Verdict
 from ...models import Message
-from ..identity import known_identity, learn_identity
 from .log_in_row import CLEARED, Logged, add_to_log, write_out
 from .rows import Moved
 from .sessions import own_transaction

@@ -11,8 +11,8 @@ import psycopg
 from django.db import connections
 
 from ...core.clock import ceil_tenth
+from ...core.known_record import known_identity, learn_identity
 from ...core.states import LIVE
-from ..identity import known_identity, learn_identity
 from .moves import IDENTITY
 from .postgresql_base import (
     CEIL_TENTH,

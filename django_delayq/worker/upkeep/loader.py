@@ -18,11 +18,11 @@ from ...broker.base import IDS_PER_CALL, Meta, Put, ServerRun
 from ...core import actors, bounds, failpoints
 from ...core.clock import SECOND, from_tenths
 from ...core.exceptions import BrokerFull, BrokerRubbish, BrokerUnavailable, ForeignBroker, UnusableBroker
+from ...core.known_record import forget_identity
 from ...extensions import RestoreObservers, RestoreStart, Service
 from ...models import Message
 from ...project import conf
 from ...record import transitions
-from ...record.identity import forget_identity, identity
 from ...record.sql import statements
 from ...restore import reading
 from ...restore.filling import LOADER_LEASE, Load, fill
@@ -218,7 +218,7 @@ class Loader(Service):
             ahead=conf.get().HORIZON,
             worker=self.worker,
             lease=LOADER_LEASE,
-            identity=identity(self.using),
+            identity=transitions.identity(self.using),
             server=server,
             lost=rolled_back,
         )

@@ -1,15 +1,24 @@
-"""The record's clock, as a process knows it without asking. The scripts in Redis get their time from it."""
+"""What a process knows of a record without asking: the time by its clock, and its identity.
+
+The scripts in Redis get their time from here. Redis carries the identity too, so that a wrong Redis is refused.
+"""
 
 from __future__ import annotations
 
 import time
+import uuid
 from datetime import datetime
 from functools import cache
+
+from django.db import connections
 
 from . import clock
 
 # A process that got no answer of the record for this long asks it for the time. Seconds.
 SURE_FOR = 30.0
+
+# By alias: the name of the database behind it, which a test runner changes, and its identity.
+_known: dict[str, tuple[str, str]] = {}
 
 
 class RecordClock:
@@ -47,3 +56,20 @@ class RecordClock:
 def record_clock(using: str) -> RecordClock:
     """Return this process's knowledge of the clock of a database alias."""
     return RecordClock()
+
+
+def known_identity(using: str) -> str:
+    """Return the identity of the database ``using`` as this process knows it, without a query; "" while unknown."""
+    name, value = _known.get(using, ("", ""))
+    return value if value and name == str(connections.settings[using]["NAME"]) else ""
+
+
+def learn_identity(using: str, value: uuid.UUID | None) -> None:
+    """Remember the identity that a statement has read. None: the database has none yet."""
+    if value is not None:
+        _known[using] = (str(connections.settings[using]["NAME"]), str(value))
+
+
+def forget_identity(using: str) -> None:
+    """Have the identity read again: Redis carries another one, and somebody may have emptied the table."""
+    _known.pop(using, None)

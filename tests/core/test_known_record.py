@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from django_delayq.core import clock, record_clock
-from django_delayq.core.record_clock import RecordClock
+from django_delayq.core import clock, known_record
+from django_delayq.core.known_record import RecordClock
 
 HOUR = 3600.0
 
@@ -68,7 +68,7 @@ def test_it_is_no_longer_sure_when_the_record_has_not_answered_for_long(
 ) -> None:
     known.learn(time.monotonic(), shown(0.0))
     assert known.is_sure
-    monkeypatch.setattr(record_clock, "SURE_FOR", 0.0)
+    monkeypatch.setattr(known_record, "SURE_FOR", 0.0)
     assert not known.is_sure
 
 
