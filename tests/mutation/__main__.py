@@ -618,8 +618,8 @@ MUTANTS = [
         "cursor that reads times in a former time zone",
         (
             BASE_SQL,
-            "cursor = cursors.pop(how, None)",
-            "cursor = (cursors.popitem()[1] if cursors else None)",
+            "cursor = session.cursors.pop(how, None)",
+            "cursor = (session.cursors.popitem()[1] if session.cursors else None)",
         ),
     ),
     mutant(

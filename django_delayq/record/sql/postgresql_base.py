@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
@@ -84,14 +85,14 @@ class PostgreSQLSession:
         """Run a statement. ``keep``: the server keeps its plan, if the session may have plans that are kept."""
         connection = connections[self.using]
         try:
-            return self._fetch(connection, sql, parameters, keep=keep)
+            return self._run(connection, sql, parameters, keep=keep)
         except NotSupportedError:
             # A migration has changed the type of a column in a plan that the server keeps: that plan would fail for
             # ever.
             if connection.in_atomic_block or not connection.get_autocommit():
                 raise
             connection.close()
-            return self._fetch(connection, sql, parameters, keep=keep)
+            return self._run(connection, sql, parameters, keep=keep)
         except (OperationalError, ProgrammingError) as error:
             # The server lost the prepared statement, or has another one under its name: the statement did not run.
             if getattr(error.__cause__, "sqlstate", None) not in LOST_STATEMENT:
@@ -101,45 +102,40 @@ class PostgreSQLSession:
                 session.keeps_plans = False
             if connection.in_atomic_block or not connection.get_autocommit():
                 raise
-            return self._fetch(connection, sql, parameters, keep=keep)
+            return self._run(connection, sql, parameters, keep=keep)
 
-    def _fetch(self, connection: Any, sql: str, parameters: Any, *, keep: bool) -> list[tuple[Any, ...]]:
-        """Run a statement at READ COMMITTED, or at the level of the transaction that is open."""
+    def _run(self, connection: Any, sql: str, parameters: Any, *, keep: bool) -> list[tuple[Any, ...]]:
+        """Run a statement at READ COMMITTED, or at the level of the transaction that is open.
+
+        The server keeps its plan: planning one of these takes longer than running it. The cursor is psycopg's own:
+        Django's would keep every statement in memory under DEBUG, and it reads times in Python. It is kept for the next
+        statement: a new one would look for the types of all values again.
+        """
         connection.ensure_connection()
         connection.validate_no_broken_transaction()
         session = known_session(connection)
         # The first statement of a connection is often its only one: to prepare it would cost another round trip.
         keep = keep and session is not None and session.keeps_plans
-        if session is None:
-            session = ask_session(connection)
-        if session.is_read_committed or connection.in_atomic_block or not connection.get_autocommit():
-            return self._execute(connection, sql, parameters, keep=keep)
-        with own_transaction(self.using):
-            return self._execute(connection, sql, parameters, keep=keep)
-
-    @staticmethod
-    def _execute(connection: Any, sql: str, parameters: Any, *, keep: bool) -> list[tuple[Any, ...]]:
-        """Run a statement, and let the server keep its plan: planning one of these takes longer than running it.
-
-        The cursor is psycopg's own: Django's would keep every statement in memory under DEBUG, and it reads times in
-        Python. It is kept for the next statement: a new one would look for the types of all values again.
-        """
+        session = session or ask_session(connection)
         if clock.of_tests is not None:
             # Each text is another one: the server would keep its plan in vain.
             sql, keep = sql.replace("clock_timestamp()", f"timestamptz '{clock.of_tests().isoformat()}'"), False
+        is_inside = connection.in_atomic_block or not connection.get_autocommit()
         raw = connection.connection
-        cursors = raw.delayq_session.cursors
         before, zone = raw.prepare_threshold, raw.pgconn.parameter_status(b"TimeZone")
         how = zone, raw.pgconn.parameter_status(b"client_encoding")
-        cursor = cursors.pop(how, None) or psycopg.Cursor(raw)
-        with connection.wrap_database_errors:
+        cursor = session.cursors.pop(how, None) or psycopg.Cursor(raw)
+        with (
+            nullcontext() if session.is_read_committed or is_inside else own_transaction(self.using),
+            connection.wrap_database_errors,
+        ):
             try:
                 raw.prepare_threshold = 0 if keep else None
                 rows: list[tuple[Any, ...]] = cursor.execute(sql, parameters, binary=True).fetchall()
             finally:
                 raw.prepare_threshold = before
         if len(rows) <= MOST_ROWS_KEPT:
-            cursors[how] = cursor
+            session.cursors[how] = cursor
         if zone == b"UTC":
             return rows
         # The driver returns times of the session's time zone, with which Python cannot compute (UTCDateTimeField).
