@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import nullcontext
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
@@ -117,18 +116,17 @@ class PostgreSQLSession:
         # The first statement of a connection is often its only one: to prepare it would cost another round trip.
         keep = keep and session is not None and session.keeps_plans
         session = session or ask_session(connection)
+        if not (session.is_read_committed or connection.in_atomic_block) and connection.get_autocommit():
+            with own_transaction(self.using):
+                return self._run(connection, sql, parameters, keep=keep)
         if clock.of_tests is not None:
             # Each text is another one: the server would keep its plan in vain.
             sql, keep = sql.replace("clock_timestamp()", f"timestamptz '{clock.of_tests().isoformat()}'"), False
-        is_inside = connection.in_atomic_block or not connection.get_autocommit()
         raw = connection.connection
         before, zone = raw.prepare_threshold, raw.pgconn.parameter_status(b"TimeZone")
         how = zone, raw.pgconn.parameter_status(b"client_encoding")
         cursor = session.cursors.pop(how, None) or psycopg.Cursor(raw)
-        with (
-            nullcontext() if session.is_read_committed or is_inside else own_transaction(self.using),
-            connection.wrap_database_errors,
-        ):
+        with connection.wrap_database_errors:
             try:
                 raw.prepare_threshold = 0 if keep else None
                 rows: list[tuple[Any, ...]] = cursor.execute(sql, parameters, binary=True).fetchall()
