@@ -59,7 +59,7 @@ class Script:
         if arguments.keys() != set(self.arguments) or (rest and not self.rest):
             raise TypeError(f"script {self.name} takes {self.arguments}, not {sorted(arguments)}")
         head = ["EVAL", self.source] if in_full else ["EVALSHA", self.digest]
-        named = [*(getattr(keys, name) for name in self.keys), *(arguments[name] for name in self.arguments)]
+        named = [getattr(keys, name) for name in self.keys] + [arguments[name] for name in self.arguments]
         return [*head, len(self.keys), *named, *rest]
 
 
