@@ -28,7 +28,7 @@ class Foreseen:
     def add(self, verb: CommandVerb, rows: QuerySet[Message]) -> None:
         """Look at one batch of messages."""
         self.verdicts += verb.action.foresee(rows)
-        if verb.action is actions.REQUEUE:
+        if verb.keeps_due_times:
             self.to_come += actions.to_come(rows.filter(state__in=sorted(verb.action.states)))
 
 
@@ -50,6 +50,8 @@ class CommandVerb(NamedTuple):
     options: tuple[str, ...] = ()
     # Returns in words when the messages will be due.
     when: Callable[[DueTimes, Foreseen], str] = _nothing
+    # True: a due time that is still to come stays, unless the call gives a delay. It takes no moment.
+    keeps_due_times: bool = False
 
     @property
     def name(self) -> str:
@@ -158,6 +160,7 @@ VERBS = {
             "live, consumed, their key is taken, or not found",
             ("due_at", "spread", "finished"),
             _when_requeued,
+            keeps_due_times=True,
         ),
         CommandVerb(
             actions.PURGE,

@@ -101,7 +101,7 @@ class Command(common.DelayqCommand):
         verb, is_dry = work.verb, work.options["dry_run"]
         if work.options["json"]:
             answers = {str(verdict): number for verdict, number in verdicts.items() if number}
-            facts = {"due_to_come": work.foreseen.to_come.number} if verb.action is actions.REQUEUE else {}
+            facts = {"due_to_come": work.foreseen.to_come.number} if verb.keeps_due_times else {}
             self.say_json(database=work.using, dry_run=is_dry, answers=answers, **facts)
             return
         for line in work.passed_over():
@@ -254,8 +254,7 @@ def _by_selectors(verb: CommandVerb, options: dict[str, Any]) -> bool:
 def _times(using: str, verb: CommandVerb, options: dict[str, Any]) -> DueTimes:
     """Return the due times that the messages get."""
     due, spread = options.get("due_at"), options.get("spread", NO_TIME)
-    if isinstance(due, datetime) and verb.action is actions.REQUEUE:
-        # A requeue knows delays only.
+    if isinstance(due, datetime) and verb.keeps_due_times:
         due = max(NO_TIME, due - transitions.now(using))
     if isinstance(due, timedelta):
         return DueTimes(delay=due, spread=spread)
