@@ -81,11 +81,24 @@ def schedule_message(
 
 
 def _schedule(using: str, new: NewMessage) -> Message:
-    if new.key is None:
-        inserted = transitions.insert(using, new, actors.current())
-        assert inserted is not None
-        return _scheduled(using, [(new, inserted)])[0]
-    return _schedule_keyed(using, new, new.key)
+    """Write a message; when another one is in the way of its key, do with that what the call chose."""
+    actor, key = actors.current(), new.key
+    if key is not None:
+        new = new._replace(own=actors.own_message(using, new.topic, key))
+    # Between the refused insert and the query for the message in its way, that one may move: then the key may be free.
+    for _round in range(KEY_ROUNDS):
+        inserted = transitions.insert(using, new, actor)
+        if inserted is not None:
+            return _scheduled(using, [(new, inserted)])[0]
+        assert key is not None
+        if new.own is None:
+            existing = _met(using, new, held_keys.in_the_way(using, new.topic, key))
+        else:
+            existing = _next(using, new, key, new.own)
+        if existing is not None:
+            existing.existed = True
+            return existing
+    raise KeyConflict(f"the key of topic {new.topic!r} changes hands too quickly")
 
 
 def _inside(
@@ -162,9 +175,9 @@ def _schedule_all_keyed(using: str, checked: Sequence[NewMessage], actor: str) -
     done: dict[int, Message] = {}
     for places in chunks([*first.values()], INSERTED_TOGETHER):
         done |= zip(places, _scheduled(using, _insert_free(using, [checked[n] for n in places], actor)), strict=False)
-    for _topic, key, place in keys:
+    for _topic, _key, place in keys:
         if place not in done:
-            done[place] = _schedule_keyed(using, checked[place], key)
+            done[place] = _schedule(using, checked[place])
     return done
 
 
@@ -193,24 +206,6 @@ def _without_garbage_collection() -> Iterator[None]:
     finally:
         if working:
             gc.enable()
-
-
-def _schedule_keyed(using: str, new: NewMessage, key: str) -> Message:
-    actor = actors.current()
-    new = new._replace(own=actors.own_message(using, new.topic, key))
-    # Between the refused insert and the query for the message in its way, that one may move: then the key may be free.
-    for _round in range(KEY_ROUNDS):
-        inserted = transitions.insert(using, new, actor)
-        if inserted is not None:
-            return _scheduled(using, [(new, inserted)])[0]
-        if new.own is None:
-            existing = _met(using, new, held_keys.in_the_way(using, new.topic, key))
-        else:
-            existing = _next(using, new, key, new.own)
-        if existing is not None:
-            existing.existed = True
-            return existing
-    raise KeyConflict(f"the key of topic {new.topic!r} changes hands too quickly")
 
 
 def _next(using: str, new: NewMessage, key: str, own: int) -> Message | None:
