@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 # Factors in the scores, as in scripts/include/places.lua.
 RANKS = 256
 BAND = 2**45
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Keys:
     """The keys of one queue, and those that all queues share."""
 
@@ -25,7 +25,7 @@ class Keys:
     # of all queues; hash: horizon, loaded, run_id, replid, identity, tick, cleared, requested, loader, loader_until
     meta: str
 
-    @property
+    @cached_property
     def queue(self) -> str:
         """The name of the queue, which holds no colon."""
         return self.delayed.rsplit(":", 2)[1]
