@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,17 +19,18 @@ from django.db.models import Count, Exists, Max, Min, OuterRef, Q, QuerySet
 from .. import signals
 from ..broker import publisher
 from ..broker.base import Entry
-from ..core import names
+from ..core import actors, names
+from ..core.chunks import chunks
 from ..core.durations import Duration
 from ..core.exceptions import InvalidMessage
-from ..core.states import LIVE, REQUEUEABLE, State
+from ..core.states import REQUEUEABLE, State
 from ..core.twins import async_twin
 from ..core.verbs import VERBS, Verb
 from ..core.verdicts import Verdict
 from ..models import Message
-from ..models.record import HOLDS_KEY, WAITS_AGAIN
+from ..models.record import HOLDS_KEY, WAITS_AGAIN, not_expired
 from ..project import validation
-from ..record import purge, transitions
+from ..record import held_keys, purge, transitions
 from ..record.sql.expressions import HoldsKeyAt
 from ..record.transitions import MOVES_PER_TRANSACTION, NO_TIME, Answer
 from .targets import Target, find, id_of, refuse_others, selected
@@ -40,20 +43,20 @@ class DueTimes:
     """The due times that an action gives to its messages. Cancel and purge give none.
 
     The new due time is ``due_at``, or ``delay`` from now, or the old due time moved by ``shift``. With none of them it
-    is now; but a requeue then leaves a due time that is still to come as it is. With ``spread`` the messages are
-    distributed evenly over that time, which begins ``begin`` later, in the order of their ids.
+    is now; but a requeue then leaves a due time that is still to come as it is. With ``spread`` the messages
+    ``among``, whose ids ascend, are distributed evenly over that time.
     """
 
     due_at: datetime | None = None
     delay: timedelta | None = None
     shift: timedelta | None = None
     spread: timedelta = NO_TIME
-    begin: timedelta = NO_TIME
+    among: Sequence[int] | None = None
 
-    def part(self, done: int, size: int, total: int) -> DueTimes:
-        """Return the times of ``size`` of ``total`` messages, ``done`` messages after the first."""
-        whole = max(1, total)
-        return replace(self, begin=self.begin + self.spread * (done / whole), spread=self.spread * (size / whole))
+    def share(self, pk: int) -> timedelta:
+        """Return how much later than the first of them a message is due."""
+        among = self.among or ()
+        return self.spread * bisect_left(among, pk) / max(1, len(among))
 
 
 NO_TIMES = DueTimes()
@@ -82,11 +85,12 @@ class Action:
     def apply(self, using: str, ids: Sequence[int], *, times: DueTimes = NO_TIMES, reason: str = "") -> list[Answer]:
         """Apply the action to messages. Return an answer for each, in the order of ``ids``.
 
-        Each batch is a transaction. Redis and the receivers of signals are told on commit.
+        Each batch is a transaction. Redis and the receivers of signals are told on commit. A spread goes over those
+        that get a new due time.
         """
         # An impossible DELAYQ["REDIS"] raises before anything moves.
         publisher.get(using)
-        answers = self.move(using, ids, times, reason)
+        answers = self.move(using, ids, self._spread(using, ids, times), reason)
         publish_moves(using, answers)
         return answers
 
@@ -94,9 +98,22 @@ class Action:
         self, using: str, ids: Sequence[int], *, times: DueTimes = NO_TIMES, reason: str = ""
     ) -> Iterator[list[Answer]]:
         """Apply the action to messages. Yield the answers of each batch; a spread goes over all batches."""
-        for done in range(0, len(ids), MOVES_PER_TRANSACTION):
-            batch = list(ids[done : done + MOVES_PER_TRANSACTION])
-            yield self.apply(using, batch, times=times.part(done, len(batch), len(ids)), reason=reason)
+        times = self._spread(using, ids, times)
+        for batch in chunks(ids, MOVES_PER_TRANSACTION):
+            yield self.apply(using, list(batch), times=times, reason=reason)
+
+    def _spread(self, using: str, ids: Sequence[int], times: DueTimes) -> DueTimes:
+        """Return the times with the messages that a spread goes over, unless somebody has chosen these."""
+        if not times.spread or times.among is not None:
+            return times
+        rows = Message.objects.using(using).filter(state__in=self.states).order_by("pk")
+        if self is REQUEUE:
+            is_due = Q(due_at__lte=transitions.now(using)) if times.delay is None else Q()
+            rows = rows.filter(is_due, ~key_is_taken(using))
+        among = array("q")
+        for batch in chunks(sorted(ids), MOVES_PER_TRANSACTION):
+            among.extend(rows.filter(pk__in=batch).values_list("pk", flat=True))
+        return replace(times, among=among)
 
 
 def _cancel(using: str, ids: Sequence[int], times: DueTimes, reason: str) -> list[Answer]:
@@ -110,8 +127,7 @@ def _reschedule(using: str, ids: Sequence[int], times: DueTimes, reason: str) ->
         due_at=times.due_at,
         delay=times.delay or NO_TIME,
         shift=times.shift,
-        spread=times.spread,
-        begin=times.begin,
+        share=times.share if times.spread else transitions.no_share,
         reason=reason,
     )
 
@@ -121,7 +137,23 @@ def _run(using: str, ids: Sequence[int], times: DueTimes, reason: str) -> list[A
 
 
 def _requeue(using: str, ids: Sequence[int], times: DueTimes, reason: str) -> list[Answer]:
-    return transitions.requeue(using, ids, delay=times.delay, spread=times.spread, begin=times.begin, reason=reason)
+    return transitions.requeue(using, ids, delay=times.delay, share=times.share, free=make_way, reason=reason)
+
+
+def make_way(using: str, other: Message) -> bool:
+    """Take the key from a message that has it only because nobody has looked; tell whether the key may be free.
+
+    It ended long enough ago, or it can start no more and no worker has swept it yet: then it expires.
+    """
+    if held_keys.free_key(using, other):
+        return True
+    if other.state != State.SCHEDULED or other.expires_at is None:
+        return False
+    gone = transitions.expire(using, limit=1, actor=actors.current(), among=Q(pk=other.pk))
+    for moved in gone:
+        arguments = signals.message_arguments(moved, using)
+        signals.emit_on_commit(signals.message_expired, Message, **arguments)
+    return bool(gone)
 
 
 def _purge(using: str, ids: Sequence[int], times: DueTimes, reason: str) -> list[Answer]:
@@ -162,15 +194,20 @@ def foresee_requeue(rows: QuerySet[Message]) -> Counter[Verdict]:
 
     Of several messages with one key only the first will be requeued.
     """
-    others = Message.objects.using(rows.db).filter(~Q(pk=OuterRef("pk")), topic=OuterRef("topic"), key=OuterRef("key"))
-    still = Q(state__in=sorted(LIVE)) | Q(HoldsKeyAt(transitions.now(rows.db)))
-    taken = Exists(others.filter(HOLDS_KEY, still)) | Exists(others.filter(WAITS_AGAIN))
     counts: Counter[Verdict] = Counter()
-    groups = rows.order_by().annotate(taken=taken).values_list("state", "taken").annotate(Count("pk"))
+    groups = rows.order_by().annotate(taken=key_is_taken(rows.db)).values_list("state", "taken").annotate(Count("pk"))
     for state, taken, number in groups:
         done = Verdict.KEY_TAKEN if taken else Verdict.REQUEUED
         counts[done if state in REQUEUEABLE else Verdict.TOO_LATE] += number
     return counts
+
+
+def key_is_taken(using: str) -> Q:
+    """Return the condition that another message has the key of a message now, and would not ``make_way``."""
+    at = transitions.now(using)
+    others = Message.objects.using(using).filter(~Q(pk=OuterRef("pk")), topic=OuterRef("topic"), key=OuterRef("key"))
+    still = Q(state=State.RUNNING) | Q(not_expired(at), state=State.SCHEDULED) | Q(HoldsKeyAt(at))
+    return Q(Exists(others.filter(HOLDS_KEY, still))) | Q(Exists(others.filter(WAITS_AGAIN, still)))
 
 
 def _by_state(verb: Verb, done: Verdict) -> Foresee:

@@ -10,7 +10,6 @@ from itertools import islice
 from typing import Any, Unpack
 
 from django.db import IntegrityError, router, transaction
-from django.db.models import Q
 
 from .. import middleware, signals
 from ..broker import publisher
@@ -29,7 +28,7 @@ from ..record import held_keys, transitions
 from ..record.sql import statements
 from ..record.sql.moves import writing
 from ..record.sql.rows import Inserted, NewMessage, decoded
-from .actions import publish_moves
+from .actions import make_way, publish_moves
 from .new_messages import ManyChecks, checked
 
 # Messages that travel to the database together.
@@ -224,20 +223,9 @@ def _next(using: str, new: NewMessage, key: str, own: int) -> Message | None:
 
 def _met(using: str, new: NewMessage, other: Message | None) -> Message | None:
     """Do with a message that has the key what the call chose, unless it has moved, or the time for that is over."""
-    if other is None or (other.state in FINAL and held_keys.free_key(using, other)) or _expire(using, other):
+    if other is None or make_way(using, other):
         return None
     return _existing(using, new, other)
-
-
-def _expire(using: str, other: Message) -> bool:
-    """Expire a message that can start no more, and that no worker has swept yet. Tell whether it has expired now."""
-    if other.state != State.SCHEDULED or other.expires_at is None:
-        return False
-    gone = transitions.expire(using, limit=1, actor=actors.current(), among=Q(pk=other.pk))
-    for moved in gone:
-        arguments = signals.message_arguments(moved, using)
-        signals.emit_on_commit(signals.message_expired, Message, **arguments)
-    return bool(gone)
 
 
 def _existing(using: str, new: NewMessage, other: Message) -> Message | None:

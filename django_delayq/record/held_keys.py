@@ -72,7 +72,8 @@ def lock_keys(using: str, keys: Iterable[Key], changing: Collection[Key]) -> set
 
 def free_key(using: str, holder: Message) -> bool:
     """Free the key of a finished message if the time for which it held it is over. Tell whether the key may be free."""
-    assert holder.finished_at is not None
+    if holder.finished_at is None:
+        return False
     assert holder.key_for is not None
     if holder.finished_at + timedelta(seconds=holder.key_for) > statements(using).now():
         return False

@@ -21,7 +21,7 @@ from ..core import actors, failpoints
 from ..core.chunks import chunks
 from ..core.clock import ceil_tenth
 from ..core.known_record import learn_identity, record_clock
-from ..core.states import FINAL, LIVE, REQUEUEABLE, State
+from ..core.states import LIVE, REQUEUEABLE, State
 from ..core.verdicts import DONE, Verdict
 from ..models import Message, Transition
 from ..models.record import Identity
@@ -48,6 +48,14 @@ NO_TIME = timedelta(0)
 # Decisions that leave a message as it is.
 TOO_LATE = Decision(verdict=Verdict.TOO_LATE)
 KEY_TAKEN = Decision(verdict=Verdict.KEY_TAKEN)
+
+# How much later than its action says a message, given by its id, is to be due.
+Share = Callable[[int], timedelta]
+
+
+def no_share(_pk: int) -> timedelta:
+    """Return no time: all messages of an action are due at once."""
+    return NO_TIME
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,21 +316,19 @@ def reschedule(
     due_at: datetime | None = None,
     delay: timedelta = NO_TIME,
     shift: timedelta | None = None,
-    spread: timedelta = NO_TIME,
-    begin: timedelta = NO_TIME,
+    share: Share = no_share,
     overdue_since: datetime | None = None,
     reason: str = "",
     actor: str | None = None,
 ) -> list[Answer]:
-    """Move the due time of waiting messages: to ``due_at``, or ``delay`` from now; ``spread`` evenly over a time.
+    """Move the due time of waiting messages: to ``due_at``, or ``delay`` from now, and its ``share`` after that.
 
-    The time ``spread`` begins ``begin`` after that. With ``shift`` each moves by that much from its own due time, but
-    not to before now. With ``overdue_since`` only messages that were due by then move: a message that was rescheduled
-    meanwhile stays as it is. A message that is due, and that is to be due at once, keeps its due time: it stays before
-    those that wait for the same limit and became due later.
+    With ``shift`` each moves by that much from its own due time, but not to before now. With ``overdue_since`` only
+    messages that were due by then move: a message that was rescheduled meanwhile stays as it is. A message that is due,
+    and that is to be due at once, keeps its due time: it stays before those that wait for the same limit and became due
+    later.
     """
-    shares = _shares(ids, begin, spread)
-    is_at_once = due_at is None and shift is None and not (delay or begin or spread)
+    is_at_once = due_at is None and shift is None and not delay and share is no_share
 
     def decide(message: Message, at: datetime) -> Decision:
         if not _waits(message, overdue_since):
@@ -330,7 +336,7 @@ def reschedule(
         start = due_at or at + delay
         if shift is not None:
             start = max(message.due_at + shift, at)
-        moment = ceil_tenth(min(start + shares(message), at + FARTHEST))
+        moment = ceil_tenth(min(start + share(message.pk), at + FARTHEST))
         if is_at_once and message.due_at <= at:
             moment = message.due_at
         return Decision(State.SCHEDULED, _moved_due(using, message, moment), reason, Verdict.RESCHEDULED)
@@ -343,18 +349,18 @@ def requeue(
     ids: Sequence[int],
     *,
     delay: timedelta | None = None,
-    spread: timedelta = NO_TIME,
-    begin: timedelta = NO_TIME,
+    share: Share = no_share,
+    free: Callable[[str, Message], bool] = free_key,
     reason: str = "",
     actor: str | None = None,
 ) -> list[Answer]:
     """Move ``dead | expired | cancelled → scheduled``. Attempts are counted anew, deliveries go on counting.
 
     The messages are due ``delay`` from now. Without a delay a message whose due time is still to come keeps it, and the
-    others are due now. ``spread`` distributes those that get a new due time as in ``reschedule``.
+    others are due now. Those that get a new due time are due their ``share`` later. ``free`` frees the key of a message
+    that is in the way, and tells whether it could.
     """
-    shares = _shares(ids, begin, spread)
-    finished: list[Message] = []
+    others: list[Message] = []
 
     def decide(message: Message, at: datetime) -> Decision:
         if message.state not in REQUEUEABLE:
@@ -362,11 +368,11 @@ def requeue(
         if message.key is not None:
             other = in_the_way(using, message.topic, message.key, but=message.pk)
             if other is not None:
-                finished.extend([other] if other.state in FINAL else [])
+                others.append(other)
                 return KEY_TAKEN
         due = message.due_at
         if delay is not None or due <= at:
-            due = ceil_tenth(at + (delay or NO_TIME) + shares(message))
+            due = ceil_tenth(at + (delay or NO_TIME) + share(message.pk))
         values = {
             **_moved_due(using, message, due),
             "attempts": 0,
@@ -380,8 +386,8 @@ def requeue(
         return Decision(State.SCHEDULED, values, reason, Verdict.REQUEUED)
 
     answers = _act(using, ids, decide, actor)
-    # Only now, when no row of a batch is locked any more: two batches could wait for each other's finished messages.
-    freed = [free_key(using, other) for other in finished]
+    # Only now, when no row of a batch is locked any more: two batches could wait for each other's messages.
+    freed = [free(using, other) for other in others]
     if any(freed):
         refused = [pk for pk, each in zip(ids, answers, strict=True) if each.verdict == Verdict.KEY_TAKEN]
         again = iter(_act(using, refused, decide, actor))
@@ -404,12 +410,6 @@ def give_up(
 
 def _waits(message: Message, overdue_since: datetime | None) -> bool:
     return message.state == State.SCHEDULED and (overdue_since is None or message.due_at <= overdue_since)
-
-
-def _shares(ids: Sequence[int], begin: timedelta, spread: timedelta) -> Callable[[Message], timedelta]:
-    """Return a function from a message to its share of the time ``spread`` after ``begin``, in the order of ``ids``."""
-    places = {pk: place for place, pk in enumerate(ids)}
-    return lambda message: begin + spread * places[message.pk] / max(1, len(ids))
 
 
 def _act(using: str, ids: Sequence[int], decide: Decide, actor: str | None = None) -> list[Answer]:

@@ -379,11 +379,12 @@ class Restore:
 
     def _spread(self, horizon: datetime, tally: Tally, ids: list[int]) -> list[transitions.Answer]:
         total = max(1, self._total)
+        places = {pk: place for place, pk in enumerate(ids)}
         answers = transitions.reschedule(
             self.using,
             ids,
             due_at=self._began + self.spread * min(1.0, self._done / total),
-            spread=self.spread * len(ids) / total,
+            share=lambda pk: self.spread * places[pk] / total,
             overdue_since=self._cutoff,
             reason="spread by a restore: overdue",
         )

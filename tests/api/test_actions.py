@@ -31,6 +31,7 @@ from django_delayq import (
     schedule_messages,
 )
 from django_delayq.api import actions
+from django_delayq.api.actions import DueTimes
 from django_delayq.core import actors
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
@@ -162,17 +163,35 @@ def test_a_requeue_with_a_delay_gives_up_a_due_time_that_is_still_to_come() -> N
         assert timedelta(0) <= message(id_).due_at - before - timedelta(seconds=delay) < timedelta(seconds=10)
 
 
+def waits(ids: list[int], since: datetime) -> list[float]:
+    """Return the seconds from a moment to the due time of each message."""
+    return [(message(id_).due_at - since).total_seconds() for id_ in ids]
+
+
 def test_a_requeue_spreads_what_is_due_over_all_batches_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actions, "MOVES_PER_TRANSACTION", 4)
-    ids = [bring(State.DEAD) for _ in range(10)]
+    ids = [bring(State.DEAD) for _ in range(5)]
+    others = [*(bring(State.CONSUMED) for _ in range(9)), bring(State.DEAD, key="k"), due(key="k").pk]
     to_come = later()
     cancel_message(to_come.pk)
-    ids.append(to_come.pk)
+    ids += [bring(State.DEAD) for _ in range(5)]
     before = transitions.now("default")
-    assert requeue_message(Message.objects.filter(pk__in=ids), spread="110m") == {Verdict.REQUEUED: 11}
-    waits = [(message(id_).due_at - before).total_seconds() for id_ in ids[:10]]
-    assert waits == pytest.approx([600.0 * number for number in range(10)], abs=5)
+    counts = requeue_message(Message.objects.filter(pk__in=[*ids, *others, to_come.pk]), spread="100m")
+    assert counts == {Verdict.REQUEUED: 11, Verdict.TOO_LATE: 10, Verdict.KEY_TAKEN: 1}
+    assert waits(ids, before) == pytest.approx([600.0 * number for number in range(10)], abs=60)
     assert message(to_come.pk).due_at == to_come.due_at
+
+
+@pytest.mark.parametrize("verb", ["run", "reschedule"])
+def test_a_spread_counts_only_the_messages_that_get_a_new_due_time(verb: str) -> None:
+    ended = [bring(State.CONSUMED) for _ in range(8)]
+    ids = [later().pk for _ in range(4)]
+    before = transitions.now("default")
+    times = DueTimes(delay=timedelta(hours=1) if verb == "reschedule" else None, spread=timedelta(minutes=40))
+    for answers in actions.ACTIONS[verb].apply_in_batches("default", [*ended, *ids], times=times):
+        assert [answer.verdict for answer in answers] == [Verdict.TOO_LATE] * 8 + [Verdict.RESCHEDULED] * 4
+    begin = 3600 if verb == "reschedule" else 0
+    assert waits(ids, before) == pytest.approx([begin + 600.0 * number for number in range(4)], abs=60)
 
 
 def test_one_of_two_messages_with_one_key_is_requeued_and_the_other_refused() -> None:
@@ -428,7 +447,7 @@ def test_an_action_reads_no_payloads(act: Callable[..., Any], before: State) -> 
 def test_a_batch_spread_over_a_time_keeps_its_order_and_everything_else(count: int) -> None:
     ids = [later(number, priority=number % 7, expires="1h" if number % 2 else None).pk for number in range(count)]
     moment = datetime(2050, 1, 1, tzinfo=UTC)
-    answers = transitions.reschedule("default", ids, due_at=moment, spread=timedelta(seconds=2 * count))
+    answers = actions.RESCHEDULE.apply("default", ids, times=DueTimes(moment, spread=timedelta(seconds=2 * count)))
     assert all(answers)
     for number, id_ in enumerate(ids):
         row = message(id_)

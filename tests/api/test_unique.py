@@ -27,6 +27,8 @@ from django_delayq.core.states import FINAL, LIVE, State
 from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message
 from django_delayq.record.purge import finished, purge_ids
+from django_delayq.signals import message_expired
+from tests.support.receivers import heard
 from tests.support.statements import count_statements
 from tests.support.steps import (
     TOPIC,
@@ -549,6 +551,25 @@ def test_a_requeue_passes_over_a_message_that_holds_the_key_no_more() -> None:
     Message._base_manager.filter(pk=other).update(finished_at=ago(7200))
     assert foresee_requeue(Message.objects.filter(pk=dead)) == {Verdict.REQUEUED: 1}
     assert [answer.verdict for answer in map(requeue_message, (dead, other))] == [Verdict.REQUEUED, Verdict.TOO_LATE]
+
+
+@pytest.mark.parametrize("unique", ["live", "scheduled", "retry"])
+def test_a_requeue_expires_a_message_with_its_key_that_can_start_no_more(
+    unique: str, django_capture_on_commit_callbacks: Any
+) -> None:
+    dead = bring(State.DEAD, key="k")
+    if unique == "retry":
+        stale = claimed(key="k", unique="scheduled", expires="1h").id
+        assert fail(stale)
+    else:
+        stale = due(key="k", unique=unique, expires="1h").pk
+    assert foresee_requeue(Message.objects.filter(pk=dead)) == {Verdict.KEY_TAKEN: 1}
+    Message._base_manager.filter(pk=stale).update(expires_at=ago(1))
+    assert foresee_requeue(Message.objects.filter(pk=dead)) == {Verdict.REQUEUED: 1}
+    with heard(message_expired) as expired, django_capture_on_commit_callbacks(execute=True):
+        assert requeue_message(dead).verdict == Verdict.REQUEUED
+    assert (state(dead), state(stale)) == (State.SCHEDULED, State.EXPIRED)
+    assert [arguments["message_id"] for arguments in expired] == [stale]
 
 
 @pytest.mark.parametrize("in_the_way", ["waiting", "retry", "ended"])

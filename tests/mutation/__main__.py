@@ -195,7 +195,7 @@ MUTANTS = [
     ),
     mutant(
         "spread that ends beyond the farthest due time",
-        (TRANSITIONS, "min(start + shares(message), at + FARTHEST)", "start + shares(message)"),
+        (TRANSITIONS, "min(start + share(message.pk), at + FARTHEST)", "start + share(message.pk)"),
     ),
     mutant(
         "preview of a reschedule that takes running messages for scheduled",
@@ -819,7 +819,7 @@ MUTANTS = [
     ),
     mutant(
         "spread that begins anew with each batch",
-        (ACTIONS, "begin=self.begin + self.spread * (done / whole),", "begin=self.begin,"),
+        (ACTIONS, "times = self._spread(using, ids, times)", "pass"),
     ),
     mutant(
         "selection with a message for each of its rows",

@@ -167,7 +167,7 @@ class BulkAction(OperationWork):
     def step(self, using: str, operation: Operation) -> Step:
         place = bisect_right(self.ids, int(operation.position or 0))
         page = self.ids[place : place + MESSAGES_PER_STEP]
-        outcomes = self.act(using, page, self.times.part(place, len(page), len(self.ids)), operation.reason)
+        outcomes = self.act(using, page, replace(self.times, among=self.ids), operation.reason)
         is_finished = place + len(page) >= len(self.ids)
         if is_finished and self.arguments.get("resume"):
             pausing.resume(using, self.arguments["resume"])
