@@ -65,6 +65,12 @@ def affect(note: str) -> str:
 
 
 @task
+@options(transactional=True)
+def touch_nothing() -> None:
+    pass
+
+
+@task
 def count_down(steps: int, *, done: int = 0) -> int:
     """Do one step, and leave the others for the next attempt."""
     if steps:

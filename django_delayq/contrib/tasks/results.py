@@ -57,8 +57,10 @@ def find(result_id: str) -> AnyResult:
 
 def of_delivery(task: AnyTask, delivery: Any) -> AnyResult | None:
     """Return the result of a task that begins to run; None when the payload is none of a task's."""
-    log = Transition.objects.using(delivery.using).filter(message_id=delivery.id).order_by("number")
-    return _result(task, delivery, [*log], State.RUNNING)
+    log = getattr(delivery, "log", None)
+    if log is None:
+        log = [*Transition.objects.using(delivery.using).filter(message_id=delivery.id).order_by("number")]
+    return _result(task, delivery, log, State.RUNNING)
 
 
 def _read(result_id: object) -> AnyResult | None:

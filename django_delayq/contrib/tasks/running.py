@@ -9,7 +9,7 @@ from traceback import format_exception
 from typing import Any
 
 from asgiref.sync import sync_to_async
-from django.db import transaction
+from django.db import connections, transaction
 from django.utils import timezone
 
 from ...core.exceptions import HandlerTimeout
@@ -105,10 +105,12 @@ class Run:
     def succeed(self, value: Any) -> None:
         """Tell the receivers that the task succeeded; for a transactional task when that is committed."""
         self._end(TaskResultStatus.SUCCESSFUL, _return_value=value)
-        if not self.delivery.handler.transactional:
+        using = self.delivery.using
+        # A test may perform a transactional task without a transaction, and without a database.
+        if self.delivery.handler.transactional and connections[using].in_atomic_block:
+            transaction.on_commit(self._tell, using=using, robust=True)
+        else:
             self._tell()
-            return
-        transaction.on_commit(self._tell, using=self.delivery.using, robust=True)
 
     def fail(self, error: BaseException) -> None:
         """Tell the receivers that the task failed, unless it will be tried again or has not started."""

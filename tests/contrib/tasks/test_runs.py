@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import connection
 from django.dispatch import Signal
 from django.utils import timezone
 
@@ -28,6 +29,7 @@ from django_delayq.models import Message
 from django_delayq.record import transitions
 from django_delayq.recurring import declarations, recurring, run_schedule
 from django_delayq.recurring.services import Declarer
+from django_delayq.testing import Delayq
 from tests.app import tasks
 from tests.app.handlers import succeed
 from tests.app.models import Effect
@@ -337,3 +339,19 @@ def test_a_recurring_task_that_takes_its_context_is_called_with_it() -> None:
 def test_a_recurring_task_with_a_payload_made_by_hand_still_runs() -> None:
     recurring(every="1h", topic=ADD, payload={"args": [1], "kwargs": {"other": 2}})(tasks.add)
     assert run_on_schedule(tasks.add).return_value == 3
+
+
+# --- in the tests of a project ----------------------------------------------------------------------------------------
+
+
+def test_a_task_is_performed_without_the_database(signalled: list[str], django_db_blocker: Any) -> None:
+    tell = tasks.tell_attempt.module_path
+    connection.close()
+    with Delayq() as delayq, django_db_blocker.block():
+        delayq.perform(tell, {"args": [2], "kwargs": {}}, attempt=2)
+        delayq.perform(tell, {"args": [3], "kwargs": {}}, attempt=2, deliveries=3)
+        with pytest.raises(tasks.Broken, match="attempt 1"):
+            delayq.perform(tell, {"args": [2], "kwargs": {}})
+        delayq.perform(tasks.touch_nothing.module_path, {"args": [], "kwargs": {}})
+    done = ["started RUNNING", "finished SUCCESSFUL"]
+    assert signalled == [*done, *done, "started RUNNING", *done]
