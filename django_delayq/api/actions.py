@@ -92,6 +92,8 @@ class Action:
         publisher.get(using)
         answers = self.move(using, ids, self._spread(using, ids, times), reason)
         publish_moves(using, answers)
+        waiting = [pk for pk, answer in zip(ids, answers, strict=True) if answer and answer.state == State.SCHEDULED]
+        publisher.run_at_once(using, waiting)
         return answers
 
     def apply_in_batches(

@@ -75,8 +75,11 @@ def schedule_message(
     # An impossible DELAYQ["REDIS"] raises before anything is written.
     publisher.get(using)
     if chain := middleware.chain():
-        return _inside(chain, [new], lambda news: [_schedule(using, news[0])])[0]
-    return _schedule(using, new)
+        message = _inside(chain, [new], lambda news: [_schedule(using, news[0])])[0]
+    else:
+        message = _schedule(using, new)
+    publisher.run_at_once(using, [message.pk])
+    return message
 
 
 def _schedule(using: str, new: NewMessage) -> Message:
@@ -136,8 +139,11 @@ def schedule_messages(messages: Iterable[MessageDict], *, using: str | None = No
     using = using or router.db_for_write(Message)
     publisher.get(using)
     if chain := middleware.chain():
-        return _inside(chain, checked, partial(_schedule_all, using))
-    return _schedule_all(using, checked)
+        written = _inside(chain, checked, partial(_schedule_all, using))
+    else:
+        written = _schedule_all(using, checked)
+    publisher.run_at_once(using, [message.pk for message in written])
+    return written
 
 
 def _schedule_all(using: str, checked: list[NewMessage]) -> list[Message]:

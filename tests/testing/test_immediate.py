@@ -9,6 +9,7 @@ import redis
 from django.db import transaction
 
 from django_delayq import (
+    MessageDict,
     RetryLater,
     handler,
     pause_queue,
@@ -81,6 +82,25 @@ def test_the_error_of_a_handler_is_raised_at_the_call_and_recorded(immediate: No
         schedule_message("t.fail", retry=["1h"])
     failed = Message.objects.get()
     assert (failed.state, failed.attempts) == ("scheduled", 1)
+
+
+def test_an_error_leaves_all_messages_of_one_call(immediate: None) -> None:
+    many: list[MessageDict] = [
+        {"topic": "t.tx"},
+        {"topic": "t.tx", "key": "k"},
+        {"topic": "t.fail", "retry": ["1h"]},
+        {"topic": "t.ok"},
+    ]
+    with pytest.raises(RuntimeError, match="it never works"):
+        schedule_messages(many)
+    # The messages after it wait, as in a drain.
+    states = [(row.topic, row.state, row.attempts) for row in Message.objects.order_by("topic", "pk")]
+    assert states == [
+        ("t.fail", "scheduled", 1),
+        ("t.ok", "scheduled", 0),
+        ("t.tx", "consumed", 0),
+        ("t.tx", "consumed", 0),
+    ]
 
 
 def test_an_answer_is_not_raised(immediate: None) -> None:
