@@ -114,3 +114,12 @@ def moment(value: Any) -> datetime:
         return value.astimezone(UTC)
     except OverflowError:
         raise ValueError(f"is out of range: {value.isoformat()}") from None
+
+
+def same_json(one: Any, other: Any) -> bool:
+    """Tell whether two values are the same as JSON: 1 is 1.0, but not true, as it is in Python."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same_json(value, other[name]) for name, value in one.items())
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(same_json, one, other))
+    return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)

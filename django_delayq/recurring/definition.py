@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -61,7 +61,7 @@ class Missed(models.TextChoices):
     SKIP = "skip", _("skip")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Definition:
     """A checked definition. ``queue`` "" and ``priority`` None are those of the topic; spans are "" or texts.
 
@@ -82,6 +82,11 @@ class Definition:
     expires: str
     topic_queue: str
     topic_priority: int | None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Definition) and values.same_json(asdict(self), asdict(other))
+
+    __hash__ = None  # type: ignore[assignment]
 
     @property
     def times(self) -> Times:

@@ -22,6 +22,7 @@ from ..core import names
 from ..core.durations import Duration
 from ..core.exceptions import InvalidMessage, KeyConflict
 from ..core.states import State
+from ..core.values import same_json
 from ..models import Message
 from ..project.message_options import OnConflict
 from ..record import transitions
@@ -291,7 +292,7 @@ def _change(
     now = transitions.now(using)
     # An occurrence whose time has come keeps the definition that it was made with.
     _withdraw(using, schedule, "was changed", now, after=now)
-    if (schedule.topic, schedule.payload) != (definition.topic, definition.payload):
+    if schedule.topic != definition.topic or not same_json(schedule.payload, definition.payload):
         occurrences.update(schedule, limit_key=None)
     # What is decided of the times to come was decided by the former definition.
     occurrences.update(schedule, ended=False, last_at=min(schedule.last_at, now), **_fields(definition))

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypedDict
 from ..core import names
 from ..core.clock import iso
 from ..core.durations import Duration, brief, seconds
+from ..core.values import same_json
 from ..models import Message
 from ..project import validation
 
@@ -84,9 +85,8 @@ class Criteria(NamedTuple):
         if self.due is not None and abs(message.due_at - self.due) > self.within:
             off = (message.due_at - self.due).total_seconds()
             yield f"it is due {_span(abs(off))} {'later' if off > 0 else 'earlier'}"
-        if self.payload is not ANYTHING and message.payload != self.payload:
-            found_ones = [*_missing("payload", self.payload, message.payload, is_exact=True)]
-            yield from found_ones or [f"payload is {_shown(message.payload)}, not {_shown(self.payload)}"]
+        if self.payload is not ANYTHING:
+            yield from _missing("payload", self.payload, message.payload, is_exact=True)
         if self.contained is not ANYTHING:
             yield from _missing("payload", self.contained, message.payload, is_exact=False)
 
@@ -126,7 +126,7 @@ def _missing(place: str, wanted: Any, found: Any, *, is_exact: bool) -> Iterator
         for item in wanted:
             if not any(not [*_missing(place, item, one, is_exact=False)] for one in found):
                 yield f"{place} does not contain {_shown(item)}"
-    elif wanted != found or isinstance(wanted, bool) != isinstance(found, bool):
+    elif not same_json(wanted, found):
         yield f"{place} is {_shown(found)}, not {_shown(wanted)}"
 
 

@@ -244,6 +244,17 @@ def test_a_schedule_that_is_written_again_unchanged_keeps_its_message() -> None:
     assert message_of().pk == old
 
 
+def test_a_payload_that_says_true_where_it_said_1_is_another_one() -> None:
+    hourly(payload={"lines": [{"paid": 1}]})
+    hourly(payload={"lines": [{"paid": True}]}, on_conflict="replace")
+    for made in (message_of(), Schedule.objects.get()):
+        assert made.payload is not None
+        assert made.payload["lines"][0]["paid"] is True
+    old = message_of().pk
+    hourly(payload={"lines": [{"paid": True}]}, on_conflict="replace")
+    assert message_of().pk == old
+
+
 def test_a_changed_schedule_may_have_the_same_next_time() -> None:
     hourly()
     hourly(payload=2, on_conflict="replace")

@@ -65,6 +65,7 @@ def test_a_message_is_found_by_what_it_has(delayq: Delayq, criteria: dict[str, A
         ({"payload": {"order": 5, "by": "eve"}}, 'payload[\'by\'] is "anna", not "eve"'),
         ({"payload": {"order": 5}}, "payload has 'by' besides"),
         ({"payload": None}, 'payload is {"by": "anna", "order": 5}, not null'),
+        ({"payload": {"order": True, "by": "anna"}}, "payload['order'] is 5, not true"),
         ({"payload__contains": {"order": 7}}, "payload['order'] is 5, not 7"),
         ({"payload__contains": {"order": True}}, "payload['order'] is 5, not true"),
         ({"payload__contains": {"price": 1}}, "payload has no 'price'"),
@@ -83,6 +84,18 @@ def test_a_failure_says_how_a_message_differs(delayq: Delayq, criteria: dict[str
         delayq.assert_scheduled("t.ok", **criteria)
     assert difference in str(caught.value)
     delayq.assert_not_scheduled("t.ok", **criteria)
+
+
+@pytest.mark.parametrize("criterion", ["payload", "payload__contains"])
+@pytest.mark.parametrize(
+    ("sent", "other", "same"), [(1, True, 1.0), (False, 0, False), ([{"n": [1]}], [{"n": [True]}], [{"n": [1.0]}])]
+)
+def test_true_is_no_number(delayq: Delayq, criterion: str, sent: Any, other: Any, same: Any) -> None:
+    schedule_message("t.ok", {"paid": sent})
+    differs: Any = {criterion: {"paid": other}}
+    is_like: Any = {criterion: {"paid": same}}
+    delayq.assert_not_scheduled("t.ok", **differs)
+    delayq.assert_scheduled("t.ok", **is_like)
 
 
 def test_a_failure_lists_the_nearest_messages_first_and_then_the_others(delayq: Delayq) -> None:
