@@ -107,6 +107,7 @@ def test_the_returned_message_equals_the_written_row() -> None:
 
 def test_options_of_any_kind_are_written_alone_and_together_as_they_were_given() -> None:
     at = datetime(2050, 1, 1, tzinfo=UTC)
+    past = datetime.now(UTC).replace(microsecond=0) - timedelta(seconds=20)
     given: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"due_at": at}, {"due_at": at}),
         ({"timeout": False}, {"timeout": 0}),
@@ -115,6 +116,7 @@ def test_options_of_any_kind_are_written_alone_and_together_as_they_were_given()
         ({"retry": False}, {"retry": {"fixed": []}}),
         ({"headers": {"trace": "abc"}}, {"headers": {"trace": "abc"}}),
         ({"expires": "1h", "due_at": at}, {"expires_at": at + timedelta(hours=1)}),
+        ({"expires": "10s", "due_at": past}, {"due_at": past, "expires_at": past + timedelta(seconds=10)}),
         ({"key": "a"}, {"key_deliveries": None, "key_for": None}),
         ({"key": "b", "unique": "scheduled"}, {"key_deliveries": 0, "key_for": None}),
         ({"key": "c", "unique": "1h", "expires": "1h"}, {"key_deliveries": None, "key_for": 3600}),
