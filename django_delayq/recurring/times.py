@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import lru_cache
-from typing import Any
 from zoneinfo import ZoneInfo
 
 from django.core.exceptions import ImproperlyConfigured
@@ -19,8 +18,8 @@ from ..project import validation
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # The longest interval of a schedule.
 LONGEST = timedelta(days=366)
-# Times that a change of the clocks puts before the moment that was asked for, at most: each second of an hour.
-BACKWARD = 3700
+# Clocks are changed by less, and two changes are further apart.
+CHANGE = timedelta(hours=3)
 
 _US = timedelta(microseconds=1)
 
@@ -72,24 +71,38 @@ class Times:
         return start if moment < start else start + step * ((moment - start) // step + 1)
 
     def _cron_after(self, moment: datetime) -> datetime | None:
-        # In the hour that comes twice, the library counts from the first one.
-        local = moment.astimezone(zone(self.time_zone))
-        # The library does so by itself, with five fields only.
-        is_of_day = len(self.cron.split()) == 6 and not any(self.cron.split()[n].startswith("*") for n in (1, 2))
-        expression = _parsed(self.cron, local.replace(tzinfo=None) if is_of_day else local)
-        for _turn in range(BACKWARD):
-            try:
-                found = next(expression)
-                # Two times in one zone would be compared as a clock on the wall shows them.
-                found = _time_of_day(found, local.tzinfo) if is_of_day else found.astimezone(UTC)
-            except (StopIteration, OverflowError):
-                return None
-            if found > moment:
-                return found
-        raise InvalidMessage(f"the times of {text.shown(self.cron)} do not go on")
+        is_even = any(field.startswith("*") for field in self.cron.split()[-5:-3])
+        try:
+            return self._even_after(moment) if is_even else self._time_of_day_after(moment)
+        except (StopIteration, OverflowError):
+            return None
+
+    def _time_of_day_after(self, moment: datetime) -> datetime:
+        tz = zone(self.time_zone)
+        walls = _parsed(self.cron, moment.astimezone(tz).replace(tzinfo=None))
+        return next(at for at in (_time_of_day(wall, tz) for wall in walls) if at > moment)
+
+    def _even_after(self, moment: datetime) -> datetime:
+        """Return the first moment at which the clocks show what the expression asks for.
+
+        The library reads clocks that nobody changes, once for each offset of the next hours.
+        """
+        tz = zone(self.time_zone)
+
+        def offset(at: datetime) -> timedelta:
+            return at.astimezone(tz).utcoffset() or timedelta(0)
+
+        def first(ahead: timedelta) -> datetime:
+            walls = _parsed(self.cron, (moment + ahead).replace(tzinfo=None))
+            times = (wall.replace(tzinfo=UTC) - ahead for wall in walls)
+            return next(at for at in times if at > moment + CHANGE or offset(at) == ahead)
+
+        while (found := min(map(first, {offset(moment), offset(moment + CHANGE)}))) > moment + CHANGE:
+            moment = max(moment + CHANGE, found - CHANGE)
+        return found
 
 
-def _time_of_day(wall: datetime, tz: tzinfo | None) -> datetime:
+def _time_of_day(wall: datetime, tz: tzinfo) -> datetime:
     """Return when clocks first show a time; for one that they skip, the moment at which they do."""
     at = wall.replace(tzinfo=tz)
     while at.astimezone(UTC).astimezone(tz) != at:
@@ -117,7 +130,7 @@ def shown(moment: datetime, name: str) -> str:
     return f"{local:%Y-%m-%d %H:%M:%S} {local.tzname()}"
 
 
-def _parsed(cron: str, start: datetime) -> Any:
+def _parsed(cron: str, start: datetime) -> Iterator[datetime]:
     try:
         from cronsim import CronSim, CronSimError
     except ImportError:
@@ -125,6 +138,7 @@ def _parsed(cron: str, start: datetime) -> Any:
             "Cron expressions need the package cronsim: install django-delayq[recurring]"
         ) from None
     try:
-        return CronSim(cron, start)
+        found: Iterator[datetime] = CronSim(cron, start)
+        return found
     except (CronSimError, ValueError) as error:
         raise InvalidMessage(f"not a cron expression: {text.shown(cron)}: {str(error)[:60]}") from None

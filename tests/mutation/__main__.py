@@ -367,7 +367,11 @@ MUTANTS = [
     ),
     mutant(
         "success of a transactional task told before its commit",
-        (f"{TASKS}/running.py", "if not self.delivery.handler.transactional:", "if True:"),
+        (
+            f"{TASKS}/running.py",
+            "if self.delivery.handler.transactional and connections[using].in_atomic_block:",
+            "if False:",
+        ),
     ),
     mutant(
         "tasks that no worker knows are enqueued",
@@ -455,7 +459,7 @@ MUTANTS = [
     ),
     mutant(
         "time that comes twice when the clocks are put back",
-        (f"{RECURRING}/times.py", "if found > moment:\n", "if True:\n"),
+        (f"{RECURRING}/times.py", "for wall in walls) if at > moment)", "for wall in walls))"),
     ),
     mutant(
         "claim without a look at the state",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from itertools import islice, pairwise
+from zoneinfo import ZoneInfo
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
@@ -15,6 +17,7 @@ from django_delayq.core.exceptions import InvalidMessage
 from django_delayq.recurring.times import Times
 
 BERLIN = "Europe/Berlin"
+LORD_HOWE = "Australia/Lord_Howe"
 
 
 def utc(text: str) -> datetime:
@@ -71,6 +74,25 @@ def test_every_half_hour_goes_on_through_a_change(day: str) -> None:
     assert {after - before for before, after in pairwise(found)} == {timedelta(minutes=30)}
 
 
+@pytest.mark.parametrize("day", ["2027-04-03 12:00", "2027-10-02 12:00"])
+@pytest.mark.parametrize(
+    ("cron", "is_meant"),
+    [
+        ("30 * * * *", lambda at: at.minute == 30),
+        ("45 * * * *", lambda at: at.minute == 45),
+        ("0 */2 * * *", lambda at: at.hour % 2 == at.minute == 0),
+        ("*/10 2 * * *", lambda at: at.hour == 2 and at.minute % 10 == 0),
+    ],
+)
+def test_no_time_is_lost_or_doubled_when_clocks_change_by_half_an_hour(
+    day: str, cron: str, is_meant: Callable[[datetime], bool]
+) -> None:
+    # The clocks go from 02:00 back to 01:30 in April, and from 02:00 to 02:30 in October, both at 15:00 or 15:30 UTC.
+    minutes = [utc(day) + timedelta(minutes=number) for number in range(1, 600)]
+    meant = [at for at in minutes if is_meant(at.astimezone(ZoneInfo(LORD_HOWE)))]
+    assert [*islice(Times(cron, time_zone=LORD_HOWE).following(utc(day)), len(meant))] == meant
+
+
 def test_an_interval_goes_on_through_a_change() -> None:
     times = Times(every="90m", time_zone=BERLIN)
     assert following(times, "2027-03-28 00:10", 3) == ["2027-03-28 01:30", "2027-03-28 03:00", "2027-03-28 04:30"]
@@ -93,8 +115,19 @@ def test_start_and_end_belong_to_the_times() -> None:
 
 
 MOMENTS = st.timedeltas(timedelta(0), timedelta(days=1000)).map(lambda span: datetime(2026, 1, 1, tzinfo=UTC) + span)
-ZONES = st.sampled_from([BERLIN, "America/New_York", "Australia/Lord_Howe", "Asia/Beirut", "Africa/Casablanca", "UTC"])
-RULES = st.sampled_from(["30 2 * * *", "0 0 * * *", "*/15 * * * *", "0,30 1-3 * * *", "*/20 * * * * *", "15 1 * * SUN"])
+ZONES = st.sampled_from([BERLIN, "America/New_York", LORD_HOWE, "Asia/Beirut", "Africa/Casablanca", "UTC"])
+RULES = st.sampled_from(
+    [
+        "45 * * * *",
+        "0 */2 * * *",
+        "30 2 * * *",
+        "0 0 * * *",
+        "*/15 * * * *",
+        "0,30 1-3 * * *",
+        "*/20 * * * * *",
+        "15 1 * * SUN",
+    ]
+)
 
 
 @given(moment=MOMENTS, zone=ZONES, cron=RULES)
