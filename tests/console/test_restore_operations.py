@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ from django_delayq.models import Message, Queue, Transition
 from django_delayq.project import conf
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Ticket
-from django_delayq.restore import reading
+from django_delayq.restore import engine, reading
 from django_delayq.restore.engine import Restore
 from django_delayq.restore.horizon import ensure_horizon
 from django_delayq.restore.selection import Overdue, Selection
@@ -184,6 +185,19 @@ def test_a_restore_with_a_spread_lets_no_overdue_message_run_at_once(start: Star
     counts = Counter(done.outcomes)
     assert max(counts["put"] + counts["there already"], counts["beyond"]) <= 1500
     assert not Queue.objects.exists()
+
+
+def test_a_spread_in_many_steps_is_even(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "ROWS_PER_CHANGE", 3)
+    overdue(12)
+    operation = begin(Selection(), Overdue.SPREAD, 1200.0)
+    for steps in range(1, 4):
+        work_off(operation, steps=1)
+        assert Transition.objects.filter(reason__startswith="spread").count() == 3 * steps
+    assert work_off(operation).outcomes["spread"] == 12
+    due = Message.objects.order_by("due_at").values_list("due_at", flat=True)
+    gaps = [(after - before).total_seconds() for before, after in pairwise(due)]
+    assert gaps == pytest.approx([100.0] * 11, abs=0.01)
 
 
 def test_queues_are_held_from_the_question_to_the_end_of_the_spread(

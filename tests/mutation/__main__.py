@@ -810,6 +810,10 @@ MUTANTS = [
         (ENGINE, "self.selection.is_everything and self._from is None", "self.selection.is_everything"),
     ),
     mutant(
+        "spread of a restore that counts anew in each step",
+        (ENGINE, "if self._from is None and self.overdue == Overdue.SPREAD:", "if self.overdue == Overdue.SPREAD:"),
+    ),
+    mutant(
         "spread that holds no queue",
         (ENGINE, "if self.dry_run or is_past or Stage.OVERDUE not in self._stages:", "if True:"),
     ),
