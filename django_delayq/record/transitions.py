@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cache
 
 from django.db import Error as DatabaseError
 from django.db import IntegrityError, connections, transaction
@@ -163,12 +164,13 @@ def replace(using: str, message_id: int, new: NewMessage) -> Answer:
 
 def debounce(using: str, message_id: int, new: NewMessage) -> Answer:
     """Give a waiting message the due time of ``new`` when that is the later one; its content stays."""
+    moved_due = _due_mover(using, [message_id])
 
     def decide(message: Message, at: datetime) -> Decision:
         if not _is_replaceable(message):
             return TOO_LATE
         due = max(ceil_tenth(new.due_at or at + new.delay), message.due_at)
-        return Decision(State.SCHEDULED, _moved_due(using, message, due), "debounced", Verdict.RESCHEDULED)
+        return Decision(State.SCHEDULED, moved_due(message, due), "debounced", Verdict.RESCHEDULED)
 
     return _act(using, [message_id], decide)[0]
 
@@ -182,19 +184,24 @@ def _is_replaceable(message: Message) -> bool:
     return message.state == State.SCHEDULED and message.deliveries == message.reported and message.next_id is None
 
 
-def _moved_due(using: str, message: Message, due: datetime) -> dict[str, datetime | None]:
-    """Return the values for a new due time; the time to live after it stays as long as it was."""
-    expires = None if message.expires_at is None else message.expires_at - _given_due(using, message) + due
-    return {"due_at": due, "expires_at": expires}
+def _due_mover(using: str, ids: Sequence[int]) -> Callable[[Message, datetime], dict[str, datetime | None]]:
+    """Return a function from one of these messages and a new due time to the values that the message gets.
 
+    Its time to live stays as long as it was. That counts from the due time that a call gave: no retry moves it.
+    """
 
-def _given_due(using: str, message: Message) -> datetime:
-    """Return the due time that a call gave to a message: its time to live counts from that, and no retry moves it."""
-    if not message.deliveries:
-        return message.due_at
-    rows = Transition.objects.using(using).filter(message_id=message.pk, to_state=State.SCHEDULED)
-    given = rows.exclude(from_state=State.RUNNING).order_by("-number").values_list("due_at", flat=True).first()
-    return given or message.due_at
+    @cache
+    def given() -> dict[int, datetime]:
+        rows = Transition.objects.using(using).filter(message_id__in=ids, to_state=State.SCHEDULED)
+        rows = rows.exclude(from_state=State.RUNNING).order_by("number")
+        return dict(rows.values_list("message_id", "due_at"))
+
+    def moved_due(message: Message, due: datetime) -> dict[str, datetime | None]:
+        former = given().get(message.pk) if message.expires_at and message.deliveries else None
+        expires = message.expires_at and message.expires_at - (former or message.due_at) + due
+        return {"due_at": due, "expires_at": expires}
+
+    return moved_due
 
 
 # --- deliver ----------------------------------------------------------------------------------------------------------
@@ -325,9 +332,9 @@ def reschedule(
 
     With ``shift`` each moves by that much from its own due time, but not to before now. With ``overdue_since`` only
     messages that were due by then move: a message that was rescheduled meanwhile stays as it is. A message that is due,
-    and that is to be due at once, keeps its due time: it stays before those that wait for the same limit and became due
-    later.
+    and is to be due at once, keeps its due time: it stays before those of its limit that became due later.
     """
+    moved_due = _due_mover(using, ids)
     is_at_once = due_at is None and shift is None and not delay and share is no_share
 
     def decide(message: Message, at: datetime) -> Decision:
@@ -339,7 +346,7 @@ def reschedule(
         moment = ceil_tenth(min(start + share(message.pk), at + FARTHEST))
         if is_at_once and message.due_at <= at:
             moment = message.due_at
-        return Decision(State.SCHEDULED, _moved_due(using, message, moment), reason, Verdict.RESCHEDULED)
+        return Decision(State.SCHEDULED, moved_due(message, moment), reason, Verdict.RESCHEDULED)
 
     return _act(using, ids, decide, actor)
 
@@ -360,6 +367,7 @@ def requeue(
     others are due now. Those that get a new due time are due their ``share`` later. ``free`` frees the key of a message
     that is in the way, and tells whether it could.
     """
+    moved_due = _due_mover(using, ids)
     others: list[Message] = []
 
     def decide(message: Message, at: datetime) -> Decision:
@@ -374,7 +382,7 @@ def requeue(
         if delay is not None or due <= at:
             due = ceil_tenth(at + (delay or NO_TIME) + share(message.pk))
         values = {
-            **_moved_due(using, message, due),
+            **moved_due(message, due),
             "attempts": 0,
             "conflicts": 0,
             # The crashes are excused too, or the next one would be the last.
@@ -387,8 +395,7 @@ def requeue(
 
     answers = _act(using, ids, decide, actor)
     # Only now, when no row of a batch is locked any more: two batches could wait for each other's messages.
-    freed = [free(using, other) for other in others]
-    if any(freed):
+    if sum(free(using, other) for other in others):
         refused = [pk for pk, each in zip(ids, answers, strict=True) if each.verdict == Verdict.KEY_TAKEN]
         again = iter(_act(using, refused, decide, actor))
         answers = [next(again) if each.verdict == Verdict.KEY_TAKEN else each for each in answers]

@@ -38,7 +38,22 @@ from django_delayq.models import Message, Transition
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Failure
 from tests.support.replica import REPLICA
-from tests.support.steps import TOPIC, bring, claim, claimed, due, later, log, lose, message, moves, snapshot, state
+from tests.support.steps import (
+    TOPIC,
+    ago,
+    bring,
+    claim,
+    claimed,
+    due,
+    fail,
+    later,
+    log,
+    lose,
+    message,
+    moves,
+    snapshot,
+    state,
+)
 
 pytestmark = pytest.mark.django_db
 committed = pytest.mark.django_db(transaction=True)
@@ -455,6 +470,20 @@ def test_a_batch_spread_over_a_time_keeps_its_order_and_everything_else(count: i
         assert row.due_at == moment + timedelta(seconds=2 * number)
         assert row.expires_at == (row.due_at + timedelta(hours=1) if number % 2 else None)
         assert [entry.due_at for entry in row.transitions.all()][1:] == [row.due_at]
+
+
+@pytest.mark.parametrize("verb", ["run", "requeue"])
+def test_an_action_asks_once_for_the_former_due_times_of_a_batch(verb: str) -> None:
+    ids = [claimed(expires=60 * number, due_at=ago(30)).id for number in range(5, 13)]
+    for id_ in ids:
+        assert fail(id_, delay=timedelta(hours=1), dead=verb == "requeue")
+    with CaptureQueriesContext(connection) as captured:
+        assert all(actions.ACTIONS[verb].apply("default", ids))
+    assert len([query for query in captured if "delayq_transition" in query["sql"]]) == 1
+    rows = [message(id_) for id_ in ids]
+    assert [row.expires_at and row.expires_at - row.due_at for row in rows] == [
+        timedelta(minutes=number) for number in range(5, 13)
+    ]
 
 
 def test_many_messages_moved_together_keep_their_own_counts() -> None:
