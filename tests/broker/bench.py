@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import redis
 from django.utils import timezone
 
 from django_delayq.api.new_messages import checked
-from django_delayq.broker.base import Broker, DueQueue, Entry
+from django_delayq.broker.base import Broker, Entry
 from django_delayq.broker.database import DatabaseBroker
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.project import conf
 from django_delayq.record import transitions
-from django_delayq.record.sql.rows import Claimed, NewMessage, Ticket
+from django_delayq.record.sql.rows import Claimed, NewMessage
 from django_delayq.record.transitions import identity
+from tests.support.broker_methods import QUEUE
 
 TOPIC = "broker.contract"
-QUEUE = "contract"
 # How long a test waits for a delivery. Seconds.
 GIVE_UP_AFTER = 10.0
 
@@ -108,45 +107,3 @@ def load(broker: RedisBroker, identity: str = "i") -> int:
 
 def database_broker() -> DatabaseBroker:
     return DatabaseBroker("default", lambda: [TOPIC])
-
-
-ENTRY = Entry.at(7, datetime.now(UTC) + timedelta(seconds=60), 0)
-TICKET = Ticket(7, 18_000_000_000_000, 100)
-
-
-# Every method that asks Redis something.
-METHODS: dict[str, Callable[[RedisBroker], object]] = {
-    "take_duty": lambda broker: broker.take_duty("d", "w", 4.0),
-    "hold_duty": lambda broker: broker.hold_duty("d", "w", 4.0),
-    "put": lambda broker: broker.put(QUEUE, [ENTRY]),
-    "remove": lambda broker: broker.remove(QUEUE, [7]),
-    "take": lambda broker: broker.take(QUEUE, 5),
-    "promote": lambda broker: broker.promote(QUEUE),
-    "park": lambda broker: broker.park(QUEUE, [TICKET], 1.0),
-    "put_back": lambda broker: broker.put_back(QUEUE, [TICKET]),
-    "stand_aside": lambda broker: broker.stand_aside(QUEUE, {"handler t": [TICKET]}),
-    "asides": lambda broker: broker.asides(),
-    "any_aside": lambda broker: broker.any_aside(),
-    "listen": lambda broker: broker.listen([QUEUE], 0.2),
-    "notify": lambda broker: broker.notify([QUEUE]),
-    "put_nowait": lambda broker: broker.put_nowait(QUEUE, [ENTRY]),
-    "put_nowait and flush": lambda broker: (broker.put_nowait(QUEUE, [ENTRY]), broker.flush()),
-    "missing": lambda broker: broker.missing({QUEUE: [ENTRY]}),
-    "fill": lambda broker: broker.fill({QUEUE: [ENTRY]}),
-    "take_many": lambda broker: broker.take_many([DueQueue(QUEUE, 1, 1)], 5),
-    "due_queues": lambda broker: broker.due_queues(None),
-    "clear": lambda broker: broker.clear([QUEUE], 5),
-    "request_load": lambda broker: broker.request_load(),
-    "read_meta": lambda broker: broker.read_meta(),
-    "tick": lambda broker: broker.tick(),
-    "load": lambda broker: broker.load(
-        ahead=60, worker="w", lease=10, identity="i", server=broker.server(), lost=False
-    ),
-    "loaded": lambda broker: broker.loaded(worker="w", upto_tenths=5, lease=None),
-    "server": lambda broker: broker.server(),
-    "server_info": lambda broker: broker.server_info(),
-    "sizes": lambda broker: broker.sizes([QUEUE]),
-    "places": lambda broker: broker.places(QUEUE, [7]),
-    "rank": lambda broker: broker.rank(QUEUE, 7),
-    "ids": lambda broker: list(broker.ids(QUEUE)),
-}

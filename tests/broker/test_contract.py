@@ -9,8 +9,9 @@ import pytest
 from django.utils import timezone
 
 from django_delayq.record import transitions
+from tests.support.broker_methods import QUEUE
 
-from .bench import QUEUE, Bench
+from .bench import Bench
 
 # A listen may be this much longer than asked when the machine is busy. Seconds.
 SLACK = 60.0

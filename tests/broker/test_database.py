@@ -11,8 +11,9 @@ from pytest_django import DjangoAssertNumQueries
 
 from django_delayq.broker.base import DueQueue
 from django_delayq.record.sql.rows import Ticket
+from tests.support.broker_methods import QUEUE
 
-from .bench import QUEUE, Bench, database_broker
+from .bench import Bench, database_broker
 
 
 @pytest.mark.django_db

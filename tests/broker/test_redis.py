@@ -20,9 +20,10 @@ from django_delayq.broker.redis import RedisBroker
 from django_delayq.core.exceptions import BrokerUnavailable, ForeignBroker
 from django_delayq.project import conf
 from testproject.servers import RedisServer
+from tests.support.broker_methods import METHODS, QUEUE
 from tests.support.workers import eventually
 
-from .bench import METHODS, QUEUE, load
+from .bench import load
 
 
 def entry(id_: int, *, due_in: float = -1.0, priority: int = 0) -> Entry:

@@ -17,8 +17,9 @@ from django_delayq.core.clock import SECOND
 from django_delayq.core.exceptions import BrokerRubbish, BrokerUnavailable
 from django_delayq.project import conf
 from testproject.servers import RedisServer
+from tests.support.broker_methods import ENTRY, METHODS, QUEUE
 
-from .bench import ENTRY, METHODS, QUEUE, load
+from .bench import load
 
 ANSWERS = {
     "a web server": b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n",

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
-from django.utils import timezone
 
 from django_delayq import cancel_message, reschedule_message, schedule_message, schedule_messages
 from django_delayq.broker import scripts
-from django_delayq.broker.base import DueQueue, Entry
 from django_delayq.broker.keys import keys
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.core.states import State
 from django_delayq.project import conf
-from django_delayq.record.sql.rows import Ticket
 from testproject.servers import RedisServer
+from tests.support.broker_methods import METHODS
 from tests.support.commands import run
 from tests.support.known_scripts import SCRIPTS
 from tests.support.processes import Configure, Start
@@ -124,58 +119,14 @@ def commands_in_scripts() -> set[str]:
     return {name.lower() for source in sources for name in re.findall(r'redis\.p?call\(\s*"(\w+)"', source)}
 
 
-def every_method(broker: RedisBroker) -> dict[str, Callable[[], object]]:
-    """Return a call of each method of a broker on Redis that sends commands."""
-    entries = [Entry.at(pk, timezone.now() + timedelta(seconds=pk), 0) for pk in range(5)]
-    ready, early = Ticket(7, 18_000_000_000_000, 100), Ticket(8, 18_000_000_000_000, 100, 1.0)
-    terms: dict[str, Any] = {"ahead": 60.0, "worker": "w", "lease": 10.0, "identity": "i", "lost": False}
-    return {
-        "load": lambda: broker.load(**terms, server=broker.server()),
-        "loaded": lambda: broker.loaded(worker="w", upto_tenths=5, lease=None),
-        "put": lambda: broker.put("default", entries),
-        "put_nowait": lambda: broker.put_nowait("default", entries),
-        "flush": broker.flush,
-        "remove": lambda: broker.remove("default", [1, 2]),
-        "take": lambda: broker.take("default", 5),
-        "promote": lambda: broker.promote("default"),
-        "park": lambda: broker.park("default", [ready], 1.0),
-        "put_back": lambda: broker.put_back("default", [ready, early]),
-        "stand_aside": lambda: broker.stand_aside("default", {"handler t": [ready]}),
-        "asides": broker.asides,
-        "any_aside": broker.any_aside,
-        "request_load": broker.request_load,
-        "take_duty": lambda: broker.take_duty("e", "w", 4.0),
-        "hold_duty": lambda: [broker.hold_duty("d", "w", lease) for lease in (4.0, None)],
-        "notify": lambda: broker.notify(["default"]),
-        "listen": lambda: broker.listen(["default"], 5.0),
-        "missing": lambda: broker.missing({"default": entries}),
-        "fill": lambda: broker.fill({"default": entries}),
-        "take_many": lambda: broker.take_many([DueQueue("default", 1, 1)], 5),
-        "due_queues": lambda: broker.due_queues(None),
-        "clear": lambda: broker.clear(["default"], broker.now_tenths()),
-        "read_meta": broker.read_meta,
-        "tick": broker.tick,
-        "server": broker.server,
-        "server_info": broker.server_info,
-        "sizes": lambda: broker.sizes(["default"]),
-        "places": lambda: broker.places("default", [1]),
-        "rank": lambda: broker.rank("default", 7),
-        "ids": lambda: list(broker.ids("default")),
-    }
-
-
 def test_the_documented_rights_are_exactly_the_commands_that_are_used() -> None:
     """Call every method as the documented user; the server counts the commands, and the scripts name the others."""
     with RedisServer() as server, of(server) as client:
         make_user(client, documented_rights())
         broker = RedisBroker(conf.parse({"REDIS": url_of(server)})[0], "default", timeout=2.0)
-        methods = every_method(broker)
-        silent = {"keys", "close", "wake", "exclusively", "stop_listening", "reset_listener", "client", "now_tenths"}
-        public = {name for name in dir(RedisBroker) if not name.startswith("_") and name not in silent}
-        assert set(methods) == public - {"claims_ahead", "forgets_taken"}
         client.config_resetstat()
-        for call in methods.values():
-            call()
+        for call in METHODS.values():
+            call(broker)
         broker.close()
         stats = client.info("commandstats")
         used = {name.removeprefix("cmdstat_").split("|")[0] for name in stats} | commands_in_scripts()
