@@ -127,7 +127,8 @@ class Command(BaseCommand):
             be_verbose()
         if not options["once"]:
             leave_pools()
-        _check_tables(chosen.using, waits=not options["once"])
+        with common.errors_as_exit_codes():
+            _check_tables(chosen.using, waits=not options["once"])
         if options["once"]:
             self._once(chosen)
         elif options["reload"]:
@@ -305,15 +306,13 @@ def default_processes(using: str) -> int:
 
 
 def _check_tables(using: str, *, waits: bool) -> None:
-    """Raise ``CommandError`` if tables or rights are missing, or if the database is away and nobody waits for it."""
+    """Raise an error if tables or rights are missing, or if the database is away and nobody waits for it."""
     try:
         pending = pending_migrations(using)
         missing = Message._meta.db_table not in connections[using].introspection.table_names()
     except DatabaseError as error:
-        if trouble(error) in (Trouble.OUTDATED, Trouble.FORBIDDEN):
-            raise CommandError(in_words(error), returncode=common.MISCONFIGURED) from error
-        if not waits:
-            raise CommandError(in_words(error), returncode=common.UNREACHABLE) from error
+        if not waits or trouble(error) in (Trouble.OUTDATED, Trouble.FORBIDDEN):
+            raise
         logger.warning("The worker starts and tries again until it can work: %s", in_words(error))
         return
     if missing:
