@@ -26,7 +26,7 @@ CONSUMED = "delayq_outcomes_total{outcome=consumed,queue=default,topic=t.effect}
 @pytest.fixture
 def patient(set_pace: Callable[[dict[str, float]], None]) -> None:
     """Have a spent process wait for its successor, and a message for a thread, for as long as a slow machine needs."""
-    set_pace({"budget.PATIENCE": 90.0, "pool.LONGEST_QUEUED": 90.0})
+    set_pace({"lifetime.PATIENCE": 90.0, "pool.LONGEST_QUEUED": 90.0})
 
 
 def deliveries_per_process() -> Counter[str]:
