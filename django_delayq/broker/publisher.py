@@ -37,7 +37,7 @@ SAFE = "Messages are safe in the record: workers deliver them by query, or put t
 
 
 def _leave_to_workers(_using: str, _ids: list[int]) -> None:
-    pass
+    """Do nothing: a worker delivers the messages."""
 
 
 # Told about messages at the end of the call that made them wait. The testing module puts itself here.
