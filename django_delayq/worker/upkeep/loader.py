@@ -163,8 +163,8 @@ class Loader(Service):
         server = self._identify()
         if (seen := self.brokers.rubbish_seen) is not None:
             self._clear(seen)
-        # A loss shows without a count too, which costs another command.
-        self._counts = not self._counts
+        # A loss shows without a count too, which costs another command. But a full Redis that refuses it is not back.
+        self._counts = not self._counts or self.brokers.is_away
         meta = self.broker.tick(counts=self._counts)
         rolled_back = meta.tick < (self._tick or 0) + self._counts
         intact = not rolled_back and meta.horizon_tenths is not None and meta.loaded_tenths is not None
