@@ -31,6 +31,7 @@ from django_delayq.worker.run import executor
 from tests.app.handlers import leave
 from tests.app.models import Effect
 from tests.support.claims import DB, claimed, needs_row_locks
+from tests.support.receivers import receiving
 from tests.worker.bench import TOPIC, delivery_to, execute, raises, returns, run
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -327,6 +328,43 @@ def test_a_handler_ends_at_the_timeout_that_its_message_brings() -> None:
     delivery.claimed = delivery.claimed._replace(timeout=0.1)
     error = error_of(execute(delivery))
     assert error.startswith("HandlerTimeout: ran longer than its timeout of 0.1 s")
+
+
+def test_what_follows_a_timeout_is_not_interrupted_again() -> None:
+    told: list[str] = []
+
+    class CleansUp(Middleware):
+        @contextlib.contextmanager
+        def handling(self, message: Any) -> Iterator[None]:
+            try:
+                yield
+            finally:
+                spend(message)
+                told.append("middleware")
+
+    def spend(message: Delivery) -> None:
+        """Do what takes time. The watch looks at this delivery again meanwhile."""
+        message.interrupt()
+        for _step in range(1000):
+            time.monotonic()
+
+    def note(**facts: Any) -> None:
+        spend(delivery)
+        told.append("receiver")
+
+    def outlast(message: Delivery) -> None:
+        while True:
+            spend(message)
+
+    delivery = delivery_to(outlast, timeout="1h", retry=["1s"])
+    middleware.install(one := CleansUp())
+    try:
+        with receiving(note, signals.message_failed):
+            error = error_of(execute(delivery))
+    finally:
+        middleware.remove(one)
+    assert told == ["receiver", "middleware"]
+    assert error.startswith("HandlerTimeout")
 
 
 # --- the transaction --------------------------------------------------------------------------------------------------

@@ -391,7 +391,10 @@ class Delivery:
         os._exit(0 if error is None else 1)
 
     def interrupt(self) -> None:
-        """Raise ``HandlerTimeout`` in the handler's thread, unless the handler has just ended. Never waits for it."""
+        """Raise ``HandlerTimeout`` in the handler's thread, unless the handler has just ended. Never waits for it.
+
+        Only once, unless the handler extends its time after that: the second would hit what tells of the first.
+        """
         # A lock that is held means that the handler has ended: only ``close`` takes it besides.
         if self.handler.is_async or self._is_awaited or not self._lock.acquire(blocking=False):
             return
@@ -403,24 +406,19 @@ class Delivery:
         finally:
             self._lock.release()
 
-    def note_interrupt(self) -> None:
-        """Take note, in the handler's thread, that the interrupt was raised: none is on its way any more."""
-        self._is_interrupted = False
-
     def note_error(self, error: BaseException) -> None:
         """Take note of what the handler raised. A worker keeps no error; tests do."""
 
     def close(self) -> None:
-        """End the delivery. Waits for an interrupt that is on its way, so that it hits no later message.
+        """End the delivery. Takes back an interrupt that is on its way, so that it hits no later message.
 
         Forgets errors, which refer to the frames of this thread.
         """
         try:
             with self._lock:
                 self._is_closed = True
-            latest = time.monotonic() + 1.0
-            while self._is_interrupted and time.monotonic() < latest:
-                time.sleep(0.001)
+            if self._is_interrupted:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), None)
         except HandlerTimeout:
             pass
         finally:

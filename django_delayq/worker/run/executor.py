@@ -69,8 +69,6 @@ LONGEST_CONFLICT_WAIT = 5.0
 def not_entered(delivery: Delivery) -> Release:
     """Return the release of a delivery whose handler got no connection or no transaction. It costs no attempt."""
     error = delivery.entry_error
-    if isinstance(error, HandlerTimeout):
-        delivery.note_interrupt()
     text = storable(f"no transaction for its handler: {type(error).__name__}: {_text(error)}")
     if is_conflict(error):
         # A SQLite file that somebody else has locked.
@@ -89,7 +87,7 @@ def execute(delivery: Delivery, actor: str) -> Outcome:
         finally:
             delivery.close()
     except HandlerTimeout as error:
-        # The interrupt came after the handler had ended, and before close() could wait for it.
+        # The interrupt came after the handler had ended, and before close() could take it back.
         if outcome is None or isinstance(outcome, BaseException):
             return _failure(delivery, error, "ran longer than its timeout")
     return outcome
@@ -254,8 +252,6 @@ def _answer(delivery: Delivery, error: BaseException) -> Outcome:
     """Return the outcome of a delivery that raised, and tell the receivers of a failure about the exception."""
     if isinstance(delivery.decided, Recorded):
         # The effects are committed: another delivery would repeat them.
-        if isinstance(error, HandlerTimeout):
-            delivery.note_interrupt()
         report_after_commit(delivery, error)
         return delivery.decided
     if delivery.raised is error and delivery.decided is not None:
@@ -279,7 +275,6 @@ def outcome_of(delivery: Delivery, error: BaseException) -> Outcome:
     """Return the outcome of a delivery whose handler raised ``error``."""
     match error:
         case HandlerTimeout():
-            delivery.note_interrupt()
             # A handler may raise one of its own.
             of = "" if delivery.timeout is None else f" of {delivery.timeout:g} s"
             return _failure(delivery, error, f"ran longer than its timeout{of}")
