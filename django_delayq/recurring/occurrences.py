@@ -46,7 +46,7 @@ def _begins(using: str, late: Sequence[Schedule], now: datetime) -> Iterator[tup
     stand = {
         schedule.message_id for schedule in late if schedule.missed == Missed.ONCE and schedule.message_id is not None
     }
-    left = _left(using, stand) if stand else {}
+    left = _left(using, stand, now) if stand else {}
     for schedule in late:
         begin, time_to_start = schedule.last_at, schedule.definition.time_to_start
         if schedule.message_id in stand:
@@ -136,20 +136,23 @@ def content(schedule: Schedule) -> dict[str, Any]:
     return content
 
 
-def _left(using: str, ids: Collection[int]) -> dict[int, datetime]:
+def _left(using: str, ids: Collection[int], now: datetime) -> dict[int, datetime]:
     """Return when each of these messages began its first delivery, or ended without one.
 
-    Those that wait are missing.
+    Those that wait are missing. One that expires has ended at that time, and not when it is swept.
     """
     # A message that is not found was purged, which only finished messages are.
     left = dict.fromkeys(ids, datetime.min.replace(tzinfo=UTC))
     rows = Message.objects.using(using).filter(pk__in=ids)
-    for pk, state, deliveries, created_at in rows.values_list("pk", "state", "deliveries", "created_at"):
-        if state == State.SCHEDULED and not deliveries:
+    for pk, state, deliveries, created_at, expires_at in rows.values_list(
+        "pk", "state", "deliveries", "created_at", "expires_at"
+    ):
+        if state == State.SCHEDULED and not deliveries and (expires_at is None or expires_at > now):
             del left[pk]
         else:
-            left[pk] = created_at
-    moves = Transition.objects.using(using).filter(message_id__in=left.keys()).exclude(to_state=State.SCHEDULED)
+            left[pk] = created_at if deliveries or expires_at is None else expires_at
+    moves = Transition.objects.using(using).filter(message_id__in=left.keys())
+    moves = moves.exclude(to_state__in=[State.SCHEDULED, State.EXPIRED])
     # The first move is the last to be noted.
     left.update(moves.order_by("-number").values_list("message_id", "at"))
     return left

@@ -24,6 +24,7 @@ from ..core.exceptions import InvalidMessage, KeyConflict
 from ..core.states import State
 from ..core.values import same_json
 from ..models import Message
+from ..models.record import not_expired
 from ..project.message_options import OnConflict
 from ..record import transitions
 from ..record.sql.moves import locked, writing
@@ -151,8 +152,9 @@ def run_schedule(name: str, *, using: str | None = None) -> Message:
 
 def due(using: str, limit: int, *, since: timedelta = timedelta(0)) -> list[str]:
     """Return the names of schedules whose next occurrence is to be made (``since`` so long), the most urgent first."""
-    waits = Message.objects.filter(WAITS, pk=OuterRef("message_id"))
-    rows = Schedule.objects.using(using).filter(paused=False, ended=False, last_at__lte=transitions.now(using) - since)
+    now = transitions.now(using)
+    waits = Message.objects.filter(WAITS, not_expired(now), pk=OuterRef("message_id"))
+    rows = Schedule.objects.using(using).filter(paused=False, ended=False, last_at__lte=now - since)
     # While an occurrence waits, no other one is made for a schedule that runs once for all that were missed.
     rows = rows.exclude(Q(Exists(waits), missed=Missed.ONCE))
     return list(rows.order_by("last_at").values_list("pk", flat=True)[:limit])

@@ -11,7 +11,6 @@ from django_delayq.core.states import LIVE, State
 from django_delayq.models import Message
 from django_delayq.models.record import LogRow
 from django_delayq.project import registry
-from django_delayq.record import transitions
 from django_delayq.recurring import declarations, schedules
 from django_delayq.recurring.models import Occurrence
 
@@ -21,7 +20,7 @@ DB = "default"
 
 
 class Clock:
-    """The record's clock, as the schedules see it."""
+    """The record's clock."""
 
     def __init__(self) -> None:
         self.now = NOON
@@ -34,7 +33,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The record's clock, which stands still at noon until the test moves it."""
     made = Clock()
-    monkeypatch.setattr(transitions, "now", lambda using: made.now)
+    monkeypatch.setattr("django_delayq.core.clock.of_tests", lambda: made.now)
     return made
 
 

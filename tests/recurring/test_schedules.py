@@ -13,6 +13,7 @@ from django_delayq import KeyConflict, cancel_message, requeue_message, run_mess
 from django_delayq.core.exceptions import InvalidMessage, PayloadTooLarge
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
+from django_delayq.record import transitions
 from django_delayq.recurring import (
     Missed,
     Schedule,
@@ -179,6 +180,22 @@ def test_a_missed_time_that_can_start_no_more_is_not_made(clock: Clock, missed: 
     clock.advance(hours=5, minutes=30)
     look()
     assert occurrences() == ["13:00", "18:00"]
+
+
+@pytest.mark.parametrize("swept", [False, True])
+@pytest.mark.parametrize("missed", ["once", "all"])
+def test_a_missed_time_that_can_still_start_is_made_after_others_that_expired(
+    clock: Clock, missed: str, swept: bool
+) -> None:
+    hourly(missed=missed, expires="40m")
+    clock.advance(hours=5, minutes=30)
+    if swept:
+        transitions.expire(DB, actor="janitor")
+    look()
+    assert occurrences() == ["13:00", "17:00", "18:00"][: 2 if missed == "once" else 3]
+    assert deliver(clock)[-1] == "17:00"
+    look()
+    assert live() == ["18:00"]
 
 
 @pytest.mark.parametrize("missed", ["once", "all", "skip"])
