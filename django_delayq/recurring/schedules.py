@@ -292,8 +292,12 @@ def _change(
     if schedule.definition == definition:
         return schedule
     now = transitions.now(using)
-    # An occurrence whose time has come keeps the definition that it was made with.
-    _withdraw(using, schedule, "was changed", now, after=now)
+    if schedule.ended:
+        # It had no times since then: none was missed.
+        occurrences.update(schedule, last_at=now)
+    # An occurrence whose time has come keeps the definition that it was made with, unless that had another topic:
+    # perhaps nobody handles it any more.
+    _withdraw(using, schedule, "was changed", now, after=now if schedule.topic == definition.topic else None)
     if schedule.topic != definition.topic or not same_json(schedule.payload, definition.payload):
         occurrences.update(schedule, limit_key=None)
     # What is decided of the times to come was decided by the former definition.
@@ -309,7 +313,7 @@ def _delete(using: str, schedule: Schedule, why: str) -> None:
 
 
 def _withdraw(using: str, schedule: Schedule, why: str, now: datetime, *, after: datetime | None = None) -> None:
-    """Cancel the occurrences that wait, of those after a time, and forget them, so that their times may come again.
+    """Cancel the occurrences that wait, of those after a time, and forget them, so that their times come again.
 
     One whose delivery has begun, however early, stays.
     """
@@ -321,8 +325,10 @@ def _withdraw(using: str, schedule: Schedule, why: str, now: datetime, *, after:
     ids = [message.pk for message in locked(using, waiting, wait=True)]
     if ids:
         CANCEL.apply(using, ids, reason=f"schedule {schedule.pk} {why}")
-        rows.filter(message_id__in=ids).delete()
-        occurrences.update(schedule, last_at=min(schedule.last_at, now), message_id=None)
+        gone = rows.filter(message_id__in=ids).order_by("at")
+        before = gone[0].at - timedelta(microseconds=1)
+        gone.delete()
+        occurrences.update(schedule, last_at=min(schedule.last_at, now, before), message_id=None)
 
 
 def _locked(using: str, name: str) -> Schedule | None:

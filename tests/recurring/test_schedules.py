@@ -370,6 +370,30 @@ def test_a_change_leaves_a_message_whose_time_has_come(clock: Clock) -> None:
     assert list(Message.objects.order_by("due_at").values_list("payload", flat=True)) == [None, 2]
 
 
+@pytest.mark.parametrize("missed", ["once", "all"])
+def test_a_change_of_the_topic_makes_a_message_whose_time_has_come_anew(clock: Clock, missed: str) -> None:
+    hourly(missed=missed)
+    clock.advance(hours=2, minutes=30)
+    look()
+    create_schedule("s", "t.renamed", every="1h", missed=missed, on_conflict="replace")
+    assert set(Message.objects.filter(topic=TOPIC).values_list("state", flat=True)) == {"cancelled"}
+    look()
+    assert deliver(clock) == ["13:00", "14:00"][: 1 if missed == "once" else 2]
+    look()
+    assert live() == ["15:00"]
+
+
+@pytest.mark.parametrize("missed", list(Missed))
+def test_a_schedule_that_had_ended_and_goes_on_has_missed_nothing(clock: Clock, missed: Missed) -> None:
+    hourly(missed=missed, ends_at=NOON + timedelta(hours=1))
+    clock.advance(hours=1)
+    deliver(clock)
+    look()
+    clock.advance(hours=4, minutes=30)
+    hourly(missed=missed, ends_at=NOON + timedelta(days=1), on_conflict="replace")
+    assert occurrences() == ["13:00", "18:00"]
+
+
 def test_a_deleted_schedule_has_its_waiting_messages_cancelled(clock: Clock) -> None:
     hourly(missed="all")
     clock.advance(hours=3)
