@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.serializers.json import DjangoJSONEncoder
+from django.db import router
 
 from ..core import names
 from ..core.durations import Duration
@@ -164,6 +165,14 @@ def collect() -> tuple[dict[str, Definition], list[Mistake]]:
         except (InvalidMessage, ImproperlyConfigured) as error:
             mistakes.append(Mistake(place, str(error)))
     return found, mistakes
+
+
+def collect_for(using: str) -> tuple[dict[str, Definition], list[Mistake]]:
+    """Collect for a database: the declared schedules live in the one in which messages are written by default."""
+    from ..models import Message
+
+    found, mistakes = collect()
+    return (found if using == router.db_for_write(Message) else {}), mistakes
 
 
 def fingerprint(declared: dict[str, Definition]) -> str:

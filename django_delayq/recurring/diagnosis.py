@@ -23,7 +23,7 @@ def find(using: str, workers: WorkerList) -> Iterator[Finding]:
     if not workers.of(WorkerState.ALIVE):
         return
     written = set(Schedule.objects.using(using).filter(declared=True).values_list("pk", flat=True))
-    declared = declarations.collect()[0].keys()
+    declared = declarations.collect_for(using)[0].keys()
     active = Schedule.objects.using(using).filter(paused=False, ended=False).values_list("pk", flat=True)
     wanted = {*active[: MOST_NAMED + 1], *(declared - written)}
     # Each process with the role announces what it declares, be it nothing.

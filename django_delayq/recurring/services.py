@@ -147,7 +147,7 @@ class Declarer(Service):
         from . import schedules
         from .models import Schedule
 
-        declared, mistakes = declarations.collect()
+        declared, mistakes = declarations.collect_for(self.using)
         for mistake in mistakes:
             self._log(f"The schedule of {mistake.place} is wrong, and makes no messages: {mistake.reason}")
         mine = declarations.fingerprint(declared)

@@ -13,13 +13,15 @@ from typing import Any
 import pytest
 from django.core.checks import run_checks
 from django.db import connection
+from django.db.models import Model
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 from django_delayq import handler
 from django_delayq.core.exceptions import InvalidMessage
+from django_delayq.inspector.worker_list import list_workers
 from django_delayq.middleware import Draft, Middleware
-from django_delayq.models import Message
+from django_delayq.models import Message, Worker
 from django_delayq.project import registry
 from django_delayq.recurring import (
     Schedule,
@@ -31,6 +33,7 @@ from django_delayq.recurring import (
     services,
 )
 from django_delayq.recurring.declarations import Declaration, collect
+from django_delayq.recurring.diagnosis import find
 from django_delayq.recurring.models import Declarations, Occurrence
 from django_delayq.recurring.services import Declarer, Scheduler
 
@@ -64,6 +67,16 @@ class Version:
             registry._handlers.clear()
             declare(*self.arguments, **self.options)
         self.service.tick()
+
+
+class MessagesIn:
+    """A database router that has the messages in one database."""
+
+    def __init__(self, home: str) -> None:
+        self.home = home
+
+    def db_for_write(self, model: type[Model], **hints: Any) -> str | None:
+        return self.home if model is Message else None
 
 
 def again(message: Any) -> None: ...
@@ -174,6 +187,23 @@ def test_a_wrong_declaration_stops_no_other(code: Code, clock: Clock, caplog: py
     service.tick()
     assert live("t.good") == ["13:00"]
     assert caplog.text.count("is wrong, and makes no messages") == 1
+
+
+@pytest.mark.django_db(databases=["default", "other"])
+def test_a_declared_schedule_is_in_the_database_of_the_messages_alone(code: Code, clock: Clock, settings: Any) -> None:
+    declare(every="1h")
+    for home in ("default", "other"):
+        settings.DATABASE_ROUTERS = [MessagesIn(home)]
+        # Those of the former router are forgotten.
+        clock.advance(minutes=2)
+        for using in ("default", "other"):
+            declarer = Declarer(using, "w")
+            declarer._started -= 1000
+            declarer.tick()
+            waiting = Message.objects.using(using).filter(state="scheduled")
+            assert [message.headers["schedule"] for message in waiting] == ["t.digest"] * (using == home)
+            Worker.objects.using(using).create(name=home, host="h", pid=1, started_at=clock.now, seen_at=clock.now)
+            assert list(find(using, list_workers(using, clock.now))) == []
 
 
 @database
