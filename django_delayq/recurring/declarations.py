@@ -18,6 +18,7 @@ from django.db import router
 from ..core import names
 from ..core.durations import Duration
 from ..core.exceptions import InvalidMessage
+from ..core.text import shown
 from ..project import registry
 from . import definition
 from .definition import Definition, Missed
@@ -67,13 +68,22 @@ class Declaration:
             if has_arguments:
                 raise InvalidMessage("give a task args and kwargs, or a payload that has them, not both")
             return self.options
-        args, kwargs = [*(self.args or ())], {**(self.kwargs or {})}
+        args, kwargs = self._arguments()
         context = [None] * bool(getattr(self.decorated, "takes_context", False))
         try:
             inspect.signature(self.function).bind(*context, *args, **kwargs)
         except TypeError as error:
             raise InvalidMessage(f"the task cannot be called with these args and kwargs: {error}") from None
         return {**self.options, "payload": {"args": args, "kwargs": kwargs}}
+
+    def _arguments(self) -> tuple[list[Any], dict[str, Any]]:
+        args: Any = () if self.args is None else self.args
+        kwargs: Any = {} if self.kwargs is None else self.kwargs
+        if not isinstance(args, Sequence) or isinstance(args, str | bytes | bytearray):
+            raise InvalidMessage(f"args must be a list or a tuple, such as [30], not {shown(args)}")
+        if not isinstance(kwargs, Mapping):
+            raise InvalidMessage(f'kwargs must be a dict, such as {{"days": 30}}, not {shown(kwargs)}')
+        return [*args], {**kwargs}
 
 
 @dataclass(frozen=True, slots=True)

@@ -320,6 +320,11 @@ def test_a_recurring_task_has_its_own_queue_and_priority_and_may_have_no_argumen
         (tasks.add, {"args": [1], "payload": {"args": [1], "kwargs": {}}}, "or a payload that has them, not both"),
         (tasks.tell_attempt, {"args": [1, 2]}, "too many positional arguments"),
         (succeed, {"args": [1]}, "args and kwargs are those of a task"),
+        (tasks.add, {"args": (30)}, "args must be a list or a tuple, such as [30], not 30"),
+        (tasks.add, {"args": "1"}, "args must be a list or a tuple, such as [30], not '1'"),
+        (tasks.add, {"args": b"1"}, "args must be a list or a tuple, such as [30], not bytes"),
+        (tasks.add, {"kwargs": [1]}, 'kwargs must be a dict, such as {"days": 30}, not list'),
+        (tasks.add, {"kwargs": {1: 1}}, "keywords must be strings"),
     ],
 )
 def test_a_recurring_task_that_could_not_run_is_a_mistake(decorated: Any, options: dict[str, Any], words: str) -> None:
