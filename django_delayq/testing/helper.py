@@ -13,13 +13,14 @@ from django.db import connections, router
 from ..api import pausing
 from ..core import clock
 from ..core.durations import Duration
+from ..core.outcomes import Ack
 from ..core.states import State
 from ..core.twins import async_twin
 from ..models import Message, Transition
 from ..project import conf, registry, validation
 from ..record.sql.rows import Claimed, LeaseRenewal
 from ..worker.parts.delivery import Delivery
-from ..worker.run.executor import call
+from ..worker.run.executor import call, outcome_of
 from . import topics
 from .criteria import Criteria, Sought, described
 from .deliverer import Deliverer, Ran, at_work, must_be_raised, raise_error
@@ -236,9 +237,15 @@ class Delayq:
         delivery = _Made(made, handler, self.using)
         delivery.cancel_requested = cancel_requested
         delivery.begin()
+        error: BaseException | None = None
         try:
             call(delivery)
+        except BaseException as raised:
+            error = raised
+            raise
         finally:
+            if delivery.on_end is not None:
+                delivery.on_end(Ack() if error is None else outcome_of(delivery, error))
             delivery.close()
 
     # --- from async code ----------------------------------------------------------------------------------------------

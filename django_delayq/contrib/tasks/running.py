@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
+import logging
 from collections.abc import Callable
+from functools import partial
 from inspect import iscoroutinefunction
-from traceback import format_exception
 from typing import Any
 
 from asgiref.sync import sync_to_async
-from django.db import connections, transaction
 from django.utils import timezone
 
-from ...core.exceptions import HandlerTimeout
-from ...core.outcomes import Release, class_path
+from ...core.outcomes import GiveUp, Outcome, Release, Retry, class_path
 from ...project import validation
 from ...project.answers import Reject
 from .compat import (
@@ -28,6 +26,8 @@ from .compat import (
 )
 from .errors import TaskCancelled
 
+logger = logging.getLogger("django_delayq")
+
 
 def handler_of(task: AnyTask) -> Callable[[Any], Any]:
     """Return the handler that runs a task, under the name of its function."""
@@ -40,16 +40,8 @@ def handler_of(task: AnyTask) -> Callable[[Any], Any]:
 def _sync_handler(task: AnyTask) -> Callable[[Any], Any]:
     def handle(message: Any) -> Any:
         run = Run(task, message)
-        try:
-            args, kwargs = run.start()
-            value = run.kept(task.func(*args, **kwargs))
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            run.fail(error)
-            raise
-        run.succeed(value)
-        return value
+        args, kwargs = run.start()
+        return run.kept(task.func(*args, **kwargs))
 
     return handle
 
@@ -57,18 +49,8 @@ def _sync_handler(task: AnyTask) -> Callable[[Any], Any]:
 def _async_handler(task: AnyTask) -> Callable[[Any], Any]:
     async def handle(message: Any) -> Any:
         run = Run(task, message)
-        try:
-            args, kwargs = await sync_to_async(run.start)()
-            value = run.kept(await task.func(*args, **kwargs))
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            # The end of the timeout cancels an async handler; the worker makes it a HandlerTimeout later.
-            is_timeout = isinstance(error, asyncio.CancelledError) and not message.cancel_reason
-            await sync_to_async(run.fail)(HandlerTimeout() if is_timeout else error)
-            raise
-        await sync_to_async(run.succeed)(value)
-        return value
+        args, kwargs = await sync_to_async(run.start)()
+        return run.kept(await task.func(*args, **kwargs))
 
     return handle
 
@@ -80,8 +62,7 @@ class Run:
         self.task = task
         self.delivery = delivery
         self.sender = type(task.get_backend())
-        # None until the task is told to have started.
-        self.result: AnyResult | None = None
+        self.value: Any = None
 
     def start(self) -> tuple[list[Any], dict[str, Any]]:
         """Tell the receivers that the task starts, and return the arguments of its function."""
@@ -90,7 +71,7 @@ class Run:
         result = of_delivery(self.task, self.delivery)
         if result is None:
             raise Reject("the payload of a task is a dict of args, a list, and kwargs, a dict")
-        self.result = result
+        self.delivery.on_end = partial(self.end, result)
         # As in the queue, a receiver that raises is logged and does not harm the task.
         task_started.send_robust(self.sender, task_result=result)
         context = [TaskContext(task_result=result)] if self.task.takes_context else []
@@ -98,39 +79,32 @@ class Run:
 
     def kept(self, value: Any) -> Any:
         """Return the value that a task returned as JSON knows it. Raises ``TypeError`` when it cannot be kept."""
-        value = normalize_json(value)
-        validation.result(value)
-        return value
+        self.value = normalize_json(value)
+        validation.result(self.value)
+        return self.value
 
-    def succeed(self, value: Any) -> None:
-        """Tell the receivers that the task succeeded; for a transactional task when that is committed."""
-        self._end(TaskResultStatus.SUCCESSFUL, _return_value=value)
-        using = self.delivery.using
-        # A test may perform a transactional task without a transaction, and without a database.
-        if self.delivery.handler.transactional and connections[using].in_atomic_block:
-            transaction.on_commit(self._tell, using=using, robust=True)
-        else:
-            self._tell()
-
-    def fail(self, error: BaseException) -> None:
-        """Tell the receivers that the task failed, unless it will be tried again or has not started."""
-        from ...worker.run.executor import outcome_of
-
-        if self.result is None:
+    def end(self, result: AnyResult, outcome: Outcome) -> None:
+        """Tell the receivers that the task succeeded or failed, unless it will be tried again."""
+        ended = self.delivery.fate(outcome)
+        values: dict[str, Any] = {"status": TaskResultStatus.SUCCESSFUL, "_return_value": self.value}
+        if ended in ("dead", "cancelled"):
+            values = {"status": TaskResultStatus.FAILED, "errors": [*result.errors, _error_of(outcome)]}
+        elif ended != "consumed":
             return
-        outcome = outcome_of(self.delivery, error)
-        if self.delivery.fate(outcome) in ("dead", "cancelled"):
-            if isinstance(outcome, Release):
-                error = TaskCancelled(f"cancel requested; {outcome.reason}")
-            trace = "".join(format_exception(error))
-            failure = TaskError(exception_class_path=class_path(error), traceback=trace)
-            self._end(TaskResultStatus.FAILED, errors=[*self.result.errors, failure])
-            self._tell()
-
-    def _end(self, status: TaskResultStatus, **values: Any) -> None:
-        for name, value in {**values, "status": status, "finished_at": timezone.now()}.items():
+        for name, value in {**values, "finished_at": timezone.now()}.items():
             # Results are frozen, and this is the way in which the framework itself changes them.
-            object.__setattr__(self.result, name, value)
+            object.__setattr__(result, name, value)
+        try:
+            task_finished.send_robust(self.sender, task_result=result)
+        except BaseException:
+            # The outcome stands, whatever a receiver raises, and also when the timeout ends it.
+            logger.exception("A receiver of task_finished failed")
 
-    def _tell(self) -> None:
-        task_finished.send_robust(self.sender, task_result=self.result)
+
+def _error_of(outcome: Outcome) -> TaskError:
+    """Return the error of a task that failed, as the log will have it."""
+    if isinstance(outcome, GiveUp | Retry):
+        trace = outcome.traceback or f"{outcome.error}\n"
+        return TaskError(exception_class_path=outcome.exception, traceback=trace)
+    path, reason = class_path(TaskCancelled()), outcome.reason if isinstance(outcome, Release) else ""
+    return TaskError(exception_class_path=path, traceback=f"{path}: cancel requested; {reason}\n")

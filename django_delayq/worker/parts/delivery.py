@@ -84,6 +84,7 @@ class Delivery:
         "key",
         "leased_mono",
         "lost",
+        "on_end",
         "payload",
         "priority",
         "queue",
@@ -129,6 +130,8 @@ class Delivery:
         # the functions that a transactional handler has called on commit.
         self.decided: Outcome | None = None
         self.raised: BaseException | None = None
+        # Called with the outcome when nothing can change it any more. A handler may set it.
+        self.on_end: Callable[[Outcome], None] | None = None
         # Why the handler got no connection or no transaction, so that it does not begin.
         self.entry_error: BaseException | None = None
         self._deadline: float | None = None
@@ -422,7 +425,7 @@ class Delivery:
         except HandlerTimeout:
             pass
         finally:
-            self.decided = self.raised = self.entry_error = None
+            self.decided = self.raised = self.entry_error = self.on_end = None
 
 
 async def _all_of(returned: Any) -> Any:

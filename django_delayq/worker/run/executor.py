@@ -17,7 +17,7 @@ from itertools import starmap
 from types import FunctionType, MethodType
 from typing import Any
 
-from asgiref.sync import async_to_sync
+from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connections
 
 from ... import middleware, signals
@@ -84,6 +84,8 @@ def execute(delivery: Delivery, actor: str) -> Outcome:
             outcome = _run(delivery, actor)
             if isinstance(outcome, BaseException):
                 outcome = _answer(delivery, outcome)
+            if delivery.on_end is not None:
+                delivery.on_end(outcome)
         finally:
             delivery.close()
     except HandlerTimeout as error:
@@ -114,6 +116,8 @@ async def execute_on_loop(delivery: Delivery, ended: Callable[[], Awaitable[None
         outcome = await _run_on_loop(delivery)
         if isinstance(outcome, BaseException):
             outcome = _answer(delivery, outcome)
+        if delivery.on_end is not None:
+            await sync_to_async(delivery.on_end)(outcome)
         return outcome
     finally:
         # A call that runs on belongs to this delivery: the next one must not overlap with it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +14,16 @@ from django.db import connection
 from django.dispatch import Signal
 from django.utils import timezone
 
-from django_delayq import cancel_message, requeue_message, reschedule_message, schedule_message
+from django_delayq import (
+    Reject,
+    RetryLater,
+    RetryPolicy,
+    cancel_message,
+    middleware,
+    requeue_message,
+    reschedule_message,
+    schedule_message,
+)
 from django_delayq.contrib.tasks.compat import (
     AnyResult,
     TaskResultDoesNotExist,
@@ -25,7 +35,9 @@ from django_delayq.contrib.tasks.compat import (
 )
 from django_delayq.core.exceptions import HandlerTimeout
 from django_delayq.core.states import State
+from django_delayq.middleware import Middleware
 from django_delayq.models import Message
+from django_delayq.project import registry
 from django_delayq.record import transitions
 from django_delayq.recurring import declarations, recurring, run_schedule
 from django_delayq.recurring.services import Declarer
@@ -270,6 +282,70 @@ def test_a_receiver_that_raises_does_not_harm_the_task() -> None:
 
     with receiving(refuse, task_started, task_finished):
         assert done(tasks.add, 1).return_value == 1
+
+
+class Turns(Middleware):
+    """Replaces what a task raises, or fails after its first attempt if that succeeds."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    @contextmanager
+    def handling(self, message: Any) -> Iterator[None]:
+        try:
+            yield
+        except tasks.Broken:
+            raise self.error from None
+        if message.attempt == 1:
+            raise self.error
+
+
+@pytest.mark.parametrize(
+    ("task", "arguments", "error", "ends"),
+    [
+        (tasks.affect, ["fail"], Reject("hopeless"), ["finished FAILED"]),
+        (tasks.greet, ["Anna"], Reject("hopeless"), ["finished FAILED"]),
+        (tasks.fail, [], RetryLater("1h"), []),
+        (tasks.add, [1], RetryLater(0), ["started RUNNING", "finished SUCCESSFUL"]),
+        (tasks.affect, ["done"], RetryLater(0), ["finished SUCCESSFUL"]),
+    ],
+    ids=["given up", "given up, async", "tried again", "tried again after a success", "after the commit"],
+)
+def test_the_end_that_middleware_decides_is_told(
+    signalled: list[str], task: Any, arguments: list[Any], error: Exception, ends: list[str]
+) -> None:
+    middleware.install(turns := Turns(error))
+    try:
+        with heard(task_finished) as finished:
+            result = done(task, *arguments)
+    finally:
+        middleware.remove(turns)
+    assert signalled == ["enqueued READY", "started RUNNING", *ends]
+    assert [told["task_result"].status for told in finished] == ([result.status] if ends else [])
+    assert [told["task_result"].errors for told in finished] == ([result.errors] if ends else [])
+
+
+def test_a_retry_function_is_asked_once_for_each_failure(signalled: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def gives_up_on_odd_calls(attempt: int, error: BaseException | None) -> float | None:
+        asked.append(attempt)
+        return None if len(asked) % 2 else 3600
+
+    topic = tasks.fail.module_path
+    policy = RetryPolicy.custom(gives_up_on_odd_calls)
+    monkeypatch.setitem(registry._handlers, topic, registry._handlers[topic]._replace(own_retry=policy))
+    done(tasks.fail)
+    assert asked == [1]
+    assert signalled[-1] == "finished FAILED"
+
+
+def test_a_receiver_that_ends_its_thread_does_not_harm_the_task() -> None:
+    def leave(**kwargs: Any) -> None:
+        raise SystemExit
+
+    with receiving(leave, task_finished):
+        assert done(tasks.add, 1).status == TaskResultStatus.SUCCESSFUL
 
 
 # --- again and again --------------------------------------------------------------------------------------------------
