@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from math import isfinite
 from typing import Any, TypeVar
 
 from django.core.serializers.json import DjangoJSONEncoder
@@ -205,8 +206,9 @@ class _Unfit(Exception):
         self.path: list[Any] = []
 
 
-_HARMLESS = frozenset({bool, float, type(None)})
+_HARMLESS = frozenset({bool, type(None)})
 _HARMLESS_WHEN_FLAT = _HARMLESS | {str}
+_NUMBERS = frozenset({int, float})
 
 
 def _is_flat(value: Any) -> bool:
@@ -220,7 +222,7 @@ def _is_flat(value: Any) -> bool:
         kind = type(item)
         if type(name) is not str:
             return False
-        if kind not in _HARMLESS_WHEN_FLAT and not (kind is int and -(2**63) <= item < 2**63):
+        if kind not in _HARMLESS_WHEN_FLAT and not (kind in _NUMBERS and -(2**63) <= item < 2**63):
             return False
     return True
 
@@ -235,6 +237,10 @@ def _walk(value: Any, depth: int) -> None:
     elif isinstance(value, int):
         if not -(2**63) <= value < 2**63:
             raise _Unfit("holds an integer of more than 64 bits; send it as a string")
+    elif isinstance(value, float):
+        # It would be refused when it is sent on.
+        if not -(2**63) <= value < 2**63 and isfinite(value):
+            raise _Unfit("holds a float of 2**63 or more, which PostgreSQL returns as an integer; send it as a string")
     elif isinstance(value, (dict, Mapping)):
         if depth < 1:
             raise _Unfit("is nested too deep")

@@ -39,6 +39,7 @@ from django_delayq.core.clock import from_tenths, to_tenths
 from django_delayq.models import Message, Transition
 from django_delayq.record import transitions
 from tests import settings as servers
+from tests.support.payloads import plain_numbers
 from tests.support.steps import TOPIC, ago, claim
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]
@@ -204,8 +205,7 @@ text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00
 scalars = (
     st.none()
     | st.booleans()
-    | st.integers(-(2**63), 2**63 - 1)
-    | st.floats(allow_nan=False, allow_infinity=False)
+    | plain_numbers
     | text
     | st.decimals(allow_nan=False, allow_infinity=False)
     | st.datetimes(timezones=st.none() | st.timezones())
