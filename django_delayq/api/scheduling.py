@@ -56,10 +56,11 @@ def schedule_message(
     ("live"), only until its delivery begins ("scheduled"), or also for a time after its end ("1h").
     ``message.existed`` tells whether another one was there. ``expires``: do not start it any more this long after its
     due time.
-    ``retry`` (a policy, a list of delays, or False for never; no function) and ``max_attempts`` override the handler's,
-    which keeps its choice of exceptions; so do ``timeout`` (False: none) and ``lease``. ``headers``: a small dict that
-    travels along. ``limit_key``: the limits of the handler count the messages with this text by themselves
-    (default: what the handler's ``limit_key`` returns).
+    ``retry`` (a policy, a list of delays, or False for never; no function) overrides the handler's, which keeps its
+    choice of exceptions; so do ``timeout`` (False: none) and ``lease``. ``max_attempts`` gives up earlier than the
+    policy does: it allows no attempt that the policy does not. ``headers``: a small dict that travels along.
+    ``limit_key``: the limits of the handler count the messages with this text by themselves (default: what the
+    handler's ``limit_key`` returns).
 
     Raises ``InvalidMessage`` (nothing is written), ``PayloadTooLarge``, and ``KeyConflict``: with "error" when the key
     is taken, with "replace" and "debounce" when the message with the key is running (a worker may claim it a moment
