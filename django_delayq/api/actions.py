@@ -356,7 +356,7 @@ def run_message(
 ) -> Answer | Counter[Verdict]:
     """Make a waiting message due now. Targets and answers as in ``reschedule_message``.
 
-    One that is due already keeps its due time, and with that its place among those that wait for the same limit.
+    One that is due and may start keeps its due time, and with that its place among those that wait for the same limit.
     """
     return _apply(RUN, target, topic, key, using, reason=reason)
 

@@ -332,7 +332,7 @@ def reschedule(
 
     With ``shift`` each moves by that much from its own due time, but not to before now. With ``overdue_since`` only
     messages that were due by then move: a message that was rescheduled meanwhile stays as it is. A message that is due,
-    and is to be due at once, keeps its due time: it stays before those of its limit that became due later.
+    may start and is to be due at once keeps its due time: it stays before those of its limit that became due later.
     """
     moved_due = _due_mover(using, ids)
     is_at_once = due_at is None and shift is None and not delay and share is no_share
@@ -344,7 +344,7 @@ def reschedule(
         if shift is not None:
             start = max(message.due_at + shift, at)
         moment = ceil_tenth(min(start + share(message.pk), at + FARTHEST))
-        if is_at_once and message.due_at <= at:
+        if is_at_once and message.due_at <= at and (message.expires_at is None or message.expires_at > at):
             moment = message.due_at
         return Decision(State.SCHEDULED, moved_due(message, moment), reason, Verdict.RESCHEDULED)
 

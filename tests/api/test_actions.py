@@ -143,6 +143,17 @@ def test_run_now_makes_a_message_due_now() -> None:
     assert message(id_).due_at - timezone.now() < timedelta(milliseconds=2)
 
 
+@pytest.mark.parametrize("verb", [run_message, partial(reschedule_message, delay=0)])
+def test_a_message_past_its_expiry_that_is_to_be_due_now_may_start(verb: Callable[[int], Any]) -> None:
+    # No worker has swept it yet.
+    id_ = due(due_at=ago(30), expires="10s").pk
+    assert verb(id_).verdict == Verdict.RESCHEDULED
+    row = message(id_)
+    assert row.expires_at == row.due_at + timedelta(seconds=10)
+    claim(id_)
+    assert state(id_) == State.RUNNING
+
+
 @pytest.mark.parametrize("where", [State.DEAD, State.EXPIRED, State.CANCELLED])
 def test_a_requeued_message_starts_anew_and_goes_on_counting_deliveries(where: State) -> None:
     id_ = bring(where)
