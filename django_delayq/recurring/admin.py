@@ -100,9 +100,10 @@ class ScheduleForm(_ModelForm):
         cleaned = super().clean() or self.cleaned_data
         if self.errors:
             return cleaned
-        given: dict[str, Any] = {
-            field: cleaned[field] for field in ("topic", "payload", "priority", "starts_at", "ends_at", "missed")
-        }
+        given: dict[str, Any] = {field: cleaned[field] for field in ("topic", "payload", "priority", "missed")}
+        for field in ("starts_at", "ends_at"):
+            # The inputs show whole seconds, and one of the two hours when the clocks are set back.
+            given[field] = cleaned[field] if field in self.changed_data else getattr(self.instance, field)
         texts: dict[str, Any] = {field: cleaned[field] or None for field in ("cron", "every", "queue", "expires")}
         try:
             if "name" in cleaned:

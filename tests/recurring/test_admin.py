@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from django_delayq.recurring import Schedule, create_schedule, schedules
 from django_delayq.recurring.definition import checked
 from django_delayq.recurring.models import Occurrence
 
-from .conftest import DB, live
+from .conftest import DB, NOON, live
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("without_redis", "clock")]
 
@@ -85,6 +86,19 @@ def test_a_changed_schedule_makes_its_message_anew(chief: Client) -> None:
     chief.post(page(), {**FORM, "every": "30m"})
     assert live() == ["12:30"]
     assert Message.objects.filter(state="cancelled").count() == 1
+
+
+@pytest.mark.parametrize("every", ["1h", "2h"])
+def test_a_moment_that_nobody_changes_is_kept_exactly(chief: Client, every: str) -> None:
+    starts_at, ends_at = NOON + timedelta(hours=1, microseconds=123), NOON + timedelta(days=9, microseconds=456)
+    create_schedule("s", "t.ok", {"a": 1}, every="1h", tz="Europe/Berlin", starts_at=starts_at, ends_at=ends_at)
+    moments = {"starts_at_0": "2050-03-01", "starts_at_1": "13:00:00", "ends_at_0": "2050-03-10"}
+    for ends, kept in [("12:00:00", ends_at), ("12:00:01", NOON + timedelta(days=9, seconds=1))]:
+        chief.post(page(), {**FORM, **moments, "every": every, "ends_at_1": ends})
+        schedule = Schedule.objects.get()
+        assert (schedule.every, schedule.starts_at, schedule.ends_at) == (every, starts_at, kept)
+        if (every, kept) == ("1h", ends_at):
+            assert set(Message.objects.values_list("state", flat=True)) == {"scheduled"}
 
 
 @pytest.mark.parametrize(
