@@ -154,7 +154,7 @@ def replace(using: str, message_id: int, new: NewMessage) -> Answer:
         if not _is_replaceable(message):
             return TOO_LATE
         due = ceil_tenth(new.due_at or at + new.delay)
-        values = new.columns(due) | {"attempts": 0, "conflicts": 0}
+        values = new.columns(due) | {"attempts": 0, "conflicts": 0, "error": ""}
         if new.key_deliveries is not None:
             values["key_deliveries"] = message.deliveries
         return Decision(State.SCHEDULED, values, "replaced", Verdict.RESCHEDULED)

@@ -15,7 +15,7 @@ from django_delayq import KeyConflict, OnConflict, Verdict, cancel_message, sche
 from django_delayq.core.states import State
 from django_delayq.models import Message
 from tests.support.claims import needs_row_locks
-from tests.support.steps import TOPIC, at_once, bring, claimed, later, log, message, moves, snapshot
+from tests.support.steps import TOPIC, at_once, bring, claimed, fail, later, log, message, moves, snapshot
 from tests.support.transactions import unfinished
 from tests.support.workers import PATIENCE, eventually
 
@@ -71,6 +71,14 @@ def test_replace_gives_the_old_message_everything_new() -> None:
     assert moves(first.pk) == ["scheduled", "scheduled>scheduled"]
     last = log(first.pk)[-1]
     assert last.reason == "replaced"
+
+
+def test_replace_leaves_nothing_of_the_attempts_of_the_old_content() -> None:
+    id_ = claimed(key="k").id
+    fail(id_)
+    assert (message(id_).attempts, message(id_).error) == (1, "it broke")
+    assert later(key="k", on_conflict="replace").pk == id_
+    assert (message(id_).attempts, message(id_).error) == (0, "")
 
 
 def test_debounce_pushes_the_due_time_out_and_keeps_the_rest() -> None:
