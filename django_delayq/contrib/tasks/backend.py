@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from django.apps import apps
 from django.conf import settings
@@ -24,6 +24,9 @@ from .compat import (
     task_enqueued,
 )
 from .running import handler_of
+
+if TYPE_CHECKING:
+    from ...models import Message
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -57,7 +60,7 @@ class DelayqBackend(BaseTaskBackend):
 
     def enqueue(self, task: Task[P, R], args: list[Any], kwargs: dict[str, Any]) -> TaskResult[P, R]:
         """Schedule the message of a task in the caller's transaction, and return the result of the task, READY."""
-        from ...api.scheduling import schedule_message
+        from ...api.scheduling import schedule_and_tell
         from . import results
 
         self.validate_task(task)
@@ -77,7 +80,14 @@ class DelayqBackend(BaseTaskBackend):
             errors=[],
             worker_ids=[],
         )
-        message = schedule_message(
+
+        def tell(message: Message) -> None:
+            object.__setattr__(result, "id", str(message.pk))
+            object.__setattr__(result, "enqueued_at", message.created_at)
+            task_enqueued.send(type(self), task_result=result)
+
+        schedule_and_tell(
+            tell,
             topic,
             results.payload(result.args, result.kwargs),
             # A time that has passed means now, however long ago it was.
@@ -86,9 +96,6 @@ class DelayqBackend(BaseTaskBackend):
             priority=int(task.priority),
             headers=results.headers(task, known.find(topic)),
         )
-        object.__setattr__(result, "id", str(message.pk))
-        object.__setattr__(result, "enqueued_at", message.created_at)
-        task_enqueued.send(type(self), task_result=result)
         return result
 
     def get_result(self, result_id: str) -> AnyResult:

@@ -436,3 +436,9 @@ def test_a_task_is_performed_without_the_database(signalled: list[str], django_d
         delayq.perform(tasks.touch_nothing.module_path, {"args": [], "kwargs": {}})
     done = ["started RUNNING", "finished SUCCESSFUL"]
     assert signalled == [*done, *done, "started RUNNING", *done]
+
+
+def test_a_task_that_runs_at_once_is_told_to_be_enqueued_before(signalled: list[str], settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "TESTING": "immediate", "REDIS": None}
+    tasks.add.enqueue(1)
+    assert signalled == ["enqueued READY", "started RUNNING", "finished SUCCESSFUL"]
