@@ -37,6 +37,7 @@ ROWS_PER_CHANGE = 500
 # The time that a hold lasts unless it is renewed, so that a killed restore leaves no queue paused. Seconds.
 HOLD_SECONDS = 30.0
 _MICROSECOND = timedelta(microseconds=1)
+_MILLISECOND = timedelta(milliseconds=1)
 
 Progress = Callable[[int], None]
 
@@ -254,6 +255,7 @@ class Restore:
 
     def _read(
         self,
+        chosen: Selection,
         queue: str,
         after: BatchEnd | None,
         *,
@@ -261,8 +263,7 @@ class Restore:
         end: datetime,
         limit: int,
     ) -> Iterator[Batch]:
-        """Yield batches of the selected messages that are due from ``start`` to ``end``."""
-        chosen = self.selection
+        """Yield batches of the chosen messages that are due from ``start`` to ``end``."""
         if self._ids:
             first = 0 if after is None else bisect_right(self._ids, after[1])
             for place in range(first, len(self._ids), limit):
@@ -284,6 +285,14 @@ class Restore:
 
     # --- filling --------------------------------------------------------------------------------------------------
 
+    def _to_put(self) -> Selection:
+        """Return the selection of what is put. It includes the new due times of messages that were spread."""
+        chosen = self.selection
+        if self.overdue != Overdue.SPREAD or chosen.due_before is None:
+            return chosen
+        # The record rounds due times up.
+        return chosen._replace(due_before=max(chosen.due_before, self._began + self.spread + _MILLISECOND))
+
     def _fill(self, queue: str, tally: Tally, after: BatchEnd | None) -> Generator[tuple[int, BatchEnd]]:
         horizon = self._horizon
         if not self.dry_run:
@@ -297,7 +306,7 @@ class Restore:
         start = None
         if self.dry_run and self.overdue != Overdue.RUN:
             start = self._cutoff + _MICROSECOND
-        batches = self._read(queue, after, start=start, end=from_tenths(horizon), limit=self.batch_size)
+        batches = self._read(self._to_put(), queue, after, start=start, end=from_tenths(horizon), limit=self.batch_size)
         if self.dry_run:
             done = self._foresee(queue, batches)
         else:
@@ -331,7 +340,8 @@ class Restore:
             return
         horizon = from_tenths(self._horizon)
         change = partial(self._spread, horizon) if self.overdue == Overdue.SPREAD else self._end
-        for batch in self._read(queue, after, end=self._cutoff, limit=min(self.batch_size, ROWS_PER_CHANGE)):
+        limit = min(self.batch_size, ROWS_PER_CHANGE)
+        for batch in self._read(self.selection, queue, after, end=self._cutoff, limit=limit):
             ids = batch.ids
             before = tally.dead + tally.cancelled + tally.later
             if ids:
@@ -379,12 +389,13 @@ class Restore:
 
     def _spread(self, horizon: datetime, tally: Tally, ids: list[int]) -> list[transitions.Answer]:
         total = max(1, self._total)
-        places = {pk: place for place, pk in enumerate(ids)}
+        places = {pk: place for place, pk in enumerate(ids, self._done)}
         answers = transitions.reschedule(
             self.using,
             ids,
-            due_at=self._began + self.spread * min(1.0, self._done / total),
-            share=lambda pk: self.spread * places[pk] / total,
+            due_at=self._began,
+            # Messages that became overdue after the count are spread, too, and over no longer time.
+            share=lambda pk: self.spread * min(1.0, places[pk] / total),
             overdue_since=self._cutoff,
             reason="spread by a restore: overdue",
         )

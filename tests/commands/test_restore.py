@@ -254,6 +254,33 @@ def test_overdue_spread_spreads_due_times_evenly() -> None:
     assert {**held("a"), **held("b")} == {**due_tenths(*overdue), min(overdue): 0}
 
 
+@pytest.mark.parametrize("is_by_id", [False, True], ids=["by due time", "by id"])
+def test_messages_due_before_a_time_are_in_redis_again_once_they_are_spread(is_by_id: bool) -> None:
+    overdue, later = schedule(10, due=-600), schedule(2, due=86_400)
+    run("delayq_restore")
+    assert held().keys() == set(overdue)
+    words = ["delayq_restore", "--json", "--yes", "--overdue", "spread=5m", "--due-before", timezone.now().isoformat()]
+    words += map(str, overdue + later) if is_by_id else []
+    would = run(*words, "--dry-run").json["total"]
+
+    did = run(*words).json["total"]
+
+    assert (did["spread"], did["put"]) == (would["spread"], would["put"]) == (10, 10)
+    assert held() == {**due_tenths(*overdue), min(overdue): 0}
+
+
+def test_messages_that_became_due_after_the_count_are_spread_over_the_same_time() -> None:
+    schedule(1, due=-600)
+    job = Restore("default", broker(), overdue=Overdue.SPREAD, spread=60)
+    job.preview()
+    uncounted = schedule(10, due=-500)
+    last = timezone.now() + timedelta(seconds=60)
+
+    job.run()
+
+    assert max(Message.objects.filter(pk__in=uncounted).values_list("due_at", flat=True)) <= last
+
+
 @pytest.mark.parametrize("policy", ["cancel", "dead", "spread=10m"])
 def test_a_restore_that_changes_the_record_is_refused_without_a_confirmation(policy: str) -> None:
     schedule(2, due=-20)
