@@ -414,6 +414,7 @@ class Restore:
                         signals.emit_end(Message, one, self.using)
                     self.broker.remove(queue, [one.id for one in moved])
                     tally.expired += len(moved)
+                    self._renew_hold()
                     if not moved:
                         break
                     yield

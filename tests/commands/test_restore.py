@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -22,7 +22,7 @@ from django_delayq.broker.redis import RedisBroker
 from django_delayq.core.exceptions import BrokerUnavailable
 from django_delayq.core.states import State
 from django_delayq.core.verdicts import Verdict
-from django_delayq.models import Message
+from django_delayq.models import Message, Queue
 from django_delayq.models.record import Identity
 from django_delayq.project import conf
 from django_delayq.record import transitions
@@ -646,3 +646,24 @@ def test_the_end_of_one_restore_ends_no_pause_of_another() -> None:
     one.hold()
     other.run()
     assert set(pausing.paused("default")) == {"a"}
+
+
+def test_a_restore_renews_its_pause_while_it_expires_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    for queue in ("a", "b"):
+        schedule(due=-600, queue=queue)
+        schedule(due=-20, queue=queue, expires="10s")
+    monkeypatch.setattr(engine, "HOLD_SECONDS", 0.0)
+    job = Restore("default", broker(), overdue=Overdue.CANCEL, no_expired=True)
+    job.preview()
+    soon = timezone.now() + timedelta(seconds=1)
+    ends: list[datetime | None] = []
+
+    def progress(done: int) -> None:
+        if job.report.total().expired and len(ends) < 2:
+            ends.append(Queue.objects.get(name="a").resumes_at)
+            Queue.objects.update(resumes_at=soon)
+
+    job.run(progress=progress)
+
+    assert all(end is not None and end > soon for end in ends)
+    assert job.report.total().expired == len(ends) == 2
