@@ -140,8 +140,13 @@ def hold(using: str, names: Sequence[str], *, holder: str, seconds: float | None
         on_commit(using, lambda: _await_claims(using))
 
 
+def take_over(using: str, name: str, holder: str) -> None:
+    """Let the pause of a queue, whoever made it, last until ``release`` of this holder."""
+    Queue.objects.using(using).filter(Queue.PAUSED, name=name).update(paused_by=holder, resumes_at=None)
+
+
 def release(using: str, holder: str) -> None:
-    """End the pauses that ``hold`` began for this holder; pauses that somebody else made or changed go on."""
+    """End the pauses of this holder, by ``hold`` or ``take_over``; pauses that somebody else made or changed go on."""
     Queue.objects.using(using).filter(paused_by=holder).delete()
 
 

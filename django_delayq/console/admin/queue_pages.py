@@ -180,8 +180,6 @@ class QueueAdmin(Page):
         """Start an operation that spreads the messages that are due, then resumes the queue."""
         ids = targets.selected(self._due(name)[: operations.MOST_MESSAGES])
         with writing(self.using):
-            # The pause must not end by itself before that.
-            Queue.objects.using(self.using).filter(name=name).update(resumes_at=None)
             operation = page.start_operation(
                 request,
                 self.using,
@@ -192,6 +190,8 @@ class QueueAdmin(Page):
                 reason=form.cleaned_data["reason"],
                 audited=("resume", name),
             )
+            # The pause ends with the operation and not by itself. A later pause by somebody else outlasts it.
+            pausing.take_over(self.using, name, operations.holder(operation))
         text = _("Operation #%(id)d is queued: a worker spreads the messages, then resumes queue %(queue)s.")
         return self._done(request, text % {"id": operation.pk, "queue": name}, messages.SUCCESS)
 

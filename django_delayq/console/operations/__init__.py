@@ -6,7 +6,7 @@ from .bulk import MOST_MESSAGES, BulkAction, Scope
 from .consistency_check import CheckWork
 from .lifecycle import OPEN, fail, has_open, is_resumable, lease_next, newest, release, resume, run_step, start, stop
 from .restore_work import RestoreWork
-from .work import MESSAGES_PER_STEP, WORKS, OperationWork, Step, register
+from .work import MESSAGES_PER_STEP, WORKS, OperationWork, Step, holder, register
 
 __all__ = [
     "MESSAGES_PER_STEP",
@@ -21,6 +21,7 @@ __all__ = [
     "Step",
     "fail",
     "has_open",
+    "holder",
     "is_resumable",
     "lease_next",
     "newest",

@@ -27,7 +27,7 @@ from ..models import Operation
 from ..search import language
 from ..search.conditions import of_states
 from ..search.language import Search
-from .work import MESSAGES_PER_STEP, OperationWork, Step, register
+from .work import MESSAGES_PER_STEP, OperationWork, Step, holder, register
 
 # An operation keeps the ids of its messages: so many at most.
 MOST_MESSAGES = 1_000_000
@@ -130,8 +130,8 @@ class BulkAction(OperationWork):
     """An action on many messages. ``arguments`` give the due times, and say what happens when all is done.
 
     Due times: "due" (ISO 8601), or "shift" (seconds from each message's own due time), for a reschedule; "now" for a
-    requeue that gives up due times which are still to come; "spread" (seconds). "resume" names a paused queue that is
-    resumed when all is done.
+    requeue that gives up due times which are still to come; "spread" (seconds). "resume" names a queue whose pause the
+    operation took over: it is resumed when all is done.
     """
 
     action: ClassVar[Action]
@@ -170,7 +170,7 @@ class BulkAction(OperationWork):
         outcomes = self.act(using, page, replace(self.times, among=self.ids), operation.reason)
         is_finished = place + len(page) >= len(self.ids)
         if is_finished and self.arguments.get("resume"):
-            pausing.resume(using, self.arguments["resume"])
+            pausing.release(using, holder(operation))
         return Step(len(page), outcomes, str(page[-1]) if page else operation.position, is_finished)
 
 

@@ -27,7 +27,7 @@ from ...restore.selection import Overdue, Selection, Tally
 from ..models import Operation, OperationState
 from ..statements import in_time
 from .lifecycle import FREE, LEASE_SECONDS
-from .work import COUNT_TIMEOUT_MS, OperationWork, Step, register
+from .work import COUNT_TIMEOUT_MS, OperationWork, Step, holder, register
 
 logger = logging.getLogger("django_delayq")
 
@@ -106,13 +106,13 @@ class RestoreWork(OperationWork):
         broker = index(using)
         assert broker is not None
         try:
-            self.restore(using, broker, operation.position, _holder(operation)).hold(None)
+            self.restore(using, broker, operation.position, holder(operation)).hold(None)
         finally:
             broker.close()
 
     @classmethod
     def ended(cls, using: str, operation: Operation) -> None:
-        pausing.release(using, _holder(operation))
+        pausing.release(using, holder(operation))
 
     def count(self, using: str) -> int | None:
         broker = index(using)
@@ -127,7 +127,7 @@ class RestoreWork(OperationWork):
         assert broker is not None
         batches: list[int] = []
         try:
-            restore = self.restore(using, broker, operation.position, _holder(operation))
+            restore = self.restore(using, broker, operation.position, holder(operation))
             restore.prepare()
             end = time.monotonic() + STEP_SECONDS
             # At least one batch is done, or a restore with slow batches would never end.
@@ -140,11 +140,6 @@ class RestoreWork(OperationWork):
             gone = _gone(counts, operation.done + done, operation.total)
             outcomes, done = outcomes | gone, max(done, operation.total - operation.done)
         return Step(done, outcomes, report.position or "", report.position is None)
-
-
-def _holder(operation: Operation) -> str:
-    """Return the name in which a restore pauses queues."""
-    return f"restore #{operation.pk}"
 
 
 def _gone(outcomes: Mapping[str, int], done: int, total: int) -> dict[str, int]:

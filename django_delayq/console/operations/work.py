@@ -59,6 +59,11 @@ class OperationWork(ABC):
         """Do one batch."""
 
 
+def holder(operation: Operation) -> str:
+    """Return the name in which an operation pauses queues."""
+    return f"{operation.action} #{operation.pk}"
+
+
 WORKS: dict[str, type[OperationWork]] = {}
 
 AWork = TypeVar("AWork", bound=OperationWork)

@@ -179,6 +179,26 @@ def test_a_slow_resume_that_is_stopped_leaves_the_queue_paused(chief: Client) ->
     assert not pausing.paused(DB)
 
 
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["queued", "stopped and resumed"])
+def test_a_slow_resume_ends_no_pause_that_began_after_it(chief: Client, is_stopped: bool) -> None:
+    pause_queue("mail", reason="the mail server is down")
+    for _number in range(2):
+        scheduled(queue="mail", delay=0)
+    chief.post(url("resume"), {"spread": "40m"})
+    operation = Operation.objects.get()
+    assert pausing.paused(DB)["mail"].paused_by == f"run #{operation.pk}"
+    if is_stopped:
+        assert operations.stop(operation)
+    pause_queue("mail", reason="the addresses are wrong", duration="1h")
+    if is_stopped:
+        assert operations.resume(operation)
+    worked_off()
+    assert Operation.objects.get().state == "done"
+    pause = pausing.paused(DB)["mail"]
+    assert pause.reason == "the addresses are wrong"
+    assert pause.resumes_at is not None
+
+
 def test_many_due_messages_are_spread_unless_somebody_empties_the_field(chief: Client) -> None:
     pause_queue("mail")
     many(2500, queue="mail", delay=0)
