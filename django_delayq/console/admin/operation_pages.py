@@ -68,7 +68,7 @@ class OperationAdmin(Page):
     def may_resume(self, request: HttpRequest, operation: Operation) -> bool:
         """Tell whether the user may resume an operation, which takes the permissions to start it."""
         work = operations.WORKS.get(operation.action)
-        return work is not None and self.may(request, *work.verbs)
+        return work is not None and self.may(request, *work.needed(operation.arguments))
 
     def may_stop(self, request: HttpRequest, operation: Operation) -> bool:
         """Tell whether the user may stop an operation: one that the user started or could start."""

@@ -152,6 +152,10 @@ class BulkAction(OperationWork):
         if self.action is actions.RESCHEDULE and (self.times.due_at is None) == (self.times.shift is None):
             raise ValueError("reschedule needs either due or shift")
 
+    @classmethod
+    def needed(cls, arguments: Mapping[str, Any]) -> tuple[str, ...]:
+        return (*cls.verbs, "resume") if arguments.get("resume") else cls.verbs
+
     def act(self, using: str, ids: Sequence[int], times: DueTimes, reason: str) -> Counter[str]:
         """Do the action to these messages, and return how many had which outcome."""
         answers = self.action.apply(using, ids, times=times, reason=reason)

@@ -34,7 +34,7 @@ class OperationWork(ABC):
 
     # The name of this kind of work, as in ``Operation.action``.
     name: ClassVar[str]
-    # The verbs that take the permissions to start, stop and resume it.
+    # The verbs that take the permissions to start, stop and resume it, whatever its arguments are.
     verbs: ClassVar[tuple[str, ...]]
     # True when a step writes to the record only: then its changes and its bookkeeping are one transaction.
     atomic: ClassVar[bool] = True
@@ -42,6 +42,11 @@ class OperationWork(ABC):
     def __init__(self, scope: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
         self.scope = scope
         self.arguments = arguments
+
+    @classmethod
+    def needed(cls, arguments: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the verbs that take the permissions for an operation with these arguments."""
+        return cls.verbs
 
     @abstractmethod
     def count(self, using: str) -> int | None:

@@ -377,6 +377,27 @@ def test_the_user_who_started_an_operation_may_stop_it_without_the_permission(ch
     assert chief.post(operation_url("resume", operation)).status_code == 403
 
 
+def test_an_operation_that_resumes_a_queue_takes_the_permission_to_resume_it(db: None) -> None:
+    pause_queue("mail")
+    given, scope = {"spread": 600.0, "resume": "mail"}, operations.Scope(ids=(samples.scheduled(queue="mail").pk,))
+    operation = operations.start(
+        samples.DB, "run", scope.to_json(), given, described="the due messages", reason="", started_by="user:somebody"
+    )
+    needed = {"run_message", "bulk_message", "pause_queue"}
+    for lacking in sorted(needed):
+        lame = logged_in(person(f"no {lacking}", *EVERY - {lacking}))
+        assert lame.post(operation_url("stop", operation)).status_code == 403
+    assert operations.stop(operation)
+    before = everything()
+    for lacking in sorted(needed):
+        lame = logged_in(User.objects.get(username=f"no {lacking}"))
+        assert operation_url("resume", operation) not in lame.get(operation_url("change", operation)).content.decode()
+        assert lame.post(operation_url("resume", operation)).status_code == 403
+    assert everything() == before
+    assert logged_in(person("able", *LOOKING, *needed)).post(operation_url("resume", operation)).status_code == 302
+    assert Operation.objects.get().state == "queued"
+
+
 def test_dead_letters_are_offered_to_who_may_requeue_or_purge_many(
     viewer: Client, operator: Client, chief: Client, settings: Any
 ) -> None:
