@@ -208,6 +208,15 @@ def client_with_reveal() -> Client:
     return client_with("view_schedule", "reveal_message")
 
 
+@pytest.mark.parametrize("lookup", ["payload__password__startswith", "payload__contains", "message__payload", "topic"])
+def test_the_list_takes_no_lookup_but_its_filters(lookup: str) -> None:
+    """A payload that is not shown could be guessed by them, one character after the other."""
+    create_schedule("s", "t.ok", {"password": "secret"}, every="1h")
+    client = client_with("view_schedule")
+    assert client.get(reverse(LIST), {lookup: "s"}).status_code == 400
+    assert client.get(reverse(LIST), {"paused__exact": "0", "declared__exact": "0"}).context["cl"].result_count == 1
+
+
 def test_a_console_that_is_read_only_refuses_every_change(chief: Client, settings: Any) -> None:
     create_schedule("s", "t.ok", every="1h")
     settings.DELAYQ = {**settings.DELAYQ, "CONSOLE": {"READ_ONLY": True}}
