@@ -90,8 +90,10 @@ def text(value: Any, limit: int) -> str:
 
 def row_id(value: str) -> int:
     """Read the id of a row, as addresses and command lines have it."""
-    if value.isascii() and value.isdigit() and 0 < int(value[:20]) < 2**63:
-        return int(value)
+    digits = value.lstrip("0")
+    # Python reads no number of more than some thousand digits.
+    if digits.isascii() and digits.isdigit() and len(digits) < 20 and int(digits) < 2**63:
+        return int(digits)
     raise ValueError(f"must be the id of a row, not {shown(value)}")
 
 

@@ -22,6 +22,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from .. import signals
 from ..core import actors
 from ..core.exceptions import InvalidMessage
+from ..core.outcomes import storable
 from ..core.verbs import VERBS
 from ..models import Message
 from ..project import console_conf
@@ -162,6 +163,10 @@ class ScheduleAdmin(_ModelAdmin):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Schedule]:
         return Schedule.objects.using(_using())
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Schedule | None:
+        """Find the schedule of an address, which may have characters that PostgreSQL does not take."""
+        return super().get_object(request, storable(object_id), from_field)
 
     def get_fields(self, request: HttpRequest, obj: Schedule | None = None) -> Any:
         shown = list(ScheduleForm.Meta.fields)

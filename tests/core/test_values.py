@@ -69,6 +69,18 @@ def test_a_command_says_of_a_number_what_it_must_be(text: str) -> None:
     assert refused(common.positive, text).startswith("must be a whole number of 1 or more, not ")
 
 
+@pytest.mark.parametrize(("text", "number"), [("1", 1), ("007", 7), (f"{2**63 - 1}", 2**63 - 1), ("0" * 5000 + "1", 1)])
+def test_an_id_is_read(text: str, number: int) -> None:
+    assert values.row_id(text) == number
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "-1", "1.0", "x", "²", "٣", f"{2**63}", "0" * 10 + "1" + "0" * 20, "9" * 5000]
+)
+def test_what_no_row_can_have_is_no_id(text: str) -> None:
+    assert refused(values.row_id, text).startswith("must be the id of a row, not ")
+
+
 def test_a_moment_is_aware_and_kept_in_utc() -> None:
     there = datetime(2030, 1, 1, 12, tzinfo=timezone(timedelta(hours=2)))
     assert (values.moment(there), values.moment(there).tzinfo) == (there, UTC)

@@ -217,6 +217,11 @@ def test_the_list_takes_no_lookup_but_its_filters(lookup: str) -> None:
     assert client.get(reverse(LIST), {"paused__exact": "0", "declared__exact": "0"}).context["cl"].result_count == 1
 
 
+@pytest.mark.parametrize("view", ["change", "delete", "history"])
+def test_a_schedule_is_not_found_by_a_character_that_no_database_keeps(chief: Client, view: str) -> None:
+    assert "doesn’t exist" in text(chief.get(page("a\x00b", view), follow=True))
+
+
 def test_a_console_that_is_read_only_refuses_every_change(chief: Client, settings: Any) -> None:
     create_schedule("s", "t.ok", every="1h")
     settings.DELAYQ = {**settings.DELAYQ, "CONSOLE": {"READ_ONLY": True}}

@@ -11,6 +11,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils import timezone
 from django.utils.translation import gettext_lazy
 
+from ...core.outcomes import storable
 from ...core.values import row_id
 from ...models import Message
 from ..models import AuditEvent, Operation
@@ -29,6 +30,7 @@ PERIODS = (
     ("week", gettext_lazy("the last 7 days"), timedelta(days=7)),
     ("month", gettext_lazy("the last 30 days"), timedelta(days=30)),
 )
+_ASKED = ("action", "actor", "period", "q", "before")
 _SPANS = {name: length for name, _label, length in PERIODS}
 
 
@@ -38,7 +40,7 @@ class AuditEventAdmin(Page):
     template = "delayq_console/auditevent/list.html"
 
     def content(self, request: HttpRequest) -> dict[str, Any]:
-        asked = {name: request.GET.get(name, "")[:200] for name in ("action", "actor", "period", "q", "before")}
+        asked = {name: storable(request.GET.get(name, ""))[:200] for name in _ASKED}
         rows = _found(self.get_queryset(request), asked)
         found = in_time(rows.db, AUDIT_TIMEOUT_MS, lambda: newest(request, rows, EVENTS_PER_PAGE))
         shown, older = found or ([], None)
@@ -77,12 +79,12 @@ def _found(rows: QuerySet[AuditEvent], asked: dict[str, str]) -> QuerySet[AuditE
     if asked["action"]:
         rows = rows.filter(action=asked["action"])
     if asked["actor"]:
-        rows = rows.filter(actor__icontains=_storable(asked["actor"]))
+        rows = rows.filter(actor__icontains=asked["actor"])
     length = _SPANS.get(asked["period"])
     if length is not None:
         rows = rows.filter(at__gte=timezone.now() - length)
     if asked["q"]:
-        rows = rows.filter(_searched(_storable(asked["q"].strip())))
+        rows = rows.filter(_searched(asked["q"].strip()))
     return rows
 
 
@@ -93,7 +95,3 @@ def _searched(text: str) -> Q:
     except ValueError:
         return Q(target__icontains=text)
     return Q(message_id=number) | Q(target__iregex=rf"#{number}([^0-9]|$)")
-
-
-def _storable(text: str) -> str:
-    return text.replace("\x00", "")

@@ -9,6 +9,7 @@ from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
+from ...core.outcomes import storable
 from ...models import Message
 from ...project import conf
 from ...record.sql import statements
@@ -72,7 +73,7 @@ class DeadLettersAdmin(Page):
 
 def _chosen(request: HttpRequest) -> DeadFilter:
     period = request.GET.get("period", "")
-    return DeadFilter(request.GET.get("queue", "").strip(), period if period in PERIODS else "")
+    return DeadFilter(storable(request.GET.get("queue", "").strip()), period if period in PERIODS else "")
 
 
 def _queues(using: str, chosen: DeadFilter, found: list[str]) -> list[str]:

@@ -15,6 +15,7 @@ from django.http.response import HttpResponseBase
 from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 
+from ...core.outcomes import storable
 from ...core.verbs import VERBS
 from ...models import Message, Queue
 from ...project import console_conf
@@ -80,6 +81,10 @@ class ReadOnly(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
+        """Find the row of an address, which may have characters that PostgreSQL does not take."""
+        return super().get_object(request, storable(object_id), from_field)
 
     @property
     def using(self) -> str:

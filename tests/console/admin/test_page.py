@@ -213,6 +213,25 @@ def test_no_page_has_markup_of_others_or_inline_code(boss: Client) -> None:
         assert "&lt;script&gt;&quot;&amp;" in shown[page].content.decode()
 
 
+@pytest.mark.parametrize(
+    "address",
+    [
+        "/admin/delayq/message/?q=%00&state=%00",
+        "/admin/delayq_console/deadletters/?queue=%00&period=%00",
+        "/admin/delayq_console/auditevent/?action=a%00b&actor=%00&period=%00&q=%00&before=%00",
+        *(
+            f"/admin/delayq/{model}/a%00b/{view}/"
+            for model, views in (("queue", ("change", "delete", "pause")), ("worker", ("change", "delete")))
+            for view in views
+        ),
+    ],
+)
+def test_a_character_that_no_database_keeps_finds_nothing(boss: Client, address: str) -> None:
+    samples.worker("ab", ("ab",))
+    for response in (boss.get(address, follow=True), boss.post(address, follow=True)):
+        assert response.status_code in (200, 403, 404)
+
+
 def test_script_and_style_sheet_are_small_and_load_nothing_else() -> None:
     script, sheet = asset("admin.js"), asset("admin.css")
     assert len(script.encode()) <= 8 * 1024

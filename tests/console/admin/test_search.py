@@ -127,6 +127,7 @@ def test_a_search_is_described_in_words(text: str, described: str) -> None:
         ("id:", "id:: the value after the colon is missing."),
         ("9" * 19, "not an id"),
         ("9" * 1500, "not an id"),
+        ("id:" + "0" * 10 + "1" + "0" * 20, "not an id"),
         ("id:" + ",".join(["1"] * 1000 + ["2"] * 1), "more than 1000 ids"),
         ("key:", "the value after the colon is missing"),
         ('""', "the text between the quotation marks is missing"),
