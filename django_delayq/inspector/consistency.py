@@ -15,6 +15,7 @@ from ..broker.base import IDS_PER_CALL, Entry, Index, RedisPlace
 from ..core import actors
 from ..core.clock import SECOND, from_tenths, to_tenths
 from ..core.states import LIVE, State
+from ..core.values import CENTURY
 from ..models import Message
 from ..models.record import lease_is_over
 from ..project import conf
@@ -208,6 +209,12 @@ class ConsistencyCheck:
         # it puts the id as well.
         self.broker.put(self.queue, different)
         self.found.fixed += len(extra) + len(missing) + len(different)
+
+
+def queues(using: str, broker: Index) -> list[str]:
+    """Return the queues to compare: those of the record and of the project, and those of which only Redis has ids."""
+    due = broker.due_queues(None, within=CENTURY).queues
+    return sorted({*reading.queues(using), *(queue.name for queue in due), *broker.asides()})
 
 
 def is_known(using: str, broker: Index, queue: str) -> bool:

@@ -9,7 +9,6 @@ from django.core.management.base import CommandError
 from ..core.clock import iso
 from ..inspector import consistency
 from ..inspector.consistency import ConsistencyCheck, Mismatches
-from ..restore import reading
 from ..restore.horizon import writable_server
 from . import _common as common
 
@@ -27,7 +26,7 @@ def compare(command: common.DelayqCommand, using: str, options: dict[str, Any]) 
                     "and no setting or handler names it.",
                     returncode=common.USAGE,
                 )
-        for queue in options["queue"] or reading.queues(using):
+        for queue in options["queue"] or consistency.queues(using, broker):
             found[queue] = ConsistencyCheck(using, broker, queue, fix=options["fix"]).run()
     finally:
         broker.close()

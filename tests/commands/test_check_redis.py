@@ -12,7 +12,7 @@ from django_delayq.core.clock import SECOND
 from django_delayq.core.states import State
 from django_delayq.models import Message
 from testproject.servers import RedisServer
-from tests.support.commands import Ran, claim, due_tenths, held, run, schedule
+from tests.support.commands import Ran, broker, claim, due_tenths, held, run, schedule
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]
 
@@ -74,6 +74,20 @@ def test_a_queue_that_only_redis_knows_is_compared_and_emptied(redis_client: red
     assert (ran.code, ran.json["queues"]["gone"]["extra"]) == (3, 1)
     assert run("delayq_check", "redis", "--queue", "gone", "--fix").code == 0
     assert run("delayq_check", "redis", "--queue", "gone").code == 2
+
+
+@pytest.mark.parametrize("place", ["delayed", "ready", "aside"])
+def test_a_check_of_all_queues_finds_those_that_only_redis_knows(place: str) -> None:
+    [pk] = schedule(1, queue="gone", due=60 if place == "delayed" else -20)
+    schedule(1)
+    run("delayq_restore")
+    if place == "aside":
+        broker().stand_aside("gone", {"a limit": broker().take("gone", 1).tickets})
+    Message._base_manager.filter(pk=pk).delete()
+    ran = run("delayq_check", "redis", "--json")
+    assert (ran.code, ran.json["queues"]["gone"]["extra"], found(ran)) == (3, 1, {})
+    assert run("delayq_check", "redis", "--fix").code == 0
+    assert "gone" not in run("delayq_check", "redis", "--json").json["queues"]
 
 
 def test_ids_without_a_scheduled_row_are_extra(redis_client: redis.Redis) -> None:

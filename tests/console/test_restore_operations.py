@@ -622,6 +622,14 @@ def test_a_check_counts_the_mismatches_of_each_queue(redis_client: redis.Redis, 
     there.close()
 
 
+@pytest.mark.usefixtures("puts_are_flushed")
+def test_a_check_finds_the_queues_that_only_redis_knows(redis_client: redis.Redis, settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "GRACE": 0.1}
+    ensure_horizon(DB, broker(), lease=0.001, worker="test")
+    Message._base_manager.filter(pk__in=schedule(1, queue="gone")).delete()
+    assert consistency_check.results_of(work_off(check()))["gone"].extra == 1
+
+
 def test_a_check_without_mismatches_agrees(redis_client: redis.Redis) -> None:
     done = work_off(check())
     assert all(found.agrees for found in consistency_check.results_of(done).values())

@@ -10,10 +10,9 @@ from datetime import timedelta
 from typing import Any
 
 from ...broker import index
-from ...inspector.consistency import ConsistencyCheck, Mismatch, stuck
+from ...inspector.consistency import ConsistencyCheck, Mismatch, queues, stuck
 from ...project import conf
 from ...record import transitions
-from ...restore import reading
 from ..models import Operation
 from .lifecycle import LEASE_SECONDS
 from .work import OperationWork, Step, register
@@ -56,12 +55,12 @@ class CheckWork(OperationWork):
 
     def step(self, using: str, operation: Operation) -> Step:
         results = results_of(operation)
-        left = [queue for queue in reading.queues(using) if queue not in results]
-        if not left:
-            return Step(position=operation.position, finished=True)
         broker = index(using)
         assert broker is not None
         try:
+            left = [queue for queue in queues(using, broker) if queue not in results]
+            if not left:
+                return Step(position=operation.position, finished=True)
             check = ConsistencyCheck(using, broker, left[0], pause=min(conf.get().GRACE, MAX_PAUSE_SECONDS))
             found = check.run(_LeaseRenewal(using, operation))
         finally:
