@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 from django.contrib.admin.views.main import SEARCH_VAR
+from django.db import router
 from django.http import HttpRequest
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ...core.states import LIVE, State
 from ...core.verbs import VERBS
+from ...models import Message
 from ...record import transitions
 from ..search.conditions import ALL_STATES
 from ..search.language import Search, parse
-from . import payload
+from . import page, payload
 
 if TYPE_CHECKING:
     from django.utils.functional import _StrPromise as Text
@@ -83,6 +85,8 @@ class RequestedSearch:
     whole: Search
     # The values in the box that have no name. None of them is an id.
     bare: tuple[str, ...] = ()
+    # True when it reads masked values, which the user may do, and which is an audit event each time.
+    reveals: bool = False
 
     @property
     def query(self) -> str:
@@ -91,7 +95,10 @@ class RequestedSearch:
 
 
 def read_search(request: HttpRequest, given: Mapping[str, str], using: str) -> RequestedSearch:
-    """Read the search from ``given``: the query string, or the fields of a form."""
+    """Read the search from ``given``: the query string, or the fields of a form.
+
+    A search for what is masked is written to the audit.
+    """
     now = transitions.now(using)
     parsed = parse(given.get(SEARCH_VAR, ""), now=now)
     box = parsed.resolved(using)
@@ -99,7 +106,10 @@ def read_search(request: HttpRequest, given: Mapping[str, str], using: str) -> R
     if secret and not request.user.has_perm(VERBS["reveal"].permission):
         text = gettext("The values of %(names)s are masked, so you may not search for them.")
         box = replace(box, problems=(*box.problems, text % {"names": ", ".join(secret)}))
+    reveals = bool(secret) and not box.problems
+    if reveals:
+        page.record(request, router.db_for_write(Message), "reveal", box.described)
     # A search that names states or single messages is not narrowed to live messages.
     default = "all" if box.selective or box.states != ALL_STATES else "live"
     tab = _BY_NAME.get(given.get(TAB_VAR, ""), _BY_NAME[default])
-    return RequestedSearch(tab, box, parse(tab.text, now=now) & box, parsed.bare)
+    return RequestedSearch(tab, box, parse(tab.text, now=now) & box, parsed.bare, reveals)

@@ -19,6 +19,7 @@ from django.urls import reverse
 
 from django_delayq import schedule_message
 from django_delayq.console.admin import MessageAdmin, paginator
+from django_delayq.console.models import AuditEvent
 from django_delayq.console.search import language, listing
 from django_delayq.console.statements import TooSlow, statement_timeout
 from django_delayq.core import bounds
@@ -27,6 +28,7 @@ from django_delayq.models import Message
 from django_delayq.record.transitions import now
 
 from . import samples
+from .asking import ask_for_search
 from .conftest import logged_in, person
 from .samples import listed, tabs
 
@@ -164,8 +166,22 @@ def test_masked_names_may_be_searched_only_with_the_permission_to_reveal(viewer:
     assert listed(viewer, **query) == []
     page = samples.text(viewer.get(reverse(samples.LIST), query))
     assert "The values of api_token are masked, so you may not search for them." in page
+    assert not AuditEvent.objects.exists()
     trusted = logged_in(person("rita", "view_message", "reveal_message"))
     assert listed(trusted, **query) == [message.pk]
+
+
+def test_each_search_for_masked_values_is_written_to_the_audit() -> None:
+    samples.scheduled({"api_token": "abc"})
+    trusted = logged_in(person("rita", "view_message", "reveal_message", "cancel_message", "bulk_message"))
+    plain = trusted.get(reverse(samples.LIST), {"q": "payload.user:abc"}).content.decode()
+    assert not AuditEvent.objects.exists()
+    masked = trusted.get(reverse(samples.LIST), {"q": "payload.api_token:abc"}).content.decode()
+    ask_for_search(trusted, "cancel", "payload.api_token:abc")
+    events = AuditEvent.objects.values_list("actor", "action", "target")
+    assert list(events) == [("user:rita", "reveal", "payload api_token is a given value")] * 2
+    # A page that is left open is no use of the permission again and again.
+    assert ("data-dq-slow" in plain, "data-dq-slow" in masked) == (False, True)
 
 
 def test_each_tab_says_how_many_of_the_search_are_in_it(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
