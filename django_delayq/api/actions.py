@@ -110,8 +110,8 @@ class Action:
             return times
         rows = Message.objects.using(using).filter(state__in=self.states).order_by("pk")
         if self is REQUEUE:
-            is_due = Q(due_at__lte=transitions.now(using)) if times.delay is None else Q()
-            rows = rows.filter(is_due, ~key_is_taken(using))
+            keeps = times.due_at is None and times.delay is None
+            rows = rows.filter(~key_is_taken(using), Q(due_at__lte=transitions.now(using)) if keeps else Q())
         among = array("q")
         for batch in chunks(sorted(ids), MOVES_PER_TRANSACTION):
             among.extend(rows.filter(pk__in=batch).values_list("pk", flat=True))
@@ -139,7 +139,9 @@ def _run(using: str, ids: Sequence[int], times: DueTimes, reason: str) -> list[A
 
 
 def _requeue(using: str, ids: Sequence[int], times: DueTimes, reason: str) -> list[Answer]:
-    return transitions.requeue(using, ids, delay=times.delay, share=times.share, free=make_way, reason=reason)
+    return transitions.requeue(
+        using, ids, due_at=times.due_at, delay=times.delay, share=times.share, free=make_way, reason=reason
+    )
 
 
 def make_way(using: str, other: Message) -> bool:
@@ -153,8 +155,7 @@ def make_way(using: str, other: Message) -> bool:
         return False
     gone = transitions.expire(using, limit=1, actor=actors.current(), among=Q(pk=other.pk))
     for moved in gone:
-        arguments = signals.message_arguments(moved, using)
-        signals.emit_on_commit(signals.message_expired, Message, **arguments)
+        signals.emit_on_commit(signals.message_expired, Message, **signals.message_arguments(moved, using))
     return bool(gone)
 
 
@@ -172,8 +173,7 @@ def publish_moves(using: str, answers: Sequence[Answer]) -> None:
             waiting[moved.queue].append(Entry.at(moved.id, moved.due_at, moved.priority))
         elif moved.after == State.CANCELLED:
             gone[moved.queue].append(moved.id)
-            arguments = signals.message_arguments(moved, using)
-            signals.emit_on_commit(signals.message_cancelled, Message, **arguments)
+            signals.emit_on_commit(signals.message_cancelled, Message, **signals.message_arguments(moved, using))
     for queue, entries in waiting.items():
         publisher.put_on_commit(using, queue, entries)
     for queue, ids in gone.items():

@@ -50,7 +50,7 @@ class CommandVerb(NamedTuple):
     options: tuple[str, ...] = ()
     # Returns in words when the messages will be due.
     when: Callable[[DueTimes, Foreseen], str] = _nothing
-    # True: a due time that is still to come stays, unless the call gives a delay. It takes no moment.
+    # True: a due time that is still to come stays, unless the call gives one.
     keeps_due_times: bool = False
 
     @property
@@ -78,13 +78,17 @@ def _when_run(times: DueTimes, foreseen: Foreseen) -> str:
 def _when_requeued(times: DueTimes, foreseen: Foreseen) -> str:
     """Return in words how many messages will be due when."""
     number = foreseen.verdicts[Verdict.REQUEUED]
-    later = 0 if times.delay is not None else min(foreseen.to_come.number, number)
-    parts = []
+    keeps = times.due_at is None and times.delay is None
+    later = min(foreseen.to_come.number, number) if keeps else 0
+    parts, start = [], ""
+    if times.due_at is not None:
+        start = f"at {iso(times.due_at)}"
+    elif times.delay:
+        start = f"in {brief(times.delay.total_seconds())}"
     if later:
         first, last = iso(foreseen.to_come.first), iso(foreseen.to_come.last)
         parts.append(f"{later:,} at their own due times, from {first} to {last}")
     if others := number - later:
-        start = f"in {brief(times.delay.total_seconds())}" if times.delay else ""
         since = "then" if start else "now"
         over = f"over {brief(times.spread.total_seconds())} from {since} on" if times.spread else ""
         parts.append(f"{others:,} {' '.join(filter(None, (start, over))) or 'at once'}")

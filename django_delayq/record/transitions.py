@@ -355,6 +355,7 @@ def requeue(
     using: str,
     ids: Sequence[int],
     *,
+    due_at: datetime | None = None,
     delay: timedelta | None = None,
     share: Share = no_share,
     free: Callable[[str, Message], bool] = free_key,
@@ -363,9 +364,9 @@ def requeue(
 ) -> list[Answer]:
     """Move ``dead | expired | cancelled → scheduled``. Attempts are counted anew, deliveries go on counting.
 
-    The messages are due ``delay`` from now. Without a delay a message whose due time is still to come keeps it, and the
-    others are due now. Those that get a new due time are due their ``share`` later. ``free`` frees the key of a message
-    that is in the way, and tells whether it could.
+    The messages are due at ``due_at``, or ``delay`` from now. With neither a message whose due time is still to come
+    keeps it, and the others are due now. Those that get a new due time are due their ``share`` later. ``free`` frees
+    the key of a message that is in the way, and tells whether it could.
     """
     moved_due = _due_mover(using, ids)
     others: list[Message] = []
@@ -378,9 +379,8 @@ def requeue(
             if other is not None:
                 others.append(other)
                 return KEY_TAKEN
-        due = message.due_at
-        if delay is not None or due <= at:
-            due = ceil_tenth(at + (delay or NO_TIME) + share(message.pk))
+        keeps = due_at is None and delay is None and message.due_at > at
+        due = message.due_at if keeps else ceil_tenth((due_at or at + (delay or NO_TIME)) + share(message.pk))
         values = {
             **moved_due(message, due),
             "attempts": 0,

@@ -107,9 +107,17 @@ def test_selectors_narrow_the_requeued_messages() -> None:
 
 def test_a_requeue_may_name_the_due_time_or_a_delay() -> None:
     [first, second] = dead(2)
-    at = timezone.now() + timedelta(hours=3)
+    at = (timezone.now() + timedelta(hours=3)).replace(microsecond=0)
     assert run("delayq_act", "requeue", str(first), "--due-at", at.isoformat()).code == 0
     assert run("delayq_act", "requeue", str(second), "--due-at", "3h").code == 0
-    assert [abs(message.due_at - at) < timedelta(minutes=5) for message in scheduled().values()] == [True, True]
+    assert scheduled()[first].due_at == at
+    assert abs(scheduled()[second].due_at - at) < timedelta(minutes=5)
+    ids = cancelled(2)
     would = run("delayq_act", "requeue", str(dead()[0]), "--due-at", "3h", "--spread", "10m", "--dry-run")
     assert would.out == "1 would be requeued\n1 in 3 h over 10 m from then on\n"
+    noon = "2050-01-01T12:00:00Z"
+    words = ["delayq_act", "requeue", "--state", "cancelled", "--due-at", noon, "--spread", "10m"]
+    ran = run(*words)
+    assert "2 messages: 2 at 2050-01-01T12:00:00.000Z over 10 m from then on." in ran.err
+    assert run(*words, "--yes").code == 0
+    assert [scheduled()[pk].due_at.minute for pk in ids] == [0, 5]

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
@@ -65,7 +65,7 @@ class Command(common.DelayqCommand):
             if isinstance(options.get(name), timedelta):
                 options[name] = transitions.now(using) - options[name]
         by_selectors = _by_selectors(verb, options)
-        work = _Work(using, verb, _times(using, verb, options), options)
+        work = _Work(using, verb, _times(options), options)
         if by_selectors and verb.action is actions.PURGE:
             work.choose_finished()
         else:
@@ -251,11 +251,9 @@ def _by_selectors(verb: CommandVerb, options: dict[str, Any]) -> bool:
     return by_selectors
 
 
-def _times(using: str, verb: CommandVerb, options: dict[str, Any]) -> DueTimes:
+def _times(options: dict[str, Any]) -> DueTimes:
     """Return the due times that the messages get."""
     due, spread = options.get("due_at"), options.get("spread", NO_TIME)
-    if isinstance(due, datetime) and verb.keeps_due_times:
-        due = max(NO_TIME, due - transitions.now(using))
     if isinstance(due, timedelta):
         return DueTimes(delay=due, spread=spread)
     return DueTimes(due_at=due, shift=options.get("shift"), spread=spread)
