@@ -161,7 +161,7 @@ def make_way(using: str, other: Message) -> bool:
 
 def _purge(using: str, ids: Sequence[int], times: DueTimes, reason: str) -> list[Answer]:
     verdicts = purge.purge_ids(using, ids)
-    return [Answer(pk, verdicts.get(pk, Verdict.TOO_LATE)) for pk in ids]
+    return [Answer(pk, verdicts.get(pk, Verdict.NOT_FOUND)) for pk in ids]
 
 
 def publish_moves(using: str, answers: Sequence[Answer]) -> None:

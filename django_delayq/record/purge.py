@@ -92,8 +92,9 @@ def purge(
 
 
 def purge_ids(using: str, ids: Sequence[int]) -> dict[int, Verdict]:
-    """Delete the finished ones of these messages, in batches. Return PURGED or REFERRED_TO for each of the finished."""
-    doomed = Message.objects.using(using).filter(finished_at__isnull=False, state__in=sorted(FINAL))
+    """Delete the finished ones of these messages, in batches. Return the verdict of each message that there was."""
+    rows = Message.objects.using(using)
+    doomed = rows.filter(finished_at__isnull=False, state__in=sorted(FINAL))
     verdicts: dict[int, Verdict] = {}
     for part in chunks(ids, PURGED_PER_TRANSACTION):
         with writing(using):
@@ -101,6 +102,8 @@ def purge_ids(using: str, ids: Sequence[int]) -> dict[int, Verdict]:
             mine = list(locked(using, some, wait=False, to_delete=True).values_list("pk", flat=True))
             # Asked when they are locked: no row can begin to refer to them any more.
             gone = list(deletable(doomed.filter(pk__in=mine)).values_list("pk", flat=True))
+            others = rows.filter(pk__in=set(part).difference(mine)).values_list("pk", flat=True)
+            verdicts |= dict.fromkeys(others, Verdict.TOO_LATE)
             statements(using).delete(gone)
             verdicts |= dict.fromkeys(mine, Verdict.REFERRED_TO) | dict.fromkeys(gone, Verdict.PURGED)
     return verdicts

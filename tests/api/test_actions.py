@@ -539,7 +539,7 @@ def test_a_purge_answers_for_each_message_in_order() -> None:
         Verdict.PURGED,
         Verdict.TOO_LATE,
         Verdict.PURGED,
-        Verdict.TOO_LATE,
+        Verdict.NOT_FOUND,
     ]
     assert list(Message.objects.values_list("pk", flat=True)) == [ids[1]]
 
