@@ -14,6 +14,7 @@ from django.utils import timezone
 
 from django_delayq import pause_queue
 from django_delayq.inspector.diagnostics import describe_holder
+from django_delayq.inspector.worker_list import MOST_WORKERS
 from django_delayq.models import Message, Worker
 from django_delayq.project import conf
 from django_delayq.record import transitions
@@ -135,6 +136,20 @@ def test_a_missing_worker_is_critical_unless_none_is_required() -> None:
     Worker.objects.update(seen_at=timezone.now() - timedelta(seconds=60))
     assert run("delayq_check").code == 3
     assert run("delayq_check", "--min-workers", "0").code == 0
+
+
+def test_all_live_workers_are_counted_however_many_there_are() -> None:
+    schedule(1, queue="mail")
+    Message._base_manager.update(created_at=timezone.now() - timedelta(seconds=61))
+    Worker.objects.update(queues=["mail"], topics=["t.ok"])
+    now = timezone.now()
+    Worker.objects.bulk_create(
+        Worker(name=f"w{number}", host="h", pid=number, started_at=now, seen_at=now) for number in range(MOST_WORKERS)
+    )
+    ran = run("delayq_check", "--min-workers", str(MOST_WORKERS + 1))
+    assert (ran.code, f"Workers: {MOST_WORKERS + 1} alive\n" in ran.out) == (0, True)
+    # One of them serves the queue, and was seen before the others.
+    assert "no worker serves" not in ran.out
 
 
 def test_a_long_overdue_message_is_critical() -> None:
