@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from django_delayq import extensions
+from django_delayq.management.commands import run_delayq
 from tests.support.commands import run
 
 
@@ -25,3 +27,11 @@ def test_an_option_of_another_queue_is_refused_with_the_one_that_is_meant(words:
 
 def test_an_option_that_nobody_has_is_refused_without_a_hint() -> None:
     assert run("run_delayq", "--zzz").err.endswith("unrecognized arguments: --zzz")
+
+
+def test_a_role_of_an_extension_may_end_in_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extensions, "_roles", ["metrics"])
+    chosen = run_delayq.Command().create_parser("", "").parse_args(["--roles", "metrics, consumers"])
+    assert chosen.roles == {"metrics", "consumer"}
+    ran = run("run_delayq", "--roles", "metric")
+    assert "there is no role metric; the roles are" in ran.err

@@ -384,8 +384,10 @@ def _in_words(options: Options) -> Iterable[str]:
 
 
 def _roles(text: str) -> frozenset[str]:
-    names = frozenset(name.strip().removesuffix("s") for name in text.split(","))
-    unknown = names - set(all_roles())
+    known = set(all_roles())
+    given = (name.strip() for name in text.split(","))
+    names = frozenset(name if name in known else name.removesuffix("s") for name in given)
+    unknown = names - known
     if unknown:
         raise argparse.ArgumentTypeError(
             f"there is no role {', '.join(sorted(unknown))}; the roles are {', '.join(all_roles())}"
