@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from django_delayq.models import Message
-from django_delayq.recurring import Schedule, create_schedule
+from django_delayq.recurring import Schedule, create_schedule, pause_schedule
 from tests.support.commands import run
 
 from .conftest import Clock, live
@@ -95,3 +97,24 @@ def test_unknown_names_are_told_and_the_others_are_done() -> None:
 def test_an_action_without_names_is_wrong_usage() -> None:
     assert run("delayq_recurring", "run").code == 2
     assert Message.objects.count() == 2
+
+
+@pytest.mark.parametrize("action", ["run", "resume"])
+def test_a_schedule_that_has_become_impossible_is_told_and_the_others_are_done(action: str, settings: Any) -> None:
+    pause_schedule("digest")
+    pause_schedule("s")
+    settings.DELAYQ = {**settings.DELAYQ, "PAYLOAD_MAX_BYTES": 10}
+    ran = run("delayq_recurring", action, "digest", "s")
+    assert (ran.code, ran.out.startswith("s: ")) == (4, True)
+    assert ran.err.startswith("digest: ")
+    assert "the payload has 21 bytes" in ran.err
+    assert ran.err.endswith("\nThe messages of these schedules are impossible, and nothing was done to them: digest.")
+    assert Schedule.objects.get(pk="digest").paused
+
+
+@pytest.mark.parametrize("name", ["", "\udcff", "a b"], ids=ascii)
+@pytest.mark.parametrize("action", ["list", "run"])
+def test_a_name_that_no_schedule_can_have_is_refused(action: str, name: str) -> None:
+    ran = run("delayq_recurring", action, name)
+    assert ran.code not in (0, 4)
+    assert "the name of a schedule must be 1 to 100 of the characters" in ran.err

@@ -11,6 +11,7 @@ from ....core.clock import iso
 from ....core.exceptions import InvalidMessage
 from ....management import _common as common
 from ....record import transitions
+from ... import definition
 from ...models import Schedule
 from ...schedules import pause_schedule, resume_schedule, run_schedule
 from ...times import shown
@@ -31,7 +32,9 @@ class Command(common.DelayqCommand):
         parser.add_argument(
             "action", choices=("list", "run", "pause", "resume"), metavar="ACTION", help="list, run, pause or resume"
         )
-        parser.add_argument("names", nargs="*", metavar="NAME", help="the names of schedules (list: default all)")
+        parser.add_argument(
+            "names", nargs="*", type=_name, metavar="NAME", help="the names of schedules (list: default all)"
+        )
         parser.add_argument("--reason", default="", help="recorded with the action")
         common.add_json(parser)
 
@@ -50,12 +53,22 @@ class Command(common.DelayqCommand):
             raise CommandError(f"There is no schedule {unknown}.", returncode=common.PARTIAL)
 
     def _act_on(self, using: str, schedules: list[Schedule], options: dict[str, Any]) -> None:
-        done = {schedule.pk: self._act(using, schedule.pk, options) for schedule in schedules}
+        done = {}
+        for schedule in schedules:
+            try:
+                done[schedule.pk] = self._act(using, schedule.pk, options)
+            except InvalidMessage as error:
+                self.stderr.write(f"{schedule.pk}: {error}", self.style.WARNING)
         if options["json"]:
             self.say_json(database=using, **{options["action"]: done})
-            return
-        for name, text in _words(options["action"], done).items():
-            self.say(f"{name}: {text}")
+        else:
+            for name, text in _words(options["action"], done).items():
+                self.say(f"{name}: {text}")
+        if left := ", ".join(schedule.pk for schedule in schedules if schedule.pk not in done):
+            raise CommandError(
+                f"The messages of these schedules are impossible, and nothing was done to them: {left}.",
+                returncode=common.PARTIAL,
+            )
 
     def _act(self, using: str, name: str, options: dict[str, Any]) -> Any:
         """Act on one schedule. Return the id of the message that it made, or whether it was changed."""
@@ -105,6 +118,10 @@ FACTS = (
     *("name", "topic", "queue", "priority", "cron", "every", "time_zone", "missed", "expires"),
     *("declared", "paused", "ended", "message_id"),
 )
+
+
+def _name(text: str) -> str:
+    return common.checked(definition.name, text)
 
 
 def _words(action: str, done: dict[str, Any]) -> dict[str, str]:
