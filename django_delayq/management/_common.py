@@ -187,7 +187,7 @@ def moment(text: str) -> datetime:
         raise argparse.ArgumentTypeError(f"not a time: {text!r}; write it as 2030-01-31T12:00:00Z")
     if found.tzinfo is None:
         raise argparse.ArgumentTypeError(f"{text!r} has no time zone; write {text}Z or {text}+02:00")
-    return found
+    return checked(values.moment, found)
 
 
 T = TypeVar("T")
@@ -279,12 +279,18 @@ def topic_name(text: str) -> str:
     return checked(validation.topic, text)
 
 
+def key(text: str) -> str | None:
+    """Read the key of a message."""
+    return checked(validation.key, text)
+
+
 def database(options: Mapping[str, Any]) -> str:
     """Return the database alias of the messages.
 
     Raises ``CommandError`` for one that cannot keep any, and for one to which this process would commit nothing.
     """
-    using: str = options["database"] or router.db_for_write(Message)
+    given: str | None = options["database"]
+    using = router.db_for_write(Message) if given is None else given
     if using not in connections:
         raise CommandError(f"There is no database {using!r} in DATABASES.", returncode=USAGE)
     reason = unsupported(using) or commits_nothing(using)

@@ -75,6 +75,20 @@ def test_selectors_narrow_the_cancelled_messages(words: list[str], chosen: set[s
     assert {names[pk] for pk in touched} == chosen
 
 
+@pytest.mark.parametrize("selector", ["--key", "--queue", "--topic", "--state", "--due-before", "--database"])
+def test_an_empty_selector_is_refused(selector: str) -> None:
+    schedule(2)
+    assert run("delayq_act", "cancel", "--topic", "t.ok", selector, "", "--yes").code != 0
+    assert cancelled() == set()
+
+
+@pytest.mark.parametrize("key", ["", " ", " k", "\udcff", "k\n", "x" * 201], ids=ascii)
+def test_a_key_that_no_message_can_have_is_refused(key: str) -> None:
+    ran = run("delayq_act", "cancel", "--key", key, "--yes")
+    assert ran.code != 0
+    assert "--key: key must be 1 to 200 printable characters" in ran.err
+
+
 def test_an_empty_stdin_cancels_nothing(monkeypatch: Any) -> None:
     schedule(2)
     monkeypatch.setattr(sys, "stdin", StringIO(""))

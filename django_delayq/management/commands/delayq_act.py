@@ -145,9 +145,7 @@ class _Work:
     def choose_finished(self) -> None:
         """Choose the finished messages that match the selectors, and do not hold their keys."""
         states = [State(state) for state in self.options["state"]] or sorted(self.verb.action.states)
-        age = (transitions.now(self.using) - self.options["finished_before"]).total_seconds()
-        found = purge.finished(self.using, states, max(0.0, age))
-        self._finished = _narrowed(found, {**self.options, "finished_before": None})
+        self._finished = _narrowed(purge.finished(self.using, states, 0.0), self.options)
         # With --yes nobody reads the number, and on a large table counting takes longer than many batches.
         if not self.options["yes"] or self.options["dry_run"]:
             self.foreseen.verdicts[Verdict.PURGED] = purge.deletable(self._finished).count()
@@ -193,7 +191,7 @@ def _add_options(parser: CommandParser, verb: CommandVerb) -> None:
                 metavar="TIME",
                 help=f"only messages that finished {what} (ISO 8601 with time zone, or an age such as 30d)",
             )
-    parser.add_argument("--key", help="only the message with this key")
+    parser.add_argument("--key", type=common.key, help="only the message with this key")
     parser.add_argument(
         "--state",
         action="append",
