@@ -125,6 +125,23 @@ def test_the_heartbeat_file_is_touched_while_it_works_and_only_then(start: Start
     assert worker.stop() == 0
 
 
+def test_a_heartbeat_file_whose_folder_goes_away_ends_no_worker(start: Start, tmp_path: Path) -> None:
+    heartbeat = tmp_path / "run" / "heartbeat"
+    worker = start("--heartbeat-file", str(heartbeat))
+
+    def warnings() -> int:
+        return worker.count("The heartbeat file cannot be touched")
+
+    eventually(warnings, "the folder is not there yet")
+    heartbeat.parent.mkdir()
+    eventually(heartbeat.exists, "it is touched")
+    heartbeat.parent.rename(tmp_path / "away")
+    eventually(lambda: warnings() == 2, "one warning for each trouble")
+    wait_until(schedule_message("t.ok"), State.CONSUMED)
+    assert worker.stop() == 0
+    assert worker.count("Traceback") == 0
+
+
 def test_the_worker_name_stands_in_the_log_of_each_message(start: Start) -> None:
     start("--worker-name", "blue-7")
     message = wait_until(schedule_message("t.ok"), State.CONSUMED)

@@ -18,6 +18,7 @@ from django_delayq.project import registry
 from django_delayq.worker.parts.lifetime import BegunPage
 from django_delayq.worker.processes.process import BROKEN, EXHAUSTED, STUCK, collect_less_often
 from django_delayq.worker.processes.supervisor import HUNG, Child, Supervisor
+from django_delayq.worker.upkeep.heartbeat import HeartbeatFile
 from tests.support.workers import PATIENCE, ROOT
 
 LEASE = max(handler.lease for handler in registry.handlers().values())
@@ -186,7 +187,7 @@ def test_a_process_that_is_told_to_end_while_it_is_made_ends() -> None:
 
 def test_the_heartbeat_file_waits_for_the_first_turn_of_each_process(supervisor: Supervisor, tmp_path: Path) -> None:
     heartbeat = tmp_path / "heartbeat"
-    supervisor.options = supervisor.options._replace(heartbeat_file=str(heartbeat))
+    supervisor.heartbeat_file = HeartbeatFile(str(heartbeat))
     (child,) = supervisor.children.values()
     supervisor._touch_heartbeat()
     assert not heartbeat.exists()

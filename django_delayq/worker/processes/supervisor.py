@@ -13,7 +13,6 @@ import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from django.db import Error as DatabaseError
 from django.db import connections as django_connections
@@ -31,7 +30,7 @@ from ..parts import connections
 from ..parts.lifetime import BegunPage, ProcessLock
 from ..parts.reporting import report_moves
 from ..parts.service_turns import backoff
-from ..upkeep.heartbeat import delete_rows
+from ..upkeep.heartbeat import HeartbeatFile, delete_rows
 from . import output, plain_signals
 from .process import BROKEN, EXHAUSTED, STUCK, WorkerProcess, collect_less_often
 
@@ -103,6 +102,7 @@ class Supervisor:
 
     def __init__(self, options: Options) -> None:
         self.options = options
+        self.heartbeat_file = HeartbeatFile(options.heartbeat_file) if options.heartbeat_file else None
         # Children that have reached --max-messages.
         self._exhausted = 0
         # The process that holds this lock may run a message alone.
@@ -439,11 +439,11 @@ class Supervisor:
 
     def _touch_heartbeat(self) -> None:
         """Touch the heartbeat file while the consumers of all children make turns."""
-        if self.options.heartbeat_file is None:
+        if self.heartbeat_file is None:
             return
         now = time.monotonic()
         if self._quick_deaths > 1 and any(now - child.started < HEALTHY for child in self.children.values()):
             # They die as soon as they are started.
             return
         if self.children and all(now - child.page.get() < STALE_AFTER for child in self.children.values()):
-            Path(self.options.heartbeat_file).touch()
+            self.heartbeat_file.touch()

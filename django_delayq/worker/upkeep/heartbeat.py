@@ -1,9 +1,11 @@
-"""The worker heartbeat: a row that shows that a worker process is alive."""
+"""The worker heartbeat: a row that shows that a worker process is alive, and a file for all processes of a worker."""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from django.db import connections
 from django.db.models.functions import Now
@@ -13,6 +15,8 @@ from ...extensions import Service
 from ...models import Worker
 from ...record import transitions
 from ...record.sql.sessions import own_transaction
+
+logger = logging.getLogger("django_delayq")
 
 HEARTBEAT_INTERVAL = 10.0
 
@@ -61,3 +65,21 @@ def delete_rows(using: str, workers: Iterable[str]) -> None:
     """Delete the rows of processes that are gone. Receivers of a project that follow all models are not called."""
     with connections[using].cursor() as cursor:
         cursor.executemany("DELETE FROM delayq_worker WHERE name = %s", [(worker,) for worker in workers])
+
+
+class HeartbeatFile:
+    """A file that a supervisor touches. That it cannot be touched ends no worker, and is logged once."""
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+        self._fails = False
+
+    def touch(self) -> None:
+        """Touch the file, or log a warning when it could be touched before."""
+        try:
+            self._path.touch()
+            self._fails = False
+        except OSError as error:
+            if not self._fails:
+                logger.warning("The heartbeat file cannot be touched, and the worker goes on: %s", error)
+            self._fails = True
