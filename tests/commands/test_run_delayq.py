@@ -13,6 +13,7 @@ from django_delayq import schedule_message, schedule_messages
 from django_delayq.core.states import State
 from django_delayq.management.commands.run_delayq import Command
 from django_delayq.models import Message, Transition, Worker
+from testproject.servers import PostgresServer
 from tests.support.processes import Gate, Start
 from tests.support.record_of import effects_per_message, log_of, once_each, states, wait_until, wait_until_all
 from tests.support.workers import eventually
@@ -29,6 +30,21 @@ def test_once_delivers_what_is_due_and_leaves_the_rest(start: Start) -> None:
     assert worker.lines[-1] == "30 delivered"
     assert effects_per_message() == once_each(due)
     assert states() == {State.CONSUMED: 30, State.SCHEDULED: 1}
+
+
+@pytest.mark.parametrize("others", [0, 20], ids=["during the last handler", "in a backlog"])
+def test_a_run_with_once_does_not_wait_for_a_database_that_goes_away(
+    start: Start, postgres_server: PostgresServer, gate: Gate, others: int
+) -> None:
+    first = schedule_message("t.gate", gate.payload)
+    schedule_messages({"topic": "t.ok"} for _ in range(others))
+    worker = start("--once", "--threads", "1", "--graceful-timeout", "1")
+    eventually(lambda: gate.begun(first.pk), "the handler begins")
+    postgres_server.stop()
+    gate.open()
+    assert worker.wait() == 69
+    assert worker.count("The database does not answer") >= 1
+    assert worker.count("Traceback") == 0
 
 
 def test_once_isolates_a_failure_and_leaves_its_retry_for_later(start: Start) -> None:

@@ -23,7 +23,7 @@ from ...extensions import WorkerExtensions
 from ...project import registry
 from ...record import admission, transitions
 from ...record.sql.rows import Claimed, Ticket
-from ...record.sql.troubles import in_words
+from ...record.sql.troubles import Trouble, in_words, trouble
 from ..parts import connections
 from ..parts.broker_switch import BrokerSwitch
 from ..parts.delivery import Delivery
@@ -49,6 +49,8 @@ IDLE_WAIT = 30.0
 RETRY_UNCLAIMED_AFTER = 1.0
 # A consumer that ends when nothing can begin asks again after this time while messages still run. Seconds.
 LAST_WAIT = 0.02
+# It ends with the error when so many turns in a row find no database that lets it work.
+LAST_TRIES = 5
 # The most calls to Redis by which a turn makes further ids ready, a thousand ids each.
 CATCH_UP = 10
 
@@ -113,8 +115,9 @@ class Consumer(threading.Thread):
         self._stopping = threading.Event()
         self.wake_ups = WakeUps(brokers, lambda: self.queues.listens, lambda: self._may_go_on, self._stopping)
         self._on_idle = on_idle
-        # True when the consumer has ended because nothing can begin.
+        # True when the consumer has ended because nothing can begin, or with an error of the database.
         self.is_done = False
+        self.error: DatabaseError | None = None
         # True when the last turn claimed nothing.
         self._found_nothing = False
         self._errors = 0
@@ -142,6 +145,8 @@ class Consumer(threading.Thread):
                     # Two turns in a row that find nothing: the first may have looked while a limit was still full.
                     was_quiet = self._on_idle is not None and self._found_nothing and self._is_quiet
                     seconds, wait = self.turn(), self.wake_ups.wait
+                    if self._on_idle is not None:
+                        seconds = min(seconds, LAST_WAIT)
                     self._errors = 0
                     if was_quiet and self._is_quiet and self._found_nothing:
                         self.is_done = True
@@ -149,10 +154,10 @@ class Consumer(threading.Thread):
                 except DatabaseError as error:
                     self._errors += 1
                     if self._errors == 1:
-                        logger.warning(
-                            "The consumer claims nothing, and tries again until it can: %s",
-                            in_words(error),
-                        )
+                        logger.warning("The consumer claims nothing, and tries again: %s", in_words(error))
+                    if self._on_idle is not None and self._errors >= LAST_TRIES and trouble(error) != Trouble.REFUSED:
+                        self.error, self.is_done = error, True
+                        return
                     seconds, wait = backoff(self._errors, 2.0), self.wake_ups.stand_back
                 except Exception:
                     self._errors += 1
@@ -161,7 +166,7 @@ class Consumer(threading.Thread):
                 finally:
                     connections.after_task()
                 if seconds > 0:
-                    wait(seconds if self._on_idle is None else min(seconds, LAST_WAIT))
+                    wait(seconds)
         finally:
             self.release()
             connections.close_all()

@@ -285,13 +285,19 @@ class OnceProcess(WorkerProcess):
         return self.recorder.delivered
 
     def run(self, watch: Callable[[], bool] = lambda: False) -> int:
-        """Free the messages of workers that are gone, and work until nothing can begin. Return the exit code."""
+        """Free the messages of workers that are gone, and work until nothing can begin. Return the exit code.
+
+        Raises the error of the database when that goes away meanwhile.
+        """
         reaper = self.parts.reaper
         reaper.tick()
         if reaper.is_confirming:
             select.select([self._wake_read], [], [], reaper.confirm_after)
             reaper.tick()
-        return super().run(watch)
+        code = super().run(watch)
+        if self.parts.consumer.error is not None:
+            raise self.parts.consumer.error
+        return code
 
     def _is_over(self) -> bool:
         return self.parts.consumer.is_done or super()._is_over()
