@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from datetime import datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from django_delayq.record.sql import moves, statements
 from django_delayq.record.sql.rows import Failure, LeaseRenewal, Success, Ticket
 from django_delayq.worker.parts.delivery import Delivery
 from django_delayq.worker.processes.assembly import Parts
+from django_delayq.worker.run.recorder import LeaseRenewer
 from django_delayq.worker.upkeep.janitor import Janitor
 from django_delayq.worker.upkeep.reaper import LONGEST_LOOK
 from tests.support.claims import DB, claimed, state
@@ -54,19 +56,21 @@ def test_a_lease_that_ran_out_is_ended_only_when_it_is_still_over_later(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = expired("t.ok", "t.ok")
-    reaper = parts.reaper
-    monkeypatch.setattr("django_delayq.worker.upkeep.reaper.LONGEST_LOOK", 60.0)
-    monkeypatch.setattr(reaper, "confirm_after", 60.0)
+    now = 0.0
+    monkeypatch.setattr("django_delayq.worker.upkeep.reaper.time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(crashes, "may_reap", lambda using: True)
-    assert reaper.tick() == reaper.confirm_after
-    assert reaper.tick() == reaper.confirm_after
-    assert (state(one), state(other), reaper.is_confirming) == (State.RUNNING, State.RUNNING, True)
+    wait = parts.reaper.tick()
+    # A renewal that has failed is tried before.
+    assert wait > LeaseRenewer.longest_backoff
+    now = LeaseRenewer.longest_backoff
+    assert parts.reaper.tick() == wait
+    assert (state(one), state(other), parts.reaper.is_confirming) == (State.RUNNING, State.RUNNING, True)
     assert statements(DB).extend([LeaseRenewal(one.id, one.deliveries, 60.0)])
-    monkeypatch.setattr(reaper, "confirm_after", 0.0)
-    assert reaper.tick() == reaper.interval
+    now = wait
+    assert parts.reaper.tick() == parts.reaper.interval
     assert (state(one), state(other)) == (State.RUNNING, State.SCHEDULED)
-    assert reaper.tick() == reaper.interval
-    assert (state(one), reaper.is_confirming) == (State.RUNNING, False)
+    assert parts.reaper.tick() == parts.reaper.interval
+    assert (state(one), parts.reaper.is_confirming) == (State.RUNNING, False)
 
 
 def test_a_new_delivery_is_not_ended_for_the_lease_of_an_earlier_one(
