@@ -1172,7 +1172,7 @@ MUTANTS = [
     ),
     mutant(
         "look that never goes on behind full limits",
-        ("django_delayq/broker/database.py", "seen.before if seen.is_open else seen.spot", "seen.before"),
+        ("django_delayq/broker/database.py", "if seen.is_open else seen.spot", "if seen.is_open else begin"),
     ),
     mutant(
         "places that keep messages limited when all workers have died",
