@@ -7,7 +7,8 @@ import contextvars
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from queue import Queue
 from typing import Any
 
 import pytest
@@ -51,11 +52,17 @@ def parts(assembled: Assemble) -> Iterator[Parts]:
     """A worker with two threads and 50 places on the loop, which run."""
     parts = assembled(2, tasks=50)
     parts.pool.start()
+    loop = parts.pool.loop
+    assert isinstance(loop, EventLoop)
+    assert loop._loop is not None
     yield parts
+    # With those that a test has left, neither the thread nor the process of the tests would end.
+    for task in list(loop._tasks):
+        loop._loop.call_soon_threadsafe(task.cancel)
+    parts.pool.wait_idle(60)
     parts.pool.stop()
-    assert isinstance(parts.pool.loop, EventLoop)
-    parts.pool.loop.thread.join(60)
-    assert not parts.pool.loop.thread.is_alive()
+    loop.thread.join(60)
+    assert not loop.thread.is_alive()
 
 
 @pytest.fixture
@@ -98,18 +105,31 @@ def request_cancel(parts: Parts, delivery: Delivery) -> None:
 
 @pytest.fixture
 def cancelled(parts: Parts, submit: Run) -> Cancelled:
-    """Run a handler, and request a cancel when it has begun."""
+    """Run a handler, and request a cancel when it has begun: its task is cancelled."""
 
     def cancel(function: Callable[[Any], Any], **terms: Any) -> Delivery:
-        begun = threading.Event()
+        begun: Queue[asyncio.Task[Any]] = Queue()
+        heard = threading.Event()
 
         async def begin(message: Delivered) -> None:
-            begun.set()
+            task = asyncio.current_task()
+            assert task is not None
+            begun.put(task)
             await function(message)
 
         (one,) = submit(begin, **terms)
-        assert begun.wait(60)
+        task = begun.get(timeout=60)
         request_cancel(parts, one)
+        loop = task.get_loop()
+        with suppress(RuntimeError):
+            # The loop of a transactional handler ends with it.
+            loop.call_soon_threadsafe(heard.set)
+            eventually(lambda: heard.is_set() or loop.is_closed(), "the loop has heard of the request")
+        is_cancelled = bool(task.cancelling())
+        if not is_cancelled:
+            # Else the handler, and with it the process of the tests, would not end.
+            loop.call_soon_threadsafe(task.cancel)
+        assert is_cancelled
         return one
 
     return cancel
