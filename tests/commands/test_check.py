@@ -334,6 +334,9 @@ def test_many_queues_cost_no_statement_each(limit: int | None, declare: Declare)
         found = levels()
         assert found["Overdue"] == "critical"
         assert ("Limited" in found) is (limit is not None)
+        # Here the messages of full limits are taken out of the numbers of each queue.
+        limited = run("delayq_stats", "--json").json["queues"]["q"]["limited"]
+        assert limited["count"] == (0 if limit is None else 2)
 
     declare("l.one", limit=limit)
     running = Message.objects.get(pk=schedule(due=-9000, topic="l.one")[0])
