@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime, timedelta
 from typing import Any
@@ -608,24 +608,26 @@ def test_a_restore_reads_a_few_batches_ahead_and_keeps_their_order(
     read_page, filling_in = type(statements("default")).heads, RedisBroker.fill
     batches: list[list[int]] = []
     put: list[list[int]] = []
-    full, too_full = threading.Event(), threading.Event()
+    waits, result = threading.Event(), Future.result
 
     def heads(*given: Any, **named: Any) -> Any:
         entries = [*read_page(*given, **named)]
         batches.append([pk for _queue, pk, *_due in entries])
-        if len(batches) > engine.BATCHES_AHEAD:
-            full.set()
-        if len(batches) > engine.BATCHES_AHEAD + 1 and not put:
-            too_full.set()
         return entries
 
+    def wait(answer: Future[Any], timeout: float | None = None) -> Any:
+        waits.set()
+        return result(answer, timeout)
+
     def slowly(broker: RedisBroker, entries: dict[str, list[Entry]]) -> dict[str, Put]:
-        # The first batch is put when the batches ahead have been read.
-        assert full.wait(60)
-        assert put or not too_full.wait(0.2)
+        if not put:
+            # The first batch is put when the others are read that may be, and the reader waits for this put.
+            assert waits.wait(60)
+            assert len(batches) == engine.BATCHES_AHEAD + 1
         put.append([entry.id for some in entries.values() for entry in some])
         return filling_in(broker, entries)
 
+    monkeypatch.setattr(Future, "result", wait)
     monkeypatch.setattr(type(statements("default")), "heads", heads)
     monkeypatch.setattr(RedisBroker, "fill", slowly)
     found = run("delayq_restore", "--json", batch_size=1).json["total"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from datetime import timedelta
 from typing import Any
 
@@ -21,7 +19,8 @@ from django_delayq.record.sql.sessions import lock_timeout
 from tests.support import limits_oracle as oracle
 from tests.support.limits import DB, LEASES, Declare, claim_limited, fail, states, succeed
 from tests.support.steps import at_once
-from tests.support.transactions import unfinished
+from tests.support.transactions import unfinished, waits_for_a_lock
+from tests.support.workers import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -166,7 +165,7 @@ def test_claims_of_one_transaction_deadlock_in_no_order(declare: Declare) -> Non
     for topic in topics:
         declare(topic, limit=5)
     made = {topic: [schedule_message(topic) for _ in range(2)] for topic in topics}
-    met = threading.Barrier(2)
+    begun_by: set[int] = set()
 
     def turn(number: int) -> list[int]:
         """Claim as a worker without Redis does, from one queue after another."""
@@ -175,9 +174,8 @@ def test_claims_of_one_transaction_deadlock_in_no_order(declare: Declare) -> Non
             for topic in topics if number else reversed(topics):
                 begun += admit([made[topic][number]])
                 may_pause()
-                # The other one waits for the end of this transaction, or both are here.
-                with contextlib.suppress(threading.BrokenBarrierError):
-                    met.wait(0.2)
+                begun_by.add(number)
+                eventually(lambda: len(begun_by) == 2 or waits_for_a_lock(), "the other one is here too, or waits")
         return begun
 
     assert sum(map(len, answers(at_once(2, turn)))) == 4
