@@ -51,7 +51,6 @@ NAMES = frozenset(
         # The recorder.
         "before_record",
         "after_record",
-        # The promoter.
         # The rest.
         "after_horizon",
         "mid_load",
