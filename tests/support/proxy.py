@@ -26,6 +26,8 @@ class Proxy:
         self.drop_every = 0
         self.hits = 0
         self.lost: list[bytes] = []
+        # Set when somebody has said something on a connection that is silenced.
+        self.held_back = threading.Event()
         self._lose: list[bytes] = []
         self._replies = 0
         self._clear = threading.Event()
@@ -141,6 +143,7 @@ class Proxy:
             time.sleep(self.delay)
         self._clear.wait()
         while link.forgotten and not link.broken:
+            self.held_back.set()
             time.sleep(0.05)
 
     def fate(self) -> str:
