@@ -181,7 +181,8 @@ class _Inside:
             self.raised.clear()
 
     def _note(self, _kind: Any, error: BaseException | None, _traceback: Any) -> None:
-        if error is not None and all(error is not one for one in self.raised):
+        # The one that the last hook was left with, unless this hook has replaced it: by an earlier one, perhaps.
+        if error is not None and (not self.raised or self.raised[-1] is not error):
             self.raised.append(error)
             self._on_error(error)
 

@@ -221,6 +221,27 @@ def test_an_exception_that_replaces_the_handlers_is_the_failure() -> None:
     assert outer.steps == [("enter", None), ("RetryLater", "retried"), ("leave", "retried")]
 
 
+class Replacer(Middleware):
+    """Leaves with another error than the handler's, and then with that one again."""
+
+    @contextmanager
+    def handling(self, message: Handled) -> Iterator[None]:
+        try:
+            yield
+        except RetryLater as error:
+            raise (error.__cause__ or error) from None
+        except ValueError as error:
+            raise RetryLater(3600) from error
+
+
+def test_an_exception_that_comes_back_after_another_one_is_the_failure() -> None:
+    outer = install(Watcher())
+    install(Replacer())
+    install(Replacer())
+    message = run(fail, retry=False)
+    assert (message.state, outer.steps[-1]) == ("dead", ("leave", "dead"))
+
+
 @pytest.mark.parametrize("transactional", [False, True], ids=["plain", "transactional"])
 def test_a_swallowed_exception_stays_a_failure(transactional: bool) -> None:
     install(Swallower())

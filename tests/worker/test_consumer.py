@@ -20,9 +20,10 @@ from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Ticket
 from django_delayq.worker.claim import wanted
 from django_delayq.worker.processes.assembly import Parts
+from django_delayq.worker.run.recorder import LeaseRenewer
 from tests.support.assembled import Assemble
 from tests.support.claims import claimed
-from tests.support.workers import eventually
+from tests.support.workers import PATIENCE, eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -89,6 +90,29 @@ def test_a_process_whose_outcomes_cannot_be_recorded_takes_nothing(
     assert not parts.consumer._may_go_on
     is_away.clear()
     assert parts.recorder.flush(60)
+    parts.consumer.turn()
+    assert Message.objects.get(pk=message.pk).state == State.RUNNING
+
+
+def test_a_worker_whose_lease_renewals_get_no_answer_claims_nothing(
+    assembled: Assemble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outcomes wait behind them: the same thread writes both."""
+    answers = threading.Event()
+
+    def wait(_renewer: LeaseRenewer) -> float:
+        assert answers.wait(PATIENCE)
+        return 60.0
+
+    monkeypatch.setattr(LeaseRenewer, "tick", wait)
+    monkeypatch.setattr(wanted, "LONGEST_BEHIND", 0.05)
+    parts = assembled(redis=False)
+    eventually(lambda: parts.recorder.behind > 0.05, "a renewal waits")
+    message = schedule_message("t.ok")
+    parts.consumer.turn()
+    assert Message.objects.get(pk=message.pk).state == State.SCHEDULED
+    answers.set()
+    eventually(lambda: not parts.recorder.behind, "the renewal has its answer")
     parts.consumer.turn()
     assert Message.objects.get(pk=message.pk).state == State.RUNNING
 

@@ -83,7 +83,7 @@ class Recorder(threading.Thread):
     Any thread submits: ``_pending`` is a deque to which they append and from which this thread takes, both atomic.
     ``_is_some`` is set after an append and cleared before this thread takes; ``_is_idle`` is cleared before it takes
     and set when it finds no outcome. The rest is this thread's own; others only read ``delivered`` and
-    ``_writing_since``.
+    ``_asking_since``.
     """
 
     def __init__(self, using: str, extensions: WorkerExtensions) -> None:
@@ -97,7 +97,7 @@ class Recorder(threading.Thread):
         self.delivered = 0
         self._pending: deque[Ended] = deque()
         self._locked: list[Ended] = []
-        self._writing_since: float | None = None
+        self._asking_since: float | None = None
         self._is_some = threading.Event()
         self._is_idle = threading.Event()
         self._is_idle.set()
@@ -125,8 +125,8 @@ class Recorder(threading.Thread):
 
     @property
     def behind(self) -> float:
-        """Seconds for which the database has not taken the batch that is being written."""
-        since = self._writing_since
+        """Seconds for which the database has not answered this thread, which would write the outcomes."""
+        since = self._asking_since
         return 0.0 if since is None else time.monotonic() - since
 
     def stop(self) -> None:
@@ -139,7 +139,7 @@ class Recorder(threading.Thread):
         began = 0.0
         try:
             while True:
-                self._is_some.wait(self.meanwhile.run_due())
+                self._is_some.wait(self._run_meanwhile())
                 self._is_some.clear()
                 while self._pending:
                     self._is_idle.clear()
@@ -147,7 +147,7 @@ class Recorder(threading.Thread):
                     # As many as are claimed together at most.
                     self._write([self._pending.popleft() for _ in range(min(IDS_PER_CALL, len(self._pending)))])
                     self._retry_locked()
-                    self.meanwhile.run_due()
+                    self._run_meanwhile()
                 self._is_idle.set()
                 if self._stopping and not self._pending:
                     return
@@ -164,17 +164,24 @@ class Recorder(threading.Thread):
 
     def _write(self, batch: Sequence[Ended]) -> None:
         """Write a batch, and count the deliveries whose handlers have run."""
-        self._writing_since = time.monotonic()
+        self._asking_since = time.monotonic()
         successes = [ended for ended in batch if isinstance(ended.outcome, SUCCESS)]
         failures = [ended for ended in batch if not isinstance(ended.outcome, SUCCESS)]
         self._record(successes, self.write_successes)
         self._record(failures, self.write_failures)
-        self._writing_since = None
+        self._asking_since = None
         done = batch
         if failures or self._locked:
             done = [e for e in batch if not isinstance(e.outcome, Release) and e not in self._locked]
         self.delivered += len(done)
         self.extensions.handled(done)
+
+    def _run_meanwhile(self) -> float:
+        self._asking_since = time.monotonic()
+        try:
+            return self.meanwhile.run_due()
+        finally:
+            self._asking_since = None
 
     def _retry_locked(self) -> None:
         """Put outcomes of locked rows behind the others, which must not wait for the end of a long transaction."""
