@@ -23,11 +23,10 @@ class ConsoleExtension(WorkerExtension):
 
     def __init__(self, using: str, worker: str) -> None:
         from .operations.runner import OperationRunner
-        from .statistics.rollups import CountedOutcome, RollupWriter, UnwrittenCounts
+        from .statistics.rollups import RollupWriter, UnwrittenCounts
 
         super().__init__(using, worker)
         self.counts = UnwrittenCounts()
-        self._outcome = CountedOutcome
         self._writer = RollupWriter(using, self.counts)
         self._runner = OperationRunner(using, worker)
         self._runs_operations = False
@@ -46,10 +45,10 @@ class ConsoleExtension(WorkerExtension):
         self.counts.claimed(claims)
 
     def consumed(self, messages: Sequence[MessageFacts]) -> None:
-        self.counts.ended(self._outcome.CONSUMED, messages)
+        self.counts.ended("consumed", messages)
 
     def retried(self, messages: Sequence[MessageFacts]) -> None:
-        self.counts.ended(self._outcome.RETRIED, messages)
+        self.counts.ended("retried", messages)
 
     def ended(self, moves: Sequence[Moved]) -> None:
         self.counts.moved(moves)

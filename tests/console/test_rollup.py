@@ -18,7 +18,6 @@ from django_delayq.console.statistics import rollups
 from django_delayq.console.statistics.rollups import (
     HOUR_SECONDS,
     MINUTE_SECONDS,
-    CountedOutcome,
     RollupCompactor,
     RollupWriter,
     UnwrittenCounts,
@@ -136,8 +135,8 @@ def steps_handler() -> Any:
 def test_written_counts_are_added_to_the_rollups() -> None:
     for number in (1, 2):
         counts = UnwrittenCounts()
-        counts.ended(CountedOutcome.CONSUMED, [Counted("default", "t.a")] * number)
-        counts.ended(CountedOutcome.CONSUMED, [Counted("other", "t.a")])
+        counts.ended("consumed", [Counted("default", "t.a")] * number)
+        counts.ended("consumed", [Counted("other", "t.a")])
         rollups.write(DB, counts.drain())
     assert totals(queue="default") == {"consumed": 3}
     assert totals(queue="other") == {"consumed": 2}
@@ -145,9 +144,7 @@ def test_written_counts_are_added_to_the_rollups() -> None:
 
 def test_many_topics_are_written_in_several_statements() -> None:
     counts = UnwrittenCounts()
-    counts.ended(
-        CountedOutcome.DEAD, [Counted("default", f"t.{number}") for number in range(ROLLUPS_PER_STATEMENT + 7)]
-    )
+    counts.ended("dead", [Counted("default", f"t.{number}") for number in range(ROLLUPS_PER_STATEMENT + 7)])
     rollups.write(DB, counts.drain())
     assert totals() == {"dead": ROLLUPS_PER_STATEMENT + 7}
 
@@ -161,12 +158,12 @@ def test_an_idle_process_issues_no_statement(django_assert_num_queries: Any) -> 
 def test_counts_that_the_database_refuses_are_kept_and_written_later(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = UnwrittenCounts()
     writer = RollupWriter(DB, counts)
-    counts.ended(CountedOutcome.CONSUMED, [Counted("default", "t.a")])
+    counts.ended("consumed", [Counted("default", "t.a")])
     real = rollups.write
 
     def refuse(using: str, rows: Any) -> None:
         # The process goes on counting meanwhile.
-        counts.ended(CountedOutcome.CONSUMED, [Counted("default", "t.a"), Counted("default", "t.b")])
+        counts.ended("consumed", [Counted("default", "t.a"), Counted("default", "t.b")])
         raise OperationalError("away")
 
     monkeypatch.setattr(rollups, "write", refuse)
@@ -182,7 +179,7 @@ def test_counts_that_the_database_refuses_are_kept_and_written_later(monkeypatch
 def test_unwritten_counts_do_not_grow_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rollups, "MAX_UNWRITTEN_ROLLUPS", 2)
     counts = UnwrittenCounts()
-    counts.ended(CountedOutcome.CONSUMED, [Counted("default", f"t.{number}") for number in (1, 2, 3, 1)])
+    counts.ended("consumed", [Counted("default", f"t.{number}") for number in (1, 2, 3, 1)])
     assert sorted(key.topic for key in counts.drain()) == ["t.1", "t.2"]
 
 

@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy, ngettext, pgettext
 from ...inspector.snapshot import overdue_cutoff
 from ...models import Message, Queue, Worker
 from ...models.workers import WorkerState
-from ..models import Health, Limits, Rollup
+from ..models import Health, Limits
 from ..statistics.throughput import RollupSum, Throughput
 from ..statistics.upcoming import COMING_WINDOWS, Bar, Upcoming
 from . import banners, charts, facts, limits_page, page_data, queue_pages
@@ -113,12 +113,12 @@ def _tiles(data: PageData, past: Panel[dict[str, Throughput]], links: Links) -> 
             tiles.append(tile(_("Limited"), snapshot.limited, note, "is:limited"))
         tiles.append(tile(_("Running"), snapshot.running, "", "state:running"))
     if past.value is not None:
-        day = past.value["day"].sum
-        ended = day.consumed + day.dead
-        share = _("%(share)s of those ended") % {"share": f"{day.dead / ended:.2%}"} if day.dead else ""
+        day = past.value["day"].sum.outcomes
+        dead, consumed = day["dead"], day["consumed"]
+        share = _("%(share)s of those ended") % {"share": f"{dead / (consumed + dead):.2%}"} if dead else ""
         tiles += [
-            tile(_("Dead in 24 h"), f"{day.dead:,}", share, "state:dead finished:<24h"),
-            tile(_("Consumed in 24 h"), f"{day.consumed:,}", "", "state:consumed finished:<24h"),
+            tile(_("Dead in 24 h"), f"{dead:,}", share, "state:dead finished:<24h"),
+            tile(_("Consumed in 24 h"), f"{consumed:,}", "", "state:consumed finished:<24h"),
         ]
     return tiles
 
@@ -192,16 +192,12 @@ def _throughput(past: Throughput) -> SafeString:
     names = [_("consumed"), _("retried"), _("dead"), _("expired")]
 
     def column(tally: RollupSum) -> tuple[list[float | None], str]:
-        numbers = tally.counts[: len(Rollup.OUTCOMES)]
+        numbers = list(tally.outcomes.values())
         text = ", ".join(f"{number:,} {name}" for number, name in zip(numbers, names, strict=True) if number)
-        return list(numbers), text or _("nothing")
+        return [*numbers], text or _("nothing")
 
-    total = past.sum
     description = _("%(consumed)s consumed, %(retried)s retried, %(dead)s dead, %(expired)s expired.") % {
-        "consumed": f"{total.consumed:,}",
-        "retried": f"{total.retried:,}",
-        "dead": f"{total.dead:,}",
-        "expired": f"{total.expired:,}",
+        name: f"{number:,}" for name, number in past.sum.outcomes.items()
     }
     return charts.bars(
         "dq-throughput",
@@ -271,7 +267,7 @@ def _queues(data: PageData, rates: Panel[dict[str, RollupSum]], links: Links) ->
         rows.append(
             SimpleNamespace(
                 **queue_pages.facts_of(name, data, data.paused.value or {}, links),
-                rate="?" if tally is None else f"{tally.consumed:,}",
+                rate="?" if tally is None else f"{tally.outcomes['consumed']:,}",
                 p95="?" if tally is None else charts.bound(tally.lateness(95)),
             )
         )

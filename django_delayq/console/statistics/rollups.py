@@ -9,7 +9,6 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta
-from enum import IntEnum
 
 from ...core.states import State
 from ...extensions import Service
@@ -36,15 +35,6 @@ HOURS_KEPT = timedelta(days=90)
 MAX_UNWRITTEN_ROLLUPS = 20_000
 
 
-class CountedOutcome(IntEnum):
-    """The outcomes that are counted. The value is the outcome's place in ``Rollup.COUNTS``."""
-
-    CONSUMED = 0
-    RETRIED = 1
-    DEAD = 2
-    EXPIRED = 3
-
-
 _BOUNDS = [timedelta(milliseconds=bound) for bound in Rollup.BOUNDS]
 
 Rollups = dict[RollupKey, list[int]]
@@ -64,14 +54,15 @@ class UnwrittenCounts:
     def __bool__(self) -> bool:
         return bool(self._rollups)
 
-    def ended(self, outcome: CountedOutcome, messages: Collection[MessageFacts]) -> None:
-        """Count messages that ended with this outcome."""
+    def ended(self, outcome: str, messages: Collection[MessageFacts]) -> None:
+        """Count messages that ended with this one of ``Rollup.OUTCOMES``."""
         if not messages:
             return
+        place = Rollup.OUTCOMES.index(outcome)
         at = _minute(time.time() + self._ahead)
         with self._lock:
             for (queue, topic), number in Counter((m.queue, m.topic) for m in messages).items():
-                self._add(at, queue, topic, outcome, number)
+                self._add(at, queue, topic, place, number)
 
     def claimed(self, claimed: Iterable[Claimed]) -> None:
         """Count the lateness of messages that were just claimed together; only first deliveries have one."""
@@ -89,8 +80,8 @@ class UnwrittenCounts:
 
     def moved(self, moved: Collection[Moved]) -> None:
         """Count messages that became dead or expired without a report of their handler."""
-        for state, outcome in ((State.DEAD, CountedOutcome.DEAD), (State.EXPIRED, CountedOutcome.EXPIRED)):
-            self.ended(outcome, [row for row in moved if row.after == state])
+        for state in (State.DEAD, State.EXPIRED):
+            self.ended(state.value, [row for row in moved if row.after == state])
 
     def drain(self) -> Rollups:
         """Return all counts and begin again with none."""

@@ -60,10 +60,10 @@ class FlowSection(StatisticsSection):
 
     def _past(self) -> Iterator[str]:
         hour = self.past["hour"]
-        parts = [f"{brief(minutes * 60)}: {hour.last(minutes).consumed:,}" for minutes in SPANS]
-        yield f"Consumed     {', '.join(parts)}, 24 h: {self.past['day'].sum.consumed:,}"
-        ended = hour.last(60)
-        yield f"In 60 m      {ended.retried:,} retried, {ended.dead:,} dead, {ended.expired:,} expired"
+        parts = [f"{brief(minutes * 60)}: {hour.last(minutes).outcomes['consumed']:,}" for minutes in SPANS]
+        yield f"Consumed     {', '.join(parts)}, 24 h: {self.past['day'].sum.outcomes['consumed']:,}"
+        others = [f"{number:,} {name}" for name, number in hour.last(60).outcomes.items() if name != "consumed"]
+        yield f"In 60 m      {', '.join(others)}"
 
     def facts(self) -> dict[str, Any]:
         hour = self.past["hour"]
@@ -82,10 +82,7 @@ class FlowSection(StatisticsSection):
 def _ended(sums: RollupSum) -> dict[str, Any]:
     late = {f"p{percent}": _finite(sums.lateness(percent)) for percent in (50, 95)}
     return {
-        "consumed": sums.consumed,
-        "retried": sums.retried,
-        "dead": sums.dead,
-        "expired": sums.expired,
+        **sums.outcomes,
         # Upper bounds in seconds; null when there were no deliveries, or when they were later than the last bound.
         "lateness": {"of": sums.started, **late},
     }

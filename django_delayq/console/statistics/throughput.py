@@ -28,20 +28,9 @@ class RollupSum:
         self.counts = [a + b for a, b in zip(self.counts, counts, strict=True)]
 
     @property
-    def consumed(self) -> int:
-        return self.counts[0]
-
-    @property
-    def retried(self) -> int:
-        return self.counts[1]
-
-    @property
-    def dead(self) -> int:
-        return self.counts[2]
-
-    @property
-    def expired(self) -> int:
-        return self.counts[3]
+    def outcomes(self) -> dict[str, int]:
+        """The number of each of ``Rollup.OUTCOMES``."""
+        return dict(zip(Rollup.OUTCOMES, self.counts, strict=False))
 
     @property
     def started(self) -> int:

@@ -262,10 +262,10 @@ def test_rollups_are_summed_into_the_steps_of_each_window() -> None:
     rolled((now - timedelta(days=4)).replace(minute=0), seconds=3600, consumed=16)
     rolled(now - timedelta(days=8), seconds=3600, consumed=32)
     found = throughput.read_throughput(samples.DB, now, ("hour", "day", "week"))
-    assert {name: one.sum.consumed for name, one in found.items()} == {"hour": 7, "day": 15, "week": 31}
+    assert {name: one.sum.outcomes["consumed"] for name, one in found.items()} == {"hour": 7, "day": 15, "week": 31}
     hour = found["hour"]
-    assert [tally.consumed for tally in (hour.steps[-1], hour.steps[-2], hour.steps[0])] == [1, 2, 4]
-    assert (hour.last(1).consumed, hour.last(60).consumed) == (2, 6)
+    assert [tally.outcomes["consumed"] for tally in (hour.steps[-1], hour.steps[-2], hour.steps[0])] == [1, 2, 4]
+    assert (hour.last(1).outcomes["consumed"], hour.last(60).outcomes["consumed"]) == (2, 6)
     assert (hour.sum.lateness(50), hour.sum.lateness(90), hour.sum.lateness(95)) == (0.01, 0.01, 1.0)
 
 
