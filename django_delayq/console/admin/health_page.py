@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -13,16 +12,17 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 
 from ...broker.base import QueueSize
-from ...core.findings import Finding
 from ...inspector import consistency as inspected
 from ...inspector import diagnostics, stats
 from ...project import conf
 from ...record.sql import statements
+from ...record.sql.holders import Holder
 from ...restore import reading
 from .. import operations
 from ..models import Health, Operation, OperationState
 from ..operations.consistency_check import results_of
 from ..statements import console_statements
+from ..statements.shapes import Vacuum
 from ..whereabouts import sizes
 from . import banners, facts, page_data, panels
 from .explanation import moment, span
@@ -36,15 +36,8 @@ from .restore_page import RestorePage, alive
 TABLE_FRESH_SECONDS = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class DatabaseState:
-    """The state of the table of messages in the database. ``None`` where the database cannot tell."""
-
-    rows: int | None
-    dead: int | None
-    vacuumed: str
-    # What keeps the database from removing dead rows.
-    snapshots: Finding | None
+# The state of the table of messages: about how many rows it has, what is known of its dead rows, and who keeps them.
+TableState = tuple[int | None, Vacuum, list[Holder] | None]
 
 
 class HealthAdmin(RestorePage):
@@ -54,7 +47,7 @@ class HealthAdmin(RestorePage):
         data = page_data.gather()
         using = data.using
         held = panels.load("held all", using, lambda: _held(using))
-        table = panels.load("table", using, lambda: _database_state(using), TABLE_FRESH_SECONDS)
+        table = panels.load("table", using, lambda: _table_state(using), TABLE_FRESH_SECONDS)
         stuck = panels.load("stuck", using, lambda: inspected.stuck(using).count)
         checks = panels.load("checks", using, lambda: _checks(using), 0.0)
         asked: tuple[Panel[Any], ...] = (data.redis, data.pending, held, table, stuck, checks)
@@ -66,7 +59,7 @@ class HealthAdmin(RestorePage):
             "has_worker": not facts.has_no_worker(data),
             "redis": list(facts.of_redis(data)),
             "held": sorted((held.value or {}).items()),
-            "database": [*facts.of_database(data), *_table(data, table)],
+            "database": [*facts.of_database(data), *_table(table)],
             "problems": sorted({panel.problem for panel in asked if panel.problem}),
             "configured": conf.get().REDIS is not None,
             "stuck": stuck.value,
@@ -131,27 +124,23 @@ def _restored(operation: Operation, data: PageData) -> str:
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-def _database_state(using: str) -> DatabaseState:
-    vacuum = console_statements(using).vacuum()
-    vacuumed = "" if vacuum.at is None else moment(vacuum.at, "seconds")
-    holders = statements(using).snapshot_holders()
-    snapshots = None if holders is None else diagnostics.of_snapshots(holders)
-    return DatabaseState(stats.estimate(using), vacuum.dead_rows, vacuumed, snapshots)
+def _table_state(using: str) -> TableState:
+    return stats.estimate(using), console_statements(using).vacuum(), statements(using).snapshot_holders()
 
 
-def _table(data: PageData, panel: Panel[DatabaseState]) -> Iterator[Fact]:
-    """Yield how large the table of messages is, and how long they are kept there."""
-    table = panel.value
-    if table is None:
+def _table(panel: Panel[TableState]) -> Iterator[Fact]:
+    """Yield how large the table of messages is, and how long they are kept there. No line for what is not known."""
+    if panel.value is None:
         yield Fact(_("State"), "?", "critical")
         return
-    if table.rows is not None:
-        yield Fact(_("Messages"), _("about %(number)s") % {"number": f"{table.rows:,}"})
-    if table.dead is not None:
-        vacuumed = table.vacuumed or _("never")
-        yield Fact(_("Dead rows"), f"{table.dead:,}", "", _("last vacuum: %(at)s") % {"at": vacuumed})
-    if table.snapshots is not None:
-        yield facts.of_finding(table.snapshots)
+    rows, vacuum, holders = panel.value
+    if rows is not None:
+        yield Fact(_("Messages"), _("about %(number)s") % {"number": f"{rows:,}"})
+    if vacuum.dead_rows is not None:
+        vacuumed = _("never") if vacuum.at is None else moment(vacuum.at, "seconds")
+        yield Fact(_("Dead rows"), f"{vacuum.dead_rows:,}", "", _("last vacuum: %(at)s") % {"at": vacuumed})
+    if holders is not None:
+        yield facts.of_finding(diagnostics.of_snapshots(holders))
     settings = conf.get()
     for name, kept in (
         (_("Finished messages are kept"), settings.RETENTION),
