@@ -71,16 +71,9 @@ def context(model_admin: admin.ModelAdmin[Any], request: HttpRequest, title: str
 
 
 def admin_url(model_admin: admin.ModelAdmin[Any], model: type[Model], view: str = "changelist", *args: object) -> str:
-    """Return the address of a page of a model on the same site as ``model_admin``."""
-    return reverse(f"admin:{url_name(model, view)}", args=args, current_app=model_admin.admin_site.name)
-
-
-def admin_url_if_any(
-    model_admin: admin.ModelAdmin[Any], model: type[Model], view: str = "changelist", *args: object
-) -> str:
-    """Return the address of a page of a model, or "" when the site of ``model_admin`` does not have it."""
+    """Return the address of a model's page on the same site as ``model_admin``, "" when the site does not have it."""
     try:
-        return admin_url(model_admin, model, view, *args)
+        return reverse(f"admin:{url_name(model, view)}", args=args, current_app=model_admin.admin_site.name)
     except NoReverseMatch:
         return ""
 
@@ -96,7 +89,7 @@ class Links:
         self._more = more
 
     def __call__(self, model: type[Model], query: str = "") -> str:
-        url = admin_url_if_any(self._admin, model)
+        url = admin_url(self._admin, model)
         return f"{url}?{urlencode({'q': query, **self._more})}" if url and query else url
 
 
@@ -110,7 +103,7 @@ def operation_url(model_admin: admin.ModelAdmin[Any], request: HttpRequest, oper
     """Return the address of an operation, or "" when the user may not view it."""
     if not may_view(model_admin, Operation, request):
         return ""
-    return admin_url_if_any(model_admin, Operation, "change", operation.pk)
+    return admin_url(model_admin, Operation, "change", operation.pk)
 
 
 def actor_of(request: HttpRequest) -> str:
