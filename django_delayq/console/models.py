@@ -162,12 +162,17 @@ class Rollup(models.Model):
         return f"{self.topic} in {self.queue}, {self.seconds} s from {self.at:%Y-%m-%d %H:%M}"
 
 
+class _MenuEntry:
+    """What the proxies for pages without a table have in common."""
+
+    proxy = True
+    default_permissions = ()
+
+
 class Dashboard(Message):
     """The menu entry of the dashboard."""
 
-    class Meta:
-        proxy = True
-        default_permissions = ()
+    class Meta(_MenuEntry):
         verbose_name = _("dashboard")
         verbose_name_plural = _("dashboard")
 
@@ -175,9 +180,7 @@ class Dashboard(Message):
 class Limits(Message):
     """The menu entry of the limits."""
 
-    class Meta:
-        proxy = True
-        default_permissions = ()
+    class Meta(_MenuEntry):
         verbose_name = _("limit")
         verbose_name_plural = _("limits")
 
@@ -185,9 +188,7 @@ class Limits(Message):
 class DeadLetters(Message):
     """The menu entry of the dead letters."""
 
-    class Meta:
-        proxy = True
-        default_permissions = ()
+    class Meta(_MenuEntry):
         verbose_name = _("dead letter")
         verbose_name_plural = _("dead letters")
 
@@ -195,8 +196,6 @@ class DeadLetters(Message):
 class Health(Message):
     """The menu entry of the health page."""
 
-    class Meta:
-        proxy = True
-        default_permissions = ()
+    class Meta(_MenuEntry):
         verbose_name = _("health")
         verbose_name_plural = _("health")
