@@ -147,7 +147,6 @@ _OUTCOMES: dict[str, Any] = {
     "spread": ngettext_lazy("%(shown)s given a new due time", "%(shown)s given new due times", "count"),
     Verdict.GIVEN_UP.value: ngettext_lazy("%(shown)s given up", "%(shown)s given up", "count"),
     "expired": ngettext_lazy("%(shown)s expired", "%(shown)s expired", "count"),
-    "present": ngettext_lazy("%(shown)s already in Redis", "%(shown)s already in Redis", "count"),
     "beyond": ngettext_lazy("%(shown)s due after the horizon", "%(shown)s due after the horizon", "count"),
     # The mismatches that a consistency check found.
     "missing": ngettext_lazy("%(shown)s missing in Redis", "%(shown)s missing in Redis", "count"),

@@ -10,7 +10,6 @@ from typing import Any
 from django.contrib import messages
 from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied
-from django.db import router
 from django.db.models import Q
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
@@ -67,7 +66,7 @@ class MessagePage(ActionPages):
         if request.method != "POST":
             return HttpResponseRedirect(page.admin_url(self, Message, "change", pk))
         message = self._message(request, pk)
-        self._audit(request, message, "reveal", {"revealed": 1})
+        page.record(request, self.using, "reveal", str(message), message_id=pk, outcomes={"revealed": 1})
         # Browsers and proxies do not cache it, as they cache no page of the admin.
         return self._page(request, message, masked=False)
 
@@ -81,20 +80,20 @@ class MessagePage(ActionPages):
         return HttpResponseRedirect(page.admin_url(self, Message, "change", pk))
 
     def _put_back(self, request: HttpRequest, message: Message) -> tuple[str, int]:
-        using = router.db_for_write(Message, instance=message)
-        redis_publisher = publisher.get(using)
+        redis_publisher = publisher.get(self.using)
         if redis_publisher is None:
             return _("No Redis is configured."), messages.WARNING
         selection = Selection(queues=(message.queue,), ids=(message.pk,))
         try:
-            run = Restore(using, redis_publisher.broker, selection)
+            run = Restore(self.using, redis_publisher.broker, selection)
             run.preview()
             done = run.run().total()
         except BrokerUnavailable as error:
             text = _("Redis did not accept the message: %(error)s It is safe in the record and runs a little later.")
             return text % {"error": error}, messages.ERROR
-        outcomes = {"put": done.put, "present": done.present, "beyond": done.beyond}
-        self._audit(request, message, "restore", {word: count for word, count in outcomes.items() if count})
+        outcomes = {"put": done.put, "there already": done.present, "beyond": done.beyond}
+        facts = {"message_id": message.pk, "outcomes": {word: count for word, count in outcomes.items() if count}}
+        page.record(request, self.using, "restore", str(message), **facts)
         if done.put:
             return _("The message is in Redis again."), messages.SUCCESS
         if done.present:
@@ -102,11 +101,6 @@ class MessagePage(ActionPages):
         if done.found:
             return _("The message is due after the horizon: a worker puts it into Redis in time."), messages.INFO
         return _("The message is not scheduled any more: nothing was done."), messages.WARNING
-
-    @staticmethod
-    def _audit(request: HttpRequest, message: Message, action: str, outcomes: dict[str, int]) -> None:
-        using = router.db_for_write(Message, instance=message)
-        page.record(request, using, action, str(message), message_id=message.pk, outcomes=outcomes)
 
     def _message(self, request: HttpRequest, pk: int) -> Message:
         message: Message | None = self.get_object(request, str(pk))
