@@ -19,7 +19,7 @@ from ...models import Message
 from ...record import transitions
 from ..operations import MOST_MESSAGES, Scope
 from ..search import language
-from ..search.conditions import ALL_STATES, of_states
+from ..search.conditions import of_states
 from ..search.listing import COUNT_CAP
 from ..statements import in_time
 from . import action_table
@@ -101,7 +101,8 @@ def _of_ids(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> Act
 
 
 def _of_search(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> ActionPreview:
-    states = _states(scope)
+    assert scope.search is not None
+    states = language.parse(scope.search, now=timezone.now()).states
     exact = _exact(rows, action, scope)
     counts = {
         state: _count(rows, scope, state)
@@ -130,10 +131,6 @@ def _of_search(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> 
         more=max(0, (number or 0) - MESSAGES_NAMED),
         partly=len(head) > TOPICS_SAMPLE,
     )
-
-
-def _states(scope: Scope) -> frozenset[State]:
-    return ALL_STATES if scope.search is None else language.parse(scope.search, now=timezone.now()).states
 
 
 @dataclass(frozen=True, slots=True)
