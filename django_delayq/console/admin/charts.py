@@ -177,20 +177,16 @@ def _hatch(name: str) -> SafeString:
 
 def _bar(name: str, column: Column, left: float, width: float, top: float, fills: Sequence[str]) -> SafeString:
     gap = min(1.0, width / 6)
-    parts = [
-        format_html('<rect class="dq-hit" x="{}" y="{}" width="{}" height="{}"/>', *_box(left, _TOP, width, _FLOOR))
-    ]
+    parts = [_hit(left, width)]
     seen = 0.0
     for place, value in enumerate(column.values):
         if not value:
             continue
         low, seen = seen, seen + value
-        box = _box(left + gap, _y(seen / top), width - 2 * gap, _y(low / top))
-        kind = "bad" if column.alert else fills[place]
-        parts.append(format_html('<rect class="dq-fill-{}" x="{}" y="{}" width="{}" height="{}"/>', kind, *box))
+        kind = f"dq-fill-{'bad' if column.alert else fills[place]}"
+        parts.append(_rect("class", kind, left + gap, _y(seen / top), width - 2 * gap, _y(low / top)))
     if column.filling and seen:
-        box = _box(left + gap, _y(seen / top), width - 2 * gap, _FLOOR)
-        parts.append(format_html('<rect fill="url(#{}-hatch)" x="{}" y="{}" width="{}" height="{}"/>', name, *box))
+        parts.append(_rect("fill", f"url(#{name}-hatch)", left + gap, _y(seen / top), width - 2 * gap, _FLOOR))
     inside = format_html("<title>{}: {}</title>{}", column.label, _text(column), _joined(parts))
     if not column.url or not seen:
         return format_html("<g>{}</g>", inside)
@@ -205,8 +201,14 @@ def _unfinished(text: str) -> str:
     return _("%(text)s (not over yet)") % {"text": text}
 
 
-def _box(left: float, top: float, width: float, bottom: float) -> tuple[str, str, str, str]:
-    return _short(left), _short(top), _short(width), _short(max(0.0, bottom - top))
+def _rect(attribute: str, value: str, left: float, top: float, width: float, bottom: float) -> SafeString:
+    box = [_short(each) for each in (left, top, width, max(0.0, bottom - top))]
+    return format_html('<rect {}="{}" x="{}" y="{}" width="{}" height="{}"/>', attribute, value, *box)
+
+
+def _hit(left: float, width: float) -> SafeString:
+    """Draw nothing in the whole height of a column, for the mouse."""
+    return _rect("class", "dq-hit", left, _TOP, width, _FLOOR)
 
 
 def _line(series: int, columns: Sequence[Column], width: float) -> SafeString:
@@ -224,9 +226,7 @@ def _line(series: int, columns: Sequence[Column], width: float) -> SafeString:
 
 
 def _marker(column: Column, left: float, width: float) -> SafeString:
-    box = _box(left, _TOP, width, _FLOOR)
-    inside = format_html('<rect class="dq-hit" x="{}" y="{}" width="{}" height="{}"/>', *box)
-    return format_html("<g><title>{}: {}</title>{}</g>", column.label, _text(column), inside)
+    return format_html("<g><title>{}: {}</title>{}</g>", column.label, _text(column), _hit(left, width))
 
 
 # --- the parts around the drawing -------------------------------------------------------------------------------------
