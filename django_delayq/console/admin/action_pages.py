@@ -205,7 +205,7 @@ class ActionPages(ReadOnly):
         if question.action != action.name or question.user != str(request.user.pk):
             raise BadRequest("token")
         scope = question.scope
-        if scope.search is not None and not self.may(request, "bulk"):
+        if _is_work_for_a_worker(scope) and not self.may(request, "bulk"):
             raise PermissionDenied
         if is_old:
             text = _("This page was shown some time ago. Check it and confirm again.")
@@ -244,10 +244,9 @@ class ActionPages(ReadOnly):
         self, request: HttpRequest, action: ConsoleAction, question: Question, form: ReasonForm
     ) -> HttpResponse:
         """Start the action on the messages that the question has counted and that have not changed since."""
-        scope = question.scope
+        scope, counted = question.scope, question.number or 0
         if self._is_answered(question):
             return self._tell_answered(request, scope)
-        counted = question.number or 0
         if counted > operations.MOST_MESSAGES:
             return self._ask(request, action, scope)
         found = in_time(self.using, EXACT_TIMEOUT_MS, lambda: self._frozen(request, action, question))
@@ -259,38 +258,22 @@ class ActionPages(ReadOnly):
         if scope.search is not None and has_changed(counted, len(frozen.ids)):
             text = _("The number of messages has changed meanwhile. Check it and confirm again.")
             return self._ask(request, action, scope, notice=text)
-        return self._start(request, action, frozen, form, question.nonce, described=describe(scope), left=left)
-
-    def _start(
-        self,
-        request: HttpRequest,
-        action: ConsoleAction,
-        scope: Scope,
-        form: ReasonForm,
-        nonce: str,
-        *,
-        described: str,
-        left: Mapping[str, int],
-    ) -> HttpResponse:
-        """Start an operation on the messages of a scope of ids; ``left`` says why how many others are left alone."""
-        if not self.may(request, "bulk"):
-            raise PermissionDenied
         operation = page.start_operation(
             request,
             self.using,
             action.name,
-            scope.to_json(),
+            frozen.to_json(),
             form.arguments(),
-            described=described,
+            described=describe(scope),
             reason=form.cleaned_data["reason"],
-            nonce=nonce,
+            nonce=question.nonce,
             outcomes=left,
         )
         text = _("Operation #%(id)d is queued: a worker does it in batches.") % {"id": operation.pk}
         self.message_user(request, text, messages.SUCCESS)
         if left:
             self.message_user(request, action_table.outcomes_text(left), messages.WARNING)
-        return HttpResponseRedirect(page.operation_url(self, request, operation) or self._back(request, scope))
+        return HttpResponseRedirect(page.operation_url(self, request, operation) or self._back(request, frozen))
 
     def _do_at_once(
         self, request: HttpRequest, action: ConsoleAction, question: Question, form: ReasonForm
