@@ -156,23 +156,17 @@ def _obstacles(message: Message, now: datetime, where: Whereabouts | None, *, is
 
 
 def _paused(pause: Queue) -> str:
-    values = {
-        "queue": pause.name,
-        "since": moment(pause.paused_at, "seconds"),
-        "actor": pause.paused_by or "?",
-        "end": moment(pause.resumes_at, "seconds") if pause.resumes_at else "",
-        "reason": pause.reason,
-    }
-    text = _("Waiting: the queue %(queue)s has been paused since %(since)s by %(actor)s.")
-    if pause.reason:
-        text = _("Waiting: the queue %(queue)s has been paused since %(since)s by %(actor)s: “%(reason)s”")
+    values = {"queue": pause.name, "since": moment(pause.paused_at, "seconds"), "actor": pause.paused_by or "?"}
+    text = _("Waiting: the queue %(queue)s has been paused since %(since)s by %(actor)s")
     if pause.resumes_at is not None:
-        text = _("Waiting: the queue %(queue)s has been paused since %(since)s by %(actor)s, until %(end)s.")
-        if pause.reason:
-            text = _(
-                "Waiting: the queue %(queue)s has been paused since %(since)s by %(actor)s, until %(end)s: “%(reason)s”"
-            )
-    return text % values
+        values["end"] = moment(pause.resumes_at, "seconds")
+        text = _("Waiting: the queue %(queue)s has been paused since %(since)s by %(actor)s, until %(end)s")
+    return _sentence(text % values, pause.reason)
+
+
+def _sentence(text: str, reason: str) -> str:
+    """Return a text that ends with the reason that somebody gave, or with a full stop when there is none."""
+    return _("%(text)s: “%(reason)s”") % {"text": text, "reason": reason} if reason else _("%(text)s.") % {"text": text}
 
 
 def _is_served(message: Message, now: datetime) -> bool:
@@ -209,17 +203,12 @@ def _finished(message: Message, last: Transition | None) -> str:
     values = {
         "at": moment(message.finished_at) if message.finished_at else "",
         "actor": last.actor if last else "",
-        "reason": (_why(last) if last else "")[:300],
     }
     text = {
-        State.CONSUMED: _("Consumed by %(actor)s at %(at)s."),
-        State.DEAD: _("Given up by %(actor)s at %(at)s."),
-        State.CANCELLED: _("Cancelled by %(actor)s at %(at)s."),
-        State.EXPIRED: _("Expired at %(at)s: no worker started it in time."),
+        State.CONSUMED: _("Consumed by %(actor)s at %(at)s"),
+        State.DEAD: _("Given up by %(actor)s at %(at)s"),
+        State.CANCELLED: _("Cancelled by %(actor)s at %(at)s"),
+        State.EXPIRED: _("Expired at %(at)s: no worker started it in time"),
     }[State(message.state)]
-    if values["reason"] and message.state in (State.DEAD, State.CANCELLED):
-        text = {
-            State.DEAD: _("Given up by %(actor)s at %(at)s: “%(reason)s”"),
-            State.CANCELLED: _("Cancelled by %(actor)s at %(at)s: “%(reason)s”"),
-        }[State(message.state)]
-    return text % values
+    has_reason = message.state in (State.DEAD, State.CANCELLED)
+    return _sentence(text % values, _why(last)[:300] if last and has_reason else "")
