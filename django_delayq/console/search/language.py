@@ -15,7 +15,7 @@ from datetime import datetime
 from functools import reduce
 from operator import or_
 
-from django.db.models import Q, QuerySet
+from django.db.models import Q
 from django.utils.translation import gettext as _
 
 from ...core import bounds
@@ -176,10 +176,6 @@ class Search:
             except _Problem as problem:
                 problems.append(str(problem))
         return replace(self, terms=tuple(terms), problems=tuple(problems))
-
-    def rows(self, using: str) -> QuerySet[Message]:
-        """Return the messages, in no order."""
-        return Message.objects.using(using).filter(self.condition())
 
 
 def parse(text: str, *, now: datetime) -> Search:

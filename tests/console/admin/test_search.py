@@ -28,7 +28,7 @@ def parse(text: str) -> Search:
 def found(text: str, now: datetime | None = None) -> set[int]:
     asked = language.parse(text, now=now or timezone.now())
     assert asked.problems == ()
-    return set(asked.rows(samples.DB).values_list("pk", flat=True))
+    return set(Message.objects.using(samples.DB).filter(asked.condition()).values_list("pk", flat=True))
 
 
 # --- parsing ----------------------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ def test_a_term_that_cannot_be_read_is_explained_and_finds_nothing(db: None, tex
     samples.scheduled()
     asked = parse(text)
     assert problem in " ".join(asked.problems)
-    assert not asked.rows(samples.DB).exists()
+    assert not Message.objects.using(samples.DB).filter(asked.condition()).exists()
 
 
 @pytest.mark.parametrize(
@@ -169,11 +169,11 @@ def test_a_name_that_no_term_has_is_a_problem_unless_a_key_begins_with_it(db: No
     samples.scheduled(key="other")
     asked = parse(text).resolved(samples.DB)
     assert problem in asked.problems[0]
-    assert not asked.rows(samples.DB).exists()
+    assert not Message.objects.using(samples.DB).filter(asked.condition()).exists()
     message = samples.scheduled(key=text)
     asked = parse(text).resolved(samples.DB)
     assert asked.problems == ()
-    assert asked.rows(samples.DB).get() == message
+    assert Message.objects.using(samples.DB).filter(asked.condition()).get() == message
 
 
 def test_the_deepest_path_is_searched(db: None) -> None:
@@ -188,7 +188,7 @@ def test_every_problem_is_listed_and_the_readable_terms_do_not_count(db: None) -
     samples.scheduled()
     asked = parse("due:x topic:t.admin id:y")
     assert len(asked.problems) == 2
-    assert not asked.rows(samples.DB).exists()
+    assert not Message.objects.using(samples.DB).filter(asked.condition()).exists()
 
 
 @pytest.mark.parametrize(
