@@ -52,6 +52,7 @@ class HealthAdmin(RestorePage):
         checks = panels.load("checks", using, lambda: _checks(using), 0.0)
         asked: tuple[Panel[Any], ...] = (data.redis, data.pending, held, table, stuck, checks)
         last, current = checks.value or (None, None)
+        results = {} if last is None else results_of(last)
         may_restore = self.may_restore(request)
         restored, restoring = self.restores(request, using)
         return {
@@ -63,9 +64,9 @@ class HealthAdmin(RestorePage):
             "problems": sorted({panel.problem for panel in asked if panel.problem}),
             "configured": conf.get().REDIS is not None,
             "stuck": stuck.value,
-            "mismatches": [] if last is None else sorted(results_of(last).items()),
-            "agrees": last is not None and all(found.agrees for found in results_of(last).values()),
-            "total": None if last is None else sum(found.compared for found in results_of(last).values()),
+            "mismatches": sorted(results.items()),
+            "agrees": last is not None and all(found.agrees for found in results.values()),
+            "total": None if last is None else sum(found.compared for found in results.values()),
             "checked": "" if last is None else _checked(last, data),
             "checking": current,
             "checking_url": "" if current is None else operation_url(self, request, current),
