@@ -58,19 +58,15 @@ class WorkerAdmin(Page):
     def _rows(self, there: WorkerList, running: dict[str, list[RunningMessage]]) -> list[SimpleNamespace]:
         # A lost worker that still holds messages comes first: they wait for the end of their leases.
         order = {WorkerState.LOST: 1, WorkerState.LATE: 2, WorkerState.ALIVE: 3}
-        rows = []
-        for worker in there.workers:
-            health = state_of(worker, there.at)
-            held = running.get(worker.name, [])
-            rank = 0 if held and health == WorkerState.LOST else order[health]
-            rows.append((rank, self._row(worker, health, held, there.at)))
-        return [row for _rank, row in sorted(rows, key=lambda pair: pair[0])]
+        rows = [self._row(worker, running.get(worker.name, []), there.at) for worker in there.workers]
+        return sorted(rows, key=lambda row: 0 if row.running and row.health == WorkerState.LOST else order[row.health])
 
-    def _row(self, worker: Worker, health: WorkerState, held: list[RunningMessage], now: datetime) -> SimpleNamespace:
+    def _row(self, worker: Worker, held: list[RunningMessage], now: datetime) -> SimpleNamespace:
+        health = state_of(worker, now)
         return SimpleNamespace(
             name=worker.name,
             place=f"{worker.host}:{worker.pid}",
-            health=health.value,
+            health=health,
             label=str(LABELS[health]),
             queues=self.serves(worker),
             threads=worker.threads,
