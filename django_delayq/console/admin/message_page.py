@@ -176,14 +176,14 @@ class MessagePage(ActionPages):
 
     def _related(self, message: Message, in_line: explanation.InLine | None) -> list[tuple[str, str]]:
         """Return labels and addresses of lists of related messages."""
-        texts = [(_("same topic"), searches.term_text("topic", message.topic))]
-        if message.key is not None:
-            texts.insert(0, (_("same key"), searches.term_text("key", message.key)))
-        if message.error:
-            texts.append((_("same error"), searches.term_text("error", message.error)))
-        texts.append((_("same queue"), searches.term_text("queue", message.queue)))
-        if message.limit_key is not None:
-            texts.append((_("same limit key"), searches.term_text("limit_key", message.limit_key)))
+        terms = (
+            (_("same key"), "key", message.key),
+            (_("same topic"), "topic", message.topic),
+            (_("same error"), "error", message.error),
+            (_("same queue"), "queue", message.queue),
+            (_("same limit key"), "limit_key", message.limit_key),
+        )
+        texts = [(label, searches.term_text(name, value)) for label, name, value in terms if value]
         if in_line is not None:
             texts.append((_("running under its limit"), running_text(in_line.limit.name)))
             texts.append((_("waiting for the same limit"), searches.term_text("limit", in_line.limit.name)))
@@ -279,21 +279,17 @@ def _call(message: Message) -> str:
     content = pprint.pformat(payload.redacted(message.payload), sort_dicts=False, width=100)
     given = [repr(message.topic), content.replace("\n", "\n    ")]
     given.append(f"due_at=datetime.fromisoformat({message.due_at.isoformat()!r})")
-    given += [f"queue={message.queue!r}", f"priority={message.priority}"]
-    if message.key is not None:
-        given.append(f"key={message.key!r}")
-        if message.unique != "live":
-            given.append(f"unique={message.key_for or message.unique!r}")
-    if message.limit_key is not None:
-        given.append(f"limit_key={message.limit_key!r}")
-    if message.expires_at is not None:
-        given.append(f"expires={(message.expires_at - message.due_at).total_seconds()!r}")
-    if message.max_attempts is not None:
-        given.append(f"max_attempts={message.max_attempts}")
-    if message.timeout is not None:
-        given.append(f"timeout={message.timeout or False!r}")
-    if message.lease is not None:
-        given.append(f"lease={message.lease!r}")
-    if message.headers:
-        given.append(f"headers={payload.redacted(message.headers)!r}")
+    options = {
+        "queue": message.queue,
+        "priority": message.priority,
+        "key": message.key,
+        "unique": None if message.key is None or message.unique == "live" else message.key_for or message.unique,
+        "limit_key": message.limit_key,
+        "expires": message.expires_at and (message.expires_at - message.due_at).total_seconds(),
+        "max_attempts": message.max_attempts,
+        "timeout": False if message.timeout == 0 else message.timeout,
+        "lease": message.lease,
+        "headers": payload.redacted(message.headers) or None,
+    }
+    given += [f"{name}={value!r}" for name, value in options.items() if value is not None]
     return "schedule_message(\n    " + ",\n    ".join(given) + ",\n)"

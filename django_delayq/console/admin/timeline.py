@@ -26,26 +26,23 @@ def log(message: Message) -> list[Transition]:
 
 def steps(message: Message, moves: Sequence[Transition], now: datetime) -> list[SimpleNamespace]:
     """Return the transitions as steps, the due time only where it is new; then the steps that are expected next."""
-    found = []
-    previous: Transition | None = None
-    for move in moves:
-        found.append(
-            SimpleNamespace(
-                at=move.at,
-                moment=moment(move.at),
-                before=state_label(move.from_state),
-                after=state_label(move.to_state),
-                delivery=move.delivery,
-                took=span(move.at - previous.at) if previous else "",
-                waited=_waited(move, previous),
-                due="" if previous and previous.due_at == move.due_at else moment(move.due_at),
-                actor=move.actor,
-                reason=move.reason,
-                error=move.error,
-                future=False,
-            )
+    found = [
+        SimpleNamespace(
+            at=move.at,
+            moment=moment(move.at),
+            before=state_label(move.from_state),
+            after=state_label(move.to_state),
+            delivery=move.delivery,
+            took=span(move.at - previous.at) if previous else "",
+            waited=_waited(move, previous),
+            due="" if previous and previous.due_at == move.due_at else moment(move.due_at),
+            actor=move.actor,
+            reason=move.reason,
+            error=move.error,
+            future=False,
         )
-        previous = move
+        for previous, move in zip((None, *moves), moves, strict=False)
+    ]
     return found + [step for step in _to_come(message, now) if step.at > now]
 
 
