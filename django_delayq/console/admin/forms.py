@@ -46,12 +46,23 @@ class DelayField(forms.CharField):
 
 
 class MomentField(forms.DateTimeField):
-    """A moment in the current time zone, or None when the field is empty."""
+    """A moment in the current time zone that a message may be due at, or None when the field is empty."""
 
     def __init__(self, **kwargs: Any) -> None:
         attributes = {"type": "datetime-local", "step": "1"}
         widget = forms.DateTimeInput(attrs=attributes, format="%Y-%m-%dT%H:%M:%S")
         super().__init__(required=False, widget=widget, **kwargs)
+
+    def clean(self, value: Any) -> datetime | None:
+        given: datetime | None = super().clean(value)
+        if given is None:
+            return None
+        try:
+            return validation.due(given)
+        except InvalidMessage as error:
+            is_past = given < timezone.now()
+            problem = gettext("This is in the past.") if is_past else gettext("This is more than 100 years ahead.")
+            raise forms.ValidationError(problem) from error
 
 
 class ReasonField(forms.CharField):
@@ -60,16 +71,6 @@ class ReasonField(forms.CharField):
     def __init__(self, help_text: Any) -> None:
         widget = forms.TextInput(attrs={"class": "vTextField"})
         super().__init__(label=_("Reason"), max_length=500, required=False, help_text=help_text, widget=widget)
-
-
-def checked_due(due: datetime) -> datetime:
-    """Return a due time that a message may have. Raises ``ValidationError`` for any other."""
-    try:
-        return validation.due(due)
-    except InvalidMessage as error:
-        is_past = due < timezone.now()
-        problem = gettext("This is in the past.") if is_past else gettext("This is more than 100 years ahead.")
-        raise forms.ValidationError(problem) from error
 
 
 class ReasonForm(forms.Form):
@@ -207,10 +208,8 @@ class RescheduleForm(SpreadForm):
 
     def clean_due(self) -> Any:
         due = self.cleaned_data["due"]
-        if due is None:
-            return None
         # A time within the last minute counts as now.
-        return max(checked_due(due), timezone.now())
+        return None if due is None else max(due, timezone.now())
 
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean() or self.cleaned_data

@@ -35,7 +35,7 @@ from ..statements import in_time
 from ..whereabouts import sizes
 from . import action_table, banners, page, page_data, panels
 from .explanation import moment, span
-from .forms import DelayField, MomentField, ReasonField, checked_due
+from .forms import DelayField, MomentField, ReasonField
 from .page import Links, Page
 from .page_data import PageData
 from .panels import Panel
@@ -56,10 +56,6 @@ class PauseForm(forms.Form):
         zone = timezone.get_current_timezone_name()
         text = _("In the time zone %(zone)s. If both are empty, the pause lasts until somebody resumes the queue.")
         self.fields["until"].help_text = text % {"zone": zone}
-
-    def clean_until(self) -> datetime | None:
-        until: datetime | None = self.cleaned_data["until"]
-        return None if until is None else checked_due(until)
 
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean() or self.cleaned_data
