@@ -17,7 +17,7 @@ from typing import Any
 from django.contrib import messages
 from django.contrib.admin.views.main import SEARCH_VAR
 from django.core import signing
-from django.core.exceptions import BadRequest, PermissionDenied
+from django.core.exceptions import BadRequest
 from django.db import IntegrityError, OperationalError
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
@@ -101,8 +101,7 @@ class ActionPages(ReadOnly):
         action = CONSOLE_ACTIONS.get(name)
         if action is None:
             raise Http404
-        if not self.may(request, name):
-            raise PermissionDenied
+        self.require(request, name)
         if request.method != "POST":
             return HttpResponseRedirect(page.admin_url(self, Message))
         if "token" in request.POST:
@@ -132,8 +131,7 @@ class ActionPages(ReadOnly):
 
     def _ask_for_search(self, request: HttpRequest, action: ConsoleAction, given: Mapping[str, str]) -> HttpResponse:
         """Ask about all that a search finds, on whatever page of the list they are."""
-        if not self.may(request, "bulk"):
-            raise PermissionDenied
+        self.require(request, "bulk")
         try:
             scope = Scope.of_search(self.using, search_box.read_search(request, given, self.using).whole)
         except ValueError as error:
@@ -150,8 +148,8 @@ class ActionPages(ReadOnly):
         notice: str = "",
     ) -> HttpResponse:
         """Show the question about a scope as it is now; ``data``: an answer that has errors."""
-        if len(scope.ids) > AT_ONCE and not self.may(request, "bulk"):
-            raise PermissionDenied
+        if len(scope.ids) > AT_ONCE:
+            self.require(request, "bulk")
         scope = scope.renewed(self.using)
         shown = preview(self._rows(request), action, scope)
         form = self._form(action, scope, shown.number, shown, data)
@@ -205,8 +203,8 @@ class ActionPages(ReadOnly):
         if question.action != action.name or question.user != str(request.user.pk):
             raise BadRequest("token")
         scope = question.scope
-        if _is_work_for_a_worker(scope) and not self.may(request, "bulk"):
-            raise PermissionDenied
+        if _is_work_for_a_worker(scope):
+            self.require(request, "bulk")
         if is_old:
             text = _("This page was shown some time ago. Check it and confirm again.")
             return self._ask(request, action, scope, notice=text)

@@ -10,7 +10,6 @@ from io import StringIO
 from typing import Any
 
 from django.contrib import messages
-from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import (
     HttpRequest,
@@ -67,8 +66,7 @@ class ExportView(ReadOnly):
 
     def export_view(self, request: HttpRequest) -> HttpResponseBase:
         """Send a file of what a search finds, on POST of its tab, its text and ``format``."""
-        if not self.may(request, "export"):
-            raise PermissionDenied
+        self.require(request, "export")
         if request.method != "POST":
             return HttpResponseRedirect(page.admin_url(self, Message))
         form = _FORMATS.get(request.POST.get("format", ""))

@@ -61,8 +61,7 @@ class MessagePage(ActionPages):
 
     def reveal_view(self, request: HttpRequest, pk: int) -> HttpResponse:
         """Show the page once without masks, on POST, and write that to the audit."""
-        if not self.may(request, "reveal"):
-            raise PermissionDenied
+        self.require(request, "reveal")
         if request.method != "POST":
             return HttpResponseRedirect(page.admin_url(self, Message, "change", pk))
         message = self._message(request, pk)
@@ -72,8 +71,7 @@ class MessagePage(ActionPages):
 
     def restore_view(self, request: HttpRequest, pk: int) -> HttpResponse:
         """Put a scheduled message back into Redis, on POST."""
-        if not self.may(request, "restore"):
-            raise PermissionDenied
+        self.require(request, "restore")
         if request.method == "POST":
             message = self._message(request, pk)
             self.message_user(request, *self._put_back(request, message))

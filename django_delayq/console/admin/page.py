@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 from django.contrib import admin
-from django.core.exceptions import PermissionDenied
 from django.db.models import Model, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.template import loader
@@ -174,8 +173,7 @@ class Page(ReadOnly):
         raise NotImplementedError
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        if not self.has_view_permission(request):
-            raise PermissionDenied
+        self.require(request)
         title = str(self.opts.verbose_name_plural).capitalize()
         shown = {**context(self, request, title), **self.content(request), **(extra_context or {})}
         return TemplateResponse(request, self.template, shown)

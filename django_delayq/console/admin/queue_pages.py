@@ -9,7 +9,6 @@ from typing import Any
 
 from django import forms
 from django.contrib import messages
-from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
@@ -198,8 +197,7 @@ class QueueAdmin(Page):
         return rows.filter(due_at__lte=now).order_by("due_at", "id")
 
     def _checked(self, request: HttpRequest, verb: str, queue: str) -> str:
-        if not self.may(request, verb):
-            raise PermissionDenied
+        self.require(request, verb)
         try:
             return validation.queue(queue)
         except InvalidMessage:

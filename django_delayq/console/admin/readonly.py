@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 
 from django.contrib import admin, messages
 from django.contrib.admin import ShowFacets
+from django.core.exceptions import PermissionDenied
 from django.db import router
 from django.db.models import Model
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
@@ -64,6 +65,11 @@ class ReadOnly(admin.ModelAdmin):  # type: ignore[type-arg]
         if console_conf.get().READ_ONLY and any(verb.changes for verb in needed):
             return False
         return self.has_view_permission(request) and request.user.has_perms([verb.permission for verb in needed])
+
+    def require(self, request: HttpRequest, *verbs: str) -> None:
+        """Raise ``PermissionDenied`` unless the user ``may``."""
+        if not self.may(request, *verbs):
+            raise PermissionDenied
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Tell whether the user may view the page. Who may view messages may view all that has no such permission."""

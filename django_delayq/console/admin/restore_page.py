@@ -9,7 +9,6 @@ from typing import Any
 
 from django import forms
 from django.contrib import messages
-from django.core.exceptions import PermissionDenied
 from django.db import DatabaseError, InterfaceError
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
@@ -125,8 +124,7 @@ class RestorePage(Page):
 
     def restore_view(self, request: HttpRequest) -> HttpResponse:
         """Show the preview on GET, which writes nothing; start an operation on POST."""
-        if not self.may(request, "restore"):
-            raise PermissionDenied
+        self.require(request, "restore")
         if conf.get().REDIS is None:
             unneeded = {**page.context(self, request, _("Restore Redis from the record")), "is_unneeded": True}
             return TemplateResponse(request, "delayq_console/restore.html", unneeded)
