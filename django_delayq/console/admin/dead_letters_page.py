@@ -57,13 +57,11 @@ class DeadLettersAdmin(Page):
     def _row(self, group: DeadGroup) -> SimpleNamespace:
         """Return a group as the page shows it, with the addresses of its messages."""
         links = Links(self, state="all")
-        hour, day, week = (links(Message, f"{group.search} finished:<{period}") for period in PERIODS)
         return SimpleNamespace(
             group=group,
             list=links(Message, group.search),
-            hour=hour,
-            day=day,
-            week=week,
+            # The numbers of those that died lately, with the addresses of their lists.
+            recent=[(found, links(Message, f"{group.search} finished:<{one}")) for one, found in group.recent.items()],
             sample=admin_url(self, Message, "change", group.sample),
             first=moment(group.first, "seconds"),
             last=moment(group.last, "seconds"),

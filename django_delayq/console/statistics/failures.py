@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from django.db.models import QuerySet
@@ -19,9 +19,8 @@ DEAD_CAP = 10_000
 # The statement timeout for reading them.
 PAGE_TIMEOUT_MS = 500
 
-HOUR, DAY, WEEK = timedelta(hours=1), timedelta(days=1), timedelta(days=7)
 # The times back from now that are counted and can be chosen, in the words of the search.
-PERIODS = {"1h": HOUR, "24h": DAY, "7d": WEEK}
+PERIODS = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +58,8 @@ class DeadGroup:
     # What the reader chose, which holds for every number here.
     chosen: DeadFilter
     count: int = 0
-    hour: int = 0
-    day: int = 0
-    week: int = 0
+    # How many of them died within each of the periods.
+    recent: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PERIODS, 0))
 
     @property
     def search(self) -> str:
@@ -70,9 +68,9 @@ class DeadGroup:
         return text if self.error is None else f"{text} {texts.exact_error_text(self.error)}"
 
     @property
-    def burst(self) -> tuple[int, int, int, int, datetime]:
+    def burst(self) -> tuple[list[int], int, datetime]:
         """The order of groups: most deaths in the last hour, then in the last day, the last week, and at any time."""
-        return self.hour, self.day, self.week, self.count, self.last
+        return [*self.recent.values()], self.count, self.last
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +118,6 @@ def _groups(
         age = now - at
         group.count += 1
         group.first = at
-        group.hour += age <= HOUR
-        group.day += age <= DAY
-        group.week += age <= WEEK
+        for period, length in PERIODS.items():
+            group.recent[period] += age <= length
     return sorted(groups.values(), key=lambda group: group.burst, reverse=True)
