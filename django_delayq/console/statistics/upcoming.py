@@ -60,11 +60,6 @@ class Upcoming:
         """True when the topics of any bar are estimated from a sample."""
         return any(bar.sampled for bar in (self.overdue, *self.bars))
 
-    @property
-    def total(self) -> Capped:
-        """The number of messages in all bars, without the overdue ones."""
-        return total(bar.number for bar in self.bars)
-
     def topics(self, most: int) -> list[str]:
         """Return the topics with the most messages, at most so many."""
         found: Counter[str] = Counter()

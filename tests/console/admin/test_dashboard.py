@@ -175,7 +175,7 @@ def test_each_message_is_in_the_bar_of_its_due_time(window: str, bars: int) -> N
         assert bar.start is not None
         rows = Message.objects.filter(due_at__gte=bar.start, due_at__lt=bar.end, due_at__gt=now)
         assert bar.number == Capped(rows.count())
-    assert found.total == Capped(4)
+    assert total(bar.number for bar in found.bars) == Capped(4)
 
 
 def test_a_message_that_is_due_but_not_overdue_is_in_the_first_bar(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +190,7 @@ def test_all_queues_are_in_it_and_the_rare_topics_are_one() -> None:
         for _ in range(place + 1):
             schedule_message(f"t.{place}", delay="30m", queue=("one", "two")[place % 2])
     found = upcoming.count_upcoming(samples.DB, "hour", ago(seconds=0))
-    assert found.total == Capped(21)
+    assert total(bar.number for bar in found.bars) == Capped(21)
     assert found.topics(5) == ["t.5", "t.4", "t.3", "t.2", "t.1"]
     assert not found.sampled
 
