@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 from django.contrib.admin.exceptions import DisallowedModelAdminLookup
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import PAGE_VAR, SEARCH_VAR, ChangeList
+from django.core.paginator import Paginator
 from django.db.models import F, QuerySet
 from django.http import HttpRequest
 
@@ -27,7 +28,7 @@ from ..search.payloads import StoredSize, small
 from ..search.texts import term_text
 from ..statements import TooSlow
 from . import addresses, search_box
-from .paginator import PAGED_CAP, CappedCount, KnownPaginator
+from .paginator import PAGED_CAP, CappedCount
 
 # The list shows no larger payload. In bytes, as they are stored.
 SMALL_PAYLOAD_BYTES = 16_384
@@ -93,7 +94,7 @@ class MessageList(ChangeList):
             # The list shows it.
             message.waits_for = limited.get(message.pk)
         self.result_count = self._count(found, offset, len(ids))
-        self.paginator = KnownPaginator(self.result_count, self.list_per_page)
+        self.paginator = Paginator(range(self.result_count), self.list_per_page)
         self.multi_page = self.result_count > self.list_per_page
         self.show_full_result_count = self.can_show_all = False
         self.full_result_count = None
@@ -129,8 +130,7 @@ class MessageList(ChangeList):
             return None
         states = tab.states & self.asked.box.states
         if tab.name in ("overdue", "limited"):
-            count: Capped = getattr(self.counts, tab.name)
-            return count if states else Capped(0)
+            return self.counts.numbers[tab.name] if states else Capped(0)
         return self.counts.of(states)
 
     def tabs(self) -> Iterator[SimpleNamespace]:

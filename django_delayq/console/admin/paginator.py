@@ -29,11 +29,3 @@ class CappedPaginator(Paginator):  # type: ignore[type-arg]
         rows = cast(QuerySet[Model], self.object_list)
         found = rows.order_by().values("pk")[: PAGED_CAP + 1].count()
         return found if found <= PAGED_CAP else CappedCount(PAGED_CAP)
-
-
-class KnownPaginator(Paginator):  # type: ignore[type-arg]
-    """A paginator of a list that was counted already."""
-
-    def __init__(self, count: int, per_page: int) -> None:
-        super().__init__((), per_page)
-        self.count = count

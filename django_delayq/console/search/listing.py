@@ -59,6 +59,7 @@ LONGER_TIMEOUT_MS = 15_000
 # The counts beside the rows are left out when they take longer than this.
 COUNTS_TIMEOUT_MS = 150
 
+_COUNTED = (*State.values, "overdue", "limited")
 _SOONEST = ("due_at", "id")
 _LAST = ("-finished_at", "-id")
 
@@ -221,14 +222,12 @@ def _unindexed(order: tuple[str, ...]) -> list[OrderBy | str]:
 class StateCounts:
     """The messages that a search finds in each state, whatever states it names."""
 
-    states: dict[State, Capped]
-    # Parts of the scheduled ones.
-    overdue: Capped
-    limited: Capped
+    # By the state, and by "overdue" and "limited" for parts of the scheduled ones.
+    numbers: dict[str, Capped]
 
     def of(self, states: frozenset[State]) -> Capped:
         """Return the number of messages in any of these states."""
-        chosen = [self.states[state] for state in states]
+        chosen = [self.numbers[state] for state in states]
         count = sum(each.count for each in chosen)
         return Capped(min(count, COUNT_CAP), count > COUNT_CAP or any(each.more for each in chosen))
 
@@ -239,7 +238,7 @@ def counts(rows: QuerySet[Message], search: Search, now: datetime) -> StateCount
     Only the first rows of each index are read: ``more`` says that there are others behind them.
     """
     if search.problems:
-        return StateCounts(dict.fromkeys(State, Capped(0)), Capped(0), Capped(0))
+        return StateCounts(dict.fromkeys(_COUNTED, Capped(0)))
     return in_time(rows.db, COUNTS_TIMEOUT_MS, lambda: _count(rows.order_by(), search, now))
 
 
@@ -257,11 +256,8 @@ def _count(rows: QuerySet[Message], search: Search, now: datetime) -> StateCount
             if tally.get("due_rows", 0) > most:
                 more |= {"overdue", "limited"}
             found.update(tally)
-    capped = {
-        name: Capped(min(found[name], COUNT_CAP), found[name] > COUNT_CAP or name in more)
-        for name in (*State.values, "overdue", "limited")
-    }
-    return StateCounts({state: capped[state] for state in State}, capped["overdue"], capped["limited"])
+    numbers = {name: Capped(min(found[name], COUNT_CAP), found[name] > COUNT_CAP or name in more) for name in _COUNTED}
+    return StateCounts(numbers)
 
 
 def _counted(rows: QuerySet[Message], search: Search) -> Iterator[IndexPart]:
