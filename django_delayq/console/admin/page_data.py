@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 
 from django.db import router
 from django.utils import timezone, translation
@@ -101,21 +102,16 @@ def redis() -> RedisStats:
 
 def coming(data: PageData, window: str) -> Panel[Upcoming]:
     """Return what falls due in the window."""
-
-    def look() -> Upcoming:
-        seen = data.snapshot.value
-        return upcoming.count_upcoming(data.using, window, data.at, seen.overdue if seen else NONE)
-
-    return panels.load(f"upcoming {window} {_zone()}", data.using, look)
+    overdue = data.snapshot.value.overdue if data.snapshot.value else NONE
+    name = f"upcoming {window} {_zone()}"
+    return panels.load(name, data.using, lambda: upcoming.count_upcoming(data.using, window, data.at, overdue))
 
 
 def past(data: PageData, window: str) -> Panel[dict[str, Throughput]]:
     """Return what was delivered in this window, and in those that the tiles show."""
-
-    def look() -> dict[str, Throughput]:
-        return throughput.read_throughput(data.using, data.at, ("hour", "day", window))
-
-    return panels.load(f"past {window} {_zone()}", data.using, look, ROLLUPS_FRESH_SECONDS)
+    name, windows = f"past {window} {_zone()}", ("hour", "day", window)
+    read = partial(throughput.read_throughput, data.using, data.at, windows)
+    return panels.load(name, data.using, read, ROLLUPS_FRESH_SECONDS)
 
 
 def rates(data: PageData) -> Panel[dict[str, RollupSum]]:

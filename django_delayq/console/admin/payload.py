@@ -56,9 +56,9 @@ def redacted(value: Any) -> Any:
     return _redacted(value, _hidden())
 
 
-def is_secret(name: str) -> bool:
-    """Tell whether the value under this name is masked."""
-    return _is_secret(name, _hidden())
+def is_secret(name: str, hidden: re.Pattern[str] | None = None) -> bool:
+    """Tell whether the value under this name is masked; ``hidden`` are the names that Django hides, if known."""
+    return bool((hidden or _hidden()).search(name) or _ALSO_SECRET.search(name))
 
 
 def _hidden() -> re.Pattern[str]:
@@ -67,13 +67,9 @@ def _hidden() -> re.Pattern[str]:
     return hidden
 
 
-def _is_secret(name: str, hidden: re.Pattern[str]) -> bool:
-    return bool(hidden.search(name) or _ALSO_SECRET.search(name))
-
-
 def _redacted(value: Any, hidden: re.Pattern[str]) -> Any:
     if isinstance(value, dict):
-        return {name: MASK if _is_secret(name, hidden) else _redacted(inner, hidden) for name, inner in value.items()}
+        return {name: MASK if is_secret(name, hidden) else _redacted(inner, hidden) for name, inner in value.items()}
     if isinstance(value, list):
         return [_redacted(inner, hidden) for inner in value]
     return value

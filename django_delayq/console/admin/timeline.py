@@ -19,9 +19,8 @@ STEPS_SHOWN = 200
 
 def log(message: Message) -> list[Transition]:
     """Return the latest transitions of a message, in order."""
-    return list(Transition.objects.using(message._state.db).filter(message=message).order_by("-number")[:STEPS_SHOWN])[
-        ::-1
-    ]
+    moves = Transition.objects.using(message._state.db).filter(message=message)
+    return list(moves.order_by("-number")[:STEPS_SHOWN])[::-1]
 
 
 def steps(message: Message, moves: Sequence[Transition], now: datetime) -> list[SimpleNamespace]:
