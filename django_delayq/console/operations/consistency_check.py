@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import Any
 
-from ...broker import index
 from ...inspector.consistency import ConsistencyCheck, Mismatch, queues, stuck
 from ...project import conf
 from ...record import transitions
 from ..models import Operation
 from .lifecycle import LEASE_SECONDS
-from .work import OperationWork, Step, register
+from .work import RedisWork, Step, register
 
 # Mismatches are checked again after the grace period, but after this time at most.
 MAX_PAUSE_SECONDS = 5.0
@@ -38,33 +35,22 @@ class QueueCheck:
 
 
 @register
-class CheckWork(OperationWork):
+class CheckWork(RedisWork):
     """Compares the record with Redis and changes nothing. The position of the operation keeps the results."""
 
     name = "check"
-    verbs = ("restore",)
-    atomic = False
-
-    def __init__(self, scope: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
-        super().__init__(scope, arguments)
-        if conf.get().REDIS is None:
-            raise ValueError("DELAYQ['REDIS'] is None: there is nothing to compare with")
 
     def count(self, using: str) -> int | None:
         return None
 
     def step(self, using: str, operation: Operation) -> Step:
         results = results_of(operation)
-        broker = index(using)
-        assert broker is not None
-        try:
+        with self.redis(using) as broker:
             left = [queue for queue in queues(using, broker) if queue not in results]
             if not left:
                 return Step(position=operation.position, finished=True)
             check = ConsistencyCheck(using, broker, left[0], pause=min(conf.get().GRACE, MAX_PAUSE_SECONDS))
             found = check.run(_LeaseRenewal(using, operation))
-        finally:
-            broker.close()
         counts = {mismatch.value: found.counts[mismatch] for mismatch in Mismatch}
         results[left[0]] = QueueCheck(found.compared, **counts, stuck=stuck(using, left[:1]).count)
         outcomes = {word: number for word, number in counts.items() if number}

@@ -14,12 +14,10 @@ from typing import Any
 from django.db import DatabaseError, InterfaceError
 
 from ...api import pausing
-from ...broker import index
 from ...broker.base import Index
 from ...core import actors
 from ...core.outcomes import storable
 from ...extensions import RestoreObserver, RestoreStart
-from ...project import conf
 from ...record import transitions
 from ...record.sql.sessions import own_transaction
 from ...restore.engine import Restore
@@ -27,7 +25,7 @@ from ...restore.selection import Overdue, Selection, Tally
 from ..models import Operation, OperationState
 from ..statements import in_time
 from .lifecycle import FREE, LEASE_SECONDS
-from .work import COUNT_TIMEOUT_MS, OperationWork, Step, holder, register
+from .work import COUNT_TIMEOUT_MS, RedisWork, Step, holder, register
 
 logger = logging.getLogger("django_delayq")
 
@@ -66,12 +64,10 @@ def outcomes_of(tally: Tally) -> dict[str, int]:
 
 
 @register
-class RestoreWork(OperationWork):
+class RestoreWork(RedisWork):
     """Restores in steps of about a second. It clears nothing, and a step that is done twice changes nothing."""
 
     name = "restore"
-    verbs = ("restore",)
-    atomic = False
 
     def __init__(self, scope: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
         super().__init__(scope, arguments)
@@ -85,8 +81,6 @@ class RestoreWork(OperationWork):
         self.overdue = Overdue(arguments.get("overdue", Overdue.RUN))
         self.spread = float(arguments.get("spread", 0.0))
         self.no_expired = bool(arguments.get("no_expired", False))
-        if conf.get().REDIS is None:
-            raise ValueError("DELAYQ['REDIS'] is None: there is nothing to restore")
 
     def restore(self, using: str, broker: Index, position: str = "", holder: str = "") -> Restore:
         """Return the restore itself, from a position on."""
@@ -103,37 +97,25 @@ class RestoreWork(OperationWork):
 
     def queued(self, using: str, operation: Operation) -> None:
         """Hold the queues until a worker has changed their overdue messages: it could claim some before that."""
-        broker = index(using)
-        assert broker is not None
-        try:
+        with self.redis(using) as broker:
             self.restore(using, broker, operation.position, holder(operation)).hold(None)
-        finally:
-            broker.close()
 
     @classmethod
     def ended(cls, using: str, operation: Operation) -> None:
         pausing.release(using, holder(operation))
 
     def count(self, using: str) -> int | None:
-        broker = index(using)
-        assert broker is not None
-        try:
+        with self.redis(using) as broker:
             return in_time(using, COUNT_TIMEOUT_MS, lambda: self.restore(using, broker).preview().expected())
-        finally:
-            broker.close()
 
     def step(self, using: str, operation: Operation) -> Step:
-        broker = index(using)
-        assert broker is not None
         batches: list[int] = []
-        try:
+        with self.redis(using) as broker:
             restore = self.restore(using, broker, operation.position, holder(operation))
             restore.prepare()
             end = time.monotonic() + STEP_SECONDS
             # At least one batch is done, or a restore with slow batches would never end.
             report = restore.run(should_stop=lambda: bool(batches) and time.monotonic() >= end, progress=batches.append)
-        finally:
-            broker.close()
         done, outcomes = sum(batches), outcomes_of(report.total())
         if report.position is None and operation.total is not None:
             counts = Counter(outcomes) + Counter(operation.outcomes)

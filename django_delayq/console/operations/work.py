@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
+from ...broker import index
+from ...broker.base import Index
+from ...project import conf
 from ..models import Operation
 
 # Messages of one step at most.
@@ -62,6 +66,25 @@ class OperationWork(ABC):
     @abstractmethod
     def step(self, using: str, operation: Operation) -> Step:
         """Do one batch."""
+
+
+class RedisWork(OperationWork):
+    """Base class of work on what Redis holds, which needs one."""
+
+    verbs = ("restore",)
+    atomic = False
+
+    def __init__(self, scope: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
+        super().__init__(scope, arguments)
+        if conf.get().REDIS is None:
+            raise ValueError(f"DELAYQ['REDIS'] is None: a {self.name} has nothing to do")
+
+    @staticmethod
+    def redis(using: str) -> AbstractContextManager[Index]:
+        """Connect to Redis for the time of a context."""
+        broker = index(using)
+        assert broker is not None
+        return closing(broker)
 
 
 def holder(operation: Operation) -> str:
