@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .bulk import MOST_MESSAGES, BulkAction, Scope
 from .consistency_check import CheckWork
-from .lifecycle import OPEN, fail, has_open, is_resumable, lease_next, newest, release, resume, run_step, start, stop
+from .lifecycle import OPEN, fail, is_resumable, lease_next, newest, release, resume, run_step, start, stop
 from .restore_work import RestoreWork
 from .work import MESSAGES_PER_STEP, WORKS, OperationWork, Step, holder, register
 
@@ -20,7 +20,6 @@ __all__ = [
     "Scope",
     "Step",
     "fail",
-    "has_open",
     "holder",
     "is_resumable",
     "lease_next",

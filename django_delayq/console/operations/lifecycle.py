@@ -93,11 +93,6 @@ def resume(operation: Operation) -> bool:
     return bool(is_queued)
 
 
-def has_open(using: str) -> bool:
-    """Return whether any operation is queued or running, with one cheap query."""
-    return Operation.objects.using(using).filter(state__in=OPEN).exists()
-
-
 def newest(using: str, action: str, *ended: OperationState) -> tuple[Operation | None, Operation | None]:
     """Return the operation of an action that ended last, in one of these states if any is given, and the open one."""
     rows = Operation.objects.using(using).filter(action=action).order_by("-pk")
@@ -106,9 +101,14 @@ def newest(using: str, action: str, *ended: OperationState) -> tuple[Operation |
 
 
 def lease_next(using: str, worker: str) -> Operation | None:
-    """Lease the oldest open operation that no worker has, and return it; None when there is none."""
-    rows = Operation.objects.using(using).filter(_free(transitions.now(using)), state__in=OPEN)
-    for operation in rows.order_by("id"):
+    """Lease the oldest open operation that no worker has, and return it; None when there is none.
+
+    While no operation is open, which is nearly always, this is one small query.
+    """
+    rows = Operation.objects.using(using).filter(state__in=OPEN)
+    if not rows.exists():
+        return None
+    for operation in rows.filter(_free(transitions.now(using))).order_by("id"):
         if _lease(using, operation, worker):
             return operation
     return None

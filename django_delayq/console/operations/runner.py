@@ -35,8 +35,6 @@ class OperationRunner(Service):
     def tick(self) -> float:
         operation = self._current
         if operation is None:
-            if not operations.has_open(self.using):
-                return self.interval
             operation = self._current = operations.lease_next(self.using, self.worker)
             if operation is None:
                 return self.interval
