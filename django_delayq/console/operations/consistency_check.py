@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 
 from ...inspector.consistency import ConsistencyCheck, Mismatch, queues, stuck
 from ...project import conf
 from ...record import transitions
 from ..models import Operation
-from .lifecycle import LEASE_SECONDS
+from .lifecycle import lease_from
 from .work import RedisWork, Step, register
 
 # Mismatches are checked again after the grace period, but after this time at most.
@@ -74,4 +73,4 @@ class _LeaseRenewal:
     def __call__(self, done: int) -> None:
         if time.monotonic() - self._renewed_at >= 1.0:
             self._renewed_at = time.monotonic()
-            self._rows.update(leased_until=transitions.now(self._using) + timedelta(seconds=LEASE_SECONDS))
+            self._rows.update(leased_until=lease_from(transitions.now(self._using)))

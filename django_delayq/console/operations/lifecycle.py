@@ -153,6 +153,11 @@ def run_step(using: str, operation: Operation, worker: str) -> bool:
     return not step.finished
 
 
+def lease_from(now: datetime) -> datetime:
+    """Return until when a lease lasts that begins or is renewed now."""
+    return now + timedelta(seconds=LEASE_SECONDS)
+
+
 def _free(now: datetime) -> Q:
     return Q(leased_until__isnull=True) | Q(leased_until__lt=now)
 
@@ -170,9 +175,7 @@ def _lease(using: str, operation: Operation, worker: str) -> bool:
     """Get or renew the lease by one conditional UPDATE, and refresh the object. Return whether the worker has it."""
     now = transitions.now(using)
     rows = Operation.objects.using(using).filter(_free(now) | Q(worker=worker), pk=operation.pk, state__in=OPEN)
-    if not rows.update(
-        state=OperationState.RUNNING, worker=worker, leased_until=now + timedelta(seconds=LEASE_SECONDS)
-    ):
+    if not rows.update(state=OperationState.RUNNING, worker=worker, leased_until=lease_from(now)):
         return False
     operation.refresh_from_db(using=using)
     return operation.worker == worker
@@ -198,7 +201,7 @@ def _write(using: str, operation: Operation, worker: str, step: Step) -> None:
         "done": F("done") + step.done,
         "outcomes": dict(Counter(operation.outcomes) + Counter(dict(step.outcomes))),
         "position": step.position,
-        "leased_until": now + timedelta(seconds=LEASE_SECONDS),
+        "leased_until": lease_from(now),
     }
     if step.finished:
         values |= {"state": OperationState.DONE, "finished_at": now, **FREE}

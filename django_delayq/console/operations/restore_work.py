@@ -8,7 +8,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 from django.db import DatabaseError, InterfaceError
@@ -24,7 +24,7 @@ from ...restore.engine import Restore
 from ...restore.selection import Overdue, Selection, Tally
 from ..models import Operation, OperationState
 from ..statements import in_time
-from .lifecycle import FREE, LEASE_SECONDS
+from .lifecycle import FREE, lease_from
 from .work import COUNT_TIMEOUT_MS, RedisWork, Step, holder, register
 
 logger = logging.getLogger("django_delayq")
@@ -180,7 +180,7 @@ class RestoreOperation(RestoreObserver):
 
     def _begin(self, now: datetime, values: dict[str, Any]) -> None:
         rows = Operation.objects.using(self.using)
-        self._operation = rows.create(**values, created_at=now, started_at=now, leased_until=_leased(now))
+        self._operation = rows.create(**values, created_at=now, started_at=now, leased_until=lease_from(now))
 
     def _write(self, tally: Tally, position: str | None, values: dict[str, Any], *, ended: bool = False) -> None:
         self._written = time.monotonic()
@@ -190,7 +190,7 @@ class RestoreOperation(RestoreObserver):
         rows = Operation.objects.using(self.using).filter(pk=operation.pk, worker=self.worker)
 
         def write(now: datetime) -> None:
-            times = {"finished_at": now} if ended else {"leased_until": _leased(now)}
+            times = {"finished_at": now} if ended else {"leased_until": lease_from(now)}
             counted = {"done": self._done, "outcomes": outcomes_of(tally), "position": position or ""}
             rows.update(**{**counted, **values, **times})
             if not ended:
@@ -204,10 +204,6 @@ class RestoreOperation(RestoreObserver):
                 write(transitions.now(self.using))
         except (DatabaseError, InterfaceError) as error:
             logger.debug("The operation that shows this restore could not be written; the restore goes on: %s", error)
-
-
-def _leased(now: datetime) -> datetime:
-    return now + timedelta(seconds=LEASE_SECONDS)
 
 
 def _iso(when: datetime | None) -> str | None:
