@@ -127,8 +127,7 @@ class OperationAdmin(Page):
         act: Callable[[Operation], bool],
         done: str,
     ) -> HttpResponse:
-        if not self.has_view_permission(request):
-            raise PermissionDenied
+        self.require(request)
         operation, url = self._find(request, str(number)), page.admin_url(self, Operation, "change", number)
         if not may(request, operation):
             raise PermissionDenied
