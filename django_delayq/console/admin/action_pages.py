@@ -103,7 +103,7 @@ class ActionPages(ReadOnly):
             raise Http404
         self.require(request, name)
         if request.method != "POST":
-            return HttpResponseRedirect(page.admin_url(self, Message))
+            return HttpResponseRedirect(self.url(Message))
         if "token" in request.POST:
             return self._answer(request, action)
         if "search" in request.POST:
@@ -324,12 +324,12 @@ class ActionPages(ReadOnly):
     def _back(self, request: HttpRequest, scope: Scope, *, gone: bool = False) -> str:
         """Return the address where the action began: another page, the list with its filters, or the message."""
         if request.POST.get("origin") == "deadletters":
-            return page.admin_url(self, DeadLetters)
+            return self.url(DeadLetters)
         filters = _filters(request)
         if filters is None and len(scope.ids) == 1 and not gone:
-            return page.admin_url(self, Message, "change", scope.ids[0])
+            return self.url(Message, "change", scope.ids[0])
         query = QueryDict(filters or "").urlencode()
-        return page.admin_url(self, Message) + (f"?{query}" if query else "")
+        return self.url(Message) + (f"?{query}" if query else "")
 
 
 def _is_work_for_a_worker(scope: Scope) -> bool:

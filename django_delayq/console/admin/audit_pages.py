@@ -18,7 +18,7 @@ from ..models import AuditEvent, Operation
 from ..statements import in_time
 from . import action_table
 from .explanation import moment
-from .page import Page, admin_url, newest
+from .page import Page, newest
 
 EVENTS_PER_PAGE = 50
 # How long the database may search the audit. Milliseconds.
@@ -57,7 +57,7 @@ class AuditEventAdmin(Page):
         }
 
     def detail(self, request: HttpRequest, pk: str, extra: dict[str, Any]) -> HttpResponse:
-        return HttpResponseRedirect(admin_url(self, AuditEvent))
+        return HttpResponseRedirect(self.url(AuditEvent))
 
     def _show(self, event: AuditEvent) -> SimpleNamespace:
         outcomes = event.outcomes
@@ -69,8 +69,8 @@ class AuditEventAdmin(Page):
             at=moment(event.at, "seconds"),
             action=action_table.label(event.action),
             outcomes=action_table.outcomes_text(outcomes),
-            message_url=admin_url(self, Message, "change", event.message_id) if event.message_id else "",
-            operation_url=admin_url(self, Operation, "change", event.operation_id) if event.operation_id else "",
+            message_url=self.url(Message, "change", event.message_id) if event.message_id else "",
+            operation_url=self.url(Operation, "change", event.operation_id) if event.operation_id else "",
         )
 
 

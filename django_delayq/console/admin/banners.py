@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
-from django.contrib import admin
 from django.db.models import Model
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
@@ -21,8 +19,8 @@ from ..models import Health, Limits
 from . import facts
 from .explanation import moment, span
 from .facts import has_no_worker, some
-from .page import Links
 from .page_data import PageData
+from .readonly import ReadOnly
 
 _SEVERITY = ("error", "warning", "info")
 
@@ -38,11 +36,10 @@ class Banner:
     query: str = ""
 
 
-def linked(model_admin: admin.ModelAdmin[Any], data: PageData) -> list[tuple[Banner, str]]:
+def linked(page: ReadOnly, data: PageData) -> list[tuple[Banner, str]]:
     """Return the problems with the addresses that their links lead to, "" for one that the site does not have."""
-    links = Links(model_admin)
     checks = (_servers, _unserved, _overdue, _limited, _findings, _paused)
-    found = [(banner, links(banner.model, banner.query)) for check in checks for banner in check(data)]
+    found = [(banner, page.list_url(banner.model, banner.query)) for check in checks for banner in check(data)]
     return sorted(found, key=lambda pair: _SEVERITY.index(pair[0].level))
 
 

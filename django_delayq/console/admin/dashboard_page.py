@@ -22,9 +22,10 @@ from ..statistics.upcoming import COMING_WINDOWS, Bar, Upcoming
 from . import banners, charts, facts, limits_page, page_data, queue_pages
 from .charts import Column
 from .explanation import span
-from .page import Links, Page
+from .page import Page
 from .page_data import PageData
 from .panels import Panel
+from .readonly import Links
 
 # Topics that have a colour of their own.
 _TOPICS_SHOWN = 5
@@ -42,7 +43,7 @@ class DashboardAdmin(Page):
         window, back = _window(request, "window"), _window(request, "past")
         data = page_data.gather()
         coming, past = page_data.coming(data, window), page_data.past(data, back)
-        links = Links(self)
+        links = self.list_url
         return {
             "banners": banners.linked(self, data),
             "tiles": _tiles(data, past, links),

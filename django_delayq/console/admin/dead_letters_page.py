@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,7 @@ from ..statements import TooSlow
 from ..statistics.failures import DEAD_CAP, PERIODS, DeadFilter, DeadGroup, group_dead
 from .action_table import CONSOLE_ACTIONS
 from .explanation import moment, span
-from .page import Links, Page, admin_url
+from .page import Page
 
 # Groups that each table shows.
 GROUPS_SHOWN = 50
@@ -31,7 +32,7 @@ class DeadLettersAdmin(Page):
     def content(self, request: HttpRequest) -> dict[str, Any]:
         acts_here = self.admin_site.is_registered(Message)
         offered = [
-            (action, admin_url(self, Message, "action", action.name))
+            (action, self.url(Message, "action", action.name))
             for action in (CONSOLE_ACTIONS["requeue"], CONSOLE_ACTIONS["purge"])
             if acts_here and self.may(request, action.name, "bulk")
         ]
@@ -56,13 +57,13 @@ class DeadLettersAdmin(Page):
 
     def _row(self, group: DeadGroup) -> SimpleNamespace:
         """Return a group as the page shows it, with the addresses of its messages."""
-        links = Links(self, state="all")
+        links = partial(self.list_url, Message, state="all")
         return SimpleNamespace(
             group=group,
-            list=links(Message, group.search),
+            list=links(group.search),
             # The numbers of those that died lately, with the addresses of their lists.
-            recent=[(found, links(Message, f"{group.search} finished:<{one}")) for one, found in group.recent.items()],
-            sample=admin_url(self, Message, "change", group.sample),
+            recent=[(found, links(f"{group.search} finished:<{one}")) for one, found in group.recent.items()],
+            sample=self.url(Message, "change", group.sample),
             first=moment(group.first, "seconds"),
             last=moment(group.last, "seconds"),
             ago=span(timezone.now() - group.last),

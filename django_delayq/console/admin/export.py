@@ -68,7 +68,7 @@ class ExportView(ReadOnly):
         """Send a file of what a search finds, on POST of its tab, its text and ``format``."""
         self.require(request, "export")
         if request.method != "POST":
-            return HttpResponseRedirect(page.admin_url(self, Message))
+            return HttpResponseRedirect(self.url(Message))
         form = _FORMATS.get(request.POST.get("format", ""))
         if form is None:
             return HttpResponseBadRequest("format")
@@ -91,7 +91,7 @@ class ExportView(ReadOnly):
         return response
 
     def _refused(self, request: HttpRequest, asked: search_box.RequestedSearch, text: str) -> HttpResponseBase:
-        return self.leave(request, f"{page.admin_url(self, Message)}?{asked.query}", text, messages.ERROR)
+        return self.leave(request, f"{self.url(Message)}?{asked.query}", text, messages.ERROR)
 
 
 def _read(rows: QuerySet[Message], ids: Sequence[int], *, masked: bool) -> Iterator[dict[str, Any]]:

@@ -27,7 +27,7 @@ from ..whereabouts import sizes
 from . import banners, facts, page_data, panels
 from .explanation import moment, span
 from .facts import Fact
-from .page import actor_of, admin_url, operation_url
+from .page import actor_of, operation_url
 from .page_data import PageData
 from .panels import Panel
 from .restore_page import RestorePage, alive
@@ -70,8 +70,8 @@ class HealthAdmin(RestorePage):
             "checked": "" if last is None else _checked(last, data),
             "checking": current,
             "checking_url": "" if current is None else operation_url(self, request, current),
-            "check_url": admin_url(self, Health, "check") if may_restore and current is None else "",
-            "restore_url": admin_url(self, Health, "restore") if may_restore else "",
+            "check_url": self.url(Health, "check") if may_restore and current is None else "",
+            "restore_url": self.url(Health, "restore") if may_restore else "",
             "restoring": restoring,
             "restored": None if restored is None else (_restored(restored[0], data), restored[1]),
         }
@@ -80,7 +80,7 @@ class HealthAdmin(RestorePage):
         """Start a consistency check of the record and Redis by a worker, on POST."""
         if not self.may_restore(request):
             raise PermissionDenied
-        url = admin_url(self, Health)
+        url = self.url(Health)
         if request.method != "POST":
             return HttpResponseRedirect(url)
         if _checks(self.using)[1] is not None:

@@ -17,7 +17,8 @@ from ...models import Message
 from ..search import texts as searches
 from . import banners, page_data, panels
 from .explanation import limit_text, span
-from .page import Links, Page
+from .page import Page
+from .readonly import Links
 
 # Limits that the page shows.
 LIMITS_SHOWN = 100
@@ -36,7 +37,7 @@ class LimitsAdmin(Page):
         return {
             "banners": banners.linked(self, data),
             "lines": found,
-            "limits": rows(limits, data.at, Links(self)),
+            "limits": rows(limits, data.at, self.list_url),
             "partial": len(limits) == LIMITS_SHOWN,
             "most": LIMITS_SHOWN,
         }

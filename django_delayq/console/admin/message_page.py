@@ -63,7 +63,7 @@ class MessagePage(ActionPages):
         """Show the page once without masks, on POST, and write that to the audit."""
         self.require(request, "reveal")
         if request.method != "POST":
-            return HttpResponseRedirect(page.admin_url(self, Message, "change", pk))
+            return HttpResponseRedirect(self.url(Message, "change", pk))
         message = self._message(request, pk)
         page.record(request, self.using, "reveal", str(message), message_id=pk, outcomes={"revealed": 1})
         # Browsers and proxies do not cache it, as they cache no page of the admin.
@@ -75,7 +75,7 @@ class MessagePage(ActionPages):
         if request.method == "POST":
             message = self._message(request, pk)
             self.message_user(request, *self._put_back(request, message))
-        return HttpResponseRedirect(page.admin_url(self, Message, "change", pk))
+        return HttpResponseRedirect(self.url(Message, "change", pk))
 
     def _put_back(self, request: HttpRequest, message: Message) -> tuple[str, int]:
         redis_publisher = publisher.get(self.using)
@@ -185,8 +185,7 @@ class MessagePage(ActionPages):
         if in_line is not None:
             texts.append((_("running under its limit"), running_text(in_line.limit.name)))
             texts.append((_("waiting for the same limit"), searches.term_text("limit", in_line.limit.name)))
-        links = page.Links(self, state="all")
-        return [(label, links(Message, text)) for label, text in texts]
+        return [(label, self.list_url(Message, text, state="all")) for label, text in texts]
 
 
 def _in_line(message: Message, now: datetime) -> explanation.InLine | None:

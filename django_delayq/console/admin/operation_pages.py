@@ -80,7 +80,7 @@ class OperationAdmin(Page):
         shown, older = page.newest(request, rows, OPERATIONS_PER_PAGE)
         now = transitions.now(rows.db)
         return {
-            "operations": [operation_row(row, page.admin_url(self, Operation, "change", row.pk), now) for row in shown],
+            "operations": [operation_row(row, self.url(Operation, "change", row.pk), now) for row in shown],
             "older": older,
             "is_unserved": self._is_unserved(shown, rows.db, now),
         }
@@ -103,7 +103,7 @@ class OperationAdmin(Page):
             "is_stopping": is_stopping,
             "may_stop": operation.state in operations.OPEN and not is_stopping and self.may_stop(request, operation),
             "may_resume": operations.is_resumable(operation) and self.may_resume(request, operation),
-            "list": page.admin_url(self, Operation),
+            "list": self.url(Operation),
             **extra,
         }
         return TemplateResponse(request, "delayq_console/operation/detail.html", context)
@@ -128,7 +128,7 @@ class OperationAdmin(Page):
         done: str,
     ) -> HttpResponse:
         self.require(request)
-        operation, url = self._find(request, str(number)), page.admin_url(self, Operation, "change", number)
+        operation, url = self._find(request, str(number)), self.url(Operation, "change", number)
         if not may(request, operation):
             raise PermissionDenied
         if request.method != "POST":

@@ -6,14 +6,12 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlencode
 
 from django.contrib import admin
 from django.db.models import Model, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.template import loader
 from django.template.response import TemplateResponse
-from django.urls import NoReverseMatch, reverse
 
 from ...core import actors
 from ...core.values import row_id
@@ -21,13 +19,13 @@ from ...project import console_conf
 from ...record.sql.moves import writing
 from .. import audit, operations
 from ..models import Operation
-from .readonly import ReadOnly, url_name
+from .readonly import ReadOnly
 from .site import PAGES
 
 Row = TypeVar("Row", bound=Model)
 
 
-def navigation(model_admin: admin.ModelAdmin[Any], request: HttpRequest) -> dict[str, Any]:
+def navigation(model_admin: ReadOnly, request: HttpRequest) -> dict[str, Any]:
     """Return the context of ``delayq_console/nav.html``, which pages based on Django's own templates include."""
     settings = console_conf.get()
     return {
@@ -35,7 +33,7 @@ def navigation(model_admin: admin.ModelAdmin[Any], request: HttpRequest) -> dict
         "links": [
             {
                 "label": str(model._meta.verbose_name_plural).capitalize(),
-                "url": admin_url(model_admin, model),
+                "url": model_admin.url(model),
                 "here": model is model_admin.model,
             }
             for model in PAGES
@@ -57,7 +55,7 @@ def _is_of_theme(template: str) -> bool:
     return origin is None or Path(admin.__path__[0]) not in Path(origin.name).parents
 
 
-def context(model_admin: admin.ModelAdmin[Any], request: HttpRequest, title: str) -> dict[str, Any]:
+def context(model_admin: ReadOnly, request: HttpRequest, title: str) -> dict[str, Any]:
     """Return the context of ``delayq_console/base.html``."""
     request.current_app = model_admin.admin_site.name
     return {
@@ -69,40 +67,17 @@ def context(model_admin: admin.ModelAdmin[Any], request: HttpRequest, title: str
     }
 
 
-def admin_url(model_admin: admin.ModelAdmin[Any], model: type[Model], view: str = "changelist", *args: object) -> str:
-    """Return the address of a model's page on the same site as ``model_admin``, "" when the site does not have it."""
-    try:
-        return reverse(f"admin:{url_name(model, view)}", args=args, current_app=model_admin.admin_site.name)
-    except NoReverseMatch:
-        return ""
-
-
-class Links:
-    """The addresses of lists on the same site, "" for one that the site does not have.
-
-    With ``more`` the address has these variables, too: ``state="all"`` finds messages in every state.
-    """
-
-    def __init__(self, model_admin: admin.ModelAdmin[Any], **more: str) -> None:
-        self._admin = model_admin
-        self._more = more
-
-    def __call__(self, model: type[Model], query: str = "") -> str:
-        url = admin_url(self._admin, model)
-        return f"{url}?{urlencode({'q': query, **self._more})}" if url and query else url
-
-
-def may_view(model_admin: admin.ModelAdmin[Any], model: type[Model], request: HttpRequest) -> bool:
+def may_view(model_admin: ReadOnly, model: type[Model], request: HttpRequest) -> bool:
     """Tell whether the site of ``model_admin`` has the pages of a model and the user may view them."""
     site = model_admin.admin_site
     return site.is_registered(model) and site.get_model_admin(model).has_view_permission(request)
 
 
-def operation_url(model_admin: admin.ModelAdmin[Any], request: HttpRequest, operation: Operation) -> str:
+def operation_url(model_admin: ReadOnly, request: HttpRequest, operation: Operation) -> str:
     """Return the address of an operation, or "" when the user may not view it."""
     if not may_view(model_admin, Operation, request):
         return ""
-    return admin_url(model_admin, Operation, "change", operation.pk)
+    return model_admin.url(Operation, "change", operation.pk)
 
 
 def actor_of(request: HttpRequest) -> str:

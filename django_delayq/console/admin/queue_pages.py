@@ -35,9 +35,10 @@ from ..whereabouts import sizes
 from . import action_table, banners, page, page_data, panels
 from .explanation import moment, span
 from .forms import DelayField, MomentField, ReasonField
-from .page import Links, Page
+from .page import Page
 from .page_data import PageData
 from .panels import Panel
+from .readonly import Links
 
 # How long the database may count the messages that begin when a queue is resumed. Milliseconds.
 COUNT_TIMEOUT_MS = 5000
@@ -95,7 +96,7 @@ class QueueAdmin(Page):
         held = panels.load("held", data.using, lambda: sizes(self.using, names))
         asked: tuple[Panel[Any], ...] = (data.snapshot, data.workers, paused, held)
         may_pause = self.may(request, "pause")
-        links = Links(self)
+        links = self.list_url
         return {
             "queues": [self._row(name, data, paused.value or {}, held.value, links, may_pause) for name in names],
             "may_pause": may_pause,
@@ -124,8 +125,8 @@ class QueueAdmin(Page):
             limited_url=links(Message, f"is:limited queue:{name}") if queue.limited.count else "",
             following="?" if snapshot is None else _until(queue.next_due, data.at),
             in_redis=unknown if ids is None else f"{ids.delayed:,} / {ids.ready:,}",
-            pause_url=page.admin_url(self, Queue, "pause", name) if may_pause else "",
-            resume_url=page.admin_url(self, Queue, "resume", name) if may_pause and pause is not None else "",
+            pause_url=self.url(Queue, "pause", name) if may_pause else "",
+            resume_url=self.url(Queue, "resume", name) if may_pause and pause is not None else "",
         )
 
     def pause_view(self, request: HttpRequest, queue: str) -> HttpResponse:
@@ -214,14 +215,14 @@ class QueueAdmin(Page):
             "action": view,
             "waiting": waiting,
             "pause": None if pause is None else [*describe(pause, timezone.now()), pause.reason],
-            "url": page.admin_url(self, Queue, view, name),
-            "back": page.admin_url(self, Queue),
+            "url": self.url(Queue, view, name),
+            "back": self.url(Queue),
         }
         return TemplateResponse(request, "delayq_console/queue_confirm.html", shown)
 
     def _done(self, request: HttpRequest, text: str, level: int) -> HttpResponse:
         panels.forget()
-        return self.leave(request, page.admin_url(self, Queue), text, level)
+        return self.leave(request, self.url(Queue), text, level)
 
 
 def facts_of(name: str, data: PageData, paused: Collection[str], links: Links) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from django.db import router
 from django.db.models import Model
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.http.response import HttpResponseBase
-from django.urls import URLPattern, path
+from django.urls import NoReverseMatch, URLPattern, path, reverse
 from django.utils.translation import gettext as _
 
 from ...core.outcomes import storable
@@ -24,6 +24,8 @@ from ..models import Health, Operation
 from .paginator import CappedPaginator
 
 View = Callable[..., HttpResponseBase]
+# The address of what a search finds: ``ReadOnly.list_url`` of a page.
+Links = Callable[..., str]
 
 # The routes that pages have beside those of Django's admin: each leads to the view that is called like it.
 ROUTES: Mapping[type[Model], Mapping[str, str]] = {
@@ -96,6 +98,18 @@ class ReadOnly(admin.ModelAdmin):  # type: ignore[type-arg]
     def using(self) -> str:
         """The database that messages and all that belongs to them are written to."""
         return router.db_for_write(Message)
+
+    def url(self, model: type[Model], view: str = "changelist", *args: object) -> str:
+        """Return the address of a model's page on the same site, "" when the site does not have it."""
+        try:
+            return reverse(f"admin:{url_name(model, view)}", args=args, current_app=self.admin_site.name)
+        except NoReverseMatch:
+            return ""
+
+    def list_url(self, model: type[Model], query: str = "", **more: str) -> str:
+        """Return the address of what a search finds; ``state="all"`` finds messages in every state."""
+        url = self.url(model)
+        return f"{url}?{urlencode({'q': query, **more})}" if url and query else url
 
     def leave(self, request: HttpRequest, url: str, text: str, level: int) -> HttpResponse:
         """Lead to another page, which shows the text."""

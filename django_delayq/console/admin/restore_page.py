@@ -139,7 +139,7 @@ class RestorePage(Page):
             operation, url = running
             text = _("Restore #%(number)d is under way already, started by %(actor)s: nothing was done.")
             text %= {"number": operation.pk, "actor": operation.started_by}
-            return self.leave(request, url or page.admin_url(self, Health), text, messages.ERROR)
+            return self.leave(request, url or self.url(Health), text, messages.ERROR)
         if is_post and form.is_valid() and confirm.is_valid():
             return self._start(request, using, form, confirm.cleaned_data["reason"])
         shown = {
@@ -150,8 +150,8 @@ class RestorePage(Page):
             "hidden": form.hidden() if form.is_valid() else [],
             "running": running,
             "workers": alive(using),
-            "url": page.admin_url(self, Health, "restore"),
-            "back": page.admin_url(self, Health),
+            "url": self.url(Health, "restore"),
+            "back": self.url(Health),
         }
         return TemplateResponse(request, "delayq_console/restore.html", shown)
 
@@ -162,7 +162,7 @@ class RestorePage(Page):
         text, level = _("Restore #%(number)d is queued: a worker begins within seconds."), messages.SUCCESS
         if not alive(using):
             text, level = _("Restore #%(number)d is queued and waits for a worker: none is alive."), messages.WARNING
-        url = page.operation_url(self, request, operation) or page.admin_url(self, Health)
+        url = page.operation_url(self, request, operation) or self.url(Health)
         return self.leave(request, url, text % {"number": operation.pk}, level)
 
 

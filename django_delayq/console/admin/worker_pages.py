@@ -19,7 +19,7 @@ from ...models import Message, Worker
 from ...models.workers import WorkerList, WorkerState, state_of
 from . import banners, page_data, panels
 from .explanation import moment, span
-from .page import Page, admin_url, navigation
+from .page import Page, navigation
 
 # Messages that the list shows of each worker.
 _MESSAGES_SHOWN = 5
@@ -74,11 +74,10 @@ class WorkerAdmin(Page):
             seen=_("%(span)s ago") % {"span": span(now - worker.seen_at)},
             # The labels of its messages, with their addresses.
             running=[
-                (f"{one.topic} #{one.id}", admin_url(self, Message, "change", quote(one.id)))
-                for one in held[:_MESSAGES_SHOWN]
+                (f"{one.topic} #{one.id}", self.url(Message, "change", quote(one.id))) for one in held[:_MESSAGES_SHOWN]
             ],
             more=max(0, len(held) - _MESSAGES_SHOWN),
-            url=admin_url(self, Worker, "change", quote(worker.name)),
+            url=self.url(Worker, "change", quote(worker.name)),
         )
 
     def detail(self, request: HttpRequest, pk: str, extra: dict[str, Any]) -> HttpResponse:
