@@ -55,6 +55,7 @@ class HealthAdmin(RestorePage):
         results = {} if last is None else results_of(last)
         may_restore = self.may_restore(request)
         restored, restoring = self.restores(request, using)
+        last_restore = _("Last restore: #%(number)d by %(actor)s, %(state)s %(span)s ago (%(at)s).")
         return {
             "banners": banners.linked(self, data),
             "has_worker": not facts.has_no_worker(data),
@@ -67,13 +68,13 @@ class HealthAdmin(RestorePage):
             "mismatches": sorted(results.items()),
             "agrees": last is not None and all(found.agrees for found in results.values()),
             "total": None if last is None else sum(found.compared for found in results.values()),
-            "checked": "" if last is None else _checked(last, data),
+            "checked": last and _ended(_("Checked %(span)s ago (%(at)s) by %(actor)s."), last, data),
             "checking": current,
             "checking_url": "" if current is None else operation_url(self, request, current),
             "check_url": self.url(Health, "check") if may_restore and current is None else "",
             "restore_url": self.url(Health, "restore") if may_restore else "",
             "restoring": restoring,
-            "restored": None if restored is None else (_restored(restored[0], data), restored[1]),
+            "restored": restored and (_ended(last_restore, restored[0], data), restored[1]),
         }
 
     def check_view(self, request: HttpRequest) -> HttpResponse:
@@ -102,18 +103,10 @@ def _held(using: str) -> dict[str, QueueSize]:
     return sizes(using, reading.queues(using))
 
 
-def _checked(check: Operation, data: PageData) -> str:
-    assert check.finished_at is not None
-    return _("Checked %(span)s ago (%(at)s) by %(actor)s.") % {
-        "span": span(data.at - check.finished_at),
-        "at": moment(check.finished_at, "seconds"),
-        "actor": check.started_by,
-    }
-
-
-def _restored(operation: Operation, data: PageData) -> str:
+def _ended(text: str, operation: Operation, data: PageData) -> str:
+    """Return a text with what is known of an operation that has ended."""
     assert operation.finished_at is not None
-    return _("Last restore: #%(number)d by %(actor)s, %(state)s %(span)s ago (%(at)s).") % {
+    return text % {
         "number": operation.pk,
         "actor": operation.started_by,
         "state": OperationState(operation.state).label,
