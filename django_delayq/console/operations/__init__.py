@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+# Each of these adds its kind of work to ``WORKS``.
+from . import consistency_check, restore_work  # noqa: F401
 from .bulk import MOST_MESSAGES, BulkAction, Scope
-from .consistency_check import CheckWork
 from .lifecycle import OPEN, fail, is_resumable, lease_next, newest, release, resume, run_step, start, stop
-from .restore_work import RestoreWork
-from .work import MESSAGES_PER_STEP, WORKS, OperationWork, Step, holder, register
+from .work import MESSAGES_PER_STEP, WORKS, OperationWork, Step, holder
 
 __all__ = [
     "MESSAGES_PER_STEP",
@@ -14,9 +14,7 @@ __all__ = [
     "OPEN",
     "WORKS",
     "BulkAction",
-    "CheckWork",
     "OperationWork",
-    "RestoreWork",
     "Scope",
     "Step",
     "fail",
@@ -24,7 +22,6 @@ __all__ = [
     "is_resumable",
     "lease_next",
     "newest",
-    "register",
     "release",
     "resume",
     "run_step",
