@@ -70,6 +70,12 @@ def test_the_holder_of_an_old_snapshot_is_named(viewer: Client, monkeypatch: pyt
         assert re.search(r"Snapshots warning the transaction of pid \d+ \(report\) is ", text(viewer.get(url())))
 
 
+@pytest.mark.postgresql("SQLite keeps no rows for others")
+def test_the_state_of_the_table_is_told_in_the_language_of_the_reader(viewer: Client) -> None:
+    assert "Snapshots ok" in text(viewer.get(url(), headers={"accept-language": "en"}))
+    assert "Snapshots" not in text(viewer.get(url(), headers={"accept-language": "zh-hans"}))
+
+
 def test_the_health_page_answers_without_redis(restorer: Client, redis_server: RedisServer) -> None:
     redis_server.stop()
     page = text(restorer.get(url()))
