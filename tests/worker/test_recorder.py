@@ -84,26 +84,26 @@ def bench(assembled: Assemble, monkeypatch: pytest.MonkeyPatch) -> Iterator[Benc
     made.close()
 
 
-def test_outcomes_that_follow_closely_are_written_together(bench: Bench) -> None:
-    bench.submit(1)
-    bench.wait_for(1)
-    assert bench.sleeps == []
-    bench.submit(1)
-    assert bench.asleep.wait(PATIENCE)
-    bench.submit(4)
-    bench.go_on.set()
-    bench.wait_for(6)
-    assert bench.batches == [1, 5]
-    assert bench.sleeps == [pytest.approx(GATHER_TIME)]
-
-
-def test_many_outcomes_do_not_wait_for_more(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ENOUGH_OUTCOMES", 5)
+def test_outcomes_that_follow_closely_are_written_together(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.may_write.clear()
     bench.submit(1)
     assert bench.writing.wait(PATIENCE)
-    bench.submit(5)
+    bench.submit(2)
+    bench.may_write.set()
+    bench.wait_for(3)
+    # After one alone nothing gathers.
+    assert (bench.batches, bench.sleeps) == ([1, 2], [])
+    bench.submit(1)
+    assert bench.asleep.wait(PATIENCE)
+    bench.submit(1)
+    bench.writing.clear()
+    bench.may_write.clear()
+    bench.go_on.set()
+    assert bench.writing.wait(PATIENCE)
+    # Many do not wait for more.
+    monkeypatch.setattr(module, "ENOUGH_OUTCOMES", 1)
+    bench.submit(1)
     bench.may_write.set()
     bench.wait_for(6)
-    assert bench.batches == [1, 5]
-    assert bench.sleeps == []
+    assert bench.batches == [1, 2, 2, 1]
+    assert bench.sleeps == [pytest.approx(GATHER_TIME)]

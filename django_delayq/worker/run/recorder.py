@@ -31,7 +31,8 @@ from ..parts.service_turns import ServiceTurns, backoff
 logger = logging.getLogger("django_delayq")
 
 # The least time between the beginnings of two batches (seconds), unless this many outcomes wait: each batch costs a
-# commit, and claims wait behind it for the disk. An outcome after a pause is written at once.
+# commit, and claims wait behind it for the disk. An outcome after a pause or after a batch of one is written at once:
+# nothing gathers while they come one by one, and a limit may wait for the place.
 GATHER_TIME = 0.005
 ENOUGH_OUTCOMES = 100
 # Outcomes of rows that another transaction has locked are tried again after this time. Seconds.
@@ -98,6 +99,8 @@ class Recorder(threading.Thread):
         self._pending: deque[Ended] = deque()
         self._locked: list[Ended] = []
         self._asking_since: float | None = None
+        # The number of outcomes in the last batch.
+        self._written = 0
         self._is_some = threading.Event()
         self._is_idle = threading.Event()
         self._is_idle.set()
@@ -158,13 +161,13 @@ class Recorder(threading.Thread):
     def _gather(self, began: float) -> float:
         """Wait a moment after the last batch ``began``, unless many outcomes wait; return when this batch begins."""
         early = began + GATHER_TIME - time.monotonic()
-        if early > 0 and len(self._pending) < ENOUGH_OUTCOMES:
+        if early > 0 and self._written > 1 and len(self._pending) < ENOUGH_OUTCOMES:
             time.sleep(early)
         return time.monotonic()
 
     def _write(self, batch: Sequence[Ended]) -> None:
         """Write a batch, and count the deliveries whose handlers have run."""
-        self._asking_since = time.monotonic()
+        self._asking_since, self._written = time.monotonic(), len(batch)
         successes = [ended for ended in batch if isinstance(ended.outcome, SUCCESS)]
         failures = [ended for ended in batch if not isinstance(ended.outcome, SUCCESS)]
         self._record(successes, self.write_successes)
