@@ -489,6 +489,7 @@ def test_a_model_keeps_the_id_of_a_message_in_a_plain_column(run_page: Run) -> N
     assert not field.is_relation
 
 
+@pytest.mark.console
 def test_the_examples_of_the_console_can_be_run(run_page: Run) -> None:
     names = run_page("reference/console")
     assert names["backstage"].is_registered(Message)
