@@ -9,6 +9,7 @@ import re
 import shlex
 from argparse import ArgumentParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.core.management import CommandError, get_commands, load_command_class
@@ -33,7 +34,13 @@ def test_no_page_hides_python_in_a_plain_literal_block() -> None:
             assert not re.search(r"^ +(import|from \S+ import|def|@\w+\()", found[1], re.MULTILINE), found[1]
 
 
-@pytest.mark.parametrize("block", PYTHON, ids=str)
+def needs(block: Block) -> Any:
+    """Return the example, marked as one that imports the console if it does."""
+    marks = [pytest.mark.console] if "django_delayq.console" in block.source else []
+    return pytest.param(block, marks=marks, id=str(block))
+
+
+@pytest.mark.parametrize("block", [needs(block) for block in PYTHON])
 def test_an_example_is_python_and_imports_what_there_is(block: Block) -> None:
     if block.language == "pycon":
         assert doctest.DocTestParser().get_examples(block.text)
