@@ -193,9 +193,9 @@ def _throughput(past: Throughput) -> SafeString:
     names = [_("consumed"), _("retried"), _("dead"), _("expired")]
 
     def column(tally: RollupSum) -> tuple[list[float | None], str]:
-        numbers = list(tally.outcomes.values())
+        numbers: list[float | None] = [*tally.outcomes.values()]
         text = ", ".join(f"{number:,} {name}" for number, name in zip(numbers, names, strict=True) if number)
-        return [*numbers], text or _("nothing")
+        return numbers, text or _("nothing")
 
     description = _("%(consumed)s consumed, %(retried)s retried, %(dead)s dead, %(expired)s expired.") % {
         name: f"{number:,}" for name, number in past.sum.outcomes.items()
