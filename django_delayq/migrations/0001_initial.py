@@ -274,7 +274,7 @@ class Migration(migrations.Migration):
                     ),
                     models.Index(
                         condition=models.Q(("state__in", ["cancelled", "dead", "expired"])),
-                        fields=["state", "finished_at", "id"],
+                        fields=["state", "finished_at", "id", "queue"],
                         name="delayq_unconsumed",
                     ),
                     models.Index(

@@ -186,9 +186,10 @@ class Message(_Record):
             ),
             # For live messages with a key, also those that do not hold it, and for people who look up finished ones.
             models.Index(fields=["key", "topic", "state"], name="delayq_key", condition=Q(key__isnull=False)),
-            # Finished messages without the consumed ones: few, and looked at most.
+            # Finished messages without the consumed ones: few, and looked at most. With the queue in it, a bulk action
+            # on those of one queue reads no row of others.
             models.Index(
-                fields=["state", "finished_at", "id"],
+                fields=["state", "finished_at", "id", "queue"],
                 name="delayq_unconsumed",
                 condition=Q(state__in=sorted(states.REQUEUEABLE)),
             ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -35,7 +36,7 @@ TOPICS_SHOWN = 5
 EXACT_TIMEOUT_MS = 15_000
 # How long it may look for the first of them.
 HEAD_TIMEOUT_MS = 800
-# How long it may count the messages of each state that stay as they are.
+# How long it may count the messages that stay as they are, of all states together.
 UNCHANGED_TIMEOUT_MS = 200
 
 
@@ -104,20 +105,12 @@ def _of_search(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> 
     assert scope.search is not None
     states = language.parse(scope.search, now=timezone.now()).states
     exact = _exact(rows, action, scope)
-    counts = {
-        state: _count(rows, scope, state)
-        if state not in action.action.states
-        else None
-        if exact is None
-        else Capped(exact[state].number if state in exact else 0)
-        for state in State
-        if state in states
-    }
-    forecast = [
-        _forecast(action, state, count)
-        for state, count in counts.items()
-        if (state in action.action.states if count is None else count.count)
-    ]
+    counts: dict[State, Capped | None] = {**_unchanged(rows, scope, states - action.action.states)}
+    if exact is None:
+        counts |= dict.fromkeys(states & action.action.states)
+    else:
+        counts |= {state: Capped(found.number) for state, found in exact.items()}
+    forecast = [_forecast(action, state, counts[state]) for state in State if state in counts]
     number = None if exact is None else sum(found.number for found in exact.values())
     first = _changing(rows, action, scope).values_list("pk", "topic", "state")[: TOPICS_SAMPLE + 1]
     head = in_time(rows.db, HEAD_TIMEOUT_MS, lambda: list(first)) or []
@@ -165,11 +158,19 @@ def _exact(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> dict
     return in_time(rows.db, EXACT_TIMEOUT_MS, read)
 
 
-def _count(rows: QuerySet[Message], scope: Scope, state: State) -> Capped | None:
-    """Count the messages of a state that stays as it is, up to a cap; return None when that takes too long."""
-    matching = rows.filter(scope.condition() & of_states(frozenset({state})))
-    found = in_time(rows.db, UNCHANGED_TIMEOUT_MS, matching.order_by().values("pk")[: COUNT_CAP + 1].count)
-    return None if found is None else capped(found, COUNT_CAP)
+def _unchanged(rows: QuerySet[Message], scope: Scope, states: frozenset[State]) -> dict[State, Capped]:
+    """Count the messages of states that stay as they are, each up to a cap, as far as there is time for it."""
+    counts = {}
+    end = time.monotonic() + UNCHANGED_TIMEOUT_MS / 1000
+    # The consumed messages last: they are the most.
+    for state in sorted(states, key=lambda state: (state == State.CONSUMED, state)):
+        matching = rows.filter(scope.condition() & of_states(frozenset({state})))
+        # PostgreSQL takes 0 for no limit.
+        left = max(1, int((end - time.monotonic()) * 1000))
+        found = in_time(rows.db, left, matching.order_by().values("pk")[: COUNT_CAP + 1].count)
+        if found:
+            counts[state] = capped(found, COUNT_CAP)
+    return counts
 
 
 def _forecast(action: ConsoleAction, state: State, count: Capped | None) -> SimpleNamespace:
