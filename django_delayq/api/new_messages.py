@@ -159,14 +159,14 @@ class ManyChecks:
     """Checks the messages of one call. What several of them have in common is checked once."""
 
     # What is checked for each message.
-    _OWN = frozenset({"payload", "due_at"})
+    _OWN = frozenset({"payload", "due_at", "key"})
     # Of a call with more kinds of messages than this, the first are remembered.
     _MOST_KINDS = 1000
 
     def __init__(self) -> None:
-        # What the messages of each kind have in common, by the names, types and values of all other arguments. Without
-        # the types True would pass for the priority 1.
-        self._kinds: dict[tuple[tuple[str, type, Any], ...], tuple[Any, ...]] = {}
+        # What the messages of each kind have in common, by whether they have a key, and by the names, types and values
+        # of all other arguments. Without the types True would pass for the priority 1.
+        self._kinds: dict[tuple[bool | tuple[str, type, Any], ...], tuple[Any, ...]] = {}
         # The due time that was checked last, as it was given and as it is written: many messages often share one.
         self._due: tuple[Any, datetime | None] = (None, None)
 
@@ -180,8 +180,9 @@ class ManyChecks:
             raise type(error)(f"message {number}: {error}") from error
 
     def _message(self, message: Mapping[str, Any]) -> NewMessage:
-        kind = tuple([(name, type(value), value) for name, value in message.items() if name not in self._OWN])
-        due_at = message.get("due_at")
+        due_at, key = message.get("due_at"), message.get("key")
+        common = [(name, type(value), value) for name, value in message.items() if name not in self._OWN]
+        kind = (key is None, *common)
         try:
             alike = self._kinds.get(kind)
         except TypeError:
@@ -190,7 +191,8 @@ class ManyChecks:
         if alike is not None and (due_at is None or message.get("delay") is None):
             if due_at is not self._due[0]:
                 self._due = (due_at, None if due_at is None else validation.due(due_at))
-            return NewMessage(*validation.payload_and_value(message.get("payload")), self._due[1], *alike)
+            text, value = validation.payload_and_value(message.get("payload"))
+            return NewMessage(text, value, self._due[1], validation.key(key), *alike)
         new = _of_dict(message)
         handler = registry.find(new.topic)
         if len(self._kinds) < self._MOST_KINDS and (handler is None or handler.limit_key is None):

@@ -176,7 +176,7 @@ def test_a_choice_on_conflict_without_a_key_is_refused(choice: Any) -> None:
     with pytest.raises(InvalidMessage, match=rf"^on_conflict='{choice}' needs a key"):
         schedule_message(TOPIC, on_conflict=choice)
     with pytest.raises(InvalidMessage, match=r"^message 1: .* needs a key"):
-        schedule_messages([{"topic": TOPIC}, {"topic": TOPIC, "on_conflict": choice}])
+        schedule_messages([{"topic": TOPIC, "on_conflict": choice, **own} for own in ({"key": "a"}, {})])
     assert not Message.objects.exists()
 
 

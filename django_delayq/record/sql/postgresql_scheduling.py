@@ -186,18 +186,13 @@ def _copied(number: int, message: NewMessage, due: datetime, due_text: str) -> s
     timeout = NULL if message.timeout is None else message.timeout
     lease = NULL if message.lease is None else message.lease
     group = NULL if message.limit_key is None else message.limit_key.replace("\\", "\\\\")
-    held = f"{NULL}\t{NULL}\t{NULL}" if message.key is None else _copied_key(message)
+    key = NULL if message.key is None else message.key.replace("\\", "\\\\")
+    key_deliveries = NULL if message.key_deliveries is None else message.key_deliveries
+    key_for = NULL if message.key_for is None else message.key_for
     return (
         f"{number}\t{message.topic}\t{message.queue}\t{message.priority}\t{payload}\t{headers}\t{due_text}"
-        f"\t{expires}\t{retry}\t{attempts}\t{timeout}\t{lease}\t{group}\t{held}\t"
+        f"\t{expires}\t{retry}\t{attempts}\t{timeout}\t{lease}\t{group}\t{key}\t{key_deliveries}\t{key_for}\t"
     )
-
-
-def _copied_key(message: NewMessage) -> str:
-    """Return the key and the columns that say how long it is held as COPY reads them."""
-    held = (message.key_deliveries, message.key_for)
-    numbers = [NULL if number is None else str(number) for number in held]
-    return "\t".join([_copied_text(message.key or ""), *numbers])
 
 
 def _copied_text(text: str) -> str:

@@ -85,11 +85,11 @@ class NewMessage(NamedTuple):
     payload: str
     value: dict[str, Any] | None
     due_at: datetime | None = None
+    key: str | None = None
     # Messages of one kind have all that follows in common: ``ALIKE_FROM``.
     topic: str = ""
     queue: str = ""
     headers: str = "{}"
-    key: str | None = None
     priority: int = 0
     delay: timedelta = timedelta(0)
     expires: timedelta | None = None
