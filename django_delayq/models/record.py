@@ -255,6 +255,10 @@ class Message(_Record):
             return timedelta(seconds=self.key_for)
         return "live" if self.key_deliveries is None else "scheduled"
 
+    def is_expired(self, at: datetime) -> bool:
+        """Return whether it is too late at ``at`` for the message to begin."""
+        return self.expires_at is not None and self.expires_at <= at
+
     @property
     def lease_ends_at(self) -> datetime | None:
         """When the lease of the running delivery ends, with its renewals; None while the message does not run."""

@@ -30,15 +30,7 @@ from ..project.validation import FARTHEST
 from .held_keys import free_key, in_the_way
 from .sql import statements
 from .sql.moves import Decide, Decision, move, moved, writing
-from .sql.rows import (
-    Claimed,
-    Failure,
-    Inserted,
-    Moved,
-    NewMessage,
-    Success,
-    Ticket,
-)
+from .sql.rows import Claimed, Failure, Inserted, Moved, NewMessage, Success, Ticket
 from .sql.sessions import own_transaction
 
 # Rows that one transaction locks and moves at most.
@@ -170,7 +162,7 @@ def debounce(using: str, message_id: int, new: NewMessage) -> Answer:
         if not _is_replaceable(message):
             return TOO_LATE
         due = max(ceil_tenth(new.due_at or at + new.delay), message.due_at)
-        return Decision(State.SCHEDULED, moved_due(message, due), "debounced", Verdict.RESCHEDULED)
+        return Decision(State.SCHEDULED, moved_due(message, due, at), "debounced", Verdict.RESCHEDULED)
 
     return _act(using, [message_id], decide)[0]
 
@@ -184,8 +176,8 @@ def _is_replaceable(message: Message) -> bool:
     return message.state == State.SCHEDULED and message.deliveries == message.reported and message.next_id is None
 
 
-def _due_mover(using: str, ids: Sequence[int]) -> Callable[[Message, datetime], dict[str, datetime | None]]:
-    """Return a function from one of these messages and a new due time to the values that the message gets.
+def _due_mover(using: str, ids: Sequence[int]) -> Callable[[Message, datetime, datetime], dict[str, datetime | None]]:
+    """Return a function from one of these messages, a due time and the time now to the values that the message gets.
 
     Its time to live stays as long as it was. That counts from the due time that a call gave: no retry moves it.
     """
@@ -196,7 +188,9 @@ def _due_mover(using: str, ids: Sequence[int]) -> Callable[[Message, datetime], 
         rows = rows.exclude(from_state=State.RUNNING).order_by("number")
         return dict(rows.values_list("message_id", "due_at"))
 
-    def moved_due(message: Message, due: datetime) -> dict[str, datetime | None]:
+    def moved_due(message: Message, due: datetime, at: datetime) -> dict[str, datetime | None]:
+        if due == message.due_at and not message.is_expired(at):
+            return {}
         former = given().get(message.pk) if message.expires_at and message.deliveries else None
         expires = message.expires_at and message.expires_at - (former or message.due_at) + due
         return {"due_at": due, "expires_at": expires}
@@ -344,9 +338,9 @@ def reschedule(
         if shift is not None:
             start = max(message.due_at + shift, at)
         moment = ceil_tenth(min(start + share(message.pk), at + FARTHEST))
-        if is_at_once and message.due_at <= at and (message.expires_at is None or message.expires_at > at):
+        if is_at_once and message.due_at <= at and not message.is_expired(at):
             moment = message.due_at
-        return Decision(State.SCHEDULED, moved_due(message, moment), reason, Verdict.RESCHEDULED)
+        return Decision(State.SCHEDULED, moved_due(message, moment, at), reason, Verdict.RESCHEDULED)
 
     return _act(using, ids, decide, actor)
 
@@ -382,7 +376,7 @@ def requeue(
         keeps = due_at is None and delay is None and message.due_at > at
         due = message.due_at if keeps else ceil_tenth((due_at or at + (delay or NO_TIME)) + share(message.pk))
         values = {
-            **moved_due(message, due),
+            **moved_due(message, due, at),
             "attempts": 0,
             "conflicts": 0,
             # The crashes are excused too, or the next one would be the last.

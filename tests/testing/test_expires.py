@@ -10,6 +10,7 @@ import pytest
 from django_delayq import (
     Delivered,
     OnConflict,
+    cancel_message,
     handler,
     requeue_message,
     reschedule_message,
@@ -61,6 +62,24 @@ def test_a_message_that_waits_for_its_retry_may_be_made_due_earlier(
     failing.clear()
     assert act(pk).verdict == Verdict.RESCHEDULED
     assert [ran.outcome for ran in delayq.drain("5m")] == ["consumed"]
+
+
+@pytest.mark.parametrize("act", ["debounce", "run now", "requeue"])
+def test_an_action_that_moves_no_due_time_moves_no_expiry(delayq: Delayq, failing: list[bool], act: str) -> None:
+    pk = schedule_message("t.bank", expires="1h", key="a").pk
+    delayq.drain(raise_errors=False)
+    before = message(pk)
+    if act == "debounce":
+        assert schedule_message("t.bank", delay="1m", key="a", on_conflict=OnConflict.DEBOUNCE).pk == pk
+    elif act == "run now":
+        delayq.travel("21m")
+        assert run_message(pk)
+    else:
+        assert cancel_message(pk)
+        assert requeue_message(pk)
+    after = message(pk)
+    assert after.moves > before.moves
+    assert (after.due_at, after.expires_at) == (before.due_at, before.expires_at)
 
 
 @pytest.mark.parametrize("unique", ["live", "scheduled"])

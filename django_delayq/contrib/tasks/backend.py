@@ -84,7 +84,7 @@ class DelayqBackend(BaseTaskBackend):
         def tell(message: Message) -> None:
             object.__setattr__(result, "id", str(message.pk))
             object.__setattr__(result, "enqueued_at", message.created_at)
-            task_enqueued.send(type(self), task_result=result)
+            task_enqueued.send_robust(type(self), task_result=result)
 
         schedule_and_tell(
             tell,

@@ -280,7 +280,7 @@ def test_a_receiver_that_raises_does_not_harm_the_task() -> None:
     def refuse(**kwargs: Any) -> None:
         raise RuntimeError("no")
 
-    with receiving(refuse, task_started, task_finished):
+    with receiving(refuse, task_enqueued, task_started, task_finished):
         assert done(tasks.add, 1).return_value == 1
 
 
