@@ -13,7 +13,6 @@ from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
 from .project import conf
@@ -187,9 +186,4 @@ class _Inside:
             self._on_error(error)
 
 
-def _forget(*, setting: str, **kwargs: Any) -> None:
-    if setting == "DELAYQ":
-        chain.cache_clear()
-
-
-setting_changed.connect(_forget, dispatch_uid="django_delayq.middleware")
+conf.forget_on_change(chain, "DELAYQ")

@@ -7,9 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from django.core.signals import setting_changed
 from django.db import connections
 
 from ..core.commits import on_commit
@@ -118,12 +117,7 @@ def get(using: str) -> Publisher | None:
     return None if broker is None else Publisher(using, broker)
 
 
-def _forget(*, setting: str, **kwargs: Any) -> None:
-    if setting in ("DELAYQ", "CACHES"):
-        get.cache_clear()
-
-
-setting_changed.connect(_forget, dispatch_uid="django_delayq.broker.publisher")
+conf.forget_on_change(get, "DELAYQ", "CACHES")
 
 
 def put(using: str, entries: Iterable[tuple[str, Entry]]) -> None:

@@ -252,9 +252,14 @@ def names() -> list[str]:
     return list(Settings._fields)
 
 
-def _forget(*, setting: str, **kwargs: Any) -> None:
-    if setting in ("DELAYQ", "CACHES"):
-        get.cache_clear()
+def forget_on_change(cached: Any, *settings: str) -> None:
+    """Have a function with ``lru_cache`` forget what it returned when one of these settings changes, as in tests."""
+
+    def forget(*, setting: str, **kwargs: Any) -> None:
+        if setting in settings:
+            cached.cache_clear()
+
+    setting_changed.connect(forget, weak=False)
 
 
-setting_changed.connect(_forget, dispatch_uid="django_delayq.project.conf")
+forget_on_change(get, "DELAYQ", "CACHES")

@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
-from django.core.signals import setting_changed
-
 from ..core import values
 from . import conf
 
@@ -37,9 +35,4 @@ def get() -> ConsoleSettings:
     return settings
 
 
-def _forget(*, setting: str, **kwargs: Any) -> None:
-    if setting == "DELAYQ":
-        get.cache_clear()
-
-
-setting_changed.connect(_forget, dispatch_uid="django_delayq.project.console_conf")
+conf.forget_on_change(get, "DELAYQ")

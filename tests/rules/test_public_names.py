@@ -22,6 +22,12 @@ def test_every_public_name_is_there(name: str) -> None:
     assert name in dir(django_delayq)
 
 
+@pytest.mark.parametrize("package", ["extensions", "models", "recurring", "testing"])
+def test_every_name_that_a_package_lists_is_there(package: str) -> None:
+    module = importlib.import_module(f"django_delayq.{package}")
+    assert [name for name in module.__all__ if getattr(module, name, None) is None] == []
+
+
 def test_a_wrong_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'schedule'"):
         django_delayq.schedule  # noqa: B018
