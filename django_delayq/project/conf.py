@@ -160,24 +160,8 @@ PARSERS: dict[str, Parser] = {
 # Parts of the dict that others read and check: the console and ``django_delayq.testing``.
 ELSEWHERE = frozenset({"CONSOLE", "TESTING"})
 
-# What to do instead of a setting that there was once.
-FORMER = {
-    "ADMIN_READ_ONLY": "Write DELAYQ = {'CONSOLE': {'READ_ONLY': True}}",
-    "ENVIRONMENT": "Write DELAYQ = {'CONSOLE': {'ENVIRONMENT': 'production'}}",
-    "SWEEP_INTERVAL": "Remove it: sweeps follow each other by GRACE",
-    "GRACEFUL_TIMEOUT": "Remove it, and start workers with run_delayq --graceful-timeout",
-    "HANDLERS_MODULE": "Remove it, and import other modules with handlers in the module handlers of an app",
-    "CLAIM_AHEAD": "Remove it: a worker claims messages up to 50 ms before their due times",
-    "MAX_CRASHES": "Remove it: a message is dead after 3 crashes",
-    "OVERDUE_AFTER": "Remove it: a message that has not started 5 s after its due time is overdue",
-    "PAYLOAD_MAX_DEPTH": "Remove it: a payload may be nested 64 deep",
-    "REDIS_TIMEOUT": "Remove it: a call waits 250 ms for Redis at most",
-}
 
-
-def read(
-    given: Any, parsers: Mapping[str, Parser], place: str = "DELAYQ", former: Mapping[str, str] = FORMER
-) -> tuple[dict[str, Any], list[Problem]]:
+def read(given: Any, parsers: Mapping[str, Parser], place: str = "DELAYQ") -> tuple[dict[str, Any], list[Problem]]:
     """Read a dict of settings. Return the values, and every problem of the dict, which is called ``place``."""
     if not isinstance(given, Mapping):
         return {}, [Problem("E001", f"{place} is not a dict.", "Write DELAYQ = {'REDIS': ...}.")]
@@ -186,8 +170,8 @@ def read(
     for name, value in given.items():
         parser = parsers.get(name)
         if parser is None:
-            hint = former.get(name) or f"It has: {', '.join(sorted(parsers))}"
-            problems.append(Problem("E002", f"{place} has no setting {name!r}.", f"{hint}."))
+            hint = f"It has: {', '.join(sorted(parsers))}."
+            problems.append(Problem("E002", f"{place} has no setting {name!r}.", hint))
             continue
         try:
             found[name] = parser(value)

@@ -23,7 +23,7 @@ PARSERS: dict[str, conf.Parser] = {"READ_ONLY": values.flag, "ENVIRONMENT": part
 
 def parse(given: Any) -> tuple[ConsoleSettings, list[conf.Problem]]:
     """Read ``DELAYQ["CONSOLE"]``, None for nothing. Return the settings and every problem."""
-    found, problems = conf.read({} if given is None else given, PARSERS, "DELAYQ['CONSOLE']", {})
+    found, problems = conf.read({} if given is None else given, PARSERS, "DELAYQ['CONSOLE']")
     return ConsoleSettings(**found), problems
 
 

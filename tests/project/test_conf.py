@@ -46,13 +46,6 @@ def test_there_are_few_settings() -> None:
     assert len(conf.names()) <= 16
 
 
-@pytest.mark.parametrize("name", conf.FORMER)
-def test_a_former_setting_is_e002_and_the_hint_says_what_to_write(name: str) -> None:
-    assert name not in conf.names()
-    _settings, (problem,) = conf.parse({name: 1})
-    assert problem == conf.Problem("E002", f"DELAYQ has no setting {name!r}.", f"{conf.FORMER[name]}.")
-
-
 def test_the_settings_of_the_console_are_its_own(settings: Settings) -> None:
     settings.DELAYQ = {"CONSOLE": {"READ_ONLY": "yes", "ENVIRONMENT": "production", "COLOUR": "red"}}
     assert conf.get() == conf.Settings()
