@@ -1,4 +1,4 @@
-"""The bounds of messages: what one may hold, when it counts as overdue, and how often it may crash."""
+"""The bounds of messages: what one may hold, and when it counts as overdue."""
 
 from __future__ import annotations
 
@@ -18,6 +18,3 @@ CLASS_LENGTH = 200
 PRIORITIES = (-100, 100)
 # A message that has not started this long after its due time counts as overdue, in statistics, checks and restores.
 OVERDUE_AFTER = timedelta(seconds=5)
-# A message with this many crashed deliveries is dead, if it ran alone in its process in the last of them and that
-# process died of itself.
-MAX_CRASHES = 3

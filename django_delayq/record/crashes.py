@@ -25,7 +25,10 @@ from .sql.moves import LEFT_ALONE, Decide, Decision, move, moved
 from .sql.rows import BEGINNING, Moved
 from .transitions import MOVES_PER_TRANSACTION, now
 
-# A message with this many crashes runs alone in its process, or after one less than MAX_CRASHES if that is fewer.
+# A message with this many crashed deliveries is dead, if it ran alone in its process in the last of them and that
+# process died of itself.
+MAX_CRASHES = 3
+# A message with this many crashes runs alone in its process.
 SUSPECT_CRASHES = 2
 # When a whole worker dies, the messages that it held are not accused. But a message may be what kills it: each such end
 # counts whose number, among all deliveries of the message that did not report, can be divided by this.
@@ -33,8 +36,6 @@ WORKERS_PER_CRASH = 5
 # A message that crashed alone is delivered again after this time, which doubles with each further crash: other suspects
 # go first, and who kills processes from outside kills another one meanwhile. Seconds.
 FIRST_RETREAT = 1.0
-# It never waits longer than this. Seconds.
-LONGEST_RETREAT = 30.0
 # ``Message.worker`` ends with this while a delivery runs alone in its process.
 ALONE = "/alone"
 # The error of a message that crashed then ends with this.
@@ -72,25 +73,20 @@ class Judgement:
     retreat: float = 0.0
 
 
-def suspect_crashes(max_crashes: int) -> int:
-    """Return after how many crashes a message runs alone in its process."""
-    return min(SUSPECT_CRASHES, max_crashes - 1)
-
-
-def judge(crashes: int, max_crashes: int, *, was_alone: bool, by_kill: bool) -> Judgement:
+def judge(crashes: int, *, was_alone: bool, by_kill: bool) -> Judgement:
     """Judge a message whose handler ran when its process died, for the ``crashes``-th time if this one counts.
 
-    Only a message that ran alone can become dead: after ``max_crashes`` crashes if its process died of itself, and if
+    Only a message that ran alone can become dead: after ``MAX_CRASHES`` crashes if its process died of itself, and if
     the process was killed, which somebody else may have done, after as many more as make a suspect. A message that ran
     beside others becomes a suspect at most: its further crashes do not count.
     """
-    suspect = suspect_crashes(max_crashes)
     if not was_alone:
-        return Judgement(counts=crashes <= suspect)
-    if crashes >= max_crashes + (suspect if by_kill else 0):
+        return Judgement(counts=crashes <= SUSPECT_CRASHES)
+    if crashes >= MAX_CRASHES + (SUSPECT_CRASHES if by_kill else 0):
         return Judgement(counts=True, is_dead=True)
-    retreat = min(LONGEST_RETREAT, FIRST_RETREAT * 2.0 ** (crashes - suspect)) if crashes >= suspect else 0.0
-    return Judgement(counts=True, retreat=retreat)
+    if crashes < SUSPECT_CRASHES:
+        return Judgement(counts=True)
+    return Judgement(counts=True, retreat=FIRST_RETREAT * 2.0 ** (crashes - SUSPECT_CRASHES))
 
 
 def mark_alone(using: str, message_id: int, delivery: int, worker: str) -> None:
@@ -127,12 +123,7 @@ def expired_leases(using: str, *, limit: int = MOVES_PER_TRANSACTION) -> set[Hel
 
 
 def reap(
-    using: str,
-    *,
-    max_crashes: int,
-    limit: int = MOVES_PER_TRANSACTION,
-    actor: str,
-    among: Collection[Held] | None = None,
+    using: str, *, limit: int = MOVES_PER_TRANSACTION, actor: str, among: Collection[Held] | None = None
 ) -> list[Moved]:
     """End the deliveries whose lease ran out. The message is *scheduled* again. ``among`` (None: all) says which.
 
@@ -155,7 +146,7 @@ def reap(
         held = (message.pk, message.deliveries)
         if held in renewed() or (among is not None and held not in among):
             return LEFT_ALONE
-        return _of_a_worker(message, at, "lease ran out", max_crashes)
+        return _of_a_worker(message, at, "lease ran out")
 
     return _end_unreported(using, where, decide, actor, limit)
 
@@ -166,9 +157,7 @@ def drop_leases(using: str) -> None:
     Lease.objects.using(using).filter(~Exists(running)).delete()
 
 
-def release_worker(
-    using: str, worker: str, *, max_crashes: int, actor: str, shutdown: bool, death: Death = UNSEEN
-) -> list[Moved]:
+def release_worker(using: str, worker: str, *, actor: str, shutdown: bool, death: Death = UNSEEN) -> list[Moved]:
     """Release the messages of a worker process that is certainly dead. ``shutdown``: in order, so nothing crashed."""
     where = Q(state=State.RUNNING, worker__startswith=worker)
     held = set(Message.objects.using(using).filter(where).values_list("pk", flat=True))
@@ -178,22 +167,22 @@ def release_worker(
         if shutdown:
             return _ended(message, at, "worker was shut down", Judgement(counts=False))
         if death.of_all:
-            return _of_a_worker(message, at, "all processes of the worker died", max_crashes)
+            return _of_a_worker(message, at, "all processes of the worker died")
         if message.pk not in running:
             return _ended(message, at, "worker process died; it was not running", Judgement(counts=False))
         was_alone = len(running) == 1
-        judgement = judge(message.crashes + 1, max_crashes, was_alone=was_alone, by_kill=death.by_kill)
+        judgement = judge(message.crashes + 1, was_alone=was_alone, by_kill=death.by_kill)
         return _ended(message, at, "worker process died" + RAN_ALONE * was_alone, judgement)
 
     return _end_unreported(using, where, decide, actor)
 
 
-def _of_a_worker(message: Message, at: datetime, reason: str, max_crashes: int) -> Decision:
+def _of_a_worker(message: Message, at: datetime, reason: str) -> Decision:
     """Decide on a message of a worker that died, or stood still, as a whole."""
     was_alone = message.worker.endswith(ALONE)
     judgement = Judgement(counts=False)
     if (message.deliveries - message.reported) % WORKERS_PER_CRASH == 0:
-        judgement = judge(message.crashes + 1, max_crashes, was_alone=was_alone, by_kill=True)
+        judgement = judge(message.crashes + 1, was_alone=was_alone, by_kill=True)
     return _ended(message, at, reason + RAN_ALONE * was_alone, judgement)
 
 

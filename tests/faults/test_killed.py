@@ -248,4 +248,4 @@ def test_the_claims_of_a_namesake_are_not_given_back(start: Start, gate: Gate) -
     wait_until_all(State.CONSUMED, 2)
     assert sorted(m.deliveries for m in Message.objects.filter(pk__in=[m.pk for m in messages])) == [1, 2]
     assert second.count("died") == 0
-    assert crashes.release_worker("default", "twin", max_crashes=3, actor="test", shutdown=True) == []
+    assert crashes.release_worker("default", "twin", actor="test", shutdown=True) == []

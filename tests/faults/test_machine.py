@@ -70,7 +70,6 @@ LIMIT = 3
 UNIQUES = st.sampled_from(["live", "scheduled", "1h"])
 # Messages in a page of a restore. Other steps may come between two pages.
 PAGE = 1
-MAX_CRASHES = 4
 
 
 @dataclass
@@ -373,7 +372,7 @@ class Machine(RuleBasedStateMachine):
         dead.tickets = []
         for held in self.held:
             held.done = held.done or held.worker is dead
-        moved = crashes.release_worker("default", dead.name, max_crashes=MAX_CRASHES, actor="model", shutdown=shutdown)
+        moved = crashes.release_worker("default", dead.name, actor="model", shutdown=shutdown)
         assert not any(self.alive(row.id) for row in moved), "given back though it is another worker's"
         assert not Message.objects.filter(state=State.RUNNING, worker=dead.name).exists()
 
@@ -486,7 +485,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def reap(self) -> None:
-        reaped = {row.id for row in crashes.reap("default", max_crashes=MAX_CRASHES, actor="model")}
+        reaped = {row.id for row in crashes.reap("default", actor="model")}
         assert not any(self.alive(pk) for pk in reaped), "taken for dead though it has its lease"
         left = Message.objects.filter(state=State.RUNNING, leased_until__lt=timezone.now())
         assert not left.exists(), "not taken for dead though its lease has run out"

@@ -220,7 +220,7 @@ def test_a_reaper_against_a_late_success_never_undoes_it(together: Together) -> 
     for _ in rounds():
         message, claimed = overdue()
         reaped, consumed = together(
-            lambda: crashes.reap(DB, max_crashes=3, actor="reaper"),
+            lambda: crashes.reap(DB, actor="reaper"),
             lambda c=claimed: transitions.succeed(DB, [Success(c.id, c.deliveries, "late")]),
         )
         assert not isinstance(reaped, Exception), reaped
@@ -233,9 +233,7 @@ def test_a_reaper_against_a_late_failure_ends_the_delivery_once(together: Togeth
     for _ in rounds():
         message, claimed = overdue()
         failure = Failure(claimed.id, claimed.deliveries, "late", delay=timedelta(seconds=60), error="it failed")
-        reaped, failed = together(
-            lambda: crashes.reap(DB, max_crashes=3, actor="reaper"), lambda f=failure: transitions.fail(DB, [f])
-        )
+        reaped, failed = together(lambda: crashes.reap(DB, actor="reaper"), lambda f=failure: transitions.fail(DB, [f]))
         assert len(reaped) + len(failed) == 1
         assert path_of(message) == ["scheduled", "running", "scheduled"]
         assert fresh(message).attempts == len(failed)
@@ -245,7 +243,7 @@ def test_a_reaper_against_an_extension_takes_no_lease_that_was_just_extended(tog
     for _ in rounds():
         message, claimed = overdue()
         reaped, extended = together(
-            lambda: crashes.reap(DB, max_crashes=3, actor="reaper"),
+            lambda: crashes.reap(DB, actor="reaper"),
             lambda c=claimed: statements(DB).extend([LeaseRenewal(c.id, c.deliveries, 60.0)]),
         )
         assert bool(reaped) != bool(extended), (reaped, extended)
@@ -295,7 +293,7 @@ def test_all_moves_at_once_leave_a_log_without_gaps(together: Together) -> None:
             lambda m=message: cancel_message(m),
             lambda m=message: requeue_message(m),
             lambda m=message: reschedule_message(m, delay=0),
-            lambda: crashes.reap(DB, max_crashes=3, actor="reaper"),
+            lambda: crashes.reap(DB, actor="reaper"),
         )
         assert [answer for answer in answers if isinstance(answer, Exception)] == []
         assert_the_log_tells_the_whole_story(message)

@@ -86,7 +86,7 @@ def test_the_end_of_a_delivery_frees_its_place(declare: Declare, outcome: str) -
     elif outcome == "failure":
         fail(first, delay=timedelta(hours=1))
     else:
-        crashes.release_worker(DB, "w", max_crashes=3, actor="test", shutdown=False)
+        crashes.release_worker(DB, "w", actor="test", shutdown=False)
     assert admit(second) == [second.pk]
 
 
@@ -202,7 +202,7 @@ def test_a_late_success_ends_a_message_that_waits_again(declare: Declare) -> Non
     declare("l.one", limit=1)
     first, second = schedule_message("l.one"), schedule_message("l.one", priority=1)
     admit(first)
-    crashes.release_worker(DB, "w", max_crashes=3, actor="test", shutdown=False)
+    crashes.release_worker(DB, "w", actor="test", shutdown=False)
     admit(second, first)
     assert states(first, second) == [State.SCHEDULED, State.RUNNING]
     assert transitions.succeed(DB, [Success(first.pk, 1, "worker:w")])

@@ -14,13 +14,13 @@ from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message
 from django_delayq.record import crashes, transitions
 from django_delayq.record.crashes import (
-    LONGEST_RETREAT,
+    MAX_CRASHES,
+    SUSPECT_CRASHES,
     WORKERS_PER_CRASH,
     Death,
     Judgement,
     judge,
     mark_alone,
-    suspect_crashes,
 )
 from tests.support.steps import ago, claim, due, log, message
 
@@ -29,9 +29,9 @@ pytestmark = pytest.mark.django_db(transaction=True)
 BY_ITSELF = Death(by_kill=False)
 
 
-def die(worker: str = "w", death: Death = BY_ITSELF, max_crashes: int = 3) -> dict[int, State]:
+def die(worker: str = "w", death: Death = BY_ITSELF) -> dict[int, State]:
     """Release the messages of a worker process that died; return where they went."""
-    moved = crashes.release_worker("default", worker, max_crashes=max_crashes, actor="s", shutdown=False, death=death)
+    moved = crashes.release_worker("default", worker, actor="s", shutdown=False, death=death)
     return {row.id: row.after for row in moved}
 
 
@@ -41,13 +41,13 @@ def run(ids: Collection[int], worker: str = "w") -> None:
         assert claim(pk, worker=worker)
 
 
-def vanish(pk: int, *, alone: bool = False, max_crashes: int = 3) -> State:
+def vanish(pk: int, *, alone: bool = False) -> State:
     """Have a message run in a worker of which nothing is left."""
     run([pk])
     if alone:
         mark_alone("default", pk, message(pk).deliveries, "w")
     Message._base_manager.filter(pk=pk).update(leased_until=ago())
-    (moved,) = crashes.reap("default", max_crashes=max_crashes, actor="reaper")
+    (moved,) = crashes.reap("default", actor="reaper")
     return moved.after
 
 
@@ -69,28 +69,23 @@ def vanish(pk: int, *, alone: bool = False, max_crashes: int = 3) -> State:
     ],
 )
 def test_a_crash_is_judged_by_its_evidence(crashes: int, was_alone: bool, by_kill: bool, expected: Judgement) -> None:
-    assert judge(crashes, 3, was_alone=was_alone, by_kill=by_kill) == expected
-
-
-def test_a_message_that_crashed_often_alone_stays_away_for_a_bounded_time() -> None:
-    assert judge(900, 1000, was_alone=True, by_kill=True).retreat == LONGEST_RETREAT
+    assert judge(crashes, was_alone=was_alone, by_kill=by_kill) == expected
 
 
 @given(
-    max_crashes=st.integers(2, 6),
     threads=st.integers(1, 8),
     by_kill=st.booleans(),
     poisonous=st.lists(st.booleans(), min_size=1, max_size=20),
     data=st.data(),
 )
 def test_poison_is_dead_after_a_bounded_number_of_deaths_and_nothing_else_is(
-    max_crashes: int, threads: int, by_kill: bool, poisonous: list[bool], data: st.DataObject
+    threads: int, by_kill: bool, poisonous: list[bool], data: st.DataObject
 ) -> None:
     """Processes die with each poison that they run. Suspects run alone, and innocents among others take for ever."""
     crashes = dict.fromkeys(range(len(poisonous)), 0)
-    suspect, deaths = suspect_crashes(max_crashes), 0
+    deaths = 0
     while poison := [pk for pk in crashes if poisonous[pk]]:
-        suspects = [pk for pk, count in crashes.items() if count >= suspect]
+        suspects = [pk for pk, count in crashes.items() if count >= SUSPECT_CRASHES]
         if suspects and (set(poison) <= set(suspects) or data.draw(st.booleans())):
             running = {data.draw(st.sampled_from(suspects))}
         else:
@@ -102,12 +97,12 @@ def test_poison_is_dead_after_a_bounded_number_of_deaths_and_nothing_else_is(
             continue
         deaths += 1
         for pk in running:
-            judgement = judge(crashes[pk] + 1, max_crashes, was_alone=len(running) == 1, by_kill=by_kill)
+            judgement = judge(crashes[pk] + 1, was_alone=len(running) == 1, by_kill=by_kill)
             crashes[pk] += judgement.counts
             if judgement.is_dead:
                 assert poisonous[pk]
                 del crashes[pk]
-    assert deaths <= sum(poisonous) * (max_crashes + suspect)
+    assert deaths <= sum(poisonous) * (MAX_CRASHES + SUSPECT_CRASHES)
 
 
 # --- the record -------------------------------------------------------------------------------------------------------
@@ -127,7 +122,7 @@ def test_messages_that_always_ran_beside_others_never_become_dead() -> None:
     for _death in range(8):
         run(ids)
         assert set(die().values()) == {State.SCHEDULED}
-    assert {message(pk).crashes for pk in ids} == {suspect_crashes(3)}
+    assert {message(pk).crashes for pk in ids} == {SUSPECT_CRASHES}
 
 
 def test_a_message_that_crashed_its_process_alone_is_dead_with_a_reason() -> None:
@@ -150,7 +145,7 @@ def test_a_message_that_crashed_alone_lets_others_go_first() -> None:
         before = transitions.now("default")
         die(death=Death(by_kill=True))
         assert message(pk).crashes == crash
-        assert (message(pk).due_at > before) == (crash >= suspect_crashes(3))
+        assert (message(pk).due_at > before) == (crash >= SUSPECT_CRASHES)
     run([pk])
     assert die(death=Death(by_kill=True)) == {pk: State.DEAD}
 
@@ -166,12 +161,12 @@ def test_the_deaths_of_whole_workers_make_a_suspect_late_and_never_kill_a_messag
     pk = due().pk
     for number in range(1, 5 * WORKERS_PER_CRASH):
         assert vanish(pk) == State.SCHEDULED
-        assert message(pk).crashes == min(number // WORKERS_PER_CRASH, suspect_crashes(3))
+        assert message(pk).crashes == min(number // WORKERS_PER_CRASH, SUSPECT_CRASHES)
 
 
 def test_a_message_that_kills_its_whole_worker_again_and_again_is_dead_in_the_end() -> None:
     pk = due().pk
-    ends = [vanish(pk, alone=message(pk).crashes >= suspect_crashes(3)) for _ in range(5 * WORKERS_PER_CRASH)]
+    ends = [vanish(pk, alone=message(pk).crashes >= SUSPECT_CRASHES) for _ in range(5 * WORKERS_PER_CRASH)]
     assert [number for number, end in enumerate(ends, 1) if end == State.DEAD] == [5 * WORKERS_PER_CRASH]
 
 
@@ -190,7 +185,7 @@ def test_a_message_is_marked_as_alone_only_by_its_present_delivery() -> None:
 def reap() -> None:
     """Have the leases of all that runs be over, and reap it."""
     Message._base_manager.filter(state=State.RUNNING).update(leased_until=ago())
-    assert crashes.reap("default", max_crashes=3, actor="reaper")
+    assert crashes.reap("default", actor="reaper")
 
 
 @pytest.mark.parametrize("end", [die, reap], ids=["seen", "unseen"])

@@ -351,7 +351,7 @@ def test_an_extension_tells_the_handler_that_a_cancel_was_requested() -> None:
 
 def test_a_lease_that_has_not_run_out_is_not_reaped() -> None:
     row = claimed()
-    assert crashes.reap("default", max_crashes=3, actor="reaper") == []
+    assert crashes.reap("default", actor="reaper") == []
     assert state(row.id) == State.RUNNING
 
 
@@ -364,18 +364,18 @@ def test_a_lease_that_ran_out_accuses_nobody_and_the_message_can_be_claimed_agai
     assert claim(row.id, worker="b")[0].deliveries == 2
 
 
-def crash(id_: int, max_crashes: int) -> State:
+def crash(id_: int) -> State:
     """Have a message run alone in a process that dies of itself."""
     Message._base_manager.filter(pk=id_).update(due_at=ago())
     assert claim(id_, worker="w")
     death = crashes.Death(by_kill=False)
-    (moved,) = crashes.release_worker("default", "w", max_crashes=max_crashes, actor="s", shutdown=False, death=death)
+    (moved,) = crashes.release_worker("default", "w", actor="s", shutdown=False, death=death)
     return moved.after
 
 
 def test_a_message_that_keeps_crashing_its_worker_is_dead_with_a_reason() -> None:
     id_ = due().pk
-    assert [crash(id_, 3) for _ in range(3)] == [State.SCHEDULED, State.SCHEDULED, State.DEAD]
+    assert [crash(id_) for _ in range(3)] == [State.SCHEDULED, State.SCHEDULED, State.DEAD]
     last = log(id_)[-1]
     assert "3 deliveries crashed" in last.reason
 
@@ -385,38 +385,38 @@ def test_reported_failures_do_not_count_as_crashes() -> None:
     for delivery in (1, 2, 3):
         claim(id_)
         assert fail(id_, delivery, delay=None)
-    assert crash(id_, 2) == State.SCHEDULED
+    assert crash(id_) == State.SCHEDULED
 
 
 def test_a_requeue_excuses_the_crashes_and_counts_the_attempts_anew() -> None:
     id_ = due().pk
-    assert [crash(id_, 2) for _ in range(2)][-1] == State.DEAD
+    assert [crash(id_) for _ in range(3)][-1] == State.DEAD
     assert requeue_message(id_)
     reschedule_message(id_, due_at=ago())
     now = message(id_)
-    assert (now.attempts, now.crashes, now.deliveries) == (0, 0, 2)
-    assert crash(id_, 2) == State.SCHEDULED
+    assert (now.attempts, now.crashes, now.deliveries) == (0, 0, 3)
+    assert crash(id_) == State.SCHEDULED
 
 
 def test_a_crashed_delivery_with_a_requested_cancel_is_cancelled() -> None:
     row = claimed()
     cancel_message(row.id)
     Message._base_manager.filter(pk=row.id).update(leased_until=ago())
-    (moved,) = crashes.reap("default", max_crashes=3, actor="reaper")
+    (moved,) = crashes.reap("default", actor="reaper")
     assert moved.after == State.CANCELLED
 
 
 def test_a_reap_with_a_limit_leaves_the_rest_to_the_next() -> None:
     ids = [claimed().id for _ in range(5)]
     Message._base_manager.update(leased_until=ago())
-    sizes = [len(crashes.reap("default", max_crashes=3, limit=2, actor="r")) for _ in range(4)]
+    sizes = [len(crashes.reap("default", limit=2, actor="r")) for _ in range(4)]
     assert sizes == [2, 2, 1, 0]
     assert {state(id_) for id_ in ids} == {State.SCHEDULED}
 
 
 def test_the_messages_of_a_dead_worker_are_released_and_no_others() -> None:
     own, other = claimed(worker="host/1/child-2/thread"), claimed(worker="host/1/child-3/thread")
-    moved = crashes.release_worker("default", "host/1/child-2", max_crashes=3, actor="s", shutdown=False)
+    moved = crashes.release_worker("default", "host/1/child-2", actor="s", shutdown=False)
     assert [one.id for one in moved] == [own.id]
     assert message(own.id).crashes == 1
     assert state(other.id) == State.RUNNING
@@ -426,7 +426,7 @@ def test_an_ordered_shutdown_counts_as_no_crash() -> None:
     id_ = due().pk
     for _ in range(5):
         claim(id_, worker="w")
-        (moved,) = crashes.release_worker("default", "w", max_crashes=2, actor="s", shutdown=True)
+        (moved,) = crashes.release_worker("default", "w", actor="s", shutdown=True)
         assert moved.after == State.SCHEDULED
     assert message(id_).crashes == 0
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from django_delayq.core.bounds import MAX_CRASHES
+from django_delayq.record.crashes import MAX_CRASHES
 from tests.support.workers import eventually
 from tests.torture import oracle
 from tests.torture.arena import Arena

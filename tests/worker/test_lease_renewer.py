@@ -53,7 +53,7 @@ def test_a_long_transaction_that_cancels_one_message_costs_the_others_no_lease(p
 
 def test_a_lost_lease_is_noticed(parts: Parts) -> None:
     (one,) = claimed("t.ok")
-    crashes.release_worker(DB, "w", max_crashes=3, actor="test", shutdown=False)
+    crashes.release_worker(DB, "w", actor="test", shutdown=False)
     hold_with_old_leases(parts, one)
     LeaseRenewer(DB, parts.pool.held).tick()
     assert one.lost

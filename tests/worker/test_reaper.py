@@ -79,10 +79,10 @@ def test_a_new_delivery_is_not_ended_for_the_lease_of_an_earlier_one(
     (one,) = expired("t.ok")
     monkeypatch.setattr(crashes, "may_reap", lambda using: True)
     parts.reaper.tick()
-    crashes.release_worker(DB, "w", max_crashes=9, actor="test", shutdown=True)
+    crashes.release_worker(DB, "w", actor="test", shutdown=True)
     assert transitions.claim(DB, [Ticket(one.id)], {"t.ok": 60.0}, "w")
     Message._base_manager.filter(pk=one.id).update(leased_until=transitions.now(DB) - timedelta(seconds=1))
-    assert crashes.reap(DB, max_crashes=3, actor="test", among={(one.id, 1)}) == []
+    assert crashes.reap(DB, actor="test", among={(one.id, 1)}) == []
     monkeypatch.setattr(parts.reaper, "confirm_after", 0.0)
     parts.reaper.tick()
     assert state(one) == State.RUNNING
@@ -136,7 +136,7 @@ def test_a_lease_that_is_renewed_while_the_reaper_looks_is_kept(monkeypatch: pyt
         return move(using, where, late, **options)
 
     monkeypatch.setattr(crashes, "move", renew_first)
-    assert crashes.reap(DB, max_crashes=3, actor="test") == []
+    assert crashes.reap(DB, actor="test") == []
     assert state(one) == State.RUNNING
 
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
-from ...core import bounds
 from ...core.outcomes import Release
 from ...record import crashes
 from ..parts.delivery import Delivery
@@ -42,7 +41,6 @@ class Quarantine:
         self._worker = worker
         self._actor = f"worker:{worker}"
         self._lock = lock
-        self._suspect_crashes = crashes.suspect_crashes(bounds.MAX_CRASHES)
         # True when a message of the last claim waits here, or waited: others that are to run alone often come with it,
         # so the process takes one message at a time.
         self.had_the_last = False
@@ -61,7 +59,7 @@ class Quarantine:
 
     def is_suspect(self, delivery: Delivery) -> bool:
         """Return whether a message is to run alone."""
-        return delivery.crashes >= self._suspect_crashes
+        return delivery.crashes >= crashes.SUSPECT_CRASHES
 
     def admit(self, suspects: Sequence[Delivery]) -> bool:
         """Let the first suspect wait here, unless another process has the right; release the others.

@@ -18,7 +18,7 @@ from django.db import Error as DatabaseError
 from django.db import connections as django_connections
 
 from ...broker import publisher
-from ...core import actors, bounds
+from ...core import actors
 from ...core.worker_options import Options
 from ...extensions import WorkerExtensions
 from ...project import registry
@@ -351,7 +351,6 @@ class Supervisor:
         moved = crashes.release_worker(
             using,
             name,
-            max_crashes=bounds.MAX_CRASHES,
             actor=f"supervisor:{actors.host()}/{os.getpid()}",
             shutdown=dead.shut_down,
             death=dead.death,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from ...core import bounds, failpoints
+from ...core import failpoints
 from ...extensions import Service, WorkerExtensions
 from ...record import crashes, transitions
 from ...record.low_water import LowWater
@@ -54,9 +54,8 @@ class Reaper(Service):
         if not leased:
             self._suspects = {}
         if confirmed and crashes.may_reap(self.using):
-            max_crashes = bounds.MAX_CRASHES
             suspects, self._suspects = self._suspects, {}
-            moved += crashes.reap(self.using, max_crashes=max_crashes, actor=self.actor, among=confirmed)
+            moved += crashes.reap(self.using, actor=self.actor, among=confirmed)
             # After an error, such as a wait for a lock that was too long, the two looks begin anew.
             self._suspects = suspects
             failpoints.reach("after_reap")
