@@ -16,9 +16,12 @@ from ..project import conf
 from .address import describe, problem
 
 if TYPE_CHECKING:
-    from .base import Index
+    from .redis import RedisBroker
+else:
+    # For annotations only: redis-py is imported when somebody needs a connection.
+    RedisBroker = object
 
-__all__ = ["WORKER_TIMEOUT", "check_settings", "describe", "index", "problem"]
+__all__ = ["WORKER_TIMEOUT", "RedisBroker", "check_settings", "describe", "index", "problem"]
 
 # A worker waits this long for an answer before it considers Redis unavailable. Seconds.
 WORKER_TIMEOUT = 2.0
@@ -26,7 +29,7 @@ WORKER_TIMEOUT = 2.0
 
 def index(
     using: str, *, timeout: float = WORKER_TIMEOUT, identity_of: Callable[[str], str] | None = None
-) -> Index | None:
+) -> RedisBroker | None:
     """Make a broker on the project's Redis for a database alias; None when the settings name no Redis.
 
     ``timeout`` is in seconds, for connecting and for each answer. ``identity_of`` returns the identity of the database

@@ -1,13 +1,13 @@
-"""The protocols of a broker, and their values. A broker holds ids and due times; the record decides."""
+"""What a worker asks of a broker, and the values of its answers. A broker finds what is due; the record decides."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple
 
 from ..core.clock import SECOND, from_us, to_us
 from ..record.sql.rows import Ticket
@@ -188,8 +188,10 @@ class QueueSize:
         return self.delayed + self.ready
 
 
-class Broker(Protocol):
+class Broker:
     """What a worker takes from, and gives back to: Redis, or the database.
+
+    What stands here with a body suits a broker that holds no ids itself.
 
     Each method may be called again when its answer was lost, and by any number of processes at once. Each raises
     ``BrokerUnavailable`` when the broker does not answer, its subclass ``BrokerRubbish`` when it answers nonsense, and
@@ -197,13 +199,14 @@ class Broker(Protocol):
     """
 
     # True when ``take`` can return ids shortly before they fall due.
-    claims_ahead: ClassVar[bool]
+    claims_ahead: ClassVar[bool] = False
     # True when the broker no longer knows an id that was taken: an id that was not claimed has to be put back or
     # parked.
-    forgets_taken: ClassVar[bool]
+    forgets_taken: ClassVar[bool] = False
 
     def put(self, queue: str, entries: Sequence[Entry]) -> Put:
         """Put ids into the places for their due times, wherever they are."""
+        return Put(present=len(entries))
 
     def take(
         self,
@@ -220,6 +223,7 @@ class Broker(Protocol):
         ``both_ends`` half of a full take are ids of the best priority that fell due last, and come at the end. A broker
         that does not claim ahead leaves out ids that are not due yet.
         """
+        raise NotImplementedError
 
     def due_queues(
         self, queues: Sequence[str] | None, within: float = 0.0, *, after: str = "", enough: int | None = None
@@ -229,6 +233,7 @@ class Broker(Protocol):
         Queues that are given come in their order, others by name, in a circle that begins after the name ``after``.
         Those after ``enough`` ids are not counted.
         """
+        raise NotImplementedError
 
     def take_many(
         self, due: Sequence[DueQueue], limit: int, within: float = 0.0, *, both_ends: bool = False
@@ -237,9 +242,11 @@ class Broker(Protocol):
 
         A queue for which no room is left, and where no id falls due, is left out.
         """
+        raise NotImplementedError
 
     def promote(self, queue: str) -> Taken:
         """Make ids ready that have fallen due, and take none of them."""
+        return Taken()
 
     def park(self, queue: str, tickets: Sequence[Ticket], seconds: float) -> None:
         """Put taken ids back so that they fall due in ``seconds``, regardless of their due times."""
@@ -252,135 +259,28 @@ class Broker(Protocol):
 
     def asides(self) -> dict[str, dict[str, int]]:
         """Return how many ids stand aside, by queue and name."""
+        return {}
 
     def exclusively(self) -> AbstractContextManager[object]:
         """Keep other processes from the ids that ``take`` returns until the block ends: they are claimed in it."""
+        return nullcontext()
 
     def listen(self, queues: Sequence[str] | None, timeout: float) -> bool:
         """Sleep for up to ``timeout`` seconds; return whether a notification ended the sleep. ``wake`` ends it too.
 
         None: listen to all queues that there are.
         """
+        raise NotImplementedError
 
     def stop_listening(self) -> None:
         """Leave notifications to other processes until the next ``listen``."""
 
     def wake(self) -> None:
         """End a ``listen`` in another thread of this process, or the next one."""
+        raise NotImplementedError
 
     def notify(self, queues: Sequence[str] | None) -> None:
         """End the ``listen`` of one process for each of these queues, or the next one.
 
         None: of one process that listens to all queues.
         """
-
-
-class Index(Broker, Protocol):
-    """A broker that holds ids, so that it has to be filled and can lose some: Redis.
-
-    These methods serve the publisher, the loader, the sweeper, the restore, the consistency check and the console.
-    """
-
-    def any_aside(self) -> bool:
-        """Return whether ids stand aside, in whatever queue."""
-
-    def remove(self, queue: str, ids: Sequence[int]) -> None:
-        """Forget ids. This saves a look-up later; the claim refuses finished messages anyway."""
-
-    def reset_listener(self) -> None:
-        """Have the next ``listen`` use a new connection. Any thread may call this after the broker did not answer."""
-
-    def close(self) -> None:
-        """Close all connections."""
-
-    def put_nowait(self, queue: str, entries: Sequence[Entry]) -> bool:
-        """Send a put without waiting for its answer. Return whether an earlier put turned out to have succeeded.
-
-        Waits for the answer to the put before it, and raises the error in that, or ``BrokerUnavailable`` when it took
-        longer than the timeout.
-        """
-
-    def flush(self) -> None:
-        """Wait until Redis has answered all puts of ``put_nowait``. Raises the errors in the answers."""
-
-    def fill(self, entries: Mapping[str, Sequence[Entry]]) -> dict[str, Put]:
-        """Add missing ids of several queues, and give no id a later time than it has.
-
-        One round trip, if no queue has more than ``IDS_PER_CALL`` of them.
-        """
-
-    def missing(self, entries: Mapping[str, Sequence[Entry]]) -> dict[str, list[int]]:
-        """Return the ids of each queue that ``fill`` would put, of at most ``IDS_PER_CALL`` entries a queue."""
-
-    def read_meta(self) -> Meta:
-        """Read the meta. Writes nothing."""
-
-    def tick(self, *, counts: bool = True) -> Meta:
-        """Read the meta, and count one more tick if this ``counts``.
-
-        Raises ``ForeignBroker`` when Redis holds the ids of another database.
-        """
-
-    def request_load(self) -> None:
-        """Have a loader load everything again: this process could not tell the broker of messages for a while."""
-
-    def clear(self, queues: Sequence[str], seen_tenths: int) -> bool:
-        """Delete all keys, by their names, because somebody has written into them: of these queues, and of those known.
-
-        ``seen_tenths`` is when that was seen. Nothing is deleted when they were deleted since; and when that happened
-        in the half minute before, return false. What was deleted is loaded again: see ``load``. Raises
-        ``ForeignBroker``, and deletes nothing, when Redis holds the ids of another database.
-        """
-
-    def load(
-        self,
-        *,
-        ahead: float,
-        worker: str,
-        lease: float,
-        identity: str,
-        server: ServerRun,
-        lost: bool,
-    ) -> tuple[int | None, int] | None:
-        """Begin to load all queues up to a horizon that is ``ahead`` seconds from now.
-
-        Returns the due tenth to begin at (None: at the beginning) and the due tenth of the horizon; or None while
-        another process loads, which keeps the right for ``lease`` seconds after its last sign of life. ``lost``:
-        Redis has lost ids. Raises ``ForeignBroker`` when Redis holds the ids of another database.
-        """
-
-    def loaded(self, *, worker: str, upto_tenths: int | None, lease: float | None) -> bool:
-        """Record how far a load has come, or with lease None that it is done; return whether it is still valid.
-
-        With ``upto_tenths`` None it has come no further: only the lease begins again, or ends.
-        """
-
-    def take_duty(self, duty: str, worker: str, lease: float) -> bool:
-        """Take a duty that nobody has, for ``lease`` seconds. Returns whether this worker took it."""
-
-    def hold_duty(self, duty: str, worker: str, lease: float | None) -> bool:
-        """Go on with a duty for ``lease`` seconds, or take it if nobody has it; None: give it up.
-
-        Returns whether this worker has it.
-        """
-
-    def server(self) -> ServerRun:
-        """Ask the server for its identity and the identity of its present run."""
-
-    def server_info(self) -> ServerInfo:
-        """Ask the server about itself."""
-
-    def now_tenths(self) -> int:
-        """Return the time by the record's clock, as far as this process knows it."""
-
-    def sizes(self, queues: Sequence[str]) -> dict[str, QueueSize]:
-        """Count the ids of queues."""
-
-    def places(self, queue: str, ids: Sequence[int]) -> list[RedisPlace]:
-        """Find where each of these ids is, in their order."""
-
-    def rank(self, queue: str, pk: int) -> int | None:
-        """Count the ready ids that are taken before this one; None when it is not ready."""
-
-    def ids(self, queue: str) -> Iterator[list[int]]:
-        """Read every id of a queue, in batches. An id that moves meanwhile may come twice."""

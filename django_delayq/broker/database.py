@@ -6,13 +6,12 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import ClassVar
 
 from ..record import admission, transitions
 from ..record.low_water import LowWater
 from ..record.sql import statements
-from ..record.sql.rows import BEGINNING, Seen, Spot, Ticket
-from .base import DueQueue, DueQueues, Entry, Put, Taken
+from ..record.sql.rows import BEGINNING, Seen, Spot
+from .base import Broker, DueQueue, DueQueues, Taken
 
 # While a limit is full, its messages are looked for again after this time. Seconds.
 LOOK_AGAIN = 0.25
@@ -72,14 +71,11 @@ class Walk:
         self._at = seen.spot
 
 
-class DatabaseBroker:
-    """Finds due messages by query. It holds no ids itself, so most methods do nothing.
+class DatabaseBroker(Broker):
+    """Finds due messages by query. It holds no ids itself.
 
     ``topics`` returns the topics that this process can deliver.
     """
-
-    claims_ahead: ClassVar[bool] = False
-    forgets_taken: ClassVar[bool] = False
 
     def __init__(self, using: str, topics: Callable[[], Iterable[str]]) -> None:
         self.using = using
@@ -90,10 +86,6 @@ class DatabaseBroker:
         # What ``due_queues`` has seen, for ``take_many`` right after it; and the limits that are full.
         self._seen: dict[str, Seen] = {}
         self._closed: frozenset[str] = frozenset()
-
-    def put(self, queue: str, entries: Sequence[Entry]) -> Put:
-        """Report all entries as present: the rows hold them."""
-        return Put(present=len(entries))
 
     def take(
         self,
@@ -182,23 +174,6 @@ class DatabaseBroker:
             limit -= len(taken.tickets)
         return found
 
-    def promote(self, queue: str) -> Taken:
-        """Do nothing: the due time of a row says whether it is ready."""
-        return Taken()
-
-    def park(self, queue: str, tickets: Sequence[Ticket], seconds: float) -> None:
-        """Do nothing: the row is still due."""
-
-    def put_back(self, queue: str, tickets: Sequence[Ticket]) -> None:
-        """Do nothing: the row is still due."""
-
-    def stand_aside(self, queue: str, tickets: Mapping[str, Sequence[Ticket]]) -> None:
-        """Do nothing: the row is still due, and the next query leaves out what nobody here can begin."""
-
-    def asides(self) -> dict[str, dict[str, int]]:
-        """Return nothing."""
-        return {}
-
     @contextmanager
     def exclusively(self) -> Iterator[None]:
         """Hold the rows that ``take`` finds until the block ends. Only one thread at a time may use this."""
@@ -215,12 +190,6 @@ class DatabaseBroker:
         self._woken.clear()
         return False
 
-    def stop_listening(self) -> None:
-        """Do nothing: there are no notifications."""
-
     def wake(self) -> None:
         """End a ``listen``, or the next one."""
         self._woken.set()
-
-    def notify(self, queues: Sequence[str] | None) -> None:
-        """Do nothing: other processes poll."""

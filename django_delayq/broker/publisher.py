@@ -15,8 +15,8 @@ from ..core.commits import on_commit
 from ..core.exceptions import BrokerUnavailable, ForeignBroker, UnusableBroker
 from ..core.known_record import forget_identity, known_identity
 from ..project import conf
-from . import index
-from .base import Entry, Index
+from . import RedisBroker, index
+from .base import Entry
 
 logger = logging.getLogger("django_delayq")
 
@@ -46,7 +46,7 @@ run_at_once: Callable[[str, list[int]], None] = _leave_to_workers
 class Publisher:
     """Puts and removes messages of one database alias, with short timeouts, no retries, and a pause after a failure."""
 
-    def __init__(self, using: str, broker: Index) -> None:
+    def __init__(self, using: str, broker: RedisBroker) -> None:
         self.using = using
         self.broker = broker
         # No call before this time (monotonic, seconds).

@@ -24,7 +24,10 @@ META_FIELDS = ("tick", "horizon", "loaded", "run_id", "replid", "identity", "loa
 
 
 class RedisBroker(RedisSource):
-    """Implements ``Index``, and so ``Broker``; their docstrings say what each method does.
+    """The broker that holds ids. It has to be filled, and can lose some.
+
+    What it has beside the methods of a ``Broker`` serves the publisher, the loader, the sweeper, the restore, the
+    consistency check and the console.
 
     ``timeout`` is in seconds, for connecting and for each answer. ``identity`` returns the identity of the caller's
     database: queues of another one are refused with ``ForeignBroker``. None: the caller does not mind. ``now`` returns
@@ -61,7 +64,7 @@ class RedisBroker(RedisSource):
 
     @translated
     def remove(self, queue: str, ids: Sequence[int]) -> None:
-        """Forget ids."""
+        """Forget ids. This saves a look-up later; the claim refuses finished messages anyway."""
         k = self.keys(queue)
         if "_puts" in self.__dict__:
             # A put of the same message would bring its id back when it arrived after this call.
@@ -74,7 +77,11 @@ class RedisBroker(RedisSource):
 
     @translated
     def put_nowait(self, queue: str, entries: Sequence[Entry]) -> bool:
-        """Send a put without waiting for its answer."""
+        """Send a put without waiting for its answer. Return whether an earlier put turned out to have succeeded.
+
+        Waits for the answer to the put before it, and raises the error in that, or ``BrokerUnavailable`` when it took
+        longer than the timeout.
+        """
         k = self.keys(queue)
         answered = False
         for start in range(0, len(entries), IDS_PER_CALL):
@@ -84,30 +91,36 @@ class RedisBroker(RedisSource):
 
     @translated
     def flush(self) -> None:
-        """Wait for the answers to all puts of ``put_nowait``."""
+        """Wait until Redis has answered all puts of ``put_nowait``. Raises the errors in the answers."""
         self._puts.flush()
 
     @translated
     def fill(self, entries: Mapping[str, Sequence[Entry]]) -> dict[str, Put]:
-        """Add missing ids of several queues."""
+        """Add missing ids of several queues, and give no id a later time than it has.
+
+        One round trip, if no queue has more than ``IDS_PER_CALL`` of them.
+        """
         return self._put(entries, "fill")
 
     @translated
     def missing(self, entries: Mapping[str, Sequence[Entry]]) -> dict[str, list[int]]:
-        """Return the ids that ``fill`` would put."""
+        """Return the ids of each queue that ``fill`` would put, of at most ``IDS_PER_CALL`` entries a queue."""
         calls = [(self.keys(queue), {"rest": _flat(some)}) for queue, some in entries.items()]
         answers = self._call_many("missing", calls)
         return {queue: [int(pk) for pk in answer] for queue, answer in zip(entries, answers, strict=True)}
 
     @translated
     def read_meta(self) -> Meta:
-        """Read the meta."""
+        """Read the meta. Writes nothing."""
         fields: Any = self.client.hmget(self.keys("").meta, META_FIELDS)
         return _meta(self.now_tenths(), fields)
 
     @translated
     def tick(self, *, counts: bool = True) -> Meta:
-        """Read the meta, and count one more tick."""
+        """Read the meta, and count one more tick if this ``counts``.
+
+        Raises ``ForeignBroker`` when Redis holds the ids of another database.
+        """
         identity, meta = self.identity(), self.read_meta()
         if identity and meta.identity not in ("", identity):
             raise ForeignBroker
@@ -115,13 +128,18 @@ class RedisBroker(RedisSource):
 
     @translated
     def request_load(self) -> None:
-        """Have a worker load everything again."""
+        """Have a loader load everything again: this process could not tell the broker of messages for a while."""
         if scripts.load("request_load")(self.client, self.keys(""), identity=self.identity()) == b"foreign":
             raise ForeignBroker
 
     @translated
     def clear(self, queues: Sequence[str], seen_tenths: int) -> bool:
-        """Delete our keys."""
+        """Delete all keys, by their names, because somebody has written into them: of these queues, and of those known.
+
+        ``seen_tenths`` is when that was seen. Nothing is deleted when they were deleted since; and when that happened
+        in the half minute before, return false. What was deleted is loaded again: see ``load``. Raises
+        ``ForeignBroker``, and deletes nothing, when Redis holds the ids of another database.
+        """
         k, terms = self.keys(""), {"now": self.now_tenths(), "seen": seen_tenths, "identity": self.identity()}
         word = scripts.load("clear")(self.client, k, queues, **terms)
         if word == b"foreign":
@@ -139,7 +157,12 @@ class RedisBroker(RedisSource):
         server: ServerRun,
         lost: bool,
     ) -> tuple[int | None, int] | None:
-        """Begin to load all queues."""
+        """Begin to load all queues up to a horizon that is ``ahead`` seconds from now.
+
+        Returns the due tenth to begin at (None: at the beginning) and the due tenth of the horizon; or None while
+        another process loads, which keeps the right for ``lease`` seconds after its last sign of life. ``lost``:
+        Redis has lost ids. Raises ``ForeignBroker`` when Redis holds the ids of another database.
+        """
         word, begin, horizon = scripts.load("load")(
             self.client,
             self.keys(""),
@@ -160,7 +183,10 @@ class RedisBroker(RedisSource):
 
     @translated
     def loaded(self, *, worker: str, upto_tenths: int | None, lease: float | None) -> bool:
-        """Record how far a load has come."""
+        """Record how far a load has come, or with lease None that it is done; return whether it is still valid.
+
+        With ``upto_tenths`` None it has come no further: only the lease begins again, or ends.
+        """
         word = scripts.load("loaded")(
             self.client,
             self.keys(""),
@@ -173,13 +199,16 @@ class RedisBroker(RedisSource):
 
     @translated
     def take_duty(self, duty: str, worker: str, lease: float) -> bool:
-        """Take a duty."""
+        """Take a duty that nobody has, for ``lease`` seconds. Returns whether this worker took it."""
         k = self.keys("")
         return bool(self.client.set(f"{k.duty}:{duty}", worker, nx=True, px=int(lease * 1000)))
 
     @translated
     def hold_duty(self, duty: str, worker: str, lease: float | None) -> bool:
-        """Go on with a duty, or give it up."""
+        """Go on with a duty for ``lease`` seconds, or take it if nobody has it; None: give it up.
+
+        Returns whether this worker has it.
+        """
         milliseconds = "" if lease is None else int(lease * 1000)
         k = self.keys("")
         named = replace(k, duty=f"{k.duty}:{duty}")
@@ -187,7 +216,7 @@ class RedisBroker(RedisSource):
 
     @translated
     def server(self) -> ServerRun:
-        """Ask the server for its identity."""
+        """Ask the server for its identity and the identity of its present run."""
         # One command for three sections: a worker asks every few seconds.
         info = self.client.info()
         return ServerRun(
@@ -204,7 +233,7 @@ class RedisBroker(RedisSource):
 
     @translated
     def sizes(self, queues: Sequence[str]) -> dict[str, QueueSize]:
-        """Count the ids of queues, in one round trip."""
+        """Count the ids of queues."""
         pipe = self.client.pipeline(transaction=False)
         for k in map(self.keys, queues):
             pipe.zcard(k.delayed)
@@ -218,7 +247,7 @@ class RedisBroker(RedisSource):
 
     @translated
     def places(self, queue: str, ids: Sequence[int]) -> list[RedisPlace]:
-        """Find where each of these ids is."""
+        """Find where each of these ids is, in their order."""
         k = self.keys(queue)
         found: list[RedisPlace] = []
         for start in range(0, len(ids), IDS_PER_CALL):
@@ -245,12 +274,12 @@ class RedisBroker(RedisSource):
 
     @translated
     def rank(self, queue: str, pk: int) -> int | None:
-        """Count the ready ids that are taken before this one."""
+        """Count the ready ids that are taken before this one; None when it is not ready."""
         found: Any = self.client.zrank(self.keys(queue).ready, str(pk))
         return None if found is None else int(found)
 
     def ids(self, queue: str) -> Iterator[list[int]]:
-        """Read every id of a queue, in batches."""
+        """Read every id of a queue, in batches. An id that moves meanwhile may come twice."""
         k = self.keys(queue)
         for key, scan in ((k.delayed, self.client.zscan), (k.ready, self.client.zscan), (k.aside, self.client.hscan)):
             cursor = 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain, groupby
@@ -21,7 +20,7 @@ from ..core.known_record import record_clock
 from ..project.conf import Settings
 from ..record.sql.rows import Ticket
 from . import scripts
-from .base import IDS_PER_CALL, DueQueue, DueQueues, Taken
+from .base import IDS_PER_CALL, Broker, DueQueue, DueQueues, Taken
 from .connection import ScriptConnections, connect, translated
 from .keys import BAND, RANKS, Keys, keys, namespace
 from .listener import Listener
@@ -30,7 +29,7 @@ from .listener import Listener
 MANY = 10**12
 
 
-class RedisSource:
+class RedisSource(Broker):
     """The part of the broker on Redis that workers take from. ``RedisBroker`` says what it is made of."""
 
     claims_ahead: ClassVar[bool] = True
@@ -72,7 +71,7 @@ class RedisSource:
         return ScriptConnections(lambda: self.client.connection_pool)
 
     def now_tenths(self) -> int:
-        """Return the time by the record's clock."""
+        """Return the time by the record's clock, as far as this process knows it."""
         return int(self.now() * SECOND)
 
     def _call_many(self, name: str, calls: Sequence[tuple[Keys, dict[str, Any]]]) -> list[Any]:
@@ -210,12 +209,8 @@ class RedisSource:
 
     @translated
     def any_aside(self) -> bool:
-        """Return whether ids stand aside."""
+        """Return whether ids stand aside, in whatever queue."""
         return bool(self.client.exists(self.keys("").asides))
-
-    def exclusively(self) -> AbstractContextManager[object]:
-        """Do nothing: an id that was taken is no longer there for others."""
-        return nullcontext()
 
     @translated
     def listen(self, queues: Sequence[str] | None, timeout: float) -> bool:
@@ -243,7 +238,7 @@ class RedisSource:
             self._listener.stop()
 
     def reset_listener(self) -> None:
-        """Have the next ``listen`` use a new connection."""
+        """Have the next ``listen`` use a new connection. Any thread may call this after the broker did not answer."""
         if self._listener is not None:
             self._listener.reset()
 

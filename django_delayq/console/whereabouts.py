@@ -8,8 +8,8 @@ from datetime import datetime
 
 from django.db import router
 
-from ..broker import publisher
-from ..broker.base import Index, QueueSize, RedisPlace
+from ..broker import RedisBroker, publisher
+from ..broker.base import QueueSize, RedisPlace
 from ..core.clock import SECOND, from_tenths, to_tenths
 from ..core.exceptions import BrokerUnavailable
 from ..core.states import LIVE
@@ -48,7 +48,7 @@ def locate(message: Message) -> Whereabouts | None:
         return Whereabouts(error=str(error))
 
 
-def _locate(using: str, broker: Index, message: Message) -> Whereabouts:
+def _locate(using: str, broker: RedisBroker, message: Message) -> Whereabouts:
     meta = broker.read_meta()
     refuse_foreign(using, meta)
     now_tenths = meta.now_tenths

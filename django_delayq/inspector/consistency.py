@@ -11,7 +11,8 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import NamedTuple
 
-from ..broker.base import IDS_PER_CALL, Entry, Index, RedisPlace
+from ..broker import RedisBroker
+from ..broker.base import IDS_PER_CALL, Entry, RedisPlace
 from ..core import actors
 from ..core.clock import SECOND, from_tenths, to_tenths
 from ..core.states import LIVE, State
@@ -106,7 +107,9 @@ class ConsistencyCheck:
     been on its way. With ``fix``, ids that are missing or different are put, and ids that are extra are removed.
     """
 
-    def __init__(self, using: str, broker: Index, queue: str, *, fix: bool = False, pause: float | None = None) -> None:
+    def __init__(
+        self, using: str, broker: RedisBroker, queue: str, *, fix: bool = False, pause: float | None = None
+    ) -> None:
         self.using = using
         self.broker = broker
         self.queue = queue
@@ -211,13 +214,13 @@ class ConsistencyCheck:
         self.found.fixed += len(extra) + len(missing) + len(different)
 
 
-def queues(using: str, broker: Index) -> list[str]:
+def queues(using: str, broker: RedisBroker) -> list[str]:
     """Return the queues to compare: those of the record and of the project, and those of which only Redis has ids."""
     due = broker.due_queues(None, within=CENTURY).queues
     return sorted({*reading.queues(using), *(queue.name for queue in due), *broker.asides()})
 
 
-def is_known(using: str, broker: Index, queue: str) -> bool:
+def is_known(using: str, broker: RedisBroker, queue: str) -> bool:
     """Tell whether anything knows this queue: a setting, a handler, a live message, or an id in Redis."""
     running = Message.objects.using(using).filter(queue=queue, state=State.RUNNING)
     if queue in reading.queues(using) or running.exists():

@@ -15,8 +15,8 @@ from django.utils.translation import gettext as _
 
 from .. import extensions
 from ..api import pausing
-from ..broker import describe
-from ..broker.base import Index, ServerInfo
+from ..broker import RedisBroker, describe
+from ..broker.base import ServerInfo
 from ..core.durations import brief
 from ..core.exceptions import BrokerUnavailable, ClusterBroker, ForeignBroker
 from ..core.findings import Cause, Finding, Level
@@ -55,7 +55,7 @@ class Thresholds(NamedTuple):
     max_limited_age: float | None = None
 
 
-def check(using: str, broker: Index | None, limits: Thresholds) -> list[Finding]:
+def check(using: str, broker: RedisBroker | None, limits: Thresholds) -> list[Finding]:
     """Check the database, then Redis. A question without an answer is left out: the finding before it says why.
 
     For monitors, so the words are not translated.
@@ -64,7 +64,7 @@ def check(using: str, broker: Index | None, limits: Thresholds) -> list[Finding]
         return [*_check(using, broker, limits)]
 
 
-def _check(using: str, broker: Index | None, limits: Thresholds) -> Iterator[Finding]:
+def _check(using: str, broker: RedisBroker | None, limits: Thresholds) -> Iterator[Finding]:
     database = _database(using)
     yield database
     ready = database.level == Level.OK
@@ -112,7 +112,7 @@ def of_migrations(pending: Sequence[str]) -> Finding:
     return Finding(_("Migrations"), Level.CRITICAL, detail, Cause.MISCONFIGURED, _("run migrate"))
 
 
-def _redis(using: str, broker: Index, *, ready: bool) -> Iterator[Finding]:
+def _redis(using: str, broker: RedisBroker, *, ready: bool) -> Iterator[Finding]:
     where = describe(conf.get())
     try:
         health = broker.server_info()
@@ -149,7 +149,7 @@ def of_server(health: ServerInfo) -> Iterator[Finding]:
     yield Finding(_("Redis persistence"), Level.OK, health.persistence or unknown, advice=needless)
 
 
-def _identity(using: str, broker: Index) -> Finding:
+def _identity(using: str, broker: RedisBroker) -> Finding:
     try:
         refuse_foreign(using, broker.read_meta())
     except ForeignBroker as error:

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from django.db.models import QuerySet
 
-from ..broker import describe
-from ..broker.base import Index, ServerInfo
+from ..broker import RedisBroker, describe
+from ..broker.base import ServerInfo
 from ..core.clock import from_tenths
 from ..core.exceptions import BrokerUnavailable
 from ..core.states import FINAL, State
@@ -92,7 +92,7 @@ class Stats(NamedTuple):
         return {State.SCHEDULED: self.snapshot.scheduled, State.RUNNING: self.snapshot.running, **self.finished}
 
 
-def collect(using: str, broker: Index | None) -> Stats:
+def collect(using: str, broker: RedisBroker | None) -> Stats:
     """Read the record, then Redis. While Redis is away, ``redis`` says so and ``in_redis`` is empty."""
     snapshot = take_snapshot(using, LIVE_CAP)
     lines = longest_lines(using, LINES_READ) if snapshot.limited.count else Lines()
@@ -107,7 +107,7 @@ def collect(using: str, broker: Index | None) -> Stats:
     return Stats(*in_record, redis, in_redis, lines)
 
 
-def _queues_in_redis(broker: Index, queues: Sequence[str]) -> dict[str, QueueInRedis]:
+def _queues_in_redis(broker: RedisBroker, queues: Sequence[str]) -> dict[str, QueueInRedis]:
     horizon_tenths = broker.read_meta().horizon_tenths
     horizon = None if horizon_tenths is None else from_tenths(horizon_tenths)
     return {queue: QueueInRedis(held.delayed, held.ready, horizon) for queue, held in broker.sizes(queues).items()}
@@ -167,7 +167,7 @@ def alive(using: str, now: datetime) -> int:
     return Worker.objects.using(using).filter(seen_at__gt=now - timedelta(seconds=Worker.ALIVE)).count()
 
 
-def ask_redis(broker: Index | None) -> RedisStats:
+def ask_redis(broker: RedisBroker | None) -> RedisStats:
     """Ask Redis whether it answers, and for its own report."""
     where = describe(conf.get())
     if broker is None:

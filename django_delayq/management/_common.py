@@ -22,8 +22,7 @@ from django.db import DatabaseError, InterfaceError, connections, router
 from django.utils.dateparse import parse_datetime
 
 from .. import signals
-from ..broker import check_settings, index
-from ..broker.base import Index
+from ..broker import RedisBroker, check_settings, index
 from ..core import actors, values
 from ..core.exceptions import BrokerUnavailable, UnusableBroker
 from ..core.text import shown
@@ -156,7 +155,7 @@ _EXIT_CODES = {
 }
 
 
-def required_broker(using: str) -> Index:
+def required_broker(using: str) -> RedisBroker:
     """Return a broker for the project's Redis. Raises ``CommandError`` when the settings name no Redis."""
     broker = index(using)
     if broker is None:

@@ -17,7 +17,8 @@ from django.db.models import Count, Min, Q, QuerySet
 
 from .. import signals
 from ..api import pausing
-from ..broker.base import IDS_PER_CALL, Entry, Index, Put
+from ..broker import RedisBroker
+from ..broker.base import IDS_PER_CALL, Entry, Put
 from ..core import actors, bounds, failpoints
 from ..core.clock import SECOND, from_tenths, from_us, to_us
 from ..core.states import State
@@ -58,7 +59,7 @@ class Restore:
     def __init__(
         self,
         using: str,
-        broker: Index,
+        broker: RedisBroker,
         selection: Selection | None = None,
         *,
         overdue: Overdue = Overdue.RUN,

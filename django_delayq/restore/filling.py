@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from django.db import connections
 
-from ..broker.base import Entry, Index, Put
+from ..broker import RedisBroker
+from ..broker.base import Entry, Put
 from ..core.exceptions import BrokerUnavailable
 from .reading import Batch
 
@@ -24,7 +25,7 @@ RENEWAL_INTERVAL = 0.5
 class Load(NamedTuple):
     """The loading of all queues up to the horizon, which ``worker`` has begun as the loader."""
 
-    broker: Index
+    broker: RedisBroker
     worker: str
     horizon_tenths: int
 
@@ -42,7 +43,7 @@ class Load(NamedTuple):
 
 
 def fill(
-    broker: Index, batches: Iterable[Batch], *, load: Load | None = None, read_ahead: int = 0
+    broker: RedisBroker, batches: Iterable[Batch], *, load: Load | None = None, read_ahead: int = 0
 ) -> Generator[tuple[Batch, dict[str, Put]]]:
     """Put what is missing of each batch into Redis, and yield it with the answers by queue.
 
@@ -63,12 +64,12 @@ def fill(
                 renewed = time.monotonic()
 
 
-def _put_in_turn(broker: Index, batches: Iterable[Batch]) -> Generator[tuple[Batch, dict[str, Put]]]:
+def _put_in_turn(broker: RedisBroker, batches: Iterable[Batch]) -> Generator[tuple[Batch, dict[str, Put]]]:
     for batch in batches:
         yield batch, broker.fill(batch.by_queue)
 
 
-def _fill_in_thread(broker: Index, entries: dict[str, list[Entry]]) -> dict[str, Put]:
+def _fill_in_thread(broker: RedisBroker, entries: dict[str, list[Entry]]) -> dict[str, Put]:
     try:
         return broker.fill(entries)
     finally:
@@ -76,7 +77,9 @@ def _fill_in_thread(broker: Index, entries: dict[str, list[Entry]]) -> dict[str,
         connections.close_all()
 
 
-def _put_reading_ahead(broker: Index, batches: Iterable[Batch], most: int) -> Generator[tuple[Batch, dict[str, Put]]]:
+def _put_reading_ahead(
+    broker: RedisBroker, batches: Iterable[Batch], most: int
+) -> Generator[tuple[Batch, dict[str, Put]]]:
     with ThreadPoolExecutor(1, thread_name_prefix="delayq-restore") as pool:
         waiting: deque[tuple[Batch, Future[dict[str, Put]]]] = deque()
         try:

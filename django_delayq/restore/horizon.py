@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..broker.base import Index, Meta, ServerRun
+from ..broker import RedisBroker
+from ..broker.base import Meta, ServerRun
 from ..core.clock import SECOND
 from ..core.exceptions import BrokerUnavailable, ClusterBroker, ForeignBroker
 from ..models.record import Identity
@@ -24,7 +25,7 @@ def refuse_foreign(using: str, meta: Meta) -> None:
         raise ForeignBroker
 
 
-def writable_server(broker: Index) -> ServerRun:
+def writable_server(broker: RedisBroker) -> ServerRun:
     """Return the identity of the server that the broker talks to.
 
     Raises ``ClusterBroker`` if it is in cluster mode, and ``BrokerUnavailable`` if it is a replica.
@@ -54,7 +55,7 @@ def is_current(meta: Meta, server: ServerRun, now_tenths: int, ahead: float) -> 
     return meta.horizon_tenths - now_tenths > ahead * SECOND / 2
 
 
-def ensure_horizon(using: str, broker: Index, *, lease: float = NO_LEASE, worker: str) -> tuple[int, bool]:
+def ensure_horizon(using: str, broker: RedisBroker, *, lease: float = NO_LEASE, worker: str) -> tuple[int, bool]:
     """Give Redis a horizon if it has none that is current. Return it, and whether ``worker`` is the loader now.
 
     Every message that is committed from then on is put by its producer. A query after this call finds the others.

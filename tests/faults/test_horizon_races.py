@@ -108,7 +108,7 @@ def test_a_horizon_that_was_farther_away_under_another_setting_is_loaded_anew(
     loader: Loader, redis_client: redis.Redis, before: float
 ) -> None:
     """A producer with the nearer HORIZON leaves out what the farther one had covered."""
-    broker = RedisBroker(loader.broker.settings, "default", timeout=2.0)  # type: ignore[attr-defined]
+    broker = RedisBroker(loader.broker.settings, "default", timeout=2.0)
     begun = broker.load(
         ahead=before,
         worker="old",

@@ -16,8 +16,8 @@ import redis
 from django.db import OperationalError
 
 from django_delayq import schedule_message
-from django_delayq.broker import index
-from django_delayq.broker.base import Entry, Index
+from django_delayq.broker import RedisBroker, index
+from django_delayq.broker.base import Entry
 from django_delayq.core.clock import SECOND, to_tenths
 from django_delayq.core.known_record import SURE_FOR, record_clock
 from django_delayq.core.states import State
@@ -42,7 +42,7 @@ class Worker:
 
     def __init__(self, parts: Parts) -> None:
         assert parts.brokers.redis is not None
-        self.broker: Index = parts.brokers.redis
+        self.broker: RedisBroker = parts.brokers.redis
         self.consumer = parts.consumer
         self.loader = Loader(DB, parts.brokers, "w")
         self.heartbeat = Heartbeat(DB, "w", lambda: (QUEUE,), 1, ())

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from django_delayq import schedule_message
-from django_delayq.broker.base import Index
+from django_delayq.broker import RedisBroker
 from django_delayq.broker.keys import keys
 from django_delayq.core.clock import SECOND
 from django_delayq.core.states import State
@@ -54,7 +54,7 @@ class Worker:
     def __init__(self, parts: Parts) -> None:
         assert parts.brokers.redis is not None
         self.brokers = parts.brokers
-        self.broker: Index = parts.brokers.redis
+        self.broker: RedisBroker = parts.brokers.redis
         self.brokers.has_loader = True
         self.consumer = parts.consumer
         self.loader = Loader(DB, parts.brokers, "w")

@@ -14,7 +14,7 @@ from typing import Any
 from django.db import DatabaseError, InterfaceError
 
 from ...api import pausing
-from ...broker.base import Index
+from ...broker import RedisBroker
 from ...core import actors
 from ...core.outcomes import storable
 from ...extensions import RestoreObserver, RestoreStart
@@ -82,7 +82,7 @@ class RestoreWork(RedisWork):
         self.spread = float(arguments.get("spread", 0.0))
         self.no_expired = bool(arguments.get("no_expired", False))
 
-    def restore(self, using: str, broker: Index, position: str = "", holder: str = "") -> Restore:
+    def restore(self, using: str, broker: RedisBroker, position: str = "", holder: str = "") -> Restore:
         """Return the restore itself, from a position on."""
         return Restore(
             using,

@@ -8,8 +8,7 @@ from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
-from ...broker import index
-from ...broker.base import Index
+from ...broker import RedisBroker, index
 from ...project import conf
 from ..models import Operation
 
@@ -80,7 +79,7 @@ class RedisWork(OperationWork):
             raise ValueError(f"DELAYQ['REDIS'] is None: a {self.name} has nothing to do")
 
     @staticmethod
-    def redis(using: str) -> AbstractContextManager[Index]:
+    def redis(using: str) -> AbstractContextManager[RedisBroker]:
         """Connect to Redis for the time of a context."""
         broker = index(using)
         assert broker is not None

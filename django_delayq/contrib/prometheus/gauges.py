@@ -14,8 +14,7 @@ from django.db import connections
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from ...api import pausing
-from ...broker import index
-from ...broker.base import Index
+from ...broker import RedisBroker, index
 from ...core.clock import SECOND
 from ...core.exceptions import BrokerUnavailable
 from ...core.states import State
@@ -74,7 +73,7 @@ class Gauges:
             GaugeMetricFamily("delayq_workers_alive", "Worker processes that are alive.", value=alive),
         ]
 
-    def _read_redis(self, broker: Index) -> Iterator[Metric]:
+    def _read_redis(self, broker: RedisBroker) -> Iterator[Metric]:
         """Yield the gauges of Redis. A Redis that holds the ids of another database counts as down."""
         try:
             meta = broker.read_meta()

@@ -7,8 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from ...broker import index
-from ...broker.base import Broker, Index
+from ...broker import RedisBroker, index
+from ...broker.base import Broker
 from ...broker.database import DatabaseBroker
 from ...core.exceptions import BrokerRubbish, BrokerUnavailable, UnusableBroker
 
@@ -32,7 +32,7 @@ class BrokerSwitch:
 
     def __init__(self, using: str, topics: Callable[[], Iterable[str]], *, redis: bool = True) -> None:
         self.database = DatabaseBroker(using, topics)
-        self.redis: Index | None = index(using) if redis else None
+        self.redis: RedisBroker | None = index(using) if redis else None
         self._away_since: float | None = None
         # When this process met in Redis what is not ours (tenths, by the record's clock). The loader deletes it.
         self.rubbish_seen: int | None = None
