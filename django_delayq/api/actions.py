@@ -180,15 +180,23 @@ def publish_moves(using: str, answers: Sequence[Answer]) -> None:
         publisher.remove_on_commit(using, queue, ids)
 
 
+def _count(rows: QuerySet[Message], columns: Sequence[str], verdict: Callable[..., Verdict]) -> Counter[Verdict]:
+    """Count the verdicts that an action would have now. ``verdict`` returns that of the messages with these columns."""
+    counts: Counter[Verdict] = Counter()
+    for *values, number in rows.order_by().values_list(*columns).annotate(Count("pk")):
+        counts[verdict(*values)] += number
+    return counts
+
+
 def foresee_cancel(rows: QuerySet[Message]) -> Counter[Verdict]:
     """Count the verdicts that a cancel of these messages would have now. Writes nothing."""
-    counts: Counter[Verdict] = Counter()
-    groups = rows.order_by().values_list("state", "deliveries", "reported").annotate(Count("pk"))
-    for state, deliveries, reported, number in groups:
-        decision = transitions.cancel_decision(Message(state=state, deliveries=deliveries, reported=reported))
-        assert decision.verdict is not None
-        counts[decision.verdict] += number
-    return counts
+
+    def verdict(state: str, deliveries: int, reported: int) -> Verdict:
+        found = transitions.cancel_decision(Message(state=state, deliveries=deliveries, reported=reported)).verdict
+        assert found is not None
+        return found
+
+    return _count(rows, ("state", "deliveries", "reported"), verdict)
 
 
 def foresee_requeue(rows: QuerySet[Message]) -> Counter[Verdict]:
@@ -196,12 +204,13 @@ def foresee_requeue(rows: QuerySet[Message]) -> Counter[Verdict]:
 
     Of several messages with one key only the first will be requeued.
     """
-    counts: Counter[Verdict] = Counter()
-    groups = rows.order_by().annotate(taken=key_is_taken(rows.db)).values_list("state", "taken").annotate(Count("pk"))
-    for state, taken, number in groups:
-        done = Verdict.KEY_TAKEN if taken else Verdict.REQUEUED
-        counts[done if state in REQUEUEABLE else Verdict.TOO_LATE] += number
-    return counts
+
+    def verdict(state: str, taken: bool) -> Verdict:
+        if state not in REQUEUEABLE:
+            return Verdict.TOO_LATE
+        return Verdict.KEY_TAKEN if taken else Verdict.REQUEUED
+
+    return _count(rows.annotate(taken=key_is_taken(rows.db)), ("state", "taken"), verdict)
 
 
 def key_is_taken(using: str) -> Q:
@@ -214,14 +223,7 @@ def key_is_taken(using: str) -> Q:
 
 def _by_state(verb: Verb, done: Verdict) -> Foresee:
     """Foresee an action that is ``done`` for each message in one of the states of its verb."""
-
-    def foresee(rows: QuerySet[Message]) -> Counter[Verdict]:
-        counts: Counter[Verdict] = Counter()
-        for state, number in rows.order_by().values_list("state").annotate(Count("pk")):
-            counts[done if state in verb.states else Verdict.TOO_LATE] += number
-        return counts
-
-    return foresee
+    return lambda rows: _count(rows, ("state",), lambda state: done if state in verb.states else Verdict.TOO_LATE)
 
 
 CANCEL = Action(VERBS["cancel"], _cancel, foresee_cancel)

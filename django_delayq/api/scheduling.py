@@ -71,29 +71,20 @@ def schedule_message(
 
         schedule_message("orders.close", {"order": order.pk}, delay="15m", key=str(order.pk))
     """
-    return schedule_and_tell(lambda message: None, topic, payload, using=using, **options)
-
-
-def schedule_and_tell(
-    tell: Callable[[Message], None],
-    topic: str,
-    payload: Any = None,
-    *,
-    using: str | None = None,
-    **options: Unpack[MessageOptions],
-) -> Message:
-    """Schedule one message, and ``tell`` of it before it runs, which in tests may be in this call."""
-    new = checked(topic, payload, options)
     using = using or router.db_for_write(Message)
+    message = write(using, topic, payload, options)
+    publisher.run_at_once(using, [message.pk])
+    return message
+
+
+def write(using: str, topic: str, payload: Any, options: MessageOptions) -> Message:
+    """Schedule one message. The caller has it run at once, which in tests may be in that call."""
+    new = checked(topic, payload, options)
     # An impossible DELAYQ["REDIS"] raises before anything is written.
     publisher.get(using)
     if chain := middleware.chain():
-        message = _inside(chain, [new], lambda news: [_schedule(using, news[0])])[0]
-    else:
-        message = _schedule(using, new)
-    tell(message)
-    publisher.run_at_once(using, [message.pk])
-    return message
+        return _inside(chain, [new], lambda news: [_schedule(using, news[0])])[0]
+    return _schedule(using, new)
 
 
 def _schedule(using: str, new: NewMessage) -> Message:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from django.apps import apps
 from django.conf import settings
 from django.core import checks
+from django.db import router
 from django.utils import timezone
 
 from ...project import conf
+from ...project.message_options import MessageOptions
 from . import known
 from .compat import (
     AnyResult,
@@ -24,9 +26,6 @@ from .compat import (
     task_enqueued,
 )
 from .running import handler_of
-
-if TYPE_CHECKING:
-    from ...models import Message
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -60,7 +59,9 @@ class DelayqBackend(BaseTaskBackend):
 
     def enqueue(self, task: Task[P, R], args: list[Any], kwargs: dict[str, Any]) -> TaskResult[P, R]:
         """Schedule the message of a task in the caller's transaction, and return the result of the task, READY."""
-        from ...api.scheduling import schedule_and_tell
+        from ...api import scheduling
+        from ...broker import publisher
+        from ...models import Message
         from . import results
 
         self.validate_task(task)
@@ -81,21 +82,19 @@ class DelayqBackend(BaseTaskBackend):
             worker_ids=[],
         )
 
-        def tell(message: Message) -> None:
-            object.__setattr__(result, "id", str(message.pk))
-            object.__setattr__(result, "enqueued_at", message.created_at)
-            task_enqueued.send_robust(type(self), task_result=result)
-
-        schedule_and_tell(
-            tell,
-            topic,
-            results.payload(result.args, result.kwargs),
+        options: MessageOptions = {
             # A time that has passed means now, however long ago it was.
-            due_at=task.run_after if task.run_after is not None and task.run_after > timezone.now() else None,
-            queue=task.queue_name,
-            priority=int(task.priority),
-            headers=results.headers(task, known.find(topic)),
-        )
+            "due_at": task.run_after if task.run_after is not None and task.run_after > timezone.now() else None,
+            "queue": task.queue_name,
+            "priority": int(task.priority),
+            "headers": results.headers(task, known.find(topic)),
+        }
+        using = router.db_for_write(Message)
+        message = scheduling.write(using, topic, results.payload(result.args, result.kwargs), options)
+        object.__setattr__(result, "id", str(message.pk))
+        object.__setattr__(result, "enqueued_at", message.created_at)
+        task_enqueued.send_robust(type(self), task_result=result)
+        publisher.run_at_once(using, [message.pk])
         return result
 
     def get_result(self, result_id: str) -> AnyResult:
