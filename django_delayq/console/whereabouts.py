@@ -12,8 +12,7 @@ from ..broker import RedisBroker, publisher
 from ..broker.base import QueueSize, RedisPlace
 from ..core.clock import SECOND, from_tenths, to_tenths
 from ..core.exceptions import BrokerUnavailable
-from ..core.states import LIVE
-from ..inspector.consistency import Mismatch, RecordRow, classify
+from ..inspector.consistency import Mismatch, classify
 from ..models import Message
 from ..project import conf
 from ..restore.horizon import refuse_foreign
@@ -66,8 +65,7 @@ def _locate(using: str, broker: RedisBroker, message: Message) -> Whereabouts:
 
 
 def _mismatch(message: Message, place: RedisPlace, now_tenths: int, horizon_tenths: int) -> Mismatch | None:
-    row = RecordRow(message.queue, message.state, message.due_at, message.priority) if message.state in LIVE else None
-    mismatch = classify(row, place, message.queue, now_tenths=now_tenths, horizon_tenths=horizon_tenths)
+    mismatch = classify(message, place, message.queue, now_tenths=now_tenths, horizon_tenths=horizon_tenths)
     # A worker may have taken the message a moment ago.
     just_due = 0 <= now_tenths - to_tenths(message.due_at) < conf.get().GRACE * SECOND
     return None if mismatch == Mismatch.MISSING and just_due else mismatch

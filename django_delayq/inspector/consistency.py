@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import NamedTuple
 
 from ..broker import RedisBroker
 from ..broker.base import IDS_PER_CALL, Entry, RedisPlace
@@ -21,6 +20,8 @@ from ..models import Message
 from ..models.record import lease_is_over
 from ..project import conf
 from ..record import transitions
+from ..record.sql import statements
+from ..record.sql.rows import Facts
 from ..restore import reading
 from ..restore.filling import fill
 from ..restore.horizon import ensure_horizon, refuse_foreign
@@ -44,15 +45,6 @@ class Mismatch(StrEnum):
     EXTRA = "extra"
     # In Redis with another due time than in the record.
     DIFFERENT = "different"
-
-
-class RecordRow(NamedTuple):
-    """The row of a message in the record."""
-
-    queue: str
-    state: str
-    due_at: datetime
-    priority: int
 
 
 @dataclass(slots=True)
@@ -79,7 +71,7 @@ class Stuck:
 
 
 def classify(
-    row: RecordRow | None, place: RedisPlace, queue: str, *, now_tenths: int, horizon_tenths: int
+    row: Facts | Message | None, place: RedisPlace, queue: str, *, now_tenths: int, horizon_tenths: int
 ) -> Mismatch | None:
     """Compare the row of an id with its place in one queue. Return the mismatch; None if they agree."""
     nowhere = place.is_nowhere
@@ -158,15 +150,15 @@ class ConsistencyCheck:
         places = self.broker.places(self.queue, [entry.id for entry in page])
         found = []
         for entry, place in zip(page, places, strict=True):
-            row = RecordRow(self.queue, State.SCHEDULED, entry.due_at, entry.priority)
+            row = Facts(entry.id, State.SCHEDULED, "", self.queue, None, entry.due_at, entry.priority)
             if classify(row, place, self.queue, now_tenths=now_tenths, horizon_tenths=self._horizon_tenths) is not None:
                 found.append(entry.id)
         return found
 
-    def _differing(self, ids: Sequence[int]) -> list[tuple[int, Mismatch | None, RecordRow | None]]:
+    def _differing(self, ids: Sequence[int]) -> list[tuple[int, Mismatch | None, Facts | None]]:
         # Redis is read first: a message that is scheduled in between is in the record and only seems to be missing.
         now_tenths, places = self.broker.now_tenths(), self.broker.places(self.queue, ids)
-        rows = self._rows(ids)
+        rows = statements(self.using).facts(ids)
         found = []
         for pk, place in zip(ids, places, strict=True):
             mismatch = classify(
@@ -174,11 +166,6 @@ class ConsistencyCheck:
             )
             found.append((pk, mismatch, rows.get(pk)))
         return found
-
-    def _rows(self, ids: Sequence[int]) -> dict[int, RecordRow]:
-        rows = Message.objects.using(self.using).filter(pk__in=ids)
-        values = rows.values_list("pk", "queue", "state", "due_at", "priority")
-        return {pk: RecordRow(queue, state, due_at, priority) for pk, queue, state, due_at, priority in values}
 
     def _confirm(self, suspects: Sequence[int]) -> None:
         if not suspects:
@@ -189,7 +176,7 @@ class ConsistencyCheck:
         for start in range(0, len(ids), IDS_PER_CALL):
             self._count_and_fix(self._differing(ids[start : start + IDS_PER_CALL]))
 
-    def _count_and_fix(self, differing: list[tuple[int, Mismatch | None, RecordRow | None]]) -> None:
+    def _count_and_fix(self, differing: list[tuple[int, Mismatch | None, Facts | None]]) -> None:
         extra: list[int] = []
         missing: list[Entry] = []
         different: list[Entry] = []

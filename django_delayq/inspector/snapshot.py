@@ -81,15 +81,10 @@ def overdue_cutoff(now: datetime) -> datetime:
 
 
 def _queues(using: str, now: datetime, cap: int) -> dict[str, QueueSnapshot]:
+    rows = count_waiting(using, now=now, overdue_since=overdue_cutoff(now), limit=cap + 1)
     return {
-        row.queue: QueueSnapshot(
-            capped(row.scheduled, cap),
-            capped(row.ready, cap),
-            capped(row.overdue, cap),
-            row.oldest_overdue,
-            row.next_due,
-        )
-        for row in count_waiting(using, now=now, overdue_since=overdue_cutoff(now), limit=cap + 1)
+        queue: QueueSnapshot(*(capped(number, cap) for number in numbers), oldest_overdue=oldest, next_due=following)
+        for queue, numbers, oldest, following in rows
     }
 
 

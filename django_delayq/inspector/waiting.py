@@ -40,17 +40,6 @@ WAITING = f"""
 DUE_READ = 10_000
 
 
-class Waiting(NamedTuple):
-    """The numbers of one queue. ``ready`` messages are due, but not yet overdue."""
-
-    queue: str
-    scheduled: int
-    ready: int
-    overdue: int
-    oldest_overdue: datetime | None
-    next_due: datetime | None
-
-
 class Due(NamedTuple):
     """Messages of a queue that are due, alike in what limits count. ``limit``: the limit for which they wait."""
 
@@ -63,12 +52,18 @@ class Due(NamedTuple):
     limit: str | None
 
 
-def count_waiting(using: str, *, now: datetime, overdue_since: datetime, limit: int) -> Iterator[Waiting]:
-    """Count the messages of each queue, up to ``limit`` of each kind. Overdue ones were due by ``overdue_since``."""
+def count_waiting(
+    using: str, *, now: datetime, overdue_since: datetime, limit: int
+) -> Iterator[tuple[str, list[int], datetime | None, datetime | None]]:
+    """Count the messages of each queue that are scheduled, ready and overdue, up to ``limit`` of each kind.
+
+    Yields the queue, these numbers, and the due times of the oldest overdue message and of the next one. Ready are
+    those that are due but not yet overdue; overdue ones were due by ``overdue_since``.
+    """
     overdue, moment = _moment(using, overdue_since), _moment(using, now)
     values = [limit, overdue, moment, limit, overdue, limit, overdue, moment]
-    for *counts, oldest, following in _rows(using, WAITING, values):
-        yield Waiting._make((*counts, _time(using, oldest), _time(using, following)))
+    for queue, *counts, oldest, following in _rows(using, WAITING, values):
+        yield queue, counts, _time(using, oldest), _time(using, following)
 
 
 def first_ids(using: str) -> RawSQL:

@@ -60,12 +60,14 @@ RETURNING m.id, m.topic, m.queue, m.key, m.priority, m.payload::text, m.headers:
           m.lease, m.conflicts, m.limit_key
 """  # noqa: S608
 
+SUCCESSES = f"""SELECT * FROM unnest(%(ids)s::bigint[], %(deliveries)s::int[], %(places)s::int[]{{results}})
+        AS o(id, delivery, place{{result}})
+     WHERE {LOOKS_LIKE_FEW}"""  # noqa: S608
+
 # The usual success, of the current delivery: the row of the log is in the row of the message. See ``log_in_row``.
 SUCCEED = f"""
 WITH o AS (
-    SELECT * FROM unnest(%(ids)s::bigint[], %(deliveries)s::int[], %(places)s::int[]{{results}})
-        AS o(id, delivery, place{{result}})
-     WHERE {LOOKS_LIKE_FEW}
+    {SUCCESSES}
 ), x AS (
     SELECT m.id, (%(actors)s::text[])[o.place] AS actor{{its}}
       FROM o JOIN delayq_message m ON m.id = o.id
@@ -84,9 +86,7 @@ RETURNING m.id
 # The success of an earlier delivery, which has crashed as far as the record knows.
 SUCCEED_LATE = f"""
 WITH o AS (
-    SELECT * FROM unnest(%(ids)s::bigint[], %(deliveries)s::int[], %(places)s::int[]{{results}})
-        AS o(id, delivery, place{{result}})
-     WHERE {LOOKS_LIKE_FEW}
+    {SUCCESSES}
 ), x AS (
     SELECT m.id, m.state, o.delivery, (%(actors)s::text[])[o.place] AS actor{{its}}
       FROM o JOIN delayq_message m ON m.id = o.id
@@ -111,10 +111,10 @@ AFTER = "clock_timestamp() + x.delay * interval '1 second'"
 
 FAIL = f"""
 WITH o AS (
-    SELECT * FROM unnest(%(ids)s::bigint[], %(deliveries)s::int[], %(actors)s::text[], %(dead)s::bool[],
-                         %(delays)s::float8[], %(counts)s::bool[], %(conflicts)s::bool[], %(reasons)s::text[],
-                         %(errors)s::text[], %(tracebacks)s::text[], %(exceptions)s::text[],
-                         %(kinds)s::text[]{{payloads}})
+    SELECT * FROM unnest(%(id)s::bigint[], %(delivery)s::int[], %(actor)s::text[], %(dead)s::bool[],
+                         %(delay)s::float8[], %(counts)s::bool[], %(conflict)s::bool[], %(reason)s::text[],
+                         %(error)s::text[], %(traceback)s::text[], %(exception)s::text[],
+                         %(kind)s::text[]{{payloads}})
         AS o(id, delivery, actor, dead, delay, counts, conflict, reason, error, traceback, exception, kind{{payload}})
      WHERE {LOOKS_LIKE_FEW}
 ), x AS (
@@ -152,7 +152,7 @@ SELECT id, topic, queue, priority, after, due_at, deliveries, reason FROM u
 # The row of the message is locked against the reaper, and not changed: see ``Lease``.
 EXTEND = f"""
 WITH o AS (
-    SELECT * FROM unnest(%(ids)s::bigint[], %(deliveries)s::int[], %(leases)s::float8[]) AS o(id, delivery, lease)
+    SELECT * FROM unnest(%(id)s::bigint[], %(delivery)s::int[], %(lease)s::float8[]) AS o(id, delivery, lease)
      WHERE {LOOKS_LIKE_FEW}
 ), x AS (
     SELECT m.id, m.deliveries, m.cancel_requested, o.lease FROM o JOIN delayq_message m ON m.id = o.id
@@ -190,7 +190,7 @@ KEEPING = {
 CHANGING = {
     False: FAIL.format(payloads="", payload="", changed=""),
     True: FAIL.format(
-        payloads=", %(payloads)s::text[]",
+        payloads=", %(payload)s::text[]",
         payload=", payload",
         changed=", payload = coalesce(x.payload::jsonb, m.payload)",
     ),
@@ -258,37 +258,21 @@ class PostgreSQLDelivery(PostgreSQLSession):
             connection.connection.execute("SELECT 1", prepare=False)
 
     def fail(self, failures: Sequence[Failure], *, wait: bool) -> list[Moved]:
-        parameters: dict[str, Any] = {
-            "ids": [failure.id for failure in failures],
-            "deliveries": [failure.delivery for failure in failures],
-            "actors": [failure.actor for failure in failures],
-            "dead": [failure.dead for failure in failures],
-            "delays": [None if f.delay is None else f.delay.total_seconds() for f in failures],
-            "counts": [failure.counts for failure in failures],
-            "conflicts": [failure.conflict for failure in failures],
-            "reasons": [failure.reason for failure in failures],
-            "errors": [failure.error for failure in failures],
-            "tracebacks": [failure.traceback for failure in failures],
-            "exceptions": [failure.exception for failure in failures],
-            "kinds": [error_kind(failure.error) for failure in failures],
-        }
-        payloads = [failure.payload for failure in failures]
-        changes = any(payload is not None for payload in payloads)
-        if changes:
-            parameters["payloads"] = payloads
-        rows = self._rows(FAILS[wait, changes], parameters)
+        columns = _columns(Failure, failures)
+        columns["delay"] = [None if delay is None else delay.total_seconds() for delay in columns["delay"]]
+        columns["kind"] = [error_kind(error) for error in columns["error"]]
+        changes = any(payload is not None for payload in columns["payload"])
+        rows = self._rows(FAILS[wait, changes], columns)
         return [Moved(row[0], row[1], row[2], row[3], State(row[4]), row[5], row[6], row[7]) for row in rows]
 
     def extend(self, renewals: Sequence[LeaseRenewal], *, wait: bool = True) -> dict[int, bool]:
-        rows = self._rows(
-            EXTENDS[wait],
-            {
-                "ids": [renewal.id for renewal in renewals],
-                "deliveries": [renewal.delivery for renewal in renewals],
-                "leases": [renewal.lease for renewal in renewals],
-            },
-        )
+        rows = self._rows(EXTENDS[wait], _columns(LeaseRenewal, renewals))
         return {row[0]: row[1] for row in rows}
+
+
+def _columns(kind: type[Failure | LeaseRenewal], rows: Sequence[tuple[Any, ...]]) -> dict[str, list[Any]]:
+    """Return rows of this kind as an array for each column."""
+    return {name: [row[place] for row in rows] for place, name in enumerate(kind._fields)}
 
 
 def _claimed(row: tuple[Any, ...]) -> Claimed:
