@@ -25,7 +25,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
-from ..core.exceptions import BrokerFull, BrokerRubbish, BrokerUnavailable, ClusterBroker, DelayqError
+from ..core.exceptions import BrokerFull, BrokerRubbish, BrokerUnavailable, ClusterBroker, DelayqError, ForeignBroker
 from ..project.conf import Settings
 
 # How the kernel finds out that the network has dropped a connection without notice: it probes an idle one after 15 s,
@@ -246,6 +246,9 @@ def translated(method: Callable[P, R]) -> Callable[P, R]:
 def _translate(error: Exception) -> BrokerUnavailable:
     if isinstance(error, CLUSTER_ERRORS) or str(error).startswith(CLUSTER_WORDS):
         return ClusterBroker()
+    if str(error).startswith("FOREIGN "):
+        # From scripts/include/owner.lua.
+        return ForeignBroker()
     kind: type[BrokerUnavailable] = BrokerUnavailable
     if "used memory > 'maxmemory'" in str(error):
         kind = BrokerFull

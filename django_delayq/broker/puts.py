@@ -19,7 +19,6 @@ from typing import NamedTuple
 import redis
 
 from ..core import failpoints
-from ..core.exceptions import ForeignBroker
 from . import scripts
 from .connection import PinnedConnection, is_closed, pop_idle
 from .keys import Keys
@@ -48,15 +47,13 @@ class PutConnection(PinnedConnection):
         if self.unread is None:
             return False
         try:
-            answer = self.raw.read_response(disconnect_on_error=False)
+            self.raw.read_response(disconnect_on_error=False)
         except redis.exceptions.NoScriptError:
             self._script_is_known = False
             # Another process may have put the same messages meanwhile: this put must not undo that.
             self.send(self.unread, "fill")
-            answer = self.raw.read_response(disconnect_on_error=False)
+            self.raw.read_response(disconnect_on_error=False)
         self.unread = None
-        if answer[0] == b"foreign":
-            raise ForeignBroker
         return True
 
     def send(self, put: SentPut, mode: str = "set") -> None:

@@ -71,9 +71,7 @@ class RedisBroker(RedisSource):
             self._puts.flush()
         for start in range(0, len(ids), IDS_PER_CALL):
             some = ids[start : start + IDS_PER_CALL]
-            answer = scripts.load("remove")(self.client, k, some, identity=self.identity())
-            if answer == b"foreign":
-                raise ForeignBroker
+            scripts.load("remove")(self.client, k, some, identity=self.identity())
 
     @translated
     def put_nowait(self, queue: str, entries: Sequence[Entry]) -> bool:
@@ -129,8 +127,7 @@ class RedisBroker(RedisSource):
     @translated
     def request_load(self) -> None:
         """Have a loader load everything again: this process could not tell the broker of messages for a while."""
-        if scripts.load("request_load")(self.client, self.keys(""), identity=self.identity()) == b"foreign":
-            raise ForeignBroker
+        scripts.load("request_load")(self.client, self.keys(""), identity=self.identity())
 
     @translated
     def clear(self, queues: Sequence[str], seen_tenths: int) -> bool:
@@ -141,10 +138,7 @@ class RedisBroker(RedisSource):
         ``ForeignBroker``, and deletes nothing, when Redis holds the ids of another database.
         """
         k, terms = self.keys(""), {"now": self.now_tenths(), "seen": seen_tenths, "identity": self.identity()}
-        word = scripts.load("clear")(self.client, k, queues, **terms)
-        if word == b"foreign":
-            raise ForeignBroker
-        return bool(word == b"ok")
+        return bool(scripts.load("clear")(self.client, k, queues, **terms) == b"ok")
 
     @translated
     def load(
@@ -175,8 +169,6 @@ class RedisBroker(RedisSource):
             replid=server.replid,
             lost="1" if lost else "",
         )
-        if word == b"foreign":
-            raise ForeignBroker
         if word == b"busy":
             return None
         return (int(begin) if begin else None), int(horizon)
@@ -308,8 +300,6 @@ def _flat(entries: Sequence[Entry]) -> list[int]:
 def _counts(answer: Sequence[Any], entries: int) -> Put:
     """Parse the answer of scripts/put.lua to so many entries."""
     word, put, present, beyond = answer
-    if word == b"foreign":
-        raise ForeignBroker
     # Without a horizon nothing is put: the loader of a worker will find the rows.
     return Put(beyond=entries) if word == b"lost" else Put(put, present, beyond)
 

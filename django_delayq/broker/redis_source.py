@@ -15,7 +15,6 @@ import redis
 from redis.exceptions import NoScriptError
 
 from ..core.clock import SECOND
-from ..core.exceptions import ForeignBroker
 from ..core.known_record import record_clock
 from ..project.conf import Settings
 from ..record.sql.rows import Ticket
@@ -263,8 +262,6 @@ class RedisSource(Broker):
 
 def _taken(answer: Sequence[Any], now: float) -> Taken:
     """Parse the answer of scripts/take.lua, which came at a time by the record's clock (seconds)."""
-    if answer[0] == b"foreign":
-        raise ForeignBroker
     moved, left, next_due, other, any_aside = answer[:5]
     tickets = []
     numbers = whole(answer[5:])

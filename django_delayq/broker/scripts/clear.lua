@@ -1,7 +1,7 @@
 -- Delete the keys of the given queues, of those in the index, and of all queues together: somebody has written into them.
 -- Redis is loaded again then. Nothing is deleted when Redis holds the ids of another database. "seen" is when the caller
 -- met what is not ours (tenths).
--- Returns "ok"; "wait" when all was deleted shortly before that; or "foreign".
+-- Returns "ok"; or "wait" when all was deleted shortly before that.
 local meta, queues, wake_all, asides = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local now, seen, identity, names = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], 4
 -- @include owner
@@ -9,7 +9,7 @@ local now, seen, identity, names = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
 local INTERVAL = 300000
 if redis.call("TYPE", meta).ok == "hash" then
   if is_foreign(meta, identity) then
-    return "foreign"
+    return FOREIGN
   end
   local cleared = tonumber(redis.call("HGET", meta, "cleared") or "")
   if cleared and cleared >= seen and cleared <= now then

@@ -3,7 +3,8 @@
 -- A horizon that is farther away than the caller would set it was set with another HORIZON: then the queue is loaded from
 -- the beginning, up to a new horizon. A loader that claims more time than any gets is ignored.
 -- The caller sets lost = "1" when it knows that Redis was lost or rolled back.
--- Returns "ok", the due tenth to load from ("" for the beginning) and the horizon; "busy"; or "foreign".
+-- Returns "ok", the due tenth to load from ("" for the beginning) and the horizon; or "busy".
+-- Refuses a caller of another database: include/owner.lua.
 local meta = KEYS[1]
 local now, ahead, worker, lease = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
 local identity, run_id, replid, lost = ARGV[5], ARGV[6], ARGV[7], ARGV[8]
@@ -11,7 +12,7 @@ local identity, run_id, replid, lost = ARGV[5], ARGV[6], ARGV[7], ARGV[8]
 -- In tenths of a ms: what the clocks of loaders may have moved since, and the longest lease of a loader.
 local SLACK, LONGEST_LEASE = 100000, 600000
 if is_foreign(meta, identity) then
-  return {"foreign", "", ""}
+  return FOREIGN
 end
 local loader = redis.call("HGET", meta, "loader")
 local loader_until = tonumber(redis.call("HGET", meta, "loader_until") or "0")

@@ -2,18 +2,19 @@
 -- A process that changed a message uses mode "set", which replaces its place. A process that read rows, perhaps older
 -- ones, uses mode "fill", which adds what is missing and makes nothing later.
 -- Entries: id, due tenth, rank, id, due tenth, rank, …
--- Returns "ok" and how many were put, were present and are due beyond the horizon; "lost" when there is no horizon; or
--- "foreign" when Redis holds the ids of another database.
+-- Returns "ok" and how many were put, were present and are due beyond the horizon; or "lost" when there is no horizon.
+-- Refuses a caller of another database: include/owner.lua.
 local delayed, ready, meta, wake, queues, wake_all = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local aside, asides = KEYS[7], KEYS[8]
 local now, mode, identity, queue, entries = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4], 5
 -- @include places
+-- @include owner
 -- @include notify
 -- @include index
 -- @include aside
 local known = redis.call("HMGET", meta, "horizon", "identity")
-if identity ~= "" and known[2] and known[2] ~= identity then
-  return {"foreign", 0, 0, 0}
+if is_another(known[2], identity) then
+  return FOREIGN
 end
 local horizon = tonumber(known[1] or "")
 if horizon == nil then

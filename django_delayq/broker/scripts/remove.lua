@@ -1,12 +1,12 @@
 -- Forget messages: delayed, ready and aside.
--- Returns how many were there; or "foreign" when Redis holds the ids of another database.
+-- Returns how many were there. Refuses a caller of another database: include/owner.lua.
 local delayed, ready, meta, queues, aside, asides = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local identity, queue, ids = ARGV[1], ARGV[2], 3
 -- @include owner
 -- @include index
 -- @include aside
 if is_foreign(meta, identity) then
-  return "foreign"
+  return FOREIGN
 end
 local removed, any_aside = 0, redis.call("EXISTS", aside) == 1
 for i = ids, #ARGV do

@@ -8,7 +8,7 @@
 -- Returns how many were moved, how many are left ready, the due tenth of the next ("" when none is delayed) and of
 -- another queue (0 while ids are ready there, "" when there is none), and 1 while ids stand aside anywhere, else 0, then
 -- id, ready score, id, ready score, … The score holds the due time, in the future for a message that is taken early.
--- Returns only "foreign" when Redis holds the ids of another database.
+-- Refuses a caller of another database: include/owner.lua.
 local delayed, ready, meta, wake, queues, wake_all = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local aside, asides = KEYS[7], KEYS[8]
 local now, limit, batch, within = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -19,7 +19,7 @@ local both_ends, identity, queue, names = ARGV[5], ARGV[6], ARGV[7], 8
 -- @include index
 -- @include aside
 if is_foreign(meta, identity) then
-  return {"foreign"}
+  return FOREIGN
 end
 local due = redis.call("ZRANGEBYSCORE", delayed, "-inf", "(" .. string.format("%.0f", now + 1), "WITHSCORES", "LIMIT", 0, batch)
 if #due > 0 then

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import redis
 
 from .bench import NOW, Bench
 
@@ -142,7 +143,8 @@ def test_another_run_of_redis_is_loaded_from_the_beginning(bench: Bench, change:
 def test_the_redis_of_another_database_is_refused_and_left_as_it_is(bench: Bench) -> None:
     load(bench)
     before = bench.meta()
-    assert load(bench, identity="theirs", lost="1", worker="b", now=NOW + 60_000) == ["foreign", "", ""]
+    with pytest.raises(redis.ResponseError, match="FOREIGN "):
+        load(bench, identity="theirs", lost="1", worker="b", now=NOW + 60_000)
     assert bench.meta() == before
 
 
