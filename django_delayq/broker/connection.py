@@ -136,18 +136,14 @@ class PinnedConnection:
         self.pool = pool
         # The connection of redis-py.
         self.raw: Any = pool.get_connection()
-        self._pid = os.getpid()
-
-    @property
-    def is_ours(self) -> bool:
-        """True in the process that made the connection, false in a process that was forked from it."""
-        return self._pid == os.getpid()
+        # The process that made the connection. It is of no use to one that was forked from that.
+        self.pid = os.getpid()
 
     def close(self) -> None:
         """Disconnect, and return the connection to its pool."""
         with contextlib.suppress(Exception):
             self.raw.disconnect()
-            if self.is_ours:
+            if self.pid == os.getpid():
                 self.pool.release(self.raw)
 
 
@@ -159,7 +155,7 @@ def pop_idle(idle: deque[C]) -> C | None:
         except IndexError:
             # Another thread took the last one.
             break
-        if pinned.is_ours:
+        if pinned.pid == os.getpid():
             return pinned
         pinned.close()
     return None

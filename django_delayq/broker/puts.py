@@ -11,6 +11,7 @@ what the server has not read yet from a socket that holds an answer which nobody
 from __future__ import annotations
 
 import contextlib
+import os
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -119,7 +120,7 @@ def _read_and_close(idle: deque[PutConnection]) -> None:
     """Wait for all answers and close the connections. It holds no reference to their owner, which may be gone."""
     while idle:
         connection = idle.pop()
-        if connection.is_ours:
+        if connection.pid == os.getpid():
             with contextlib.suppress(Exception):
                 connection.read()
         connection.close()

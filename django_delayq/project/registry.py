@@ -17,6 +17,7 @@ from django.utils.module_loading import autodiscover_modules, import_string
 from ..core import limits, names, retry
 from ..core.durations import Duration
 from ..core.exceptions import HandlerConflict, InvalidMessage
+from ..core.retry import as_policy
 from . import conf, validation
 
 if TYPE_CHECKING:
@@ -260,7 +261,7 @@ def handler(
     if callable(topic):
         raise InvalidMessage('@handler needs the topic of its messages: write @handler("orders.close")')
     topic = validation.topic(topic)
-    own_retry = None if retry is None else _policy(retry)
+    own_retry = None if retry is None else as_policy(retry)
     own_lease = validation.lease(lease)
     own_timeout = validation.timeout(timeout)
     own_queue = None if queue is None else validation.queue(queue)
@@ -361,10 +362,6 @@ def _name(function: Any) -> str:
     return f"{function.__module__}.{function.__qualname__}"
 
 
-def _policy(value: Any) -> retry.RetryPolicy:
-    return retry.as_policy(value)
-
-
 def _same(one: Any, other: Any) -> bool:
     """Tell whether two handlers are the same one: a module that is imported again registers its functions again."""
     return one is other or (_name(one) == _name(other) and "<locals>" not in one.__qualname__)
@@ -389,12 +386,6 @@ def default_queue(topic: str) -> str:
     """Return the queue of a message when the call names none."""
     found = _handlers.get(topic)
     return found.queue if found is not None and found.queue is not None else conf.get().DEFAULT_QUEUE
-
-
-def default_priority(topic: str) -> int:
-    """Return the priority of a message when the call names none."""
-    found = _handlers.get(topic)
-    return 0 if found is None else found.priority
 
 
 def autodiscover() -> None:

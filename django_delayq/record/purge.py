@@ -22,29 +22,18 @@ PURGED_PER_TRANSACTION = 1000
 MOST_NAMED = 3
 
 
-def finished(
-    using: str,
-    states: Iterable[State],
-    older_than: float,
-    *,
-    queues: Sequence[str] = (),
-    topics: Sequence[str] = (),
-) -> QuerySet[Message]:
-    """Return the messages of these states, queues and topics that finished more than ``older_than`` seconds before now.
+def finished(using: str, states: Iterable[State], older_than: float) -> QuerySet[Message]:
+    """Return the messages of these states that finished more than ``older_than`` seconds before now.
 
-    Messages that finish after this call never belong to them, nor do those that still hold their keys. Empty ``queues``
-    or ``topics`` stand for all.
+    Messages that finish after this call never belong to them, nor do those that still hold their keys.
     """
     now = transitions.now(using)
-    rows = Message.objects.using(using).filter(
+    return Message.objects.using(using).filter(
         Q(key_for__isnull=True) | Q(next_id__isnull=False) | ~Q(HoldsKeyAt(now)),
         finished_at__isnull=False,
         finished_at__lt=now - timedelta(seconds=older_than),
         state__in=sorted(FINAL & set(states)),
     )
-    if queues:
-        rows = rows.filter(queue__in=queues)
-    return rows.filter(topic__in=topics) if topics else rows
 
 
 def deletable(rows: QuerySet[Message]) -> QuerySet[Message]:

@@ -276,14 +276,7 @@ def expire(using: str, *, limit: int = MOVES_PER_TRANSACTION, actor: str, among:
 # --- act --------------------------------------------------------------------------------------------------------------
 
 
-def cancel(
-    using: str,
-    ids: Sequence[int],
-    *,
-    overdue_since: datetime | None = None,
-    reason: str = "",
-    actor: str | None = None,
-) -> list[Answer]:
+def cancel(using: str, ids: Sequence[int], *, overdue_since: datetime | None = None, reason: str = "") -> list[Answer]:
     """Cancel messages, and ask running ones to stop. ``Verdict`` lists the possible answers.
 
     ``overdue_since`` as in ``reschedule``: then running messages go on.
@@ -294,7 +287,7 @@ def cancel(
             return TOO_LATE
         return cancel_decision(message, reason)
 
-    return _act(using, ids, decide, actor)
+    return _act(using, ids, decide)
 
 
 def cancel_decision(message: Message, reason: str = "") -> Decision:
@@ -320,7 +313,6 @@ def reschedule(
     share: Share = no_share,
     overdue_since: datetime | None = None,
     reason: str = "",
-    actor: str | None = None,
 ) -> list[Answer]:
     """Move the due time of waiting messages: to ``due_at``, or ``delay`` from now, and its ``share`` after that.
 
@@ -342,7 +334,7 @@ def reschedule(
             moment = message.due_at
         return Decision(State.SCHEDULED, moved_due(message, moment, at), reason, Verdict.RESCHEDULED)
 
-    return _act(using, ids, decide, actor)
+    return _act(using, ids, decide)
 
 
 def requeue(
@@ -354,7 +346,6 @@ def requeue(
     share: Share = no_share,
     free: Callable[[str, Message], bool] = free_key,
     reason: str = "",
-    actor: str | None = None,
 ) -> list[Answer]:
     """Move ``dead | expired | cancelled → scheduled``. Attempts are counted anew, deliveries go on counting.
 
@@ -387,18 +378,16 @@ def requeue(
         }
         return Decision(State.SCHEDULED, values, reason, Verdict.REQUEUED)
 
-    answers = _act(using, ids, decide, actor)
+    answers = _act(using, ids, decide)
     # Only now, when no row of a batch is locked any more: two batches could wait for each other's messages.
     if sum(free(using, other) for other in others):
         refused = [pk for pk, each in zip(ids, answers, strict=True) if each.verdict == Verdict.KEY_TAKEN]
-        again = iter(_act(using, refused, decide, actor))
+        again = iter(_act(using, refused, decide))
         answers = [next(again) if each.verdict == Verdict.KEY_TAKEN else each for each in answers]
     return answers
 
 
-def give_up(
-    using: str, ids: Sequence[int], *, reason: str, actor: str, overdue_since: datetime | None = None
-) -> list[Answer]:
+def give_up(using: str, ids: Sequence[int], *, overdue_since: datetime | None = None, reason: str = "") -> list[Answer]:
     """Move ``scheduled → dead`` without a delivery. ``overdue_since`` as in ``reschedule``."""
 
     def decide(message: Message, at: datetime) -> Decision:
@@ -406,38 +395,37 @@ def give_up(
             return TOO_LATE
         return Decision(State.DEAD, reason=reason, verdict=Verdict.GIVEN_UP)
 
-    return _act(using, ids, decide, actor)
+    return _act(using, ids, decide)
 
 
 def _waits(message: Message, overdue_since: datetime | None) -> bool:
     return message.state == State.SCHEDULED and (overdue_since is None or message.due_at <= overdue_since)
 
 
-def _act(using: str, ids: Sequence[int], decide: Decide, actor: str | None = None) -> list[Answer]:
+def _act(using: str, ids: Sequence[int], decide: Decide) -> list[Answer]:
     """Decide on messages, in batches with a transaction each; return the answers in the order of ``ids``."""
     answers: dict[int, Answer] = {}
-    actor = actor or actors.current()
     for batch in chunks(ids, MOVES_PER_TRANSACTION):
         try:
-            answers |= _answers(using, batch, decide, actor)
+            answers |= _answers(using, batch, decide)
         except IntegrityError:
             # Another message took a key meanwhile, and the whole batch was rolled back: decide one by one.
             for pk in batch:
                 try:
-                    answers |= _answers(using, [pk], decide, actor)
+                    answers |= _answers(using, [pk], decide)
                 except IntegrityError:
                     answers[pk] = Answer(pk, Verdict.KEY_TAKEN)
         # Rows changed meanwhile on a database without row locks: decide on them once more.
         again = [pk for pk in batch if pk not in answers]
         if again:
-            answers |= _answers(using, again, decide, actor)
+            answers |= _answers(using, again, decide)
     return [answers.get(pk, Answer(pk, Verdict.NOT_FOUND)) for pk in ids]
 
 
-def _answers(using: str, ids: Sequence[int], decide: Decide, actor: str) -> dict[int, Answer]:
+def _answers(using: str, ids: Sequence[int], decide: Decide) -> dict[int, Answer]:
     """Decide on messages in one transaction; return the answers for those that exist."""
     answers = {}
-    for message, decision in move(using, Q(pk__in=ids), decide, actor=actor):
+    for message, decision in move(using, Q(pk__in=ids), decide, actor=actors.current()):
         assert decision.verdict is not None
         made = None if decision.to is None else moved(message, decision.reason)
         answers[message.pk] = Answer(message.pk, decision.verdict, State(message.state), made)

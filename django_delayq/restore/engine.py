@@ -217,7 +217,8 @@ class Restore:
                 self.release()
             if should_stop():
                 return
-            with closing(self._step(stage, queue, self.report.queues[queue], after)) as steps:
+            step = self._change_overdue if stage == Stage.OVERDUE else self._fill
+            with closing(step(queue, self.report.queues[queue], after)) as steps:
                 for size, end in steps:
                     self._note_position(stage, queue, end)
                     progress(size)
@@ -241,11 +242,6 @@ class Restore:
                     yield stage, queue, None
                 elif (stage, queue) == (at.stage, at.queue):
                     yield stage, queue, (None if at.due_us is None else from_us(at.due_us), at.id) if at.id else None
-
-    def _step(self, stage: Stage, queue: str, tally: Tally, after: BatchEnd | None) -> Generator[tuple[int, BatchEnd]]:
-        if stage == Stage.OVERDUE:
-            return self._change_overdue(queue, tally, after)
-        return self._fill(queue, tally, after)
 
     def _note_position(self, stage: Stage, queue: str, end: BatchEnd | None) -> None:
         due, pk = end or (None, 0)
@@ -375,13 +371,10 @@ class Restore:
             tally.spread += number
 
     def _end(self, tally: Tally, ids: list[int]) -> list[transitions.Answer]:
-        since, actor = self._cutoff, actors.current()
+        end, word = transitions.cancel, "cancelled"
         if self.overdue == Overdue.DEAD:
-            reason = "given up by a restore: overdue"
-            answers = transitions.give_up(self.using, ids, reason=reason, actor=actor, overdue_since=since)
-        else:
-            reason = "cancelled by a restore: overdue"
-            answers = transitions.cancel(self.using, ids, reason=reason, actor=actor, overdue_since=since)
+            end, word = transitions.give_up, "given up"
+        answers = end(self.using, ids, reason=f"{word} by a restore: overdue", overdue_since=self._cutoff)
         ended = [answer.moved for answer in answers if answer.moved is not None]
         self._note_changed(tally, len(ended))
         for moved in ended:

@@ -221,7 +221,7 @@ class Delayq:
             topic=topic,
             queue=validation.queue(registry.default_queue(topic) if queue is None else queue),
             key=validation.key(key),
-            priority=validation.priority(registry.default_priority(topic) if priority is None else priority),
+            priority=validation.priority(handler.priority if priority is None else priority),
             payload=json.loads(validation.payload(payload)),
             headers=json.loads(validation.headers(headers)),
             due_at=self.now if due_at is None else due_at,

@@ -528,7 +528,7 @@ def test_an_action_is_done_in_exactly_its_states(action: actions.Action, where: 
 
 
 def test_a_give_up_answers_given_up() -> None:
-    (answer,) = transitions.give_up("default", [later().pk], reason="why", actor="restore")
+    (answer,) = transitions.give_up("default", [later().pk], reason="why")
     assert (answer.verdict, answer.state, bool(answer)) == (Verdict.GIVEN_UP, State.DEAD, True)
 
 

@@ -112,7 +112,7 @@ def test_messages_that_appear_while_a_cancel_asks_are_left_alone_and_changed_one
     def answer(_command: Any, what: str, *, yes: bool) -> None:
         assert what == "This will cancel 3 messages."
         added.extend(schedule(2))
-        transitions.give_up("default", ids[:1], reason="", actor="")
+        transitions.give_up("default", ids[:1], reason="")
 
     monkeypatch.setattr(common.DelayqCommand, "confirm", answer)
     ran = run("delayq_act", "cancel", "--topic", "t.ok", "--json")
@@ -144,7 +144,7 @@ def messages_for(verb: list[str], number: int = 1) -> list[int]:
     """Schedule messages that the verb changes: finished ones to requeue or to purge."""
     ids = schedule(number)
     if verb[0] in ("requeue", "purge"):
-        transitions.give_up("default", ids, reason="", actor="")
+        transitions.give_up("default", ids, reason="")
     return ids
 
 

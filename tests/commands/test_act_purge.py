@@ -34,7 +34,7 @@ def make_finished(number: int, *, days: float, state: State = State.CANCELLED, *
     """Make messages that finished ``days`` ago."""
     ids = schedule(number, **more)
     if state == State.DEAD:
-        transitions.give_up("default", ids, reason="", actor="")
+        transitions.give_up("default", ids, reason="")
     else:
         cancel_message(Message.objects.filter(pk__in=ids))
     Message._base_manager.filter(pk__in=ids).update(finished_at=timezone.now() - timedelta(days=days))

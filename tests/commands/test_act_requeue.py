@@ -23,7 +23,7 @@ def cancelled(number: int = 1, **options: Any) -> list[int]:
 
 def dead(number: int = 1, **options: Any) -> list[int]:
     ids = schedule(number, **{"due": -20, **options})
-    transitions.give_up("default", ids, reason="", actor="")
+    transitions.give_up("default", ids, reason="")
     return ids
 
 

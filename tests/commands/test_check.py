@@ -278,7 +278,7 @@ def test_a_finding_names_a_few_and_counts_the_rest() -> None:
 
 
 def test_too_many_dead_messages_are_critical() -> None:
-    transitions.give_up("default", schedule(3), reason="", actor="")
+    transitions.give_up("default", schedule(3), reason="")
     assert run("delayq_check").code == 0
     assert run("delayq_check", "--max-dead", "3").code == 0
     ran = run("delayq_check", "--max-dead", "2")

@@ -83,7 +83,7 @@ def test_a_restore_after_a_flush_puts_exactly_the_scheduled_messages_within_the_
     running = schedule(1, due=-1)
     claim(*running)
     dead, cancelled = schedule(2)
-    transitions.give_up("default", [dead], reason="", actor="")
+    transitions.give_up("default", [dead], reason="")
     cancel_message(cancelled)
     elsewhere = schedule(1, queue="elsewhere")
 

@@ -26,7 +26,7 @@ def test_messages_are_counted_by_state_and_queue() -> None:
     schedule(3)
     schedule(2, due=-100, queue="slow")
     claim(*schedule(1, due=-1))
-    transitions.give_up("default", schedule(2), reason="", actor="")
+    transitions.give_up("default", schedule(2), reason="")
     cancel_message(schedule(1)[0])
     run("delayq_restore")
 
@@ -48,7 +48,7 @@ def test_messages_are_counted_by_state_and_queue() -> None:
 
 
 def test_finished_messages_are_not_counted_past_a_cap(monkeypatch: pytest.MonkeyPatch) -> None:
-    transitions.give_up("default", schedule(5), reason="", actor="")
+    transitions.give_up("default", schedule(5), reason="")
     monkeypatch.setattr(stats, "FINISHED_CAP", 3)
     found = run("delayq_stats", "--json").json
     assert found["states"]["dead"] == {"count": 3, "exact": False}

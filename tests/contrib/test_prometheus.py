@@ -338,7 +338,7 @@ def test_the_gauges_tell_what_is_in_the_record(redis_client: redis.Redis, monkey
     schedule(3, due=600)
     schedule(2, due=-1, queue="mail")
     schedule(1, due=-100, queue="mail")
-    transitions.give_up("default", schedule(2, due=600), reason="", actor="")
+    transitions.give_up("default", schedule(2, due=600), reason="")
     pause_queue("slow")
     now = timezone.now()
     Worker.objects.create(name="w", host="h", pid=1, started_at=now, seen_at=now)

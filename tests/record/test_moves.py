@@ -65,7 +65,7 @@ WAYS: dict[tuple[State | None, State], tuple[Prepare, Act]] = {
     (S, R): (lambda: bring(S), claim),
     (S, CAN): (lambda: bring(S), cancel_message),
     (S, E): (expiring, lambda id_: transitions.expire("default", actor="janitor")),
-    (S, D): (lambda: bring(S), lambda id_: transitions.give_up("default", [id_], reason="why", actor="restore")),
+    (S, D): (lambda: bring(S), lambda id_: transitions.give_up("default", [id_], reason="why")),
     (S, CON): (lost, succeed),
     (R, CON): (lambda: bring(R), succeed),
     (R, S): (lambda: bring(R), fail),

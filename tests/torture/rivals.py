@@ -58,7 +58,7 @@ class Rivals:
         from django_delayq.core.states import State
         from django_delayq.record import purge
 
-        dead = purge.finished("default", [State.DEAD], 0, topics=["torture.refuse"])
+        dead = purge.finished("default", [State.DEAD], 0).filter(topic="torture.refuse")
         for ids in batches:
             self.meet()
             self.journal.write("purged", number=sum(purge.purge(dead.filter(pk__in=ids))))

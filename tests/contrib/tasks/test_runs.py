@@ -199,7 +199,7 @@ def test_a_task_is_rescheduled_by_the_id_of_its_result() -> None:
 
 def test_an_expired_or_given_up_task_has_failed_by_a_class_that_says_so() -> None:
     expired, given_up = (schedule_message(ADD, {"args": [1], "kwargs": {}}, expires="1ms") for _ in range(2))
-    transitions.give_up("default", [given_up.pk], actor="restore", reason="too late for it")
+    transitions.give_up("default", [given_up.pk], reason="too late for it")
     deliver()
     transitions.expire("default", actor="janitor")
     for message, name, text in [(expired, "TaskExpired", ""), (given_up, "TaskGivenUp", "too late for it")]:
