@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from ..core.bounds import PRIORITIES
+from ..core.chunks import chunks
 from ..core.clock import SECOND, us_to_tenths
 from ..core.exceptions import ForeignBroker
 from . import scripts, server_info
@@ -51,11 +52,7 @@ class RedisBroker(RedisSource):
 
     def _put(self, entries: Mapping[str, Sequence[Entry]], mode: str) -> dict[str, Put]:
         how = {"now": self.now_tenths(), "mode": mode, "identity": self.identity()}
-        parts = [
-            (queue, some[start : start + IDS_PER_CALL])
-            for queue, some in entries.items()
-            for start in range(0, len(some), IDS_PER_CALL)
-        ]
+        parts = [(queue, part) for queue, some in entries.items() for part in chunks(some, IDS_PER_CALL)]
         answers = self._call_many("put", [(self.keys(queue), {**how, "rest": _flat(part)}) for queue, part in parts])
         found = dict.fromkeys(entries, Put())
         for (queue, part), answer in zip(parts, answers, strict=True):
@@ -69,8 +66,7 @@ class RedisBroker(RedisSource):
         if "_puts" in self.__dict__:
             # A put of the same message would bring its id back when it arrived after this call.
             self._puts.flush()
-        for start in range(0, len(ids), IDS_PER_CALL):
-            some = ids[start : start + IDS_PER_CALL]
+        for some in chunks(ids, IDS_PER_CALL):
             scripts.load("remove")(self.client, k, some, identity=self.identity())
 
     @translated
@@ -82,9 +78,8 @@ class RedisBroker(RedisSource):
         """
         k = self.keys(queue)
         answered = False
-        for start in range(0, len(entries), IDS_PER_CALL):
-            some = _flat(entries[start : start + IDS_PER_CALL])
-            answered |= self._puts.put(SentPut(k, self.identity(), self.now_tenths(), some))
+        for some in chunks(entries, IDS_PER_CALL):
+            answered |= self._puts.put(SentPut(k, self.identity(), self.now_tenths(), _flat(some)))
         return answered
 
     @translated
@@ -242,8 +237,8 @@ class RedisBroker(RedisSource):
         """Find where each of these ids is, in their order."""
         k = self.keys(queue)
         found: list[RedisPlace] = []
-        for start in range(0, len(ids), IDS_PER_CALL):
-            members = [str(pk) for pk in ids[start : start + IDS_PER_CALL]]
+        for some in chunks(ids, IDS_PER_CALL):
+            members = list(map(str, some))
             pipe = self.client.pipeline(transaction=False)
             pipe.zmscore(k.delayed, members)
             pipe.zmscore(k.ready, members)

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import redis
 from redis.exceptions import NoScriptError
 
+from ..core.chunks import chunks
 from ..core.clock import SECOND
 from ..core.known_record import record_clock
 from ..project.conf import Settings
@@ -189,9 +190,9 @@ class RedisSource(Broker):
     def stand_aside(self, queue: str, tickets: Mapping[str, Sequence[Ticket]]) -> None:
         """Put taken ids aside by name."""
         named = [(name, ticket) for name, some in tickets.items() for ticket in some]
-        for start in range(0, len(named), IDS_PER_CALL):
+        for part in chunks(named, IDS_PER_CALL):
             rest: list[Any] = []
-            for name, some in groupby(named[start : start + IDS_PER_CALL], itemgetter(0)):
+            for name, some in groupby(part, itemgetter(0)):
                 places = [(ticket.rank * BAND + (ticket.ready_tenths or 0), ticket.id) for _, ticket in some]
                 rest += [name, len(places), *chain.from_iterable(places)]
             scripts.load("stand_aside")(self.client, self.keys(queue), rest)

@@ -13,6 +13,7 @@ from enum import StrEnum
 from ..broker import RedisBroker
 from ..broker.base import IDS_PER_CALL, Entry, RedisPlace
 from ..core import actors
+from ..core.chunks import chunks
 from ..core.clock import SECOND, from_tenths, to_tenths
 from ..core.states import LIVE, State
 from ..core.values import CENTURY
@@ -172,9 +173,8 @@ class ConsistencyCheck:
             return
         time.sleep(self.pause)
         # An id may have been found in the record and in Redis.
-        ids = sorted(set(suspects))
-        for start in range(0, len(ids), IDS_PER_CALL):
-            self._count_and_fix(self._differing(ids[start : start + IDS_PER_CALL]))
+        for ids in chunks(sorted(set(suspects)), IDS_PER_CALL):
+            self._count_and_fix(self._differing(ids))
 
     def _count_and_fix(self, differing: list[tuple[int, Mismatch | None, Facts | None]]) -> None:
         extra: list[int] = []

@@ -231,11 +231,6 @@ def get() -> Settings:
     return settings
 
 
-def names() -> list[str]:
-    """Return the names of all settings."""
-    return list(Settings._fields)
-
-
 def forget_on_change(cached: Any, *settings: str) -> None:
     """Have a function with ``lru_cache`` forget what it returned when one of these settings changes, as in tests."""
 

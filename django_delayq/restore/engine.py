@@ -20,6 +20,7 @@ from ..api import pausing
 from ..broker import RedisBroker
 from ..broker.base import IDS_PER_CALL, Entry, Put
 from ..core import actors, bounds, failpoints
+from ..core.chunks import chunks
 from ..core.clock import SECOND, from_tenths, from_us, to_us
 from ..core.states import State
 from ..models import Message
@@ -263,8 +264,7 @@ class Restore:
         """Yield batches of the chosen messages that are due from ``start`` to ``end``."""
         if self._ids:
             first = 0 if after is None else bisect_right(self._ids, after[1])
-            for place in range(first, len(self._ids), limit):
-                batch = self._ids[place : place + limit]
+            for batch in chunks(self._ids[first:], limit):
                 rows = chosen.rows(self.using, queue).filter(pk__in=batch, due_at__lte=end)
                 if start is not None:
                     rows = rows.filter(due_at__gte=start)
@@ -416,8 +416,8 @@ class Restore:
     def _chunks_of_ids(self) -> Iterator[Q]:
         if not self._ids:
             yield Q()
-        for start in range(0, len(self._ids), IDS_PER_CALL):
-            yield Q(pk__in=self._ids[start : start + IDS_PER_CALL])
+        for some in chunks(self._ids, IDS_PER_CALL):
+            yield Q(pk__in=some)
 
     # --- signals --------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from ..broker.base import IDS_PER_CALL, Entry
 from ..broker.publisher import by_queue
+from ..core.chunks import chunks
 from ..core.states import State
 from ..models import Message
 from ..project import conf, registry
@@ -46,20 +47,6 @@ class Batch(NamedTuple):
     def size(self) -> int:
         """The number of messages."""
         return sum(map(len, self.by_queue.values()))
-
-
-def page(
-    using: str,
-    queue: str,
-    *,
-    after: tuple[datetime, int],
-    end: datetime,
-    limit: int = IDS_PER_CALL,
-    topics: Sequence[str] | None = None,
-) -> list[Entry]:
-    """Return scheduled messages of a queue in the order of (due, id), after a place in that order."""
-    found = statements(using).heads([queue], after=after, end=end, limit=limit, topics=topics)
-    return [Entry(*values) for _queue, *values in found]
 
 
 def still_scheduled(using: str, ids: Iterable[int]) -> set[int]:
@@ -131,8 +118,7 @@ def _walks(
     """
     first: dict[str, list[Entry]] = {}
     head = limit if len(queues) == 1 else min(limit, HEAD)
-    for place in range(0, len(queues), QUEUES_PER_QUERY):
-        some = queues[place : place + QUEUES_PER_QUERY]
+    for some in chunks(queues, QUEUES_PER_QUERY):
         heads = statements(using).heads(some, after=after or BEGINNING, end=end, limit=head, topics=topics)
         for queue, *values in heads:
             first.setdefault(queue, []).append(Entry(*values))
@@ -146,7 +132,8 @@ def _walks(
             # A queue of which much was read gets larger pages, so that a thousand queues do not fill the memory.
             size = min(limit, size * 4)
             mark = (rows[-1].due_at, rows[-1].id)
-            if not (rows := page(using, queue, after=mark, end=end, limit=size, topics=topics)):
+            heads = statements(using).heads([queue], after=mark, end=end, limit=size, topics=topics)
+            if not (rows := [Entry(*values) for _queue, *values in heads]):
                 return
 
     return {queue: pages_of(queue) for queue in first}

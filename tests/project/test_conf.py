@@ -20,7 +20,7 @@ def test_an_empty_dict_gives_the_defaults() -> None:
 
 
 def test_every_setting_has_a_parser_that_accepts_its_default() -> None:
-    assert conf.PARSERS.keys() == set(conf.names())
+    assert conf.PARSERS.keys() == set(conf.Settings._fields)
     defaults = conf.Settings()
     for name, parse in conf.PARSERS.items():
         assert parse(getattr(defaults, name)) == getattr(defaults, name)
@@ -43,7 +43,7 @@ def test_never_is_false_and_nothing_else(name: str) -> None:
 
 
 def test_there_are_few_settings() -> None:
-    assert len(conf.names()) <= 16
+    assert len(conf.Settings._fields) <= 16
 
 
 def test_the_settings_of_the_console_are_its_own(settings: Settings) -> None:

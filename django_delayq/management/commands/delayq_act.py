@@ -15,6 +15,7 @@ from django.db.models import QuerySet
 from ...api import actions
 from ...api.actions import DueTimes
 from ...api.targets import selected
+from ...core.chunks import chunks
 from ...core.states import State
 from ...core.verdicts import DONE, Verdict
 from ...models import Message
@@ -137,9 +138,8 @@ class _Work:
     def choose(self, ids: Sequence[int]) -> None:
         """Choose these messages, and foresee the verdicts without writing anything."""
         self.ids = ids
-        for start in range(0, len(ids), MOVES_PER_TRANSACTION):
-            batch = list(ids[start : start + MOVES_PER_TRANSACTION])
-            self.foreseen.add(self.verb, Message.objects.using(self.using).filter(pk__in=batch))
+        for batch in chunks(ids, MOVES_PER_TRANSACTION):
+            self.foreseen.add(self.verb, Message.objects.using(self.using).filter(pk__in=list(batch)))
         self.foreseen.verdicts[Verdict.NOT_FOUND] = len(ids) - sum(self.foreseen.verdicts.values())
 
     def choose_finished(self) -> None:
