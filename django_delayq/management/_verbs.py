@@ -2,37 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import NamedTuple
-
-from django.db.models import QuerySet
 
 from ..api import actions
 from ..api.actions import Action, DueTimes, ToCome
 from ..core.clock import iso
 from ..core.durations import brief
 from ..core.verdicts import Verdict
-from ..models import Message
 from ..record.transitions import NO_TIME
 
 
-@dataclass(slots=True)
-class Foreseen:
-    """What a verb would do now: the verdicts, and for a requeue the due times that are still to come."""
-
-    verdicts: Counter[Verdict] = field(default_factory=Counter)
-    to_come: ToCome = field(default_factory=ToCome)
-
-    def add(self, verb: CommandVerb, rows: QuerySet[Message]) -> None:
-        """Look at one batch of messages."""
-        self.verdicts += verb.action.foresee(rows)
-        if verb.keeps_due_times:
-            self.to_come += actions.to_come(rows.filter(state__in=sorted(verb.action.states)))
-
-
-def _nothing(times: DueTimes, foreseen: Foreseen) -> str:
+def _nothing(times: DueTimes, number: int, to_come: ToCome) -> str:
     return ""
 
 
@@ -48,18 +29,13 @@ class CommandVerb(NamedTuple):
     refusals: str
     # Options besides those that every verb has.
     options: tuple[str, ...] = ()
-    # Returns in words when the messages will be due.
-    when: Callable[[DueTimes, Foreseen], str] = _nothing
+    # Returns in words when this number of messages will be due, of which some have due times that are still to come.
+    when: Callable[[DueTimes, int, ToCome], str] = _nothing
     # True: a due time that is still to come stays, unless the call gives one.
     keeps_due_times: bool = False
 
-    @property
-    def name(self) -> str:
-        """The word on the command line."""
-        return self.action.name
 
-
-def _when_rescheduled(times: DueTimes, foreseen: Foreseen) -> str:
+def _when_rescheduled(times: DueTimes, number: int, to_come: ToCome) -> str:
     if times.due_at is not None:
         when = f"due at {iso(times.due_at)}"
     elif times.delay is not None:
@@ -71,22 +47,21 @@ def _when_rescheduled(times: DueTimes, foreseen: Foreseen) -> str:
     return f"{when}, spread over {brief(times.spread.total_seconds())}" if times.spread else when
 
 
-def _when_run(times: DueTimes, foreseen: Foreseen) -> str:
+def _when_run(times: DueTimes, number: int, to_come: ToCome) -> str:
     return f"due over {brief(times.spread.total_seconds())} from now on" if times.spread else "due now"
 
 
-def _when_requeued(times: DueTimes, foreseen: Foreseen) -> str:
+def _when_requeued(times: DueTimes, number: int, to_come: ToCome) -> str:
     """Return in words how many messages will be due when."""
-    number = foreseen.verdicts[Verdict.REQUEUED]
     keeps = times.due_at is None and times.delay is None
-    later = min(foreseen.to_come.number, number) if keeps else 0
+    later = min(to_come.number, number) if keeps else 0
     parts, start = [], ""
     if times.due_at is not None:
         start = f"at {iso(times.due_at)}"
     elif times.delay:
         start = f"in {brief(times.delay.total_seconds())}"
     if later:
-        first, last = iso(foreseen.to_come.first), iso(foreseen.to_come.last)
+        first, last = iso(to_come.first), iso(to_come.last)
         parts.append(f"{later:,} at their own due times, from {first} to {last}")
     if others := number - later:
         since = "then" if start else "now"
@@ -99,7 +74,7 @@ _NOT_FOUND = {Verdict.NOT_FOUND: "{} not found"}
 _UNKNOWN = "an earlier delivery crashed and may have had its effect"
 
 VERBS = {
-    verb.name: verb
+    verb.action.name: verb
     for verb in (
         CommandVerb(
             actions.CANCEL,

@@ -13,7 +13,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db.models import QuerySet
 
 from ...api import actions
-from ...api.actions import DueTimes
+from ...api.actions import DueTimes, ToCome
 from ...api.targets import selected
 from ...core.chunks import chunks
 from ...core.states import State
@@ -22,7 +22,7 @@ from ...models import Message
 from ...record import purge, transitions
 from ...record.transitions import MOVES_PER_TRANSACTION, NO_TIME
 from .. import _common as common
-from .._verbs import VERBS, CommandVerb, Foreseen
+from .._verbs import VERBS, CommandVerb
 
 # The selectors: the name of an option, and the lookup that it stands for.
 SELECTORS = {
@@ -53,9 +53,9 @@ class Command(common.DelayqCommand):
         # Django's own options may stand before the verb, and after it.
         django = BaseCommand().create_parser("", "", argument_default=argparse.SUPPRESS)
         verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB", help=", ".join(VERBS))
-        for verb in VERBS.values():
+        for name, verb in VERBS.items():
             added = verbs.add_parser(
-                verb.name, help=verb.help, description=verb.help, epilog=parser.epilog, parents=[django], add_help=False
+                name, help=verb.help, description=verb.help, epilog=parser.epilog, parents=[django], add_help=False
             )
             super().add_arguments(added)
             _add_options(added, verb)
@@ -70,18 +70,19 @@ class Command(common.DelayqCommand):
         if by_selectors and verb.action is actions.PURGE:
             work.choose_finished()
         else:
-            work.choose(selected(_selection(using, verb, options)) if by_selectors else _ids(options["ids"]))
-        verdicts, interrupted = work.foreseen.verdicts, None
+            rows = Message.objects.using(using).filter(state__in=sorted(verb.action.states))
+            work.choose(selected(_narrowed(rows, options)) if by_selectors else _ids(options["ids"]))
+        verdicts, interrupted = work.verdicts, None
         if not options["dry_run"]:
             number = _done(verdicts)
             if number > 1 or (number and by_selectors):
                 when = f": {work.when}" if work.when else ""
-                self.confirm(f"This will {verb.name} {common.messages(number)}{when}.", yes=options["yes"])
+                self.confirm(f"This will {verb.action.name} {common.messages(number)}{when}.", yes=options["yes"])
             verdicts, interrupted = work.act()
             ids = [] if by_selectors else work.ids
             self.record_action(
                 using,
-                verb.name,
+                verb.action.name,
                 _target(ids, options),
                 message_id=ids[0] if len(ids) == 1 else None,
                 reason=options["reason"],
@@ -102,7 +103,7 @@ class Command(common.DelayqCommand):
         verb, is_dry = work.verb, work.options["dry_run"]
         if work.options["json"]:
             answers = {str(verdict): number for verdict, number in verdicts.items() if number}
-            facts = {"due_to_come": work.foreseen.to_come.number} if verb.keeps_due_times else {}
+            facts = {"due_to_come": work.to_come.number} if verb.keeps_due_times else {}
             self.say_json(database=work.using, dry_run=is_dry, answers=answers, **facts)
             return
         for line in work.passed_over():
@@ -125,7 +126,9 @@ class _Work:
         self.verb = verb
         self.times = times
         self.options = options
-        self.foreseen = Foreseen()
+        # What the verb would do now: the verdicts, and for a requeue the due times that are still to come.
+        self.verdicts: Counter[Verdict] = Counter()
+        self.to_come = ToCome()
         self.ids: Sequence[int] = ()
         # A purge by selectors deletes along the index of finished messages: there may be too many to keep their ids.
         self._finished: QuerySet[Message] | None = None
@@ -133,14 +136,17 @@ class _Work:
     @property
     def when(self) -> str:
         """When the messages will be due, in words."""
-        return self.verb.when(self.times, self.foreseen)
+        return self.verb.when(self.times, _done(self.verdicts), self.to_come)
 
     def choose(self, ids: Sequence[int]) -> None:
         """Choose these messages, and foresee the verdicts without writing anything."""
         self.ids = ids
         for batch in chunks(ids, MOVES_PER_TRANSACTION):
-            self.foreseen.add(self.verb, Message.objects.using(self.using).filter(pk__in=list(batch)))
-        self.foreseen.verdicts[Verdict.NOT_FOUND] = len(ids) - sum(self.foreseen.verdicts.values())
+            rows = Message.objects.using(self.using).filter(pk__in=list(batch))
+            self.verdicts += self.verb.action.foresee(rows)
+            if self.verb.keeps_due_times:
+                self.to_come += actions.to_come(rows.filter(state__in=sorted(self.verb.action.states)))
+        self.verdicts[Verdict.NOT_FOUND] = len(ids) - sum(self.verdicts.values())
 
     def choose_finished(self) -> None:
         """Choose the finished messages that match the selectors, and do not hold their keys."""
@@ -148,7 +154,7 @@ class _Work:
         self._finished = _narrowed(purge.finished(self.using, states, 0.0), self.options)
         # With --yes nobody reads the number, and on a large table counting takes longer than many batches.
         if not self.options["yes"] or self.options["dry_run"]:
-            self.foreseen.verdicts[Verdict.PURGED] = purge.deletable(self._finished).count()
+            self.verdicts[Verdict.PURGED] = purge.deletable(self._finished).count()
 
     def passed_over(self) -> list[str]:
         """Say which messages a purge by selectors leaves, because rows of other tables refer to them."""
@@ -167,7 +173,7 @@ class _Work:
 
     def _batches(self) -> Iterator[Counter[Verdict]]:
         if self._finished is not None:
-            limit = None if self.options["yes"] else self.foreseen.verdicts[Verdict.PURGED]
+            limit = None if self.options["yes"] else self.verdicts[Verdict.PURGED]
             for size in purge.purge(self._finished, limit=limit):
                 yield Counter({Verdict.PURGED: size})
             return
@@ -257,12 +263,8 @@ def _times(options: dict[str, Any]) -> DueTimes:
     return DueTimes(due_at=due, shift=options.get("shift"), spread=spread)
 
 
-def _selection(using: str, verb: CommandVerb, options: dict[str, Any]) -> QuerySet[Message]:
-    """Return the messages that match the selectors."""
-    return _narrowed(Message.objects.using(using).filter(state__in=sorted(verb.action.states)), options)
-
-
 def _narrowed(rows: QuerySet[Message], options: dict[str, Any]) -> QuerySet[Message]:
+    """Return those of the messages that match the selectors."""
     return rows.filter(**{lookup: options[name] for name, lookup in SELECTORS.items() if options.get(name)})
 
 
