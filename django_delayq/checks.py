@@ -21,10 +21,8 @@ TAG = "delayq"
 
 def register() -> None:
     """Register the checks with Django when the apps are ready."""
-    checks.register(check_settings, TAG)
-    checks.register(check_project, TAG)
-    checks.register(check_database, TAG)
-    checks.register(check_foreign_keys, TAG)
+    for check in (check_settings, check_project, check_database, check_foreign_keys):
+        checks.register(check, TAG)
 
 
 def check_settings(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[checks.CheckMessage]:

@@ -17,6 +17,7 @@ import socket
 from collections import deque
 from collections.abc import Callable
 from functools import wraps
+from inspect import isfunction, isgeneratorfunction
 from typing import Any, ParamSpec, TypeVar
 
 import redis
@@ -49,7 +50,8 @@ NOT_OURS = re.compile("WRONGTYPE|not an integer|not a valid float|overflow|attem
 # Errors that stay what they are. Some calls read the identity of the database, which may not answer.
 OURS = (DelayqError, DatabaseError)
 
-# The parameters and the result of a method, and a kind of connection.
+# A class, the parameters and the result of a method, and a kind of connection.
+T = TypeVar("T")
 P = ParamSpec("P")
 R = TypeVar("R")
 C = TypeVar("C", bound="PinnedConnection")
@@ -237,6 +239,14 @@ def translated(method: Callable[P, R]) -> Callable[P, R]:
             raise _translate(error) from error
 
     return call
+
+
+def all_translated(kind: type[T]) -> type[T]:
+    """Have every public method of a class do so. One that yields has to see to its errors itself."""
+    for name, method in [*vars(kind).items()]:
+        if isfunction(method) and not isgeneratorfunction(method) and not name.startswith("_"):
+            setattr(kind, name, translated(method))
+    return kind
 
 
 def _translate(error: Exception) -> BrokerUnavailable:

@@ -13,7 +13,7 @@ from ..core.clock import SECOND, us_to_tenths
 from ..core.exceptions import ForeignBroker
 from . import scripts, server_info
 from .base import IDS_PER_CALL, Entry, Meta, Put, QueueSize, RedisPlace, ServerInfo, ServerRun
-from .connection import translated
+from .connection import all_translated, translated
 from .keys import BAND
 from .puts import PutConnections, SentPut
 from .redis_source import RedisSource, whole
@@ -24,6 +24,7 @@ SCAN_COUNT = 1000
 META_FIELDS = ("tick", "horizon", "loaded", "run_id", "replid", "identity", "loader_until", "requested")
 
 
+@all_translated
 class RedisBroker(RedisSource):
     """The broker that holds ids. It has to be filled, and can lose some.
 
@@ -45,7 +46,6 @@ class RedisBroker(RedisSource):
             self._puts.close()
         super().close()
 
-    @translated
     def put(self, queue: str, entries: Sequence[Entry]) -> Put:
         """Put ids into the places for their due times."""
         return self._put({queue: entries}, "set")[queue]
@@ -59,7 +59,6 @@ class RedisBroker(RedisSource):
             found[queue] += _counts(answer, len(part))
         return found
 
-    @translated
     def remove(self, queue: str, ids: Sequence[int]) -> None:
         """Forget ids. This saves a look-up later; the claim refuses finished messages anyway."""
         k = self.keys(queue)
@@ -69,7 +68,6 @@ class RedisBroker(RedisSource):
         for some in chunks(ids, IDS_PER_CALL):
             scripts.load("remove")(self.client, k, some, identity=self.identity())
 
-    @translated
     def put_nowait(self, queue: str, entries: Sequence[Entry]) -> bool:
         """Send a put without waiting for its answer. Return whether an earlier put turned out to have succeeded.
 
@@ -82,12 +80,10 @@ class RedisBroker(RedisSource):
             answered |= self._puts.put(SentPut(k, self.identity(), self.now_tenths(), _flat(some)))
         return answered
 
-    @translated
     def flush(self) -> None:
         """Wait until Redis has answered all puts of ``put_nowait``. Raises the errors in the answers."""
         self._puts.flush()
 
-    @translated
     def fill(self, entries: Mapping[str, Sequence[Entry]]) -> dict[str, Put]:
         """Add missing ids of several queues, and give no id a later time than it has.
 
@@ -95,20 +91,17 @@ class RedisBroker(RedisSource):
         """
         return self._put(entries, "fill")
 
-    @translated
     def missing(self, entries: Mapping[str, Sequence[Entry]]) -> dict[str, list[int]]:
         """Return the ids of each queue that ``fill`` would put, of at most ``IDS_PER_CALL`` entries a queue."""
         calls = [(self.keys(queue), {"rest": _flat(some)}) for queue, some in entries.items()]
         answers = self._call_many("missing", calls)
         return {queue: [int(pk) for pk in answer] for queue, answer in zip(entries, answers, strict=True)}
 
-    @translated
     def read_meta(self) -> Meta:
         """Read the meta. Writes nothing."""
         fields: Any = self.client.hmget(self.keys("").meta, META_FIELDS)
         return _meta(self.now_tenths(), fields)
 
-    @translated
     def tick(self, *, counts: bool = True) -> Meta:
         """Read the meta, and count one more tick if this ``counts``.
 
@@ -119,12 +112,10 @@ class RedisBroker(RedisSource):
             raise ForeignBroker
         return replace(meta, tick=self.client.hincrby(self.keys("").meta, "tick", 1)) if counts else meta
 
-    @translated
     def request_load(self) -> None:
         """Have a loader load everything again: this process could not tell the broker of messages for a while."""
         scripts.load("request_load")(self.client, self.keys(""), identity=self.identity())
 
-    @translated
     def clear(self, queues: Sequence[str], seen_tenths: int) -> bool:
         """Delete all keys, by their names, because somebody has written into them: of these queues, and of those known.
 
@@ -135,7 +126,6 @@ class RedisBroker(RedisSource):
         k, terms = self.keys(""), {"now": self.now_tenths(), "seen": seen_tenths, "identity": self.identity()}
         return bool(scripts.load("clear")(self.client, k, queues, **terms) == b"ok")
 
-    @translated
     def load(
         self,
         *,
@@ -168,7 +158,6 @@ class RedisBroker(RedisSource):
             return None
         return (int(begin) if begin else None), int(horizon)
 
-    @translated
     def loaded(self, *, worker: str, upto_tenths: int | None, lease: float | None) -> bool:
         """Record how far a load has come, or with lease None that it is done; return whether it is still valid.
 
@@ -184,13 +173,11 @@ class RedisBroker(RedisSource):
         )
         return bool(word == b"ok")
 
-    @translated
     def take_duty(self, duty: str, worker: str, lease: float) -> bool:
         """Take a duty that nobody has, for ``lease`` seconds. Returns whether this worker took it."""
         k = self.keys("")
         return bool(self.client.set(f"{k.duty}:{duty}", worker, nx=True, px=int(lease * 1000)))
 
-    @translated
     def hold_duty(self, duty: str, worker: str, lease: float | None) -> bool:
         """Go on with a duty for ``lease`` seconds, or take it if nobody has it; None: give it up.
 
@@ -201,7 +188,6 @@ class RedisBroker(RedisSource):
         named = replace(k, duty=f"{k.duty}:{duty}")
         return bool(scripts.load("duty")(self.client, named, worker=worker, lease=milliseconds))
 
-    @translated
     def server(self) -> ServerRun:
         """Ask the server for its identity and the identity of its present run."""
         # One command for three sections: a worker asks every few seconds.
@@ -213,12 +199,10 @@ class RedisBroker(RedisSource):
             is_cluster=bool(info.get("cluster_enabled")),
         )
 
-    @translated
     def server_info(self) -> ServerInfo:
         """Ask the server about itself."""
         return server_info.read(self.client)
 
-    @translated
     def sizes(self, queues: Sequence[str]) -> dict[str, QueueSize]:
         """Count the ids of queues."""
         pipe = self.client.pipeline(transaction=False)
@@ -232,7 +216,6 @@ class RedisBroker(RedisSource):
             for queue, delayed, ready, aside in zip(queues, counts, counts, counts, strict=False)
         }
 
-    @translated
     def places(self, queue: str, ids: Sequence[int]) -> list[RedisPlace]:
         """Find where each of these ids is, in their order."""
         k = self.keys(queue)
@@ -259,7 +242,6 @@ class RedisBroker(RedisSource):
                 )
         return found
 
-    @translated
     def rank(self, queue: str, pk: int) -> int | None:
         """Count the ready ids that are taken before this one; None when it is not ready."""
         found: Any = self.client.zrank(self.keys(queue).ready, str(pk))

@@ -21,7 +21,7 @@ from ..project.conf import Settings
 from ..record.sql.rows import Ticket
 from . import scripts
 from .base import IDS_PER_CALL, Broker, DueQueue, DueQueues, Taken
-from .connection import ScriptConnections, connect, translated
+from .connection import ScriptConnections, all_translated, connect
 from .keys import BAND, RANKS, Keys, keys, namespace
 from .listener import Listener
 
@@ -29,6 +29,7 @@ from .listener import Listener
 MANY = 10**12
 
 
+@all_translated
 class RedisSource(Broker):
     """The part of the broker on Redis that workers take from. ``RedisBroker`` says what it is made of."""
 
@@ -95,7 +96,6 @@ class RedisSource(Broker):
             pipe.execute_command(*command)
         return pipe.execute(raise_on_error=False)
 
-    @translated
     def take(
         self,
         queue: str,
@@ -121,7 +121,6 @@ class RedisSource(Broker):
             "identity": self.identity(),
         }
 
-    @translated
     def take_many(
         self, due: Sequence[DueQueue], limit: int, within: float = 0.0, *, both_ends: bool = False
     ) -> dict[str, Taken]:
@@ -137,7 +136,6 @@ class RedisSource(Broker):
         now = self.now()
         return {queue: _taken(answer, now) for queue, answer in zip(calls, answers, strict=True)}
 
-    @translated
     def due_queues(
         self, queues: Sequence[str] | None, within: float = 0.0, *, after: str = "", enough: int | None = None
     ) -> DueQueues:
@@ -162,13 +160,11 @@ class RedisSource(Broker):
         """Make ids ready that have fallen due."""
         return self.take(queue, 0)
 
-    @translated
     def park(self, queue: str, tickets: Sequence[Ticket], seconds: float) -> None:
         """Put taken ids back with another due time."""
         due_tenths = self.now_tenths() + int(seconds * SECOND)
         self._put_back(queue, [(ticket.id, due_tenths + ticket.rank / RANKS, "") for ticket in tickets])
 
-    @translated
     def put_back(self, queue: str, tickets: Sequence[Ticket]) -> None:
         """Put taken ids back into their former places."""
         places: list[tuple[int, float | str, float | str]] = []
@@ -186,7 +182,6 @@ class RedisSource(Broker):
         rest = [repr(value) if isinstance(value, float) else value for place in places for value in place]
         scripts.load("put_back")(self.client, self.keys(queue), rest)
 
-    @translated
     def stand_aside(self, queue: str, tickets: Mapping[str, Sequence[Ticket]]) -> None:
         """Put taken ids aside by name."""
         named = [(name, ticket) for name, some in tickets.items() for ticket in some]
@@ -197,7 +192,6 @@ class RedisSource(Broker):
                 rest += [name, len(places), *chain.from_iterable(places)]
             scripts.load("stand_aside")(self.client, self.keys(queue), rest)
 
-    @translated
     def asides(self) -> dict[str, dict[str, int]]:
         """Return how many ids stand aside."""
         found: dict[str, dict[str, int]] = {}
@@ -207,12 +201,10 @@ class RedisSource(Broker):
             found.setdefault(queue, {})[name] = int(number)
         return found
 
-    @translated
     def any_aside(self) -> bool:
         """Return whether ids stand aside, in whatever queue."""
         return bool(self.client.exists(self.keys("").asides))
 
-    @translated
     def listen(self, queues: Sequence[str] | None, timeout: float) -> bool:
         """Sleep until one of the queues is notified."""
         return self._listening.listen([k.wake for k in self._woken(queues)], timeout)
@@ -246,7 +238,6 @@ class RedisSource(Broker):
         """End a ``listen`` of this process, or the next one."""
         self._listening.wake()
 
-    @translated
     def notify(self, queues: Sequence[str] | None) -> None:
         """End a ``listen`` of any process."""
         self._call_many("notify", [(k, {}) for k in self._woken(queues)])

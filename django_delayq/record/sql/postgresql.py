@@ -166,21 +166,14 @@ class PostgreSQL(PostgreSQLScheduling, PostgreSQLLooks, PostgreSQLDelivery, Port
         return bool(self._rows(sql, [float(seconds)])[0][0])
 
     def most_connections(self) -> int | None:
-        connection = connections[self.using]
-        with connection.cursor() as cursor:
-            cursor.execute(MOST_CONNECTIONS)
-            pid, most = cursor.fetchone()
+        pid, most = self._rows(MOST_CONNECTIONS)[0]
         # A pooler tells its clients another process id, and has many of them share a connection.
-        return most if pid == connection.connection.info.backend_pid else None
+        return most if pid == connections[self.using].connection.info.backend_pid else None
 
     def snapshot_holders(self) -> list[Holder] | None:
-        with connections[self.using].cursor() as cursor:
-            cursor.execute(HOLDERS)
-            return [Holder(*row) for row in cursor.fetchall()]
+        return [Holder(*row) for row in self._rows(HOLDERS)]
 
     def estimated_rows(self, relation: str) -> int | None:
-        with connections[self.using].cursor() as cursor:
-            cursor.execute("SELECT reltuples::bigint FROM pg_class WHERE oid = %s::regclass", [relation])
-            rows: int = cursor.fetchone()[0]
+        rows: int = self._rows("SELECT reltuples::bigint FROM pg_class WHERE oid = %s::regclass", [relation])[0][0]
         # -1: never analysed.
         return rows if rows >= 0 else None
