@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import overload
 
 from django.db import router
@@ -32,34 +32,11 @@ from ..models.record import HOLDS_KEY, WAITS_AGAIN, not_expired
 from ..project import validation
 from ..record import held_keys, purge, transitions
 from ..record.sql.expressions import HoldsKeyAt
-from ..record.transitions import MOVES_PER_TRANSACTION, NO_TIME, Answer
+from ..record.transitions import MOVES_PER_TRANSACTION, NO_TIME, NO_TIMES, Answer, DueTimes
 from .targets import Target, find, id_of, refuse_others, selected
 
 # --- the table --------------------------------------------------------------------------------------------------------
 
-
-@dataclass(frozen=True, slots=True)
-class DueTimes:
-    """The due times that an action gives to its messages. Cancel and purge give none.
-
-    The new due time is ``due_at``, or ``delay`` from now, or the old due time moved by ``shift``. With none of them it
-    is now; but a requeue then leaves a due time that is still to come as it is. With ``spread`` the messages
-    ``among``, whose ids ascend, are distributed evenly over that time.
-    """
-
-    due_at: datetime | None = None
-    delay: timedelta | None = None
-    shift: timedelta | None = None
-    spread: timedelta = NO_TIME
-    among: Sequence[int] | None = None
-
-    def share(self, pk: int) -> timedelta:
-        """Return how much later than the first of them a message is due."""
-        among = self.among or ()
-        return self.spread * bisect_left(among, pk) / max(1, len(among))
-
-
-NO_TIMES = DueTimes()
 
 Move = Callable[[str, Sequence[int], DueTimes, str], list[Answer]]
 Foresee = Callable[[QuerySet[Message]], Counter[Verdict]]
@@ -105,43 +82,34 @@ class Action:
             yield self.apply(using, list(batch), times=times, reason=reason)
 
     def _spread(self, using: str, ids: Sequence[int], times: DueTimes) -> DueTimes:
-        """Return the times with the messages that a spread goes over, unless somebody has chosen these."""
-        if not times.spread or times.among is not None:
+        """Return the times with the places of the messages that a spread goes over, unless these are known."""
+        if not times.spread or times.place is not None:
             return times
         rows = Message.objects.using(using).filter(state__in=self.states).order_by("pk")
         if self is REQUEUE:
-            keeps = times.due_at is None and times.delay is None
-            rows = rows.filter(~key_is_taken(using), Q(due_at__lte=transitions.now(using)) if keeps else Q())
+            is_due = Q(due_at__lte=transitions.now(using)) if times.name_none else Q()
+            rows = rows.filter(~key_is_taken(using), is_due)
         among = array("q")
         for batch in chunks(sorted(ids), MOVES_PER_TRANSACTION):
             among.extend(rows.filter(pk__in=batch).values_list("pk", flat=True))
-        return replace(times, among=among)
+        return replace(times, place=place_among(among))
+
+
+def place_among(ids: Sequence[int]) -> Callable[[int], float]:
+    """Return the places of messages, given in the order of their ids, in a time over which they are spread evenly."""
+    return lambda pk: bisect_left(ids, pk) / max(1, len(ids))
 
 
 def _cancel(using: str, ids: Sequence[int], times: DueTimes, reason: str) -> list[Answer]:
     return transitions.cancel(using, ids, reason=reason)
 
 
-def _reschedule(using: str, ids: Sequence[int], times: DueTimes, reason: str) -> list[Answer]:
-    return transitions.reschedule(
-        using,
-        ids,
-        due_at=times.due_at,
-        delay=times.delay or NO_TIME,
-        shift=times.shift,
-        share=times.share if times.spread else transitions.no_share,
-        reason=reason,
-    )
-
-
 def _run(using: str, ids: Sequence[int], times: DueTimes, reason: str) -> list[Answer]:
-    return _reschedule(using, ids, times, reason or "run now")
+    return transitions.reschedule(using, ids, times, reason or "run now")
 
 
 def _requeue(using: str, ids: Sequence[int], times: DueTimes, reason: str) -> list[Answer]:
-    return transitions.requeue(
-        using, ids, due_at=times.due_at, delay=times.delay, share=times.share, free=make_way, reason=reason
-    )
+    return transitions.requeue(using, ids, times, reason, free=make_way)
 
 
 def make_way(using: str, other: Message) -> bool:
@@ -227,7 +195,7 @@ def _by_state(verb: Verb, done: Verdict) -> Foresee:
 
 
 CANCEL = Action(VERBS["cancel"], _cancel, foresee_cancel)
-RESCHEDULE = Action(VERBS["reschedule"], _reschedule, _by_state(VERBS["reschedule"], Verdict.RESCHEDULED))
+RESCHEDULE = Action(VERBS["reschedule"], transitions.reschedule, _by_state(VERBS["reschedule"], Verdict.RESCHEDULED))
 RUN = Action(VERBS["run"], _run, _by_state(VERBS["run"], Verdict.RESCHEDULED))
 REQUEUE = Action(VERBS["requeue"], _requeue, foresee_requeue)
 PURGE = Action(VERBS["purge"], _purge, _by_state(VERBS["purge"], Verdict.PURGED))

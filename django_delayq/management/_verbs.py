@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from ..api import actions
-from ..api.actions import Action, DueTimes, ToCome
+from ..api.actions import Action, ToCome
 from ..core.clock import iso
 from ..core.durations import brief
 from ..core.verdicts import Verdict
-from ..record.transitions import NO_TIME
+from ..record.transitions import NO_TIME, DueTimes
 
 
 def _nothing(times: DueTimes, number: int, to_come: ToCome) -> str:
@@ -53,8 +53,7 @@ def _when_run(times: DueTimes, number: int, to_come: ToCome) -> str:
 
 def _when_requeued(times: DueTimes, number: int, to_come: ToCome) -> str:
     """Return in words how many messages will be due when."""
-    keeps = times.due_at is None and times.delay is None
-    later = min(to_come.number, number) if keeps else 0
+    later = min(to_come.number, number) if times.name_none else 0
     parts, start = [], ""
     if times.due_at is not None:
         start = f"at {iso(times.due_at)}"

@@ -42,13 +42,33 @@ NO_TIME = timedelta(0)
 TOO_LATE = Decision(verdict=Verdict.TOO_LATE)
 KEY_TAKEN = Decision(verdict=Verdict.KEY_TAKEN)
 
-# How much later than its action says a message, given by its id, is to be due.
-Share = Callable[[int], timedelta]
+
+@dataclass(frozen=True, slots=True)
+class DueTimes:
+    """The due times that an action gives to its messages. Cancel and purge give none.
+
+    The new due time is ``due_at``, or ``delay`` from now, or the old due time moved by ``shift``. With none of them it
+    is now; but a requeue then leaves a due time that is still to come as it is. With ``spread`` the messages are
+    distributed over that time: each is due later by the part of it, from 0 to 1, that ``place`` returns for its id.
+    """
+
+    due_at: datetime | None = None
+    delay: timedelta | None = None
+    shift: timedelta | None = None
+    spread: timedelta = NO_TIME
+    place: Callable[[int], float] | None = None
+
+    @property
+    def name_none(self) -> bool:
+        """True when they name neither a due time nor a delay."""
+        return self.due_at is None and self.delay is None
+
+    def share(self, pk: int) -> timedelta:
+        """Return how much later than the first of them a message is due."""
+        return NO_TIME if self.place is None else self.spread * self.place(pk)
 
 
-def no_share(_pk: int) -> timedelta:
-    """Return no time: all messages of an action are due at once."""
-    return NO_TIME
+NO_TIMES = DueTimes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,30 +326,27 @@ def cancel_decision(message: Message, reason: str = "") -> Decision:
 def reschedule(
     using: str,
     ids: Sequence[int],
-    *,
-    due_at: datetime | None = None,
-    delay: timedelta = NO_TIME,
-    shift: timedelta | None = None,
-    share: Share = no_share,
-    overdue_since: datetime | None = None,
+    times: DueTimes = NO_TIMES,
     reason: str = "",
+    *,
+    overdue_since: datetime | None = None,
 ) -> list[Answer]:
-    """Move the due time of waiting messages: to ``due_at``, or ``delay`` from now, and its ``share`` after that.
+    """Move the due time of waiting messages. A shift moves none to before now.
 
-    With ``shift`` each moves by that much from its own due time, but not to before now. With ``overdue_since`` only
-    messages that were due by then move: a message that was rescheduled meanwhile stays as it is. A message that is due,
-    may start and is to be due at once keeps its due time: it stays before those of its limit that became due later.
+    With ``overdue_since`` only messages that were due by then move: a message that was rescheduled meanwhile stays as
+    it is. A message that is due, may start and is to be due at once keeps its due time: it stays before those of its
+    limit that became due later.
     """
     moved_due = _due_mover(using, ids)
-    is_at_once = due_at is None and shift is None and not delay and share is no_share
+    is_at_once = times.due_at is None and times.shift is None and not times.delay and not times.spread
 
     def decide(message: Message, at: datetime) -> Decision:
         if not _waits(message, overdue_since):
             return TOO_LATE
-        start = due_at or at + delay
-        if shift is not None:
-            start = max(message.due_at + shift, at)
-        moment = ceil_tenth(min(start + share(message.pk), at + FARTHEST))
+        start = times.due_at or at + (times.delay or NO_TIME)
+        if times.shift is not None:
+            start = max(message.due_at + times.shift, at)
+        moment = ceil_tenth(min(start + times.share(message.pk), at + FARTHEST))
         if is_at_once and message.due_at <= at and not message.is_expired(at):
             moment = message.due_at
         return Decision(State.SCHEDULED, moved_due(message, moment, at), reason, Verdict.RESCHEDULED)
@@ -340,18 +357,14 @@ def reschedule(
 def requeue(
     using: str,
     ids: Sequence[int],
-    *,
-    due_at: datetime | None = None,
-    delay: timedelta | None = None,
-    share: Share = no_share,
-    free: Callable[[str, Message], bool] = free_key,
+    times: DueTimes = NO_TIMES,
     reason: str = "",
+    *,
+    free: Callable[[str, Message], bool] = free_key,
 ) -> list[Answer]:
     """Move ``dead | expired | cancelled → scheduled``. Attempts are counted anew, deliveries go on counting.
 
-    The messages are due at ``due_at``, or ``delay`` from now. With neither a message whose due time is still to come
-    keeps it, and the others are due now. Those that get a new due time are due their ``share`` later. ``free`` frees
-    the key of a message that is in the way, and tells whether it could.
+    ``free`` frees the key of a message that is in the way, and tells whether it could.
     """
     moved_due = _due_mover(using, ids)
     others: list[Message] = []
@@ -364,8 +377,10 @@ def requeue(
             if other is not None:
                 others.append(other)
                 return KEY_TAKEN
-        keeps = due_at is None and delay is None and message.due_at > at
-        due = message.due_at if keeps else ceil_tenth((due_at or at + (delay or NO_TIME)) + share(message.pk))
+        due = message.due_at
+        if not times.name_none or due <= at:
+            start = times.due_at or at + (times.delay or NO_TIME)
+            due = ceil_tenth(start + times.share(message.pk))
         values = {
             **moved_due(message, due, at),
             "attempts": 0,

@@ -27,6 +27,7 @@ from ..models import Message
 from ..project import conf
 from ..record import transitions
 from ..record.sql import statements
+from ..record.transitions import DueTimes
 from .filling import LOADER_LEASE, Load, fill
 from .horizon import NO_LEASE, ensure_horizon, is_current, refuse_foreign, writable_server
 from .reading import Batch, BatchEnd, merged, queues
@@ -384,15 +385,10 @@ class Restore:
     def _spread(self, horizon: datetime, tally: Tally, ids: list[int]) -> list[transitions.Answer]:
         total = max(1, self._total)
         places = {pk: place for place, pk in enumerate(ids, self._done)}
-        answers = transitions.reschedule(
-            self.using,
-            ids,
-            due_at=self._began,
-            # Messages that became overdue after the count are spread, too, and over no longer time.
-            share=lambda pk: self.spread * min(1.0, places[pk] / total),
-            overdue_since=self._cutoff,
-            reason="spread by a restore: overdue",
-        )
+        # Messages that became overdue after the count are spread, too, and over no longer time.
+        times = DueTimes(self._began, spread=self.spread, place=lambda pk: min(1.0, places[pk] / total))
+        reason = "spread by a restore: overdue"
+        answers = transitions.reschedule(self.using, ids, times, reason, overdue_since=self._cutoff)
         self._note_changed(tally, sum(map(bool, answers)))
         tally.later += sum(answer.moved is not None and answer.moved.due_at > horizon for answer in answers)
         return answers

@@ -31,12 +31,12 @@ from django_delayq import (
     schedule_messages,
 )
 from django_delayq.api import actions
-from django_delayq.api.actions import DueTimes
 from django_delayq.core import actors
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Failure
+from django_delayq.record.transitions import DueTimes
 from tests.support.replica import REPLICA
 from tests.support.steps import (
     TOPIC,
@@ -518,7 +518,7 @@ def test_many_messages_moved_together_keep_their_own_counts() -> None:
 def test_an_action_is_done_in_exactly_its_states(action: actions.Action, where: State) -> None:
     id_ = bring(where)
     before = snapshot(id_)
-    (answer,) = action.apply("default", [id_], times=actions.DueTimes(delay=timedelta(minutes=1)), reason="why")
+    (answer,) = action.apply("default", [id_], times=DueTimes(delay=timedelta(minutes=1)), reason="why")
     assert bool(answer) == (where in action.states)
     assert answer.id == id_
     if not answer:

@@ -283,7 +283,7 @@ class Machine(RuleBasedStateMachine):
     def reschedule(self, number: int, delay: int, pushed: bool) -> None:
         pk = self.pick(number)
         due = self.start + timedelta(seconds=self.elapsed + delay)
-        if transitions.reschedule("default", [pk], due_at=due)[0] and pushed:
+        if transitions.reschedule("default", [pk], transitions.DueTimes(due))[0] and pushed:
             self.announce(pk)
 
     @rule(number=st.integers(0, 5), pushed=st.booleans())

@@ -268,7 +268,7 @@ def test_batches_in_opposite_order_do_not_wait_for_each_other(together: Together
             lambda i=ids: transitions.cancel(DB, i),
             lambda i=ids: transitions.cancel(DB, i[::-1]),
             lambda m=messages: claim(*m[::-1]),
-            lambda i=ids: transitions.reschedule(DB, i[::-1], delay=timedelta(0)),
+            lambda i=ids: transitions.reschedule(DB, i[::-1]),
         )
         assert [answer for answer in answers if isinstance(answer, Exception)] == []
         for message in messages:

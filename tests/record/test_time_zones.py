@@ -86,7 +86,7 @@ def test_a_time_to_live_counts_from_a_due_time_in_any_zone(zone: str, schedule: 
 @pytest.mark.parametrize("days", DAYS)
 def test_a_message_moved_by_days_moves_by_so_many_seconds_and_lives_as_long(zone: str, days: int) -> None:
     before = row(schedule_message(TOPIC, delay=1000, expires="60d").pk)
-    assert transitions.reschedule("default", [before.pk], shift=timedelta(days=days))[0]
+    assert transitions.reschedule("default", [before.pk], transitions.DueTimes(shift=timedelta(days=days)))[0]
     moved = row(before.pk)
     assert us(days) <= after(before.due_at, moved.due_at) < us(days) + 100
     assert after(moved.due_at, moved.expires_at) == us(60)

@@ -18,11 +18,11 @@ from django.db.models.lookups import LessThanOrEqual
 from django.utils import timezone
 
 from ...api import actions, pausing, targets
-from ...api.actions import Action, DueTimes
+from ...api.actions import Action
 from ...models import Message
 from ...models.record import LogRow
 from ...record import transitions
-from ...record.transitions import NO_TIME
+from ...record.transitions import NO_TIME, DueTimes
 from ..models import Operation
 from ..search import language
 from ..search.conditions import of_states
@@ -171,7 +171,7 @@ class BulkAction(OperationWork):
     def step(self, using: str, operation: Operation) -> Step:
         place = bisect_right(self.ids, int(operation.position or 0))
         page = self.ids[place : place + MESSAGES_PER_STEP]
-        outcomes = self.act(using, page, replace(self.times, among=self.ids), operation.reason)
+        outcomes = self.act(using, page, replace(self.times, place=actions.place_among(self.ids)), operation.reason)
         is_finished = place + len(page) >= len(self.ids)
         if is_finished and self.arguments.get("resume"):
             pausing.release(using, holder(operation))

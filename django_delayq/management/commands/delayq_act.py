@@ -13,14 +13,14 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db.models import QuerySet
 
 from ...api import actions
-from ...api.actions import DueTimes, ToCome
+from ...api.actions import ToCome
 from ...api.targets import selected
 from ...core.chunks import chunks
 from ...core.states import State
 from ...core.verdicts import DONE, Verdict
 from ...models import Message
 from ...record import purge, transitions
-from ...record.transitions import MOVES_PER_TRANSACTION, NO_TIME
+from ...record.transitions import MOVES_PER_TRANSACTION, NO_TIME, DueTimes
 from .. import _common as common
 from .._verbs import VERBS, CommandVerb
 
