@@ -207,10 +207,10 @@ class Arena:
         return Process(self, self._name("worker"), "django", "run_delayq", *options, place=place + 1)
 
     def start_producer(self, number: int, poison: int = 0) -> None:
-        name = self._name("producer")
-        options = ("--seed", f"{self.seed} {name}", "--rate", str(self.size.rate), "--spread", str(self.size.spread))
-        more = ("--poison", str(poison), "--queues", str(self.size.queues), "--until", str(self.until))
-        self.others[f"producer {number}"] = Process(self, name, "tests.torture.producer", *options, *more)
+        name, size = self._name("producer"), self.size
+        terms = {"seed": f"{self.seed} {name}", "rate": size.rate, "spread": size.spread, "queues": size.queues}
+        terms |= {"poison": poison, "until": self.until}
+        self.others[f"producer {number}"] = Process(self, name, "tests.torture.producer", json.dumps(terms))
 
     def restore(self) -> Process:
         return Process(self, self._name("restore"), "django", "delayq_restore", "--json")

@@ -80,47 +80,13 @@ FORGOTTEN = 15.0
 # The 99th percentile is judged from so many deliveries without a fault near.
 MANY = 1000
 
-REDIS_FAULTS = frozenset(
-    {
-        "clock",
-        "drop-key",
-        "flush",
-        "lost-reply",
-        "redis-aof-cut",
-        "redis-blackhole",
-        "redis-cut",
-        "redis-empty",
-        "redis-evict",
-        "redis-failover",
-        "redis-failover-paused",
-        "redis-freeze",
-        "redis-half-open",
-        "redis-rollback",
-    }
-)
 # Faults in which a Redis stands still, and a script that runs in it takes that long.
 REDIS_STOPS = frozenset({"redis-freeze", "redis-failover", "redis-failover-paused"})
 FREEZES = frozenset({"freeze-child", "freeze-worker"})
 # After these faults consumers had to start or to find their server again: lateness counts from then.
 STANDSTILLS = frozenset({"isolation", "kill-all", "kill-worker", "kill-supervisor", "roll"})
-DATABASE_FAULTS = frozenset(
-    {
-        "database-blackhole",
-        "database-cut",
-        "database-fast",
-        "database-full",
-        "database-half-open",
-        "database-immediate",
-        "database-kill",
-        "disk-full",
-        "pooler",
-        "table-lock",
-    }
-)
-# By what mark messages may be late after a fault; by that of a worker after the others.
+# By what mark messages may be late after a fault; by that of its server or of a worker after the others.
 MARKS = {
-    **dict.fromkeys(REDIS_FAULTS, "redis"),
-    **dict.fromkeys(DATABASE_FAULTS, "database"),
     # Workers have the new master by then; what is left are puts that were lost with the old one.
     "redis-failover-paused": "push",
     "kill-producer": "push",
@@ -207,6 +173,14 @@ class Fault(NamedTuple):
     pids: frozenset[int] = frozenset()
     code: int | None = None
     ahead: float = 0.0
+
+    @property
+    def is_of_redis(self) -> bool:
+        return self.kind.startswith("redis-") or self.kind in ("clock", "drop-key", "flush", "lost-reply")
+
+    @property
+    def is_of_database(self) -> bool:
+        return self.kind.startswith("database-") or self.kind in ("disk-full", "pooler", "table-lock")
 
 
 class Answer(NamedTuple):
@@ -542,8 +516,8 @@ class Oracle:
             for (_begin, end, first), (begin, _end, second) in combinations(sorted(spans), 2):
                 if first == second or begin >= end - HANDED_OVER:
                     continue
-                standing = DATABASE_FAULTS | STANDSTILLS
-                if not any(fault.kind in standing for fault in self._between(begin, begin + HANDED_OVER)):
+                near = self._between(begin, begin + HANDED_OVER)
+                if not any(fault.is_of_database or fault.kind in STANDSTILLS for fault in near):
                     self.report.found("two holders", f"{first} and {second} of {topic} have {key} at {begin:.3f}")
 
     def the_chain_goes_on(self) -> None:
@@ -651,7 +625,7 @@ class Oracle:
                     continue
                 claim = self._claim(pk, row.delivery)
                 begin = row.at if claim is None else claim.at
-                if not any(fault.kind in DATABASE_FAULTS for fault in self._between(begin - RECORDED, row.at)):
+                if not any(fault.is_of_database for fault in self._between(begin - RECORDED, row.at)):
                     told = f"{pk}: delivery {row.delivery} by {row.actor} at {row.at:.3f}: {row.error}"
                     self.report.found("failure without a cause", told)
 
@@ -785,7 +759,7 @@ class Oracle:
         for fault in self._between(claim.at - BLUR, until):
             if fault.kind in FREEZES and claim.pid in fault.pids:
                 return "W2"
-            away = fault.kind in DATABASE_FAULTS - LOCKS and fault.end - fault.begin > self.lease / 2
+            away = fault.is_of_database and fault.kind not in LOCKS and fault.end - fault.begin > self.lease / 2
             if away and until - claim.at > self.lease - BLUR:
                 return "W2"
         return None
@@ -795,7 +769,7 @@ class Oracle:
         claim = self._claim(pk, delivery)
         if claim is None or any(line.delivery == delivery for line in self.evidence.lines.get(pk, ())):
             return False
-        return any(fault.kind in DATABASE_FAULTS for fault in self._between(claim.at - BLUR, claim.at + BLUR))
+        return any(fault.is_of_database for fault in self._between(claim.at - BLUR, claim.at + BLUR))
 
     def _claim(self, pk: int, delivery: int) -> Row | None:
         return next((row for row in self.evidence.log[pk] if row.is_claim and row.delivery == delivery), None)
@@ -807,7 +781,7 @@ class Oracle:
             bool(ends)
             and died - ends[0] > RECORDED
             and not any(
-                fault.kind in DATABASE_FAULTS or (pid in fault.pids and fault.kind in FREEZES)
+                fault.is_of_database or (pid in fault.pids and fault.kind in FREEZES)
                 for fault in self._between(ends[0] - BLUR, died)
             )
         )
@@ -908,7 +882,7 @@ class Oracle:
                 break
             if fault.end + self._mark(fault) >= ready:
                 deadline, near = max(deadline, fault.end + self._mark(fault)), fault
-                if fault.end <= claim.at and fault.kind in REDIS_FAULTS | DATABASE_FAULTS | STANDSTILLS:
+                if fault.end <= claim.at and (fault.is_of_redis or fault.is_of_database or fault.kind in STANDSTILLS):
                     ready = max(ready, fault.end)
         if near is not None and kind == "quiet":
             kind = f"after {near.kind}"
@@ -928,7 +902,8 @@ class Oracle:
 
     def _mark(self, fault: Fault) -> float:
         """Return how late a message may still be after the fault is healed, in seconds."""
-        return float(self.evidence.run["marks"][MARKS.get(fault.kind, "worker")])
+        server = "redis" if fault.is_of_redis else "database" if fault.is_of_database else "worker"
+        return float(self.evidence.run["marks"][MARKS.get(fault.kind, server)])
 
     # --- the rest -----------------------------------------------------------------------------------------------------
 
@@ -980,7 +955,7 @@ class Oracle:
                 self.report.found("growth", f"process {pid}: {first} … {last}")
 
     def _disturbed(self, fault: Fault) -> bool:
-        return any(other.kind in REDIS_FAULTS | DATABASE_FAULTS for other in self._between(fault.begin, fault.end))
+        return any(other.is_of_redis or other.is_of_database for other in self._between(fault.begin, fault.end))
 
 
 def _has_run(row: Row) -> bool:

@@ -1,11 +1,12 @@
-"""``python -m tests.torture.producer`` schedules messages and audits each in the same transaction."""
+"""``python -m tests.torture.producer TERMS`` schedules messages and audits each in the same transaction."""
 
 from __future__ import annotations
 
-import argparse
+import json
 import os
 import random
 import signal
+import sys
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -161,18 +162,6 @@ class Producer:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", required=True)
-    parser.add_argument("--rate", type=float, required=True)
-    parser.add_argument("--spread", type=float, required=True)
-    parser.add_argument("--poison", type=int, default=0)
-    parser.add_argument("--queues", type=int, required=True)
-    parser.add_argument("--until", type=float, required=True)
-    given = parser.parse_args()
-    django.setup()
-    Producer(given.seed, given.rate, given.spread, given.poison, given.queues, given.until).run()
-
-
 if __name__ == "__main__":
-    main()
+    django.setup()
+    Producer(**json.loads(sys.argv[1])).run()
