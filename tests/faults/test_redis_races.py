@@ -114,32 +114,3 @@ def test_fills_against_cancels_and_reschedules_start_no_wrong_message(
         for message in Message.objects.filter(state=State.CANCELLED):
             assert message.deliveries == 0
         Message._base_manager.all().delete()
-
-
-def test_a_redis_flushed_during_a_fill_can_be_filled_again(together: Together, brokers: list[RedisBroker]) -> None:
-    messages = due(50)
-    together(
-        *[lambda b=b: fill(b) for b in brokers[:2]],
-        brokers[2].client.flushall,
-    )
-    brokers[0].load(ahead=600, worker="x", lease=10, identity="test", server=brokers[0].server(), lost=True)
-    fill(brokers[0])
-    delivering = Delivering()
-    delivering.over.set()
-    delivering.run(brokers[0])
-    assert delivering.claimed == Counter({message.pk: 1 for message in messages})
-
-
-def test_two_loaders_load_a_queue_once(together: Together, brokers: list[RedisBroker]) -> None:
-    for _ in range(20):
-        brokers[0].client.flushall()
-        server = brokers[0].server()
-        answers = together(
-            *[
-                lambda b=b, n=n, server=server: b.load(
-                    ahead=600, worker=f"w{n}", lease=10, identity="test", server=server, lost=False
-                )
-                for n, b in enumerate(brokers)
-            ]
-        )
-        assert sum(answer is not None for answer in answers) == 1
