@@ -66,30 +66,21 @@ def assert_the_log_tells_the_whole_story(message: Message) -> None:
     assert no_path(fresh(message), log_of(message)) == []
 
 
-def test_a_cancel_against_a_claim_answers_for_the_winner(together: Together) -> None:
+def test_no_delivery_starts_after_a_cancel_was_answered(together: Together) -> None:
     for _ in rounds():
         message = due_message()
-        answer, claimed = together(lambda m=message: cancel_message(m), lambda m=message: claim(m))
+        (answer, after), claimed = together(
+            lambda m=message: (cancel_message(m), claim(m, worker="after")),
+            lambda m=message: claim(m, worker="other"),
+        )
         if answer.verdict == Verdict.CANCELLED:
-            assert claimed == []
+            assert claimed == after == []
             assert path_of(message) == ["scheduled", "cancelled"]
         else:
             assert answer.verdict == Verdict.REQUESTED
             assert [row.id for row in claimed] == [message.pk]
             assert fresh(message).cancel_requested
         assert_the_log_tells_the_whole_story(message)
-
-
-def test_no_delivery_starts_after_a_cancel_was_answered(together: Together) -> None:
-    for _ in rounds():
-        message = due_message()
-        answers = together(
-            lambda m=message: (cancel_message(m), claim(m, worker="after")),
-            lambda m=message: claim(m, worker="other"),
-        )
-        (answer, after), _other = answers
-        if answer.verdict == Verdict.CANCELLED:
-            assert after == []
 
 
 def test_a_reschedule_against_a_claim_has_one_winner(together: Together) -> None:
