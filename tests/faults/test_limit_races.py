@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connection, transaction
+from django.db import OperationalError, connection
 from django.utils import timezone
 
 from django_delayq import schedule_message
@@ -113,48 +115,30 @@ def test_a_message_that_is_locked_is_left_for_the_next_time(declare: Declare) ->
     assert states(first, second) == [State.SCHEDULED, State.RUNNING]
 
 
-def test_a_process_that_freezes_does_not_keep_a_limit() -> None:
-    if connection.vendor != "postgresql":
-        pytest.skip("one process writes at a time")
-    with transaction.atomic(), connection.cursor() as cursor:
-        limit_statements(DB).lock({"topic l.one"})
-        cursor.execute("SHOW idle_in_transaction_session_timeout")
-        assert cursor.fetchone() == ("5s",)
+def replace(message: Message) -> None:
+    Message._base_manager.filter(pk=message.pk).update(limit_key="b")
 
 
-def test_a_message_that_is_replaced_meanwhile_is_left_for_the_next_time(
-    declare: Declare, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("runs", "meanwhile"),
+    [(False, replace), (True, partial(fail, delay=timedelta(0)))],
+    ids=["that is replaced meanwhile", "that was running a moment ago"],
+)
+def test_a_message_that_changes_meanwhile_is_left_for_the_next_time(
+    declare: Declare, monkeypatch: pytest.MonkeyPatch, runs: bool, meanwhile: Callable[[Message], None]
 ) -> None:
     declare("l.one", limit=1)
     (message,) = due(1, limit_key="a")
+    assert not runs or admit([message]) == [message.pk]
     kind = type(statements(DB))
     facts = kind.facts
 
-    def read_and_replace(self: Any, ids: Any) -> Any:
+    def read_and_change(self: Any, ids: Any) -> Any:
         found = facts(self, ids)
-        Message._base_manager.filter(pk=message.pk).update(limit_key="b")
+        meanwhile(message)
         return found
 
-    monkeypatch.setattr(kind, "facts", read_and_replace)
-    assert admit([message]) == []
-    assert states(message) == [State.SCHEDULED]
-
-
-def test_a_message_that_was_running_a_moment_ago_is_left_for_the_next_time(
-    declare: Declare, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    declare("l.one", limit=1)
-    (message,) = due(1)
-    assert admit([message]) == [message.pk]
-    kind = type(statements(DB))
-    facts = kind.facts
-
-    def read_and_fail(self: Any, ids: Any) -> Any:
-        found = facts(self, ids)
-        fail(message, delay=timedelta(0))
-        return found
-
-    monkeypatch.setattr(kind, "facts", read_and_fail)
+    monkeypatch.setattr(kind, "facts", read_and_change)
     assert admit([message]) == []
     assert states(message) == [State.SCHEDULED]
 
