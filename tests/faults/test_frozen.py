@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-from datetime import datetime
-from functools import partial
 
 import pytest
 
@@ -88,21 +86,3 @@ def test_a_frozen_worker_that_is_late_changes_nothing_once_another_has_succeeded
     assert effects_per_message() == {message.pk: effects}
     message.refresh_from_db()
     assert (message.state, message.moves, log_of(message)[-1].delivery) == (State.CONSUMED, moves, 2)
-
-
-def is_extended(message: Message, until: datetime) -> bool:
-    message.refresh_from_db()
-    return message.lease_ends_at is not None and message.lease_ends_at > until
-
-
-def test_a_long_handler_keeps_its_lease_by_itself(start: Start, gate: Gate) -> None:
-    start("--processes", "2")
-    message = schedule_message("t.short_lease", gate.payload, lease="2s")
-    eventually(lambda: gate.begun(message.pk), "the handler begins")
-    # The handler runs for three leases.
-    for _ in range(3):
-        until = wait_past_the_lease(message)
-        eventually(partial(is_extended, message, until), "the lease is extended")
-    gate.open()
-    wait_until(message, State.CONSUMED)
-    assert message.deliveries == 1
