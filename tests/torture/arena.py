@@ -46,8 +46,6 @@ LEFT = """
 SELECT (SELECT count(*) FROM delayq_message WHERE state IN ('scheduled', 'running'))
      + (SELECT count(*) FROM delayq_schedule WHERE NOT ended)
 """
-
-
 RECORD = ("delayq_message", "delayq_transition", "delayq_schedule", "delayq_occurrence")
 
 
@@ -131,16 +129,16 @@ class Arena:
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
-            server = RedisServer if self._is_without("clock") else SkewedRedis
+            server = RedisServer if self.is_without("clock") else SkewedRedis
             self.redis, self.replica = (
                 stack.enter_context(server("--slowlog-log-slower-than", "10000")) for _ in range(2)
             )
             self.to_master = stack.enter_context(Proxy(self.redis.port))
             self._follow()
-            database = PostgresServer if self._is_without("disk-full") else FillablePostgres
+            database = PostgresServer if self.is_without("disk-full") else FillablePostgres
             # Workers beside their successors, and two processes that run a message alone, have over a hundred at times.
             self.postgres = stack.enter_context(database(fsync=True, max_connections=160))
-            if not self._is_without("pooler"):
+            if not self.is_without("pooler"):
                 self.pgbouncer = stack.enter_context(PgBouncerServer(self.postgres, pool_size=20))
             places = range(1 + self.size.workers)
             self.to_redis = [stack.enter_context(Proxy(self.redis.port)) for _place in places]
@@ -160,7 +158,7 @@ class Arena:
     def __exit__(self, *exc_info: object) -> None:
         self._stack.close()
 
-    def _is_without(self, kind: str) -> bool:
+    def is_without(self, kind: str) -> bool:
         return kind in self.lacks or self.size.weights.get(kind) == 0
 
     def environment(self, place: int) -> dict[str, str]:
@@ -274,9 +272,8 @@ class Arena:
         """Note the memory and the open files of each worker process."""
         for worker in self.workers:
             for pid in worker.pids[1:]:
-                with contextlib.suppress(OSError, ValueError, StopIteration):
-                    status = Path(f"/proc/{pid}/status").read_text().splitlines()
-                    memory = next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
+                with contextlib.suppress(OSError, IndexError):
+                    memory = int(Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()[0])
                     files = len(os.listdir(f"/proc/{pid}/fd"))
                     self.journal.write("sample", process=pid, memory=memory, files=files)
 

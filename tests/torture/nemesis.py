@@ -40,6 +40,14 @@ table-lock
 """
 
 
+def _try_until(look: Callable[[], int]) -> int:
+    """Look until it returns something true, or for ten seconds; return what it returned, or 0."""
+    try:
+        return eventually(look, timeout=10)
+    except AssertionError:
+        return 0
+
+
 class Nemesis:
     """Has a method for each kind of fault, which returns when the fault is healed or its healing is under way."""
 
@@ -50,17 +58,14 @@ class Nemesis:
         self._number = 0
         self._lock = threading.Lock()
         self._thawing: list[threading.Thread] = []
-        self.faults: dict[str, Callable[[], None]] = {
-            kind: getattr(self, kind.replace("-", "_")) for kind in FAULTS.split()
-        }
-        if unknown := set(only) - self.faults.keys():
+        if unknown := set(only) - {*FAULTS.split()}:
             raise SystemExit(f"no such fault: {', '.join(sorted(unknown))}")
         for kind, lack in arena.lacks.items():
             print(f"{kind} is left out: {lack}", flush=True)
-            del self.faults[kind]
-        never = {kind for kind, weight in arena.size.weights.items() if weight == 0}
-        self.faults = {
-            kind: self.faults[kind] for kind in self.faults if kind not in never and (kind in only or not only)
+        self.faults: dict[str, Callable[[], None]] = {
+            kind: getattr(self, kind.replace("-", "_"))
+            for kind in FAULTS.split()
+            if not arena.is_without(kind) and (kind in only or not only)
         }
 
     def plan(self) -> Iterator[str]:
@@ -105,38 +110,29 @@ class Nemesis:
 
     def a_child(self) -> int:
         """Wait for a child of some worker and return its pid: a worker that has just been started may have none yet."""
-        children: list[int] = []
-
-        def look() -> bool:
-            children[:] = self.a_worker().pids[1:]
-            return bool(children)
-
-        eventually(look, "a worker has a child")
-        return self.random.choice(children)
+        return self.random.choice(eventually(lambda: self.a_worker().pids[1:], "a worker has a child"))
 
     def kill_child(self) -> None:
-        child = self.a_child()
-        with self.fault("kill-child", pids=[child]):
-            signal_all([child], signal.SIGKILL)
+        pids = [self.a_child()]
+        with self.fault("kill-child", pids=pids):
+            signal_all(pids, signal.SIGKILL)
 
     def kill_worker(self) -> None:
-        worker = self.a_worker()
-        with self.fault("kill-worker", pids=worker.pids) as more:
-            more["pids"] = worker.pids
-            worker.kill()
-            self.arena.replace(worker)
+        self._kill("kill-worker", [self.a_worker()])
 
     def kill_all(self) -> None:
         """Kill every worker at once, with all that they run, as a power cut of the whole site does."""
-        workers = list(self.arena.workers)
-        with self.fault("kill-all", pids=[pid for worker in workers for pid in worker.pids]) as more:
+        self._kill("kill-all", [*self.arena.workers])
+        # A fault of the network would find no connection.
+        eventually(lambda: all(way.is_used for way in self.arena.to_postgres[1:]), "all workers are back")
+
+    def _kill(self, kind: str, workers: list[Process]) -> None:
+        with self.fault(kind, pids=[pid for worker in workers for pid in worker.pids]) as more:
             more["pids"] = [pid for worker in workers for pid in worker.pids]
             for worker in workers:
                 worker.kill()
             for worker in workers:
                 self.arena.replace(worker)
-        # A fault of the network would find no connection.
-        eventually(lambda: all(way.is_used for way in self.arena.to_postgres[1:]), "all workers are back")
 
     def kill_supervisor(self) -> None:
         """Kill a supervisor; its children notice, and end in order."""
@@ -229,8 +225,7 @@ class Nemesis:
         with self.fault("lost-reply") as more:
             before, number = len(way.lost), self.random.randint(1, 4)
             way.lose_reply_to(*[b"EVALSHA"] * number)
-            with contextlib.suppress(AssertionError):
-                eventually(lambda: len(way.lost) == before + number, "replies are lost", timeout=10)
+            _try_until(lambda: len(way.lost) == before + number)
             more["bite"] = len(way.lost) - before
 
     def redis_empty(self) -> None:
@@ -268,8 +263,8 @@ class Nemesis:
             signal_all(pids, signal.SIGCONT)
 
     def _let_the_replica_lag(self) -> None:
-        with self.arena.replica_client() as client, contextlib.suppress(AssertionError):
-            eventually(lambda: client.info("replication").get("master_link_status") == "up", "a replica", timeout=10)
+        with self.arena.replica_client() as client:
+            _try_until(lambda: client.info("replication").get("master_link_status") == "up")
         self.arena.note_slow_scripts()
         self.arena.to_master.swallow()
         self.arena.rest(self.random.uniform(0.5, 3))
@@ -309,16 +304,8 @@ class Nemesis:
                 way.clear()
 
     def _forget(self, ways: list[Proxy]) -> int:
-        forgotten = 0
-
-        def look() -> bool:
-            nonlocal forgotten
-            forgotten += sum(way.forget() for way in ways)
-            return forgotten > 0
-
         # A worker that was killed a moment ago has no connections yet.
-        with contextlib.suppress(AssertionError):
-            eventually(look, "a connection is open", timeout=10)
+        forgotten = _try_until(lambda: sum(way.forget() for way in ways))
         self.arena.rest(self.random.uniform(*self.arena.size.partition))
         for way in ways:
             way.reset_forgotten()
@@ -336,8 +323,7 @@ class Nemesis:
                 return bool(more["bite"])
 
             client.config_set("maxmemory-policy", "allkeys-random")
-            with contextlib.suppress(AssertionError):
-                eventually(look, "a key is evicted", timeout=10)
+            _try_until(look)
             client.config_set("maxmemory", 0)
             client.config_set("maxmemory-policy", "noeviction")
 
