@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,10 @@ from django_delayq import schedule_messages
 from django_delayq.core.states import LIVE, State
 from django_delayq.models import Message, Transition
 from testproject.servers import PostgresServer
+from tests.support.processes import Start
 from tests.support.proxy import Proxy
 from tests.support.record_of import effects_per_message, is_early, once_each, states
-from tests.support.workers import Worker, eventually
+from tests.support.workers import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -80,17 +81,16 @@ def started_early(messages: Sequence[Message]) -> list[int]:
 
 
 def test_a_failover_forgets_messages_and_effects_together(
-    configure: Callable[..., None],
+    start: Start,
     postgres_server: PostgresServer,
     to_database: Proxy,
     standby: Standby,
     tmp_path: Path,
 ) -> None:
     lines = tmp_path / "lines"
-    with ExitStack() as stack:
-        network = stack.enter_context(Proxy(postgres_server.port))
+    with Proxy(postgres_server.port) as network, ExitStack() as stack:
         url = postgres_server.url.replace(str(postgres_server.port), str(network.port))
-        worker = stack.enter_context(Worker("--processes", "1", prefix=f"env DATABASE_URL={url}"))
+        worker = start(prefix=f"env DATABASE_URL={url}")
         worker.wait_for("Loaded Redis")
         # Most are not due yet when the standby has them all.
         rows = wave("t.tx", over=4.0, start=3.0)

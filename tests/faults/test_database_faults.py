@@ -14,13 +14,11 @@ from django_delayq import schedule_message, schedule_messages
 from django_delayq.core.states import State
 from django_delayq.models import Message
 from testproject.servers import PostgresServer
-from tests.support.processes import Gate, Start
+from tests.support.processes import Configure, Gate, Start
 from tests.support.record_of import consumed, effects_per_message, once_each, states, wait_until, wait_until_all
 from tests.support.workers import eventually
 
 pytestmark = pytest.mark.usefixtures("timed_by")
-
-Configure = Callable[..., None]
 
 
 def again(look: Callable[[], object], what: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import redis
@@ -13,15 +13,9 @@ from django_delayq.broker.keys import keys
 from django_delayq.core.states import State
 from testproject.servers import RedisServer
 from tests.support import known_scripts
-from tests.support.processes import Gate, Start
+from tests.support.processes import Configure, Gate, Start
 from tests.support.proxy import Proxy
-from tests.support.record_of import (
-    begun_per_message,
-    effects_per_message,
-    once_each,
-    states,
-    wait_until_all,
-)
+from tests.support.record_of import begun_per_message, effects_per_message, once_each, states, wait_until_all
 from tests.support.workers import eventually
 
 KEYS = keys("delayq", "default")
@@ -33,7 +27,7 @@ def digest(script: str) -> bytes:
 
 @pytest.fixture
 def proxy(
-    redis_server: RedisServer, redis_client: redis.Redis, configure: Callable[..., None], redis_has_time: None
+    redis_server: RedisServer, redis_client: redis.Redis, configure: Configure, redis_has_time: None
 ) -> Iterator[Proxy]:
     known_scripts.teach(redis_client)
     redis_client.config_resetstat()

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
@@ -19,6 +16,7 @@ from django_delayq.models import Message
 from django_delayq.worker.claim.wanted import LONGEST_BEHIND
 from testproject.servers import PostgresServer
 from tests.conftest import close_publishers
+from tests.support.processes import Configure, Start
 from tests.support.proxy import Proxy
 from tests.support.record_of import effects_per_message, once_each, states, wait_until
 from tests.support.workers import PATIENCE, Worker, eventually, is_quick
@@ -29,40 +27,19 @@ from .oracle import LATE, SHUT, Verdict, Windows, judge
 NUMBER = 30
 # A view may wait so many seconds for Redis in all.
 PATIENT = 3.0
+# As the workers behind these networks are started.
+ARGUMENTS = ("--threads", "4", "--queue", "default")
 
-Begin = Callable[..., Worker]
-Configure = Callable[..., None]
 
-
-@pytest.fixture
-def configure(settings: Any, transactional_db: None) -> Configure:
-    def change(**values: Any) -> None:
-        settings.DELAYQ = {**settings.DELAYQ, **values}
-
-    change(**HASTY)
-    return change
+@pytest.fixture(autouse=True)
+def _hasty(configure: Configure, transactional_db: None) -> None:
+    configure(**HASTY)
 
 
 @pytest.fixture
-def begin(configure: Configure) -> Iterator[Begin]:
-    with ExitStack() as stack:
-
-        def start(*arguments: str, **options: Any) -> Worker:
-            given = ("--processes", "1", "--threads", "4", "--queue", "default", *arguments)
-            return stack.enter_context(Worker(*given, **options))
-
-        yield start
-
-
-def through(network: Proxy) -> dict[str, object]:
-    """Return DELAYQ for a worker behind the network."""
-    return {"REDIS": f"redis://127.0.0.1:{network.port}/0"}
-
-
-@pytest.fixture
-def over_redis(begin: Begin, to_redis: Proxy) -> Worker:
+def over_redis(start: Start, to_redis: Proxy) -> Worker:
     """A worker with the network between it and Redis."""
-    worker = begin(delayq=through(to_redis))
+    worker = start(*ARGUMENTS, delayq={"REDIS": to_redis.url})
     worker.wait_for("Loaded Redis")
     return worker
 
@@ -74,9 +51,9 @@ def prefix(to_database: Proxy, postgres_server: PostgresServer) -> str:
 
 
 @pytest.fixture
-def over_database(begin: Begin, prefix: str) -> Worker:
+def over_database(start: Start, prefix: str) -> Worker:
     """A worker with the network between it and the database."""
-    worker = begin(prefix=prefix)
+    worker = start(*ARGUMENTS, prefix=prefix)
     worker.wait_for("Loaded Redis")
     return worker
 
@@ -160,7 +137,7 @@ def test_a_redis_out_of_reach_for_some_seconds_loses_nothing(
 
 
 def test_a_view_never_waits_long_for_a_redis_that_became_slow(configure: Configure, to_redis: Proxy) -> None:
-    configure(**through(to_redis))
+    configure(REDIS=to_redis.url)
 
     def calls() -> None:
         """Meet Redis before the network becomes bad."""
@@ -180,10 +157,10 @@ def test_a_view_never_waits_long_for_a_redis_that_became_slow(configure: Configu
 
 
 def test_a_slow_database_loses_nothing(
-    begin: Begin, configure: Configure, to_database: Proxy, prefix: str, tmp_path: Path
+    start: Start, configure: Configure, to_database: Proxy, prefix: str, tmp_path: Path
 ) -> None:
     configure(LEASE=3)
-    worker = begin("--threads", "8", prefix=prefix)
+    worker = start("--threads", "8", "--queue", "default", prefix=prefix)
     worker.wait_for("Loaded Redis")
     to_database.delay = 0.3
     wave(tmp_path / "lines", number=20)
@@ -204,13 +181,13 @@ def test_torn_or_lost_replies_of_the_database_lose_no_message(
 
 
 def test_silent_connections_to_the_database_lose_nothing(
-    begin: Begin, over_database: Worker, to_database: Proxy, tmp_path: Path
+    start: Start, over_database: Worker, to_database: Proxy, tmp_path: Path
 ) -> None:
     """The worker hangs until its connections are reset. Another one delivers meanwhile, and nothing runs twice."""
     wave(tmp_path / "lines", over=3.0)
     eventually(lambda: states()[State.CONSUMED] >= 5, "the first are delivered")
     assert to_database.forget() >= 3
-    healthy = begin()
+    healthy = start(*ARGUMENTS)
     eventually(drained, "the other worker delivers the rest")
     to_database.reset_forgotten()
     more = schedule_messages({"topic": "t.tx"} for _ in range(20))
