@@ -44,13 +44,9 @@ def main() -> int:
                 verdicts |= {case: Verdict(wrong=["did not come to an end"]) for case in batch}
         print(f"{len(batch)} × {batch[0].action}: {time.monotonic() - started:.1f} s", file=sys.stderr, flush=True)
     places = list(dict.fromkeys((case.who, case.point) for case in cases))
-    _print(
-        [["who", "failpoint", *ACTIONS]]
-        + [
-            [*place, *(str(verdicts.get(Case(*place, action), "-")).partition(":")[0] for action in ACTIONS)]
-            for place in places
-        ]
-    )
+    _print("who", "failpoint", *ACTIONS)
+    for place in places:
+        _print(*place, *(str(verdicts.get(Case(*place, action), "-")).partition(":")[0] for action in ACTIONS))
     messages, w1, w2 = (sum(getattr(v, what) for v in verdicts.values()) for what in ("messages", "w1", "w2"))
     print(f"\n{len(cases)} cases, {messages} messages, W1 {w1}, W2 {w2}, {time.monotonic() - began:.0f} s")
     wrong = [(case, what) for case, verdict in verdicts.items() for what in verdict.wrong]
@@ -59,10 +55,8 @@ def main() -> int:
     return 1 if wrong else 0
 
 
-def _print(rows: list[list[str]]) -> None:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+def _print(*cells: str) -> None:
+    print("".join(f"{cell:<16}" for cell in cells).rstrip())
 
 
 def _options() -> argparse.Namespace:

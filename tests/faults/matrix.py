@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Ticket
 from tests import settings as servers
 from tests.support import known_scripts
+from tests.support.record_of import is_past
 from tests.support.workers import Worker, eventually
 
 from .lossy import NEXT, Network
@@ -148,22 +150,15 @@ def every_case() -> list[Case]:
     ]
 
 
-@contextmanager
-def hasty() -> Iterator[None]:
-    """Return settings with short intervals."""
-    with override_settings(DELAYQ={**settings.DELAYQ, **HASTY}):
-        yield
-
-
 def run(cases: Sequence[Case], folder: Path, *, delay: float = 2.0) -> dict[Case, Verdict]:
     """Run cases side by side. At most one of them may be a reaper's: that one works for all queues."""
-    with hasty(), ExitStack() as stack:
+    with override_settings(DELAYQ={**settings.DELAYQ, **HASTY}), ExitStack() as stack:
         assert servers.REDIS_SERVER is not None
         with redis.Redis(port=servers.REDIS_SERVER.port) as client:
             known_scripts.teach(client)
         runs = [_Run(case, folder, delay) for case in cases]
         for one in runs:
-            stack.callback(one.close)
+            stack.enter_context(one.stack)
             one.start()
         for one in runs:
             one.wait_until_reached()
@@ -172,7 +167,7 @@ def run(cases: Sequence[Case], folder: Path, *, delay: float = 2.0) -> dict[Case
         )
         frozen = [one for one in runs if one.case.action == "stop"]
         if frozen:
-            _two_leases()
+            wait_for_leases(2)
             eventually(_nothing_to_reap, "all that can be taken over is taken over")
         for one in frozen:
             one.thaw()
@@ -185,9 +180,10 @@ def run(cases: Sequence[Case], folder: Path, *, delay: float = 2.0) -> dict[Case
         return {one.case: one.verdict() for one in runs}
 
 
-def _two_leases() -> None:
-    until = transitions.now("default") + timedelta(seconds=2 * LEASE)
-    eventually(lambda: transitions.now("default") > until, "two leases run out")
+def wait_for_leases(number: int) -> None:
+    """Wait until so many leases, one after the other, have run out."""
+    until = transitions.now("default") + timedelta(seconds=number * LEASE)
+    eventually(partial(is_past, until), "the leases run out")
 
 
 def _nothing_to_reap() -> bool:
@@ -206,17 +202,17 @@ class _Run:
         self.failpoints = case.failpoints(delay)
         self.program: Program | None = None
         self.network: Network | None = None
-        self._stack = ExitStack()
+        self.stack = ExitStack()
         self._reached_by = 0
 
     def start(self) -> None:
         """Start the program, and return when the fault can happen at any time."""
         queue, lines = self.case.queue, str(self.lines)
         if self.case.action == "lose":
-            self.network = self._stack.enter_context(Network())
+            self.network = self.stack.enter_context(Network())
         match self.case.who:
             case "producer":
-                self.program = self._program("tests.faults.producer", queue, lines, "0", str(NUMBER))
+                self.program = self._program("tests.faults.producer", queue, lines)
             case "restore":
                 schedule_all(queue, lines)
                 self.program = self._program("tests.faults.restore", queue)
@@ -232,7 +228,7 @@ class _Run:
                 self.program = self._worker("loader,sweeper,consumer,recorder")
 
     def _program(self, *arguments: str) -> Program:
-        return self._stack.enter_context(Program(*arguments, failpoints=self.failpoints, network=self.network))
+        return self.stack.enter_context(Program(*arguments, failpoints=self.failpoints, network=self.network))
 
     def _worker(self, roles: str) -> Program:
         # Without a reaper: the healthy worker's, or the one of the reaper's own case, does the work. A loader has keys
@@ -253,13 +249,11 @@ class _Run:
 
     def _claim_and_vanish(self) -> None:
         messages = schedule_all(self.case.queue, str(self.lines))
-        last = max(message.due_at for message in messages)
-        eventually(lambda: transitions.now("default") > last, "all are due")
+        eventually(partial(is_past, max(message.due_at for message in messages)), "all are due")
         leases = {message.topic: LEASE for message in messages}
         claimed = transitions.claim("default", [Ticket(m.pk) for m in messages], leases, "nobody/1/0")
         assert len(claimed) == NUMBER
-        until = transitions.now("default") + timedelta(seconds=LEASE)
-        eventually(lambda: transitions.now("default") > until, "the leases run out")
+        wait_for_leases(1)
 
     def wait_until_reached(self) -> None:
         assert self.program is not None
@@ -322,6 +316,3 @@ class _Run:
             whose = self.case.port or "databases"
             return [] if self.program.count(rf"Cut [1-9]\d* connections to {whose}") else ["no connection was reset"]
         return []
-
-    def close(self) -> None:
-        self._stack.close()

@@ -30,8 +30,8 @@ def message(queue: str, lines: str, number: int) -> MessageDict:
     return {**terms, "payload": lines}
 
 
-def schedule_all(queue: str, lines: str, number: int = NUMBER) -> list[Message]:
-    return schedule_messages([message(queue, lines, place) for place in range(number)])
+def schedule_all(queue: str, lines: str) -> list[Message]:
+    return schedule_messages([message(queue, lines, number) for number in range(NUMBER)])
 
 
 def schedule(queue: str, lines: str, number: int) -> None:

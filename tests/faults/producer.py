@@ -1,6 +1,6 @@
 """Schedules messages, each in a transaction that also writes a row to a table of the business.
 
-``python -m tests.faults.producer QUEUE FILE FROM TO``
+``python -m tests.faults.producer QUEUE FILE``
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import django
 logger = logging.getLogger("django_delayq")
 
 
-def main(queue: str, lines: str, first: int, last: int) -> None:
+def main(queue: str, lines: str) -> None:
     from django.db import close_old_connections
 
-    from tests.faults.messages import schedule
+    from tests.faults.messages import NUMBER, schedule
 
-    for number in range(first, last):
+    for number in range(NUMBER):
         # As Django does between two requests.
         close_old_connections()
         try:
@@ -30,4 +30,4 @@ def main(queue: str, lines: str, first: int, last: int) -> None:
 
 if __name__ == "__main__":
     django.setup()
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    main(*sys.argv[1:])
