@@ -6,7 +6,7 @@ report; at the end everything is healed, and record and effects have to add up. 
 handler that is not transactional: W1, death after the effect and before the report; W2, an effect after the lease ran
 out.
 
-DELAYQ_MODEL_EXAMPLES says how many sequences to try; with DELAYQ_MODEL_QUICK a failure is not shrunk.
+DELAYQ_MODEL_EXAMPLES says how many sequences to try.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import redis
 from django.db import transaction
 from django.test import override_settings
 from django.utils import timezone
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -61,8 +61,6 @@ from tests.support.record_of import log_of
 from .oracle import no_path
 
 EXAMPLES = int(os.environ.get("DELAYQ_MODEL_EXAMPLES", "25"))
-# Shrinking a failure takes minutes, and is left out when it only matters that there is one.
-PHASES = [phase for phase in Phase if phase != Phase.shrink or "DELAYQ_MODEL_QUICK" not in os.environ]
 QUEUE = "default"
 TOPIC = "model.any"
 # So many messages of the queue may run at once. The machine has up to six.
@@ -655,7 +653,6 @@ def test_whatever_happens_every_message_ends_and_nothing_happens_twice(monkeypat
                 max_examples=EXAMPLES,
                 stateful_step_count=50,
                 deadline=None,
-                phases=PHASES,
                 suppress_health_check=list(HealthCheck),
                 print_blob=True,
             ),

@@ -4,7 +4,7 @@ A handler of a limited topic waits at a gate until all messages have ended that 
 late for others. The times after which workers look by themselves, and sweep, are longer than a test waits. So an id
 that was lost, or a wake-up that went astray, is not healed before the test has seen it.
 
-DELAYQ_PAIRS_EXAMPLES says how many cases to try; with DELAYQ_PAIRS_QUICK a failure is not shrunk.
+DELAYQ_PAIRS_EXAMPLES says how many cases to try.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from django.core.management import call_command
 from django.db import connections
 from django.test import override_settings
 from django.utils import timezone
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from django_delayq import (
@@ -59,7 +59,6 @@ from tests.support.workers import PATIENCE, eventually
 pytestmark = pytest.mark.django_db(transaction=True)
 
 EXAMPLES = int(os.environ.get("DELAYQ_PAIRS_EXAMPLES", "20"))
-PHASES = [phase for phase in Phase if phase != Phase.shrink or "DELAYQ_PAIRS_QUICK" not in os.environ]
 FEATURES = (
     "async",
     "cancel while running",
@@ -183,7 +182,6 @@ def _nobody_looks_by_himself(monkeypatch: pytest.MonkeyPatch) -> None:
 @given(CASES)
 @settings(
     max_examples=EXAMPLES,
-    phases=PHASES,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_features_that_meet_keep_what_each_promises(case: Case) -> None:
