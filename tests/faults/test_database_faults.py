@@ -120,40 +120,30 @@ ROLE = "delayq_with_a_limit"
 OWN = 3
 
 
-class Role:
-    """A user of the database, with whom workers connect."""
+def ask(sql: str, *values: object) -> list[tuple[Any, ...]]:
+    with connection.cursor() as cursor:
+        cursor.execute(sql, values)
+        return cursor.fetchall() if cursor.description else []
 
-    def __init__(self, server: PostgresServer) -> None:
-        self._server = server
 
-    def limit(self, number: int) -> None:
-        """Let the role have so many connections at once; -1: any number."""
-        self._run(f"ALTER ROLE {ROLE} CONNECTION LIMIT {number}")
-
-    def connections(self) -> int:
-        """Count the connections that the role has."""
-        return int(self._run("SELECT count(*) FROM pg_stat_activity WHERE usename = %s", ROLE)[0][0])
-
-    def _run(self, sql: Any, *values: object) -> list[tuple[Any, ...]]:
-        with psycopg.connect(self._server.url, autocommit=True) as other:
-            cursor = other.execute(sql, values)
-            return cursor.fetchall() if cursor.description else []
+def connections_of_workers() -> int:
+    return int(ask("SELECT count(*) FROM pg_stat_activity WHERE usename = %s", ROLE)[0][0])
 
 
 @pytest.fixture
-def role(postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Role]:
-    """The user of the workers that are started from now on."""
-    there = Role(postgres_server)
-    there._run(f"CREATE ROLE {ROLE} LOGIN IN ROLE {PostgresServer.user}")
+def _role(transactional_db: None, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A user of the database, with whom the workers connect that are started from now on."""
+    ask(f"CREATE ROLE {ROLE} LOGIN IN ROLE {PostgresServer.user}")
     url = postgres_server.url.replace(f"{PostgresServer.user}@", f"{ROLE}@")
     monkeypatch.setenv("DATABASE_URL", url)
-    yield there
-    there._run("SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE usename = %s", ROLE)
-    there._run(f"DROP ROLE {ROLE}")
+    yield
+    ask("SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE usename = %s", ROLE)
+    ask(f"DROP ROLE {ROLE}")
 
 
-def test_a_handler_that_gets_no_connection_has_not_failed(start: Start, role: Role, gate: Gate) -> None:
-    role.limit(OWN + 3)
+@pytest.mark.usefixtures("_role")
+def test_a_handler_that_gets_no_connection_has_not_failed(start: Start, gate: Gate) -> None:
+    ask(f"ALTER ROLE {ROLE} CONNECTION LIMIT {OWN + 3}")
     worker = start("--threads", "8")
     messages = schedule_messages({"topic": "t.once_tx", "payload": gate.payload} for _ in range(20))
     worker.wait_for("The database gave handler thread . no transaction; .* takes no message for 5 s: .*too many")
@@ -163,15 +153,15 @@ def test_a_handler_that_gets_no_connection_has_not_failed(start: Start, role: Ro
     assert set(Message.objects.values_list("attempts", flat=True)) == {0}
 
 
+@pytest.mark.usefixtures("_role")
 @pytest.mark.parametrize("topic", ["t.gate", "t.gate_async"])
 def test_the_connection_of_a_handler_is_given_back_when_its_thread_is_idle(
-    start: Start, role: Role, gate: Gate, set_pace: Callable[[dict[str, float]], None], topic: str
+    start: Start, gate: Gate, set_pace: Callable[[dict[str, float]], None], topic: str
 ) -> None:
     set_pace({"connections.IDLE_CLOSED_AFTER": 0.5})
     start("--threads", "4")
     for _ in range(2):
-        messages = schedule_messages({"topic": topic, "payload": gate.payload} for _ in range(12))
+        schedule_messages({"topic": topic, "payload": gate.payload} for _ in range(12))
         gate.open()
         wait_until_all(State.CONSUMED, Message.objects.count())
-        eventually(lambda: role.connections() <= OWN, "the threads have closed their connections")
-    assert len(messages) == 12
+        eventually(lambda: connections_of_workers() <= OWN, "the threads have closed their connections")
