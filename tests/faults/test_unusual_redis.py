@@ -1,0 +1,181 @@
+"""Redis servers that are unusual: by another program, full, in cluster mode, or behind Sentinel."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from django_delayq import cancel_message, reschedule_message, schedule_message, schedule_messages
+from django_delayq.broker.keys import keys
+from django_delayq.core.states import State
+from testproject.binaries import _output, _redis_candidates
+from testproject.servers import RedisServer, ServerFailed
+from tests.support.commands import run
+from tests.support.processes import Configure, Start
+from tests.support.record_of import (
+    consumed,
+    effects_per_message,
+    log_of,
+    once_each,
+    states,
+    wait_until,
+    wait_until_all,
+    wait_until_redis_times,
+)
+from tests.support.redis_servers import SentinelServer, ThisRedis, of
+from tests.support.sentinel import FACTORY, guarded
+from tests.support.workers import eventually
+
+pytestmark = pytest.mark.usefixtures("transactional_db")
+
+KEYS = keys("delayq", "default")
+WORDS = "Redis Cluster is not supported"
+
+
+def programs() -> list[Path]:
+    """Return one redis-server of each version: on PATH, in the wheel, and those in DELAYQ_TEST_REDIS_SERVERS."""
+    named = map(Path, filter(None, os.environ.get("DELAYQ_TEST_REDIS_SERVERS", "").split(os.pathsep)))
+    found = {_output(program, "--version"): program for program in (*named, *_redis_candidates())}
+    return [program for version, program in found.items() if version]
+
+
+@pytest.mark.parametrize("program", programs(), ids=lambda program: _output(program, "--version").split()[2])
+def test_every_installed_redis_supports_everything(start: Start, configure: Configure, program: Path) -> None:
+    with ThisRedis(program) as server, of(server) as client:
+        configure(REDIS=server.url)
+        worker = start()
+        worker.wait_for("Loaded Redis")
+        messages = schedule_messages({"topic": "t.tx", "delay": 0.5 + 0.01 * n} for n in range(50))
+        client.config_set("maxmemory", 1)
+        full = schedule_message("t.tx", delay=0.1)
+        wait_until(full, State.CONSUMED)
+        worker.wait_for("Redis is away.*used memory")
+        client.config_set("maxmemory", 0)
+        client.script_flush()
+        wait_until_all(State.CONSUMED, 51)
+        worker.wait_for("Redis is back")
+        later = schedule_messages({"topic": "t.tx", "delay": 300} for _ in range(20))
+        client.flushall()
+        eventually(lambda: client.zcard(KEYS.delayed) == 20, "it is loaded again")
+        client.delete(KEYS.delayed)
+        assert run("delayq_restore").code == 0
+        assert client.zcard(KEYS.delayed) == 20
+        assert run("delayq_stats").code == run("delayq_check").code == run("delayq_check", "redis").code == 0
+        for message in later:
+            assert reschedule_message(message, delay=0)
+        wait_until_all(State.CONSUMED, 71)
+        assert effects_per_message() == once_each([*messages, full, *later])
+        worker.stop()
+
+
+@pytest.mark.usefixtures("puts_are_flushed")
+def test_a_redis_filled_by_our_own_ids_empties_itself_as_they_fall_due_or_are_cancelled(
+    start: Start, configure: Configure
+) -> None:
+    with RedisServer() as server, of(server) as client:
+        configure(REDIS=server.url)
+        worker = start()
+        worker.wait_for("Loaded Redis")
+        messages = schedule_messages({"topic": "t.tx", "delay": 5.0 + 0.001 * n} for n in range(300))
+        unwanted = schedule_message("t.tx", delay=300)
+        assert client.zcard(KEYS.delayed) == 301
+        client.config_set("maxmemory", 1)
+        with pytest.raises(redis.ResponseError, match="used memory"):
+            client.lpush("more", "x")
+        assert cancel_message(unwanted)
+        eventually(lambda: states() == {State.CONSUMED: 300, State.CANCELLED: 1}, "the others are delivered")
+        assert effects_per_message() == once_each(messages)
+        eventually(lambda: client.zcard(KEYS.delayed) + client.zcard(KEYS.ready) == 0, "none of them is left")
+        assert worker.count("Redis is away.*used memory") <= 1
+        client.config_set("maxmemory", 0)
+        worker.wait_for("Redis is back")
+        worker.stop()
+
+
+@pytest.fixture(params=[16_384, 100], ids=["all slots", "few slots"])
+def cluster(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
+    """A cluster of one node that serves so many slots: with few, it refuses the keys of most queues."""
+    options = ("--cluster-enabled", "yes", "--cluster-require-full-coverage", "no")
+    with _on_free_ports(*options) as server, of(server) as client:
+        client.execute_command("CLUSTER", "ADDSLOTS", *range(request.param))
+        eventually(lambda: b"cluster_state:ok" in client.execute_command("CLUSTER", "INFO"), "the cluster is up")
+        yield server
+
+
+@contextmanager
+def _on_free_ports(*options: str) -> Iterator[RedisServer]:
+    """Run a node. Its second port is 10,000 above the first one, and may be in use."""
+    while True:
+        server = RedisServer(*options)
+        try:
+            server.start()
+            break
+        except ServerFailed as error:
+            server.close()
+            if "in use" not in str(error):
+                raise
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def test_a_cluster_is_refused_in_words_and_delivery_goes_on_by_query(
+    start: Start, configure: Configure, cluster: RedisServer
+) -> None:
+    configure(REDIS=cluster.url)
+    worker = start()
+    worker.wait_for(f"CRITICAL.*{WORDS}.*delivered from the database")
+    message = wait_until(schedule_message("t.tx"), State.CONSUMED)
+    assert log_of(message)[1].ready_at is None
+    for _ in range(5):
+        cancel_message(schedule_message("t.tx", delay=60).pk)
+    ran = run("delayq_check")
+    assert ran.code == 78
+    assert f"CRITICAL Redis mode: {WORDS}" in ran.out
+    ran = run("delayq_restore", "--yes")
+    assert ran.code == 78
+    assert WORDS in ran.err
+    assert worker.count(WORDS) == 1, worker.log
+    assert worker.count("Redis is away") == 0, worker.log
+    assert worker.stop() == 0
+
+
+@pytest.mark.usefixtures("puts_are_flushed")
+def test_a_failover_by_sentinel_under_a_working_worker_loses_nothing(
+    start: Start,
+    configure: Configure,
+    settings: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    trio: tuple[RedisServer, RedisServer, SentinelServer],
+) -> None:
+    master, replica, sentinel = trio
+    monkeypatch.setenv("DELAYQ_TEST_SENTINEL", str(sentinel.port))
+    settings.CACHES = {**settings.CACHES, "guarded": guarded(sentinel.port)}
+    settings.DJANGO_REDIS_CONNECTION_FACTORY = FACTORY
+    configure(REDIS="guarded")
+    worker = start(prefix="env DJANGO_SETTINGS_MODULE=tests.support.sentinel_settings")
+    worker.wait_for("Loaded Redis")
+    messages = schedule_messages({"topic": "t.tx", "delay": 0.3 + 0.05 * n} for n in range(100))
+    with of(master) as client:
+        assert client.zcard(KEYS.delayed) > 0
+    eventually(consumed(10), "the first are delivered")
+    master.kill()
+    meanwhile = [schedule_message("t.tx", delay=0.1 * n) for n in range(20)]
+    wait_until_all(State.CONSUMED, 120)
+    assert effects_per_message() == once_each([*messages, *meanwhile])
+    worker.wait_for("Redis is back")
+    with of(replica) as client:
+        # The first put may still go to the old master.
+        eventually(
+            lambda: client.zscore(KEYS.delayed, str(schedule_message("t.tx", delay=120).pk)) is not None,
+            "the new master times",
+        )
+    wait_until_redis_times()
+    worker.stop()
