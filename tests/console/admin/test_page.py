@@ -10,12 +10,16 @@ from typing import Any
 
 import pytest
 from django.contrib.staticfiles import finders
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 
 from django_delayq import pause_queue
 from django_delayq.console import audit
-from django_delayq.console.admin import panels
+from django_delayq.console.admin import MessageAdmin, panels
 from django_delayq.console.models import Operation, Rollup
+from django_delayq.console.statistics import upcoming
+from django_delayq.core.states import State
 from django_delayq.models import Message, Worker
 from tests.support.statements import assert_asks_the_same_of_many_queues
 
@@ -284,6 +288,35 @@ def test_series_contrast_with_the_background() -> None:
         for name, colour in palette.items():
             if name.startswith("series") or name == "focus":
                 assert contrast(colour, ground) >= 3, name
+
+
+def is_unbounded(sql: str) -> bool:
+    """Tell whether a statement groups rows, or reads a table more often than it has limits and not by an id."""
+    reads, limits = (len(re.findall(part, sql)) for part in ('FROM "?delayq_', r"\bLIMIT \d{1,5}\b"))
+    is_grouped = re.search(r"\b(DISTINCT|GROUP BY|OFFSET \d{5,})\b", sql, re.IGNORECASE)
+    # Workers bound what is leased.
+    return bool(is_grouped) or (reads > limits and not re.search(r'\bid"? (=|IN) |"leased_until"', sql))
+
+
+SEARCHES = (
+    *("1", "key:a", "topic:t.admin", "topic:a*", "queue:default", "a", "due:<1h", "due:today", "finished:<1h"),
+    *("created:<1h state:dead", "error:Timeout", "worker:a", "attempts:>3", "is:retrying", "payload.order.id:42"),
+)
+QUERIES = ("p=2", "o=2.-3.4", "all=", "_facets=", *(f"state={state}" for state in State), *(f"q={q}" for q in SEARCHES))
+OF_LISTS = [f"/admin/delayq/message/?{query}" for query in QUERIES] + [f"{ROOT}auditevent/?q=something&actor=a"]
+
+
+@pytest.mark.parametrize("address", [*OF_ALL_QUEUES, *OF_LISTS])
+def test_no_page_asks_what_grows_with_a_table(boss: Client, monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setattr(MessageAdmin, "list_per_page", 5)
+    monkeypatch.setattr(upcoming, "BAR_CAP", 1)
+    samples.many(7, delay="30m")
+    samples.late(*samples.many(3))
+    with CaptureQueriesContext(connection) as captured:
+        assert boss.get(address).status_code == 200
+    asked = [entry["sql"] for entry in captured if re.search('(?s)^[^E].* "?delayq_(message|audit)', entry["sql"])]
+    assert [sql for sql in asked if is_unbounded(sql)] == []
+    assert is_unbounded('SELECT COUNT(*) FROM "delayq_message"')
 
 
 @pytest.mark.parametrize("address", OF_ALL_QUEUES)
