@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from django.contrib.auth.models import Permission, User
 from django.test import Client
@@ -17,6 +19,7 @@ from django_delayq.console.admin import (
     restore_page,
 )
 from django_delayq.console.search import listing
+from django_delayq.console.statements import TooSlow
 from django_delayq.console.statistics import failures
 
 ACTION_PERMISSIONS = ("cancel_message", "reschedule_message", "run_message", "requeue_message")
@@ -67,6 +70,16 @@ def restorer(db: None) -> Client:
 @pytest.fixture
 def boss(db: None) -> Client:
     return logged_in(User.objects.create_superuser("boss"))
+
+
+@pytest.fixture
+def slow_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have no list of messages be found in time."""
+
+    def too_slow(*given: Any, **options: Any) -> Any:
+        raise TooSlow
+
+    monkeypatch.setattr(listing.Listing, "ids", too_slow)
 
 
 def raise_time_limits(patch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,6 @@ from django.urls import reverse
 
 from django_delayq.console.admin import export
 from django_delayq.console.models import AuditEvent
-from django_delayq.console.search import listing
-from django_delayq.console.statements import TooSlow
 from django_delayq.models import Message
 
 from . import samples
@@ -157,11 +155,8 @@ def test_a_search_that_is_refused_exports_nothing(exporter: Client, q: str) -> N
     assert not AuditEvent.objects.exists()
 
 
-def test_a_search_without_an_index_exports_nothing(exporter: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    def too_slow(*args: Any, **options: Any) -> list[int]:
-        raise TooSlow
-
-    monkeypatch.setattr(listing.Listing, "ids", too_slow)
+@pytest.mark.usefixtures("slow_searches")
+def test_a_search_without_an_index_exports_nothing(exporter: Client) -> None:
     response = exporter.post(reverse(URL), {"format": "csv"}, follow=True)
     assert samples.said(response) == ["The search took too long: nothing was exported. Narrow it."]
 
