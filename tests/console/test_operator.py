@@ -66,15 +66,6 @@ def stuck_in_the_second_step(ids: list[int], operation: Operation, worker: Worke
         yield
 
 
-def test_a_running_worker_does_an_operation(start: Start) -> None:
-    scheduled()
-    operation = started()
-    worker = start("--roles", "operator")
-    eventually(lambda: is_done(operation), "the operation")
-    all_is_well(operation)
-    assert worker.stop() == 0
-
-
 def test_two_workers_do_each_message_once(start: Start) -> None:
     scheduled()
     first, second = started(), started()

@@ -16,7 +16,6 @@ from django.utils import timezone
 
 from django_delayq import cancel_message, pause_queue
 from django_delayq.broker.base import Put
-from django_delayq.broker.redis import RedisBroker
 from django_delayq.console import operations
 from django_delayq.console.models import Operation, OperationState
 from django_delayq.console.operations import consistency_check
@@ -28,7 +27,6 @@ from django_delayq.core.exceptions import BrokerUnavailable
 from django_delayq.core.states import State
 from django_delayq.management import _common as common
 from django_delayq.models import Message, Queue, Transition
-from django_delayq.project import conf
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Ticket
 from django_delayq.restore import engine, reading
@@ -95,20 +93,6 @@ def only() -> Operation:
 # --- started by people ------------------------------------------------------------------------------------------------
 
 
-def test_a_restore_puts_messages_that_are_due_within_the_horizon(redis_client: redis.Redis) -> None:
-    soon, overdue = schedule(20), schedule(5, due=-100)
-    schedule(2, due=86_400)
-    elsewhere = schedule(3, queue="elsewhere")
-    redis_client.flushall()
-
-    done = work_off(begin())
-
-    assert (done.state, done.error, done.total, done.done) == (OperationState.DONE, "", 28, 28)
-    assert done.outcomes == {"put": 28}
-    assert held() == {**due_tenths(*soon), **dict.fromkeys(overdue, 0)}
-    assert held("elsewhere") == due_tenths(*elsewhere)
-
-
 def test_expired_messages_are_handled_in_steps_too(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transitions.expire, "__kwdefaults__", {"limit": 2, "among": None})
     schedule(5)
@@ -158,9 +142,7 @@ def test_a_restore_is_stopped_between_two_steps_and_resumed(redis_client: redis.
 
 def overdue(number: int, **more: Any) -> list[int]:
     """Schedule messages that are overdue by 100 s."""
-    ids = schedule(number, **more)
-    Message._base_manager.filter(pk__in=ids).update(due_at=timezone.now() - timedelta(seconds=100))
-    return ids
+    return schedule(number, due=-100, **more)
 
 
 def test_a_restore_with_a_spread_lets_no_overdue_message_run_at_once(start: Start, redis_client: redis.Redis) -> None:
@@ -473,15 +455,20 @@ def test_the_operation_of_a_command_that_loses_redis_has_failed(
     assert operations.is_resumable(failed)
 
 
-def test_a_restore_goes_on_when_its_operation_cannot_be_written(
-    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def no_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the table of operations be neither read nor written."""
+
     def refuse(*args: Any, **facts: Any) -> Any:
         raise DatabaseError("no")
 
+    monkeypatch.setattr(Operation.objects, "using", refuse)
+
+
+@pytest.mark.usefixtures("no_operations")
+def test_a_restore_goes_on_when_its_operation_cannot_be_written(redis_client: redis.Redis) -> None:
     ids = schedule(3)
     redis_client.flushall()
-    monkeypatch.setattr(Operation.objects, "using", refuse)
     assert run("delayq_restore").code == 0
     assert held() == due_tenths(*ids)
 
@@ -519,15 +506,10 @@ def test_a_load_of_an_empty_queue_is_not_shown(loader: Loader) -> None:
     assert not Operation.objects.exists()
 
 
-def test_a_loader_goes_on_without_the_table_of_operations(
-    loader: Loader, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*args: Any, **facts: Any) -> Any:
-        raise DatabaseError("no")
-
+@pytest.mark.usefixtures("no_operations")
+def test_a_loader_goes_on_without_the_table_of_operations(loader: Loader, redis_client: redis.Redis) -> None:
     ids = schedule(5)
     redis_client.flushall()
-    monkeypatch.setattr(Operation.objects, "using", refuse)
     loader.tick()
     assert held() == due_tenths(*ids)
 
@@ -628,11 +610,3 @@ def test_a_check_finds_the_queues_that_only_redis_knows(redis_client: redis.Redi
     ensure_horizon(DB, broker(), lease=0.001, worker="test")
     Message._base_manager.filter(pk__in=schedule(1, queue="gone")).delete()
     assert consistency_check.results_of(work_off(check()))["gone"].extra == 1
-
-
-def test_a_check_without_mismatches_agrees(redis_client: redis.Redis) -> None:
-    done = work_off(check())
-    assert all(found.agrees for found in consistency_check.results_of(done).values())
-    assert done.outcomes == {}
-    assert RedisBroker(conf.get(), DB, timeout=2).client.ping()
-    assert broker().sizes(["default"])["default"].total == 0

@@ -26,6 +26,7 @@ from django_delayq.core.outcomes import Ack, GiveUp, Release, Retry
 from django_delayq.core.states import State
 from django_delayq.extensions import WorkerExtensions
 from django_delayq.models import Message
+from django_delayq.project import registry
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Claimed, Moved
 from django_delayq.worker.parts.delivery import Delivery
@@ -120,13 +121,7 @@ def _delivery(*, lost: bool = False) -> Delivery:
     row = steps.claimed()
     if lost:
         steps.succeed(row.id)
-    return Delivery(row, steps_handler(), DB)
-
-
-def steps_handler() -> Any:
-    from django_delayq.project import registry
-
-    return next(iter(registry.handlers().values()))
+    return Delivery(row, next(iter(registry.handlers().values())), DB)
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------

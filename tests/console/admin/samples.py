@@ -156,6 +156,11 @@ def text(response: Any) -> str:
     return re.sub(r"\s+", " ", html)
 
 
+def why(client: Client, message: Message) -> str:
+    """Return the explanation on the page of a message."""
+    return " ".join(client.get(change_url(message)).context["explanation"])
+
+
 def listed(client: Client, **query: Any) -> list[int]:
     """Return the messages that a page of the list shows."""
     response = client.get(reverse(LIST), query)

@@ -26,7 +26,7 @@ from tests.support.limits import Declare, claim_limited
 from tests.support.statements import count_statements
 
 from . import asking, samples
-from .samples import DB, TOPIC, late, text, worker
+from .samples import DB, TOPIC, late, text, why, worker
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -50,10 +50,6 @@ def in_line(number: int, **options: Any) -> list[Message]:
 def banners(answer: Any) -> list[Any]:
     """Return the banners but for the one that calls Redis empty, as it is in these tests."""
     return [(banner, url) for banner, url in answer.context["banners"] if "Redis holds none" not in banner.text]
-
-
-def why(client: Client, message: Message) -> str:
-    return " ".join(client.get(samples.change_url(message)).context["explanation"])
 
 
 def found(client: Client, search: str, tab: str = "all") -> list[int]:

@@ -28,16 +28,13 @@ from django_delayq.record.sql.rows import Ticket
 
 from . import samples
 from .conftest import logged_in, person
+from .samples import why
 
 pytestmark = pytest.mark.django_db
 
 
 def page_of(client: Client, message: Message) -> Any:
     return client.get(samples.change_url(message))
-
-
-def why(client: Client, message: Message) -> str:
-    return " ".join(page_of(client, message).context["explanation"])
 
 
 def test_the_explanation_says_how_late_a_message_is_and_whether_its_queue_is_served(viewer: Client) -> None:
