@@ -16,14 +16,11 @@ from django_delayq.core.states import State
 from django_delayq.models import Message
 from tests.console.admin.samples import admin_url as url
 
-from .chromium import MISSING, inaccessible, settle
+from .chromium import inaccessible, settle
 from .conftest import DESKTOP, Open
 from .seed import LONG, installation
 
-pytestmark = [
-    pytest.mark.skipif(bool(MISSING), reason=MISSING),
-    pytest.mark.django_db(transaction=True),
-]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 SIZES = {
     "desktop": DESKTOP,

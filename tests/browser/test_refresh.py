@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.urls import reverse
 
 from django_delayq import schedule_message
-from django_delayq.console.search import listing
-from django_delayq.console.statements import TooSlow
+from django_delayq.console.admin import panels
 from tests.console.admin import samples
 from tests.console.admin.samples import admin_url
 
-from .chromium import MISSING, expect
+from .chromium import expect
 from .conftest import Open
 
-pytestmark = [pytest.mark.skipif(bool(MISSING), reason=MISSING), pytest.mark.django_db(transaction=True)]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 # A busy machine may take some seconds from the installation of the clock to its pause, which cannot go back in time.
@@ -63,15 +60,15 @@ class Watched:
 class Live(Watched):
     """The dashboard."""
 
-    def __init__(self, page: Any, forget: Callable[[], None]) -> None:
-        super().__init__(page, reverse("admin:delayq_console_dashboard_changelist"))
-        self.forget = forget
+    def __init__(self, page: Any) -> None:
+        super().__init__(page, admin_url("dashboard_changelist"))
         self.number = page.locator(".dq-tile").filter(has_text="Scheduled").locator(".dq-tile-number")
         expect(self.number).to_have_text("0")
 
     def schedule(self) -> None:
         schedule_message("t.ok", delay="1h")
-        self.forget()
+        # The server has kept for some seconds what it showed.
+        panels.forget()
 
     def shows(self, number: int) -> None:
         expect(self.number).to_have_text(str(number))
@@ -79,8 +76,8 @@ class Live(Watched):
 
 
 @pytest.fixture
-def live(open_page: Open, forget_panels: Callable[[], None]) -> Live:
-    return Live(open_page(), forget_panels)
+def live(open_page: Open) -> Live:
+    return Live(open_page())
 
 
 def test_a_tile_changes_without_a_reload(live: Live) -> None:
@@ -186,22 +183,9 @@ def test_rows_that_left_the_list_are_greyed_and_a_note_leads_to_the_others(open_
         expect(shown.filter(has_text=f"#{message.pk}")).to_have_count(1)
 
 
-def test_a_message_that_was_consumed_is_no_longer_offered_to_be_cancelled(open_page: Open) -> None:
-    message = samples.running()
-    watched = Watched(open_page(), samples.change_url(message))
-    expect(watched.page.get_by_role("button", name="Cancel")).to_be_visible()
-    samples.succeeded(message)
-    watched.refresh()
-    expect(watched.page.get_by_role("button", name="Cancel")).to_have_count(0)
-    expect(watched.page.locator("#facts")).to_contain_text("finished")
-
-
-def test_a_slow_search_is_not_repeated(open_page: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    def too_slow(*given: Any, **options: Any) -> Any:
-        raise TooSlow
-
+@pytest.mark.usefixtures("slow_searches")
+def test_a_slow_search_is_not_repeated(open_page: Open) -> None:
     schedule_message("t.ok", delay="1h")
-    monkeypatch.setattr(listing.Listing, "ids", too_slow)
     watched = Watched(open_page(), f"{admin_url('message_changelist')}?q=topic:t.ok")
     page = watched.page
     expect(page.get_by_role("status").filter(has_text="Not refreshed by itself")).to_be_visible()

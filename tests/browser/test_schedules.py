@@ -12,14 +12,10 @@ from django_delayq.models import Message
 from tests.support.processes import Start
 from tests.support.record_of import wait_until
 
-from .chromium import MISSING, expect, inaccessible
+from .chromium import expect, inaccessible
 from .conftest import Open
 
-pytestmark = [
-    pytest.mark.skipif(bool(MISSING), reason=MISSING),
-    pytest.mark.django_db(transaction=True),
-    pytest.mark.usefixtures("configure"),
-]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("configure")]
 
 LIST = "/admin/delayq_recurring/schedule/"
 

@@ -12,9 +12,7 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
-from django.conf import settings as django_settings
 from django.contrib.auth.models import User
-from django.test import Client
 
 from django_delayq.core.states import State
 from django_delayq.models import Message
@@ -23,13 +21,13 @@ from tests.console.admin import samples
 from tests.console.admin.samples import admin_url
 from tests.support.workers import eventually
 
-from .chromium import MISSING, STEP_TIMEOUT_MS, expect
+from .chromium import expect
+from .conftest import logged_in
 from .seed import installation
 
-pytestmark = [pytest.mark.skipif(bool(MISSING), reason=MISSING), pytest.mark.django_db(transaction=True)]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 ROOT = Path(__file__).parents[2]
-SCREENSHOTS = os.environ.get("DELAYQ_SCREENSHOTS", "")
 LAPTOP = {"width": 1366, "height": 768}
 THEMES = [
     pytest.param(name, marks=pytest.mark.skipif(find_spec(name) is None, reason=f"needs {name}"))
@@ -86,19 +84,9 @@ def seeded(site: str) -> dict[State, Message]:
 
 
 @pytest.fixture
-def page(browser: Any, site: str, seeded: dict[State, Message], request: pytest.FixtureRequest) -> Iterator[Any]:
-    client = Client()
-    client.force_login(User.objects.create_superuser("anna"))
-    name = django_settings.SESSION_COOKIE_NAME
-    context = browser.new_context(base_url=site, viewport=LAPTOP)
-    context.set_default_timeout(STEP_TIMEOUT_MS)
-    context.add_cookies([{"name": name, "value": client.cookies[name].value, "url": site}])
-    shown = context.new_page()
-    yield shown
-    if SCREENSHOTS:
-        Path(SCREENSHOTS).mkdir(parents=True, exist_ok=True)
-        shown.screenshot(path=Path(SCREENSHOTS) / f"{request.node.name}.png", full_page=True)
-    context.close()
+def page(browser: Any, site: str, seeded: dict[State, Message], boss: User) -> Iterator[Any]:
+    with logged_in(browser, site, boss, viewport=LAPTOP) as context:
+        yield context.new_page()
 
 
 def reachable(page: Any, selector: str) -> None:

@@ -17,14 +17,10 @@ from tests.console.admin import samples
 from tests.console.admin.samples import admin_url as url
 from tests.support.processes import Start
 
-from .chromium import MISSING, expect
+from .chromium import expect
 from .conftest import Open
 
-pytestmark = [
-    pytest.mark.skipif(bool(MISSING), reason=MISSING),
-    pytest.mark.django_db(transaction=True),
-    pytest.mark.usefixtures("configure"),
-]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("configure")]
 
 
 def search(page: Any, text: str) -> None:
