@@ -41,7 +41,7 @@ from tests.support.processes import Start
 from tests.support.record_of import states
 from tests.support.workers import eventually
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("redis_client")]
 
 DB = "default"
 OPERATOR = "host/1-operator"
@@ -93,7 +93,7 @@ def only() -> Operation:
 # --- started by people ------------------------------------------------------------------------------------------------
 
 
-def test_expired_messages_are_handled_in_steps_too(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expired_messages_are_handled_in_steps_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transitions.expire, "__kwdefaults__", {"limit": 2, "among": None})
     schedule(5)
     Message._base_manager.update(due_at=timezone.now() - timedelta(60), expires_at=timezone.now() - timedelta(50))
@@ -104,9 +104,7 @@ def test_expired_messages_are_handled_in_steps_too(redis_client: redis.Redis, mo
     assert (done.state, done.outcomes) == (OperationState.DONE, {"expired": 5})
 
 
-def test_a_count_that_outlasts_the_lease_is_not_repeated(
-    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_count_that_outlasts_the_lease_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     schedule(3)
     operation = begin()
     count, counted = restoring.RestoreWork.count, []
@@ -169,7 +167,7 @@ def test_a_restore_with_a_spread_lets_no_overdue_message_run_at_once(start: Star
     assert not Queue.objects.exists()
 
 
-def test_a_spread_in_many_steps_is_even(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_spread_in_many_steps_is_even(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "ROWS_PER_CHANGE", 3)
     overdue(12)
     operation = begin(Selection(), Overdue.SPREAD, 1200.0)
@@ -182,9 +180,7 @@ def test_a_spread_in_many_steps_is_even(redis_client: redis.Redis, monkeypatch: 
     assert gaps == pytest.approx([100.0] * 11, abs=0.01)
 
 
-def test_queues_are_held_from_the_question_to_the_end_of_the_spread(
-    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_queues_are_held_from_the_question_to_the_end_of_the_spread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "OVERDUE_AFTER", timedelta(seconds=60))
     ids = overdue(6)
     soon = schedule(2, due=-1)
@@ -205,7 +201,7 @@ def test_queues_are_held_from_the_question_to_the_end_of_the_spread(
 
 
 @pytest.mark.parametrize("end", ["stop", "stop while a worker has it", "failure"])
-def test_a_restore_that_ends_early_holds_no_queue(redis_client: redis.Redis, end: str) -> None:
+def test_a_restore_that_ends_early_holds_no_queue(end: str) -> None:
     ids = overdue(6)
     operation = begin(Selection(), Overdue.SPREAD, 600.0)
     if end == "stop":
@@ -228,7 +224,7 @@ def test_a_restore_that_ends_early_holds_no_queue(redis_client: redis.Redis, end
 
 
 @pytest.mark.parametrize("policy", [Overdue.SPREAD, Overdue.DEAD, Overdue.CANCEL])
-def test_no_overdue_message_is_claimed_while_a_command_restores(redis_client: redis.Redis, policy: Overdue) -> None:
+def test_no_overdue_message_is_claimed_while_a_command_restores(policy: Overdue) -> None:
     ids, other = overdue(9), overdue(9, queue="other")
     there = broker()
     job = Restore(DB, there, overdue=policy, spread=3600.0, batch_size=3)
@@ -249,7 +245,7 @@ def test_no_overdue_message_is_claimed_while_a_command_restores(redis_client: re
     assert not Queue.objects.exists()
 
 
-def test_a_loader_beside_a_restore_undoes_no_spread(redis_client: redis.Redis, loader: Loader) -> None:
+def test_a_loader_beside_a_restore_undoes_no_spread(loader: Loader) -> None:
     ids = overdue(30)
     operation = begin(Selection(), Overdue.SPREAD, 300.0)
     loader.tick()
@@ -360,8 +356,11 @@ def test_a_dry_run_is_not_shown_among_the_operations() -> None:
     assert not Operation.objects.exists()
 
 
+EveryBatch = Callable[[Callable[[], object]], None]
+
+
 @pytest.fixture
-def every_batch(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
+def every_batch(monkeypatch: pytest.MonkeyPatch) -> EveryBatch:
     """Call something after each batch of a restore; the operation is updated after each batch too."""
 
     def do(what: Callable[[], object]) -> None:
@@ -378,9 +377,7 @@ def every_batch(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], objec
     return do
 
 
-def test_a_restore_by_command_is_leased_to_the_command(
-    redis_client: redis.Redis, every_batch: Callable[[Callable[[], object]], None]
-) -> None:
+def test_a_restore_by_command_is_leased_to_the_command(redis_client: redis.Redis, every_batch: EveryBatch) -> None:
     seen: list[Any] = []
 
     def look() -> None:
@@ -397,9 +394,7 @@ def test_a_restore_by_command_is_leased_to_the_command(
     assert only().state == OperationState.DONE
 
 
-def test_a_command_stops_when_the_admin_asks(
-    redis_client: redis.Redis, every_batch: Callable[[Callable[[], object]], None]
-) -> None:
+def test_a_command_stops_when_the_admin_asks(redis_client: redis.Redis, every_batch: EveryBatch) -> None:
     ids = schedule(9)
     redis_client.flushall()
     every_batch(lambda: operations.stop(only()))
@@ -421,7 +416,7 @@ def test_a_command_stops_when_the_admin_asks(
     ("words", "put"), [((), 3), (("--due-after", "2020-01-01T00:00:00+02:00", "--overdue", "spread=5m", "--yes"), 0)]
 )
 def test_a_restore_whose_command_was_killed_is_finished_by_a_worker(
-    redis_client: redis.Redis, every_batch: Callable[[Callable[[], object]], None], words: tuple[str, ...], put: int
+    redis_client: redis.Redis, every_batch: EveryBatch, words: tuple[str, ...], put: int
 ) -> None:
     class Killed(BaseException):
         """Nothing is written any more."""
@@ -443,7 +438,7 @@ def test_a_restore_whose_command_was_killed_is_finished_by_a_worker(
 
 
 def test_the_operation_of_a_command_that_loses_redis_has_failed(
-    redis_client: redis.Redis, redis_server: RedisServer, every_batch: Callable[[Callable[[], object]], None]
+    redis_client: redis.Redis, redis_server: RedisServer, every_batch: EveryBatch
 ) -> None:
     schedule(9)
     redis_client.flushall()
@@ -514,7 +509,7 @@ def test_a_loader_goes_on_without_the_table_of_operations(loader: Loader, redis_
     assert held() == due_tenths(*ids)
 
 
-def test_a_load_that_fails_with_an_error_without_text_is_shown_as_failed(redis_client: redis.Redis) -> None:
+def test_a_load_that_fails_with_an_error_without_text_is_shown_as_failed() -> None:
     with pytest.raises(TimeoutError), _ObservedLoad(DB, "host/1", from_beginning=True) as observed:
         observed.progress(Put(put=3), 3)
         raise TimeoutError
@@ -605,7 +600,7 @@ def test_a_check_counts_the_mismatches_of_each_queue(redis_client: redis.Redis, 
 
 
 @pytest.mark.usefixtures("puts_are_flushed")
-def test_a_check_finds_the_queues_that_only_redis_knows(redis_client: redis.Redis, settings: Any) -> None:
+def test_a_check_finds_the_queues_that_only_redis_knows(settings: Any) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "GRACE": 0.1}
     ensure_horizon(DB, broker(), lease=0.001, worker="test")
     Message._base_manager.filter(pk__in=schedule(1, queue="gone")).delete()

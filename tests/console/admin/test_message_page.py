@@ -77,13 +77,8 @@ def test_a_message_missing_in_redis_can_be_put_back(restorer: Client, redis_clie
     assert samples.said(answer) == ["The message is in Redis again."]
     assert answer.redirect_chain[0][0] == samples.change_url(message)
     assert "Missing in Redis" not in why(client, message)
-    event = AuditEvent.objects.get()
-    assert (event.actor, event.action, event.message_id, event.outcomes) == (
-        "user:rosa",
-        "restore",
-        message.pk,
-        {"put": 1},
-    )
+    event = AuditEvent.objects.values_list("actor", "action", "message_id", "outcomes").get()
+    assert event == ("user:rosa", "restore", message.pk, {"put": 1})
     assert samples.said(client.post(restore_url(message), follow=True)) == ["The message was in Redis already."]
     beyond = samples.scheduled(delay="90d")
     assert "due after the horizon" in samples.said(client.post(restore_url(beyond), follow=True))[0]
@@ -231,13 +226,8 @@ def test_each_delivery_has_a_row_with_its_outcome(viewer: Client) -> None:
     retry = {"delay": timedelta(0), "reason": "retry", "error": "OSError: <away>", "traceback": "Traceback: <here>"}
     message = samples.claimed(samples.failed(message, **retry))
     first, second = page_of(viewer, message).context["deliveries"]
-    assert (first.number, first.worker, first.outcome, first.error) == (
-        1,
-        f"worker:{samples.WORKER}",
-        "scheduled: retry",
-        "OSError: <away>",
-    )
-    assert (second.number, second.outcome) == (2, "")
+    assert [(row.number, row.outcome) for row in (first, second)] == [(1, "scheduled: retry"), (2, "")]
+    assert (first.worker, first.error) == (f"worker:{samples.WORKER}", "OSError: <away>")
     assert all([first.late, first.waited, first.took, second.took])
     html = page_of(viewer, samples.succeeded(message)).content.decode()
     assert "OSError: &lt;away&gt;" in html
@@ -336,7 +326,10 @@ def test_the_call_that_would_schedule_the_same_can_be_copied(viewer: Client) -> 
         lease="2m",
         headers={"h": 1},
     )
-    call = page_of(viewer, message).context["call"]
+    page = page_of(viewer, message)
+    # Large numbers stay exact.
+    assert f"&quot;n&quot;: {2**63 - 1}," in page.content.decode()
+    call = page.context["call"]
     assert "leak" not in call
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
     eval(call, {"schedule_message": lambda *given, **options: calls.append((given, options)), "datetime": datetime})
@@ -380,10 +373,6 @@ def test_related_messages_are_linked(viewer: Client) -> None:
     found = viewer.get(related["same key"]).context["cl"].result_list
     assert [row.pk for row in found] == [other.pk, message.pk]
     assert [row.pk for row in viewer.get(related["same error"]).context["cl"].result_list] == [message.pk]
-
-
-def test_large_numbers_stay_exact(viewer: Client) -> None:
-    assert str(2**63 - 1) in samples.text(page_of(viewer, samples.scheduled({"number": 2**63 - 1})))
 
 
 def test_a_purged_message_is_reported_and_leads_to_the_index(viewer: Client) -> None:
