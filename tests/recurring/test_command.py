@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from django_delayq.models import Message
-from django_delayq.recurring import Schedule, create_schedule, pause_schedule
+from django_delayq.recurring import Schedule, create_schedule, delete_schedule, pause_schedule
+from django_delayq.signals import message_scheduled
 from tests.support.commands import run
+from tests.support.receivers import receiving
 
 from .conftest import Clock, live
 
@@ -108,8 +110,19 @@ def test_a_schedule_that_has_become_impossible_is_told_and_the_others_are_done(a
     assert (ran.code, ran.out.startswith("s: ")) == (4, True)
     assert ran.err.startswith("digest: ")
     assert "the payload has 21 bytes" in ran.err
-    assert ran.err.endswith("\nThe messages of these schedules are impossible, and nothing was done to them: digest.")
+    assert ran.err.endswith("\nNothing was done to these schedules: digest.")
     assert Schedule.objects.get(pk="digest").paused
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_schedule_that_is_deleted_meanwhile_is_told() -> None:
+    def delete(**_facts: Any) -> None:
+        delete_schedule("s")
+
+    with receiving(delete, message_scheduled):
+        ran = run("delayq_recurring", "run", "digest", "s")
+    assert (ran.code, ran.out.startswith("digest: message ")) == (4, True)
+    assert ran.err == "s: somebody has just deleted it\nNothing was done to these schedules: s."
 
 
 @pytest.mark.parametrize("name", ["", "\udcff", "a b"], ids=ascii)

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from django_delayq.core.worker_options import Options
-from django_delayq.worker.processes.process import BROKEN, WorkerProcess
+from django_delayq.worker.processes.process import BROKEN, OnceProcess, WorkerProcess
 from django_delayq.worker.run.recorder import Recorder
 from tests.support.claims import DB
 
@@ -36,3 +36,17 @@ def test_a_process_that_has_ended_leaves_no_file_open() -> None:
 
     first = run()
     assert run() <= first
+
+
+def test_a_consumer_that_ends_between_two_looks_of_its_process_has_not_died(caplog: pytest.LogCaptureFixture) -> None:
+    class Late(OnceProcess):
+        looked = False
+
+        def _is_over(self) -> bool:
+            # The first look comes just before the end of the consumer.
+            looked, self.looked = self.looked, True
+            self.parts.consumer.join()
+            return looked and super()._is_over()
+
+    assert Late(Options(DB, threads=1)).run() == 0
+    assert "has died" not in caplog.text

@@ -188,10 +188,10 @@ class WorkerProcess:
 
     def _is_broken(self) -> bool:
         """Return whether a thread has died: the process would look alive and do half of its work."""
-        threads = [self.recorder, *self.pool.members, *self.runners]
-        if self.consumer is not None:
-            threads.append(self.consumer)
-        dead = [thread.name for thread in threads if not thread.is_alive()]
+        dead = [t.name for t in (self.recorder, *self.pool.members, *self.runners) if not t.is_alive()]
+        # Asked in this order: it may have ended by itself a moment ago.
+        if self.consumer is not None and not self.consumer.is_alive() and not self.consumer.is_done:
+            dead.append(self.consumer.name)
         if dead and not self._stopping:
             self.code = BROKEN
             logger.critical("Thread %s has died; this process ends and will be replaced", ", ".join(dead))

@@ -57,6 +57,8 @@ class Command(common.DelayqCommand):
         for schedule in schedules:
             try:
                 done[schedule.pk] = self._act(using, schedule.pk, options)
+            except Schedule.DoesNotExist:
+                self.stderr.write(f"{schedule.pk}: somebody has just deleted it", self.style.WARNING)
             except InvalidMessage as error:
                 self.stderr.write(f"{schedule.pk}: {error}", self.style.WARNING)
         if options["json"]:
@@ -65,10 +67,7 @@ class Command(common.DelayqCommand):
             for name, text in _words(options["action"], done).items():
                 self.say(f"{name}: {text}")
         if left := ", ".join(schedule.pk for schedule in schedules if schedule.pk not in done):
-            raise CommandError(
-                f"The messages of these schedules are impossible, and nothing was done to them: {left}.",
-                returncode=common.PARTIAL,
-            )
+            raise CommandError(f"Nothing was done to these schedules: {left}.", returncode=common.PARTIAL)
 
     def _act(self, using: str, name: str, options: dict[str, Any]) -> Any:
         """Act on one schedule. Return the id of the message that it made, or whether it was changed."""
