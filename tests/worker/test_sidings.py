@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from django_delayq import cancel_message, handler, reschedule_message, schedule_message, schedule_messages
-from django_delayq.broker.base import IDS_PER_CALL
+from django_delayq.broker.base import IDS_PER_CALL, Entry
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.core import failpoints
+from django_delayq.core.chunks import chunks
 from django_delayq.core.outcomes import Ack
 from django_delayq.core.states import State
 from django_delayq.inspector.consistency import ConsistencyCheck
@@ -255,6 +256,20 @@ def test_a_newcomer_does_not_wait_for_a_backlog_to_stand_aside(assembled: Assemb
     worker.consumer.turn()
     worker.consumer.turn()
     assert newcomer.pk in held(worker)
+    assert broker.sizes(["default"])["default"].ready > 0
+
+
+def test_a_newcomer_does_not_wait_for_the_ids_of_messages_that_have_left(parts: Parts, broker: RedisBroker) -> None:
+    # As in a Redis that went back to an old snapshot.
+    left = [Entry.at(10**9 + number, ago(60), 0) for number in range(4 * IDS_PER_CALL)]
+    for some in chunks(left, IDS_PER_CALL):
+        broker.put("default", some)
+    newcomer = schedule_message("t.ok")
+    broker.flush()
+    # Learns that the ids are nobody's, and makes more of them ready.
+    parts.consumer.turn()
+    parts.consumer.turn()
+    assert newcomer.pk in held(parts)
     assert broker.sizes(["default"])["default"].ready > 0
 
 

@@ -19,7 +19,7 @@ Tickets = dict[str, list[Ticket]]
 
 @dataclass(slots=True)
 class Sorted:
-    """Tickets by what is to become of them. What is in none of these has ended, runs, or is nobody's."""
+    """Tickets by what is to become of them."""
 
     # By queue: to be claimed.
     claimable: Tickets = field(default_factory=lambda: defaultdict(list))
@@ -27,6 +27,8 @@ class Sorted:
     left: Tickets = field(default_factory=lambda: defaultdict(list))
     # By queue and name: to stand aside.
     aside: defaultdict[str, Tickets] = field(default_factory=lambda: defaultdict(lambda: defaultdict(list)))
+    # The number of those whose messages have ended or run: nobody needs their ids any more.
+    gone: int = 0
     # The topics of all that this process has a handler for.
     topics: list[str] = field(default_factory=list)
     # The names of the limits of the claimable messages, by id.
@@ -59,12 +61,13 @@ class Sorter:
         if not self.knows_limits and len(self.wanted.lanes) == 1 and not self.wanted.looks_past:
             return Sorted(claimable=tickets)
         facts = statements(self.using).facts([ticket.id for some in tickets.values() for ticket in some])
-        found = Sorted()
+        found = Sorted(gone=sum(map(len, tickets.values())))
         rooms = {lane: self.wanted.room(lane) for lane in self.wanted.lanes}
         full = {lane for lane, room in rooms.items() if room <= 0}
         messages = self.wanted.messages
         kinds: dict[tuple[str, str, str | None], Kind] = {}
         for queue, ticket, row in _scheduled(tickets, facts):
+            found.gone -= 1
             key = (row.topic, row.queue, row.limit_key)
             kind = kinds.get(key)
             if kind is None:

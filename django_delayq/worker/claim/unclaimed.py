@@ -51,21 +51,22 @@ class Unclaimed:
         longest = self.claim_ahead.longest if broker.claims_ahead else 0.0
         return longest + CLOCK_TOLERANCE if longest else 0.0
 
-    def put_back(self, broker: Broker, found: Sorted, refused: Tickets) -> int:
-        """Put ids back, and return how many of them stand aside now.
+    def put_back(self, broker: Broker, found: Sorted, refused: Tickets) -> tuple[int, int]:
+        """Put ids back. Return how many of them stand aside now, and how many nobody needs any more.
 
         Claimed messages must run, whatever happens here: a sweep finds what is left.
         """
-        aside = 0
+        aside, gone = 0, found.gone
         if not broker.forgets_taken:
-            return aside
+            return aside, gone
         try:
             for queue, tickets in found.left.items():
                 broker.put_back(queue, tickets)
             for queue, names in found.aside.items():
                 aside += self._set_aside(broker, queue, names)
             for queue, tickets in refused.items():
-                aside += self._put_back(broker, queue, tickets)
+                set_aside, dropped = self._put_back(broker, queue, tickets)
+                aside, gone = aside + set_aside, gone + dropped
         except BrokerUnavailable as error:
             self.brokers.report_failure(error)
         except DatabaseError as error:
@@ -74,7 +75,7 @@ class Unclaimed:
                 type(error).__name__,
                 error,
             )
-        return aside
+        return aside, gone
 
     def _set_aside(self, broker: Broker, queue: str, names: Tickets) -> int:
         if not names:
@@ -87,14 +88,15 @@ class Unclaimed:
         self.sidings.note(queue, numbers)
         return sum(numbers.values())
 
-    def _put_back(self, broker: Broker, queue: str, tickets: Sequence[Ticket]) -> int:
+    def _put_back(self, broker: Broker, queue: str, tickets: Sequence[Ticket]) -> tuple[int, int]:
         """Put ids that the claim refused where they belong, and drop those of finished and running messages.
 
-        Return how many stand aside.
+        Return how many stand aside, and how many were dropped.
         """
         facts = statements(self.using).facts([ticket.id for ticket in tickets])
         if not facts:
-            return 0
+            return 0, len(tickets)
+        dropped = 0
         earliest = transitions.now(self.using) + timedelta(seconds=self.earliest(broker))
         known = registry.handlers()
         elsewhere: list[tuple[str, Entry]] = []
@@ -103,8 +105,8 @@ class Unclaimed:
         for ticket in tickets:
             row = facts.get(ticket.id)
             if row is None or row.state != State.SCHEDULED:
-                continue
-            if row.queue != queue or row.due_at > min(earliest, from_tenths(ticket.ready_tenths or 0)):
+                dropped += 1
+            elif row.queue != queue or row.due_at > min(earliest, from_tenths(ticket.ready_tenths or 0)):
                 elsewhere.append((row.queue, Entry.at(row.id, row.due_at, row.priority)))
             elif row.topic not in known:
                 unknown.setdefault(HANDLER + row.topic, []).append(ticket)
@@ -117,7 +119,7 @@ class Unclaimed:
             broker.put_back(queue, locked)
         elif locked:
             broker.park(queue, locked, RECLAIM_LOCKED_AFTER)
-        return aside
+        return aside, dropped
 
     def _warn_unknown(self, topic: str) -> None:
         if topic not in self._unknown and registry.find(topic) is None:
