@@ -115,7 +115,7 @@ class Restore:
         for queue in self.selection.queues or queues(self.using):
             self.report.queues[queue] = Tally()
             if self._from is None and self.overdue == Overdue.SPREAD:
-                self._total += sum(rows.filter(due_at__lte=self._cutoff).count() for rows in self._chunks(queue))
+                self._total += sum(rows.filter(self._is_overdue()).count() for rows in self._chunks(queue))
         self._counts_as_load = False
         return self.report
 
@@ -130,7 +130,7 @@ class Restore:
 
     def _count(self, queue: str) -> Tally:
         tally = Tally(held=self.broker.sizes([queue])[queue].total)
-        overdue = Q(due_at__lte=self._cutoff)
+        overdue = self._is_overdue()
         for rows in self._chunks(queue):
             counts = rows.aggregate(
                 found=Count("id"),
@@ -144,6 +144,11 @@ class Restore:
             if not self._ids:
                 tally.running = running.count()
         return tally
+
+    def _is_overdue(self) -> Q:
+        """Return the condition of the overdue messages. Those that this restore expires first are none."""
+        overdue = Q(due_at__lte=self._cutoff)
+        return overdue & ~self._is_expired() if self.no_expired else overdue
 
     def _is_expired(self) -> Q:
         return Q(expires_at__isnull=False, expires_at__lte=self._began)
@@ -352,9 +357,6 @@ class Restore:
 
     def _foresee_changes(self, queue: str, tally: Tally) -> None:
         number = tally.overdue
-        if self.no_expired:
-            expired = self._is_expired() & Q(due_at__lte=self._cutoff)
-            number -= sum(rows.filter(expired).count() for rows in self._chunks(queue))
         self._note_changed(tally, number)
         if self.overdue == Overdue.SPREAD:
             span = from_tenths(self._horizon) - self._began

@@ -323,6 +323,18 @@ def test_no_expired_expires_messages_that_did_not_start_in_time() -> None:
     assert set(Message.objects.filter(state=State.EXPIRED).values_list("pk", flat=True)) == set(late)
 
 
+def test_a_spread_takes_its_whole_time_beside_messages_that_expire() -> None:
+    schedule(5, due=-20, expires="10s")
+    late = schedule(5, due=-20)
+
+    ran = run("delayq_restore", "--yes", "--no-expired", "--overdue", "spread=1000s")
+
+    assert "Overdue: 5, the oldest since" in ran.out
+    due = Message.objects.filter(pk__in=late).order_by("due_at").values_list("due_at", flat=True)
+    gaps = [(after - before).total_seconds() for before, after in itertools.pairwise(due)]
+    assert gaps == pytest.approx([200.0] * 4, abs=0.01)
+
+
 # --- interrupted ------------------------------------------------------------------------------------------------------
 
 

@@ -59,6 +59,10 @@ def test_the_preview_says_what_is_there_and_what_will_happen(restorer: Client, r
     assert "2 overdue messages get new due times, evenly over 10 m." in text(page)
     for policy, what in (("dead", "are given up"), ("cancel", "are cancelled")):
         assert f"2 overdue messages {what}" in text(restorer.get(reverse(URL), {"overdue": policy}))
+    [gone] = late(queue="mail")
+    Message._base_manager.filter(pk=gone.pk).update(expires_at=gone.due_at)
+    for more, number in (({}, 3), ({"no_expired": "on"}, 2)):
+        assert f"{number} overdue messages get new" in text(restorer.get(reverse(URL), {**only_mail, **more}))
 
 
 def test_a_restore_is_done_by_a_worker(restorer: Client, redis_client: redis.Redis) -> None:
