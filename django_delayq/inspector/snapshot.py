@@ -83,8 +83,8 @@ def overdue_cutoff(now: datetime) -> datetime:
 def _queues(using: str, now: datetime, cap: int) -> dict[str, QueueSnapshot]:
     rows = count_waiting(using, now=now, overdue_since=overdue_cutoff(now), limit=cap + 1)
     return {
-        queue: QueueSnapshot(*(capped(number, cap) for number in numbers), oldest_overdue=oldest, next_due=following)
-        for queue, numbers, oldest, following in rows
+        queue: QueueSnapshot(capped(scheduled, cap), capped(ready, cap), capped(overdue, cap), oldest, following)
+        for queue, scheduled, ready, overdue, oldest, following in rows
     }
 
 

@@ -54,7 +54,7 @@ class Due(NamedTuple):
 
 def count_waiting(
     using: str, *, now: datetime, overdue_since: datetime, limit: int
-) -> Iterator[tuple[str, list[int], datetime | None, datetime | None]]:
+) -> Iterator[tuple[str, int, int, int, datetime | None, datetime | None]]:
     """Count the messages of each queue that are scheduled, ready and overdue, up to ``limit`` of each kind.
 
     Yields the queue, these numbers, and the due times of the oldest overdue message and of the next one. Ready are
@@ -62,8 +62,8 @@ def count_waiting(
     """
     overdue, moment = _moment(using, overdue_since), _moment(using, now)
     values = [limit, overdue, moment, limit, overdue, limit, overdue, moment]
-    for queue, *counts, oldest, following in _rows(using, WAITING, values):
-        yield queue, counts, _time(using, oldest), _time(using, following)
+    for queue, scheduled, ready, late, oldest, following in _rows(using, WAITING, values):
+        yield queue, scheduled, ready, late, _time(using, oldest), _time(using, following)
 
 
 def first_ids(using: str) -> RawSQL:

@@ -13,6 +13,12 @@ QUEUE = "contract"
 ENTRY = Entry.at(7, datetime.now(UTC) + timedelta(seconds=60), 0)
 TICKET = Ticket(7, 18_000_000_000_000, 100)
 
+
+def put_nowait_and_flush(broker: RedisBroker) -> None:
+    broker.put_nowait(QUEUE, [ENTRY])
+    broker.flush()
+
+
 METHODS: dict[str, Callable[[RedisBroker], object]] = {
     "take_duty": lambda broker: broker.take_duty("d", "w", 4.0),
     "hold_duty": lambda broker: [broker.hold_duty("d", "w", lease) for lease in (4.0, None)],
@@ -28,7 +34,7 @@ METHODS: dict[str, Callable[[RedisBroker], object]] = {
     "listen": lambda broker: broker.listen([QUEUE], 0.2),
     "notify": lambda broker: broker.notify([QUEUE]),
     "put_nowait": lambda broker: broker.put_nowait(QUEUE, [ENTRY]),
-    "put_nowait and flush": lambda broker: (broker.put_nowait(QUEUE, [ENTRY]), broker.flush()),
+    "put_nowait and flush": put_nowait_and_flush,
     "missing": lambda broker: broker.missing({QUEUE: [ENTRY]}),
     "fill": lambda broker: broker.fill({QUEUE: [ENTRY]}),
     "take_many": lambda broker: broker.take_many([DueQueue(QUEUE, 1, 1)], 5),
