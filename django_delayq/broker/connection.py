@@ -77,7 +77,9 @@ def connect(settings: Settings, *, timeout: float) -> redis.Redis:
         given = {**redis.connection.parse_url(settings.REDIS), **options}
         given |= _keepalive(given.get("connection_class", redis.Connection))
         return redis.Redis(connection_pool=redis.ConnectionPool(**given))
-    return redis.Redis(connection_pool=_like(_alias_pool(settings.REDIS), options))
+    from django_redis import get_redis_connection
+
+    return redis.Redis(connection_pool=_like(get_redis_connection(settings.REDIS).connection_pool, options))
 
 
 def _keepalive(kind: type[redis.connection.AbstractConnection]) -> dict[str, Any]:
@@ -86,12 +88,6 @@ def _keepalive(kind: type[redis.connection.AbstractConnection]) -> dict[str, Any
         return {}
     found = {getattr(socket, name): value for name, value in KEEPALIVE.items() if hasattr(socket, name)}
     return {"socket_keepalive": True, "socket_keepalive_options": found}
-
-
-def _alias_pool(alias: str) -> Any:
-    from django_redis import get_redis_connection
-
-    return get_redis_connection(alias).connection_pool
 
 
 def _like(pool: Any, options: dict[str, Any]) -> redis.ConnectionPool:

@@ -101,16 +101,13 @@ def collect(using: str, broker: RedisBroker | None) -> Stats:
     in_redis: dict[str, QueueInRedis] = {}
     if broker is not None and redis.reachable:
         try:
-            in_redis = _queues_in_redis(broker, list(snapshot.queues))
+            horizon_tenths = broker.read_meta().horizon_tenths
+            horizon = None if horizon_tenths is None else from_tenths(horizon_tenths)
+            for queue, held in broker.sizes(list(snapshot.queues)).items():
+                in_redis[queue] = QueueInRedis(held.delayed, held.ready, horizon)
         except BrokerUnavailable as error:
             redis = RedisStats(redis.where, error=str(error))
     return Stats(*in_record, redis, in_redis, lines)
-
-
-def _queues_in_redis(broker: RedisBroker, queues: Sequence[str]) -> dict[str, QueueInRedis]:
-    horizon_tenths = broker.read_meta().horizon_tenths
-    horizon = None if horizon_tenths is None else from_tenths(horizon_tenths)
-    return {queue: QueueInRedis(held.delayed, held.ready, horizon) for queue, held in broker.sizes(queues).items()}
 
 
 def count_capped(rows: QuerySet[Message], cap: int) -> Capped:

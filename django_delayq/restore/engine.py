@@ -311,7 +311,7 @@ class Restore:
             start = self._cutoff + _MICROSECOND
         batches = self._read(self._to_put(), queue, after, start=start, end=from_tenths(horizon), limit=self.batch_size)
         if self.dry_run:
-            done = self._foresee(queue, batches)
+            done = ((batch, {queue: self._would_put(queue, batch.ids)}) for batch in batches)
         else:
             done = fill(self.broker, batches, load=self._load, read_ahead=BATCHES_AHEAD)
         with closing(done):
@@ -321,10 +321,6 @@ class Restore:
                 tally.present += answer.present
                 yield len(batch.ids), batch.end
                 failpoints.reach("mid_restore")
-
-    def _foresee(self, queue: str, batches: Iterator[Batch]) -> Generator[tuple[Batch, dict[str, Put]]]:
-        for batch in batches:
-            yield batch, {queue: self._would_put(queue, batch.ids)}
 
     def _would_put(self, queue: str, ids: list[int]) -> Put:
         if self.no_expired:

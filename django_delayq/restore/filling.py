@@ -50,7 +50,9 @@ def fill(
     Renews the lease of ``load``. While one batch is being put, up to ``read_ahead`` others are read, so that neither
     waits for the other. Raises ``BrokerUnavailable`` when Redis is lost meanwhile.
     """
-    done = _put_reading_ahead(broker, batches, read_ahead) if read_ahead else _put_in_turn(broker, batches)
+    done = ((batch, broker.fill(batch.by_queue)) for batch in batches)
+    if read_ahead:
+        done = _put_reading_ahead(broker, batches, read_ahead)
     renewed = time.monotonic()
     with closing(done):
         for batch, answers in done:
@@ -62,11 +64,6 @@ def fill(
                     # The lease has run out, and another process may be the loader now. It begins where Redis says.
                     load = None
                 renewed = time.monotonic()
-
-
-def _put_in_turn(broker: RedisBroker, batches: Iterable[Batch]) -> Generator[tuple[Batch, dict[str, Put]]]:
-    for batch in batches:
-        yield batch, broker.fill(batch.by_queue)
 
 
 def _fill_in_thread(broker: RedisBroker, entries: dict[str, list[Entry]]) -> dict[str, Put]:

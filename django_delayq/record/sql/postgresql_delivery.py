@@ -22,15 +22,7 @@ from .postgresql_base import (
     array,
     texts,
 )
-from .rows import (
-    Claimed,
-    Failure,
-    LeaseRenewal,
-    Moved,
-    Success,
-    Ticket,
-    decoded,
-)
+from .rows import Claimed, Failure, LeaseRenewal, Moved, Success, Ticket, decoded
 
 # The due time that Redis has. Divided as a double it is the same as if it was divided as a numeric, for less work.
 READY = f"to_timestamp(t.ready / {SECOND}::float8)"

@@ -14,14 +14,8 @@ from ...core.clock import ceil_tenth
 from ...core.known_record import known_identity, learn_identity
 from ...core.states import LIVE
 from .moves import IDENTITY
-from .postgresql_base import (
-    CEIL_TENTH,
-    PostgreSQLSession,
-)
-from .rows import (
-    Inserted,
-    NewMessage,
-)
+from .postgresql_base import CEIL_TENTH, PostgreSQLSession
+from .rows import Inserted, NewMessage
 
 # The columns of every new message.
 FRESH = {
