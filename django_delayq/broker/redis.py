@@ -7,11 +7,13 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+import redis
+
 from ..core.bounds import PRIORITIES
 from ..core.chunks import chunks
 from ..core.clock import SECOND, us_to_tenths
 from ..core.exceptions import ForeignBroker
-from . import scripts, server_info
+from . import scripts
 from .base import IDS_PER_CALL, Entry, Meta, Put, QueueSize, RedisPlace, ServerInfo, ServerRun
 from .connection import all_translated, translated
 from .keys import BAND
@@ -201,7 +203,20 @@ class RedisBroker(RedisSource):
 
     def server_info(self) -> ServerInfo:
         """Ask the server about itself."""
-        return server_info.read(self.client)
+        server, memory = _info(self.client, "server"), _info(self.client, "memory")
+        persistence, replication = _info(self.client, "persistence"), _info(self.client, "replication")
+        cluster = _info(self.client, "cluster")
+        return ServerInfo(
+            version=_text(server.get("valkey_version") or server.get("redis_version")),
+            role=_text(replication.get("role")),
+            uptime=server.get("uptime_in_seconds"),
+            memory=memory.get("used_memory"),
+            max_memory=memory.get("maxmemory"),
+            policy=_text(memory.get("maxmemory_policy")) or _config(self.client, "maxmemory-policy"),
+            cluster=None if not cluster else bool(cluster.get("cluster_enabled")),
+            evicted=_info(self.client, "stats").get("evicted_keys"),
+            persistence="aof" if persistence.get("aof_enabled") else _snapshots(self.client),
+        )
 
     def sizes(self, queues: Sequence[str]) -> dict[str, QueueSize]:
         """Count the ids of queues."""
@@ -295,3 +310,33 @@ def _meta(now_tenths: int, fields: Sequence[Any]) -> Meta:
         int(loader_until or 0),
         requested is not None,
     )
+
+
+def _snapshots(client: redis.Redis) -> str | None:
+    save = _config(client, "save")
+    if save is None:
+        return None
+    return "rdb" if save else "none"
+
+
+def _info(client: redis.Redis, section: str) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = client.info(section)
+    except redis.exceptions.ResponseError:
+        # The server does not permit the command, or does not know it.
+        return {}
+    return found
+
+
+def _config(client: redis.Redis, name: str) -> str | None:
+    try:
+        found = client.config_get(name)
+    except redis.exceptions.ResponseError:
+        return None
+    return _text(found.get(name))
+
+
+def _text(value: Any) -> str | None:
+    if value is None:
+        return None
+    return value.decode() if isinstance(value, bytes) else str(value)

@@ -10,7 +10,7 @@ import pytest
 _NEEDS_REDIS = re.compile(
     r"^(?:import redis|from (?:redis|django_redis)\b)"
     r"|^from tests\.support\.(?:in_redis|known_scripts|redis_servers|skewed)\b"
-    r"|django_delayq\.broker\.(?:connection|listener|puts|redis|scripts|server_info)\w* import",
+    r"|django_delayq\.broker\.(?:connection|listener|puts|redis|scripts)\w* import",
     re.MULTILINE,
 )
 

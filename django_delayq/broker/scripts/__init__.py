@@ -11,22 +11,17 @@ import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import redis
 
+from ..connection import ScriptConnections
 from ..keys import Keys
 
 _HERE = Path(__file__).parent
 _INCLUDE = re.compile(r"^-- @include (\w+)$", re.MULTILINE)
 _SIGNATURE = re.compile(r"^local ([\w, ]+) = (.+)$", re.MULTILINE)
 _VALUE = re.compile(r"(?:tonumber\()?(KEYS|ARGV)\[(\d+)\]\)?|(\d+)")
-
-
-class Commands(Protocol):
-    """A client, or another object that sends commands."""
-
-    def execute_command(self, *command: Any) -> Any: ...
 
 
 class Script:
@@ -41,7 +36,9 @@ class Script:
         self.digest = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
         self.keys, self.arguments, self.rest = _signature(self.source)
 
-    def __call__(self, client: Commands, keys: Keys, rest: Sequence[Any] = (), **arguments: Any) -> Any:
+    def __call__(
+        self, client: redis.Redis | ScriptConnections, keys: Keys, rest: Sequence[Any] = (), **arguments: Any
+    ) -> Any:
         """Run the script; the arguments are those of ``command``."""
         try:
             return client.execute_command(*self.command(keys, rest, **arguments))

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
+from django.db import DatabaseError, InterfaceError
 
 from ...broker import index
+from ...core.clock import iso
+from ...core.durations import brief
 from ...core.findings import Level
-from ...inspector import diagnostics
+from ...core.retry import RetryPolicy
+from ...inspector import consistency, diagnostics
+from ...inspector.consistency import ConsistencyCheck, Mismatches
 from ...inspector.diagnostics import Thresholds
+from ...inspector.lines import limit_facts
+from ...inspector.unserved import topics_without_handler
+from ...inspector.worker_list import list_workers
+from ...project import registry
+from ...project.registry import Handler
+from ...record import transitions
+from ...record.sql.troubles import in_words
+from ...restore.horizon import writable_server
 from .. import _common as common
-from .._consistency import compare
-from .._handlers import list_handlers
 
 # What can be checked, and the options that belong to one of them alone.
 WHAT: dict[str, tuple[str, ...]] = {
@@ -100,3 +112,155 @@ class Command(common.DelayqCommand):
     def _word(self, level: Level) -> str:
         style = {Level.OK: self.style.SUCCESS, Level.WARN: self.style.WARNING, Level.CRITICAL: self.style.ERROR}
         return style[level](f"{level.name:<8}")
+
+
+# --- redis ------------------------------------------------------------------------------------------------------------
+
+
+def compare(command: Command, using: str, options: dict[str, Any]) -> None:
+    """Compare all queues, or those of --queue, and repair them with --fix. Raise ``CommandError`` for problems."""
+    broker = common.required_broker(using)
+    found: dict[str, Mismatches] = {}
+    try:
+        writable_server(broker)
+        for queue in options["queue"]:
+            if not consistency.is_known(using, broker, queue):
+                raise CommandError(
+                    f"There is no queue {queue}: neither the record nor Redis has a message to deliver in it, "
+                    "and no setting or handler names it.",
+                    returncode=common.USAGE,
+                )
+        for queue in options["queue"] or consistency.queues(using, broker):
+            found[queue] = ConsistencyCheck(using, broker, queue, fix=options["fix"]).run()
+    finally:
+        broker.close()
+    stuck = consistency.stuck(using, options["queue"])
+    if options["json"]:
+        command.say_json(
+            database=using,
+            fixed=options["fix"],
+            queues={name: _plain_mismatches(one) for name, one in found.items()},
+            stuck={"count": stuck.count, "lease_ran_out_at": iso(stuck.oldest)},
+        )
+    else:
+        _say(command, found, stuck)
+    problems = sum(one.total - one.fixed for one in found.values()) + stuck.count
+    if problems:
+        raise CommandError(
+            f"{problems:,} problem{'' if problems == 1 else 's'} found."
+            f"{'' if options['fix'] else ' Run delayq_check redis --fix to repair mismatches now.'}",
+            returncode=common.PROBLEMS,
+        )
+
+
+def _say(command: Command, found: dict[str, Mismatches], stuck: consistency.Stuck) -> None:
+    for name, one in found.items():
+        counts = ", ".join(f"{number:,} {mismatch}" for mismatch, number in one.counts.items() if number)
+        fixed = f"; {one.fixed:,} fixed" if one.fixed else ""
+        command.say(f"{name}: {counts or 'no mismatch'}{fixed}")
+        for mismatch, ids in one.examples.items():
+            if ids:
+                command.say(f"  {mismatch}: {', '.join(map(str, ids))}{' …' * (one.counts[mismatch] > len(ids))}")
+    if stuck.count:
+        command.say(
+            f"Stuck: {common.messages(stuck.count, 'running')} without a lease; the first one ran out at "
+            f"{iso(stuck.oldest)}. Start a worker with the role reaper: it takes these messages back."
+        )
+
+
+def _plain_mismatches(one: Mismatches) -> dict[str, Any]:
+    return {
+        "compared": one.compared,
+        "fixed": one.fixed,
+        **{str(mismatch): number for mismatch, number in one.counts.items()},
+        "examples": {str(mismatch): ids for mismatch, ids in one.examples.items()},
+    }
+
+
+# --- handlers ---------------------------------------------------------------------------------------------------------
+
+HEAD = ("TOPIC", "FUNCTION", "QUEUE", "RETRY", "TIMEOUT", "LEASE", "LIMIT", "TRANSACTIONAL")
+
+
+def list_handlers(command: Command, using: str, options: dict[str, Any]) -> None:
+    """List the handlers, and warn of topics of waiting messages that have none here and in no live worker."""
+    handlers = [handler for _topic, handler in sorted(registry.handlers().items())]
+    unhandled = _unhandled(command, using)
+    if options["json"]:
+        command.say_json(
+            database=using,
+            handlers=[_plain_handler(handler) for handler in handlers],
+            unhandled=None if unhandled is None else [*unhandled],
+        )
+    elif handlers:
+        for line in _table([HEAD, *map(_row, handlers)]):
+            command.say(line)
+    else:
+        command.say("This project has no handlers.")
+    for topic, like in (unhandled or {}).items():
+        meant = f" Did you mean {like}?" if like else ""
+        text = f"Messages of topic {topic} wait, and no handler is known for it.{meant}"
+        command.stderr.write(text, command.style.WARNING)
+
+
+def _unhandled(command: Command, using: str) -> dict[str, str | None] | None:
+    """Return the topics that nobody handles; None when the database cannot be asked, which is no error here."""
+    try:
+        return topics_without_handler(using, list_workers(using, transitions.now(using)))
+    except (DatabaseError, InterfaceError) as error:
+        command.stderr.write(f"Waiting messages were not looked at: {in_words(error)}", command.style.WARNING)
+        return None
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _row(handler: Handler) -> tuple[str, ...]:
+    return (
+        handler.topic,
+        f"{handler.name} (async)" if handler.is_async else handler.name,
+        registry.default_queue(handler.topic),
+        _described(handler.retry),
+        "none" if handler.timeout is None else brief(handler.timeout),
+        brief(handler.lease),
+        _limit(handler),
+        "yes" if handler.transactional else "no",
+    )
+
+
+def _limit(handler: Handler) -> str:
+    """Return the limit of a topic in words."""
+    if handler.limit is None:
+        return "none"
+    return f"{handler.limit}, each key" if handler.limit_key else str(handler.limit)
+
+
+def _plain_handler(handler: Handler) -> dict[str, Any]:
+    policy = handler.retry
+    return {
+        "topic": handler.topic,
+        "function": handler.name,
+        "async": handler.is_async,
+        "queue": registry.default_queue(handler.topic),
+        # A policy that is a function has no other form than its words.
+        "retry": _described(policy) if policy.chooser is not None else policy.to_json(),
+        "timeout": handler.timeout,
+        "lease": handler.lease,
+        "limit": limit_facts(handler.limit),
+        "limit_by_key": handler.limit_key is not None,
+        "transactional": handler.transactional,
+    }
+
+
+def _described(policy: RetryPolicy) -> str:
+    """Return a retry policy in words."""
+    if policy.kind == "fixed":
+        words = "after " + ", ".join(map(brief, policy.delays)) if policy.delays else "never"
+    elif policy.kind == "exponential":
+        words = f"after {brief(policy.base)}, × {policy.factor:g} each time, at most {brief(policy.cap)}"
+    else:
+        words = f"as {getattr(policy.chooser, '__qualname__', 'a function')} says"
+    return words if policy.max_attempts is None else f"{words}, {policy.max_attempts} attempts"
