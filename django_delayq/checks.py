@@ -151,13 +151,11 @@ def _is_redis_url(url: str) -> bool:
 
 def _is_django_redis(alias: str) -> bool:
     backend = django_settings.CACHES.get(alias, {}).get("BACKEND", "")
-    return str(backend).startswith("django_redis.") or _has_client(alias)
-
-
-def _has_client(alias: str) -> bool:
-    """Tell whether a cache of the project's own class gives out Redis clients as django-redis does."""
-    if alias not in django_settings.CACHES:
+    if not backend:
         return False
+    if str(backend).startswith("django_redis."):
+        return True
     from django.core.cache import caches
 
+    # A cache of the project's own class may give out clients as django-redis does.
     return hasattr(getattr(caches[alias], "client", None), "get_client")

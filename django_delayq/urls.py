@@ -7,6 +7,8 @@ for a Redis that answers and that workers do not use.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from django.contrib.auth.decorators import login_not_required
 from django.db import Error as DatabaseError
 from django.db import router, transaction
@@ -25,20 +27,21 @@ from .restore import horizon
 # Milliseconds.
 TIMEOUT_MS = 400
 
+View = Callable[[HttpRequest], JsonResponse]
 
-@login_not_required
-@transaction.non_atomic_requests
-@never_cache
-@require_safe
+
+def _probe(view: View) -> View:
+    """Make a view a page that anybody may read at any time, and that no transaction surrounds."""
+    return login_not_required(transaction.non_atomic_requests(never_cache(require_safe(view))))
+
+
+@_probe
 def live(request: HttpRequest) -> JsonResponse:
     """Answer that this process answers."""
     return JsonResponse({"status": "ok"})
 
 
-@login_not_required
-@transaction.non_atomic_requests
-@never_cache
-@require_safe
+@_probe
 def ready(request: HttpRequest) -> JsonResponse:
     """Ask the database and Redis. Of errors the page says no more than that there is one, or why Redis is not used."""
     using = router.db_for_write(Identity)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -42,13 +43,6 @@ class LimitState(NamedTuple):
         return self.limit is not None and self.limit.count is not None and self.running >= self.limit.count
 
 
-class WaitingLine(NamedTuple):
-    """The messages that wait for one limit."""
-
-    number: int
-    oldest: datetime
-
-
 class Lines(NamedTuple):
     """The longest lines, and the number of all."""
 
@@ -62,19 +56,20 @@ def longest_lines(using: str, most: int) -> Lines:
     if not closed:
         return Lines()
     now = transitions.now(using)
-    found: dict[str, WaitingLine] = {}
+    numbers: Counter[str] = Counter()
+    oldest: dict[str, datetime] = {}
     all_due = [*read_due(using, closed, now=now, overdue_since=now)]
     for due in all_due:
         if due.limit is not None:
-            before = found.get(due.limit, WaitingLine(0, due.oldest))
-            found[due.limit] = WaitingLine(before.number + due.number, min(before.oldest, due.oldest))
+            numbers[due.limit] += due.number
+            oldest[due.limit] = min(due.oldest, oldest.get(due.limit, due.oldest))
     more = may_be_more(all_due)
-    first = sorted(found, key=lambda name: (-found[name].number, found[name].oldest, name))[:most]
+    first = sorted(numbers, key=lambda name: (-numbers[name], oldest[name], name))[:most]
     states = [
-        state._replace(waiting=Capped(found[state.name].number, more), oldest=found[state.name].oldest)
+        state._replace(waiting=Capped(numbers[state.name], more), oldest=oldest[state.name])
         for state in read_limits(using, first)
     ]
-    return Lines(Capped(len(found), more), tuple(states))
+    return Lines(Capped(len(numbers), more), tuple(states))
 
 
 def all_limits(using: str, most: int) -> Lines:

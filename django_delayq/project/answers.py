@@ -9,16 +9,8 @@ from ..core import values
 from ..core.durations import Duration, seconds
 from . import validation
 
-
-class _KeptPayload:
-    """The type of ``KEPT``."""
-
-    def __repr__(self) -> str:
-        return "KEPT"
-
-
 # The payload stays as it is. None is a payload.
-KEPT: Final = _KeptPayload()
+KEPT: Final = object()
 
 
 class RetryLater(Exception):

@@ -89,19 +89,21 @@ def _or_never(parse: Parser) -> Parser:
     return parse_or_never
 
 
+def _list(value: Any, what: str) -> list[Any]:
+    if isinstance(value, list | tuple):
+        return [*value]
+    raise ValueError(f"must be a list of {what}")
+
+
 def _queues(value: Any) -> tuple[str, ...]:
-    if isinstance(value, str) or not isinstance(value, list | tuple):
-        raise ValueError("must be a list of queue names")
-    names = tuple(values.word(name, QUEUE_LENGTH) for name in value)
+    names = tuple(values.word(name, QUEUE_LENGTH) for name in _list(value, "queue names"))
     if len(set(names)) != len(names):
         raise ValueError("names a queue twice")
     return names
 
 
 def _dotted_paths(value: Any) -> tuple[str, ...]:
-    if isinstance(value, str) or not isinstance(value, list | tuple):
-        raise ValueError("must be a list of dotted paths")
-    for path in value:
+    for path in _list(value, "dotted paths"):
         if not isinstance(path, str) or "." not in path or not all(part.isidentifier() for part in path.split(".")):
             raise ValueError("must hold dotted paths of classes, such as 'mysite.middleware.Tenants'")
     return tuple(value)
