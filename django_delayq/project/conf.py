@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
@@ -14,55 +14,6 @@ from ..core import retry, values
 from ..core.bounds import QUEUE_LENGTH
 from ..core.limits import Limit, declare
 from ..core.retry import RetryPolicy
-
-
-class Settings(NamedTuple):
-    """The settings in ``settings.DELAYQ``. Times are seconds, or text such as ``"10m"``.
-
-    The comments are the table of ``docs/reference/settings.rst``: run ``python -m docs.tables`` after a change.
-    """
-
-    # A ``redis://``, ``rediss://`` or ``unix://`` URL, or the alias of a django-redis cache. None: workers deliver by
-    # querying the database alone.
-    REDIS: str | None = None
-    # The first part of every Redis key. Two deployments that share a Redis need two prefixes; a worker refuses keys
-    # that belong to another database.
-    PREFIX: str = "delayq"
-    # The queue of a message when neither the call nor the handler names one.
-    DEFAULT_QUEUE: str = "default"
-    # The queues that a worker without ``--queue`` serves, in strict order of priority. Empty: all queues that it finds.
-    QUEUES: tuple[str, ...] = ()
-    # How far ahead of now Redis is filled. What is due later costs Redis nothing. Restart web processes before workers
-    # to raise it, and after them to lower it: while they differ, messages that are due in between may be late by twice
-    # ``GRACE``.
-    HORIZON: float = 600.0
-    # How long a message must be overdue and nowhere in Redis before a sweep puts it there again, and how often that
-    # sweep runs. No single loss makes a message later than twice this.
-    GRACE: float = 2.5
-    # How often a worker queries due rows when it delivers by query.
-    POLL_INTERVAL: float = 1.0
-    # How long a delivery belongs to a worker that gives no sign of life. A living worker extends it.
-    LEASE: float = 60.0
-    # A handler that runs longer is ended. False: never.
-    TIMEOUT: float | Literal[False] = 600.0
-    # When a failed message is delivered again, if neither it nor its handler says: 10 s, 20 s, 40 s … up to an hour,
-    # ten attempts. Anything that ``retry=`` of a handler accepts; False: never.
-    RETRY: RetryPolicy = retry.DEFAULT
-    # Larger payloads are refused at the call. Bytes of JSON.
-    PAYLOAD_MAX_BYTES: int = 262_144
-    # Consumed, cancelled and expired messages are deleted with their log this long after they finished. False: never.
-    RETENTION: float | Literal[False] = 30 * 86_400.0
-    # The same for dead messages. False: never.
-    DEAD_RETENTION: float | Literal[False] = 90 * 86_400.0
-    # Dotted paths of the middleware around handlers and around calls that schedule, the outermost first.
-    MIDDLEWARE: tuple[str, ...] = ()
-    # The limits of queues, by their names: ``{"emails": {"limit": 5, "rate": "100/m", "burst": 10}}``, a limit, a rate
-    # or both.
-    LIMITS: Mapping[str, Limit] | None = None
-    # True: a worker logs the exceptions of handlers with text and traceback. False: only their class and a digest, for
-    # the text may hold secrets. None: True where Django's ``DEBUG`` is. With ``run_delayq -v 2`` a worker logs them
-    # whole in any case.
-    LOG_ERRORS: bool | None = None
 
 
 class Problem(NamedTuple):
@@ -139,25 +90,64 @@ def _policy(value: Any) -> RetryPolicy:
     return policy
 
 
-PARSERS: dict[str, Parser] = {
-    "REDIS": _redis,
-    "PREFIX": partial(values.word, limit=40),
-    "DEFAULT_QUEUE": partial(values.word, limit=QUEUE_LENGTH),
-    "QUEUES": _queues,
-    "HORIZON": partial(values.span, lowest=5, highest=values.YEAR),
-    "GRACE": partial(values.span, lowest=0.1, highest=3600),
-    "POLL_INTERVAL": partial(values.span, lowest=0.05, highest=60),
-    "LEASE": partial(values.span, lowest=1, highest=values.DAY),
-    "TIMEOUT": _or_never(partial(values.span, lowest=0.01, highest=30 * values.DAY)),
-    "RETRY": _policy,
-    "PAYLOAD_MAX_BYTES": partial(values.whole, lowest=1, highest=64 * 1024 * 1024),
-    "RETENTION": _or_never(values.span),
-    "DEAD_RETENTION": _or_never(values.span),
-    "MIDDLEWARE": _dotted_paths,
-    "LIMITS": _or_none(_limits),
-    "LOG_ERRORS": _or_none(values.flag),
-}
+class Settings(NamedTuple):
+    """The settings in ``settings.DELAYQ``. Times are seconds, or text such as ``"10m"``.
 
+    The comments are the table of ``docs/reference/settings.rst``: run ``python -m docs.tables`` after a change.
+    """
+
+    # A ``redis://``, ``rediss://`` or ``unix://`` URL, or the alias of a django-redis cache. None: workers deliver by
+    # querying the database alone.
+    REDIS: Annotated[str | None, _redis] = None
+    # The first part of every Redis key. Two deployments that share a Redis need two prefixes; a worker refuses keys
+    # that belong to another database.
+    PREFIX: Annotated[str, partial(values.word, limit=40)] = "delayq"
+    # The queue of a message when neither the call nor the handler names one.
+    DEFAULT_QUEUE: Annotated[str, partial(values.word, limit=QUEUE_LENGTH)] = "default"
+    # The queues that a worker without ``--queue`` serves, in strict order of priority. Empty: all queues that it finds.
+    QUEUES: Annotated[tuple[str, ...], _queues] = ()
+    # How far ahead of now Redis is filled. What is due later costs Redis nothing. Restart web processes before workers
+    # to raise it, and after them to lower it: while they differ, messages that are due in between may be late by twice
+    # ``GRACE``.
+    HORIZON: Annotated[float, partial(values.span, lowest=5, highest=values.YEAR)] = 600.0
+    # How long a message must be overdue and nowhere in Redis before a sweep puts it there again, and how often that
+    # sweep runs. No single loss makes a message later than twice this.
+    GRACE: Annotated[float, partial(values.span, lowest=0.1, highest=3600)] = 2.5
+    # How often a worker queries due rows when it delivers by query.
+    POLL_INTERVAL: Annotated[float, partial(values.span, lowest=0.05, highest=60)] = 1.0
+    # How long a delivery belongs to a worker that gives no sign of life. A living worker extends it.
+    LEASE: Annotated[float, partial(values.span, lowest=1, highest=values.DAY)] = 60.0
+    # A handler that runs longer is ended. False: never.
+    TIMEOUT: Annotated[
+        float | Literal[False], _or_never(partial(values.span, lowest=0.01, highest=30 * values.DAY))
+    ] = 600.0
+    # When a failed message is delivered again, if neither it nor its handler says: 10 s, 20 s, 40 s … up to an hour,
+    # ten attempts. Anything that ``retry=`` of a handler accepts; False: never.
+    RETRY: Annotated[RetryPolicy, _policy] = retry.DEFAULT
+    # Larger payloads are refused at the call. Bytes of JSON.
+    PAYLOAD_MAX_BYTES: Annotated[int, partial(values.whole, lowest=1, highest=64 * 1024 * 1024)] = 262_144
+    # Consumed, cancelled and expired messages are deleted with their log this long after they finished. False: never.
+    RETENTION: Annotated[float | Literal[False], _or_never(values.span)] = 30 * 86_400.0
+    # The same for dead messages. False: never.
+    DEAD_RETENTION: Annotated[float | Literal[False], _or_never(values.span)] = 90 * 86_400.0
+    # Dotted paths of the middleware around handlers and around calls that schedule, the outermost first.
+    MIDDLEWARE: Annotated[tuple[str, ...], _dotted_paths] = ()
+    # The limits of queues, by their names: ``{"emails": {"limit": 5, "rate": "100/m", "burst": 10}}``, a limit, a rate
+    # or both.
+    LIMITS: Annotated[Mapping[str, Limit] | None, _or_none(_limits)] = None
+    # True: a worker logs the exceptions of handlers with text and traceback. False: only their class and a digest, for
+    # the text may hold secrets. None: True where Django's ``DEBUG`` is. With ``run_delayq -v 2`` a worker logs them
+    # whole in any case.
+    LOG_ERRORS: Annotated[bool | None, _or_none(values.flag)] = None
+
+
+def parsers_of(settings: Any) -> dict[str, Parser]:
+    """Return what reads the value of each setting of a class, from the annotations."""
+    hints = get_type_hints(settings, include_extras=True)
+    return {name: hint.__metadata__[0] for name, hint in hints.items()}
+
+
+PARSERS = parsers_of(Settings)
 
 # Parts of the dict that others read and check: the console and ``django_delayq.testing``.
 ELSEWHERE = frozenset({"CONSOLE", "TESTING"})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from ..core import values
 from . import conf
@@ -13,12 +13,12 @@ class ConsoleSettings(NamedTuple):
     """The settings of the console, and of the pages of schedules."""
 
     # The pages only show: they refuse every action, whatever the user's permissions.
-    READ_ONLY: bool = False
+    READ_ONLY: Annotated[bool, values.flag] = False
     # A word that every page of the console shows, such as "production", so that nobody takes one site for another.
-    ENVIRONMENT: str = ""
+    ENVIRONMENT: Annotated[str, partial(values.text, limit=40)] = ""
 
 
-PARSERS: dict[str, conf.Parser] = {"READ_ONLY": values.flag, "ENVIRONMENT": partial(values.text, limit=40)}
+PARSERS = conf.parsers_of(ConsoleSettings)
 
 
 def parse(given: Any) -> tuple[ConsoleSettings, list[conf.Problem]]:
