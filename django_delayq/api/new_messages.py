@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from django.conf import settings
 
-from ..core import names, retry
+from ..core import names, values
 from ..core.exceptions import InvalidMessage
-from ..core.retry import StorableRetry
-from ..core.text import shown
 from ..project import conf, registry, validation
-from ..project.message_options import MessageDict, OnConflict
+from ..project.message_options import MessageOptions, OnConflict
 from ..record.sql.rows import ALIKE_FROM, NewMessage
 
 logger = logging.getLogger("django_delayq")
@@ -35,48 +32,18 @@ _MEANT = {
 }
 
 
-def _stored_policy(value: StorableRetry) -> str:
-    try:
-        return json.dumps(retry.as_policy(value).to_json())
-    except ValueError as error:
-        raise InvalidMessage(str(error)) from error
-
-
-def _on_conflict(value: Any) -> OnConflict:
-    if isinstance(value, str) and value in tuple(OnConflict):
-        return OnConflict(value)
-    raise InvalidMessage(f"on_conflict is one of {', '.join(OnConflict)}, not {shown(value)}")
-
-
-# The check of each option, which returns the value of its column, and of ``unique`` those of two. An option that is
-# None is not given.
-_CHECKS: dict[str, Callable[[Any], Any]] = {
-    "due_at": validation.due,
-    "delay": validation.delay,
-    "queue": validation.queue,
-    "priority": validation.priority,
-    "key": validation.key,
-    "unique": validation.unique,
-    "on_conflict": _on_conflict,
-    "expires": validation.expires,
-    "max_attempts": validation.max_attempts,
-    "retry": _stored_policy,
-    "timeout": validation.timeout,
-    "lease": validation.lease,
-    "headers": validation.headers,
-    "limit_key": validation.limit_key,
-}
-_NAMES = MessageDict.__required_keys__ | MessageDict.__optional_keys__
-_OPTIONS = _NAMES - {"topic", "payload"}
+# The check of each option. One that is None is not given.
+_CHECKS = values.checks_of(MessageOptions)
+_NAMES = _CHECKS.keys() | {"topic", "payload"}
 # The choices about a key. A message without one may have the usual ones only, and None is no choice.
 _OF_KEYS = frozenset({"on_conflict", "unique"})
 
 
 def checked(topic: Any, payload: Any, options: Mapping[str, Any]) -> NewMessage:
     """Check the arguments of one call. Raises ``InvalidMessage``, and ``TypeError`` for an option that there is not."""
-    if not options.keys() <= _OPTIONS:
+    if not options.keys() <= _CHECKS.keys():
         raise TypeError(
-            f"schedule_message() has no such argument: {names.unknown(options.keys() - _OPTIONS, _NAMES, _MEANT)}"
+            f"schedule_message() has no such argument: {names.unknown(options.keys() - _CHECKS.keys(), _NAMES, _MEANT)}"
         )
     handler = registry.find(topic) if isinstance(topic, str) else None
     # The topic of a handler was checked when that was registered.
@@ -166,7 +133,7 @@ class ManyChecks:
     def __init__(self) -> None:
         # What the messages of each kind have in common, by whether they have a key, and by the names, types and values
         # of all other arguments. Without the types True would pass for the priority 1.
-        self._kinds: dict[tuple[bool | tuple[str, type, Any], ...], tuple[Any, ...]] = {}
+        self._kinds: dict[tuple[object, ...], tuple[Any, ...]] = {}
         # The due time that was checked last, as it was given and as it is written: many messages often share one.
         self._due: tuple[Any, datetime | None] = (None, None)
 

@@ -7,8 +7,9 @@ a whole number from 1 to 9, not 'x'*. Whoever asks adds the name, and makes it a
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, get_type_hints
 
 from .durations import Duration, seconds
 from .text import plain, shown
@@ -23,6 +24,12 @@ CENTURY = 100 * YEAR
 SHORTEST = 1e-6
 
 _UNITS = (("year", YEAR), ("day", DAY), ("hour", 3600.0), ("minute", 60.0), ("second", 1.0))
+
+
+def checks_of(fields: Any) -> dict[str, Callable[[Any], Any]]:
+    """Return what checks the value of each field of a class: it stands beside the type, in ``Annotated``."""
+    hints = get_type_hints(fields, include_extras=True)
+    return {name: hint.__metadata__[0] for name, hint in hints.items()}
 
 
 def whole(value: Any, lowest: int, highest: int | None = None) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
-from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple
 
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
@@ -141,13 +141,7 @@ class Settings(NamedTuple):
     LOG_ERRORS: Annotated[bool | None, _or_none(values.flag)] = None
 
 
-def parsers_of(settings: Any) -> dict[str, Parser]:
-    """Return what reads the value of each setting of a class, from the annotations."""
-    hints = get_type_hints(settings, include_extras=True)
-    return {name: hint.__metadata__[0] for name, hint in hints.items()}
-
-
-PARSERS = parsers_of(Settings)
+PARSERS = values.checks_of(Settings)
 
 # Parts of the dict that others read and check: the console and ``django_delayq.testing``.
 ELSEWHERE = frozenset({"CONSOLE", "TESTING"})

@@ -18,7 +18,7 @@ class ConsoleSettings(NamedTuple):
     ENVIRONMENT: Annotated[str, partial(values.text, limit=40)] = ""
 
 
-PARSERS = conf.parsers_of(ConsoleSettings)
+PARSERS = values.checks_of(ConsoleSettings)
 
 
 def parse(given: Any) -> tuple[ConsoleSettings, list[conf.Problem]]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Literal, Required, TypedDict
+from typing import Annotated, Any, Literal, Required, TypedDict
 
 from ..core.durations import Duration
-from ..core.retry import StorableRetry
+from ..core.exceptions import InvalidMessage
+from ..core.retry import StorableRetry, as_policy
+from ..core.text import shown
+from . import validation
 
 
 class OnConflict(StrEnum):
@@ -29,23 +33,39 @@ OnConflictLike = OnConflict | Literal["error", "keep", "replace", "debounce"]
 Unique = Literal["live", "scheduled"] | Duration
 
 
-class MessageOptions(TypedDict, total=False):
-    """The options that one message may have: the keyword arguments of ``schedule_message`` but ``using``."""
+def _stored_policy(value: StorableRetry) -> str:
+    try:
+        return json.dumps(as_policy(value).to_json())
+    except ValueError as error:
+        raise InvalidMessage(str(error)) from error
 
-    delay: Duration | None
-    due_at: datetime | None
-    queue: str | None
-    priority: int | None
-    key: str | None
-    unique: Unique
-    on_conflict: OnConflictLike
-    expires: Duration | None
-    max_attempts: int | None
-    retry: StorableRetry | None
-    timeout: Duration | Literal[False] | None
-    lease: Duration | None
-    headers: Mapping[str, Any] | None
-    limit_key: str | None
+
+def _on_conflict(value: Any) -> OnConflict:
+    if isinstance(value, str) and value in tuple(OnConflict):
+        return OnConflict(value)
+    raise InvalidMessage(f"on_conflict is one of {', '.join(OnConflict)}, not {shown(value)}")
+
+
+class MessageOptions(TypedDict, total=False):
+    """The options that one message may have: the keyword arguments of ``schedule_message`` but ``using``.
+
+    Beside the type of each stands its check, which returns the value of its column, and of ``unique`` those of two.
+    """
+
+    delay: Annotated[Duration | None, validation.delay]
+    due_at: Annotated[datetime | None, validation.due]
+    queue: Annotated[str | None, validation.queue]
+    priority: Annotated[int | None, validation.priority]
+    key: Annotated[str | None, validation.key]
+    unique: Annotated[Unique, validation.unique]
+    on_conflict: Annotated[OnConflictLike, _on_conflict]
+    expires: Annotated[Duration | None, validation.expires]
+    max_attempts: Annotated[int | None, validation.max_attempts]
+    retry: Annotated[StorableRetry | None, _stored_policy]
+    timeout: Annotated[Duration | Literal[False] | None, validation.timeout]
+    lease: Annotated[Duration | None, validation.lease]
+    headers: Annotated[Mapping[str, Any] | None, validation.headers]
+    limit_key: Annotated[str | None, validation.limit_key]
 
 
 class MessageDict(MessageOptions, total=False):

@@ -7,7 +7,7 @@ import gc
 import re
 from datetime import UTC, datetime, timedelta
 from enum import Enum, IntEnum
-from typing import Any, get_type_hints
+from typing import Any, cast, get_type_hints
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -175,8 +175,9 @@ def test_a_policy_is_stored_as_json_and_one_with_code_is_refused() -> None:
 def test_a_choice_on_conflict_without_a_key_is_refused(choice: Any) -> None:
     with pytest.raises(InvalidMessage, match=rf"^on_conflict='{choice}' needs a key"):
         schedule_message(TOPIC, on_conflict=choice)
+    keyed: dict[str, Any] = {"topic": TOPIC, "on_conflict": choice, "key": "a"}
     with pytest.raises(InvalidMessage, match=r"^message 1: .* needs a key"):
-        schedule_messages([{"topic": TOPIC, "on_conflict": choice, **own} for own in ({"key": "a"}, {})])
+        schedule_messages([cast(MessageDict, keyed), {"topic": TOPIC, "on_conflict": choice}])
     assert not Message.objects.exists()
 
 
