@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from django_delayq import schedule_message, schedule_messages
-from django_delayq.broker.database import DatabaseBroker
 from django_delayq.core.states import State
 from django_delayq.core.worker_options import Options
 from django_delayq.models import Message
@@ -52,22 +51,6 @@ def test_without_redis_a_limit_is_tried_as_soon_as_the_record_has_room(declare: 
     worker.consumer.turn()
     assert [delivery.id for delivery in worker.pool.held()] == [second.pk]
     assert states(third) == [State.SCHEDULED]
-
-
-def test_a_query_finds_messages_behind_thousands_of_a_full_limit(declare: Declare) -> None:
-    declare("l.one", limit=1)
-    many = schedule_messages([{"topic": "l.one"}] * 3000)
-    free = schedule_message("l.free")
-    broker = DatabaseBroker(DB, lambda: ["l.one", "l.free"])
-    assert len(broker.take("default", 10).tickets) == 10
-    assert admit(*many[:10]) == [many[0].pk]
-    for taken in (broker.take("default", 10), *broker.take_many(broker.due_queues(None).queues, 10).values()):
-        assert [ticket.id for ticket in taken.tickets] == [free.pk]
-    admit(free)
-    # There is something to wait for, though nothing to take.
-    for found in (broker.take("default", 10), broker.due_queues(None)):
-        assert found.next_due is not None
-        assert 0 < found.next_due <= 0.25
 
 
 def test_the_janitor_deletes_places_that_are_free(three: list[Message]) -> None:
