@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import psycopg
 import pytest
-from django.db import connection
+from django.db import connection, connections
 
-from django_delayq import schedule_message
+from django_delayq import cancel_message, reschedule_message, schedule_message, schedule_messages
 from django_delayq.core.states import State
 from django_delayq.models import Message
 from django_delayq.record.sql.sessions import known_session
@@ -19,40 +16,25 @@ from testproject.binaries import PGBOUNCER_ADVICE
 from testproject.servers import PgBouncerServer, PostgresServer, find_pgbouncer
 from tests.support.processes import Gate, Start
 from tests.support.record_of import consumed, effects_per_message, once_each, wait_until
-from tests.support.workers import ROOT, eventually
+from tests.support.steps import at_once
+from tests.support.workers import eventually
 
 from .program import Program
 
 THREADS, EACH = 8, 25
 
-# Threads that schedule by turns, as views do, each with another kind of call.
-PRODUCER = f"""
-import threading
-import django
-django.setup()
-from django.db import connection
-from django_delayq import cancel_message, reschedule_message, schedule_message, schedule_messages
-errors = []
-def schedule(number):
-    try:
-        for turn in range({EACH}):
-            if turn % 5 == 0:
-                schedule_messages([{{"topic": "t.tx"}}])
-            elif turn % 5 == 1:
-                message = schedule_message("t.tx", key=f"{{number}}-{{turn}}", delay="1h")
-                assert reschedule_message(message, delay=0)
-            else:
-                schedule_message("t.tx", {{"number": number, "turn": turn}})
-        assert cancel_message(schedule_message("t.tx", delay="1h"))
-    except BaseException as error:
-        errors.append(repr(error))
-    finally:
-        connection.close()
-threads = [threading.Thread(target=schedule, args=(number,)) for number in range({THREADS})]
-for thread in threads: thread.start()
-for thread in threads: thread.join()
-assert not errors, errors
-"""
+
+def schedule_by_turns(number: int) -> None:
+    """Schedule as a view does, each time by another kind of call."""
+    for turn in range(EACH):
+        if turn % 5 == 0:
+            schedule_messages([{"topic": "t.tx"}])
+        elif turn % 5 == 1:
+            message = schedule_message("t.tx", key=f"{number}-{turn}", delay="1h")
+            assert reschedule_message(message, delay=0)
+        else:
+            schedule_message("t.tx", {"number": number, "turn": turn})
+    assert cancel_message(schedule_message("t.tx", delay="1h"))
 
 
 @pytest.fixture
@@ -65,23 +47,13 @@ def pooler(postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> 
         yield server
 
 
-def producer() -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "DJANGO_SETTINGS_MODULE": "tests.settings"}
-    return subprocess.Popen(
-        [sys.executable, "-c", PRODUCER],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def test_views_and_workers_share_server_connections_without_any_setting(start: Start, pooler: PgBouncerServer) -> None:
+def test_views_and_workers_share_server_connections_without_any_setting(
+    start: Start, pooler: PgBouncerServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     workers = [start("--threads", "4"), start("--threads", "4")]
-    with producer() as process:
-        said, _errors = process.communicate(timeout=120)
-    assert process.returncode == 0, said
+    with monkeypatch.context() as behind_it:
+        behind_it.setitem(connections.settings["default"], "PORT", str(pooler.port))
+        assert at_once(THREADS, schedule_by_turns) == [None] * THREADS
     live = Message.objects.exclude(state=State.CANCELLED)
     assert live.count() == THREADS * EACH
     eventually(lambda: not live.exclude(state=State.CONSUMED).exists(), "all are delivered")
