@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
-from pathlib import Path
 
 import django
 
@@ -19,7 +17,7 @@ def main(until: float) -> None:
 
     from django_delayq import cancel_message
 
-    journal = Journal(Path(os.environ["TORTURE_DIR"], "journals", f"canceller-{os.getpid()}.jsonl"))
+    journal = Journal.of("canceller")
     done: list[int] = []
     while time.time() < until:
         time.sleep(0.03)

@@ -9,7 +9,6 @@ import signal
 import sys
 import time
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import django
@@ -47,7 +46,7 @@ class Producer:
         self.until = until
         # Whether the chain has surely begun.
         self.chained = False
-        self.journal = Journal(Path(os.environ["TORTURE_DIR"], "journals", f"producer-{os.getpid()}.jsonl"))
+        self.journal = Journal.of("producer")
 
     def run(self) -> None:
         from django.db import Error, connection

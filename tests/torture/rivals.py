@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import random
 import sys
 import threading
 import time
-from pathlib import Path
 
 import django
 
@@ -22,7 +20,7 @@ class Rivals:
 
     def __init__(self, seed: str) -> None:
         self.random = random.Random(seed)
-        self.journal = Journal(Path(os.environ["TORTURE_DIR"], "journals", f"rivals-{os.getpid()}.jsonl"))
+        self.journal = Journal.of("rivals")
         self.barrier = threading.Barrier(2)
 
     def run(self) -> None:

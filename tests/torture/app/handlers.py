@@ -50,16 +50,9 @@ def line(message: Delivered) -> None:
     _note("end", message)
 
 
-@handler("torture.limited", retry=RETRY, limit=LIMIT)
-def limited(message: Delivered) -> None:
-    """Write a line to a file, beside one other message with the same key at most."""
-    line(message)
-
-
-@handler("torture.rated", retry=RETRY, rate=f"{RATE}/s", burst=BURST)
-def rated(message: Delivered) -> None:
-    """Write a line to a file, evenly spaced."""
-    line(message)
+# Beside one other message with the same key at most, and evenly spaced.
+handler("torture.limited", retry=RETRY, limit=LIMIT)(line)
+handler("torture.rated", retry=RETRY, rate=f"{RATE}/s", burst=BURST)(line)
 
 
 @handler("torture.async", retry=RETRY)
