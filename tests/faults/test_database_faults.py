@@ -120,7 +120,7 @@ ROLE = "delayq_with_a_limit"
 OWN = 3
 
 
-def ask(sql: str, *values: object) -> list[tuple[Any, ...]]:
+def ask(sql: str, *values: str) -> list[tuple[Any, ...]]:
     with connection.cursor() as cursor:
         cursor.execute(sql, values)
         return cursor.fetchall() if cursor.description else []
