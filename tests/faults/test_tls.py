@@ -12,7 +12,7 @@ from django_delayq import schedule_message
 from django_delayq.broker import connection
 from django_delayq.core.states import State
 from django_delayq.project import conf
-from testproject.servers import RedisServer, ServerFailed, free_port
+from testproject.servers import RedisServer
 from tests.support.processes import Configure, Start
 from tests.support.record_of import log_of, wait_until
 from tests.support.tls import OPENSSL, Authority, Front
@@ -28,27 +28,12 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("tls"), "ours")
 
 
-@pytest.fixture(params=["front", "server"])
-def port(request: pytest.FixtureRequest, authority: Authority) -> Iterator[int]:
-    """The port that speaks TLS as "localhost": that of a front before Redis, and that of Redis itself if it can."""
+@pytest.fixture
+def port(authority: Authority) -> Iterator[int]:
+    """The port that speaks TLS as "localhost", before a Redis."""
     certificate, key = authority.issue("localhost")
-    if request.param == "front":
-        with RedisServer() as server, Front(certificate, key, server.port) as front:
-            yield front.port
-        return
-    number = free_port()
-    files = {"cert": certificate, "key": key, "ca-cert": authority.certificate}
-    options = [f"{word}" for name, file in files.items() for word in (f"--tls-{name}-file", file)]
-    server = RedisServer("--tls-port", str(number), "--tls-auth-clients", "no", *options)
-    try:
-        server.start()
-    except ServerFailed as failed:
-        server.close()
-        if "tls-port" not in str(failed):
-            raise
-        pytest.skip("this redis-server was built without TLS")
-    with server:
-        yield number
+    with RedisServer() as server, Front(certificate, key, server.port) as front:
+        yield front.port
 
 
 @pytest.mark.usefixtures("redis_has_time")
