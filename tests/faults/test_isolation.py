@@ -83,8 +83,7 @@ def test_a_transactional_handler_that_outlasts_its_lease_succeeds_at_once(
     start: Start, isolation: str, gate: Gate
 ) -> None:
     start("--processes", "2")
-    message = schedule_message("t.short_lease_tx", gate.payload)
-    eventually(lambda: gate.begun(message.pk), "the handler begins")
+    message = gate.running("t.short_lease_tx")
     for _ in range(2):
         wait_past_the_lease(message)
         eventually(lambda: not is_past(message.lease_ends_at), "the lease is renewed")  # type: ignore[arg-type]
@@ -99,8 +98,7 @@ def test_a_cancel_request_takes_back_the_effects_of_a_transactional_handler(
     start: Start, isolation: str, gate: Gate
 ) -> None:
     start()
-    message = schedule_message("t.short_lease_tx", gate.payload)
-    eventually(lambda: gate.begun(message.pk), "the handler begins")
+    message = gate.running("t.short_lease_tx")
     assert cancel_message(message).state == State.RUNNING
     gate.open()
     wait_until(message, State.CANCELLED)

@@ -16,10 +16,10 @@ from django_delayq.core.states import State
 from django_delayq.models import Message
 from django_delayq.record import admission, transitions
 from django_delayq.record.sql import limit_statements, statements
-from django_delayq.record.sql.rows import Success, Ticket
+from django_delayq.record.sql.rows import Success
 from django_delayq.record.sql.sessions import lock_timeout
 from tests.support import limits_oracle as oracle
-from tests.support.limits import DB, LEASES, Declare, claim_limited, fail, states, succeed
+from tests.support.limits import DB, Declare, admit, fail, states, succeed
 from tests.support.steps import at_once
 from tests.support.transactions import unfinished, waits_for_a_lock
 from tests.support.workers import eventually
@@ -32,11 +32,6 @@ THREADS = 6
 def due(number: int, **options: Any) -> list[Message]:
     past = timezone.now() - timedelta(seconds=1)
     return [schedule_message("l.one", due_at=past, **options) for _ in range(number)]
-
-
-def admit(messages: list[Message]) -> list[int]:
-    claimed = claim_limited(DB, [Ticket(message.pk) for message in messages], LEASES, "w").claimed
-    return [row.id for row in claimed]
 
 
 def answers(found: list[Any]) -> list[Any]:
@@ -56,7 +51,7 @@ def test_processes_that_admit_at_once_keep_to_the_limit_together(declare: Declar
     for _round in range(5):
         made = due(2 * THREADS, limit_key=f"round-{_round}")
         parts = [made[number::THREADS] for number in range(THREADS)]
-        begun = answers(at_once(THREADS, lambda number: admit(parts[number])))  # noqa: B023  at once
+        begun = answers(at_once(THREADS, lambda number: admit(*parts[number])))  # noqa: B023  at once
         assert sum(map(len, begun)) == 2
         assert sorted(states(*made)) == [State.RUNNING] * 2 + [State.SCHEDULED] * (2 * THREADS - 2)
 
@@ -68,7 +63,7 @@ def test_deliveries_under_two_limits_deadlock_in_no_order(declare: Declare, queu
     def work(number: int) -> None:
         for _round in range(6):
             made = due(2, limit_key=f"c-{number % 2}")
-            begun = admit([*Message.objects.filter(state=State.SCHEDULED), *made])
+            begun = admit(*Message.objects.filter(state=State.SCHEDULED), *made)
             for pk in begun:
                 transitions.succeed(DB, [Success(pk, 1, "worker:w")])
             admission.tidy(DB)
@@ -80,10 +75,10 @@ def test_deliveries_under_two_limits_deadlock_in_no_order(declare: Declare, queu
 def test_a_place_that_becomes_free_is_given_on_once(declare: Declare) -> None:
     declare("l.one", limit=2)
     made = due(10)
-    admit(made)
+    admit(*made)
     for message in made[:2]:
         succeed(message)
-    found = answers(at_once(THREADS, lambda number: admit(made)))
+    found = answers(at_once(THREADS, lambda number: admit(*made)))
     assert sorted(pk for some in found for pk in some) == [made[2].pk, made[3].pk]
 
 
@@ -100,7 +95,7 @@ def test_a_claim_counts_what_others_have_committed_whatever_the_level_of_the_ses
         with connection.cursor() as cursor:
             cursor.execute(f"SET default_transaction_isolation = '{level}'")
         connection.connection.delayq_session = None
-        return admit(made[number::THREADS])
+        return admit(*made[number::THREADS])
 
     begun = answers(at_once(THREADS, step))
     assert sum(map(len, begun)) == 2
@@ -111,7 +106,7 @@ def test_a_message_that_is_locked_is_left_for_the_next_time(declare: Declare) ->
     declare("l.one", limit=1)
     first, second = due(2)
     with unfinished(lambda: Message.objects.select_for_update().get(pk=first.pk)):
-        assert admit([first, second]) == [second.pk]
+        assert admit(first, second) == [second.pk]
     assert states(first, second) == [State.SCHEDULED, State.RUNNING]
 
 
@@ -129,7 +124,7 @@ def test_a_message_that_changes_meanwhile_is_left_for_the_next_time(
 ) -> None:
     declare("l.one", limit=1)
     (message,) = due(1, limit_key="a")
-    assert not runs or admit([message]) == [message.pk]
+    assert not runs or admit(message) == [message.pk]
     kind = type(statements(DB))
     facts = kind.facts
 
@@ -139,7 +134,7 @@ def test_a_message_that_changes_meanwhile_is_left_for_the_next_time(
         return found
 
     monkeypatch.setattr(kind, "facts", read_and_change)
-    assert admit([message]) == []
+    assert admit(message) == []
     assert states(message) == [State.SCHEDULED]
 
 
@@ -156,7 +151,7 @@ def test_claims_of_one_transaction_deadlock_in_no_order(declare: Declare) -> Non
         begun: list[int] = []
         with transitions.exclusively(DB):
             for topic in topics if number else reversed(topics):
-                begun += admit([made[topic][number]])
+                begun += admit(made[topic][number])
                 may_pause()
                 begun_by.add(number)
                 eventually(lambda: len(begun_by) == 2 or waits_for_a_lock(), "the other one is here too, or waits")
@@ -176,7 +171,7 @@ def test_a_limit_that_is_being_looked_at_keeps_only_its_own_messages_waiting(dec
         may_pause()
 
     with unfinished(look), lock_timeout(50):
-        assert admit([free]) == [free.pk]
+        assert admit(free) == [free.pk]
         with pytest.raises(OperationalError):
-            admit([limited])
-    assert admit([limited]) == [limited.pk]
+            admit(limited)
+    assert admit(limited) == [limited.pk]

@@ -73,8 +73,7 @@ def test_commands_work_behind_a_pooler(start: Start, pooler: PgBouncerServer) ->
 
 def test_a_long_handler_keeps_its_lease_behind_a_pooler(start: Start, pooler: PgBouncerServer, gate: Gate) -> None:
     start("--threads", "2")
-    message = schedule_message("t.short_lease_tx", gate.payload)
-    eventually(lambda: gate.begun(message.pk), "the handler begins")
+    message = gate.running("t.short_lease_tx")
     others = [schedule_message("t.tx") for _ in range(20)]
     eventually(consumed(len(others)), "the others are delivered beside it")
     gate.open()

@@ -148,8 +148,8 @@ def ready_or_aside(client: redis.Redis) -> int:
 @pytest.mark.parametrize("name", ["delayed", "ready", "meta", "wake", "aside", "asides"])
 def test_any_single_key_may_be_deleted(start: Start, redis_client: redis.Redis, gate: Gate, name: str) -> None:
     start("--threads", "1")
-    blocker = schedule_message("t.gate", gate.payload)
-    eventually(lambda: gate.begun(blocker.pk), "the only thread is busy")
+    # The only thread is busy.
+    blocker = gate.running()
     ready = schedule_messages({"topic": "t.tx"} for _ in range(5))
     delayed = many(5, over=0.5, start=0.5)
     eventually(lambda: ready_or_aside(redis_client) >= 5, "five are ready, if not the delayed ones too")
@@ -161,8 +161,8 @@ def test_any_single_key_may_be_deleted(start: Start, redis_client: redis.Redis, 
 
 def test_ids_taken_but_never_claimed_come_back(start: Start, redis_client: redis.Redis, gate: Gate) -> None:
     worker = start("--threads", "1")
-    blocker = schedule_message("t.gate", gate.payload)
-    eventually(lambda: gate.begun(blocker.pk), "the only thread is busy")
+    # The only thread is busy.
+    blocker = gate.running()
     messages = schedule_messages({"topic": "t.tx"} for _ in range(10))
     # The load at the start may have put the blocker once more.
     eventually(lambda: ready_or_aside(redis_client) >= 10, "all are due")
