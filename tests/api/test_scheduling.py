@@ -206,11 +206,6 @@ def test_an_argument_that_does_not_exist_names_the_one_that_is_meant(name: str, 
     assert not Message.objects.exists()
 
 
-def test_every_argument_that_is_guessed_exists() -> None:
-    assert set(new_messages._MEANT.values()) <= new_messages._NAMES
-    assert not set(new_messages._MEANT) & new_messages._NAMES
-
-
 def test_the_texts_of_the_calls_name_each_option_that_there_is() -> None:
     options = {*get_type_hints(MessageOptions)}
     for call in (schedule_message, RegisteredHandler.schedule):
@@ -219,6 +214,7 @@ def test_the_texts_of_the_calls_name_each_option_that_there_is() -> None:
     assert {*get_type_hints(MessageDict)} == options | {"topic", "payload"}
 
 
+@both
 def test_a_handler_schedules_messages_of_its_topic_by_itself() -> None:
     @handler("record.own", queue="slow")
     def own(message: Delivered[dict[str, int]]) -> None: ...
@@ -227,6 +223,7 @@ def test_a_handler_schedules_messages_of_its_topic_by_itself() -> None:
         one = own.schedule({"n": 1}, delay="10m", key="k")
         two = async_to_sync(own.aschedule)({"n": 2}, priority=3)
         assert own.schedule({"n": 3}, key="k", on_conflict="keep").pk == one.pk
+        assert own.schedule(payload={"n": 3}, using="other")._state.db == "other"
     finally:
         registry.unregister("record.own")
     assert [(row.topic, row.queue, row.payload) for row in (message(one.pk), message(two.pk))] == [

@@ -77,24 +77,21 @@ def test_an_impossible_answer_of_a_custom_policy_is_an_error(chosen: Any) -> Non
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("option", "values", "words"),
     [
-        {"factor": 0.5},
-        {"factor": math.nan},
-        {"factor": math.inf},
-        {"jitter": -0.1},
-        {"jitter": 1.1},
-        {"jitter": math.nan},
-        {"max_attempts": 0},
-        {"base": -1},
-        {"base": "soon"},
-        {"cap": math.inf},
+        ("factor", [0.5, math.nan, math.inf, "2"], "factor must be a number, 1 or more, not "),
+        ("jitter", [-0.1, 1.1, math.nan, None], "jitter must be a number between 0 and 1, not "),
+        ("max_attempts", [0, 1.5, "3"], "max_attempts must be a whole number, 1 or more, or None, not "),
+        ("base", [-1, "soon"], ""),
+        ("cap", [math.inf], ""),
     ],
-    ids=repr,
 )
-def test_impossible_arguments_are_refused_when_the_policy_is_made(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError):
-        RetryPolicy.exponential(**options)
+def test_an_impossible_term_is_refused_by_its_name_when_the_policy_is_made(
+    option: str, values: list[Any], words: str
+) -> None:
+    for value in values:
+        with pytest.raises(ValueError, match=f"^{words}"):
+            RetryPolicy.exponential(**{option: value})
 
 
 def test_attempts_are_counted_from_1() -> None:
@@ -131,11 +128,6 @@ policies = st.one_of(
 @given(policies)
 def test_a_policy_comes_back_from_json_as_it_was(policy: RetryPolicy) -> None:
     assert RetryPolicy.from_json(json.loads(json.dumps(policy.to_json()))) == policy
-
-
-def test_a_custom_policy_cannot_be_stored() -> None:
-    with pytest.raises(ValueError, match="cannot be stored"):
-        RetryPolicy.custom(lambda attempt, error: None).to_json()
 
 
 @pytest.mark.parametrize("stored", [None, [], "x", 3, {}, {"base": 1}, {"fixed": 5}, {"fixed": [-1]}], ids=repr)
@@ -185,12 +177,6 @@ def test_an_impossible_choice_of_exceptions_is_refused_when_the_policy_is_made(w
         RetryPolicy.fixed([1], **which)
 
 
-@pytest.mark.parametrize("which", [{"on": ConnectionError}, {"never": ConnectionError}], ids=repr)
-def test_a_policy_that_names_exceptions_cannot_be_stored(which: Any) -> None:
-    with pytest.raises(ValueError, match=r"names exceptions \(on, never\) belongs to the handler"):
-        RetryPolicy.fixed([1], **which).to_json()
-
-
 def test_a_policy_can_take_over_the_exceptions_of_another() -> None:
     policy = RetryPolicy.fixed([1]).for_errors_of(RetryPolicy.exponential(on=OSError, never=ConnectionError))
     assert policy.delay(1, OSError()) == timedelta(seconds=1)
@@ -223,38 +209,11 @@ def test_everything_that_retry_accepts_becomes_a_policy() -> None:
     assert as_policy(lambda attempt, error: 7).delay(1) == timedelta(seconds=7)
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        (5, "a list of delays is wanted, such as ['10s', '1m'], not int"),
-        ("5m", "a list of delays is wanted, such as ['10s', '1m'], not str"),
-        (None, "a list of delays is wanted, such as ['10s', '1m'], not NoneType"),
-        ({"10s": 1}, "a list of delays is wanted, such as ['10s', '1m'], not dict"),
-        ({"10s"}, "a list of delays is wanted, such as ['10s', '1m'], not set"),
-        (["soon"], "not a duration: 'soon'; write seconds, a timedelta, or text such as '90s', '15m', '1h30m'"),
-    ],
-    ids=repr,
-)
-def test_a_value_that_is_no_policy_is_refused_in_a_sentence(value: Any, message: str) -> None:
-    with pytest.raises(ValueError) as caught:
+@pytest.mark.parametrize("value", [5, "5m", None, {"10s": 1}, {"10s"}], ids=repr)
+def test_a_value_that_is_no_policy_is_refused_in_a_sentence(value: Any) -> None:
+    words = "retry is a RetryPolicy, a list of delays, a function, or False for never: a list of delays is wanted"
+    with pytest.raises(ValueError, match=f"^{words}, such as .*, not {type(value).__name__}$"):
         as_policy(value)
-    assert str(caught.value) == f"retry is a RetryPolicy, a list of delays, a function, or False for never: {message}"
-
-
-@pytest.mark.parametrize(
-    ("terms", "message"),
-    [
-        ({"factor": "2"}, "factor must be a number, 1 or more, not '2'"),
-        ({"jitter": None}, "jitter must be a number between 0 and 1, not None"),
-        ({"max_attempts": "3"}, "max_attempts must be a whole number, 1 or more, or None, not '3'"),
-        ({"max_attempts": 1.5}, "max_attempts must be a whole number, 1 or more, or None, not 1.5"),
-    ],
-    ids=repr,
-)
-def test_an_exponential_policy_names_the_term_that_it_refuses(terms: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        RetryPolicy.exponential(**terms)
-    assert str(caught.value) == message
 
 
 def test_a_custom_policy_is_a_function() -> None:
