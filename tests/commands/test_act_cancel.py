@@ -8,9 +8,9 @@ from io import StringIO
 from typing import Any
 
 import pytest
-from django.db.models import F
 from django.utils import timezone
 
+from django_delayq import cancel_message
 from django_delayq.core.states import State
 from django_delayq.management import _common as common
 from django_delayq.models import Message, Transition
@@ -23,26 +23,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def cancelled() -> set[int]:
     return set(Message.objects.filter(state=State.CANCELLED).values_list("pk", flat=True))
-
-
-def test_mixed_verdicts_are_counted_and_end_with_exit_code_4() -> None:
-    waiting, again, unknown, running, done = schedule(5, due=-1)
-    claim(running)
-    claim(unknown, again)
-    # The delivery of one crashed, that of the other was reported.
-    Message._base_manager.filter(pk__in=[unknown, again]).update(state=State.SCHEDULED, leased_until=None, worker="")
-    Message._base_manager.filter(pk=again).update(reported=F("deliveries"))
-    run("delayq_act", "cancel", str(done))
-    words = [str(pk) for pk in (waiting, again, unknown, running, done, 10**12)]
-    expected = {"cancelled": 2, "outcome unknown": 1, "requested": 1, "too late": 1, "not found": 1}
-
-    would = run("delayq_act", "cancel", "--json", "--dry-run", *words)
-    assert (would.code, would.json["answers"]) == (4, expected)
-    assert cancelled() == {done}
-
-    ran = run("delayq_act", "cancel", "--json", "--yes", *words)
-    assert (ran.code, ran.json["answers"]) == (4, expected)
-    assert cancelled() == {waiting, again, unknown, done}
 
 
 @pytest.mark.parametrize(
@@ -96,13 +76,6 @@ def test_an_empty_stdin_cancels_nothing(monkeypatch: Any) -> None:
     assert cancelled() == set()
 
 
-def test_a_dry_run_of_a_cancel_writes_nothing() -> None:
-    schedule(3)
-    ran = run("delayq_act", "cancel", "--topic", "t.ok", "--dry-run")
-    assert (ran.code, ran.out) == (0, "3 would be cancelled\n")
-    assert cancelled() == set()
-
-
 def test_messages_that_appear_while_a_cancel_asks_are_left_alone_and_changed_ones_are_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -153,6 +126,35 @@ def changed(*ids: int) -> set[int]:
     left = Message.objects.values_list("pk", flat=True)
     moves = Transition.objects.filter(actor__startswith="command:delayq_act ")
     return set(ids) - set(left) | set(moves.values_list("message_id", flat=True))
+
+
+FORESEEN = {
+    "cancel": {"cancelled": 1, "outcome unknown": 1, "requested": 1, "too late": 2, "not found": 1},
+    "reschedule": {"rescheduled": 2, "too late": 3, "not found": 1},
+    "run": {"rescheduled": 2, "too late": 3, "not found": 1},
+    "requeue": {"requeued": 1, "key taken": 1, "too late": 3, "not found": 1},
+    "purge": {"purged": 2, "too late": 3, "not found": 1},
+}
+
+
+@EVERY_VERB
+def test_mixed_verdicts_are_foreseen_and_end_with_exit_code_4(verb: list[str]) -> None:
+    waiting, crashed, running, done = schedule(4, due=-1)
+    claim(crashed, running)
+    Message._base_manager.filter(pk=crashed).update(state=State.SCHEDULED, leased_until=None, worker="")
+    [taken] = schedule(key="k")
+    cancel_message(Message.objects.filter(pk__in=[done, taken]))
+    schedule(key="k")
+    ids = [waiting, crashed, running, done, taken, 10**12]
+    words = ["delayq_act", *verb, *map(str, ids), "--json"]
+    would = run(*words, "--dry-run")
+    assert (would.code, would.json["answers"], would.json["dry_run"]) == (4, FORESEEN[verb[0]], True)
+    assert changed(*ids[:-1]) == set()
+    ran = run(*words, "--yes")
+    assert (ran.code, ran.json["answers"]) == (4, FORESEEN[verb[0]])
+    assert ran.json.get("due_to_come") == (1 if verb[0] == "requeue" else None)
+    left = 6 - len(changed(*ids[:-1]))
+    assert f"{left} of 6 messages cannot be changed: " in ran.err
 
 
 @EVERY_MOVE

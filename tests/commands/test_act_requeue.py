@@ -10,7 +10,7 @@ from django_delayq import cancel_message
 from django_delayq.core.states import State
 from django_delayq.models import Message
 from django_delayq.record import transitions
-from tests.support.commands import claim, held, run, schedule
+from tests.support.commands import held, run, schedule
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]
 
@@ -71,20 +71,6 @@ def test_now_makes_all_messages_due_now_and_spread_spreads_them() -> None:
     waits = [(scheduled()[pk].due_at - before).total_seconds() for pk in ids]
     assert waits == pytest.approx([0, 600, 1200, 1800], abs=30)
     assert waits == sorted(waits)
-
-
-def test_mixed_verdicts_are_foreseen_and_end_with_exit_code_4() -> None:
-    [first], [live], [running] = dead(), schedule(), schedule(1, due=-1)
-    claim(running)
-    [taken] = cancelled(key="k")
-    schedule(key="k")
-    words = [*map(str, (first, live, running, taken, 10**12)), "--json"]
-    expected = {"requeued": 1, "too late": 2, "key taken": 1, "not found": 1}
-    would = run("delayq_act", "requeue", "--dry-run", *words)
-    assert (would.code, would.json["answers"], would.json["dry_run"]) == (4, expected, True)
-    ran = run("delayq_act", "requeue", "--yes", *words)
-    assert (ran.code, ran.json["answers"]) == (4, expected)
-    assert ran.json["due_to_come"] == 1
 
 
 def test_selectors_narrow_the_requeued_messages() -> None:

@@ -22,12 +22,6 @@ def in_words(value: Any) -> str | None:
     return " ".join(map(str, value)) if isinstance(value, list) else None
 
 
-# Both commands as they are called most simply.
-BOTH = pytest.mark.parametrize(
-    "command", [["delayq_act", "reschedule", "--due-at", "1h"], ["delayq_act", "run"]], ids=in_words
-)
-
-
 def dues(*ids: int) -> list[datetime]:
     found = {message.pk: message.due_at for message in Message.objects.filter(pk__in=ids)}
     return [found[pk] for pk in ids]
@@ -113,22 +107,6 @@ def test_an_impossible_time_is_refused(words: list[str], problem: str) -> None:
 
 
 # --- the selection, the question and the answer -----------------------------------------------------------------------
-
-
-@BOTH
-def test_mixed_verdicts_are_foreseen_and_end_with_exit_code_4(command: list[str]) -> None:
-    [waiting], [running], [done] = schedule(), schedule(due=-1), schedule()
-    claim(running)
-    run("delayq_act", "cancel", str(done))
-    words = [*command, *map(str, (waiting, running, done, 10**12)), "--json"]
-    expected = {"rescheduled": 1, "too late": 2, "not found": 1}
-    would = run(*words, "--dry-run")
-    assert (would.code, would.json["answers"], would.json["dry_run"]) == (4, expected, True)
-    assert waiting not in rescheduled()
-    ran = run(*words, "--yes")
-    assert (ran.code, ran.json["answers"]) == (4, expected)
-    assert "2 of 4 messages" not in ran.err
-    assert "3 of 4 messages cannot be changed: running, finished already, or not found." in ran.err
 
 
 @pytest.mark.parametrize(

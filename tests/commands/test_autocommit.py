@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from django.core.checks import WARNING, run_checks
 from django.db import connection
@@ -14,16 +12,11 @@ from django_delayq.core.states import State
 from django_delayq.management import commands
 from django_delayq.models import Message
 from django_delayq.recurring.management import commands as commands_of_schedules
-from tests.support.commands import ARGUMENTS, run
+from tests.support.commands import calls_of, run
 from tests.support.record_of import log_of
 from tests.support.workers import Worker
 
-COMMANDS = [
-    [path.stem, *words]
-    for folder in (commands, commands_of_schedules)
-    for path in sorted(Path(folder.__path__[0]).glob("[a-z]*.py"))
-    for words in {**ARGUMENTS, "delayq_recurring": [["list"]]}.get(path.stem, [[]])
-]
+COMMANDS = calls_of(commands, commands_of_schedules)
 REFUSAL = (
     "DATABASES['default']['AUTOCOMMIT'] is False, and nothing that workers and commands of django-delayq write would"
     " be committed: set it to True in the settings that these run with."

@@ -20,7 +20,7 @@ from django_delayq.project import conf
 from django_delayq.record import transitions
 from django_delayq.record.sql.holders import Holder, oldest
 from testproject.servers import PostgresServer, RedisServer
-from tests.support.commands import run, schedule
+from tests.support.commands import held, run, schedule
 from tests.support.limits import Declare, admit
 from tests.support.statements import count_statements
 from tests.support.transactions import unfinished
@@ -58,6 +58,7 @@ def test_an_unreachable_redis_is_exit_code_69(redis_server: RedisServer) -> None
     assert ran.code == 69
     assert levels()["Redis"] == "critical"
     assert levels()["Workers"] == "ok"
+    assert run("delayq_check", "redis").code == run("delayq_restore").code == 69
 
 
 def test_an_unreachable_database_is_exit_code_69(postgres_server: PostgresServer) -> None:
@@ -97,9 +98,16 @@ def test_a_redis_that_hides_its_settings_is_a_warning(redis_client: redis.Redis,
         redis_client.acl_deluser("shy")
 
 
-def test_the_redis_of_another_database_is_exit_code_78(redis_client: redis.Redis) -> None:
+def test_the_redis_of_another_database_is_exit_code_78_and_left_alone(redis_client: redis.Redis) -> None:
+    overdue = Message.objects.get(pk=schedule(due=-20)[0])
     redis_client.hset("{delayq}:meta", "identity", "somebody else")
-    assert run("delayq_check").code == 78
+    redis_client.zadd("{delayq}:default:ready", {"7": 5})
+    for words in ([], ["redis"], ["redis", "--fix"]):
+        assert run("delayq_check", *words).code == 78
+    for words in ([], ["--dry-run"], ["--overdue", "dead", "--yes"]):
+        assert run("delayq_restore", *words).code == 78
+    assert held().keys() == {7}
+    assert Message.objects.get().moves == overdue.moves
 
 
 def test_pending_migrations_are_exit_code_78() -> None:
@@ -301,6 +309,7 @@ def test_settings_without_redis_pass_the_checks(settings: Any) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
     assert conf.get().REDIS is None
     assert run("delayq_check").code == 0
+    assert run("delayq_restore").code == 78
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from django_delayq.broker.keys import keys
 from django_delayq.core.clock import SECOND
 from django_delayq.core.states import State
 from django_delayq.models import Message
-from testproject.servers import RedisServer
 from tests.support.commands import Ran, broker, claim, due_tenths, held, run, schedule
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]
@@ -164,15 +163,3 @@ def test_a_check_without_fix_changes_nothing(redis_client: redis.Redis) -> None:
     schedule(3)
     assert run("delayq_check", "redis").code == 3
     assert redis_client.keys("*") == []
-
-
-def test_the_redis_of_another_database_is_neither_compared_nor_changed(redis_client: redis.Redis) -> None:
-    redis_client.hset("{delayq}:meta", "identity", "somebody else")
-    redis_client.zadd(READY, {"7": 5})
-    assert run("delayq_check", "redis", "--fix").code == 78
-    assert redis_client.zcard(READY) == 1
-
-
-def test_a_check_without_an_answer_of_redis_is_exit_code_69(redis_server: RedisServer) -> None:
-    redis_server.kill()
-    assert run("delayq_check", "redis").code == 69

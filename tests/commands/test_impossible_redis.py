@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,15 +12,10 @@ from django_delayq import cancel_message, schedule_message, schedule_messages
 from django_delayq.core.states import State
 from django_delayq.management import commands
 from django_delayq.models import Message
-from tests.support.commands import ARGUMENTS, run, schedule
+from tests.support.commands import calls_of, run, schedule
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-COMMANDS = [
-    [path.stem, *words]
-    for path in sorted(Path(commands.__file__).parent.glob("[a-z]*.py"))
-    for words in ARGUMENTS.get(path.stem, [[]])
-]
 URLS = [
     "redis://localhost:abc/0",
     "redis://localhost:99999/0",
@@ -37,7 +31,7 @@ def _impossible(request: pytest.FixtureRequest, settings: Any) -> None:
 
 
 @pytest.mark.usefixtures("_impossible")
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("command", calls_of(commands), ids=" ".join)
 def test_every_command_ends_with_one_sentence_and_exit_code_78(command: list[str]) -> None:
     ran = run(*command)
     assert ran.code == 78

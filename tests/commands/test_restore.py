@@ -33,7 +33,6 @@ from django_delayq.record.transitions import identity
 from django_delayq.restore import engine, filling
 from django_delayq.restore.engine import Restore
 from django_delayq.restore.selection import Overdue, Selection
-from testproject.servers import RedisServer
 from tests.support.commands import broker, claim, due_tenths, held, run, schedule
 from tests.support.receivers import heard
 from tests.support.record_of import log_of
@@ -474,26 +473,6 @@ def test_the_preview_shows_the_oldest_overdue_message() -> None:
 
 
 # --- refused ----------------------------------------------------------------------------------------------------------
-
-
-def test_the_redis_of_another_database_is_not_restored(redis_client: redis.Redis) -> None:
-    schedule(2, due=-20)
-    redis_client.hset("{delayq}:meta", "identity", "somebody else")
-    before = record()
-    for words in ([], ["--dry-run"], ["--overdue", "dead", "--yes"]):
-        assert run("delayq_restore", *words).code == 78
-    assert held() == {}
-    assert record() == before
-
-
-def test_a_restore_without_an_answer_of_redis_is_exit_code_69(redis_server: RedisServer) -> None:
-    redis_server.kill()
-    assert run("delayq_restore").code == 69
-
-
-def test_a_restore_without_redis_in_the_settings_is_exit_code_78(settings: Any) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
-    assert run("delayq_restore").code == 78
 
 
 @pytest.mark.parametrize(

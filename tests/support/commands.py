@@ -6,6 +6,8 @@ import json
 from dataclasses import dataclass
 from datetime import timedelta
 from io import StringIO
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -23,7 +25,7 @@ from django_delayq.record.sql.rows import Ticket
 from django_delayq.restore.engine import Restore
 
 # Words with which each command can be called that needs some.
-ARGUMENTS = {
+_ARGUMENTS = {
     "delayq_act": [
         ["cancel", "--topic", "t.ok", "--yes"],
         ["purge", "--finished-before", "1d"],
@@ -33,8 +35,15 @@ ARGUMENTS = {
     ],
     "delayq_check": [[], ["redis"], ["handlers"]],
     "delayq_queue": [["pause", "default"], ["resume", "default"]],
+    "delayq_recurring": [["list"]],
     "run_delayq": [["--max-runtime", "1"]],
 }
+
+
+def calls_of(*packages: ModuleType) -> list[list[str]]:
+    """Return a call of each command, and of each of its verbs."""
+    names = [path.stem for package in packages for path in sorted(Path(package.__path__[0]).glob("[a-z]*.py"))]
+    return [[name, *words] for name in names for words in _ARGUMENTS.get(name, [[]])]
 
 
 @dataclass(frozen=True, slots=True)
