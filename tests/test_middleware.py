@@ -50,7 +50,6 @@ def _forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     middleware.chain.cache_clear()
     yield
     middleware.chain.cache_clear()
-    registry.unregister(TOPIC)
 
 
 def install(one: M) -> M:

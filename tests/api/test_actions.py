@@ -136,13 +136,6 @@ def test_an_impossible_time_is_refused_and_nothing_moves(
     assert snapshot(id_) == before
 
 
-def test_run_now_makes_a_message_due_now() -> None:
-    id_ = later().pk
-    answer = run_message(id_)
-    assert answer.verdict == Verdict.RESCHEDULED
-    assert message(id_).due_at - timezone.now() < timedelta(milliseconds=2)
-
-
 @pytest.mark.parametrize("verb", [run_message, partial(reschedule_message, delay=0)])
 def test_a_message_past_its_expiry_that_is_to_be_due_now_may_start(verb: Callable[[int], Any]) -> None:
     # No worker has swept it yet.
@@ -415,36 +408,24 @@ MOVES: list[tuple[Callable[..., Any], State, State]] = [
 ]
 
 
-with_replica = pytest.mark.django_db(transaction=True, databases=["default", REPLICA])
-
-
-@with_replica
+@pytest.mark.django_db(transaction=True, databases=["default", REPLICA])
 @pytest.mark.usefixtures("read_from_a_replica")
+@pytest.mark.parametrize("target", ["message", "queryset"])
 @pytest.mark.parametrize(("verb", "before", "after"), MOVES)
-def test_a_message_that_was_read_from_a_replica_is_moved_in_the_database_behind_it(
-    verb: Callable[..., Any], before: State, after: State
-) -> None:
-    id_ = later(using="default").pk if before == State.SCHEDULED else bring(before)
-    read = Message.objects.get(pk=id_)
-    assert read._state.db == REPLICA
-    answer = async_to_sync(verb)(read) if iscoroutinefunction(verb) else verb(read)
-    assert (bool(answer), answer.state) == (True, after)
-    assert state(id_) == after
-
-
-@with_replica
-@pytest.mark.usefixtures("read_from_a_replica")
-@pytest.mark.parametrize(("verb", "before", "after"), MOVES)
-def test_a_queryset_that_reads_from_a_replica_is_moved_in_the_database_behind_it(
-    verb: Callable[..., Any], before: State, after: State
+def test_what_reads_from_a_replica_is_moved_in_the_database_behind_it(
+    verb: Callable[..., Any], before: State, after: State, target: str
 ) -> None:
     id_ = later(using="default").pk if before == State.SCHEDULED else bring(before)
     rows = Message.objects.filter(pk=id_)
-    assert rows.get()._state.db == REPLICA
-    counts = async_to_sync(verb)(rows) if iscoroutinefunction(verb) else verb(rows)
-    assert sum(counts.values()) == 1
-    assert state(id_) == after
-    assert message(id_).moves > 1
+    read = rows.get()
+    assert read._state.db == REPLICA
+    given = read if target == "message" else rows
+    answer = async_to_sync(verb)(given) if iscoroutinefunction(verb) else verb(given)
+    if target == "message":
+        assert (bool(answer), answer.state) == (True, after)
+    else:
+        assert sum(answer.values()) == 1
+    assert (state(id_), message(id_).moves > 1) == (after, True)
 
 
 @pytest.mark.parametrize(
@@ -525,23 +506,6 @@ def test_an_action_is_done_in_exactly_its_states(action: actions.Action, where: 
         assert answer.verdict == Verdict.TOO_LATE
         assert action is actions.PURGE or str(answer) == f"too late: {where.value}"
         assert snapshot(id_) == before
-
-
-def test_a_give_up_answers_given_up() -> None:
-    (answer,) = transitions.give_up("default", [later().pk], reason="why")
-    assert (answer.verdict, answer.state, bool(answer)) == (Verdict.GIVEN_UP, State.DEAD, True)
-
-
-def test_a_purge_answers_for_each_message_in_order() -> None:
-    ids = [bring(State.CONSUMED), later().pk, bring(State.DEAD), 10**12]
-    answers = actions.PURGE.apply("default", ids)
-    assert [answer.verdict for answer in answers] == [
-        Verdict.PURGED,
-        Verdict.TOO_LATE,
-        Verdict.PURGED,
-        Verdict.NOT_FOUND,
-    ]
-    assert list(Message.objects.values_list("pk", flat=True)) == [ids[1]]
 
 
 # --- who did it -------------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from django_delayq.models import Message
 from django_delayq.record.sql.sessions import statement_timeout
 from tests.broker.bench import redis_broker
 from tests.support.in_redis import held
+from tests.support.receivers import heard
 from tests.support.steps import TOPIC
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]
@@ -97,22 +98,12 @@ def test_every_verb_answers_and_takes_effect_with_the_commit(redis_client: redis
 
 
 def test_signals_are_sent_after_the_commit() -> None:
-    sent: list[int] = []
-
-    def receive(sender: type, message_id: int, **facts: object) -> None:
-        sent.append(message_id)
-
-    signals.message_scheduled.connect(receive)
-    signals.message_cancelled.connect(receive)
-    try:
+    with heard(signals.message_scheduled, signals.message_cancelled) as sent:
         pk = schedule_message(TOPIC, delay=60).pk
         assert cancel_message(pk)
         assert sent == []
         transaction.commit()
-        assert sent == [pk, pk]
-    finally:
-        signals.message_scheduled.disconnect(receive)
-        signals.message_cancelled.disconnect(receive)
+    assert [facts["message_id"] for facts in sent] == [pk, pk]
 
 
 def test_a_function_of_the_project_waits_as_django_has_it_wait(redis_client: redis.Redis) -> None:

@@ -64,13 +64,10 @@ def test_members_of_enums_are_written_as_their_values() -> None:
 def test_members_of_enums_in_settings_and_handlers_are_written_as_their_values(settings: Any) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "DEFAULT_QUEUE": Named.QUEUE}
     handler("record.named", queue=Named.TOPIC, priority=Level.HIGH)(lambda message: None)
-    try:
-        for topic, queue, priority in (("record.named", TOPIC, 7), (TOPIC, "slow", 0)):
-            for returned in (schedule_message(topic), *schedule_messages([{"topic": topic}])):
-                for row in (returned, message(returned.pk)):
-                    assert (type(row.queue), row.queue, type(row.priority), row.priority) == (str, queue, int, priority)
-    finally:
-        registry.unregister("record.named")
+    for topic, queue, priority in (("record.named", TOPIC, 7), (TOPIC, "slow", 0)):
+        for returned in (schedule_message(topic), *schedule_messages([{"topic": topic}])):
+            for row in (returned, message(returned.pk)):
+                assert (type(row.queue), row.queue, type(row.priority), row.priority) == (str, queue, int, priority)
 
 
 @pytest.mark.parametrize("payload", ["x", object()])
@@ -147,16 +144,11 @@ def test_a_due_time_is_rounded_up_to_a_tenth_of_a_millisecond() -> None:
 
 def test_a_message_has_its_handlers_queue_and_priority_unless_the_call_names_others() -> None:
     handler("record.queued", queue="slow", priority=7)(lambda message: None)
-    try:
-        own = schedule_message("record.queued")
-        assert (own.queue, own.priority) == ("slow", 7)
-        for called in (
-            schedule_message("record.queued", queue="fast", priority=0),
-            *schedule_messages([{"topic": "record.queued", "queue": "fast", "priority": 0}]),
-        ):
-            assert (called.queue, called.priority) == ("fast", 0)
-    finally:
-        registry.unregister("record.queued")
+    own = schedule_message("record.queued")
+    assert (own.queue, own.priority) == ("slow", 7)
+    terms: Any = {"topic": "record.queued", "queue": "fast", "priority": 0}
+    for called in (schedule_message(**terms), *schedule_messages([terms])):
+        assert (called.queue, called.priority) == ("fast", 0)
 
 
 def test_a_policy_is_stored_as_json_and_one_with_code_is_refused() -> None:
@@ -219,13 +211,10 @@ def test_a_handler_schedules_messages_of_its_topic_by_itself() -> None:
     @handler("record.own", queue="slow")
     def own(message: Delivered[dict[str, int]]) -> None: ...
 
-    try:
-        one = own.schedule({"n": 1}, delay="10m", key="k")
-        two = async_to_sync(own.aschedule)({"n": 2}, priority=3)
-        assert own.schedule({"n": 3}, key="k", on_conflict="keep").pk == one.pk
-        assert own.schedule(payload={"n": 3}, using="other")._state.db == "other"
-    finally:
-        registry.unregister("record.own")
+    one = own.schedule({"n": 1}, delay="10m", key="k")
+    two = async_to_sync(own.aschedule)({"n": 2}, priority=3)
+    assert own.schedule({"n": 3}, key="k", on_conflict="keep").pk == one.pk
+    assert own.schedule(payload={"n": 3}, using="other")._state.db == "other"
     assert [(row.topic, row.queue, row.payload) for row in (message(one.pk), message(two.pk))] == [
         ("record.own", "slow", {"n": 1}),
         ("record.own", "slow", {"n": 2}),

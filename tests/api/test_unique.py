@@ -70,6 +70,12 @@ def own_run(pk: int) -> Iterator[None]:
         yield
 
 
+def step(pk: int, *payload: Any, make: Callable[..., Message] = due, **options: Any) -> Message:
+    """Schedule a message under the key of a message, as the handler of that one."""
+    with own_run(pk):
+        return make(*payload, key="k", **options)
+
+
 def holders() -> list[int]:
     return sorted(row.pk for row in Message.objects.filter(key="k") if row.holds_key)
 
@@ -262,8 +268,7 @@ def test_a_message_that_fails_and_runs_again_holds_its_key_on() -> None:
 def test_a_handler_schedules_the_next_message_under_its_own_key(policy: str, unique: str) -> None:
     last = claimed(key="k", unique=unique)
     for _turn in range(3):
-        with own_run(last.id):
-            new = due(key="k", unique=unique, on_conflict=policy)
+        new = step(last.id, unique=unique, on_conflict=policy)
         assert (new.pk > last.id, new.existed) == (True, False)
         assert holders() == [new.pk]
         assert succeed(last.id)
@@ -275,12 +280,10 @@ def test_a_handler_schedules_the_next_message_under_its_own_key(policy: str, uni
 @pytest.mark.parametrize("policy", ["error", "keep"])
 def test_a_handler_that_runs_again_finds_the_message_that_it_scheduled(policy: str, unique: str) -> None:
     first = claimed(key="k", unique=unique)
-    with own_run(first.id):
-        new = due(key="k", unique=unique)
+    new = step(first.id, unique=unique)
     lose(first.id)
     assert claim(first.id)
-    with own_run(first.id):
-        found = due(key="k", unique=unique, on_conflict=policy)
+    found = step(first.id, unique=unique, on_conflict=policy)
     assert (found.pk, found.existed) == (new.pk, True)
     assert succeed(first.id, 2)
     assert Message.objects.count() == 2
@@ -290,8 +293,7 @@ def test_a_handler_that_runs_again_finds_the_message_that_it_scheduled(policy: s
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_handler_that_runs_again_never_meets_its_next_message_as_a_conflict(policy: str, where: str) -> None:
     first = claimed(key="k")
-    with own_run(first.id):
-        new = due(key="k", unique="1h")
+    new = step(first.id, unique="1h")
     lose(first.id)
     assert claim(first.id)
     (row,) = claim(new.pk)
@@ -299,8 +301,7 @@ def test_a_handler_that_runs_again_never_meets_its_next_message_as_a_conflict(po
         lose(row.id)
     elif where == "ended":
         assert succeed(row.id)
-    with own_run(first.id):
-        found = due(key="k", on_conflict=policy)
+    found = step(first.id, on_conflict=policy)
     assert (found.pk, found.existed) == (new.pk, True)
 
 
@@ -308,8 +309,7 @@ def test_a_delivery_that_lost_its_lease_schedules_the_next_message_too() -> None
     # Its success would be accepted, and the chain would end.
     first = claimed(key="k")
     lose(first.id)
-    with own_run(first.id):
-        new = due(key="k")
+    new = step(first.id)
     assert new.pk != first.id
     assert succeed(first.id)
     assert claim(first.id) == []
@@ -323,22 +323,19 @@ def test_a_message_that_waits_again_keeps_no_later_step_of_its_chain_out(
     come_back: str, policy: str, unique: str
 ) -> None:
     first = claimed(key="k", unique=unique)
-    with own_run(first.id):
-        second = due(key="k", unique=unique)
+    second = step(first.id, unique=unique)
     if come_back == "crash":
         lose(first.id)
     else:
         assert fail(first.id, counts=come_back == "retry")
     assert claim(second.pk)
-    with own_run(second.pk):
-        third = due(3, key="k", unique=unique, on_conflict=policy)
+    third = step(second.pk, 3, unique=unique, on_conflict=policy)
     assert (third.existed, third.pk > second.pk, third.payload) == (False, True, 3)
     assert holders() == [third.pk]
     assert succeed(second.pk)
     # The first one runs again, and finds its own step, which is over.
     assert claim(first.id)
-    with own_run(first.id):
-        found = due(2, key="k", unique=unique, on_conflict=policy)
+    found = step(first.id, 2, unique=unique, on_conflict=policy)
     assert (found.pk, found.existed, found.state, found.payload) == (second.pk, True, State.CONSUMED, None)
     assert holders() == [third.pk]
     assert Message.objects.count() == 3
@@ -348,8 +345,7 @@ def test_a_message_that_waits_again_keeps_no_later_step_of_its_chain_out(
 @pytest.mark.parametrize("end", ["consumed", "dead", "cancelled", "purged"])
 def test_a_step_is_made_once_whatever_became_of_it(end: str, unique: str) -> None:
     first = claimed(key="k", unique=unique)
-    with own_run(first.id):
-        second = due(key="k")
+    second = step(first.id)
     assert fail(first.id)
     if end == "cancelled":
         assert cancel_message(topic=TOPIC, key="k").id == second.pk
@@ -359,8 +355,7 @@ def test_a_step_is_made_once_whatever_became_of_it(end: str, unique: str) -> Non
     if end == "purged":
         purge_ids("default", [second.pk])
     assert claim(first.id)
-    with own_run(first.id):
-        found = due(key="k", unique=unique)
+    found = step(first.id, unique=unique)
     # A step that is purged cannot be returned: the message itself is.
     assert (found.pk, found.existed) == (first.id if end == "purged" else second.pk, True)
     assert Message.objects.filter(state__in=LIVE).count() == 1
@@ -368,31 +363,26 @@ def test_a_step_is_made_once_whatever_became_of_it(end: str, unique: str) -> Non
 
 def test_a_handler_that_runs_again_changes_its_own_step_and_no_later_one() -> None:
     first = claimed(key="k")
-    with own_run(first.id):
-        second = later(2, key="k")
+    second = step(first.id, 2, make=later)
     assert fail(first.id)
     assert claim(first.id)
-    with own_run(first.id):
-        assert later(20, key="k", on_conflict="replace").pk == second.pk
+    assert step(first.id, 20, make=later, on_conflict="replace").pk == second.pk
     assert message(second.pk).payload == 20
     assert fail(first.id, 2)
     reschedule_message(second.pk, due_at=ago())
     assert claim(second.pk)
-    with own_run(second.pk):
-        third = later(3, key="k")
+    third = step(second.pk, 3, make=later)
     # The second waits for a retry, and the third has the key.
     assert fail(second.pk)
     assert claim(first.id)
-    with own_run(first.id):
-        assert later(200, key="k", on_conflict="replace").pk == second.pk
+    assert step(first.id, 200, make=later, on_conflict="replace").pk == second.pk
     assert (message(second.pk).payload, message(third.pk).payload) == (20, 3)
     assert holders() == [third.pk]
 
 
 def test_a_message_that_scheduled_its_next_one_keeps_no_other_out_while_it_waits_again() -> None:
     first = claimed(key="k", unique="scheduled")
-    with own_run(first.id):
-        second = due(key="k", unique="scheduled")
+    second = step(first.id, unique="scheduled")
     assert fail(first.id)
     with pytest.raises(KeyConflict, match=f"message {second.pk}"):
         later(key="k", unique="scheduled")
@@ -400,8 +390,7 @@ def test_a_message_that_scheduled_its_next_one_keeps_no_other_out_while_it_waits
     other = later(key="k", unique="scheduled")
     assert not other.existed
     # That one is the next of both.
-    with own_run(second.pk):
-        assert later(key="k", unique="scheduled").pk == other.pk
+    assert step(second.pk, make=later, unique="scheduled").pk == other.pk
     assert fail(second.pk)
     assert holders() == [other.pk]
     assert cancel_message(other.pk)
@@ -415,8 +404,7 @@ def test_a_handler_schedules_beside_another_message_that_waits_for_its_retry(uni
     first = due(key="k", unique=unique)
     assert fail(stranger.id)
     assert claim(first.pk)
-    with own_run(first.pk):
-        second = due(key="k", unique=unique)
+    second = step(first.pk, unique=unique)
     assert not second.existed
     assert holders() == [second.pk]
 
@@ -424,23 +412,20 @@ def test_a_handler_schedules_beside_another_message_that_waits_for_its_retry(uni
 @pytest.mark.parametrize("unique", ["live", "scheduled", "1h"])
 def test_a_requeued_message_schedules_a_next_one_anew(unique: str) -> None:
     first = claimed(key="k", unique=unique)
-    with own_run(first.id):
-        second = later(key="k", unique=unique)
+    second = step(first.id, make=later, unique=unique)
     assert fail(first.id, dead=True)
     assert cancel_message(second.pk)
     Message._base_manager.filter(pk=second.pk).update(key_for=None)
     assert requeue_message(first.id)
     assert claim(first.id)
-    with own_run(first.id):
-        third = later(key="k", unique=unique)
+    third = step(first.id, make=later, unique=unique)
     assert (third.existed, third.pk > second.pk) == (False, True)
     assert holders() == [third.pk]
 
 
 def test_a_finished_message_that_gave_its_key_to_the_next_one_is_purged() -> None:
     first = claimed(key="k", unique="1h")
-    with own_run(first.id):
-        second = due(key="k", unique="1h")
+    second = step(first.id, unique="1h")
     assert succeed(first.id)
     assert claim(second.pk)
     assert succeed(second.pk)
@@ -457,8 +442,8 @@ def test_a_step_whose_transaction_is_rolled_back_is_not_the_next_one(unique: str
     assert holders() == ([first.id] if unique == "live" else [])
     assert fail(first.id)
     assert claim(first.id)
-    with transaction.atomic(), own_run(first.id):
-        second = due(key="k", unique=unique)
+    with transaction.atomic():
+        second = step(first.id, unique=unique)
     assert not second.existed
     assert holders() == [second.pk]
 
@@ -469,8 +454,7 @@ def test_deliveries_of_one_message_at_once_schedule_one_next_message(unique: str
     first = claimed(key="k", unique=unique)
 
     def call(number: int) -> Message:
-        with own_run(first.id):
-            return later(key="k", payload=number, unique=unique)
+        return step(first.id, make=later, payload=number, unique=unique)
 
     rows = raced(call)
     assert len(rows) == 8
@@ -534,8 +518,7 @@ def test_a_requeued_message_holds_its_key_as_a_new_one_does() -> None:
 @pytest.mark.parametrize("unique", ["live", "scheduled"])
 def test_a_message_that_gave_its_key_to_the_next_one_has_it_again_after_a_requeue(unique: str) -> None:
     first = claimed(key="k", unique=unique)
-    with own_run(first.id):
-        new = later(key="k")
+    new = step(first.id, make=later)
     assert fail(first.id, dead=True)
     assert cancel_message(new.pk)
     assert requeue_message(first.id)
@@ -666,8 +649,7 @@ def test_a_handler_and_others_at_once_schedule_one_next_message() -> None:
     def call(number: int) -> Message:
         if number:
             return later(key="k", payload=number, on_conflict="keep")
-        with own_run(first.id):
-            return later(key="k", payload=number)
+        return step(first.id, make=later, payload=number)
 
     rows = raced(call)
     new = rows[0]

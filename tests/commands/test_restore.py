@@ -44,6 +44,12 @@ def record() -> list[tuple[Any, ...]]:
     return list(Message.objects.order_by("pk").values_list("pk", "state", "due_at", "moves"))
 
 
+def previewed(**options: Any) -> Restore:
+    job = Restore("default", broker(), **options)
+    job.preview()
+    return job
+
+
 AfterFirst = Callable[[str, Callable[[], object]], AbstractContextManager[None]]
 
 
@@ -134,8 +140,7 @@ def test_messages_beyond_the_horizon_are_left_to_the_worker_that_loads_the_queue
 
 def test_messages_put_by_producers_during_a_restore_stay_as_they_are() -> None:
     ids = schedule(30)
-    job = Restore("default", broker(), batch_size=10)
-    job.preview()
+    job = previewed(batch_size=10)
     added: list[int] = []
 
     def producer(done: int) -> None:
@@ -270,8 +275,7 @@ def test_messages_due_before_a_time_are_in_redis_again_once_they_are_spread(is_b
 
 def test_messages_that_became_due_after_the_count_are_spread_over_the_same_time() -> None:
     schedule(1, due=-600)
-    job = Restore("default", broker(), overdue=Overdue.SPREAD, spread=60)
-    job.preview()
+    job = previewed(overdue=Overdue.SPREAD, spread=60)
     uncounted = schedule(10, due=-500)
     last = timezone.now() + timedelta(seconds=60)
 
@@ -295,8 +299,7 @@ def test_a_restore_that_changes_the_record_is_refused_without_a_confirmation(pol
 @pytest.mark.parametrize("policy", ["cancel", "dead", "spread=10m"])
 def test_an_overdue_message_rescheduled_meanwhile_is_left_alone(policy: str) -> None:
     [pk, other] = schedule(2, due=-20)
-    job = Restore("default", broker(), overdue=Overdue(policy.partition("=")[0]), spread=600, selection=Selection())
-    job.preview()
+    job = previewed(overdue=Overdue(policy.partition("=")[0]), spread=600, selection=Selection())
 
     def moved_first(*args: Any, **options: Any) -> Any:
         Message._base_manager.filter(pk=pk).update(due_at=timezone.now() + timedelta(hours=3))
@@ -344,15 +347,13 @@ def test_a_resumed_restore_ends_like_an_uninterrupted_one(policy: str, batches: 
     schedule(8, queue="a")
     schedule(8, queue="b")
     options = {"overdue": Overdue(policy.partition("=")[0]), "spread": 1000.0 * ("=" in policy), "batch_size": 3}
-    job = Restore("default", broker(), **options)  # type: ignore[arg-type]
-    job.preview()
+    job = previewed(**options)
     seen: list[int] = []
     job.run(should_stop=lambda: len(seen) >= batches, progress=seen.append)
     assert len(seen) == batches
     assert job.report.position is not None
 
-    second = Restore("default", broker(), **options, resume=job.report.position)  # type: ignore[arg-type]
-    second.preview()
+    second = previewed(**options, resume=job.report.position)
     second.run()
 
     assert second.report.position is None
@@ -370,14 +371,12 @@ def test_a_resumed_restore_ends_like_an_uninterrupted_one(policy: str, batches: 
 
 def test_a_resumed_restore_never_says_that_the_whole_queue_is_loaded(redis_client: redis.Redis) -> None:
     ids = schedule(9)
-    job = Restore("default", broker(), batch_size=3)
-    job.preview()
+    job = previewed(batch_size=3)
     seen: list[int] = []
     job.run(should_stop=lambda: bool(seen), progress=seen.append)
     # What was put before the stop is lost before the restore goes on: only a loader puts it again.
     redis_client.flushall()
-    second = Restore("default", broker(), batch_size=3, resume=job.report.position)
-    second.preview()
+    second = previewed(batch_size=3, resume=job.report.position)
     second.run()
     assert held() == due_tenths(*ids[3:])
     meta = broker().read_meta()
@@ -577,8 +576,7 @@ def test_batches_read_ahead_are_not_put_once_redis_is_away(monkeypatch: pytest.M
 
 def test_a_failed_renewal_ends_a_restore_and_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     schedule(9)
-    job = Restore("default", broker(), batch_size=1)
-    job.preview()
+    job = previewed(batch_size=1)
 
     def loaded(*_given: Any, **_named: Any) -> bool:
         raise BrokerUnavailable("no answer")
@@ -631,11 +629,8 @@ def test_the_end_of_one_restore_ends_no_pause_of_another() -> None:
     for queue in ("a", "b"):
         schedule(due=-600, queue=queue)
     one, other = (
-        Restore("default", broker(), Selection(queues=(queue,)), overdue=Overdue.SPREAD, spread=600)
-        for queue in ("a", "b")
+        previewed(selection=Selection(queues=(queue,)), overdue=Overdue.SPREAD, spread=600) for queue in ("a", "b")
     )
-    for job in (one, other):
-        job.preview()
     one.hold()
     other.run()
     assert set(pausing.paused("default")) == {"a"}
@@ -646,8 +641,7 @@ def test_a_restore_renews_its_pause_while_it_expires_messages(monkeypatch: pytes
         schedule(due=-600, queue=queue)
         schedule(due=-20, queue=queue, expires="10s")
     monkeypatch.setattr(engine, "HOLD_SECONDS", 0.0)
-    job = Restore("default", broker(), overdue=Overdue.CANCEL, no_expired=True)
-    job.preview()
+    job = previewed(overdue=Overdue.CANCEL, no_expired=True)
     soon = timezone.now() + timedelta(seconds=1)
     ends: list[datetime | None] = []
 

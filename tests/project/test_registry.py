@@ -26,14 +26,6 @@ if TYPE_CHECKING:
 TOPIC = "unit.registry"
 
 
-@pytest.fixture(autouse=True)
-def _forgotten() -> Iterator[None]:
-    yield
-    for topic in registry.handlers():
-        if topic.startswith(TOPIC):
-            registry.unregister(topic)
-
-
 def _name(value: Any) -> str:
     """Return a name without an address in memory: every process of the tests must find the same names."""
     return str(value) if isinstance(value, str) else getattr(value, "__qualname__", type(value).__name__)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from io import StringIO
 
 import redis
-from django.core.management import call_command
 from django.db import connections
 
 from django_delayq import cancel_message, reschedule_message, schedule_message, schedule_messages
 from django_delayq.core.states import State
 from testproject.servers import RedisServer
+from tests.support.commands import run
 from tests.support.processes import Start
 from tests.support.record_of import begun_per_message, effects_per_message, once_each, states
 from tests.support.workers import eventually
@@ -22,7 +21,7 @@ def restore_again_and_again(until: int) -> int:
     times = 0
     try:
         while states()[State.CONSUMED] < until:
-            call_command("delayq_restore", stdout=StringIO(), stderr=StringIO())
+            run("delayq_restore")
             times += 1
     finally:
         connections.close_all()
@@ -53,7 +52,7 @@ def test_two_restores_two_workers_and_live_traffic_end_as_if_there_had_been_no_r
 
 def test_a_restore_without_a_worker_leaves_redis_ready_for_one(start: Start, redis_server: RedisServer) -> None:
     messages = schedule_messages({"topic": "t.tx"} for _ in range(50))
-    call_command("delayq_restore", stdout=StringIO(), stderr=StringIO())
+    run("delayq_restore")
     start("--roles", "consumer,recorder,mover")
     eventually(lambda: states() == {State.CONSUMED: 50}, "a worker without a loader delivers all")
     assert effects_per_message() == once_each(messages)
