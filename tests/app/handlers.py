@@ -284,15 +284,6 @@ def leave_the_building(message: Delivered) -> None:
     raise SystemExit(3)
 
 
-class Unusual(BaseException):
-    """An error that is not an Exception."""
-
-
-@receives("t.base", retry=False)
-def raise_base(message: Delivered) -> None:
-    raise Unusual("not an Exception")
-
-
 @receives("t.dirty")
 def leave_a_transaction_open(message: Delivered) -> None:
     match message.payload:

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 from django.apps import apps
+from django.dispatch import Signal
 
+from django_delayq import signals
 from django_delayq.project import process_start, registry
 from testproject.servers import RedisServer
 from testproject.shop.models import Order
@@ -28,18 +30,17 @@ def deliver(*options: str) -> None:
 
 
 @pytest.fixture
-def free_topics(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Examples may register handlers for topics that the test's apps have; theirs come back after the test."""
+def free_topics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let examples register handlers for topics that the test's apps have, and receivers, until the test ends."""
+    registry._handlers.clear()
     monkeypatch.setattr(process_start, "_functions", {})
+    for signal in vars(signals).values():
+        if isinstance(signal, Signal):
+            monkeypatch.setattr(signal, "receivers", [*signal.receivers])
     if apps.is_installed("django_delayq.recurring"):
         from django_delayq.recurring import declarations
 
         monkeypatch.setattr(declarations, "_declared", [])
-    former = dict(registry._handlers)
-    registry._handlers.clear()
-    yield
-    registry._handlers.clear()
-    registry._handlers.update(former)
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from django_delayq.models import Message, Queue
 from django_delayq.project import registry
 from django_delayq.record import admission
 from django_delayq.recurring import declarations
-from django_delayq.signals import message_dead, message_delivered, message_failed, message_retried, message_succeeded
+from django_delayq.signals import message_delivered
 from testproject.shop.models import Order
 from tests.support.receivers import receiving
 from tests.support.record_of import log_of
@@ -390,15 +390,10 @@ def test_the_examples_of_monitoring_see_a_success_and_a_failure(
     names = run_page("howto/monitoring", {"statsd": {"statsd": statsd}})
     handler("docs.ok")(lambda message: None)
     handler("orders.close", retry=["1m"])(refuse)
-    try:
-        schedule_message("docs.ok")
-        schedule_message("orders.close")
-        with caplog.at_level(logging.DEBUG, "django_delayq"):
-            deliver()
-    finally:
-        for signal in (message_dead, message_delivered, message_retried, message_succeeded):
-            for name in ("delivered", "succeeded", "failed"):
-                signal.disconnect(names[name])
+    schedule_message("docs.ok")
+    schedule_message("orders.close")
+    with caplog.at_level(logging.DEBUG, "django_delayq"):
+        deliver()
     assert sorted(statsd.sent) == [
         "delayq.docs.ok.lateness",
         "delayq.docs.ok.runtime",
@@ -441,7 +436,6 @@ def test_the_context_of_the_log_reaches_the_handler_and_the_line_of_its_failure(
         deliver()
     finally:
         logger.removeHandler(console)
-        message_failed.disconnect(names["count"])
     context = {"request": "r-1", "topic": "docs.fails", "message": message.pk, "attempt": 1}
     assert bound == [context]
     (line,) = [line for line in lines if line["event"].startswith("message dead")]
@@ -465,12 +459,8 @@ def test_the_example_of_middleware_carries_the_language(run_page: Run, settings:
 def test_the_example_of_signals_counts(run_page: Run) -> None:
     names = run_page("reference/signals")
     handler("docs.dies", retry=False)(refuse)
-    try:
-        schedule_message("docs.dies")
-        deliver()
-    finally:
-        message_dead.disconnect(names["count_dead"])
-        message_delivered.disconnect(names["note_lateness"])
+    schedule_message("docs.dies")
+    deliver()
     assert names["dead"] == {("docs.dies", "ConnectionError"): 1}
     assert len(names["late"]) == 1
 
@@ -496,7 +486,9 @@ def test_the_examples_of_the_console_can_be_run(run_page: Run) -> None:
     assert names["Migration"].operations
 
 
-def test_the_extension_counts_and_reports(run_page: Run, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_extension_counts_and_reports(
+    run_page: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = run_page("reference/extensions")
     made: list[Any] = []
 
@@ -504,13 +496,10 @@ def test_the_extension_counts_and_reports(run_page: Run, caplog: pytest.LogCaptu
         made.append(names["OrdersExtension"](using, worker))
         return made[-1]
 
-    extensions.add_to_workers(make)
-    try:
-        handler("docs.ok")(lambda message: None)
-        schedule_message("docs.ok")
-        deliver()
-    finally:
-        extensions._worker_extensions.remove(make)
+    monkeypatch.setattr(extensions, "_worker_extensions", [make])
+    handler("docs.ok")(lambda message: None)
+    schedule_message("docs.ok")
+    deliver()
     (service,) = made[0].services(frozenset())
     with caplog.at_level(logging.INFO, "orders"):
         assert service.tick() == 60
