@@ -32,9 +32,12 @@ def test_the_tests_own_settings_and_none_at_all_pass() -> None:
     ("delayq", "ids"),
     [
         ("redis://", ["delayq.E001"]),
+        (None, ["delayq.E001"]),
+        ([], ["delayq.E001"]),
         ({"COLOUR": "red"}, ["delayq.E002"]),
         ({"LEASE": -1}, ["delayq.E003"]),
         ({"QUEUES": ["other"]}, ["delayq.E004"]),
+        ({"QUEUES": ["fast", "slow"], "DEFAULT_QUEUE": "slow"}, []),
         ({"MIDDLEWARE": ["django_delayq.middleware.Middleware"]}, []),
         ({"MIDDLEWARE": ["django_delayq.middleware.Draft", "nowhere.Tenants"]}, ["delayq.E012", "delayq.E012"]),
         ({"REDIS": "http://localhost"}, ["delayq.E006"]),

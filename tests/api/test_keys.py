@@ -15,7 +15,7 @@ from django_delayq import KeyConflict, OnConflict, Verdict, cancel_message, sche
 from django_delayq.core.states import State
 from django_delayq.models import Message
 from tests.support.claims import needs_row_locks
-from tests.support.steps import TOPIC, at_once, bring, claimed, fail, later, log, message, moves, snapshot
+from tests.support.steps import TOPIC, at_once, claimed, fail, later, log, message, moves
 from tests.support.transactions import unfinished
 from tests.support.workers import PATIENCE, eventually
 
@@ -23,15 +23,6 @@ T = TypeVar("T")
 
 pytestmark = pytest.mark.django_db
 committed = pytest.mark.django_db(transaction=True)
-
-
-def test_a_second_message_with_the_key_is_refused_and_the_first_left_alone() -> None:
-    first = later(key="k", payload=1)
-    before = snapshot(first.pk)
-    with pytest.raises(KeyConflict, match=f"message {first.pk}"):
-        later(key="k", payload=2)
-    assert snapshot(first.pk) == before
-    assert Message.objects.count() == 1
 
 
 def test_no_error_shows_the_key() -> None:
@@ -48,14 +39,6 @@ def test_a_key_belongs_to_its_topic() -> None:
     later()
     later()
     assert Message.objects.count() == 5
-
-
-def test_keep_returns_the_old_message_as_it_is() -> None:
-    first = later(key="k", payload=1)
-    before = snapshot(first.pk)
-    second = later(key="k", payload=2, on_conflict="keep")
-    assert (second.pk, second.payload, second.existed) == (first.pk, 1, True)
-    assert snapshot(first.pk) == before
 
 
 def test_replace_gives_the_old_message_everything_new() -> None:
@@ -99,16 +82,6 @@ def test_a_running_message_is_kept() -> None:
     row = claimed(key="k")
     kept = later(key="k", on_conflict="keep")
     assert (kept.pk, kept.state, kept.existed) == (row.id, State.RUNNING, True)
-
-
-@pytest.mark.parametrize("where", [State.CONSUMED, State.DEAD, State.CANCELLED, State.EXPIRED])
-@pytest.mark.parametrize("policy", list(OnConflict))
-def test_the_key_is_free_again_when_the_message_is_over(where: State, policy: OnConflict) -> None:
-    old = bring(where, key="k")
-    new = later(key="k", on_conflict=policy)
-    assert new.pk != old
-    assert not new.existed
-    assert message(old).state == where
 
 
 def test_a_conflict_leaves_the_callers_transaction_usable() -> None:

@@ -132,11 +132,13 @@ def test_many_messages_with_keys_are_scheduled_with_their_unique() -> None:
 @pytest.mark.parametrize("second", ["live", "scheduled", "1h"])
 @pytest.mark.parametrize("first", ["live", "scheduled", "1h"])
 def test_a_waiting_message_holds_its_key_whatever_its_unique(first: str, second: str) -> None:
-    old = later(key="k", unique=first)
+    old = later(1, key="k", unique=first)
+    before = snapshot(old.pk)
     with pytest.raises(KeyConflict, match=f"message {old.pk}"):
-        later(key="k", unique=second)
-    kept = later(key="k", unique=second, on_conflict="keep")
-    assert (kept.pk, kept.existed) == (old.pk, True)
+        later(2, key="k", unique=second)
+    kept = later(2, key="k", unique=second, on_conflict="keep")
+    assert (kept.pk, kept.payload, kept.existed) == (old.pk, 1, True)
+    assert (snapshot(old.pk), Message.objects.count()) == (before, 1)
 
 
 @pytest.mark.parametrize("second", ["live", "scheduled", "1h"])
@@ -242,11 +244,14 @@ def test_a_message_holds_its_key_for_a_time_after_its_end_whatever_that_was(wher
     assert snapshot(old) == before
 
 
+@pytest.mark.parametrize(("unique", "seconds"), [("live", 0), ("scheduled", 0), ("1h", 3601)])
 @pytest.mark.parametrize("where", sorted(FINAL))
 @pytest.mark.parametrize("policy", POLICIES)
-def test_the_key_is_free_when_the_time_after_the_end_is_over(where: State, policy: str) -> None:
-    old = ended(3601, where, key="k", unique="1h")
-    new = later(key="k", unique="1h", on_conflict=policy)
+def test_the_key_is_free_when_the_message_or_its_time_after_the_end_is_over(
+    where: State, policy: str, unique: str, seconds: float
+) -> None:
+    old = ended(seconds, where, key="k", unique=unique)
+    new = later(key="k", unique=unique, on_conflict=policy)
     assert (new.pk != old, new.existed) == (True, False)
     assert state(old) == where
     assert holders() == [new.pk]
@@ -276,33 +281,39 @@ def test_a_handler_schedules_the_next_message_under_its_own_key(policy: str, uni
     assert Message.objects.filter(state__in=LIVE).count() == 1
 
 
+def fare(pk: int, fate: str) -> None:
+    """Bring a message that is due to its fate."""
+    if fate == "cancelled":
+        assert cancel_message(pk)
+    elif fate != "scheduled":
+        assert claim(pk)
+    if fate == "crashed":
+        lose(pk)
+    elif fate in ("consumed", "purged"):
+        assert succeed(pk)
+    elif fate == "dead":
+        assert fail(pk, dead=True)
+    if fate == "purged":
+        purge_ids("default", [pk])
+
+
+@pytest.mark.parametrize("then", ["live", "1h"])
 @pytest.mark.parametrize("unique", ["live", "scheduled", "1h"])
-@pytest.mark.parametrize("policy", ["error", "keep"])
-def test_a_handler_that_runs_again_finds_the_message_that_it_scheduled(policy: str, unique: str) -> None:
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("fate", ["scheduled", "running", "crashed", "consumed", "dead", "cancelled", "purged"])
+def test_a_handler_that_runs_again_finds_its_step_whatever_became_of_it(
+    fate: str, policy: str, unique: str, then: str
+) -> None:
     first = claimed(key="k", unique=unique)
-    new = step(first.id, unique=unique)
+    second = step(first.id, unique=then)
     lose(first.id)
+    fare(second.pk, fate)
     assert claim(first.id)
     found = step(first.id, unique=unique, on_conflict=policy)
-    assert (found.pk, found.existed) == (new.pk, True)
+    # A step that is purged cannot be returned: the message itself is.
+    assert (found.pk, found.existed) == (first.id if fate == "purged" else second.pk, True)
     assert succeed(first.id, 2)
-    assert Message.objects.count() == 2
-
-
-@pytest.mark.parametrize("where", ["running", "crashed", "ended"])
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_handler_that_runs_again_never_meets_its_next_message_as_a_conflict(policy: str, where: str) -> None:
-    first = claimed(key="k")
-    new = step(first.id, unique="1h")
-    lose(first.id)
-    assert claim(first.id)
-    (row,) = claim(new.pk)
-    if where == "crashed":
-        lose(row.id)
-    elif where == "ended":
-        assert succeed(row.id)
-    found = step(first.id, on_conflict=policy)
-    assert (found.pk, found.existed) == (new.pk, True)
+    assert Message.objects.count() == (1 if fate == "purged" else 2)
 
 
 def test_a_delivery_that_lost_its_lease_schedules_the_next_message_too() -> None:
@@ -339,26 +350,6 @@ def test_a_message_that_waits_again_keeps_no_later_step_of_its_chain_out(
     assert (found.pk, found.existed, found.state, found.payload) == (second.pk, True, State.CONSUMED, None)
     assert holders() == [third.pk]
     assert Message.objects.count() == 3
-
-
-@pytest.mark.parametrize("unique", ["live", "scheduled", "1h"])
-@pytest.mark.parametrize("end", ["consumed", "dead", "cancelled", "purged"])
-def test_a_step_is_made_once_whatever_became_of_it(end: str, unique: str) -> None:
-    first = claimed(key="k", unique=unique)
-    second = step(first.id)
-    assert fail(first.id)
-    if end == "cancelled":
-        assert cancel_message(topic=TOPIC, key="k").id == second.pk
-    else:
-        assert claim(second.pk)
-        assert fail(second.pk, dead=True) if end == "dead" else succeed(second.pk)
-    if end == "purged":
-        purge_ids("default", [second.pk])
-    assert claim(first.id)
-    found = step(first.id, unique=unique)
-    # A step that is purged cannot be returned: the message itself is.
-    assert (found.pk, found.existed) == (first.id if end == "purged" else second.pk, True)
-    assert Message.objects.filter(state__in=LIVE).count() == 1
 
 
 def test_a_handler_that_runs_again_changes_its_own_step_and_no_later_one() -> None:

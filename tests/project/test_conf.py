@@ -61,13 +61,6 @@ def test_a_list_of_delays_is_a_retry_policy() -> None:
     assert RetryPolicy.fixed([240, 600]) == settings.RETRY
 
 
-@pytest.mark.parametrize("given", [None, [], "redis://", 3], ids=repr)
-def test_anything_but_a_dict_is_e001(given: Any) -> None:
-    settings, problems = conf.parse(given)
-    assert settings == conf.Settings()
-    assert [problem.id for problem in problems] == ["E001"]
-
-
 def test_an_unknown_key_is_e002_and_named() -> None:
     _settings, (problem,) = conf.parse({"HORIZONT": 600})
     assert problem.id == "E002"
@@ -109,17 +102,6 @@ def test_an_impossible_value_is_e003_and_named(name: str, value: Any) -> None:
     assert problem.id == "E003"
     assert f"'{name}'" in problem.message
     assert problem.hint
-
-
-def test_a_default_queue_that_no_worker_serves_is_e004() -> None:
-    _settings, (problem,) = conf.parse({"QUEUES": ["fast", "slow"]})
-    assert problem.id == "E004"
-    assert conf.parse({"QUEUES": ["fast", "slow"], "DEFAULT_QUEUE": "slow"})[1] == []
-
-
-def test_all_problems_are_reported_at_once() -> None:
-    _settings, problems = conf.parse({"HORIZON": 0, "LEASE": "long", "COLOUR": "red", "QUEUES": ["a"], 5: 6})
-    assert sorted(problem.id for problem in problems) == ["E002", "E002", "E003", "E003", "E004"]
 
 
 def test_get_raises_with_every_problem(settings: Settings) -> None:

@@ -22,6 +22,30 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(PACKAGE))
 
 
+# The beginning of a program that uses the package as a project does.
+SET_UP = """
+import json, sys
+from io import StringIO
+
+import django
+
+django.setup()
+
+from django.core.management import call_command
+from django_delayq import handler, schedule_message
+from django_delayq.models import Message
+
+
+def run(*words):
+    out = StringIO()
+    call_command(*words, stdout=out, no_color=True)
+    return out.getvalue()
+
+
+run("migrate", "--verbosity", "0")
+"""
+
+
 def report_of(program: str, environment: dict[str, str]) -> Any:
     """Run a program in a process of its own, and return what it prints as JSON at its end."""
     done = subprocess.run(

@@ -7,29 +7,13 @@ from pathlib import Path
 
 import redis
 
-from .sources import report_of
+from .sources import SET_UP, report_of
 
-PROGRAM = """
-import json, sys
-from io import StringIO
-
-import django
-
-django.setup()
-
+PROGRAM = (
+    SET_UP
+    + """
 import django_delayq.worker.processes.process
-from django.core.management import call_command
-from django_delayq import schedule_message
-from django_delayq.models import Message
 
-
-def run(*words):
-    out = StringIO()
-    call_command(*words, stdout=out, no_color=True)
-    return out.getvalue()
-
-
-run("migrate", "--verbosity", "0")
 schedule_message("t.tx", delay=0)
 schedule_message("t.tx", delay=3600)
 report = {
@@ -43,6 +27,7 @@ report = {
 }
 sys.__stdout__.write(json.dumps(report))
 """
+)
 
 
 def test_the_queue_works_without_the_console(redis_client: redis.Redis, tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from .sources import report_of
+from .sources import SET_UP, report_of
 
-PROGRAM = """
-import json, sys
+NOT_INSTALLED = """
+import sys
 
 
 class NotInstalled:
@@ -20,34 +20,17 @@ class NotInstalled:
 
 
 sys.meta_path.insert(0, NotInstalled())
-
-from io import StringIO
-
-import django
-
-django.setup()
-
+"""
+DELIVER = """
 from django.contrib.admin import site
-from django.core.management import call_command
+from django.contrib.auth.models import User
 from django.test import Client
 from django.test.utils import setup_test_environment
 from django.urls import reverse
-from django.contrib.auth.models import User
-from django_delayq import handler, schedule_message
-from django_delayq.models import Message
 from django_delayq.testing import DelayqMixin
 
 setup_test_environment()
-
-
-def run(*words):
-    out = StringIO()
-    call_command(*words, stdout=out, no_color=True)
-    return out.getvalue()
-
-
 run("check")
-run("migrate", "--verbosity", "0")
 handler("docs.ok")(lambda message: None)
 schedule_message("docs.ok", delay=0)
 schedule_message("docs.ok", delay=3600)
@@ -74,7 +57,7 @@ def test_a_project_without_redis_needs_none_of_its_packages(tmp_path: Path) -> N
         "DJANGO_SETTINGS_MODULE": "testproject.settings",
         "SQLITE_PATH": str(tmp_path / "alone.sqlite3"),
     }
-    report = report_of(PROGRAM, environment)
+    report = report_of(NOT_INSTALLED + SET_UP + DELIVER, environment)
     assert "1 delivered" in report["once"]
     assert report["states"] == ["consumed", "scheduled"]
     assert report["modules"] == []
