@@ -297,8 +297,7 @@ def fare(pk: int, fate: str) -> None:
         purge_ids("default", [pk])
 
 
-@pytest.mark.parametrize("then", ["live", "1h"])
-@pytest.mark.parametrize("unique", ["live", "scheduled", "1h"])
+@pytest.mark.parametrize(("unique", "then"), [("live", "1h"), ("scheduled", "live"), ("1h", "1h")])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("fate", ["scheduled", "running", "crashed", "consumed", "dead", "cancelled", "purged"])
 def test_a_handler_that_runs_again_finds_its_step_whatever_became_of_it(

@@ -1,4 +1,4 @@
-"""Texts are changed until every database can store them."""
+"""Texts are changed until every database can store them, and errors are shortened to their kind."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_delayq.core.outcomes import TEXT_LIMIT, storable
+from django_delayq.core.bounds import KIND_LENGTH
+from django_delayq.core.outcomes import TEXT_LIMIT, error_kind, storable
 
 
 def test_plain_text_is_left_alone() -> None:
@@ -35,3 +36,8 @@ def test_any_text_becomes_storable_within_the_limit(text: str, limit: int) -> No
     assert "\x00" not in stored
     stored.encode()
     assert storable(stored, limit) == stored
+
+
+def test_an_error_kind_is_short_and_empty_without_an_error() -> None:
+    assert len(error_kind("Error: " + "x " * 10_000)) == KIND_LENGTH
+    assert error_kind("") == ""
