@@ -168,11 +168,17 @@ def test_a_claim_is_reported_after_its_commit(
     assert in_transaction == [False]
 
 
+def release_claims_of(worker: str) -> None:
+    """Have a supervisor do what it does after the death of a process."""
+    supervisor = Supervisor(Options(DB))
+    supervisor._to_release.append(Child(1, worker, 0.0, BegunPage(1)))
+    supervisor._release_claims()
+    assert supervisor._to_release == []
+
+
 def test_a_dead_process_has_its_claims_released_and_reported(recording: list[Recording]) -> None:
     [delivery] = claimed("t.ok", worker="host/1/abc")
-    supervisor = Supervisor(Options(DB))
-    supervisor._to_release.append(Child(1, "host/1/abc", 0.0, BegunPage(1)))
-    supervisor._release_claims()
+    release_claims_of("host/1/abc")
     assert Message.objects.get(pk=delivery.id).state == State.SCHEDULED
     assert [(made.worker, made.calls) for made in recording] == [
         ("host/1/abc", [("ended", ["t.ok"]), ("stop", [])]),
@@ -185,8 +191,5 @@ def test_a_supervisor_outlives_an_extension_that_cannot_be_made(added: Callable[
 
     [delivery] = claimed("t.ok", worker="host/1/abc")
     added(make)
-    supervisor = Supervisor(Options(DB))
-    supervisor._to_release.append(Child(1, "host/1/abc", 0.0, BegunPage(1)))
-    supervisor._release_claims()
-    assert supervisor._to_release == []
+    release_claims_of("host/1/abc")
     assert Message.objects.get(pk=delivery.id).state == State.SCHEDULED

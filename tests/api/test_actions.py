@@ -173,15 +173,6 @@ def test_a_requeued_message_keeps_a_due_time_that_is_still_to_come() -> None:
     assert (message(row.pk).due_at, message(row.pk).expires_at) == (row.due_at, row.expires_at)
 
 
-def test_a_requeue_with_a_delay_gives_up_a_due_time_that_is_still_to_come() -> None:
-    for delay in (0, 60):
-        id_ = later().pk
-        cancel_message(id_)
-        before = transitions.now("default")
-        requeue_message(id_, delay=delay)
-        assert timedelta(0) <= message(id_).due_at - before - timedelta(seconds=delay) < timedelta(seconds=10)
-
-
 def waits(ids: list[int], since: datetime) -> list[float]:
     """Return the seconds from a moment to the due time of each message."""
     return [(message(id_).due_at - since).total_seconds() for id_ in ids]

@@ -75,13 +75,6 @@ def test_messages_get_the_due_times_that_were_asked_for(words: list[str], expect
     assert set(near) <= places.keys()
 
 
-def test_the_time_of_expiry_moves_by_as_much() -> None:
-    [pk] = schedule(due=600, expires="5m")
-    assert run("delayq_act", "reschedule", str(pk), "--due-at", "1h").code == 0
-    message = Message.objects.get(pk=pk)
-    assert message.expires_at == message.due_at + timedelta(minutes=5)
-
-
 @pytest.mark.parametrize(
     ("words", "problem"),
     [

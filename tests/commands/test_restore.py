@@ -50,6 +50,12 @@ def previewed(**options: Any) -> Restore:
     return job
 
 
+def begin_load(there: RedisBroker) -> tuple[int | None, int] | None:
+    """Begin to load Redis as a worker does. Return what is to be loaded; None when somebody loads it already."""
+    server = there.server()
+    return there.load(ahead=60, worker="w", lease=60, identity=identity("default"), server=server, lost=False)
+
+
 AfterFirst = Callable[[str, Callable[[], object]], AbstractContextManager[None]]
 
 
@@ -117,14 +123,7 @@ def test_a_second_restore_changes_nothing(redis_client: redis.Redis) -> None:
 
 def test_messages_beyond_the_horizon_are_left_to_the_worker_that_loads_the_queue() -> None:
     redis_broker = broker()
-    begun = redis_broker.load(
-        ahead=60,
-        worker="somebody",
-        lease=60,
-        identity=identity("default"),
-        server=redis_broker.server(),
-        lost=False,
-    )
+    begun = begin_load(redis_broker)
     assert begun is not None
     ids, later = schedule(2, due=-20), schedule(2, due=300)
     redis_broker.remove("default", ids)
@@ -174,9 +173,7 @@ def test_a_partial_restore_leaves_the_loading_to_a_worker() -> None:
     meta = broker().read_meta()
     assert meta.horizon_tenths is not None
     assert meta.loaded_tenths is None
-    server = broker().server()
-    begun = broker().load(ahead=600, worker="w", lease=10, identity=meta.identity, server=server, lost=False)
-    assert begun is not None
+    assert begin_load(broker()) is not None
 
 
 @pytest.mark.parametrize(
