@@ -55,10 +55,11 @@ class Level(IntEnum):
 
 
 def test_members_of_enums_are_written_as_their_values() -> None:
-    terms: Any = {"topic": Named.TOPIC, "queue": Named.QUEUE, "priority": Level.HIGH, "max_attempts": 3}
+    terms: Any = {"topic": Named.TOPIC, "queue": Named.QUEUE, "priority": Level.HIGH, "payload": {"level": Level.HIGH}}
     for returned in (schedule_message(**terms), *schedule_messages([terms])):
         for row in (returned, message(returned.pk)):
             assert (type(row.topic), row.topic, row.queue, row.priority) == (str, TOPIC, "slow", 7)
+            assert repr(row.payload) == "{'level': 7}"
 
 
 def test_members_of_enums_in_settings_and_handlers_are_written_as_their_values(settings: Any) -> None:
@@ -177,6 +178,11 @@ def test_an_argument_that_does_not_exist_names_the_one_that_is_meant(name: str, 
     with pytest.raises(InvalidMessage, match=rf"^message 0: unknown: {re.escape(said)}$"):
         schedule_messages(batch)
     assert not Message.objects.exists()
+
+
+def test_every_argument_that_is_guessed_exists() -> None:
+    assert set(new_messages._MEANT.values()) <= new_messages._NAMES
+    assert not set(new_messages._MEANT) & new_messages._NAMES
 
 
 def test_the_texts_of_the_calls_name_each_option_that_there_is() -> None:
