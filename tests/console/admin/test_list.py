@@ -80,12 +80,13 @@ def test_the_queues_are_merged_in_the_order_of_their_due_times(viewer: Client) -
 
 
 @pytest.mark.usefixtures("small_pages")
-def test_finished_messages_that_ended_at_one_moment_are_not_lost_between_pages(viewer: Client) -> None:
-    made = [samples.cancelled().pk for _number in range(8)]
+def test_finished_messages_are_listed_last_finished_first_and_none_is_lost_between_pages(viewer: Client) -> None:
+    last, *made = [samples.dead().pk for _number in range(8)]
     at = now(samples.DB)
     Message._base_manager.update(finished_at=at)
-    assert listed(viewer, state="cancelled") + listed(viewer, state="cancelled", p=2) == made[::-1]
-    assert listed(viewer, q="is:finished") + listed(viewer, q="is:finished", p=2) == made[::-1]
+    Message._base_manager.filter(pk=last).update(finished_at=at + timedelta(seconds=1))
+    for query in ({"state": "dead"}, {"q": "is:finished"}, {"q": "error:valueerror", "state": "dead"}):
+        assert listed(viewer, **query) + listed(viewer, **query, p=2) == [last, *made[::-1]]
 
 
 @pytest.mark.usefixtures("small_pages")
@@ -136,12 +137,13 @@ def test_a_search_is_repeated_in_words(viewer: Client) -> None:
 
 def test_a_search_that_names_states_is_not_narrowed_to_what_is_live(viewer: Client) -> None:
     message = samples.dead()
-    assert listed(viewer, q="state:dead") == [message.pk]
-    assert listed(viewer, q="finished:<1h") == [message.pk]
-    assert listed(viewer, q="topic:t.admin") == []
-    assert listed(viewer, q="topic:t.admin", state="dead") == [message.pk]
-    assert listed(viewer, q="topic:t.admin", state="running") == []
+    running = samples.claimed(schedule_message("other", delay=0))
+    for query in ({"q": "state:dead"}, {"q": "finished:<1h"}, {"q": "topic:t.admin", "state": "dead"}):
+        assert listed(viewer, **query) == [message.pk]
+    for query in ({"q": "topic:t.admin"}, {"q": "topic:t.admin", "state": "running"}, {"q": "is:live is:finished"}):
+        assert listed(viewer, **query) == []
     assert listed(viewer, q="topic:t.admin", state="nonsense") == []
+    assert listed(viewer, q="state:dead,running") == [running.pk, message.pk]
 
 
 def test_errors_are_searched_in_every_state_newest_first(viewer: Client) -> None:

@@ -13,7 +13,7 @@ from django_delayq.console.search import language
 from django_delayq.console.search.language import Search
 from django_delayq.console.search.texts import term_text
 from django_delayq.core import bounds
-from django_delayq.core.states import FINAL, LIVE, State
+from django_delayq.core.states import State
 from django_delayq.models import Message
 
 from . import samples
@@ -189,26 +189,6 @@ def test_every_problem_is_listed_and_the_readable_terms_do_not_count(db: None) -
     asked = parse("due:x topic:t.admin id:y")
     assert len(asked.problems) == 2
     assert not Message.objects.using(samples.DB).filter(asked.condition()).exists()
-
-
-@pytest.mark.parametrize(
-    ("text", "states", "order"),
-    [
-        ("", State, ("-id",)),
-        ("topic:a", State, ("-id",)),
-        ("state:scheduled", {State.SCHEDULED}, ("due_at", "id")),
-        ("is:live", LIVE, ("due_at", "id")),
-        ("is:live is:finished", (), ("due_at", "id")),
-        ("is:finished", FINAL, ("-finished_at", "-id")),
-        ("finished:<1h", FINAL, ("-finished_at", "-id")),
-        ("finished:<1h state:dead", {State.DEAD}, ("-finished_at", "-id")),
-        ("state:dead,running", {State.DEAD, State.RUNNING}, ("-id",)),
-        ("worker:a", {State.RUNNING}, ("due_at", "id")),
-    ],
-)
-def test_a_search_knows_which_states_can_match_and_their_order(text: str, states: Any, order: Any) -> None:
-    assert parse(text).states == frozenset(states)
-    assert parse(text).order == order
 
 
 @pytest.mark.parametrize(
