@@ -7,7 +7,6 @@ from typing import Any
 from django.test import Client
 from django.urls import reverse
 
-from django_delayq.console import operations
 from django_delayq.console.models import Operation
 from django_delayq.console.operations.runner import OperationRunner
 from django_delayq.models import Message
@@ -74,10 +73,6 @@ def worked_off(operator: OperationRunner | None = None) -> None:
 
 
 def work_off() -> Operation:
-    """Do the next open operation to its end, and return it."""
-    operation = operations.lease_next(samples.DB, "an operator")
-    assert operation is not None
-    while operations.run_step(samples.DB, operation, "an operator"):
-        pass
-    operation.refresh_from_db()
-    return operation
+    """Do the open operations, and return the last one."""
+    worked_off()
+    return Operation.objects.latest("pk")

@@ -273,13 +273,6 @@ def test_charts_of_the_past_have_their_numbers_behind_them(viewer: Client) -> No
 # --- banners ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_healthy_installation_has_no_banner(viewer: Client) -> None:
-    worker()
-    fill()
-    samples.scheduled()
-    assert problems(viewer.get(URL)) == []
-
-
 ALARMED = (URL, "/admin/delayq_console/health/", "/admin/delayq/queue/", WORKERS)
 
 

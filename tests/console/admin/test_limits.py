@@ -222,13 +222,6 @@ def test_limited_messages_are_not_overdue_among_those_that_come(declare: Declare
     assert count_upcoming(DB, "hour", now).overdue.number == Capped(0)
 
 
-def test_the_dashboard_without_limited_messages_says_nothing_of_limits(viewer: Client) -> None:
-    samples.scheduled()
-    dashboard = viewer.get(samples.admin_url("dashboard_changelist"))
-    assert "Limited" not in [tile.label for tile in dashboard.context["tiles"]]
-    assert dashboard.context["limits"] == []
-
-
 def test_a_banner_names_a_line_that_is_old(viewer: Client, declare: Declare) -> None:
     declare(TOPIC, limit=1)
     worker(topics=[TOPIC])

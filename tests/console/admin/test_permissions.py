@@ -16,7 +16,6 @@ from django_delayq import pause_queue
 from django_delayq.console import audit, operations
 from django_delayq.console.models import AuditEvent, Operation
 from django_delayq.core.states import State
-from django_delayq.core.verbs import VERBS
 from django_delayq.models import Message, Queue
 
 from . import samples
@@ -93,13 +92,6 @@ def test_each_action_has_a_permission_of_its_own(chief: Client, action: str) -> 
     asked = ask(only_this, action, message)
     assert answer(only_this, action, asked, follow=False, **GIVEN.get(action, {})).status_code == 302
     assert everything() != before
-
-
-def test_every_verb_has_a_permission_in_the_database(db: None) -> None:
-    known = {
-        f"{one.content_type.app_label}.{one.codename}" for one in Permission.objects.select_related("content_type")
-    }
-    assert {verb.permission for verb in VERBS.values()} <= known
 
 
 def test_an_action_that_the_project_adds_to_its_site_is_offered_and_done(viewer: Client) -> None:
