@@ -102,17 +102,12 @@ def test_an_event_outlives_its_user_message_and_operation(chief: Client) -> None
     ]
 
 
-def test_commands_write_audit_events() -> None:
+def test_a_command_on_one_message_names_it_in_the_audit() -> None:
     message = samples.scheduled()
     call_command("delayq_act", "cancel", str(message.pk), "--reason", "by hand", stdout=StringIO())
     written = AuditEvent.objects.get()
     values = (written.action, written.target, written.reason, written.outcomes, written.message_id)
     assert values == ("cancel", f"message #{message.pk}", "by hand", {"cancelled": 1}, message.pk)
-    assert written.actor.startswith("command:delayq_act")
-    Message._base_manager.update(finished_at=timezone.now() - timedelta(days=2))
-    call_command("delayq_act", "purge", "--finished-before", "1d", "--yes", stdout=StringIO(), stderr=StringIO())
-    written = AuditEvent.objects.latest("pk")
-    assert (written.action, written.outcomes) == ("purge", {"purged": 1})
     assert written.actor.startswith("command:delayq_act")
 
 

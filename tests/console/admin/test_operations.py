@@ -23,8 +23,7 @@ from django_delayq.console.operations import OperationWork, Scope, Step, bulk, l
 from django_delayq.console.operations.runner import MAX_FAILURES, OperationRunner
 from django_delayq.console.search.language import parse
 from django_delayq.core.exceptions import BrokerUnavailable
-from django_delayq.core.states import State
-from django_delayq.models import Message, Transition
+from django_delayq.models import Message
 from django_delayq.record import transitions
 
 from . import samples
@@ -94,9 +93,6 @@ def test_an_operation_is_done_in_steps() -> None:
     assert now.started_at is not None
     assert now.finished_at is not None
     assert not step(operation)
-    log = Transition.objects.filter(to_state=State.CANCELLED)
-    assert set(log.values_list("actor", "reason")) == {("user:anna", "so")}
-    assert log.count() == 10
 
 
 @pytest.mark.parametrize("ids", [(), (1,), (5, 6, 7), (1, 2**62), tuple(range(100, 200_000, 3))], ids=len)
