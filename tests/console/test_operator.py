@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
-from django.db import connection, transaction
+from django.db import transaction
 
 from django_delayq import schedule_message, schedule_messages
 from django_delayq.console.models import Operation, OperationState
@@ -19,7 +19,7 @@ from django_delayq.record import transitions
 from tests.console.admin import samples
 from tests.support.processes import Start
 from tests.support.transactions import waits_for_a_lock
-from tests.support.workers import Worker, eventually
+from tests.support.workers import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -54,10 +54,8 @@ def all_is_well(operation: Operation) -> None:
 
 
 @contextmanager
-def stuck_in_the_second_step(ids: list[int], operation: Operation, worker: Worker) -> Iterator[None]:
+def stuck_in_the_second_step(ids: list[int], operation: Operation) -> Iterator[None]:
     """Hold a worker in its second step: it waits for a row that this test has locked."""
-    if connection.vendor != "postgresql":
-        pytest.skip("needs locks of rows")
     with transaction.atomic():
         list(Message.objects.select_for_update().filter(pk=ids[-1]))
         eventually(
@@ -89,11 +87,12 @@ def test_a_worker_without_the_role_leaves_operations_queued(start: Start) -> Non
     assert fresh(operation).state == OperationState.QUEUED
 
 
+@pytest.mark.postgresql("needs locks of rows")
 def test_an_operation_whose_worker_is_killed_is_finished_by_another(start: Start) -> None:
     ids = scheduled()
     operation = started()
     worker = start("--roles", "operator")
-    with stuck_in_the_second_step(ids, operation, worker):
+    with stuck_in_the_second_step(ids, operation):
         worker.kill()
     held = fresh(operation)
     assert (held.state, held.done) == (OperationState.RUNNING, MESSAGES_PER_STEP)
@@ -104,11 +103,12 @@ def test_an_operation_whose_worker_is_killed_is_finished_by_another(start: Start
     all_is_well(operation)
 
 
+@pytest.mark.postgresql("needs locks of rows")
 def test_a_worker_that_stops_in_order_releases_its_operation_at_once(start: Start) -> None:
     ids = scheduled()
     operation = started()
     worker = start("--roles", "operator")
-    with stuck_in_the_second_step(ids, operation, worker):
+    with stuck_in_the_second_step(ids, operation):
         worker.stop()
         given_back = Operation.objects.values_list("state", "leased_until", "done").get()
         assert given_back == (OperationState.QUEUED, None, MESSAGES_PER_STEP)

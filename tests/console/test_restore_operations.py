@@ -321,10 +321,8 @@ def test_restores_and_checks_are_refused_at_the_start_without_redis(settings: An
     assert not Operation.objects.exists()
 
 
+@pytest.mark.postgresql("ends a statement by itself")
 def test_a_count_that_takes_too_long_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    if connection.vendor != "postgresql":
-        pytest.skip("has no statement timeout")
-
     def sleep(self: Restore) -> None:
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_sleep(30)")

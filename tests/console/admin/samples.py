@@ -152,8 +152,16 @@ def ids(*messages: Message) -> str:
 def text(response: Any) -> str:
     """Return the text of a page without tags, with single spaces."""
     assert response.status_code == 200, response.status_code
-    html = re.sub(r"<[^>]*>", " ", response.content.decode())
-    return re.sub(r"\s+", " ", html)
+    return without_tags(response.content.decode())
+
+
+def without_tags(html: str) -> str:
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", html))
+
+
+def table_rows(html: str) -> list[str]:
+    """Return the text of each row of the tables in it."""
+    return [without_tags(row).strip() for row in re.findall(r"<tr>.*?</tr>", html, re.DOTALL)]
 
 
 def why(client: Client, message: Message) -> str:

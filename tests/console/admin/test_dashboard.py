@@ -407,34 +407,36 @@ def slow(*args: Any, **kwargs: Any) -> Any:
         cursor.execute("SELECT pg_sleep(20)")
 
 
+ENDS_STATEMENTS = pytest.mark.postgresql("ends a statement by itself")
+
+
 def broken(*args: Any, **kwargs: Any) -> Any:
     raise OperationalError("gone")
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "regions"),
-    [(snapshot, "take_snapshot", ("tiles", "queues")), (upcoming, "count_upcoming", ("upcoming",)),
-     (throughput, "read_throughput", ("past",)), (worker_list, "list_workers", ("state",))],
-)  # fmt: skip
-@pytest.mark.parametrize("fault", [slow, broken])
+    ("panel", "regions"),
+    [
+        ("inspector.snapshot.take_snapshot", {"tiles", "queues"}),
+        ("inspector.worker_list.list_workers", {"state"}),
+        ("console.statistics.upcoming.count_upcoming", {"upcoming"}),
+        ("console.statistics.throughput.read_throughput", {"past"}),
+    ],
+)
+@pytest.mark.parametrize(
+    "fault", [pytest.param(slow, marks=pytest.mark.postgresql("ends a statement by itself")), broken]
+)
 def test_a_panel_that_gets_no_answer_says_so_and_spoils_no_other(
-    viewer: Client,
-    monkeypatch: pytest.MonkeyPatch,
-    module: Any,
-    name: str,
-    regions: tuple[str, ...],
-    fault: Callable[..., Any],
+    viewer: Client, monkeypatch: pytest.MonkeyPatch, panel: str, regions: set[str], fault: Callable[..., Any]
 ) -> None:
-    if fault is slow and connection.vendor != "postgresql":
-        pytest.skip("only PostgreSQL ends a statement by itself")
     late()
     rolled(ago(minutes=5), consumed=3)
-    monkeypatch.setattr(module, name, fault)
+    monkeypatch.setattr(f"django_delayq.{panel}", fault)
     page = viewer.get(URL)
     assert page.status_code == 200
     parts = re.split(r'data-dq-region="', page.content.decode())[1:]
     complaining = {part.split('"')[0] for part in parts if "Could not load" in part}
-    assert complaining == set(regions)
+    assert complaining == regions
     assert ("took longer than" in page.content.decode()) == (fault is slow)
     assert viewer.get(URL).status_code == 200
 

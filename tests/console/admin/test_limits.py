@@ -35,13 +35,18 @@ LINE = f"topic {TOPIC}"
 in_redis = pytest.mark.usefixtures("redis_client", "puts_are_flushed")
 
 
+@pytest.fixture(autouse=True)
+def _one_at_a_time(declare: Declare) -> None:
+    declare(TOPIC, limit=1)
+
+
 def admit(*messages: Message) -> None:
     """Have a worker take messages, as far as limits allow."""
     claim_limited(DB, [Ticket(message.pk) for message in messages], {TOPIC: 60.0}, samples.WORKER)
 
 
 def in_line(number: int, **options: Any) -> list[Message]:
-    """Schedule messages that are due, and have a worker take them."""
+    """Schedule messages that are due, and have a worker take them: one begins, the others wait."""
     made = samples.many(number, delay=0, **options)
     admit(*made)
     return [samples.fresh(message) for message in made]
@@ -80,16 +85,12 @@ def test_the_explanation_tells_the_next_slot_of_a_rate(viewer: Client, declare: 
     )
 
 
-def test_the_explanation_of_a_limited_message_says_that_its_queue_is_not_served(
-    viewer: Client, declare: Declare
-) -> None:
-    declare(TOPIC, limit=1)
+def test_the_explanation_of_a_limited_message_says_that_its_queue_is_not_served(viewer: Client) -> None:
     message = in_line(2)[1]
     assert why(viewer, message).endswith("Waiting: no live worker listens to the queue default.")
 
 
-def test_the_page_shows_the_keys_and_links_of_a_limited_message(viewer: Client, declare: Declare) -> None:
-    declare(TOPIC, limit=1)
+def test_the_page_shows_the_keys_and_links_of_a_limited_message(viewer: Client) -> None:
     running, message = in_line(2, limit_key="c 1")
     answer = viewer.get(samples.change_url(message))
     facts = dict(answer.context["facts"])
@@ -107,8 +108,7 @@ def test_the_page_shows_the_keys_and_links_of_a_limited_message(viewer: Client, 
 
 
 @in_redis
-def test_a_limited_message_is_expected_in_redis_as_any_other(chief: Client, declare: Declare) -> None:
-    declare(TOPIC, limit=1)
+def test_a_limited_message_is_expected_in_redis_as_any_other(chief: Client) -> None:
     message = in_line(2)[1]
     samples.fill()
     answer = chief.get(samples.change_url(message))
@@ -119,8 +119,7 @@ def test_a_limited_message_is_expected_in_redis_as_any_other(chief: Client, decl
 # --- lists and searches -----------------------------------------------------------------------------------------------
 
 
-def test_limited_messages_have_a_tab_and_a_badge_that_names_their_limit(viewer: Client, declare: Declare) -> None:
-    declare(TOPIC, limit=1)
+def test_limited_messages_have_a_tab_and_a_badge_that_names_their_limit(viewer: Client) -> None:
     message = in_line(2)[1]
     late(message, seconds=3600)
     later = samples.scheduled()
@@ -135,8 +134,7 @@ def test_limited_messages_have_a_tab_and_a_badge_that_names_their_limit(viewer: 
     assert found(viewer, "is:overdue", "overdue") == []
 
 
-def test_searches_find_limited_messages_by_word_limit_and_key(viewer: Client, declare: Declare) -> None:
-    declare(TOPIC, limit=1)
+def test_searches_find_limited_messages_by_word_limit_and_key(viewer: Client) -> None:
     one = in_line(3, limit_key="a b")
     other = in_line(2, limit_key="c", queue="mail")
     plain = samples.scheduled()
@@ -153,7 +151,7 @@ def test_searches_find_limited_messages_by_word_limit_and_key(viewer: Client, de
 
 
 @pytest.mark.parametrize("search", ["", "is:overdue", "is:limited", "limit:topic*"])
-def test_many_queues_cost_no_statement_each(viewer: Client, declare: Declare, search: str) -> None:
+def test_many_queues_cost_no_statement_each(viewer: Client, search: str) -> None:
     def look(limited: int) -> None:
         counted = samples.tabs(viewer, q=search, state="scheduled")
         is_overdue, is_limited = ("0" if search == word else str(limited) for word in ("is:limited", "is:overdue"))
@@ -166,7 +164,6 @@ def test_many_queues_cost_no_statement_each(viewer: Client, declare: Declare, se
         )
         late(*made, seconds=3600)
 
-    declare(TOPIC, limit=1)
     in_line(1)
     wait_in("a", "b")
     few = count_statements(lambda: look(2))
@@ -177,8 +174,7 @@ def test_many_queues_cost_no_statement_each(viewer: Client, declare: Declare, se
 # --- actions ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_bulk_action_takes_the_limited_messages_of_a_search(chief: Client, declare: Declare) -> None:
-    declare(TOPIC, limit=1)
+def test_a_bulk_action_takes_the_limited_messages_of_a_search(chief: Client) -> None:
     running, *made = in_line(4, limit_key="a")
     other = in_line(2, limit_key="b")[1]
     asking.started(chief, "cancel", f'limit:"{LINE} key a"')
@@ -190,10 +186,7 @@ def test_a_bulk_action_takes_the_limited_messages_of_a_search(chief: Client, dec
 # --- queues, dashboard, limits ----------------------------------------------------------------------------------------
 
 
-def test_queues_and_dashboard_count_limited_messages_and_do_not_call_them_overdue(
-    viewer: Client, declare: Declare
-) -> None:
-    declare(TOPIC, limit=1)
+def test_queues_and_dashboard_count_limited_messages_and_do_not_call_them_overdue(viewer: Client) -> None:
     worker(topics=[TOPIC])
     late(*in_line(3)[1:], seconds=1800)
     panels.forget()
@@ -211,8 +204,7 @@ def test_queues_and_dashboard_count_limited_messages_and_do_not_call_them_overdu
     assert banners(dashboard) == []
 
 
-def test_limited_messages_are_not_overdue_among_those_that_come(declare: Declare) -> None:
-    declare(TOPIC, limit=1)
+def test_limited_messages_are_not_overdue_among_those_that_come() -> None:
     free = schedule_message("other")
     late(*in_line(3)[1:], free, seconds=3600)
     now = transitions.now(DB)
@@ -222,8 +214,7 @@ def test_limited_messages_are_not_overdue_among_those_that_come(declare: Declare
     assert count_upcoming(DB, "hour", now).overdue.number == Capped(0)
 
 
-def test_a_banner_names_a_line_that_is_old(viewer: Client, declare: Declare) -> None:
-    declare(TOPIC, limit=1)
+def test_a_banner_names_a_line_that_is_old(viewer: Client) -> None:
     worker(topics=[TOPIC])
     late(*in_line(3)[1:], seconds=7200)
     panels.forget()
@@ -236,16 +227,14 @@ def test_a_banner_names_a_line_that_is_old(viewer: Client, declare: Declare) -> 
     assert url == samples.admin_url("limits_changelist")
 
 
-def test_without_a_worker_limited_messages_are_told_as_waiting(viewer: Client, declare: Declare) -> None:
-    declare(TOPIC, limit=1)
+def test_without_a_worker_limited_messages_are_told_as_waiting(viewer: Client) -> None:
     in_line(2)
     (banner, _url) = banners(viewer.get(samples.admin_url("dashboard_changelist")))[0]
     assert banner.text.startswith("No worker is alive, so no message will be delivered: 1")
 
 
-def test_the_limits_page_lists_what_runs_and_what_waits(viewer: Client, declare: Declare, settings: Any) -> None:
+def test_the_limits_page_lists_what_runs_and_what_waits(viewer: Client, settings: Any) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "LIMITS": {"mail": {"rate": "60/m", "burst": 5}}}
-    declare(TOPIC, limit=1)
     in_line(3, limit_key="k")
     in_line(1, limit_key="runs")
     answer = viewer.get(samples.admin_url("limits_changelist"))

@@ -23,7 +23,7 @@ from testproject.servers import RedisServer
 
 from .asking import worked_off
 from .conftest import logged_in, person
-from .samples import DB, fresh, late, many, said, scheduled, text, worker
+from .samples import DB, fresh, late, many, said, scheduled, table_rows, text, worker
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -36,10 +36,8 @@ def url(action: str = "", queue: str = "mail") -> str:
 
 def row(response: Any, queue: str = "mail") -> str:
     """Return the text of the row of a queue."""
-    html = response.content.decode()
-    lines = re.findall(r"<tr>.*?</tr>", html, re.DOTALL)
-    (line,) = [line for line in lines if re.search(rf'<th scope="row">(<a[^>]*>)?{queue}<', line)]
-    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", line)).strip()
+    [line] = [line for line in table_rows(response.content.decode()) if line.startswith(f"{queue} ")]
+    return line
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from tests.support.commands import due_tenths, held
 
 from . import samples
 from .asking import work_off
-from .samples import DB, many, said, scheduled, text, worker
+from .samples import DB, many, said, scheduled, table_rows, text, worker
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -37,9 +37,7 @@ def late(number: int = 1, **options: Any) -> list[Message]:
 
 def rows(response: Any) -> list[str]:
     """Return the cells of the preview by queue."""
-    table = response.content.decode().partition('id="dq-preview-heading"')[2]
-    lines = re.findall(r"<tr>.*?</tr>", table, re.DOTALL)
-    return [re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", line)).strip() for line in lines][1:]
+    return table_rows(response.content.decode().partition('id="dq-preview-heading"')[2])[1:]
 
 
 def test_the_preview_says_what_is_there_and_what_will_happen(restorer: Client, redis_client: redis.Redis) -> None:
@@ -152,10 +150,8 @@ def test_a_second_restore_is_refused_and_led_to_the_first(restorer: Client) -> N
     assert Operation.objects.count() == 2
 
 
+@pytest.mark.postgresql("ends a statement by itself")
 def test_a_preview_that_takes_too_long_says_so(restorer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    if connection.vendor != "postgresql":
-        pytest.skip("has no statement timeout")
-
     def sleep(self: Restore) -> None:
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_sleep(30)")
