@@ -186,7 +186,7 @@ def hours_ago(hours: float) -> datetime:
     return hour - timedelta(hours=hours)
 
 
-def test_old_minutes_become_hours_with_the_same_sums() -> None:
+def test_old_minutes_become_hours_with_the_same_sums_and_old_hours_are_deleted() -> None:
     old, older, young = hours_ago(60), hours_ago(61), hours_ago(40)
     for minute in range(3):
         store(old + timedelta(minutes=minute), consumed=minute + 1, late_5=2)
@@ -194,9 +194,11 @@ def test_old_minutes_become_hours_with_the_same_sums() -> None:
     store(older + timedelta(minutes=59), retried=4)
     store(old, seconds=HOUR_SECONDS, consumed=10)
     store(young, consumed=5)
+    store(hours_ago(89 * 24), seconds=HOUR_SECONDS, consumed=2)
     before = totals()
+    store(hours_ago(91 * 24), seconds=HOUR_SECONDS, consumed=7)
 
-    assert RollupCompactor(DB).compact(10) is False
+    RollupCompactor(DB).tick()
 
     assert totals() == before
     assert totals(seconds=MINUTE_SECONDS) == {"consumed": 5}
@@ -222,15 +224,6 @@ def test_an_hour_is_compacted_when_all_of_it_is_old(monkeypatch: pytest.MonkeyPa
         assert RollupCompactor(DB).compact(10) is False
         assert Rollup.objects.filter(seconds=MINUTE_SECONDS).exists() is kept
     assert totals(seconds=HOUR_SECONDS) == {"consumed": 1}
-
-
-def test_the_compactor_compacts_minutes_and_deletes_old_hours() -> None:
-    store(hours_ago(60), consumed=1)
-    store(hours_ago(91 * 24), seconds=HOUR_SECONDS, consumed=7)
-    store(hours_ago(89 * 24), seconds=HOUR_SECONDS, consumed=2)
-    RollupCompactor(DB).tick()
-    assert totals(seconds=HOUR_SECONDS) == {"consumed": 3}
-    assert not Rollup.objects.filter(seconds=MINUTE_SECONDS).exists()
 
 
 def test_compaction_of_young_minutes_issues_few_statements(django_assert_max_num_queries: Any) -> None:

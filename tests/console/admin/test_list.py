@@ -97,11 +97,11 @@ def test_a_page_that_does_not_exist_leads_back_to_the_list(viewer: Client, page:
     assert len(response.context["cl"].result_list) == 5
 
 
-def test_digits_are_an_id_in_any_state(viewer: Client) -> None:
+def test_a_message_is_found_by_its_id_or_the_text_that_pages_show_in_any_state(viewer: Client) -> None:
     message = samples.consumed()
     samples.scheduled(key=str(message.pk))
-    assert listed(viewer, q=message.pk) == [message.pk]
-    assert listed(viewer, q=f" id:{message.pk} ") == [message.pk]
+    for text in (message.pk, f" id:{message.pk} ", f"#{message.pk}", str(message)):
+        assert listed(viewer, q=text) == [message.pk]
     assert listed(viewer, q=message.pk, state="dead") == []
 
 
@@ -287,13 +287,6 @@ def test_an_address_leads_to_a_search_in_payloads(viewer: Client) -> None:
     samples.scheduled(key="anna@example.net")
     assert viewer.get(reverse(samples.LIST), {"q": "anna@example.net"}).context["cl"].suggestions == []
     assert viewer.get(reverse(samples.LIST), {"q": "anna"}).context["cl"].suggestions == []
-
-
-def test_a_message_is_found_by_the_text_that_pages_show(viewer: Client) -> None:
-    message = samples.consumed()
-    samples.scheduled()
-    assert listed(viewer, q=f"#{message.pk}") == [message.pk]
-    assert listed(viewer, q=str(message)) == [message.pk]
 
 
 @pytest.mark.parametrize(
