@@ -78,8 +78,10 @@ class RedisBroker(RedisSource):
         """
         k = self.keys(queue)
         answered = False
-        for some in chunks(entries, IDS_PER_CALL):
-            answered |= self._puts.put(SentPut(k, self.identity(), self.now_tenths(), _flat(some)))
+        # Mostly there is one.
+        for start in range(0, len(entries), IDS_PER_CALL):
+            some = _flat(entries[start : start + IDS_PER_CALL])
+            answered |= self._puts.put(SentPut(k, self.identity(), self.now_tenths(), some))
         return answered
 
     def flush(self) -> None:

@@ -44,15 +44,15 @@ def unknown(names: Iterable[Any], known: Iterable[str], meant: Mapping[str, str]
     return ", ".join(said)
 
 
-def with_hints(meant: Mapping[str, str], called: str = "") -> Callable[[F], F]:
+def with_hints(meant: Mapping[str, str], called: str = "", options: Any = None) -> Callable[[F], F]:
     """Have a function that is called with an argument which it does not have say what to write instead.
 
-    ``meant`` has names of other queues, and ``called`` the function as the caller writes it. Raises ``TypeError``, as
-    Python does.
+    ``meant`` has names of other queues, and ``called`` the function as the caller writes it. ``options`` is the class
+    of its ``**options``. Raises ``TypeError``, as Python does.
     """
 
     def decorate(function: F) -> F:
-        known = inspect.signature(function).parameters.keys()
+        known = inspect.signature(function).parameters.keys() | getattr(options, "__annotations__", {}).keys()
         name = called or f"{function.__name__}()"
 
         @wraps(function)

@@ -8,20 +8,18 @@ import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, Unpack
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import router
 
 from ..core import names
-from ..core.durations import Duration
 from ..core.exceptions import InvalidMessage
 from ..core.text import shown
 from ..project import registry
 from . import definition
-from .definition import Definition, Missed
+from .definition import Definition, ScheduleOptions
 
 
 class TaskLike(Protocol):
@@ -97,23 +95,16 @@ class Mistake:
 _declared: list[Declaration] = []
 
 
-@names.with_hints(definition.MEANT, "@recurring")
+@names.with_hints(definition.MEANT, "@recurring", ScheduleOptions)
 def recurring(
     cron: str | None = None,
     *,
-    every: Duration | None = None,
-    tz: str | None = None,
     name: str | None = None,
     topic: str | None = None,
     payload: Any = None,
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
-    queue: str | None = None,
-    priority: int | None = None,
-    starts_at: datetime | None = None,
-    ends_at: datetime | None = None,
-    missed: Missed | str = Missed.ONCE,
-    expires: Duration | None = None,
+    **options: Unpack[ScheduleOptions],
 ) -> Callable[[F], F]:
     """Declare a schedule for the topic of the decorated handler: workers make a message for each of its times.
 
@@ -136,21 +127,10 @@ def recurring(
     """
     if callable(cron):
         raise InvalidMessage('@recurring needs its times: write @recurring("0 3 * * *") or @recurring(every="10m")')
-    options = {
-        "payload": payload,
-        "cron": cron,
-        "every": every,
-        "tz": tz,
-        "queue": queue,
-        "priority": priority,
-        "starts_at": starts_at,
-        "ends_at": ends_at,
-        "missed": missed,
-        "expires": expires,
-    }
+    given = {"payload": payload, "cron": cron, **options}
 
     def declare(decorated: F) -> F:
-        _declared.append(Declaration(decorated, name, topic, options, args, kwargs))
+        _declared.append(Declaration(decorated, name, topic, given, args, kwargs))
         return decorated
 
     return declare

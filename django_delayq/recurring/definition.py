@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypedDict
 
 from django.conf import settings
 from django.db import models
@@ -59,6 +59,19 @@ class Missed(models.TextChoices):
     ALL = "all", _("run all")
     # None: an occurrence that does not start in time expires.
     SKIP = "skip", _("skip")
+
+
+class ScheduleOptions(TypedDict, total=False):
+    """What a call says of a schedule beside its name, its topic, its payload and its cron expression."""
+
+    every: Duration | None
+    tz: str | None
+    queue: str | None
+    priority: int | None
+    starts_at: datetime | None
+    ends_at: datetime | None
+    missed: Missed | str
+    expires: Duration | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

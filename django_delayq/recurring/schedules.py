@@ -10,7 +10,7 @@ import logging
 from collections.abc import Collection
 from contextlib import suppress
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Unpack
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import IntegrityError, router, transaction
@@ -19,7 +19,6 @@ from django.db.models import Exists, OuterRef, Q
 from ..api.actions import CANCEL
 from ..api.scheduling import schedule_message
 from ..core import names
-from ..core.durations import Duration
 from ..core.exceptions import InvalidMessage, KeyConflict
 from ..core.states import State
 from ..core.values import same_json
@@ -30,7 +29,7 @@ from ..record import transitions
 from ..record.sql.moves import locked, writing
 from . import definition as definitions
 from . import occurrences
-from .definition import Definition, Missed
+from .definition import Definition, Missed, ScheduleOptions
 from .models import Occurrence, Schedule
 
 logger = logging.getLogger("django_delayq")
@@ -47,24 +46,17 @@ WAITS = Q(state=State.SCHEDULED, deliveries=0)
 # --- the API ----------------------------------------------------------------------------------------------------------
 
 
-@names.with_hints(definitions.MEANT)
+@names.with_hints(definitions.MEANT, options=ScheduleOptions)
 def create_schedule(
     name: str,
     topic: str,
     payload: Any = None,
     *,
     cron: str | None = None,
-    every: Duration | None = None,
-    tz: str | None = None,
-    queue: str | None = None,
-    priority: int | None = None,
-    starts_at: datetime | None = None,
-    ends_at: datetime | None = None,
-    missed: Missed | str = Missed.ONCE,
-    expires: Duration | None = None,
     paused: bool = False,
     on_conflict: OnConflict | str = OnConflict.ERROR,
     using: str | None = None,
+    **options: Unpack[ScheduleOptions],
 ) -> Schedule:
     """Create a schedule with its first message, in the caller's transaction, and return it.
 
@@ -79,19 +71,7 @@ def create_schedule(
     name = definitions.name(name)
     if on_conflict not in (OnConflict.ERROR, OnConflict.KEEP, OnConflict.REPLACE):
         raise InvalidMessage("on_conflict is one of error, keep, replace")
-    definition = definitions.checked(
-        topic,
-        payload,
-        cron=cron,
-        every=every,
-        tz=tz,
-        queue=queue,
-        priority=priority,
-        starts_at=starts_at,
-        ends_at=ends_at,
-        missed=missed,
-        expires=expires,
-    )
+    definition = definitions.checked(topic, payload, cron=cron, **options)
     return save(_using(using), name, definition, OnConflict(on_conflict), paused=paused)
 
 
