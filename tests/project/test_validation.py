@@ -154,7 +154,7 @@ WRONG: dict[str, list[Any]] = {
 }
 
 
-def cases(table: dict[str, list[Any]]) -> Any:
+def cases(table: dict[str, list[Any]]) -> pytest.MarkDecorator:
     """Run a test with each value of each argument."""
     given = [(argument, value) for argument, values in table.items() for value in values]
     return pytest.mark.parametrize(("argument", "value"), given, ids=lambda value: ascii(value)[:30])
