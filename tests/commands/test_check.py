@@ -172,8 +172,12 @@ def test_the_oldest_overdue_message_of_each_queue_is_named() -> None:
     checks = {check["name"]: check["detail"] for check in run("delayq_check", "--json").json["checks"]}
     found = re.findall(r"message (\d+) of topic t.ok in queue (\w+) for", checks["Overdue"])
     assert found == [(str(old), "default"), (str(mail), "mail")]
+    assert levels()["Overdue"] == "critical"
     pause_queue("default")
-    assert f"message {old} " not in run("delayq_check").out
+    ran = run("delayq_check")
+    assert "Paused queues: default for " in ran.out
+    assert f"message {old} " not in ran.out
+    assert levels()["Overdue"] == "ok"
 
 
 def test_a_topic_that_nobody_handles_is_a_warning() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from django.db import connections
 from django.utils import timezone
@@ -27,7 +29,8 @@ def _handlers() -> None:
     """Have these handlers and no others."""
     registry._handlers.clear()
     handler("a.plain")(_plain)
-    handler("b.all", retry=["4m", 600], timeout="30s", lease="2m", transactional=True, queue="mail")(_plain_too)
+    terms: Any = {"retry": ["4m", 600], "timeout": "30s", "lease": "2m", "transactional": True, "queue": "mail"}
+    handler("b.all", limit=5, rate="60/m", burst=3, limit_key=lambda message: None, **terms)(_plain_too)
     handler("c.own", retry=choose, timeout=False)(wait)
     handler("d.never", retry=RetryPolicy.never())(wait)
 
@@ -44,22 +47,15 @@ HERE = __name__
 def test_every_handler_is_a_line_of_the_table() -> None:
     ran = run("delayq_check", "handlers")
     assert (ran.code, ran.err) == (0, "")
+    retries = "after 10.0 s, × 2 each time, at most 1 h, 10 attempts"
+    limits = "5 at once; one in 1.0 s, 3 together, each key"
     rows = [line.split("  ") for line in ran.out.splitlines()]
-    assert [[cell.strip() for cell in row if cell.strip()] for row in rows] == [
-        ["TOPIC", "FUNCTION", "QUEUE", "RETRY", "TIMEOUT", "LEASE", "LIMIT", "TRANSACTIONAL"],
-        [
-            "a.plain",
-            f"{HERE}._plain",
-            "default",
-            "after 10.0 s, × 2 each time, at most 1 h, 10 attempts",
-            "10 m",
-            "1 m",
-            "none",
-            "no",
-        ],
-        ["b.all", f"{HERE}._plain_too", "mail", "after 4 m, 10 m", "30.0 s", "2 m", "none", "yes"],
-        ["c.own", f"{HERE}.wait (async)", "default", "as choose says", "none", "1 m", "none", "no"],
-        ["d.never", f"{HERE}.wait (async)", "default", "never", "10 m", "1 m", "none", "no"],
+    assert [" | ".join(cell.strip() for cell in row if cell.strip()) for row in rows] == [
+        "TOPIC | FUNCTION | QUEUE | RETRY | TIMEOUT | LEASE | LIMIT | TRANSACTIONAL",
+        f"a.plain | {HERE}._plain | default | {retries} | 10 m | 1 m | none | no",
+        f"b.all | {HERE}._plain_too | mail | after 4 m, 10 m | 30.0 s | 2 m | {limits} | yes",
+        f"c.own | {HERE}.wait (async) | default | as choose says | none | 1 m | none | no",
+        f"d.never | {HERE}.wait (async) | default | never | 10 m | 1 m | none | no",
     ]
 
 
@@ -74,8 +70,8 @@ def test_json_has_the_same_in_numbers() -> None:
         "retry": {"fixed": [240.0, 600.0]},
         "timeout": 30.0,
         "lease": 120.0,
-        "limit": None,
-        "limit_by_key": False,
+        "limit": {"count": 5, "interval": 1.0, "burst": 3},
+        "limit_by_key": True,
         "transactional": True,
     }
     assert found["handlers"][2]["retry"] == "as choose says"

@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from django_delayq.api import pausing
 from django_delayq.models import Queue
-from tests.support.commands import run, schedule
+from tests.support.commands import run
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -105,17 +105,3 @@ def test_an_impossible_pause_is_not_written_to_the_audit() -> None:
     for words in WRONG:
         run("delayq_queue", "pause", *words)
     assert not AuditEvent.objects.exists()
-
-
-def test_the_check_warns_of_a_paused_queue_and_ignores_its_overdue_messages() -> None:
-    schedule(1, due=-300, queue="mail")
-
-    def overdue() -> str:
-        return str({check["name"]: check["level"] for check in run("delayq_check", "--json").json["checks"]}["Overdue"])
-
-    assert overdue() == "critical"
-    run("delayq_queue", "pause", "mail")
-    ran = run("delayq_check", "--min-workers", "0")
-    assert ran.code == 0, ran.out
-    assert "Paused queues: mail for " in ran.out
-    assert overdue() == "ok"

@@ -232,13 +232,3 @@ def test_a_check_tells_of_lines_that_no_worker_leads(declare: Declare) -> None:
     assert (found.level, found.advice[:38]) == (Level.WARN, "no live worker handles the topic, so n")
     Worker.objects.update(topics=["l.one"])
     assert [found.level for found in findings()] == [Level.OK]
-
-
-def test_handlers_are_listed_with_their_limits(declare: Declare) -> None:
-    declare("l.one", limit=5, rate="60/m", burst=3, limit_key=lambda message: None)
-    (line,) = [line for line in run("delayq_check", "handlers").out.splitlines() if line.startswith("l.one ")]
-    assert "5 at once; one in 1.0 s, 3 together, each key" in line
-    handlers = run("delayq_check", "handlers", "--json").json["handlers"]
-    (told,) = [each for each in handlers if each["topic"] == "l.one"]
-    assert told["limit"] == {"count": 5, "interval": 1.0, "burst": 3}
-    assert told["limit_by_key"] is True
