@@ -20,22 +20,24 @@ class OnCommit:
     """A function that waits for a commit, and knows whether it was called.
 
     Nothing commits in a ``TestCase``. Whoever calls the functions that wait, such as ``captureOnCommitCallbacks``,
-    leaves them in the list of the connection.
+    leaves them in the list of the connection. The functions of a class of tests wait anew in each of its tests: what
+    the test before has done was rolled back.
     """
 
-    def __init__(self, function: Callable[[], object]) -> None:
+    def __init__(self, connection: BaseDatabaseWrapper, function: Callable[[], object]) -> None:
         # Django logs the name, and the publisher looks for its batch.
         update_wrapper(self, function)
+        self._connection = connection
         self._function = function
-        self._was_called = False
+        # The savepoints in which it was called; None: it was not.
+        self._called_in: list[Any] | None = None
         self._was_called_by_us = False
 
     def __call__(self) -> object:
         # A capture may have read the list before a handler ran, after which all functions were called.
-        if self._was_called_by_us:
+        if self._was_called and self._was_called_by_us:
             return None
-        self._was_called = True
-        return self._function()
+        return self._call(by_us=False)
 
     def __eq__(self, other: object) -> bool:
         return self is other or self._function == other
@@ -46,8 +48,17 @@ class OnCommit:
     def call_unless_called(self) -> None:
         """Call the function unless somebody has done so. Whoever calls it later does nothing."""
         if not self._was_called:
-            self._was_called = self._was_called_by_us = True
-            self._function()
+            self._call(by_us=True)
+
+    @property
+    def _was_called(self) -> bool:
+        """Whether it was called, and that was not rolled back since."""
+        within = self._called_in
+        return within is not None and self._connection.savepoint_ids[: len(within)] == within
+
+    def _call(self, *, by_us: bool) -> object:
+        self._called_in, self._was_called_by_us = [*self._connection.savepoint_ids], by_us
+        return self._function()
 
 
 @cache
@@ -58,7 +69,7 @@ def notice_calls() -> None:
     @wraps(register)
     def on_commit(connection: BaseDatabaseWrapper, func: Callable[[], object], robust: bool = False) -> None:
         waits = connection.in_atomic_block and callable(func)
-        register(connection, OnCommit(func) if waits else func, robust)
+        register(connection, OnCommit(connection, func) if waits else func, robust)
 
     BaseDatabaseWrapper.on_commit = on_commit  # type: ignore[method-assign,assignment]
 
@@ -87,7 +98,7 @@ def call_on_commit_functions() -> None:
             savepoints, function, is_robust = hooks[place]
             if not isinstance(function, OnCommit):
                 # It was registered before ``notice_calls``.
-                function = OnCommit(function)
+                function = OnCommit(connection, function)
                 hooks[place] = (savepoints, function, is_robust)
             _call(function, is_robust)
             place += 1
