@@ -113,24 +113,33 @@ def _call(function: OnCommit, is_robust: bool) -> None:
         logger.exception("A function that follows a commit failed")
 
 
-class _Alone:
-    """An execute wrapper that has each statement fail alone, as it does outside of a transaction.
+class _Blocks(list[Any]):
+    """The savepoints of the blocks that are open on a connection, while a handler runs that is in none in life.
 
-    Statements in a transaction that the handler has opened fail with that.
+    The outermost block that it opens has a savepoint for its transaction, also when it asks for none. Outside of it
+    each statement fails alone: what failed before, and the handler caught, hinders nothing. In a block that the handler
+    has opened statements fail with that.
     """
 
     def __init__(self, connection: BaseDatabaseWrapper) -> None:
+        super().__init__(connection.savepoint_ids)
         self._connection = connection
-        self._depth = len(connection.savepoint_ids)
+        self._depth = len(self)
 
-    def __call__(self, execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:
+    def append(self, savepoint: Any) -> None:
+        super().append(self._connection.savepoint() if savepoint is None and self._is_outside else savepoint)
+
+    def validate(self) -> None:
+        """Take the place of ``validate_no_broken_transaction``, which comes before each statement."""
+        if self._is_outside:
+            self._connection.needs_rollback = False
+        type(self._connection).validate_no_broken_transaction(self._connection)
+
+    def execute(self, execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:
+        """Execute a statement, as a wrapper that Django calls."""
         connection = self._connection
         is_of_savepoints = isinstance(sql, str) and sql.startswith(("SAVEPOINT", "RELEASE SAVEPOINT", "ROLLBACK TO"))
-        if len(connection.savepoint_ids) != self._depth or is_of_savepoints:
-            return execute(sql, params, many, context)
-        # A statement before this one may have failed, and the handler went on.
-        connection.needs_rollback = False
-        if not breaks_by_errors(connection):
+        if not self._is_outside or is_of_savepoints or not breaks_by_errors(connection):
             return execute(sql, params, many, context)
         mark: Any = connection.savepoint()
         try:
@@ -140,6 +149,10 @@ class _Alone:
             raise
         connection.savepoint_commit(mark)
         return result
+
+    @property
+    def _is_outside(self) -> bool:
+        return len(self) == self._depth
 
 
 @contextmanager
@@ -152,10 +165,21 @@ def as_without_transaction() -> Iterator[None]:
         for connection in connections.all(initialized_only=True):
             if connection.in_atomic_block:
                 stack.enter_context(_usable_afterwards(connection))
-                wrapper = _Alone(connection)
-                connection.execute_wrappers.append(wrapper)
-                stack.callback(connection.execute_wrappers.remove, wrapper)
+                stack.enter_context(_outside_of_blocks(connection))
         yield
+
+
+@contextmanager
+def _outside_of_blocks(connection: BaseDatabaseWrapper) -> Iterator[None]:
+    blocks = connection.savepoint_ids = _Blocks(connection)
+    vars(connection)["validate_no_broken_transaction"] = blocks.validate
+    connection.execute_wrappers.append(blocks.execute)
+    try:
+        yield
+    finally:
+        connection.execute_wrappers.remove(blocks.execute)
+        del vars(connection)["validate_no_broken_transaction"]
+        connection.savepoint_ids = [*connection.savepoint_ids]
 
 
 @contextmanager

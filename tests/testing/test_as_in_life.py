@@ -2,11 +2,83 @@
 
 from __future__ import annotations
 
-from django.db import transaction
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import IntegrityError, transaction
 from django.test import TestCase
 
-from django_delayq import schedule_message
-from django_delayq.testing import DelayqMixin
+from django_delayq import handler, schedule_message
+from django_delayq.project.registry import Delivered
+from django_delayq.testing import Delayq, DelayqMixin, Ran
+from tests.app.models import Effect
+
+either_database = pytest.mark.usefixtures("either_database")
+
+
+@pytest.fixture
+def deliver(delayq: Delayq) -> Callable[..., Ran]:
+    """Delivers a message to a function that is the handler."""
+
+    def deliver(function: Callable[[], object], *, transactional: bool = False) -> Ran:
+        @handler("l.handler", retry=["1h"], transactional=transactional)
+        def handle(message: Delivered) -> None:
+            function()
+
+        schedule_message("l.handler")
+        return delayq.drain(raise_errors=False)[0]
+
+    return deliver
+
+
+def insert_again() -> None:
+    first = Effect.objects.create(message_id=1, delivery=1)
+    Effect(pk=first.pk, message_id=2, delivery=1).save(force_insert=True)
+
+
+def insert_many_again() -> None:
+    first = Effect.objects.create(message_id=1, delivery=1)
+    Effect.objects.bulk_create([Effect(pk=first.pk, message_id=2, delivery=1)])
+
+
+@either_database
+@pytest.mark.parametrize("fail", [insert_again, insert_many_again])
+@pytest.mark.parametrize(
+    "go_on",
+    [
+        Effect.objects.count,
+        transaction.atomic(Effect.objects.count),
+        Effect.objects.filter(message_id=2).delete,
+        lambda: schedule_message("t.ok"),
+    ],
+    ids=["query", "block", "deletion", "message"],
+)
+def test_a_database_error_that_a_handler_catches_hinders_nothing_after_it(
+    deliver: Any, fail: Callable[[], None], go_on: Callable[[], object]
+) -> None:
+    def handle() -> None:
+        with pytest.raises(IntegrityError):
+            fail()
+        go_on()
+
+    assert deliver(handle).outcome == "consumed"
+    assert Effect.objects.get().message_id == 1
+
+
+@either_database
+def test_a_block_that_asks_for_no_savepoint_is_undone_by_an_error(deliver: Any) -> None:
+    called: list[None] = []
+
+    def handle() -> None:
+        Effect.objects.create(message_id=1, delivery=1)
+        with pytest.raises(ZeroDivisionError), transaction.atomic(savepoint=False):
+            transaction.on_commit(lambda: called.append(None))
+            Effect.objects.create(message_id=2, delivery=1)
+            raise ZeroDivisionError
+
+    assert deliver(handle).outcome == "consumed"
+    assert (Effect.objects.get().message_id, called) == (1, [])
 
 
 class TestWithAFunctionOnCommitOfTheClass(DelayqMixin, TestCase):
