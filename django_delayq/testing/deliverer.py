@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 
-from django.db import DatabaseError
+from django.db import DatabaseError, connections
 from django.db.models import Q
 
 from ..api import pausing
@@ -30,10 +30,10 @@ from ..record.sql import statements
 from ..record.sql.rows import BEGINNING, LeaseRenewal, Ticket
 from ..worker.parts.delivery import Delivery
 from ..worker.parts.reporting import report_delivered, report_moves
-from ..worker.run.executor import execute
+from ..worker.run.executor import answer, execute
 from ..worker.run.recorder import SUCCESS, Ended, Recorder
 from . import topics
-from .transactions import as_without_transaction, call_on_commit_functions
+from .transactions import as_without_transaction, call_on_commit_functions, is_in_own_transaction
 
 # A handler ends a delivery by these on purpose: they are its answers, not its errors.
 ANSWERS = (RetryLater, Reject, MessageCancelled)
@@ -60,10 +60,10 @@ class Ran:
 class LocalDelivery(Delivery):
     """A delivery whose handler runs in the transaction of a test. It keeps what the handler raised."""
 
-    __slots__ = ("_is_cancelled", "error")
+    __slots__ = ("_is_cancelled", "error", "is_outermost")
 
-    is_outermost = False
     error: BaseException | None
+    is_outermost: bool
     _is_cancelled: bool
 
     @property
@@ -205,11 +205,12 @@ class Deliverer:
         """Run the handler of a delivery, and record its outcome."""
         actor = f"worker:{self.worker}"
         delivery.error = None
+        delivery.is_outermost = not is_in_own_transaction(connections[self.using])
         with actors.acting_as(actor):
             report_delivered(delivery)
             with as_without_transaction():
                 outcome = contextvars.copy_context().run(execute, delivery, actor)
-            call_on_commit_functions()
+            outcome = _committed(delivery, outcome)
             self._record(delivery, outcome, actor)
             call_on_commit_functions()
         message = Message.objects.using(self.using).get(pk=delivery.id)
@@ -231,6 +232,19 @@ class Deliverer:
         if state != State.SCHEDULED:
             return str(state or message.state)
         return "retried" if isinstance(outcome, Retry) and outcome.counts else "released"
+
+
+def _committed(delivery: LocalDelivery, outcome: Outcome) -> Outcome:
+    """Call the functions on commit of a handler. Return its outcome, which an error in one of them may change.
+
+    In life they are called where its transactions end: in the handler, or after a transactional one.
+    """
+    try:
+        with as_without_transaction():
+            call_on_commit_functions()
+    except BaseException as error:  # noqa: BLE001
+        return answer(delivery, error)
+    return outcome
 
 
 def raise_error(ran: Ran) -> None:

@@ -100,7 +100,12 @@ def call_on_commit_functions() -> None:
                 # It was registered before ``notice_calls``.
                 function = OnCommit(connection, function)
                 hooks[place] = (savepoints, function, is_robust)
-            _call(function, is_robust)
+            try:
+                _call(function, is_robust)
+            except BaseException:
+                # As Django does, it leaves those after it uncalled.
+                del connection.run_on_commit[place + 1 :]
+                raise
             place += 1
 
 

@@ -9,10 +9,13 @@ import pytest
 from django.db import IntegrityError, transaction
 from django.test import TestCase
 
-from django_delayq import handler, schedule_message
+from django_delayq import handler, schedule_message, signals
 from django_delayq.project.registry import Delivered
 from django_delayq.testing import Delayq, DelayqMixin, Ran
 from tests.app.models import Effect
+from tests.support.receivers import heard
+
+CONSUMED, RETRIED = ("consumed", "consumed"), ("retried", "scheduled")
 
 either_database = pytest.mark.usefixtures("either_database")
 
@@ -78,6 +81,27 @@ def test_a_block_that_asks_for_no_savepoint_is_undone_by_an_error(deliver: Any) 
             raise ZeroDivisionError
 
     assert deliver(handle).outcome == "consumed"
+    assert (Effect.objects.get().message_id, called) == (1, [])
+
+
+@either_database
+@pytest.mark.parametrize("transactional", [False, True])
+def test_a_function_on_commit_that_fails_has_the_message_retried_unless_it_is_recorded(
+    deliver: Any, caplog: pytest.LogCaptureFixture, *, transactional: bool
+) -> None:
+    called: list[None] = []
+
+    @transaction.atomic
+    def handle() -> None:
+        transaction.on_commit(insert_again)
+        transaction.on_commit(lambda: called.append(None))
+
+    with heard(signals.message_failed) as failures:
+        ran = deliver(handle, transactional=transactional)
+    assert (ran.outcome, ran.message.state) == (CONSUMED if transactional else RETRIED)
+    assert isinstance(ran.error, IntegrityError)
+    assert [type(failure["exception"]) for failure in failures] == ([] if transactional else [IntegrityError])
+    assert ("After the commit of its handler" in caplog.text) == transactional
     assert (Effect.objects.get().message_id, called) == (1, [])
 
 

@@ -95,7 +95,7 @@ class Delivery:
         "using",
     )
 
-    # Tests run handlers inside a transaction of their own.
+    # A test may run a handler inside of a transaction of its own.
     is_outermost = True
 
     def __init__(

@@ -83,7 +83,7 @@ def execute(delivery: Delivery, actor: str) -> Outcome:
         try:
             outcome = _run(delivery, actor)
             if isinstance(outcome, BaseException):
-                outcome = _answer(delivery, outcome)
+                outcome = answer(delivery, outcome)
             if delivery.on_end is not None:
                 delivery.on_end(outcome)
         finally:
@@ -115,7 +115,7 @@ async def execute_on_loop(delivery: Delivery, ended: Callable[[], Awaitable[None
     try:
         outcome = await _run_on_loop(delivery)
         if isinstance(outcome, BaseException):
-            outcome = _answer(delivery, outcome)
+            outcome = answer(delivery, outcome)
         if delivery.on_end is not None:
             await sync_to_async(delivery.on_end)(outcome)
         return outcome
@@ -178,7 +178,7 @@ def _handling(
 def _decide(delivery: Delivery, error: BaseException) -> None:
     """Let what a handler raised decide its outcome, unless its success is recorded."""
     if not isinstance(delivery.decided, Recorded):
-        delivery.decided, delivery.raised = _answer(delivery, error), error
+        delivery.decided, delivery.raised = answer(delivery, error), error
 
 
 def _perform(delivery: Delivery, actor: str) -> Outcome:
@@ -252,10 +252,11 @@ def _settle(delivery: Delivery, returned: Any) -> str | None:
     return None
 
 
-def _answer(delivery: Delivery, error: BaseException) -> Outcome:
+def answer(delivery: Delivery, error: BaseException) -> Outcome:
     """Return the outcome of a delivery that raised, and tell the receivers of a failure about the exception."""
     if isinstance(delivery.decided, Recorded):
         # The effects are committed: another delivery would repeat them.
+        delivery.note_error(error)
         report_after_commit(delivery, error)
         return delivery.decided
     if delivery.raised is error and delivery.decided is not None:
