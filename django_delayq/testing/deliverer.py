@@ -122,8 +122,8 @@ class Deliverer:
         self.extensions = WorkerExtensions(using, self.worker)
         # This thread writes outcomes by the recorder's statements; the recorder's own thread never starts.
         self._recorder = Recorder(using, self.extensions)
-        # The messages that an immediate delivery made due.
-        self.waiting: list[int] = []
+        # The messages that an immediate delivery made due: the alias and the id of each.
+        self.waiting: list[tuple[str, int]] = []
 
     @contextmanager
     def working(self) -> Iterator[None]:

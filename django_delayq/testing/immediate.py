@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..broker import publisher
+from ..core.states import State
 from ..models import Message
 from . import helper, setting, topics
 from .deliverer import Deliverer, at_work, raise_error
@@ -27,22 +28,28 @@ def run(using: str, ids: Sequence[int]) -> None:
 
     What a handler makes due runs when the handler has ended. A message that is due later waits, as in life.
     """
-    deliverer = at_work()
-    if deliverer is not None:
-        deliverer.waiting += ids
+    waiting = [(using, message_id) for message_id in ids]
+    if outer := at_work():
+        outer.waiting += waiting
         return
-    for topic in Message.objects.using(using).filter(pk__in=ids).values_list("topic", flat=True).distinct():
-        topics.check(topic, helper.elsewhere())
-    deliverer = Deliverer(using)
-    deliverer.waiting += ids
     made = 0
-    with deliverer.working():
-        while deliverer.waiting:
-            delivery = deliverer.claim(deliverer.waiting[0])
-            if delivery is None:
-                del deliverer.waiting[0]
-                continue
-            made += 1
-            if made > MOST:
-                raise RuntimeError(f"one call led to {MOST} deliveries, and a handler still makes messages due")
-            raise_error(deliverer.run(delivery))
+    while waiting:
+        deliverer = Deliverer(waiting[0][0])
+        deliverer.waiting = waiting
+        with deliverer.working():
+            while waiting and waiting[0][0] == deliverer.using:
+                delivery = deliverer.claim(waiting[0][1])
+                if delivery is None:
+                    _check_topic(*waiting.pop(0))
+                    continue
+                made += 1
+                if made > MOST:
+                    raise RuntimeError(f"one call led to {MOST} deliveries, and a handler still makes messages due")
+                raise_error(deliverer.run(delivery))
+
+
+def _check_topic(using: str, message_id: int) -> None:
+    """Raise ``UnknownTopic`` for a message that waits because no handler receives it."""
+    rows = Message.objects.using(using).filter(pk=message_id, state=State.SCHEDULED)
+    for topic in rows.values_list("topic", flat=True):
+        topics.check(topic, helper.elsewhere())

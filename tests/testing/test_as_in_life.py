@@ -10,10 +10,12 @@ from django.db import IntegrityError, transaction
 from django.test import TestCase
 
 from django_delayq import handler, schedule_message, signals
+from django_delayq.models import Message
 from django_delayq.project.registry import Delivered
-from django_delayq.testing import Delayq, DelayqMixin, Ran
+from django_delayq.testing import Delayq, DelayqMixin, Ran, UnknownTopic
 from tests.app.models import Effect
 from tests.support.receivers import heard
+from tests.support.record_of import path_of
 
 CONSUMED, RETRIED = ("consumed", "consumed"), ("retried", "scheduled")
 
@@ -116,3 +118,34 @@ class TestWithAFunctionOnCommitOfTheClass(DelayqMixin, TestCase):
 
     def test_it_is_called_in_the_second_test(self) -> None:
         self.test_it_is_called_in_the_first_test()
+
+
+@pytest.fixture
+def immediate(settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "TESTING": "immediate"}
+
+
+@pytest.mark.django_db(databases=["default", "other"])
+def test_an_immediate_message_runs_in_the_database_that_it_is_in(immediate: None) -> None:
+    @handler("l.handler")
+    def handle(message: Delivered) -> None:
+        schedule_message("t.ok", using="other")
+        schedule_message("t.ok")
+
+    schedule_message("l.handler")
+    assert [path_of(message)[-1] for message in Message.objects.using("default")] == ["consumed"] * 2
+    assert Message.objects.using("other").get().state == "consumed"
+
+
+@either_database
+def test_a_topic_without_a_handler_is_an_error_when_the_handler_that_schedules_it_has_ended(immediate: None) -> None:
+    @handler("l.handler")
+    def handle(message: Delivered) -> None:
+        schedule_message("t.efect")
+
+    with pytest.raises(UnknownTopic, match=r"did you mean 't\.effect'"):
+        schedule_message("l.handler")
+    assert list(Message.objects.order_by("pk").values_list("topic", "state")) == [
+        ("l.handler", "consumed"),
+        ("t.efect", "scheduled"),
+    ]
