@@ -12,7 +12,7 @@ from django.contrib import admin, messages
 from django.core.exceptions import ImproperlyConfigured
 from django.db import router
 from django.db.models import QuerySet
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.urls import NoReverseMatch, reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
@@ -31,6 +31,7 @@ from ..record.sql.moves import writing
 from . import definition as definitions
 from . import schedules
 from .models import Schedule
+from .services import why_nothing
 from .times import shown
 
 if TYPE_CHECKING:
@@ -66,6 +67,10 @@ class PayloadField(forms.JSONField):
         return value if isinstance(value, AsWritten) else super().prepare_value(value)
 
 
+class Refused(Exception):
+    """A schedule could not be written. The text says why."""
+
+
 class ScheduleForm(_ModelForm):
     """The definition of a schedule. Its mistakes are those that ``create_schedule`` would raise."""
 
@@ -88,6 +93,8 @@ class ScheduleForm(_ModelForm):
 
     # Checked together with the other fields; None until then.
     definition: definitions.Definition | None = None
+    # Why it could not be written a moment ago.
+    refused = ""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -112,6 +119,8 @@ class ScheduleForm(_ModelForm):
             self.definition = definitions.checked(**given, **texts, tz=cleaned["time_zone"])
         except (InvalidMessage, ImproperlyConfigured) as error:
             self.add_error(None, str(error))
+        if self.refused:
+            self.add_error(None, self.refused)
         return cleaned
 
 
@@ -178,6 +187,11 @@ class ScheduleAdmin(_ModelAdmin):
     def get_readonly_fields(self, request: HttpRequest, obj: Schedule | None = None) -> tuple[str, ...]:
         return self.readonly_fields if obj is None else ("name", *self.readonly_fields)
 
+    def get_form(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        form: Any = super().get_form(request, *args, **kwargs)
+        form.refused = vars(request).get("refused", "")
+        return form
+
     def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
         return {"time_zone": settings.TIME_ZONE, **super().get_changeform_initial_data(request)}
 
@@ -215,10 +229,21 @@ class ScheduleAdmin(_ModelAdmin):
 
     # --- what is done -------------------------------------------------------------------------------------------------
 
+    def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        try:
+            return super().changeform_view(request, *args, **kwargs)
+        except Refused as error:
+            # Its transaction left nothing behind. The form is shown again with this mistake.
+            vars(request)["refused"] = str(error)
+            return super().changeform_view(request, *args, **kwargs)
+
     def save_model(self, request: HttpRequest, obj: Schedule, form: Any, change: bool) -> None:
         on_conflict = OnConflict.REPLACE if change else OnConflict.ERROR
         verb = "change" if change else "create"
-        self._do(request, verb, obj.pk, lambda: schedules.save(_using(), obj.pk, form.definition, on_conflict))
+        try:
+            self._do(request, verb, obj.pk, lambda: schedules.save(_using(), obj.pk, form.definition, on_conflict))
+        except Exception as error:
+            raise Refused(why_nothing(obj.pk, error)) from error
 
     def delete_model(self, request: HttpRequest, obj: Schedule) -> None:
         self._do(request, "delete", obj.pk, lambda: schedules.delete_schedule(obj.pk, using=_using()))
@@ -246,8 +271,14 @@ class ScheduleAdmin(_ModelAdmin):
         self.message_user(request, text, messages.SUCCESS)
 
     def _do_all(self, request: HttpRequest, verb: str, rows: Iterable[Schedule], act: Callable[..., Any]) -> int:
-        names = [schedule.pk for schedule in rows]
-        return sum(bool(self._do(request, verb, name, partial(act, name, using=_using()))) for name in names)
+        done = 0
+        for name in [schedule.pk for schedule in rows]:
+            try:
+                done += bool(self._do(request, verb, name, partial(act, name, using=_using())))
+            except Exception as error:  # noqa: BLE001
+                text = _("Schedule %(name)s: %(error)s") % {"name": name, "error": why_nothing(name, error)}
+                self.message_user(request, text, messages.ERROR)
+        return done
 
     @staticmethod
     def _do(request: HttpRequest, verb: str, name: str, act: Callable[[], Any]) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from django.core.exceptions import ImproperlyConfigured
+from django.core.exceptions import ImproperlyConfigured, ObjectDoesNotExist
 from django.db import Error as DatabaseError
 from django.db import IntegrityError
 
@@ -193,6 +193,21 @@ class Declarer(Service):
 def _foreign(error: Exception) -> Exception | None:
     """Return an error of the project's own, as of its middleware: one wants to see where it came from."""
     return None if isinstance(error, WRONG) else error
+
+
+def why_nothing(name: str, error: Exception) -> str:
+    """Return in words why nothing was done to a schedule. Log an error of the project's own with its traceback.
+
+    Raises the error again when it is one of the database, which concerns all schedules.
+    """
+    if isinstance(error, DatabaseError):
+        raise error
+    if isinstance(error, ObjectDoesNotExist):
+        return "somebody has just deleted it"
+    if _foreign(error) is None:
+        return str(error)
+    logger.error("Nothing was done to schedule %s", name, exc_info=error)
+    return f"{type(error).__name__}: {error}"
 
 
 class RecurringExtension(WorkerExtension):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from django_delayq import handler
 from django_delayq.core.states import LIVE, State
 from django_delayq.models import Message
 from django_delayq.models.record import LogRow
@@ -49,6 +50,17 @@ def code(monkeypatch: pytest.MonkeyPatch) -> list[declarations.Declaration]:
     monkeypatch.setattr(declarations, "_declared", fresh)
     monkeypatch.setattr(registry, "_handlers", {})
     return fresh
+
+
+@pytest.fixture
+def keyed(code: list[declarations.Declaration]) -> None:
+    """A handler of ``t.keyed`` whose limit key is the customer that the payload names."""
+
+    def by_customer(message: Any) -> str:
+        return str(message.payload["customer"])
+
+    @handler("t.keyed", limit=1, limit_key=by_customer)
+    def keyed(message: Any) -> None: ...
 
 
 def look() -> None:

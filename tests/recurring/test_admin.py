@@ -159,6 +159,32 @@ def test_schedules_are_paused_resumed_and_run(chief: Client) -> None:
     assert Message.objects.latest("pk").headers == {"schedule": "s"}
 
 
+@pytest.mark.parametrize("action", ["run", "resume"])
+def test_schedules_that_fail_are_named_and_the_others_are_done(
+    chief: Client, keyed: None, action: str, settings: Any
+) -> None:
+    for name in "abc":
+        create_schedule(name, "t.ok", {"password": "secret"} if name == "b" else None, every="1h", paused=True)
+    Schedule._base_manager.filter(pk="a").update(topic="t.keyed", payload={})
+    settings.DELAYQ = {**settings.DELAYQ, "PAYLOAD_MAX_BYTES": 10}
+    shown = text(act(chief, action, "a", "b", "c"))
+    assert "Schedule a: KeyError: &#x27;customer&#x27;" in shown
+    assert "the payload has 21 bytes" in shown.partition("Schedule b: ")[2]
+    assert {"run": "1 message is due now", "resume": "1 schedule is resumed"}[action] in shown
+    assert Message.objects.get().headers["schedule"] == "c"
+
+
+@pytest.mark.parametrize("name", ["s", "other"])
+def test_an_error_of_the_project_is_a_mistake_in_the_form(chief: Client, keyed: None, name: str) -> None:
+    create_schedule("s", "t.ok", every="1h")
+    shown = text(chief.post(page() if name == "s" else reverse(ADD), {**FORM, "name": name, "topic": "t.keyed"}))
+    assert "errorlist" in shown
+    assert "KeyError: &#x27;customer&#x27;" in shown
+    assert 'value="t.keyed"' in shown
+    assert Schedule.objects.get().topic == "t.ok"
+    assert live() == ["13:00"]
+
+
 @pytest.mark.console
 def test_every_action_is_written_to_the_audit(chief: Client) -> None:
     from django_delayq.console.models import AuditEvent

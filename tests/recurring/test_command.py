@@ -114,6 +114,19 @@ def test_a_schedule_that_has_become_impossible_is_told_and_the_others_are_done(a
     assert Schedule.objects.get(pk="digest").paused
 
 
+@pytest.mark.parametrize("action", ["run", "resume"])
+def test_an_error_of_the_project_is_told_and_the_others_are_done(
+    action: str, keyed: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("digest", "s"):
+        pause_schedule(name)
+    Schedule._base_manager.filter(pk="digest").update(topic="t.keyed")
+    ran = run("delayq_recurring", action, "digest", "s")
+    assert (ran.code, ran.out.startswith("s: ")) == (4, True)
+    assert ran.err == "digest: KeyError: 'customer'\nNothing was done to these schedules: digest."
+    assert "Nothing was done to schedule digest\nTraceback" in caplog.text
+
+
 @pytest.mark.django_db(transaction=True)
 def test_a_schedule_that_is_deleted_meanwhile_is_told() -> None:
     def delete(**_facts: Any) -> None:

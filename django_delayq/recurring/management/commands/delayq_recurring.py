@@ -14,6 +14,7 @@ from ....record import transitions
 from ... import definition
 from ...models import Schedule
 from ...schedules import pause_schedule, resume_schedule, run_schedule
+from ...services import why_nothing
 from ...times import shown
 
 # The next times that the list shows of each schedule.
@@ -57,10 +58,8 @@ class Command(common.DelayqCommand):
         for schedule in schedules:
             try:
                 done[schedule.pk] = self._act(using, schedule.pk, options)
-            except Schedule.DoesNotExist:
-                self.stderr.write(f"{schedule.pk}: somebody has just deleted it", self.style.WARNING)
-            except InvalidMessage as error:
-                self.stderr.write(f"{schedule.pk}: {error}", self.style.WARNING)
+            except Exception as error:  # noqa: BLE001
+                self.stderr.write(f"{schedule.pk}: {why_nothing(schedule.pk, error)}", self.style.WARNING)
         if options["json"]:
             self.say_json(database=using, **{options["action"]: done})
         else:
