@@ -86,9 +86,16 @@ class Restore:
         self._ids = sorted(set(self.selection.ids))
         self._stages = [Stage.PUT] if overdue == Overdue.RUN else list(Stage)
         self._from = None if resume is None else Position(*json.loads(resume))
-        self._began = transitions.now(using) if self._from is None else from_us(self._from.began_us)
+        now = transitions.now(using)
+        self._began = now if self._from is None else from_us(self._from.began_us)
         self._cutoff = self._began - bounds.OVERDUE_AFTER
         self._done, self._total = (0, 0) if self._from is None else (self._from.done, self._from.total)
+        # When the time of a spread begins. If the restore stood still, its next message is due now, not in the past.
+        base = self._began if self._from is None else from_us(self._from.base_us)
+        self._base = max(base, now - self.spread * min(1.0, self._done / max(1, self._total)))
+        is_amid = self._from is not None and self._from.stage == Stage.OVERDUE and overdue == Overdue.SPREAD
+        self.stood_still = is_amid and self._base > base
+        self._spread_until = now + self.spread
         # True: everything counts as loaded when it was restored from the beginning to the end.
         self._counts_as_load = self.selection.is_everything and self._from is None
         self._horizon = 0
@@ -254,7 +261,7 @@ class Restore:
         due, pk = end or (None, 0)
         due_us = None if due is None else to_us(due)
         self.report.position = json.dumps(
-            Position(stage, queue, due_us, pk, to_us(self._began), self._done, self._total)
+            Position(stage, queue, due_us, pk, to_us(self._began), self._done, self._total, to_us(self._base))
         )
 
     def _read(
@@ -294,7 +301,7 @@ class Restore:
         if self.overdue != Overdue.SPREAD or chosen.due_before is None:
             return chosen
         # The record rounds due times up.
-        return chosen._replace(due_before=max(chosen.due_before, self._began + self.spread + _MILLISECOND))
+        return chosen._replace(due_before=max(chosen.due_before, self._spread_until + _MILLISECOND))
 
     def _fill(self, queue: str, tally: Tally, after: BatchEnd | None) -> Generator[tuple[int, BatchEnd]]:
         horizon = self._horizon
@@ -384,7 +391,7 @@ class Restore:
         total = max(1, self._total)
         places = {pk: place for place, pk in enumerate(ids, self._done)}
         # Messages that became overdue after the count are spread, too, and over no longer time.
-        times = DueTimes(self._began, spread=self.spread, place=lambda pk: min(1.0, places[pk] / total))
+        times = DueTimes(self._base, spread=self.spread, place=lambda pk: min(1.0, places[pk] / total))
         reason = "spread by a restore: overdue"
         answers = transitions.reschedule(self.using, ids, times, reason, overdue_since=self._cutoff)
         self._note_changed(tally, sum(map(bool, answers)))

@@ -81,6 +81,8 @@ class Position(NamedTuple):
     # The number of overdue messages that were ended or spread, and the number of all overdue ones.
     done: int
     total: int
+    # When the time of the spread begins (microseconds): when the restore began, or later if it stood still meanwhile.
+    base_us: int
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from django_delayq.console.models import Operation, OperationState
 from django_delayq.console.operations import consistency_check
 from django_delayq.console.operations import restore_work as restoring
 from django_delayq.console.operations.restore_work import RestoreOperation
-from django_delayq.core import bounds
+from django_delayq.core import bounds, clock
 from django_delayq.core.clock import from_tenths
 from django_delayq.core.exceptions import BrokerUnavailable
 from django_delayq.core.states import State
@@ -178,6 +178,26 @@ def test_a_spread_in_many_steps_is_even(monkeypatch: pytest.MonkeyPatch) -> None
     due = Message.objects.order_by("due_at").values_list("due_at", flat=True)
     gaps = [(after - before).total_seconds() for before, after in pairwise(due)]
     assert gaps == pytest.approx([100.0] * 11, abs=0.01)
+
+
+@pytest.mark.parametrize("is_stopped", [True, False], ids=["stopped", "without workers"])
+def test_a_spread_that_stood_still_goes_on_from_now(monkeypatch: pytest.MonkeyPatch, *, is_stopped: bool) -> None:
+    monkeypatch.setattr(engine, "ROWS_PER_CHANGE", 2)
+    overdue(10)
+    schedule(2)
+    operation = begin(Selection(), Overdue.SPREAD, 600.0)
+    work_off(operation, steps=1)
+    if is_stopped:
+        assert operations.stop(operation)
+        assert work_off(operation).state == OperationState.STOPPED
+    later = timezone.now() + timedelta(hours=1)
+    monkeypatch.setattr(clock, "of_tests", lambda: later)
+    # Resumed, it counts all that is overdue by then, also the two that were spread and the two that were not overdue.
+    assert operations.resume(operation) == is_stopped
+    assert work_off(operation).state == OperationState.DONE
+    found = Message.objects.filter(due_at__gte=later).order_by("due_at").values_list("due_at", flat=True)
+    expected = [50.0 * place for place in range(12)] if is_stopped else [60.0 * place for place in range(8)]
+    assert [(due - later).total_seconds() for due in found] == pytest.approx(expected, abs=0.01)
 
 
 def test_queues_are_held_from_the_question_to_the_end_of_the_spread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,7 +98,11 @@ class RestoreWork(RedisWork):
     def queued(self, using: str, operation: Operation) -> None:
         """Hold the queues until a worker has changed their overdue messages: it could claim some before that."""
         with self.redis(using) as broker:
-            self.restore(using, broker, operation.position, holder(operation)).hold(None)
+            restore = self.restore(using, broker, operation.position, holder(operation))
+            restore.hold(None)
+        if restore.stood_still:
+            # What fell due meanwhile is overdue, too: it begins again.
+            Operation.objects.using(using).filter(pk=operation.pk).update(position="")
 
     @classmethod
     def ended(cls, using: str, operation: Operation) -> None:
