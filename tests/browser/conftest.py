@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 from django.conf import settings as django_settings
@@ -19,13 +19,12 @@ from tests.console.admin.conftest import raise_time_limits, slow_searches
 from .chromium import MISSING, STEP_TIMEOUT_MS, launched
 from .middleware import wait_until_idle
 
+# A fixture of the console's tests for those here.
 __all__ = ["slow_searches"]
 
 DESKTOP = {"width": 1400, "height": 900}
-
-
-class Open(Protocol):
-    def __call__(self, path: str = ..., **options: Any) -> Any: ...
+# Opens the page at an address, if one is given, in a context with these options.
+Open = Callable[..., Any]
 
 
 @pytest.fixture(scope="package")

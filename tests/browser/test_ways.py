@@ -47,16 +47,12 @@ def rows(page: Any) -> Any:
     return page.locator("#result_list tbody tr")
 
 
-def refresh_every(page: Any, seconds: int) -> None:
-    page.get_by_label("Refresh every").select_option(str(seconds))
-
-
 def finished(page: Any, start: Start) -> Operation:
     """Start a worker, and wait until the page of the operation shows by itself that it is done."""
     expect(page.get_by_text("queued", exact=True)).to_be_visible()
     expect(page.get_by_text("No worker is alive to do this")).to_be_visible()
     page.evaluate("window.loadedOnce = true")
-    refresh_every(page, 2)
+    page.get_by_label("Refresh every").select_option("2")
     start("--threads", "2")
     expect(page.get_by_text("done", exact=True)).to_be_visible()
     expect(page.get_by_text("No worker is alive to do this")).to_have_count(0)
