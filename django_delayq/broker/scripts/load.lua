@@ -4,7 +4,6 @@
 -- the beginning, up to a new horizon. A loader that claims more time than any gets is ignored.
 -- The caller sets lost = "1" when it knows that Redis was lost or rolled back.
 -- Returns "ok", the due tenth to load from ("" for the beginning) and the horizon; or "busy".
--- Refuses a caller of another database: include/owner.lua.
 local meta = KEYS[1]
 local now, ahead, worker, lease = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
 local identity, run_id, replid, lost = ARGV[5], ARGV[6], ARGV[7], ARGV[8]

@@ -3,7 +3,6 @@
 -- ones, uses mode "fill", which adds what is missing and makes nothing later.
 -- Entries: id, due tenth, rank, id, due tenth, rank, …
 -- Returns "ok" and how many were put, were present and are due beyond the horizon; or "lost" when there is no horizon.
--- Refuses a caller of another database: include/owner.lua.
 local delayed, ready, meta, wake, queues, wake_all = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local aside, asides = KEYS[7], KEYS[8]
 local now, mode, identity, queue, entries = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4], 5

@@ -8,7 +8,6 @@
 -- Returns how many were moved, how many are left ready, the due tenth of the next ("" when none is delayed) and of
 -- another queue (0 while ids are ready there, "" when there is none), and 1 while ids stand aside anywhere, else 0, then
 -- id, ready score, id, ready score, … The score holds the due time, in the future for a message that is taken early.
--- Refuses a caller of another database: include/owner.lua.
 local delayed, ready, meta, wake, queues, wake_all = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local aside, asides = KEYS[7], KEYS[8]
 local now, limit, batch, within = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
