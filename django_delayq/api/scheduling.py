@@ -130,8 +130,9 @@ def _inside(
 def schedule_messages(messages: Iterable[MessageDict], *, using: str | None = None) -> list[Message]:
     """Schedule many messages at once, all or none; returns them in the same order.
 
-    Each is a dict of ``schedule_message``'s arguments: ``{"topic": …, "payload": …, "delay": …}``. Up to five
-    thousand travel together to the database, and up to a thousand to Redis; those whose ``key`` is taken go one by one.
+    Each is a dict of ``schedule_message``'s arguments: ``{"topic": …, "payload": …, "delay": …}``. A generator makes
+    each of them, and its payload, anew: many are collected before they are looked at. Up to five thousand travel
+    together to the database, and up to a thousand to Redis; those whose ``key`` is taken go one by one.
 
     Raises as ``schedule_message`` does; then nothing is written.
     """
