@@ -21,9 +21,10 @@ from ..api.scheduling import schedule_message
 from ..core import names
 from ..core.exceptions import InvalidMessage, KeyConflict
 from ..core.states import State
-from ..core.values import same_json
+from ..core.values import flag, same_json
 from ..models import Message
 from ..models.record import not_expired
+from ..project import validation
 from ..project.message_options import OnConflict
 from ..record import transitions
 from ..record.sql.moves import locked, writing
@@ -68,7 +69,7 @@ def create_schedule(
     Raises ``InvalidMessage`` (nothing is written), ``PayloadTooLarge``, and ``KeyConflict`` when the name is taken, or
     belongs to a schedule that the code declares.
     """
-    name = definitions.name(name)
+    name, paused = definitions.name(name), validation.checked("paused", flag, paused)
     if on_conflict not in (OnConflict.ERROR, OnConflict.KEEP, OnConflict.REPLACE):
         raise InvalidMessage("on_conflict is one of error, keep, replace")
     definition = definitions.checked(topic, payload, cron=cron, **options)
@@ -78,11 +79,12 @@ def create_schedule(
 def delete_schedule(name: str, *, using: str | None = None) -> bool:
     """Delete a schedule and cancel its waiting messages. Return whether there was one.
 
-    A message whose delivery has begun goes on. Raises ``KeyConflict`` for a schedule that the code declares.
+    A message whose delivery has begun goes on. Raises ``KeyConflict`` for a schedule that the code declares, and
+    ``InvalidMessage`` for what cannot be a name.
     """
     using = _using(using)
     with writing(using):
-        schedule = _locked(using, name)
+        schedule = _locked(using, definitions.name(name))
         if schedule is None:
             return False
         if schedule.declared:
@@ -94,7 +96,8 @@ def delete_schedule(name: str, *, using: str | None = None) -> bool:
 def pause_schedule(name: str, *, using: str | None = None) -> bool:
     """Pause a schedule and cancel its waiting messages. Return whether it was not paused before.
 
-    A message whose delivery has begun goes on. Raises ``Schedule.DoesNotExist``.
+    A message whose delivery has begun goes on. Raises ``Schedule.DoesNotExist``, and ``InvalidMessage`` for what cannot
+    be a name.
     """
     using = _using(using)
     with writing(using):
@@ -104,7 +107,7 @@ def pause_schedule(name: str, *, using: str | None = None) -> bool:
 def resume_schedule(name: str, *, using: str | None = None) -> bool:
     """Resume a paused schedule with its next time; times during the pause do not count as missed.
 
-    Return whether it was paused. Raises ``Schedule.DoesNotExist``.
+    Return whether it was paused. Raises ``Schedule.DoesNotExist``, and ``InvalidMessage`` for what cannot be a name.
     """
     using = _using(using)
     with writing(using):
@@ -120,10 +123,10 @@ def resume_schedule(name: str, *, using: str | None = None) -> bool:
 def run_schedule(name: str, *, using: str | None = None) -> Message:
     """Make a message of a schedule that is due now, beside its occurrences. A paused schedule can be run, too.
 
-    Raises ``Schedule.DoesNotExist``.
+    Raises ``Schedule.DoesNotExist``, and ``InvalidMessage`` for what cannot be a name.
     """
     using = _using(using)
-    schedule = Schedule.objects.using(using).get(pk=name)
+    schedule = Schedule.objects.using(using).get(pk=definitions.name(name))
     return schedule_message(**occurrences.content(schedule), headers={"schedule": name}, using=using)
 
 
@@ -316,7 +319,7 @@ def _locked(using: str, name: str) -> Schedule | None:
 
 
 def _existing(using: str, name: str) -> Schedule:
-    schedule = _locked(using, name)
+    schedule = _locked(using, definitions.name(name))
     if schedule is None:
         raise Schedule.DoesNotExist(f"there is no schedule {name!r}")
     return schedule

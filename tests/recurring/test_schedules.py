@@ -536,6 +536,7 @@ def test_a_requeued_message_does_not_hold_up_the_next_one_for_ever(clock: Clock)
         ({"every": "1h", "on_conflict": "debounce"}, "on_conflict is one of"),
         ({"every": [1]}, "not a duration"),
         ({"every": "1h", "priority": 1000}, "priority must be"),
+        ({"every": "1h", "paused": "x"}, "paused must be True or False"),
     ],
     ids=repr,
 )
@@ -543,6 +544,13 @@ def test_bad_arguments_are_refused_before_anything_is_written(options: dict[str,
     with pytest.raises(InvalidMessage, match=words):
         create_schedule("s", TOPIC, **options)
     assert not Schedule.objects.exists()
+
+
+@pytest.mark.parametrize("name", ["a\x00b", "\ud800"])
+@pytest.mark.parametrize("function", [hourly, pause_schedule, resume_schedule, run_schedule, delete_schedule])
+def test_a_name_that_no_schedule_can_have_is_refused(function: Any, name: str) -> None:
+    with pytest.raises(InvalidMessage, match="the name of a schedule"):
+        function(name)
 
 
 def test_a_bad_name_and_a_large_payload_are_refused(settings: Any) -> None:
