@@ -138,7 +138,7 @@ def test_the_coming_hour_shows_when_messages_fall_due() -> None:
     schedule(3, due=1830 - second)
     schedule(1, due=150 - second)
     ran = run("delayq_stats", "--json").json["upcoming"]
-    assert len(ran) == 60
+    assert len(ran) == 61
     assert sorted(bar["count"] for bar in ran if bar["count"]) == [1, 3]
     assert all(bar["exact"] for bar in ran)
     lines = [line for line in run("delayq_stats").out.splitlines() if "█" in line]

@@ -103,9 +103,10 @@ def _tiles(data: PageData, past: Panel[dict[str, Throughput]], links: Links) -> 
         waiting = _("none, every message is on time")
         if oldest:
             waiting = _("oldest: %(span)s") % {"span": span(snapshot.at - oldest)}
+        ready = _due(overdue_cutoff(snapshot.at), snapshot.at)
         tiles += [
             tile(_("Scheduled"), snapshot.scheduled, ahead, "state:scheduled"),
-            tile(_("Ready"), snapshot.ready, _("due, waiting for a worker"), _ready(snapshot.at)),
+            tile(_("Ready"), snapshot.ready, _("due, waiting for a worker"), ready),
             tile(_("Overdue"), snapshot.overdue, waiting, "is:overdue", alert=bool(snapshot.overdue.count)),
         ]
         if snapshot.limited.count:
@@ -124,9 +125,9 @@ def _tiles(data: PageData, past: Panel[dict[str, Throughput]], links: Links) -> 
     return tiles
 
 
-def _ready(now: datetime) -> str:
-    since, until = timezone.localtime(overdue_cutoff(now)), timezone.localtime(now)
-    return f"state:scheduled due:{since:%Y-%m-%dT%H:%M:%S}..{until:%Y-%m-%dT%H:%M:%S}"
+def _due(start: datetime, end: datetime) -> str:
+    """Return the search for what falls due in this time. An hour that the clocks show twice is told by its offset."""
+    return f"state:scheduled due:{timezone.localtime(start).isoformat()}..{timezone.localtime(end).isoformat()}"
 
 
 # --- upcoming messages ------------------------------------------------------------------------------------------------
@@ -150,9 +151,8 @@ def _column(bar: Bar, place: int, coming: Upcoming, topics: list[str], others: b
         url = links(Message, "is:overdue")
         return Column(_("Overdue"), [*numbers, *rest], text, _("overdue"), url, alert=True)
     start, end = timezone.localtime(bar.start), timezone.localtime(bar.end)
-    query = f"state:scheduled due:{start:%Y-%m-%dT%H:%M}..{end:%Y-%m-%dT%H:%M}"
     tick = _tick(start, coming.window) if place % _BARS_PER_TICK[coming.window] == 0 else ""
-    return Column(_span(start, end), [*numbers, *rest], text, tick, links(Message, query))
+    return Column(_span(start, end), [*numbers, *rest], text, tick, links(Message, _due(start, end)))
 
 
 # The number of bars from one tick of the axis to the next.

@@ -26,7 +26,8 @@ BAR_SAMPLE = 30
 QUEUE_SAMPLE = 5
 
 
-COMING_WINDOWS = {"hour": Window(60, 60), "day": Window(48, 1800), "week": Window(56, 10_800)}
+# A bar more than the time has, for the first one has begun already.
+COMING_WINDOWS = {"hour": Window(61, 60), "day": Window(49, 1800), "week": Window(57, 10_800)}
 
 
 @dataclass(slots=True)

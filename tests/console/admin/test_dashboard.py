@@ -13,7 +13,6 @@ import redis
 from django.db import OperationalError, connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
-from django.utils import timezone
 
 from django_delayq import pause_queue, schedule_message
 from django_delayq.broker.base import ServerInfo
@@ -21,7 +20,7 @@ from django_delayq.broker.redis import RedisBroker
 from django_delayq.console.admin import page_data, panels
 from django_delayq.console.models import Rollup
 from django_delayq.console.statistics import throughput, upcoming
-from django_delayq.core import bounds
+from django_delayq.core import bounds, clock
 from django_delayq.inspector import snapshot, worker_list
 from django_delayq.inspector.migrations import pending_migrations
 from django_delayq.inspector.numbers import Capped, total
@@ -163,7 +162,7 @@ def test_an_empty_install_says_how_to_begin(viewer: Client) -> None:
 # --- what comes next --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("window", "bars"), [("hour", 60), ("day", 48), ("week", 56)])
+@pytest.mark.parametrize(("window", "bars"), [("hour", 61), ("day", 49), ("week", 57)])
 def test_each_message_is_in_the_bar_of_its_due_time(window: str, bars: int) -> None:
     now = ago(seconds=0)
     size = upcoming.COMING_WINDOWS[window].seconds
@@ -172,6 +171,9 @@ def test_each_message_is_in_the_bar_of_its_due_time(window: str, bars: int) -> N
     late(2)
     found = upcoming.count_upcoming(samples.DB, window, now)
     assert len(found.bars) == bars
+    assert (
+        found.bars[-1].end - timedelta(seconds=size) <= now + timedelta(seconds=size * (bars - 1)) < found.bars[-1].end
+    )
     assert found.overdue.number == Capped(2)
     for bar in found.bars:
         assert bar.start is not None
@@ -217,15 +219,21 @@ def test_the_bar_of_the_overdue_has_them_all_and_the_peak_is_told_in_words(viewe
     assert re.fullmatch(r"Peak .*\d\d:\d\d–\d\d:\d\d: 3 messages, less than one a second\.", page.context["peak"])
 
 
-def test_bars_lead_to_their_messages(viewer: Client, settings: Any) -> None:
-    settings.TIME_ZONE = "Asia/Kolkata"
-    message = samples.scheduled(delay="30m")
-    html = viewer.get(URL).content.decode()
-    [url] = [url for url in re.findall(r'<a href="([^"]*)" aria-label="[^"]*: 1 message"', html) if "due" in url]
-    due = timezone.localtime(message.due_at)
-    start, end = re.fullmatch(r"state:scheduled due:(\S+)\.\.(\S+)", query(url.replace("&amp;", "&"))).groups()  # type: ignore[union-attr]
-    assert start <= due.strftime("%Y-%m-%dT%H:%M:%S") < end
-    assert f"#{message.pk}" in samples.text(viewer.get(url.replace("&amp;", "&")))
+@pytest.mark.parametrize("zone", ["Asia/Kolkata", "Europe/Berlin"])
+def test_bars_lead_to_their_messages(viewer: Client, settings: Any, monkeypatch: pytest.MonkeyPatch, zone: str) -> None:
+    """It is the second time that clocks in Berlin show ten past two in this night."""
+    settings.TIME_ZONE = zone
+    now = datetime(2026, 10, 25, 1, 10, 20, tzinfo=UTC)
+    monkeypatch.setattr(clock, "of_tests", lambda: now)
+    [ready], coming = late(1, seconds=2), samples.scheduled(delay="30m")
+    page = viewer.get(URL)
+    bars = re.findall(r'<a href="([^"]*)" aria-label="[^"]*: 1 message"', page.content.decode())
+    urls = [tile.url for tile in page.context["tiles"] if tile.label == "Ready"]
+    urls += [url.replace("&amp;", "&") for url in bars]
+    for url, message in zip(urls, (ready, ready, coming), strict=True):
+        start, end = re.fullmatch(r"state:scheduled due:(\S+)\.\.(\S+)", query(url)).groups()  # type: ignore[union-attr]
+        assert datetime.fromisoformat(start) <= message.due_at < datetime.fromisoformat(end)
+        assert f"#{message.pk}" in samples.text(viewer.get(url))
 
 
 def test_a_window_that_is_none_is_the_hour(viewer: Client) -> None:
