@@ -12,7 +12,6 @@ from django_delayq import (
     cancel_message,
     pause_queue,
     resume_queue,
-    run_message,
     schedule_message,
     schedule_messages,
 )
@@ -73,21 +72,6 @@ def test_each_key_has_a_limit_of_its_own(declare: Declare) -> None:
     begun = admit(*made)
     assert begun == [made[0].pk, made[2].pk, made[3].pk]
     assert refused(made[1], made[4]) == {made[1].pk: "topic l.one key a", made[4].pk: LINE}
-
-
-@pytest.mark.parametrize("outcome", ["success", "failure", "crash"])
-def test_the_end_of_a_delivery_frees_its_place(declare: Declare, outcome: str) -> None:
-    declare("l.one", limit=1)
-    first, second = schedule_message("l.one"), schedule_message("l.one")
-    assert admit(first, second) == [first.pk]
-    assert admit(second) == []
-    if outcome == "success":
-        succeed(first)
-    elif outcome == "failure":
-        fail(first, delay=timedelta(hours=1))
-    else:
-        crashes.release_worker(DB, "w", actor="test", shutdown=False)
-    assert admit(second) == [second.pk]
 
 
 def test_messages_begin_in_the_order_of_priority_and_due_time(declare: Declare) -> None:
@@ -166,38 +150,6 @@ def test_only_messages_that_may_be_claimed_are_limited(declare: Declare) -> None
     assert state(first) == State.RUNNING
 
 
-def test_a_refused_message_can_be_cancelled_and_expires(declare: Declare) -> None:
-    declare("l.one", limit=1)
-    first, second, third = schedule_message("l.one"), schedule_message("l.one"), schedule_message("l.one", expires="1h")
-    admit(first, second, third)
-    assert cancel_message(second)
-    Message._base_manager.filter(pk=third.pk).update(expires_at=transitions.now(DB))
-    assert crashes.anything_expired(DB) == (False, True)
-    succeed(first)
-    assert admit(second, third) == []
-    transitions.expire(DB, actor="test")
-    assert states(second, third) == [State.CANCELLED, State.EXPIRED]
-
-
-def test_a_message_that_waits_and_is_to_run_now_goes_before_those_that_are_due_later(declare: Declare) -> None:
-    declare("l.one", limit=1)
-    first, second, third = (schedule_message("l.one") for _ in range(3))
-    admit(first, second, third)
-    due = Message.objects.get(pk=second.pk).due_at
-    assert run_message(second)
-    assert Message.objects.get(pk=second.pk).due_at == due
-    succeed(first)
-    assert admit(third, second) == [second.pk]
-
-
-def test_a_refused_message_has_its_key_and_can_be_replaced(declare: Declare) -> None:
-    declare("l.one", limit=1)
-    first, second = schedule_message("l.one"), schedule_message("l.one", key="k", limit_key=None)
-    admit(first, second)
-    replaced = schedule_message("l.one", {"new": 1}, key="k", on_conflict="replace", limit_key="c")
-    assert (replaced.pk, replaced.state, replaced.limit_key) == (second.pk, State.SCHEDULED, "c")
-
-
 def test_a_late_success_ends_a_message_that_waits_again(declare: Declare) -> None:
     declare("l.one", limit=1)
     first, second = schedule_message("l.one"), schedule_message("l.one", priority=1)
@@ -207,14 +159,6 @@ def test_a_late_success_ends_a_message_that_waits_again(declare: Declare) -> Non
     assert states(first, second) == [State.SCHEDULED, State.RUNNING]
     assert transitions.succeed(DB, [Success(first.pk, 1, "worker:w")])
     assert states(first, second) == [State.CONSUMED, State.RUNNING]
-
-
-def test_a_flood_of_one_key_does_not_keep_others_out(declare: Declare) -> None:
-    declare("l.one", limit=1)
-    flood = schedule_messages([{"topic": "l.one", "limit_key": "flood"} for _ in range(200)])
-    others = schedule_messages([{"topic": "l.one", "limit_key": f"c-{n}"} for n in range(10)])
-    assert admit(*flood[:150]) == [flood[0].pk]
-    assert admit(*flood[150:], *others) == [other.pk for other in others]
 
 
 def test_a_rate_spaces_deliveries(declare: Declare) -> None:

@@ -18,7 +18,6 @@ from django_delayq.record.crashes import (
     SUSPECT_CRASHES,
     WORKERS_PER_CRASH,
     Death,
-    Judgement,
     judge,
     mark_alone,
 )
@@ -54,22 +53,9 @@ def vanish(pk: int, *, alone: bool = False) -> State:
 # --- the rule ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("crashes", "was_alone", "by_kill", "expected"),
-    [
-        (1, False, True, Judgement(counts=True)),
-        (2, False, False, Judgement(counts=True)),
-        (3, False, False, Judgement(counts=False)),
-        (1, True, False, Judgement(counts=True)),
-        (2, True, False, Judgement(counts=True, retreat=1.0)),
-        (3, True, False, Judgement(counts=True, is_dead=True)),
-        (3, True, True, Judgement(counts=True, retreat=2.0)),
-        (4, True, True, Judgement(counts=True, retreat=4.0)),
-        (5, True, True, Judgement(counts=True, is_dead=True)),
-    ],
-)
-def test_a_crash_is_judged_by_its_evidence(crashes: int, was_alone: bool, by_kill: bool, expected: Judgement) -> None:
-    assert judge(crashes, was_alone=was_alone, by_kill=by_kill) == expected
+def test_a_message_stays_away_for_longer_with_each_crash_alone() -> None:
+    retreats = [judge(number, was_alone=True, by_kill=True).retreat for number in (1, 2, 3, 4)]
+    assert retreats == [0.0, 1.0, 2.0, 4.0]
 
 
 @given(

@@ -73,17 +73,6 @@ def test_a_rollback_costs_no_later_message() -> None:
     assert numbers() == [0, 0, 0, 1, 1, 2, 2]
 
 
-def test_a_savepoint_is_undone() -> None:
-    with transaction.atomic():
-        schedule(1)
-        with transaction.atomic():
-            schedule(2)
-            transaction.set_rollback(True)
-        schedule(3)
-    schedule(4)
-    assert numbers() == [0, 0, 0, 1, 3, 4]
-
-
 @pytest.mark.parametrize("words", ["DISCARD ALL", "DEALLOCATE ALL"])
 def test_a_statement_that_the_server_lost_is_sent_again(words: str) -> None:
     # Past psycopg, as a pooler does it.
@@ -214,11 +203,3 @@ COMPARED = [
     for field in Message._meta.concrete_fields
     if field.attname not in ("id", "due_at", "created_at", "expires_at")
 ]
-
-
-def test_a_payload_of_many_kilobytes_arrives() -> None:
-    payload = {"text": "x" * 250_000}
-    messages = [schedule_message(TOPIC, payload, due_at=DUE) for _ in range(3)]
-    for message in messages:
-        message.refresh_from_db()
-        assert message.payload == payload
