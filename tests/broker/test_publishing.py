@@ -11,9 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 from django.db import connection, connections, transaction
-from django.http import HttpRequest, HttpResponse
-from django.test import Client
-from django.urls import path
 
 from django_delayq import cancel_message, requeue_message, reschedule_message, schedule_message, schedule_messages
 from django_delayq.broker import publisher
@@ -24,7 +21,7 @@ from testproject.servers import RedisServer
 from tests.broker.bench import redis_broker
 from tests.conftest import close_publishers
 from tests.support.in_redis import calls, held
-from tests.support.steps import TOPIC, at_once, claim, due, later
+from tests.support.steps import TOPIC, at_once, claim, due
 from tests.support.workers import eventually, is_quick
 
 if TYPE_CHECKING:
@@ -49,12 +46,6 @@ def _horizon(redis_client: redis.Redis) -> None:
 
 def soon(queue: str = "default") -> Message:
     return schedule_message(TOPIC, delay=60, queue=queue)
-
-
-def test_a_message_outside_of_a_transaction_is_published_at_once(redis_client: redis.Redis) -> None:
-    waiting, ready = soon().pk, due().pk
-    assert held(redis_client) == {waiting, ready}
-    assert redis_client.zscore(keys("delayq", "default").ready, str(ready)) is not None
 
 
 def test_a_message_in_a_transaction_is_published_after_the_commit(redis_client: redis.Redis) -> None:
@@ -244,19 +235,6 @@ def test_threads_publish_beside_each_other(redis_client: redis.Redis) -> None:
 # --- Redis is away ----------------------------------------------------------------------------------------------------
 
 
-def order(request: HttpRequest) -> HttpResponse:
-    """Schedule several messages in the transaction of an order, as a view does."""
-    with transaction.atomic():
-        for queue in ("default", "slow", "default", "slow"):
-            later(queue=queue)
-        due()
-    cancel_message(due().pk)
-    return HttpResponse("thank you")
-
-
-urlpatterns = [path("order/", order)]
-
-
 # Before a fixture lets Redis be slow.
 USUAL_TIMEOUT = publisher.REDIS_TIMEOUT
 
@@ -267,38 +245,11 @@ def away(server: RedisServer, settings: Settings, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(publisher, "REDIS_TIMEOUT", USUAL_TIMEOUT)
     server.start()
     settings.DELAYQ = {"REDIS": server.url}
-    settings.ROOT_URLCONF = __name__
     yield server
     server.thaw()
     there = publisher.get("default")
     if there is not None:
         there.broker.close()
-
-
-def visit() -> float:
-    began = time.monotonic()
-    response = Client().get("/order/")
-    assert response.status_code == 200
-    return time.monotonic() - began
-
-
-@pytest.mark.parametrize("how", ["stopped", "frozen", "stopped after a visit", "frozen after a visit"])
-def test_a_view_neither_fails_nor_hangs_while_redis_is_away(away: RedisServer, how: str) -> None:
-    visits = []
-
-    def visit_without_redis() -> float:
-        away.start()
-        close_publishers()
-        if "after" in how:
-            visits.append(visit())
-        away.freeze() if "frozen" in how else away.kill()
-        visits.append(visit())
-        return visits[-1]
-
-    # A client without timeouts of our own waits for 5 s. A busy machine makes a visit take longer at times.
-    eventually(lambda: visit_without_redis() < 4.5, "a visit waits for no Redis")
-    assert Message.objects.count() == len(visits) * 6
-    assert Message.objects.filter(state="cancelled").count() == len(visits)
 
 
 def test_callers_wait_only_once_for_a_redis_that_does_not_answer(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import redis
 
@@ -15,12 +15,14 @@ BAND = 2**45
 RANKS = 256
 
 
-class Delayed(NamedTuple):
+@dataclass(frozen=True)
+class Delayed:
     due: int
     rank: int = 100
 
 
-class Ready(NamedTuple):
+@dataclass(frozen=True)
+class Ready:
     since: int
     rank: int = 100
 
@@ -81,10 +83,20 @@ class Bench:
         return self.call("put", now=now, mode=mode, rest=[number for entry in entries for number in entry])
 
     def take(
-        self, limit: int, *, now: int = NOW, batch: int = 1000, within: int = 0, both_ends: bool = False
+        self,
+        limit: int,
+        *opened: tuple[str, int],
+        now: int = NOW,
+        batch: int = 1000,
+        within: int = 0,
+        both_ends: bool = False,
     ) -> tuple[int, int, int | None, list[int]]:
-        """Take; returns how many moved, how many are left, in how many tenths the next is due, and the ids taken."""
-        answer = self.call("take", now=now, limit=limit, batch=batch, within=within, both_ends=int(both_ends))
+        """Take; returns how many moved, how many are left, in how many tenths the next is due, and the ids taken.
+
+        ``opened``: the names of limits that have room again, and for how many.
+        """
+        terms = {"now": now, "limit": limit, "batch": batch, "within": within, "both_ends": int(both_ends)}
+        answer = self.call("take", rest=[value for name in opened for value in name], **terms)
         moved, left, next_due, _other, _any_aside, *taken = answer
         return moved, left, int(next_due) - now if next_due else None, [int(number) for number in taken[::2]]
 

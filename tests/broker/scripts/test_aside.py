@@ -35,16 +35,7 @@ def set_aside(bench: Bench, *entries: tuple[int, int, str], rank: int = 100) -> 
 
 
 def opened(bench: Bench, limit: int, *names: tuple[str, int]) -> list[int]:
-    answer = bench.call(
-        "take",
-        now=NOW,
-        limit=limit,
-        batch=1000,
-        within=0,
-        both_ends=0,
-        rest=[value for name in names for value in name],
-    )
-    return [int(pk) for pk in answer[5::2]]
+    return bench.take(limit, *names)[3]
 
 
 def test_what_stands_aside_is_taken_only_under_its_name(bench: Bench) -> None:

@@ -12,6 +12,8 @@ from .bench import NOW, Bench, Delayed, Place, Places, Ready
 HORIZON = NOW + 10_000
 LATER = NOW + 5_000
 EARLIER = NOW + 2_000
+A_LATER: Places = {2: Delayed(LATER)}
+AN_EARLIER: Places = {2: Delayed(EARLIER)}
 BEYOND = HORIZON + 1
 AGO = NOW - 50
 
@@ -61,41 +63,14 @@ CASES = [
     Case("set takes it back to wait", "set", Ready(AGO), (LATER, 100), Delayed(LATER), "put", True),
     Case("set takes it out of ready", "set", Ready(AGO), (BEYOND, 100), None, "beyond", False),
     Case("set leaves it its turn among the ready", "set", Ready(AGO), (AGO, 100), Ready(AGO), "present", False),
-    Case(
-        "set gives the ready another rank",
-        "set",
-        Ready(AGO, 100),
-        (NOW - 60, 20),
-        Ready(NOW - 60, 20),
-        "present",
-        False,
-    ),
-    Case(
-        "set never leaves it ready since before it was due",
-        "set",
-        Ready(AGO),
-        (NOW - 10, 100),
-        Ready(NOW - 10),
-        "present",
-        False,
-    ),
+    Case("set gives the ready another rank", "set", Ready(AGO), (NOW - 60, 20), Ready(NOW - 60, 20), "present", False),
+    Case("set has it ready since it is due", "set", Ready(AGO), (NOW - 10, 100), Ready(NOW - 10), "present", False),
     Case("fill leaves the ready alone", "fill", Ready(AGO), (NOW, 20), Ready(AGO), "present", False),
     Case("fill does not take the ready back to wait", "fill", Ready(AGO), (LATER, 100), Ready(AGO), "present", False),
     Case("fill does not take the ready out", "fill", Ready(AGO), (BEYOND, 100), Ready(AGO), "present", False),
     # Others around it.
-    Case(
-        "one behind the earliest wakes nobody",
-        "set",
-        None,
-        (LATER, 100),
-        Delayed(LATER),
-        "put",
-        False,
-        {2: Delayed(EARLIER)},
-    ),
-    Case(
-        "a new earliest wakes somebody", "set", None, (EARLIER, 100), Delayed(EARLIER), "put", True, {2: Delayed(LATER)}
-    ),
+    Case("one behind the earliest is silent", "set", None, (LATER, 100), Delayed(LATER), "put", False, AN_EARLIER),
+    Case("a new earliest wakes somebody", "set", None, (EARLIER, 100), Delayed(EARLIER), "put", True, A_LATER),
 ]
 
 

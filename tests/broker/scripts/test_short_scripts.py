@@ -119,19 +119,3 @@ def test_the_queue_of_another_database_is_left_as_it_is(bench: Bench, name: str)
     assert {key: bench.client.dump(key) for key in bench.client.scan_iter()} == before
     bench.call(name, identity="theirs", **values[name])
     assert {key: bench.client.dump(key) for key in bench.client.scan_iter()} != before
-
-
-@pytest.mark.parametrize("ahead", [36_000_000, -300_000])
-def test_every_script_goes_by_the_time_that_it_is_given(bench: Bench, ahead: int) -> None:
-    """As the record's clock may be an hour ahead of that of the server."""
-    seconds, _micros = bench.client.time()
-    now = int(seconds) * 10_000 + ahead
-    terms = {"worker": "a", "identity": "i", "run_id": "r", "replid": "p", "lost": ""}
-    bench.call("load", now=now, ahead=1000, lease=10, **terms)
-    assert (bench.meta()["horizon"], bench.meta()["loader_until"]) == (str(now + 1000), str(now + 10))
-    bench.call("loaded", now=now, worker="a", upto=5, lease=20)
-    assert bench.meta()["loader_until"] == str(now + 20)
-    bench.put((1, now, 100), (2, now + 1, 100), now=now)
-    assert bench.places() == {1: Ready(now), 2: Delayed(now + 1)}
-    assert bench.take(5, now=now) == (0, 0, 1, [1])
-    assert bench.take(5, now=now + 1) == (1, 0, None, [2])
