@@ -81,13 +81,6 @@ def test_the_page_of_a_schedule_shows_its_next_ten_times(chief: Client) -> None:
     assert "t.ok" in text(chief.get(reverse(LIST)))
 
 
-def test_a_changed_schedule_makes_its_message_anew(chief: Client) -> None:
-    create_schedule("s", "t.ok", every="1h")
-    chief.post(page(), {**FORM, "every": "30m"})
-    assert live() == ["12:30"]
-    assert Message.objects.filter(state="cancelled").count() == 1
-
-
 @pytest.mark.parametrize("every", ["1h", "2h"])
 def test_a_moment_that_nobody_changes_is_kept_exactly(chief: Client, every: str) -> None:
     starts_at, ends_at = NOON + timedelta(hours=1, microseconds=123), NOON + timedelta(days=9, microseconds=456)
