@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -65,11 +63,3 @@ def test_a_redis_that_is_away_fails(redis_client: redis.Redis, redis_server: Red
     redis_server.kill()
     with pytest.raises(ServiceUnavailable, match=r"critical: Redis$"):
         DelayqHealthCheck().run()
-
-
-def test_a_missing_library_is_an_error_that_names_the_extra() -> None:
-    block = "import sys, django; django.setup(); sys.modules['health_check'] = None"
-    program = f"{block}; import django_delayq.contrib.healthcheck"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert "ImproperlyConfigured: django_delayq.contrib.healthcheck needs django-health-check 4" in done.stderr
-    assert "pip install 'django-delayq[health]'" in done.stderr

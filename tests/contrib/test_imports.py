@@ -15,21 +15,25 @@ from django.utils.module_loading import import_string
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-# The library that each integration needs. The extra has the name of the integration.
-LIBRARIES = {"opentelemetry": "opentelemetry", "sentry": "sentry_sdk"}
+# The library that each integration needs, and the extra.
+LIBRARIES = {
+    "healthcheck": ("health_check", "health"),
+    "opentelemetry": ("opentelemetry", "opentelemetry"),
+    "sentry": ("sentry_sdk", "sentry"),
+}
 
 
 def test_every_integration_has_its_extra() -> None:
-    assert LIBRARIES.keys() <= PROJECT["optional-dependencies"].keys()
+    assert {extra for _library, extra in LIBRARIES.values()} <= PROJECT["optional-dependencies"].keys()
 
 
-@pytest.mark.parametrize(("integration", "library"), LIBRARIES.items())
-def test_a_missing_library_is_an_error_that_names_the_extra(
-    integration: str, library: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, library, None)
+@pytest.mark.parametrize("integration", LIBRARIES)
+def test_a_missing_library_is_an_error_that_names_the_extra(integration: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    library, extra = LIBRARIES[integration]
+    for module in [library, *(name for name in sys.modules if name.startswith(f"{library}."))]:
+        monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.delitem(sys.modules, f"django_delayq.contrib.{integration}", raising=False)
-    with pytest.raises(ImproperlyConfigured, match=rf"pip install 'django-delayq\[{integration}\]'"):
+    with pytest.raises(ImproperlyConfigured, match=rf"pip install 'django-delayq\[{extra}\]'"):
         importlib.import_module(f"django_delayq.contrib.{integration}")
 
 

@@ -92,12 +92,6 @@ def test_every_outcome_and_error_is_returned_when_errors_are_not_raised(delayq: 
     assert str(ran[0]) == f"t.fail #{ran[0].message.pk}, attempt 1, retried: RuntimeError: it never works"
 
 
-@pytest.mark.django_db
-def test_the_answers_of_a_handler_are_no_errors(delayq: Delayq) -> None:
-    schedule_messages([{"topic": "t.reject"}, {"topic": "t.later"}])
-    assert outcomes(delayq.drain()) == [("t.reject", "dead"), ("t.later", "released")]
-
-
 @pytest.mark.usefixtures("either_database")
 @pytest.mark.parametrize("raise_errors", [True, False])
 def test_a_handler_that_stops_because_of_a_cancel_has_no_error(delayq: Delayq, raise_errors: bool) -> None:
@@ -344,27 +338,10 @@ def order() -> None:
 
 
 @pytest.mark.django_db
-def test_the_greater_priority_goes_first(delayq: Delayq) -> None:
-    schedule_message("t.ok", 1)
-    schedule_message("t.ok", 2, priority=5)
-    assert [ran.message.payload for ran in delayq.drain()] == [2, 1]
-
-
-@pytest.mark.django_db
 def test_only_the_named_queue_is_drained(delayq: Delayq) -> None:
     schedule_message("t.ok")
     schedule_message("t.queued")
     assert outcomes(delayq.drain(queue="special")) == [("t.queued", "consumed")]
-
-
-@pytest.mark.usefixtures("either_database")
-def test_a_handler_extends_its_lease(delayq: Delayq) -> None:
-    @handler("d.extend")
-    def extend(message: Delivered) -> None:
-        assert message.extend("5m") is not None
-
-    schedule_message("d.extend")
-    assert outcomes(delayq.drain()) == [("d.extend", "consumed")]
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
@@ -415,12 +392,6 @@ def test_a_message_that_schedules_itself_for_ever_ends_the_drain(delayq: Delayq)
     with pytest.raises(RuntimeError, match=r"made 3 deliveries, and more messages are due; the last was: d\.again"):
         delayq.drain(limit=3)
     assert Message.objects.filter(state="consumed").count() == 3
-
-
-@pytest.mark.django_db
-def test_as_many_deliveries_as_the_limit_are_no_error(delayq: Delayq) -> None:
-    schedule_messages({"topic": "t.ok"} for _ in range(3))
-    assert len(delayq.drain(limit=3)) == 3
 
 
 @pytest.mark.django_db

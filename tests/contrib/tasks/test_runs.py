@@ -262,11 +262,8 @@ def test_the_success_of_a_transactional_task_is_told_after_its_commit() -> None:
     def look(sender: Any, task_result: AnyResult, **kwargs: Any) -> None:
         seen.append(message_of(task_result).state == State.CONSUMED)
 
-    task_finished.connect(look)
-    try:
+    with receiving(look, task_finished):
         done(tasks.affect, "done")
-    finally:
-        task_finished.disconnect(look)
     assert seen == [True]
 
 
@@ -276,11 +273,16 @@ def test_an_async_task_past_its_timeout_has_failed(signalled: list[str]) -> None
     assert signalled[1:] == ["started RUNNING", "finished FAILED"]
 
 
-def test_a_receiver_that_raises_does_not_harm_the_task() -> None:
+@pytest.mark.parametrize(
+    ("signal", "error"),
+    [(task_enqueued, RuntimeError), (task_started, RuntimeError), (task_finished, SystemExit)],
+    ids=["enqueued", "started", "finished"],
+)
+def test_a_receiver_that_raises_or_ends_its_thread_does_not_harm_the_task(signal: Signal, error: Any) -> None:
     def refuse(**kwargs: Any) -> None:
-        raise RuntimeError("no")
+        raise error
 
-    with receiving(refuse, task_enqueued, task_started, task_finished):
+    with receiving(refuse, signal):
         assert done(tasks.add, 1).return_value == 1
 
 
@@ -338,14 +340,6 @@ def test_a_retry_function_is_asked_once_for_each_failure(signalled: list[str], m
     done(tasks.fail)
     assert asked == [1]
     assert signalled[-1] == "finished FAILED"
-
-
-def test_a_receiver_that_ends_its_thread_does_not_harm_the_task() -> None:
-    def leave(**kwargs: Any) -> None:
-        raise SystemExit
-
-    with receiving(leave, task_finished):
-        assert done(tasks.add, 1).status == TaskResultStatus.SUCCESSFUL
 
 
 # --- again and again --------------------------------------------------------------------------------------------------
