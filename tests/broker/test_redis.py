@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,8 +17,9 @@ from django.utils import timezone
 from django_delayq.broker import describe, listener
 from django_delayq.broker.base import Entry, Put
 from django_delayq.broker.redis import RedisBroker
-from django_delayq.core.exceptions import BrokerUnavailable, ForeignBroker
-from django_delayq.project import conf
+from django_delayq.core.exceptions import BrokerRubbish, BrokerUnavailable, ForeignBroker
+from django_delayq.project import conf, registry
+from django_delayq.worker.parts.broker_switch import BrokerSwitch
 from testproject.servers import RedisServer
 from tests.support.broker_methods import METHODS, QUEUE
 from tests.support.workers import eventually
@@ -61,6 +63,11 @@ def wait_for_listeners(server: RedisServer, *, times: int = 1) -> None:
     """Wait until so many clients listen."""
     with redis.Redis(port=server.port) as client:
         eventually(lambda: client.info("clients")["blocked_clients"] >= times, "they listen")
+
+
+def listeners(broker: RedisBroker) -> list[str]:
+    """Return the connections on which somebody waits for a wake-up."""
+    return [client["id"] for client in broker.client.client_list() if "b" in client["flags"]]
 
 
 def test_tokens_and_wakes_come_also_where_redis_py_hides_its_socket(
@@ -123,6 +130,67 @@ def test_a_notification_wakes_one_of_two_and_is_used_once(
         for wait in waits:
             wait.result(timeout=100)
     assert answers == [True, False]
+
+
+def test_the_wait_for_a_wake_up_begins_anew_after_redis_did_not_answer(
+    brokers: tuple[RedisBroker, RedisBroker],
+) -> None:
+    worker, producer = brokers
+    assert not worker.listen([QUEUE], 0.05)
+    (before,) = listeners(producer)
+    switch = BrokerSwitch("default", registry.handlers)
+    switch.redis = worker
+    switch.report_failure(BrokerUnavailable())
+    # It is woken, to ask the database.
+    assert not worker.listen([QUEUE], 300)
+    (after,) = listeners(producer)
+    assert after != before
+    producer.notify([QUEUE])
+    assert worker.listen([QUEUE], 300)
+
+
+@pytest.mark.parametrize("how", ["after a notification", "told to stop listening"])
+def test_a_busy_process_takes_no_wake_up_from_an_idle_one(
+    brokers: tuple[RedisBroker, RedisBroker], server: RedisServer, how: str
+) -> None:
+    """Redis answers those first who have waited longest."""
+    busy, idle = brokers
+    if how == "after a notification":
+        busy.notify([QUEUE])
+        assert busy.listen([QUEUE], 300)
+    else:
+        assert not busy.listen([QUEUE], 0.01)
+        busy.stop_listening()
+        eventually(lambda: busy.client.info("clients")["blocked_clients"] == 0, "nobody waits")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(idle.listen, [QUEUE], 300)
+        wait_for_listeners(server)
+        assert busy.client.info("clients")["blocked_clients"] == 1
+        busy.notify([QUEUE])
+        assert waiting.result(timeout=100) is True
+
+
+def test_a_listening_connection_that_redis_closed_meanwhile_is_replaced(broker: RedisBroker) -> None:
+    for _again in range(2):
+        broker.notify([QUEUE])
+        assert broker.listen([QUEUE], 300)
+        broker.client.client_kill_filter(skipme=True, _type="normal")
+
+
+def test_a_server_that_accepts_and_says_nothing_ends_a_listen() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        url = f"redis://127.0.0.1:{mute.getsockname()[1]}/0"
+        broker = RedisBroker(conf.Settings()._replace(REDIS=url), "default", timeout=0.3)
+        with pytest.raises(BrokerUnavailable):
+            broker.listen([QUEUE], 1.0)
+        broker.close()
+
+
+@pytest.mark.parametrize("member", [str(2**63), "9" * 5000, "x", "-3"], ids=lambda member: member[:20])
+def test_an_id_that_no_database_can_hold_is_told(broker: RedisBroker, member: str) -> None:
+    broker.client.zadd(broker.keys(QUEUE).ready, {member: 1, "7": 4})
+    with pytest.raises(BrokerRubbish):
+        broker.take(QUEUE, 10)
 
 
 def test_without_a_horizon_everything_is_left_to_the_loader(server: RedisServer) -> None:

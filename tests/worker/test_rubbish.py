@@ -40,6 +40,8 @@ RUBBISH: dict[str, Write] = {
     "a member that is no id": lambda client: client.zadd(KEYS.ready, {"x": 0}),
     "a member that is too large": lambda client: client.zadd(KEYS.ready, {"9" * 20: 0}),
     "a member below zero": lambda client: client.zadd(KEYS.ready, {"-3": 0}),
+    "a member that is no text": lambda client: client.zadd(KEYS.delayed, {b"\xff\xfe": 0}),
+    "a score beyond all times": lambda client: client.zadd(KEYS.ready, {"3": 1e300}),
     "a score without end": lambda client: client.zadd(KEYS.delayed, {"3": "-inf"}),
     "a score that is not whole": lambda client: client.zadd(KEYS.ready, {"3": 0.5}),
     "a queue that is no name": lambda client: client.zadd(KEYS.queues, {b"\xff\xfe": 0}),

@@ -76,17 +76,6 @@ def test_clear_deletes_keys_of_any_type(bench: Bench, name: str) -> None:
     assert {key.decode() for key in bench.client.scan_iter()} == {bench.keys.meta}
 
 
-def test_clear_deletes_once_in_half_a_minute(bench: Bench) -> None:
-    assert clear(bench, "q") == "ok"
-    bench.set({1: Delayed(NOW)})
-    assert clear(bench, "q", seen=NOW + 1, now=NOW + 299_999) == "wait"
-    # What was seen before has been deleted already.
-    assert clear(bench, "q", seen=NOW, now=NOW + 299_999) == "ok"
-    assert bench.places() == {1: Delayed(NOW)}
-    assert clear(bench, "q", seen=NOW + 1, now=NOW + 300_000) == "ok"
-    assert bench.places() == {}
-
-
 @pytest.mark.parametrize("rubbish", ["abc", "nan", "inf", "9" * 30, ""])
 def test_clear_ignores_a_time_that_is_not_ours(bench: Bench, rubbish: str) -> None:
     bench.client.hset(bench.keys.meta, "cleared", rubbish)
