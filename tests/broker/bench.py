@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -20,8 +19,6 @@ from django_delayq.record.transitions import identity
 from tests.support.broker_methods import QUEUE
 
 TOPIC = "broker.contract"
-# How long a test waits for a delivery. Seconds.
-GIVE_UP_AFTER = 10.0
 
 
 def connections_made(client: redis.Redis) -> int:
@@ -29,9 +26,9 @@ def connections_made(client: redis.Redis) -> int:
     return int(client.info("stats")["total_connections_received"])
 
 
-def new_message(*, due_in: float = -1.0, priority: int = 0, queue: str = QUEUE, topic: str = TOPIC) -> NewMessage:
+def new_message(*, due_in: float = -1.0, priority: int = 0, queue: str = QUEUE) -> NewMessage:
     due_at = timezone.now() + timedelta(seconds=due_in)
-    return checked(topic, None, {"queue": queue, "priority": priority})._replace(due_at=due_at)
+    return checked(TOPIC, None, {"queue": queue, "priority": priority})._replace(due_at=due_at)
 
 
 @dataclass
@@ -39,13 +36,10 @@ class Bench:
     """A broker with the record behind it. A row fell due a second ago unless a test says otherwise."""
 
     broker: Broker
-    queue: str = QUEUE
 
-    def schedule(
-        self, *, due_in: float = -1.0, priority: int = 0, queue: str = QUEUE, topic: str = TOPIC, put: bool = True
-    ) -> int:
+    def schedule(self, *, due_in: float = -1.0, priority: int = 0, queue: str = QUEUE, put: bool = True) -> int:
         """Write a row and put it; returns its id."""
-        new = new_message(due_in=due_in, priority=priority, queue=queue, topic=topic)
+        new = new_message(due_in=due_in, priority=priority, queue=queue)
         row = transitions.insert("default", new, "test")
         assert row is not None
         if put:
@@ -54,9 +48,9 @@ class Bench:
 
     def schedule_many(self, count: int) -> list[int]:
         """Write many rows in one call and put them in another; returns their ids."""
-        new = [new_message(queue=self.queue) for _ in range(count)]
+        new = [new_message() for _ in range(count)]
         rows = [row for _message, row in transitions.insert_many("default", new, "test")]
-        self.broker.put(self.queue, [Entry.at(row.id, row.due_at, 0) for row in rows])
+        self.broker.put(QUEUE, [Entry.at(row.id, row.due_at, 0) for row in rows])
         return [row.id for row in rows]
 
     def remove(self, ids: list[int]) -> None:
@@ -64,26 +58,15 @@ class Bench:
         if isinstance(self.broker, RedisBroker):
             self.broker.remove(QUEUE, ids)
 
-    def take(self, limit: int = 100, *, queue: str = QUEUE) -> list[int]:
+    def take(self, limit: int = 100) -> list[int]:
         """Take without a claim; returns the ids."""
-        return [ticket.id for ticket in self.broker.take(queue, limit).tickets]
+        return [ticket.id for ticket in self.broker.take(QUEUE, limit).tickets]
 
-    def deliver(self, limit: int = 100, *, worker: str = "worker") -> list[Claimed]:
+    def deliver(self, limit: int = 100) -> list[Claimed]:
         """Take and claim, as a consumer does; returns the claimed rows."""
         with self.broker.exclusively():
-            tickets = self.broker.take(self.queue, limit).tickets
-            return transitions.claim("default", tickets, {TOPIC: 60.0}, worker)
-
-    def deliver_next(self) -> tuple[Claimed, float]:
-        """Wait as a consumer does until something is delivered; returns it, and the seconds that it took."""
-        began = time.monotonic()
-        while time.monotonic() - began < GIVE_UP_AFTER:
-            claimed = self.deliver(1)
-            if claimed:
-                return claimed[0], time.monotonic() - began
-            taken = self.broker.take(self.queue, 0)
-            self.broker.listen([self.queue], GIVE_UP_AFTER if taken.next_due is None else taken.next_due)
-        raise AssertionError("nothing was delivered")
+            tickets = self.broker.take(QUEUE, limit).tickets
+            return transitions.claim("default", tickets, {TOPIC: 60.0}, "worker")
 
 
 def redis_broker(url: str | None = None, *, using: str = "default", horizon: bool = True) -> RedisBroker:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -182,22 +181,3 @@ def test_the_next_put_raises_an_error_and_the_one_after_has_a_new_connection(mak
     put(broker, 2)
     assert connections_made(other.client) == before + 1
     assert {1, 2} <= held(make)
-
-
-def put_in_a_child(broker: RedisBroker, number: int) -> None:
-    """Put in a process that is forked from this one, and wait for its end."""
-    child = os.fork()
-    if not child:
-        try:
-            put(broker, number)
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
-
-
-def test_a_forked_process_has_connections_of_its_own(make: Callable[..., RedisBroker]) -> None:
-    broker = make()
-    broker.put_nowait(QUEUE, [entry(1)])
-    put_in_a_child(broker, 2)
-    put(broker, 3)
-    assert held(make) == {1, 2, 3}

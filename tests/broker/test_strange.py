@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import socket
+import socketserver
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -28,46 +28,36 @@ ANSWERS = {
 }
 
 
-class StrangeServer:
-    """A server that gives one answer to every command."""
+@contextlib.contextmanager
+def server_that_says(answer: bytes) -> Iterator[int]:
+    """Run a server that gives one answer to every command. Return its port."""
 
-    def __init__(self, answer: bytes) -> None:
-        self.answer = answer
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listening.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
+    class Says(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with contextlib.suppress(OSError):
+                while heard := self.request.recv(65_536):
+                    self.request.sendall(answer * max(1, heard.count(b"\r\n*") + heard.startswith(b"*")))
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _address = self._listening.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
-
-    def _serve(self, connection: socket.socket) -> None:
-        with connection:
-            try:
-                while heard := connection.recv(65_536):
-                    connection.sendall(self.answer * max(1, heard.count(b"\r\n*") + heard.startswith(b"*")))
-            except OSError:
-                pass
-
-    def close(self) -> None:
-        self._listening.close()
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Says) as server:
+        # A connection that is still open keeps nobody waiting.
+        server.block_on_close = False
+        threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
+        yield server.server_address[1]
+        server.shutdown()
 
 
-def broker_on(port: int, *, timeout: float = 0.5) -> RedisBroker:
-    return RedisBroker(conf.parse({"REDIS": f"redis://127.0.0.1:{port}/0"})[0], "default", timeout=timeout)
+@contextlib.contextmanager
+def broker_told(answer: bytes, *, timeout: float = 0.5) -> Iterator[RedisBroker]:
+    with server_that_says(answer) as port:
+        settings = conf.Settings()._replace(REDIS=f"redis://127.0.0.1:{port}/0")
+        with contextlib.closing(RedisBroker(settings, "default", timeout=timeout)) as made:
+            yield made
 
 
 @pytest.fixture(params=list(ANSWERS.values()), ids=list(ANSWERS))
 def strange(request: pytest.FixtureRequest) -> Iterator[RedisBroker]:
-    server = StrangeServer(request.param)
-    made = broker_on(server.port)
-    yield made
-    made.close()
-    server.close()
+    with broker_told(request.param) as made:
+        yield made
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
@@ -84,9 +74,6 @@ def test_every_method_of_a_broker_is_tried_here() -> None:
 
 
 def test_a_cluster_error_is_told_in_words() -> None:
-    strange = StrangeServer(ANSWERS["moved"])
-    made = broker_on(strange.port, timeout=5.0)
-    with pytest.raises(BrokerUnavailable, match="Redis Cluster is not supported"):
+    refused = pytest.raises(BrokerUnavailable, match="Redis Cluster is not supported")
+    with broker_told(ANSWERS["moved"], timeout=5.0) as made, refused:
         made.take(QUEUE, 1)
-    made.close()
-    strange.close()

@@ -16,7 +16,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.trace import SpanKind, StatusCode
+from opentelemetry.trace import SpanContext, SpanKind, StatusCode
 
 from django_delayq import KeyConflict, RetryLater, extensions, handler, middleware, schedule_message
 from django_delayq import schedule_messages as schedule_many
@@ -90,6 +90,12 @@ def fail(message: Any) -> None:
     raise ValueError("no such order")
 
 
+def context_of(span: ReadableSpan) -> SpanContext:
+    found: SpanContext | None = span.context
+    assert found is not None
+    return found
+
+
 def facts(span: ReadableSpan) -> dict[str, Any]:
     return dict(span.attributes or {})
 
@@ -107,10 +113,9 @@ def test_a_call_is_a_producer_span_whose_context_travels_in_the_headers(instrume
         "messaging.message.id": str(message.pk),
         "delayq.queue": "mail",
     }
-    assert span.context is not None
     assert message.headers["a"] == 1
-    assert trace.format_trace_id(span.context.trace_id) in message.headers["traceparent"]
-    assert trace.format_span_id(span.context.span_id) in message.headers["traceparent"]
+    assert trace.format_trace_id(context_of(span).trace_id) in message.headers["traceparent"]
+    assert trace.format_span_id(context_of(span).span_id) in message.headers["traceparent"]
 
 
 def test_a_batch_is_one_span_that_names_the_topic_that_all_have(instrument: Instrument) -> None:
@@ -151,8 +156,7 @@ def test_a_delivery_is_a_consumer_span_with_a_link_to_the_call(instrument: Instr
     assert span.kind == SpanKind.CONSUMER
     assert span.parent is None
     assert span.context == seen[0]
-    assert call.context is not None
-    assert [link.context.span_id for link in span.links] == [call.context.span_id]
+    assert [link.context.span_id for link in span.links] == [context_of(call).span_id]
     found = facts(span)
     assert 0 <= found.pop("delayq.lateness") < 60
     assert found == {
@@ -172,9 +176,8 @@ def test_a_delivery_goes_on_with_the_trace_of_the_call_when_asked(instrument: In
     telemetry = instrument(continue_trace=True)
     run(lambda message: None)
     (call,), (span,) = telemetry.spans(f"schedule {TOPIC}"), telemetry.spans()
-    assert call.context is not None
     assert span.parent is not None
-    assert span.parent.span_id == call.context.span_id
+    assert span.parent.span_id == context_of(call).span_id
     assert len(span.links) == 1
 
 
