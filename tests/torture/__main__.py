@@ -13,7 +13,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from django_delayq.record.crashes import MAX_CRASHES
 from tests.support.workers import eventually
 from tests.torture import oracle
 from tests.torture.arena import Arena
@@ -72,7 +71,6 @@ def torture(folder: Path, name: str, size: Size, seed: str, only: Sequence[str] 
             "seconds": time.time() - began,
             "until": until,
             "lease": DELAYQ["LEASE"],
-            "max_crashes": MAX_CRASHES,
             "marks": MARKS,
             "steady": STEADY,
             "replaced": REPLACED,

@@ -58,8 +58,9 @@ BLUR = 0.05
 HANDED_OVER = 0.5
 # A process that lived for so many seconds after an effect, without a fault, has recorded it.
 RECORDED = 2.0
-# A message that kills its process.
+# A message that kills its process, and is dead after so many crashes at the earliest.
 POISON = "poison"
+CRASHES = 3
 # A message whose first delivery is refused: it is dead until somebody requeues it, or purges it.
 REFUSED = "refused"
 # The schedule that has a message for each second, whatever was missed.
@@ -461,7 +462,7 @@ class Oracle:
         deaths = [row for row in log if row.is_death]
         if self._kind(pk) != "poison":
             return False
-        return "it ran alone" in log[-1].reason and len(deaths) >= self.evidence.run["max_crashes"]
+        return "it ran alone" in log[-1].reason and len(deaths) >= CRASHES
 
     def _strange_deaths(self, pk: int) -> Iterator[str]:
         """Return the deliveries that crashed although nothing was done to their process."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from django_delayq import models, schedule_message
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Success, Ticket
 from django_delayq.recurring import create_schedule
+from tests.support.workers import ROOT
 from tests.torture import oracle
 from tests.torture.arena import AUDIT
 from tests.torture.oracle import Answer, Evidence, Fault, Line, Message, Oracle, Report, Row, Scheduled
@@ -30,7 +33,6 @@ RUN: dict[str, Any] = {
     "seconds": 60,
     "until": LAST_OCCURRENCE + 0.5,
     "lease": 5,
-    "max_crashes": 3,
     "marks": {"quiet": 2, "child": 2, "poison": 2, "worker": 10, "redis": 10, "database": 15, "push": 3},
     "steady": 0.25,
     "replaced": "short",
@@ -574,6 +576,11 @@ def test_the_oracle_knows_neither_the_app_nor_django() -> None:
     imported = re.findall(r"^\s*(?:from|import) (\w+)", Path(oracle.__file__).read_text(), re.MULTILINE)
     assert "psycopg" in imported
     assert not {"django", "django_delayq", "tests", "redis"} & set(imported)
+
+
+def test_the_command_starts_without_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DJANGO_SETTINGS_MODULE")
+    subprocess.run([sys.executable, "-m", "tests.torture", "--help"], check=True, cwd=ROOT)
 
 
 @pytest.fixture
