@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from django_delayq import handler
 from django_delayq.core.outcomes import Outcome
+from django_delayq.middleware import Middleware, install, remove
 from django_delayq.models import Message
 from django_delayq.project import registry
 from django_delayq.worker.parts.delivery import Delivery
@@ -54,3 +56,13 @@ def raises(error: BaseException) -> Callable[[Any], None]:
         raise error
 
     return fail
+
+
+@contextmanager
+def installed(middleware: Middleware) -> Iterator[None]:
+    """Have a middleware around the handlers until the block ends."""
+    install(middleware)
+    try:
+        yield
+    finally:
+        remove(middleware)

@@ -1,4 +1,4 @@
-"""The consumer: what it claims, and when it comes back."""
+"""The consumer: what it claims, within limits too, what runs alone, and when it comes back."""
 
 from __future__ import annotations
 
@@ -15,14 +15,20 @@ from django_delayq.core.clock import SECOND
 from django_delayq.core.exceptions import BrokerUnavailable
 from django_delayq.core.outcomes import Ack
 from django_delayq.core.states import State
-from django_delayq.models import Message
+from django_delayq.core.worker_options import Options
+from django_delayq.models import Message, Transition
+from django_delayq.models.record import Place
+from django_delayq.project import registry
 from django_delayq.record import transitions
-from django_delayq.record.sql.rows import Ticket
+from django_delayq.record.sql.rows import ROWS_PASSED, Ticket
 from django_delayq.worker.claim import wanted
+from django_delayq.worker.claim.quarantine import FIRST_WAIT
 from django_delayq.worker.processes.assembly import Parts
 from django_delayq.worker.run.recorder import LeaseRenewer
-from tests.support.assembled import Assemble
-from tests.support.claims import claimed
+from django_delayq.worker.upkeep.janitor import Janitor
+from tests.support.assembled import Assemble, drain
+from tests.support.claims import DB, claimed
+from tests.support.limits import Declare, admit, claim_limited, states, succeed
 from tests.support.workers import PATIENCE, eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -125,3 +131,123 @@ def test_a_consumer_that_may_deliver_no_more_does_not_ask_again_and_again(assemb
     consumer.pool.threads._all_places = 3
     assert not consumer._may_go_on
     assert consumer.turn() > 0.5
+
+
+# --- messages that run alone ------------------------------------------------------------------------------------------
+
+
+def test_a_message_that_is_to_run_alone_waits_longer_each_time(assembled: Assemble) -> None:
+    """Otherwise a process that is always busy with handlers of a minute would never run it."""
+    parts = assembled(threads=2, redis=False)
+    consumer, recorder = parts.consumer, parts.recorder
+    (busy,) = claimed("t.ok")
+    consumer.pool.threads.held.add([busy])
+    message = schedule_message("t.ok")
+    Message._base_manager.filter(pk=message.pk).update(deliveries=2)
+    waits = []
+    for _time in range(3):
+        consumer.turn()
+        assert consumer.pool.quarantined is not None
+        waits.append(consumer.quarantine.seconds_left)
+        assert consumer.turn() <= waits[-1]
+        consumer.quarantine._wait_ends = 0.0
+        consumer.turn()
+        assert recorder.flush(5)
+        assert Message.objects.get(pk=message.pk).due_at > transitions.now(DB)
+        Message._base_manager.filter(pk=message.pk).update(due_at=message.due_at)
+    assert [round(seconds / FIRST_WAIT) for seconds in waits] == [1, 2, 4]
+    consumer.pool.threads.held.remove(busy)
+    consumer.pool.start()
+    consumer.turn()
+    consumer.turn()
+    eventually(lambda: Message.objects.get(pk=message.pk).state == State.CONSUMED, "it runs alone")
+    consumer.pool.stop()
+
+
+def test_an_async_handler_runs_alone_when_neither_a_thread_nor_the_loop_is_busy(assembled: Assemble) -> None:
+    parts = assembled(threads=2, tasks=5, redis=False)
+    consumer, (threads, loop) = parts.consumer, parts.pool.lanes
+    for lane, topic in ((threads, "t.ok"), (loop, "t.async")):
+        lane.held.add(claimed(topic))
+    message = schedule_message("t.async")
+    Message._base_manager.filter(pk=message.pk).update(deliveries=2)
+    parts.pool.start()
+    consumer.turn()
+    for lane in (threads, loop):
+        consumer.turn()
+        quarantined = parts.pool.quarantined
+        assert quarantined is not None
+        assert quarantined.id == message.pk
+        (busy,) = lane.held.all()
+        lane.held.remove(busy)
+    consumer.turn()
+    assert parts.recorder.flush(60)
+    assert Message.objects.get(pk=message.pk).state == State.CONSUMED
+    assert Transition.objects.get(message=message, to_state=State.CONSUMED).actor == "worker:w/async"
+    parts.pool.stop()
+
+
+def test_a_message_that_is_to_run_alone_runs_with_once_although_no_more_may_be_delivered() -> None:
+    message = schedule_message("t.ok")
+    Message._base_manager.filter(pk=message.pk).update(deliveries=2)
+    assert drain(Options(DB, threads=2, max_messages=1)) == 1
+    assert Message.objects.get(pk=message.pk).state == State.CONSUMED
+
+
+def test_a_process_that_was_replaced_takes_nothing(assembled: Assemble) -> None:
+    parts = assembled(threads=2, redis=False)
+    schedule_message("t.ok")
+    parts.pool.page.replace()
+    parts.consumer.turn()
+    assert parts.pool.held() == []
+
+
+# --- limits -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def three(declare: Declare) -> list[Message]:
+    """Three messages of which one may run at a time; the first one does."""
+    declare("l.one", limit=1)
+    made = [schedule_message("l.one") for _ in range(3)]
+    assert admit(*made) == [made[0].pk]
+    return made
+
+
+def test_a_run_with_once_goes_on_with_a_long_line(declare: Declare) -> None:
+    """The look that went past the line may have begun while the limit was full, and ended when nothing ran."""
+    declare("l.one", limit=1)
+    schedule_messages([{"topic": "l.one"}] * (ROWS_PASSED + 1000))
+    assert drain(Options(DB, threads=2, max_messages=50)) == 50
+
+
+def test_a_run_with_once_ends_when_nothing_could_begin(three: list[Message]) -> None:
+    assert drain(Options(DB, threads=1)) == 0
+    assert states(*three) == [State.RUNNING, State.SCHEDULED, State.SCHEDULED]
+
+
+def test_without_redis_a_limit_is_tried_as_soon_as_the_record_has_room(declare: Declare, assembled: Assemble) -> None:
+    """The worker never hears that the first delivery has ended: its lease was lost, for example."""
+    declare("l.one", limit=1)
+    worker = assembled(4, name="worker", redis=False)
+    first, second, third = (schedule_message("l.one") for _ in range(3))
+    worker.consumer.turn()
+    assert [delivery.id for delivery in worker.pool.held()] == [first.pk]
+    worker.pool.threads.held.remove(worker.pool.held()[0])
+    succeed(first)
+    worker.consumer.turn()
+    assert [delivery.id for delivery in worker.pool.held()] == [second.pk]
+    assert states(third) == [State.SCHEDULED]
+
+
+def test_the_janitor_deletes_places_that_are_free(three: list[Message]) -> None:
+    succeed(three[0])
+    assert Place.objects.exists()
+    Janitor(DB).tick()
+    assert not Place.objects.exists()
+
+
+def test_a_message_of_an_unknown_topic_is_not_judged(three: list[Message]) -> None:
+    registry.unregister("l.one")
+    admitted = claim_limited(DB, [Ticket(three[1].pk)], {"l.free": 60.0}, "w")
+    assert (admitted.claimed, admitted.refused) == ([], {})

@@ -7,7 +7,7 @@ import contextvars
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from queue import Queue
 from typing import Any
 
@@ -33,6 +33,7 @@ from tests.app.models import Effect
 from tests.support import claims
 from tests.support.assembled import Assemble
 from tests.support.claims import DB, last_move, state
+from tests.support.receivers import receiving
 from tests.support.workers import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -52,17 +53,27 @@ def parts(assembled: Assemble) -> Iterator[Parts]:
     """A worker with two threads and 50 places on the loop, which run."""
     parts = assembled(2, tasks=50)
     parts.pool.start()
-    loop = parts.pool.loop
-    assert isinstance(loop, EventLoop)
-    assert loop._loop is not None
     yield parts
+    loop = loop_of(parts)
     # With those that a test has left, neither the thread nor the process of the tests would end.
     for task in list(loop._tasks):
-        loop._loop.call_soon_threadsafe(task.cancel)
+        call_soon(parts, task.cancel)
     parts.pool.wait_idle(60)
     parts.pool.stop()
     loop.thread.join(60)
     assert not loop.thread.is_alive()
+
+
+def loop_of(parts: Parts) -> EventLoop:
+    assert isinstance(parts.pool.loop, EventLoop)
+    return parts.pool.loop
+
+
+def call_soon(parts: Parts, function: Callable[[], Any]) -> None:
+    """Have a function called on the loop."""
+    loop = loop_of(parts)._loop
+    assert loop is not None
+    loop.call_soon_threadsafe(function)
 
 
 @pytest.fixture
@@ -143,37 +154,30 @@ async def outlast(message: Delivered) -> None:
 
 
 def test_async_handlers_run_beside_each_other_up_to_the_concurrency(parts: Parts, submit: Run) -> None:
-    running: list[int] = []
-    gates: list[asyncio.Event] = []
+    gates: dict[int, asyncio.Event] = {}
+    opened = threading.Event()
 
     async def wait(message: Delivered) -> None:
-        gate = asyncio.Event()
-        gates.append(gate)
-        running.append(message.id)
-        await gate.wait()
+        gate = gates[message.id] = asyncio.Event()
+        if not opened.is_set():
+            await gate.wait()
 
     deliveries = submit(wait, 60)
-    eventually(lambda: len(running) == 50, "as many handlers as there are places")
-    loop = parts.pool.loop
-    assert isinstance(loop, EventLoop)
-    assert parts.pool.page.begun == set(running)
-    assert loop._loop is not None
-    loop._loop.call_soon_threadsafe(gates[0].set)
-    eventually(lambda: len(running) == 51, "the next one in the free place")
-    assert parts.pool.page.begun == set(running)
-    for gate in gates[1:]:
-        loop._loop.call_soon_threadsafe(gate.set)
-    eventually(lambda: len(gates) == 60, "all of them")
-    for gate in gates[51:]:
-        loop._loop.call_soon_threadsafe(gate.set)
+    eventually(lambda: len(gates) == 50, "as many handlers as there are places")
+    assert parts.pool.page.begun == set(gates)
+    call_soon(parts, gates[deliveries[0].id].set)
+    eventually(lambda: len(gates) == 51, "the next one in the free place")
+    assert parts.pool.page.begun == set(gates)
+    opened.set()
+    for gate in list(gates.values()):
+        call_soon(parts, gate.set)
     finish(parts)
     assert {state(delivery) for delivery in deliveries} == {State.CONSUMED}
 
 
 def test_a_loop_that_runs_nothing_takes_on_no_more(parts: Parts, submit: Run) -> None:
     """It is on time while it waits for a claim, whatever its handlers do to each other when they run."""
-    loop = parts.pool.loop
-    assert isinstance(loop, EventLoop)
+    loop = loop_of(parts)
     submit(_pass)
     for _ in range(6):
         assert parts.pool.wait_idle(60)
@@ -259,7 +263,7 @@ def test_a_requested_cancel_cancels_the_task_of_a_transactional_handler(parts: P
 
 def test_a_cancel_that_was_requested_before_the_handler_began_cancels_it(parts: Parts, submit: Run) -> None:
     begun = threading.Event()
-    with receiving(lambda **facts: begun.wait(60)):
+    with receiving(lambda **facts: begun.wait(60), signals.message_delivered):
         (one,) = submit(outlast, retry=False)
         request_cancel(parts, one)
         assert one.cancel_requested
@@ -362,21 +366,6 @@ def test_handlers_that_outlast_the_graceful_timeout_are_released(parts: Parts, s
     assert {Message.objects.get(pk=one.id).attempts for one in deliveries} == {0}
 
 
-def test_a_handler_may_finish_within_the_graceful_timeout(parts: Parts, submit: Run) -> None:
-    begun = threading.Event()
-
-    async def finish(message: Delivered) -> None:
-        begun.set()
-        await asyncio.sleep(0.1)
-
-    (one,) = submit(finish)
-    assert begun.wait(60)
-    parts.pool.release_unstarted()
-    assert parts.pool.finish(60)
-    assert parts.recorder.flush(60)
-    assert state(one) == State.CONSUMED
-
-
 # --- a blocked loop ---------------------------------------------------------------------------------------------------
 
 
@@ -389,8 +378,7 @@ def test_a_handler_that_blocks_the_loop_is_named_in_the_log(
         blocking.set()
         release.wait(60)
 
-    assert isinstance(parts.pool.loop, EventLoop)
-    watch = LoopWatch(parts.pool.loop)
+    watch = LoopWatch(loop_of(parts))
     submit(block)
     assert blocking.wait(60)
     watch.tick()
@@ -412,8 +400,7 @@ def test_a_handler_that_blocks_the_loop_is_named_in_the_log(
 def test_a_loop_that_is_busy_with_many_tasks_is_not_blocked(
     parts: Parts, submit: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert isinstance(parts.pool.loop, EventLoop)
-    watch = LoopWatch(parts.pool.loop)
+    watch = LoopWatch(loop_of(parts))
     monkeypatch.setattr(event_loop, "SAME_STEP_AFTER", 0.0)
     watch._answer.clear()
     for _ in range(5):
@@ -507,29 +494,10 @@ def test_a_delivery_ends_only_when_its_sync_calls_have_ended(parts: Parts, submi
 
 
 def test_a_receiver_of_a_signal_may_use_the_database(run: Run) -> None:
-    with receiving(lambda **facts: leave(claims.claimed("t.ok")[0])):
+    with receiving(lambda **facts: leave(claims.claimed("t.ok")[0]), signals.message_delivered):
         (one,) = run(_pass)
     assert (state(one), Effect.objects.count()) == (State.CONSUMED, 1)
 
 
-def test_a_receiver_that_raises_anything_ends_no_loop(parts: Parts, run: Run) -> None:
-    def fail(**facts: Any) -> None:
-        raise BaseException("rude")
-
-    with receiving(fail):
-        (one,) = run(_pass)
-    assert (state(one), last_move(one).error) == (State.SCHEDULED, "the worker failed: BaseException")
-    assert all(member.is_alive() for member in parts.pool.members)
-
-
 async def _pass(message: Delivered) -> None:
     await asyncio.sleep(0)
-
-
-@contextmanager
-def receiving(receiver: Callable[..., Any]) -> Iterator[None]:
-    signals.message_delivered.connect(receiver)
-    try:
-        yield
-    finally:
-        signals.message_delivered.disconnect(receiver)

@@ -18,7 +18,7 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.db import connection, transaction
 
-from django_delayq import Reject, RetryLater, RetryPolicy, handler, middleware, schedule_message, signals
+from django_delayq import Reject, RetryLater, RetryPolicy, handler, schedule_message, signals
 from django_delayq.core.outcomes import Ack, GiveUp, Outcome, Recorded, Release, Retry, Unentered
 from django_delayq.core.states import State
 from django_delayq.middleware import Middleware
@@ -31,8 +31,8 @@ from django_delayq.worker.run import executor
 from tests.app.handlers import leave
 from tests.app.models import Effect
 from tests.support.claims import DB, claimed, needs_row_locks
-from tests.support.receivers import receiving
-from tests.worker.bench import TOPIC, delivery_to, execute, raises, returns, run
+from tests.support.receivers import heard, receiving
+from tests.worker.bench import TOPIC, delivery_to, execute, installed, raises, returns, run
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -104,19 +104,6 @@ async def gathered(message: Delivery) -> Awaitable[Any]:
     return asyncio.gather(affect(message))
 
 
-class Callee:
-    async def method(self, message: Delivery) -> None:
-        await affect(message)
-
-    @staticmethod
-    async def static(message: Delivery) -> None:
-        await affect(message)
-
-
-async def with_more(more: object, message: Delivery) -> None:
-    await affect(message)
-
-
 AWAITED: dict[str, Callable[[Any], Any]] = {
     "coroutine": decorated(affect),
     "awaitable": decorated(Lazy),
@@ -124,9 +111,6 @@ AWAITED: dict[str, Callable[[Any], Any]] = {
     "async that returns a task": in_a_task,
     "async that returns a gather": gathered,
     "async that returns an awaitable by a sync one": decorated(twice),
-    "method": decorated(Callee().method),
-    "static method": Callee.static,
-    "partial": decorated(functools.partial(with_more, None)),
 }
 
 
@@ -320,16 +304,6 @@ def test_a_message_whose_own_lease_ran_out_is_not_begun() -> None:
     assert execute(delivery) == Release("lease ran out before it began")
 
 
-def test_a_handler_ends_at_the_timeout_that_its_message_brings() -> None:
-    async def outlast(message: Any) -> None:
-        await asyncio.sleep(5)
-
-    delivery = delivery_to(outlast, timeout="1h", retry=["1s"])
-    delivery.claimed = delivery.claimed._replace(timeout=0.1)
-    error = error_of(execute(delivery))
-    assert error.startswith("HandlerTimeout: ran longer than its timeout of 0.1 s")
-
-
 def test_what_follows_a_timeout_is_not_interrupted_again() -> None:
     told: list[str] = []
 
@@ -357,12 +331,8 @@ def test_what_follows_a_timeout_is_not_interrupted_again() -> None:
             spend(message)
 
     delivery = delivery_to(outlast, timeout="1h", retry=["1s"])
-    middleware.install(one := CleansUp())
-    try:
-        with receiving(note, signals.message_failed):
-            error = error_of(execute(delivery))
-    finally:
-        middleware.remove(one)
+    with receiving(note, signals.message_failed), installed(CleansUp()):
+        error = error_of(execute(delivery))
     assert told == ["receiver", "middleware"]
     assert error.startswith("HandlerTimeout")
 
@@ -458,17 +428,8 @@ def test_an_error_on_commit_is_logged_and_the_message_stays_consumed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "LOG_ERRORS": whole}
-    failed: list[object] = []
-    one = Middleware()
-    if surrounded:
-        middleware.install(one)
-    signals.message_failed.connect(note := lambda **facts: failed.append(facts))
-    try:
+    with heard(signals.message_failed) as failed, installed(Middleware()) if surrounded else contextlib.nullcontext():
         assert run(function, transactional=True, retry=False) == Recorded()
-    finally:
-        signals.message_failed.disconnect(note)
-        if surrounded:
-            middleware.remove(one)
     (message,) = Message.objects.all()
     assert (message.state, Effect.objects.count(), failed) == (State.CONSUMED, 1, [])
     (record,) = caplog.records

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -10,11 +11,12 @@ from typing import Any
 import pytest
 from django.db import connections
 
-from django_delayq import handler, middleware, signals
+from django_delayq import handler, signals
 from django_delayq.core.outcomes import Ack
 from django_delayq.core.states import State
 from django_delayq.middleware import Handled, Middleware
 from django_delayq.models import Message
+from django_delayq.project.registry import Delivered
 from django_delayq.worker.processes.assembly import Parts
 from django_delayq.worker.run import handler_threads
 from django_delayq.worker.run import pool as module
@@ -23,8 +25,9 @@ from django_delayq.worker.run.pool import TimeoutWatch
 from testproject.servers import PostgresServer
 from tests.support.assembled import Assemble
 from tests.support.claims import claimed, last_move, state
+from tests.support.receivers import receiving
 from tests.support.workers import eventually
-from tests.worker.bench import TOPIC, delivery_to
+from tests.worker.bench import TOPIC, delivery_to, installed
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -37,43 +40,35 @@ def test_a_handler_whose_lease_ran_out_just_before_it_began_does_not_run(parts: 
     def freeze(**facts: Any) -> None:
         one.leased_mono -= one.handler.lease + 1
 
-    signals.message_delivered.connect(freeze)
-    try:
+    with receiving(freeze, signals.message_delivered):
         pool.start()
         pool.submit([one])
         eventually(lambda: state(one) != State.RUNNING, "the end of the delivery")
-    finally:
-        signals.message_delivered.disconnect(freeze)
-        pool.stop()
+    pool.stop()
     assert (state(one), last_move(one).reason) == (State.SCHEDULED, "lease ran out before it began")
 
 
-@pytest.fixture
-def rude_receiver() -> Iterator[list[str]]:
+@pytest.mark.parametrize("topic", ["t.ok", "t.async"])
+def test_a_receiver_that_raises_anything_ends_no_thread_and_no_loop(assembled: Assemble, topic: str) -> None:
     calls: list[str] = []
 
-    def receiver(**facts: Any) -> None:
+    def be_rude(**facts: Any) -> None:
         calls.append("called")
         raise BaseException("rude")
 
-    for signal in (signals.message_delivered, signals.message_succeeded):
-        signal.connect(receiver)
-    yield calls
-    for signal in (signals.message_delivered, signals.message_succeeded):
-        signal.disconnect(receiver)
-
-
-def test_a_receiver_that_raises_anything_ends_no_thread(parts: Parts, rude_receiver: list[str]) -> None:
-    (one, other) = claimed("t.ok", "t.ok")
+    one, other = claimed(topic, topic)
+    parts = assembled(1, tasks=1)
     pool, recorder = parts.pool, parts.recorder
     pool.start()
-    pool.submit([one])
-    assert pool.wait_idle(60)
-    assert recorder.flush(60)
-    recorder.submit(other, Ack(), "worker:w")
-    assert recorder.flush(60)
-    assert rude_receiver == ["called", "called"]
+    with receiving(be_rude, signals.message_delivered, signals.message_succeeded):
+        pool.submit([one])
+        assert pool.wait_idle(60)
+        assert recorder.flush(60)
+        recorder.submit(other, Ack(), "worker:w")
+        assert recorder.flush(60)
+    assert calls == ["called", "called"]
     assert (state(one), state(other)) == (State.SCHEDULED, State.CONSUMED)
+    assert last_move(one).error == "the worker failed: BaseException"
     # The handler never began.
     assert Message.objects.get(pk=one.id).attempts == 0
     assert recorder.is_alive()
@@ -149,12 +144,8 @@ def seen() -> Iterator[list[str]]:
     def receiver(**facts: Any) -> None:
         seen.append("receiver")
 
-    watcher = Watcher()
-    middleware.install(watcher)
-    signals.message_delivered.connect(receiver)
-    yield seen
-    signals.message_delivered.disconnect(receiver)
-    middleware.remove(watcher)
+    with installed(Watcher()), receiving(receiver, signals.message_delivered):
+        yield seen
 
 
 def noting(seen: list[str]) -> Callable[[Any], Any]:
@@ -232,3 +223,103 @@ def test_a_thread_that_is_resting_ends_at_once(
 
 def test_a_thread_rests_longer_after_each_refusal_up_to_a_minute() -> None:
     assert [rest(refusals) for refusals in (1, 2, 3, 4, 5, 6, 5000)] == [5, 10, 20, 40, 60, 60, 60]
+
+
+# --- turns ------------------------------------------------------------------------------------------------------------
+
+
+NUMBER = 20
+
+
+@pytest.fixture
+def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the watch sleep for as long as the test takes."""
+    monkeypatch.setattr(handler_threads, "LONGEST_TURN", 600.0)
+
+
+def turns(parts: Parts) -> handler_threads.Turns:
+    threads = parts.pool.threads
+    assert isinstance(threads, handler_threads.HandlerThreads)
+    return threads.turns
+
+
+def run(parts: Parts, number: int = NUMBER) -> None:
+    """Run deliveries that are there together."""
+    parts.pool.submit(claimed(*[TOPIC] * number))
+    parts.pool.start()
+    assert parts.pool.wait_idle(60)
+    parts.pool.stop()
+
+
+@pytest.mark.usefixtures("unwatched")
+def test_quick_handlers_run_one_after_another_in_one_thread(
+    assembled: Assemble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handler_threads, "QUICK", 60.0)
+    threads: list[int] = []
+    handler(TOPIC)(lambda message: threads.append(threading.get_ident()))
+    run(assembled(4))
+    assert len(threads) == NUMBER
+    assert len(set(threads)) == 1
+
+
+@pytest.mark.usefixtures("unwatched")
+def test_handlers_that_wait_run_side_by_side(assembled: Assemble) -> None:
+    parts = assembled(4)
+    for _time in range(10):
+        turns(parts).end(0, TOPIC, 0.01)
+    # Each waits until all four run.
+    together = threading.Barrier(4)
+    handler(TOPIC)(lambda message: together.wait(60) and None)
+    run(parts, 4)
+    assert not together.broken
+
+
+def test_a_quick_handler_that_gets_stuck_keeps_nobody_waiting(assembled: Assemble) -> None:
+    """None of these topics is known to be slow: all are taken for quick."""
+    others_ran = threading.Semaphore(0)
+    stuck = threading.Lock()
+    waited: list[bool] = []
+
+    def handle(message: Delivered) -> None:
+        if stuck.acquire(blocking=False):
+            waited.append(all(others_ran.acquire(timeout=60) for _ in range(NUMBER - 1)))
+        else:
+            others_ran.release()
+
+    handler(TOPIC)(handle)
+    run(assembled(2))
+    assert waited == [True]
+
+
+def test_deliveries_that_come_while_a_quick_handler_is_stuck_do_not_wait(assembled: Assemble) -> None:
+    parts = assembled(2)
+    begun, ended = threading.Event(), threading.Event()
+    waited: list[bool] = []
+
+    def handle(message: Delivered) -> None:
+        if begun.is_set():
+            ended.set()
+        else:
+            begun.set()
+            waited.append(ended.wait(60))
+
+    handler(TOPIC)(handle)
+    parts.pool.start()
+    parts.pool.submit(claimed(TOPIC))
+    assert begun.wait(60)
+    parts.pool.submit(claimed(TOPIC))
+    assert parts.pool.wait_idle(60)
+    parts.pool.stop()
+    assert waited == [True]
+
+
+def test_a_topic_is_quick_again_when_its_handler_is(assembled: Assemble) -> None:
+    known = turns(assembled(2))
+    for seconds, times in ((0.5, 10), (0.00001, 40)):
+        for _time in range(times):
+            known.end(0, TOPIC, seconds)
+        known.take(0)
+        known.begin(0, TOPIC)
+        assert known.has(0) == (seconds < handler_threads.QUICK)
+        known.pass_on(0)

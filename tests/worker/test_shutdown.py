@@ -18,14 +18,14 @@ from tests.support.processes import Gate, Start
 from tests.support.record_of import effects_per_message, log_of, once_each, states, wait_until, wait_until_all
 from tests.support.workers import eventually
 
-BOTH = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 ALL = pytest.mark.parametrize("number", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"])
 
 
 @ALL
-def test_the_first_signal_lets_the_running_handler_finish(start: Start, gate: Gate, number: str) -> None:
+@pytest.mark.parametrize("topic", ["t.gate", "t.gate_async"])
+def test_the_first_signal_lets_the_running_handler_finish(start: Start, gate: Gate, number: str, topic: str) -> None:
     worker = start("--threads", "1")
-    running = gate.running()
+    running = gate.running(topic)
     worker.send(signal.Signals[number])
     worker.wait_for("takes no more messages")
     waiting = schedule_message("t.effect")
@@ -94,7 +94,7 @@ def test_claims_that_have_not_begun_are_given_back_at_once(
     assert {log_of(message)[-1].reason for message in released} == {"shutdown"}
 
 
-@BOTH
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 def test_the_second_signal_ends_at_once(start: Start, gate: Gate, number: signal.Signals) -> None:
     worker = start("--graceful-timeout", "1h")
     message = gate.running()
@@ -120,7 +120,7 @@ def test_a_signal_to_the_whole_group_ends_it_in_order(start: Start, gate: Gate, 
     wait_until(message, State.CONSUMED)
 
 
-@pytest.mark.parametrize("number", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"])
+@ALL
 def test_once_ends_in_order_at_the_first_signal(start: Start, gate: Gate, number: str) -> None:
     running = schedule_message("t.gate", gate.payload)
     worker = start("--once", "--threads", "1")

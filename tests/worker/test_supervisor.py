@@ -1,4 +1,4 @@
-"""The supervisor: which children it kills, and which it replaces."""
+"""The supervisor: which children it kills, and which it replaces; and how one process ends."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,9 +17,18 @@ import pytest
 from django_delayq.core.worker_options import Options
 from django_delayq.project import registry
 from django_delayq.worker.parts.lifetime import BegunPage
-from django_delayq.worker.processes.process import BROKEN, EXHAUSTED, STUCK, collect_less_often
+from django_delayq.worker.processes.process import (
+    BROKEN,
+    EXHAUSTED,
+    STUCK,
+    OnceProcess,
+    WorkerProcess,
+    collect_less_often,
+)
 from django_delayq.worker.processes.supervisor import HUNG, Child, Supervisor
+from django_delayq.worker.run.recorder import Recorder
 from django_delayq.worker.upkeep.heartbeat import HeartbeatFile
+from tests.support.claims import DB
 from tests.support.workers import PATIENCE, ROOT
 
 LEASE = max(handler.lease for handler in registry.handlers().values())
@@ -248,3 +258,45 @@ def test_a_child_that_ends_after_it_was_replaced_is_no_crash(
     assert (supervisor._quick_deaths, supervisor._start_after, supervisor._to_release) == (0, 0.0, [])
     assert not supervisor._stopping
     assert not caplog.records
+
+
+# --- one process ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_process_that_has_lost_a_thread_ends_to_be_replaced(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Recorder, "run", lambda self: None)
+    process = WorkerProcess(Options(DB, threads=1, graceful_timeout=0))
+    assert process.run() == BROKEN
+    assert "delayq-recorder has died" in caplog.text
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_process_that_has_ended_leaves_no_file_open() -> None:
+    def run() -> int:
+        process = WorkerProcess(Options(DB, threads=1, graceful_timeout=0))
+        threading.Timer(0.2, process.stop).start()
+        assert process.run() == 0
+        del process
+        gc.collect()
+        return len(os.listdir("/dev/fd"))
+
+    first = run()
+    assert run() <= first
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_consumer_that_ends_between_two_looks_of_its_process_has_not_died(caplog: pytest.LogCaptureFixture) -> None:
+    class Late(OnceProcess):
+        looked = False
+
+        def _is_over(self) -> bool:
+            # The first look comes just before the end of the consumer.
+            looked, self.looked = self.looked, True
+            self.parts.consumer.join()
+            return looked and super()._is_over()
+
+    assert Late(Options(DB, threads=1)).run() == 0
+    assert "has died" not in caplog.text
