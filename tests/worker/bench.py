@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from django_delayq import handler
 from django_delayq.core.outcomes import Outcome
 from django_delayq.middleware import Middleware, install, remove
 from django_delayq.models import Message
 from django_delayq.project import registry
+from django_delayq.worker.parts.broker_switch import BrokerSwitch
 from django_delayq.worker.parts.delivery import Delivery
 from django_delayq.worker.run import executor
 from django_delayq.worker.run.recorder import Recorder
 from tests.support.claims import claimed
+
+if TYPE_CHECKING:
+    from django_delayq.broker.redis import RedisBroker
 
 TOPIC = "integration.worker"
 
@@ -66,3 +70,8 @@ def installed(middleware: Middleware) -> Iterator[None]:
         yield
     finally:
         remove(middleware)
+
+
+def redis_of(brokers: BrokerSwitch) -> RedisBroker:
+    """Return the broker of Redis that a worker uses, for tests that look into Redis."""
+    return cast("RedisBroker", brokers.redis)

@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-from django_delayq import pause_queue, schedule_message
-from django_delayq.broker.base import Entry
+from django_delayq import pause_queue, schedule_message, schedule_messages
 from django_delayq.broker.keys import keys
-from django_delayq.broker.redis import RedisBroker
 from django_delayq.core.clock import SECOND, ceil_tenth, to_tenths
 from django_delayq.core.outcomes import Release
 from django_delayq.core.states import State
@@ -27,8 +25,9 @@ from django_delayq.worker.run.pool import QUEUED_TIME, Pool
 from tests.support.assembled import Assemble
 from tests.support.clocks import stopped_at
 from tests.support.workers import eventually
+from tests.worker.bench import redis_of
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]
 
 DB = QUEUE = "default"
 # So many times what is usual that nothing depends on how long the test takes. Seconds.
@@ -44,39 +43,22 @@ def consumer(loaded: None, assembled: Assemble, monkeypatch: pytest.MonkeyPatch)
     return assembled(threads=3, claim_ahead=CLAIM_AHEAD).consumer
 
 
-def due_in_an_hour(consumer: Consumer, number: int = 1) -> list[Message]:
-    """Schedule messages that fall due together, and put them into Redis."""
-    first = schedule_message("t.ok", delay=timedelta(hours=1))
-    messages = [first, *(schedule_message("t.ok", due_at=first.due_at) for _number in range(1, number))]
-    broker = consumer.brokers.redis
-    assert isinstance(broker, RedisBroker)
-    broker.put(QUEUE, [Entry.at(message.pk, message.due_at, message.priority) for message in messages])
-    return messages
-
-
-def set_clock_before(consumer: Consumer, message: Message, seconds: float) -> None:
-    """Move the messages that fall due with this one, so many seconds before; stop the broker's clock."""
-    broker = consumer.brokers.redis
-    assert isinstance(broker, RedisBroker)
+def due_soon(consumer: Consumer, seconds: float, number: int = 1, topic: str = "t.ok") -> list[Message]:
+    """Schedule messages that fall due together so many seconds from now, which is when the broker's clock stops."""
     due_at = ceil_tenth(transitions.now(DB) + timedelta(seconds=seconds))
-    together = Message._base_manager.filter(due_at=message.due_at)
-    entries = [Entry.at(each.pk, due_at, each.priority) for each in together]
-    together.update(due_at=due_at)
-    message.due_at = due_at
-    broker.put(QUEUE, entries)
-    broker.now = stopped_at(to_tenths(due_at) - int(seconds * SECOND))
+    messages = schedule_messages([{"topic": topic, "due_at": due_at}] * number)
+    redis_of(consumer.brokers).now = stopped_at(to_tenths(due_at) - int(seconds * SECOND))
+    return messages
 
 
 def place(consumer: Consumer, message: Message) -> float | None:
     """Return the score of a message among the delayed."""
-    assert isinstance(consumer.brokers.redis, RedisBroker)
-    return consumer.brokers.redis.client.zscore(keys("delayq", QUEUE).delayed, str(message.pk))
+    return redis_of(consumer.brokers).client.zscore(keys("delayq", QUEUE).delayed, str(message.pk))
 
 
 def claimed_early(consumer: Consumer) -> Message:
     """Have a message claimed that falls due in eight seconds."""
-    (message,) = due_in_an_hour(consumer)
-    set_clock_before(consumer, message, 8)
+    (message,) = due_soon(consumer, 8)
     consumer.turn()
     return message
 
@@ -98,36 +80,30 @@ def test_a_message_is_claimed_a_moment_before_it_falls_due_and_waits(consumer: C
 
 
 def test_no_message_is_claimed_earlier_than_the_setting_allows(consumer: Consumer) -> None:
-    messages = due_in_an_hour(consumer)
-    set_clock_before(consumer, messages[0], CLAIM_AHEAD + 0.0001)
+    messages = due_soon(consumer, CLAIM_AHEAD + 0.0001)
     assert consumer.turn() > 0.4
     assert (consumer.pool.held(), states(messages)) == ([], [State.SCHEDULED])
 
 
 def test_the_consumer_comes_back_in_time_to_claim_ahead(consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> None:
     consumer.pauses.queues = lambda: ("other", QUEUE)
-    messages = due_in_an_hour(consumer)
-    set_clock_before(consumer, messages[0], CLAIM_AHEAD + 0.0001)
+    due_soon(consumer, CLAIM_AHEAD + 0.0001)
     monkeypatch.setattr("django_delayq.worker.claim.consumer.IDLE_WAIT", 100.0)
     assert 0 < consumer.turn() <= CLAIM_AHEAD / 2 + 0.0001
 
 
 def test_a_consumer_that_lacks_a_handler_claims_nothing_ahead_once_it_knows(consumer: Consumer) -> None:
-    messages = due_in_an_hour(consumer)
-    Message._base_manager.filter(pk=messages[0].pk).update(topic="t.of_another")
-    set_clock_before(consumer, messages[0], 4)
+    due_soon(consumer, 4, topic="t.of_another")
     consumer.turn()
-    later = due_in_an_hour(consumer)
-    set_clock_before(consumer, later[0], 4)
+    later = due_soon(consumer, 4)
     assert consumer.turn() > 0.4
     assert states(later) == [State.SCHEDULED]
 
 
 def test_an_id_taken_ahead_in_a_paused_queue_is_put_back_where_it_was(consumer: Consumer) -> None:
-    (message,) = due_in_an_hour(consumer)
     consumer.pauses.check()
     pause_queue(QUEUE)
-    set_clock_before(consumer, message, 4)
+    (message,) = due_soon(consumer, 4)
     consumer.turn()
     assert states([message]) == [State.SCHEDULED]
     assert place(consumer, message) == pytest.approx(to_tenths(message.due_at), abs=1)
@@ -152,8 +128,7 @@ def test_a_consumer_that_delivers_by_query_sleeps_until_something_is_due(
 
 
 def test_no_more_messages_are_claimed_ahead_than_there_is_room_for(consumer: Consumer) -> None:
-    messages = due_in_an_hour(consumer, 5)
-    set_clock_before(consumer, messages[0], 4)
+    messages = due_soon(consumer, 4, 5)
     assert consumer.turn() > 0.4
     assert sorted(states(messages)) == [State.RUNNING] * 3 + [State.SCHEDULED] * 2
     # The consumer does not come back before the others are due, or it would come back without end.
@@ -162,15 +137,13 @@ def test_no_more_messages_are_claimed_ahead_than_there_is_room_for(consumer: Con
 
 def test_a_consumer_that_may_deliver_no_more_claims_nothing_ahead(assembled: Assemble, consumer: Consumer) -> None:
     consumer = assembled(threads=3, claim_ahead=CLAIM_AHEAD, max_messages=0).consumer
-    messages = due_in_an_hour(consumer)
-    set_clock_before(consumer, messages[0], 4)
+    messages = due_soon(consumer, 4)
     assert consumer.turn() > 0.4
     assert states(messages) == [State.SCHEDULED]
 
 
 def test_a_message_due_later_than_redis_believes_is_not_claimed_ahead(consumer: Consumer) -> None:
-    (message,) = due_in_an_hour(consumer)
-    set_clock_before(consumer, message, 4)
+    (message,) = due_soon(consumer, 4)
     later = message.due_at + timedelta(seconds=1)
     Message._base_manager.filter(pk=message.pk).update(due_at=later)
     consumer.turn()
@@ -179,10 +152,8 @@ def test_a_message_due_later_than_redis_believes_is_not_claimed_ahead(consumer: 
 
 
 def test_a_handler_waits_for_the_record_when_its_process_is_ahead_of_it(consumer: Consumer) -> None:
-    (message,) = due_in_an_hour(consumer)
-    set_clock_before(consumer, message, 8)
-    assert isinstance(consumer.brokers.redis, RedisBroker)
-    consumer.brokers.redis.now = stopped_at(to_tenths(message.due_at) + SECOND)
+    (message,) = due_soon(consumer, 8)
+    redis_of(consumer.brokers).now = stopped_at(to_tenths(message.due_at) + SECOND)
     consumer.turn()
     (held,) = consumer.pool.held()
     row = Transition.objects.get(message_id=message.pk, to_state=State.RUNNING)
@@ -301,18 +272,16 @@ def test_a_delivery_waits_for_a_thread_only_once_it_is_due(assembled: Assemble) 
 # --- how far ahead --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("longest", "lead"), [(10.0, 9.995), (0.1, 0.095), (0.01, 0.005), (0.004, 0.002), (0.0, 0.0)])
-def test_the_lead_leaves_time_in_which_several_messages_fall_due(longest: float, lead: float) -> None:
+@pytest.mark.parametrize(
+    ("longest", "quick", "reach", "lead"),
+    [(10.0, True, 10.0, 9.995), (0.004, True, 0.004, 0.002), (0.5, False, NEAR, NEAR / 2), (0.0, False, 0.0, 0.0)],
+)
+def test_the_lead_leaves_time_for_several_messages_and_slow_handlers_leave_threads_free(
+    longest: float, quick: bool, reach: float, lead: float
+) -> None:
     claim_ahead = ClaimAhead(longest, lambda delivery: None)
-    assert claim_ahead.lead(quick=True) == pytest.approx(lead)
-    assert claim_ahead.reach(quick=True) == longest
-
-
-@pytest.mark.parametrize(("longest", "reach"), [(0.5, NEAR), (0.002, 0.002), (0.0, 0.0)])
-def test_a_thread_is_kept_free_for_what_is_due_while_handlers_are_slow(longest: float, reach: float) -> None:
-    claim_ahead = ClaimAhead(longest, lambda delivery: None)
-    assert claim_ahead.reach(quick=False) == reach
-    assert claim_ahead.lead(quick=False) == reach / 2
+    assert claim_ahead.reach(quick=quick) == reach
+    assert claim_ahead.lead(quick=quick) == pytest.approx(lead)
 
 
 def test_handlers_are_slow_until_they_turn_out_to_be_quick(assembled: Assemble) -> None:
@@ -346,11 +315,11 @@ def test_no_message_is_claimed_before_its_due_time_when_claiming_ahead_is_off(
     loaded: None, assembled: Assemble
 ) -> None:
     consumer = assembled(threads=3, claim_ahead=0.0).consumer
-    (message,) = due_in_an_hour(consumer)
-    set_clock_before(consumer, message, 0.0001)
+    (message,) = due_soon(consumer, 0.0001)
     assert 0 <= consumer.turn() <= 0.0001
     assert (consumer.pool.held(), states([message])) == ([], [State.SCHEDULED])
-    set_clock_before(consumer, message, 0)
+    redis_of(consumer.brokers).now = stopped_at(to_tenths(message.due_at))
+    eventually(lambda: transitions.now(DB) >= message.due_at)
     consumer.turn()
     (held,) = consumer.pool.held()
     assert held.due_mono <= held.claimed_mono
