@@ -93,6 +93,8 @@ RUBBISH: dict[str, Write] = {
     "a score beyond all times": lambda client: client.zadd(KEYS.ready, {"3": 1e300}),
     "a score without end": lambda client: client.zadd(KEYS.delayed, {"3": "-inf"}),
     "a score that is not whole": lambda client: client.zadd(KEYS.ready, {"3": 0.5}),
+    "a queue without a name": lambda client: client.zadd(KEYS.queues, {"": 0}),
+    "a queue with an endless name": lambda client: client.zadd(KEYS.queues, {"x" * 5000: 0}),
     "a queue that is no name": lambda client: client.zadd(KEYS.queues, {b"\xff\xfe": 0}),
     "a horizon that is no number": lambda client: client.hset(KEYS.meta, "horizon", "abc"),
     "a tick at its end": lambda client: client.hset(KEYS.meta, "tick", 2**63 - 1),

@@ -19,7 +19,6 @@ from django_delayq.core.worker_options import Options
 from django_delayq.models import Message
 from django_delayq.worker.claim.consumer import CATCH_UP, Consumer
 from django_delayq.worker.claim.queues import QueueFinder
-from django_delayq.worker.claim.wanted import Wanted
 from django_delayq.worker.processes.assembly import Parts
 from django_delayq.worker.upkeep.loader import Loader
 from tests.app.models import Effect
@@ -66,23 +65,6 @@ def test_an_overdue_backlog_runs_longest_overdue_first(
     finally:
         parts.pool.stop()
     assert list(Effect.objects.order_by("id").values_list("message_id", flat=True)) == ids
-
-
-@pytest.mark.usefixtures("loaded", "puts_are_flushed")
-@pytest.mark.parametrize("redis", [True, False], ids=["Redis", "no Redis"])
-def test_a_thread_that_becomes_free_during_a_turn_serves_the_highest_queue(
-    assembled: Assemble, monkeypatch: pytest.MonkeyPatch, redis: bool
-) -> None:
-    # Nothing is in the middle queue: it has left nobody out, and yet the low one is not served.
-    parts = assembled(queues=("high", "middle", "low"), redis=redis)
-    for queue in ("low", "high"):
-        schedule_message("t.ok", queue=queue)
-    rooms = iter([0, 1])
-    monkeypatch.setattr(Wanted, "ids", property(lambda self: next(rooms, 0)))
-    parts.consumer.turn()
-    assert parts.pool.held() == []
-    parts.consumer.turn()
-    assert [delivery.queue for delivery in parts.pool.held()] == ["high"]
 
 
 QUEUE = "default"
