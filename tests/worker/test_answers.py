@@ -78,12 +78,9 @@ def test_successes_with_and_without_results_are_written_together() -> None:
     [
         (object(), "the result is of type object, which is not JSON"),
         ({"a": [{1}]}, "result['a'][0] is of type set, which is not JSON; pass a list"),
-        ("\x00", "the result holds a NUL character"),
-        (float("nan"), "the result is not JSON: Out of range float values are not JSON compliant"),
-        (2**63, "the result holds an integer of more than 64 bits"),
         ("x" * 2_000_000, "the result has 2000002 bytes of JSON, more than DELAYQ['PAYLOAD_MAX_BYTES']"),
     ],
-    ids=["object", "set", "nul", "nan", "long", "large"],
+    ids=["object", "set", "large"],
 )
 def test_a_result_that_cannot_be_kept_is_a_failure(value: object, reason: str) -> None:
     def affect(message: Delivery) -> object:
@@ -200,11 +197,9 @@ def test_a_left_payload_becomes_json_at_the_raise() -> None:
     ("payload", "reason"),
     [
         (object(), "InvalidMessage: the payload is of type object, which is not JSON"),
-        ({"a": "\x00"}, "InvalidMessage: payload['a'] holds a NUL character"),
-        (float("nan"), "InvalidMessage: the payload is not JSON"),
         ("x" * 2_000_000, "PayloadTooLarge: the payload has 2000002 bytes of JSON"),
     ],
-    ids=["object", "nul", "nan", "large"],
+    ids=["object", "large"],
 )
 def test_a_payload_that_cannot_be_left_is_a_counted_failure(recorder: Recorder, payload: object, reason: str) -> None:
     message = recorded(recorder, asks_with(payload, counts=False), retry=[0])

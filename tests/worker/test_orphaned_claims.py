@@ -12,12 +12,12 @@ from pytest_django import DjangoAssertNumQueries
 
 from django_delayq import cancel_message, schedule_message
 from django_delayq.broker.base import Entry
+from django_delayq.core import failpoints
 from django_delayq.core.exceptions import BrokerUnavailable
 from django_delayq.core.states import State
 from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message
 from django_delayq.record import crashes, transitions
-from django_delayq.record.sql.rows import Claimed
 from django_delayq.worker.claim.consumer import Consumer
 from django_delayq.worker.parts.delivery import Delivery
 from tests.support.assembled import Assemble
@@ -42,30 +42,26 @@ def consumer(request: pytest.FixtureRequest, loaded: None, assembled: Assemble) 
 def cut(consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> Cut:
     """Break the connection to the database as soon as the next claim is committed."""
 
-    def lose() -> None:
-        monkeypatch.undo()
-        connections[DB].close()
-        raise OperationalError("the connection was cut")
-
-    def claim(*given: Any, **named: Any) -> list[Claimed]:
-        really(*given, **named)
-        lose()
-        return []
+    def lose(place: str) -> None:
+        if place == "after_claim":
+            monkeypatch.undo()
+            connections[DB].close()
+            raise OperationalError("the connection was cut")
 
     @contextmanager
     def exclusively() -> Iterator[None]:
         with held():
             yield
-        lose()
+        lose("after_claim")
 
-    really, held = transitions.claim, consumer.brokers.database.exclusively
+    held = consumer.brokers.database.exclusively
 
     def arm() -> None:
         if consumer.brokers.redis is None:
             # The claim is committed together with the query for what is due.
             monkeypatch.setattr(consumer.brokers.database, "exclusively", exclusively)
         else:
-            monkeypatch.setattr(transitions, "claim", claim)
+            monkeypatch.setattr(failpoints, "hook", lose)
 
     return arm
 

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from django.db import connections, transaction
 from django.db.models import F
 
-from django_delayq import LeaseLost, cancel_message, schedule_message, signals
+from django_delayq import LeaseLost, cancel_message, signals
 from django_delayq.core.outcomes import Ack, Release, Retry
 from django_delayq.core.states import State
 from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message
-from django_delayq.project import registry
 from django_delayq.record import crashes, transitions
-from django_delayq.record.sql import statements
-from django_delayq.record.sql.rows import LeaseRenewal, Success, Ticket
+from django_delayq.record.sql.rows import Success
 from django_delayq.worker.parts.delivery import Delivery
 from django_delayq.worker.processes.assembly import Parts
 from django_delayq.worker.run import recorder as module
@@ -131,14 +129,6 @@ def test_a_renewal_and_an_interrupt_wait_for_no_lock_of_the_handlers_thread() ->
     assert (one.leased_mono, one.cancel_requested) == (before + 5, True)
 
 
-def test_a_renewal_does_not_shorten_what_the_handler_has_extended() -> None:
-    (one,) = claimed("t.ok")
-    one.extend("10m")
-    extended = Message.objects.get(pk=one.id).lease_ends_at
-    assert statements(DB).extend([LeaseRenewal(one.id, one.deliveries, 30.0)]) == {one.id: False}
-    assert Message.objects.get(pk=one.id).lease_ends_at == extended
-
-
 # --- outcomes ---------------------------------------------------------------------------------------------------------
 
 
@@ -182,84 +172,49 @@ def test_a_success_whose_reply_was_lost_is_told_once(recorder: Recorder, again: 
 # --- outcomes that are written together. The clock stands still -------------------------------------------------------
 
 
-class Bench:
-    """A recorder with the sizes of the batches that it wrote and the times (seconds) that it slept."""
+def test_outcomes_that_follow_closely_are_written_together(
+    assembled: Assemble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each write, and each sleep of the recorder, waits until the test lets it go on."""
+    batches: list[int] = []
+    sleeps: list[float] = []
+    writing, may_write, asleep, may_wake = (threading.Semaphore(0) for _ in range(4))
+    succeed = transitions.succeed
 
-    def __init__(self, assembled: Assemble, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.batches: list[int] = []
-        self.sleeps: list[float] = []
-        self.asleep = threading.Event()
-        self.go_on = threading.Event()
-        self.writing = threading.Event()
-        self.may_write = threading.Event()
-        self.may_write.set()
-        monkeypatch.setattr(module, "time", self)
-        succeed = transitions.succeed
+    def write(using: str, successes: list[Success], **options: Any) -> set[int]:
+        batches.append(len(successes))
+        writing.release()
+        assert may_write.acquire(timeout=PATIENCE)
+        return succeed(using, successes, **options)
 
-        def slowly(using: str, successes: list[Success], **options: Any) -> set[int]:
-            self.batches.append(len(successes))
-            self.writing.set()
-            assert self.may_write.wait(PATIENCE)
-            return succeed(using, successes, **options)
+    def sleep(seconds: float) -> None:
+        sleeps.append(seconds)
+        asleep.release()
+        assert may_wake.acquire(timeout=PATIENCE)
 
-        monkeypatch.setattr(transitions, "succeed", slowly)
-        handler = registry.handlers()["t.ok"]
-        ids = [schedule_message("t.ok").pk for _ in range(6)]
-        rows = transitions.claim("default", [Ticket(pk) for pk in ids], {"t.ok": handler.lease}, "w")
-        self.held = [Delivery(row, handler, "default") for row in rows]
-        self.recorder = assembled().recorder
+    monkeypatch.setattr(transitions, "succeed", write)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 1000.0, sleep=sleep))
+    recorder, held = assembled().recorder, claimed(*["t.ok"] * 6)
 
-    def monotonic(self) -> float:
-        return 1000.0
-
-    def sleep(self, seconds: float) -> None:
-        self.sleeps.append(seconds)
-        self.asleep.set()
-        assert self.go_on.wait(PATIENCE)
-
-    def submit(self, number: int) -> None:
+    def submit(number: int) -> None:
         for _ in range(number):
-            self.recorder.submit(self.held.pop(), Ack(), "worker:w")
+            recorder.submit(held.pop(), Ack(), "worker:w")
 
-    def wait_for(self, number: int) -> None:
-        """Wait until so many outcomes are written."""
-        consumed = Message.objects.filter(state=State.CONSUMED)
-        eventually(lambda: consumed.count() == number, f"{number} outcomes are written")
-
-    def close(self) -> None:
-        for event in (self.go_on, self.may_write):
-            event.set()
-        self.recorder.stop()
-        self.recorder.join(PATIENCE)
-
-
-@pytest.fixture
-def bench(assembled: Assemble, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    made = Bench(assembled, monkeypatch)
-    yield made
-    made.close()
-
-
-def test_outcomes_that_follow_closely_are_written_together(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench.may_write.clear()
-    bench.submit(1)
-    assert bench.writing.wait(PATIENCE)
-    bench.submit(2)
-    bench.may_write.set()
-    bench.wait_for(3)
-    # After one alone nothing gathers.
-    assert (bench.batches, bench.sleeps) == ([1, 2], [])
-    bench.submit(1)
-    assert bench.asleep.wait(PATIENCE)
-    bench.submit(1)
-    bench.writing.clear()
-    bench.may_write.clear()
-    bench.go_on.set()
-    assert bench.writing.wait(PATIENCE)
+    submit(1)
+    assert writing.acquire(timeout=PATIENCE)
+    submit(2)
+    may_write.release(2)
+    assert writing.acquire(timeout=PATIENCE)
+    submit(1)
+    assert asleep.acquire(timeout=PATIENCE)
+    # After one alone nothing gathered.
+    assert (batches, sleeps) == ([1, 2], [pytest.approx(GATHER_TIME)])
+    submit(1)
+    may_wake.release()
+    assert writing.acquire(timeout=PATIENCE)
     # Many do not wait for more.
     monkeypatch.setattr(module, "ENOUGH_OUTCOMES", 1)
-    bench.submit(1)
-    bench.may_write.set()
-    bench.wait_for(6)
-    assert bench.batches == [1, 2, 2, 1]
-    assert bench.sleeps == [pytest.approx(GATHER_TIME)]
+    submit(1)
+    may_write.release(2)
+    assert writing.acquire(timeout=PATIENCE)
+    assert (batches, len(sleeps)) == ([1, 2, 2, 1], 1)
