@@ -11,9 +11,11 @@ from django_delayq.core.outcomes import Outcome
 from django_delayq.middleware import Middleware, install, remove
 from django_delayq.models import Message
 from django_delayq.project import registry
+from django_delayq.worker.claim.consumer import Consumer
 from django_delayq.worker.parts.broker_switch import BrokerSwitch
 from django_delayq.worker.parts.delivery import Delivery
 from django_delayq.worker.run import executor
+from django_delayq.worker.run.pool import Pool
 from django_delayq.worker.run.recorder import Recorder
 from tests.support.claims import claimed
 
@@ -75,3 +77,17 @@ def installed(middleware: Middleware) -> Iterator[None]:
 def redis_of(brokers: BrokerSwitch) -> RedisBroker:
     """Return the broker of Redis that a worker uses, for tests that look into Redis."""
     return cast("RedisBroker", brokers.redis)
+
+
+@contextmanager
+def running(*threads: Pool | Consumer) -> Iterator[None]:
+    """Have threads of a worker run until the block ends."""
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        for thread in threads:
+            thread.stop()
+            if isinstance(thread, Consumer):
+                thread.join()

@@ -25,7 +25,7 @@ from django_delayq.worker.run.pool import QUEUED_TIME, Pool
 from tests.support.assembled import Assemble
 from tests.support.clocks import stopped_at
 from tests.support.workers import eventually
-from tests.worker.bench import redis_of
+from tests.worker.bench import redis_of, running
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]
 
@@ -186,10 +186,9 @@ def claimed(due_in: float, **options: Any) -> Delivery:
 
 @pytest.fixture
 def pool(assembled: Assemble) -> Iterator[Pool]:
-    made: Pool = assembled(claim_ahead=CLAIM_AHEAD).pool
-    made.start()
-    yield made
-    made.stop()
+    made = assembled(claim_ahead=CLAIM_AHEAD).pool
+    with running(made):
+        yield made
 
 
 def has_run(delivery: Delivery) -> Callable[[], bool]:

@@ -30,6 +30,7 @@ from tests.support.assembled import Assemble, drain
 from tests.support.claims import DB, claimed
 from tests.support.limits import Declare, admit, claim_limited, states, succeed
 from tests.support.workers import PATIENCE, eventually
+from tests.worker.bench import running
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -157,11 +158,10 @@ def test_a_message_that_is_to_run_alone_waits_longer_each_time(assembled: Assemb
         Message._base_manager.filter(pk=message.pk).update(due_at=message.due_at)
     assert [round(seconds / FIRST_WAIT) for seconds in waits] == [1, 2, 4]
     consumer.pool.threads.held.remove(busy)
-    consumer.pool.start()
-    consumer.turn()
-    consumer.turn()
-    eventually(lambda: Message.objects.get(pk=message.pk).state == State.CONSUMED, "it runs alone")
-    consumer.pool.stop()
+    with running(consumer.pool):
+        consumer.turn()
+        consumer.turn()
+        eventually(lambda: Message.objects.get(pk=message.pk).state == State.CONSUMED, "it runs alone")
 
 
 def test_an_async_handler_runs_alone_when_neither_a_thread_nor_the_loop_is_busy(assembled: Assemble) -> None:
@@ -171,20 +171,19 @@ def test_an_async_handler_runs_alone_when_neither_a_thread_nor_the_loop_is_busy(
         lane.held.add(claimed(topic))
     message = schedule_message("t.async")
     Message._base_manager.filter(pk=message.pk).update(deliveries=2)
-    parts.pool.start()
-    consumer.turn()
-    for lane in (threads, loop):
+    with running(parts.pool):
         consumer.turn()
-        quarantined = parts.pool.quarantined
-        assert quarantined is not None
-        assert quarantined.id == message.pk
-        (busy,) = lane.held.all()
-        lane.held.remove(busy)
-    consumer.turn()
-    assert parts.recorder.flush(60)
+        for lane in (threads, loop):
+            consumer.turn()
+            quarantined = parts.pool.quarantined
+            assert quarantined is not None
+            assert quarantined.id == message.pk
+            (busy,) = lane.held.all()
+            lane.held.remove(busy)
+        consumer.turn()
+        assert parts.recorder.flush(60)
     assert Message.objects.get(pk=message.pk).state == State.CONSUMED
     assert Transition.objects.get(message=message, to_state=State.CONSUMED).actor == "worker:w/async"
-    parts.pool.stop()
 
 
 def test_a_message_that_is_to_run_alone_runs_with_once_although_no_more_may_be_delivered() -> None:

@@ -27,7 +27,7 @@ from tests.support.assembled import Assemble
 from tests.support.claims import claimed, last_move, state
 from tests.support.receivers import receiving
 from tests.support.workers import eventually
-from tests.worker.bench import TOPIC, delivery_to, installed
+from tests.worker.bench import TOPIC, delivery_to, installed, running
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -35,16 +35,13 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def test_a_handler_whose_lease_ran_out_just_before_it_began_does_not_run(parts: Parts) -> None:
     """The process froze after everything else was checked."""
     (one,) = claimed("t.ok")
-    pool = parts.pool
 
     def freeze(**facts: Any) -> None:
         one.leased_mono -= one.handler.lease + 1
 
-    with receiving(freeze, signals.message_delivered):
-        pool.start()
-        pool.submit([one])
+    with receiving(freeze, signals.message_delivered), running(parts.pool):
+        parts.pool.submit([one])
         eventually(lambda: state(one) != State.RUNNING, "the end of the delivery")
-    pool.stop()
     assert (state(one), last_move(one).reason) == (State.SCHEDULED, "lease ran out before it began")
 
 
@@ -59,21 +56,19 @@ def test_a_receiver_that_raises_anything_ends_no_thread_and_no_loop(assembled: A
     one, other = claimed(topic, topic)
     parts = assembled(1, tasks=1)
     pool, recorder = parts.pool, parts.recorder
-    pool.start()
-    with receiving(be_rude, signals.message_delivered, signals.message_succeeded):
+    with running(pool), receiving(be_rude, signals.message_delivered, signals.message_succeeded):
         pool.submit([one])
         assert pool.wait_idle(60)
         assert recorder.flush(60)
         recorder.submit(other, Ack(), "worker:w")
         assert recorder.flush(60)
+        assert recorder.is_alive()
+        assert all(member.is_alive() for member in pool.members)
     assert calls == ["called", "called"]
     assert (state(one), state(other)) == (State.SCHEDULED, State.CONSUMED)
     assert last_move(one).error == "the worker failed: BaseException"
     # The handler never began.
     assert Message.objects.get(pk=one.id).attempts == 0
-    assert recorder.is_alive()
-    assert all(member.is_alive() for member in pool.members)
-    pool.stop()
 
 
 @pytest.mark.parametrize("threads", [1, 8, 20, 100])
@@ -152,58 +147,39 @@ def noting(seen: list[str]) -> Callable[[Any], Any]:
     return lambda message: seen.append("handler")
 
 
-def test_a_delivery_that_gets_no_connection_calls_nothing_and_costs_no_attempt(
-    parts: Parts, away: Away, seen: list[str]
+def test_a_delivery_that_gets_no_connection_calls_nothing_and_its_thread_takes_part_again_after_a_rest(
+    assembled: Assemble, away: Away, seen: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = delivery_to(noting(seen), transactional=True, retry=False)
-    budget = parts.budget
-    pool = parts.pool
-    with away():
-        pool.start()
-        pool.submit([one])
-        eventually(lambda: not pool.is_busy, "the end of the delivery")
-        assert (pool.threads.places, pool.threads.room) == (0, 0)
-    assert parts.recorder.flush(60)
-    pool.stop()
-    message = Message.objects.get(pk=one.id)
-    assert (message.state, message.attempts, seen) == (State.SCHEDULED, 0, [])
-    assert last_move(one).reason.startswith("no transaction for its handler: ")
-    assert budget.grant(1)
+    monkeypatch.setattr(handler_threads, "FIRST_REST", 0.05)
+    handler(TOPIC, transactional=True, retry=False)(noting(seen))
+    first, second = claimed(TOPIC, TOPIC)
+    parts = assembled()
+    freed: list[int] = []
+    parts.pool.threads.on_freed = lambda: freed.append(parts.pool.threads.room)
+    with running(parts.pool):
+        with away():
+            parts.pool.submit([first])
+            # The place is not free when the delivery ends, but after the rest.
+            eventually(lambda: freed == [0, 1], "the end of the rest")
+            assert seen == []
+        assert parts.recorder.flush(60)
+        assert (state(first), Message.objects.get(pk=first.id).attempts) == (State.SCHEDULED, 0)
+        assert last_move(first).reason.startswith("no transaction for its handler: ")
+        parts.pool.submit([second])
+        eventually(lambda: state(second) == State.CONSUMED, "the end of the second delivery")
 
 
 def test_a_handler_that_needs_no_connection_runs_while_the_database_is_away(
     parts: Parts, away: Away, seen: list[str]
 ) -> None:
     one = delivery_to(noting(seen), retry=False)
-    with away():
-        parts.pool.start()
+    with running(parts.pool), away():
         parts.pool.submit([one])
         eventually(lambda: not parts.pool.is_busy, "the end of the delivery")
         assert seen == ["receiver", "middleware", "handler"]
         assert parts.pool.threads.places == 1
     assert parts.recorder.flush(60)
-    parts.pool.stop()
     assert state(one) == State.CONSUMED
-
-
-def test_a_thread_that_got_no_connection_takes_part_again_after_a_rest(
-    assembled: Assemble, away: Away, seen: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(handler_threads, "FIRST_REST", 0.05)
-    handler(TOPIC, transactional=True, retry=False)(noting(seen))
-    first, second = claimed(TOPIC, TOPIC)
-    pool = assembled().pool
-    freed: list[int] = []
-    pool.threads.on_freed = lambda: freed.append(pool.threads.room)
-    with away():
-        pool.start()
-        pool.submit([first])
-        # The place is not free when the delivery ends, but after the rest.
-        eventually(lambda: freed == [0, 1], "the end of the rest")
-    pool.submit([second])
-    eventually(lambda: "handler" in seen, "the second delivery")
-    eventually(lambda: state(first) == State.SCHEDULED and state(second) == State.CONSUMED, "both outcomes")
-    pool.stop()
 
 
 def test_a_thread_that_is_resting_ends_at_once(
@@ -246,9 +222,8 @@ def turns(parts: Parts) -> handler_threads.Turns:
 def run(parts: Parts, number: int = NUMBER) -> None:
     """Run deliveries that are there together."""
     parts.pool.submit(claimed(*[TOPIC] * number))
-    parts.pool.start()
-    assert parts.pool.wait_idle(60)
-    parts.pool.stop()
+    with running(parts.pool):
+        assert parts.pool.wait_idle(60)
 
 
 @pytest.mark.usefixtures("unwatched")
@@ -305,12 +280,11 @@ def test_deliveries_that_come_while_a_quick_handler_is_stuck_do_not_wait(assembl
             waited.append(ended.wait(60))
 
     handler(TOPIC)(handle)
-    parts.pool.start()
-    parts.pool.submit(claimed(TOPIC))
-    assert begun.wait(60)
-    parts.pool.submit(claimed(TOPIC))
-    assert parts.pool.wait_idle(60)
-    parts.pool.stop()
+    with running(parts.pool):
+        parts.pool.submit(claimed(TOPIC))
+        assert begun.wait(60)
+        parts.pool.submit(claimed(TOPIC))
+        assert parts.pool.wait_idle(60)
     assert waited == [True]
 
 

@@ -25,6 +25,7 @@ from tests.app.models import Effect
 from tests.support.assembled import Assemble
 from tests.support.claims import DB
 from tests.support.workers import eventually
+from tests.worker.bench import running
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -51,19 +52,16 @@ def test_an_overdue_backlog_runs_longest_overdue_first(
     if parts.brokers.redis is not None:
         Loader("default", parts.brokers, "w").tick()
         assert parts.brokers.redis.sizes(["default"])["default"].ready == len(ids)
-    parts.pool.start()
-    try:
-        if paused:
-            parts.consumer.turn()
-            resume_queue("default")
+    if paused:
+        parts.consumer.turn()
+        resume_queue("default")
 
-        def all_consumed() -> bool:
-            parts.consumer.turn()
-            return not Message.objects.exclude(state=State.CONSUMED).exists()
+    def all_consumed() -> bool:
+        parts.consumer.turn()
+        return not Message.objects.exclude(state=State.CONSUMED).exists()
 
+    with running(parts.pool):
         eventually(all_consumed)
-    finally:
-        parts.pool.stop()
     assert list(Effect.objects.order_by("id").values_list("message_id", flat=True)) == ids
 
 

@@ -7,15 +7,13 @@ from typing import Any
 
 import pytest
 
-from django_delayq import cancel_message, handler, reschedule_message, schedule_message, schedule_messages
+from django_delayq import cancel_message, handler, schedule_message, schedule_messages
 from django_delayq.broker.base import IDS_PER_CALL, Entry
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.core import failpoints
 from django_delayq.core.chunks import chunks
 from django_delayq.core.outcomes import Ack
 from django_delayq.core.states import State
-from django_delayq.inspector.consistency import ConsistencyCheck
-from django_delayq.models import Message
 from django_delayq.project import conf
 from django_delayq.worker.claim import consumer, sidings, wake_ups
 from django_delayq.worker.claim.queues import QueueFinder
@@ -28,6 +26,7 @@ from tests.support.limits import Declare
 from tests.support.record_of import states
 from tests.support.steps import ago
 from tests.support.workers import PATIENCE, eventually
+from tests.worker.bench import redis_of, running
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("loaded", "puts_are_flushed")]
 
@@ -36,8 +35,7 @@ NEW = "t.unheard_of"
 
 @pytest.fixture
 def broker(parts: Parts) -> RedisBroker:
-    assert isinstance(parts.brokers.redis, RedisBroker)
-    return parts.brokers.redis
+    return redis_of(parts.brokers)
 
 
 def hear_of_it() -> None:
@@ -76,21 +74,6 @@ def test_an_id_whose_topic_is_unknown_stands_aside_and_costs_nothing_more(
     assert held(parts) == taken == [mine.pk]
 
 
-def test_a_new_worker_serves_what_others_have_set_aside_in_its_first_turn(
-    parts: Parts, assembled: Assemble, broker: RedisBroker
-) -> None:
-    late, urgent = schedule_message(NEW), schedule_message(NEW, priority=5)
-    turn(parts)
-    hear_of_it()
-    new = assembled(1, name="new")
-    turn(new)
-    assert held(new) == [urgent.pk]
-    new.pool.threads.held.remove(new.pool.held()[0])
-    turn(new)
-    assert held(new) == [late.pk]
-    assert broker.asides() == {}
-
-
 def test_a_wake_up_goes_on_until_it_finds_the_worker_that_can_use_it(
     assembled: Assemble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,47 +90,12 @@ def test_a_wake_up_goes_on_until_it_finds_the_worker_that_can_use_it(
 
     monkeypatch.setattr(waiting.wake_ups, "pass_on", note)
     other = RedisBroker(conf.get(), DB, timeout=PATIENCE)
-    waiting.start()
-    try:
+    with running(waiting):
         schedule_message(NEW)
         assert passed_on.wait(PATIENCE)
         assert other.listen(None, PATIENCE)
         assert other.asides() == {"default": {HANDLER + NEW: 1}}
-    finally:
-        other.close()
-        waiting.stop()
-        waiting.join()
-
-
-def test_messages_that_stand_aside_are_found_nowhere_else_and_missed_by_nobody(
-    parts: Parts, broker: RedisBroker
-) -> None:
-    pks = {schedule_message(NEW).pk for _ in range(3)}
-    turn(parts)
-    assert {pk for some in broker.ids("default") for pk in some} == pks
-    assert broker.sizes(["default"])["default"].total == 3
-    mismatches = ConsistencyCheck(DB, broker, "default", pause=0.0).run()
-    assert mismatches.compared
-    assert not mismatches.total
-
-
-@pytest.mark.parametrize("change", ["cancel", "expire", "reschedule"])
-def test_a_message_that_is_changed_stands_aside_no_more(parts: Parts, broker: RedisBroker, change: str) -> None:
-    message = schedule_message(NEW, expires="1h")
-    turn(parts)
-    match change:
-        case "cancel":
-            cancel_message(message.pk)
-        case "expire":
-            Message._base_manager.filter(pk=message.pk).update(expires_at=ago())
-            parts.reaper.tick()
-        case "reschedule":
-            reschedule_message(message.pk, delay=60)
-    broker.flush()
-    eventually(lambda: broker.asides() == {}, "it stands aside no more")
-    (place,) = broker.places("default", [message.pk])
-    assert place.ready_tenths is None
-    assert (place.delayed_tenths is None) == (change != "reschedule")
+    other.close()
 
 
 def test_a_message_beside_a_thousand_for_nobody_is_found_in_one_turn(assembled: Assemble) -> None:
@@ -156,30 +104,6 @@ def test_a_message_beside_a_thousand_for_nobody_is_found_in_one_turn(assembled: 
     mine = schedule_message("t.ok")
     turn(two_lanes)
     assert held(two_lanes) == [mine.pk]
-
-
-@pytest.fixture
-def limited(assembled: Assemble) -> Parts:
-    """A worker that knows a limit of two, and has two of five messages of it running."""
-    handler("t.two", limit=2)(lambda payload: None)
-    schedule_messages([{"topic": "t.two"}] * 5)
-    made = assembled(4, name="limited")
-    turn(made)
-    return made
-
-
-def test_what_a_limit_refuses_stands_aside_until_a_place_is_free(limited: Parts, broker: RedisBroker) -> None:
-    running = held(limited)
-    assert len(running) == 2
-    assert broker.asides() == {"default": {"topic t.two": 3}}
-    other = schedule_message("t.ok")
-    turn(limited)
-    assert len(held(limited)) == 3
-    assert other.pk in held(limited)
-    end(limited, running[0])
-    turn(limited)
-    assert len(held(limited)) == 3
-    assert broker.asides() == {"default": {"topic t.two": 2}}
 
 
 def test_a_worker_that_is_the_first_to_set_an_id_aside_soon_looks_again(assembled: Assemble) -> None:
@@ -196,12 +120,14 @@ def test_a_worker_that_is_the_first_to_set_an_id_aside_soon_looks_again(assemble
     assert wait <= LOOK_INTERVAL
 
 
-def end(parts: Parts, pk: int) -> None:
-    """Record the success of a message that a worker holds."""
-    (delivery,) = (one for one in parts.pool.held() if one.id == pk)
-    parts.recorder.submit(delivery, Ack(), f"worker:{parts.name}")
-    parts.pool.threads.held.remove(delivery)
+def end(parts: Parts, *ids: int) -> None:
+    """Record the success of messages that a worker holds."""
+    ended = [delivery for delivery in parts.pool.held() if delivery.id in ids]
+    for delivery in ended:
+        parts.recorder.submit(delivery, Ack(), f"worker:{parts.name}")
     assert parts.recorder.flush(PATIENCE)
+    for delivery in ended:
+        parts.pool.threads.held.remove(delivery)
 
 
 def test_a_slot_of_a_rate_that_nobody_needs_keeps_no_worker_busy(assembled: Assemble) -> None:
@@ -211,8 +137,7 @@ def test_a_slot_of_a_rate_that_nobody_needs_keeps_no_worker_busy(assembled: Asse
     turn(rated)
     assert held(rated) == [begun.pk]
     cancel_message(waiting.pk)
-    assert rated.brokers.redis is not None
-    rated.brokers.redis.flush()
+    redis_of(rated.brokers).flush()
     known = rated.consumer.sidings
     eventually(lambda: known.seconds_to_slot in (0.0, None), "the slot has come")
     turns = [rated.consumer.turn() for _ in range(3)]
@@ -234,14 +159,8 @@ def test_ids_that_are_put_back_for_want_of_room_go_to_whoever_has_a_place_next(
     # Another worker, and this one when its handler ends.
     assert [broker.client.llen(wake) for wake in wakes] == [1, 1]
     broker.client.delete(*wakes)
-    parts.pool.start()
-    parts.consumer.start()
-    try:
+    with running(parts.pool, parts.consumer):
         eventually(lambda: states() == {State.CONSUMED: 5}, "all are delivered")
-    finally:
-        parts.consumer.stop()
-        parts.consumer.join()
-        parts.pool.stop()
 
 
 def test_a_newcomer_does_not_wait_for_a_backlog_to_stand_aside(assembled: Assemble) -> None:
@@ -249,8 +168,7 @@ def test_a_newcomer_does_not_wait_for_a_backlog_to_stand_aside(assembled: Assemb
     worker = assembled(4, name="worker")
     schedule_messages([{"topic": "t.one"}] * (2 * IDS_PER_CALL))
     newcomer = schedule_message("t.ok")
-    broker = worker.brokers.redis
-    assert broker is not None
+    broker = redis_of(worker.brokers)
     broker.flush()
     # Learns that the limit is full, and makes all ready.
     worker.consumer.turn()
@@ -282,8 +200,6 @@ def test_a_place_that_becomes_free_while_a_claim_asks_for_it_is_taken_at_once(
     monkeypatch.setattr(sidings, "LOOK_INTERVAL", 10 * PATIENCE)
     worker = assembled(2, name="worker")
     first = schedule_message("t.one")
-    worker.consumer.start()
-    eventually(lambda: held(worker) == [first.pk], "the first one runs")
     ended: list[int] = []
 
     def end_the_first(place: str) -> None:
@@ -291,13 +207,11 @@ def test_a_place_that_becomes_free_while_a_claim_asks_for_it_is_taken_at_once(
             ended.append(first.pk)
             end(worker, first.pk)
 
-    monkeypatch.setattr(failpoints, "hook", end_the_first)
-    second = schedule_message("t.one")
-    try:
+    with running(worker.consumer):
+        eventually(lambda: held(worker) == [first.pk], "the first one runs")
+        monkeypatch.setattr(failpoints, "hook", end_the_first)
+        second = schedule_message("t.one")
         eventually(lambda: held(worker) == [second.pk], "the second one runs")
-    finally:
-        worker.consumer.stop()
-        worker.consumer.join()
     assert ended
 
 
@@ -379,19 +293,13 @@ def test_the_best_of_all_that_stands_aside_begins_first(
     long = scheduled("t.sleep", priority=100)
     assert set(held(parts)) == {one, two, long[0]}
 
-    def end(*ids: int) -> None:
-        ended = [delivery for delivery in parts.pool.held() if delivery.id in ids]
-        for delivery in ended:
-            parts.recorder.submit(delivery, Ack(), "worker:w/0")
-        parts.recorder.flush(5)
-        for delivery in ended:
-            parts.pool.threads.held.remove(delivery)
-        turn(parts)
-        turn(parts)
-
-    end(one, two)
+    end(parts, one, two)
+    turn(parts)
+    turn(parts)
     assert set(held(parts)) == {best, *long}
-    end(best)
+    end(parts, best)
+    turn(parts)
+    turn(parts)
     assert set(held(parts)) == {second, *long}
 
 
