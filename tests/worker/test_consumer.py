@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any
 
 import pytest
-from django.db import OperationalError
 
 from django_delayq import schedule_message, schedule_messages
 from django_delayq.broker.base import Entry, Taken
 from django_delayq.core.clock import SECOND
 from django_delayq.core.exceptions import BrokerUnavailable
-from django_delayq.core.outcomes import Ack
 from django_delayq.core.states import State
 from django_delayq.core.worker_options import Options
 from django_delayq.models import Message, Transition
@@ -71,34 +68,6 @@ def test_a_message_that_falls_due_while_others_are_claimed_is_not_slept_through(
 
     assert wait_after_answer(ago=1.0) <= 0.5
     assert wait_after_answer(ago=60.0) == 0.0
-
-
-def test_a_process_whose_outcomes_cannot_be_recorded_takes_nothing(
-    assembled: Assemble, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The work might have to be repeated."""
-    parts = assembled(redis=False)
-    succeed, is_away = transitions.succeed, threading.Event()
-
-    def fail(*arguments: Any, **options: Any) -> set[int]:
-        if is_away.is_set():
-            raise OperationalError("on purpose")
-        return succeed(*arguments, **options)
-
-    monkeypatch.setattr(transitions, "succeed", fail)
-    monkeypatch.setattr(wanted, "LONGEST_BEHIND", 0.05)
-    is_away.set()
-    (delivery,) = claimed("t.ok")
-    parts.recorder.submit(delivery, Ack(), "worker:w")
-    eventually(lambda: parts.recorder.behind > 0.05, "an outcome waits")
-    message = schedule_message("t.ok")
-    parts.consumer.turn()
-    assert Message.objects.get(pk=message.pk).state == State.SCHEDULED
-    assert not parts.consumer._may_go_on
-    is_away.clear()
-    assert parts.recorder.flush(60)
-    parts.consumer.turn()
-    assert Message.objects.get(pk=message.pk).state == State.RUNNING
 
 
 def test_a_worker_whose_lease_renewals_get_no_answer_claims_nothing(

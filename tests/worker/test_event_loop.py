@@ -242,13 +242,6 @@ def test_a_task_that_tries_to_end_the_worker_does_not(parts: Parts, run: Run, ca
     assert (state(first), state(second)) == (State.CONSUMED, State.CONSUMED)
     assert "tried to end the worker" in caplog.text
 
-    async def exit_(message: Delivered) -> None:
-        raise SystemExit(3)
-
-    registry.unregister(TOPIC)
-    (third,) = run(exit_)
-    assert (state(third), last_move(third).error) == (State.SCHEDULED, "SystemExit: 3")
-
 
 # --- timeouts, cancellation and the end of the process ----------------------------------------------------------------
 

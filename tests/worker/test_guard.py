@@ -26,6 +26,7 @@ def read(sql: Any) -> guard.Words:
         "ROLLBACK",
         "rollback work",
         "ROLLBACK AND CHAIN",
+        "COMMIT AND CHAIN",
         "COMMIT PREPARED 'x'",
         "PREPARE TRANSACTION 'x'",
         "/* a */ -- b\n COMMIT",

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from datetime import timedelta
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import redis
@@ -38,27 +38,21 @@ QUEUES = [f"tenant{number}" for number in range(60)]
 TOPIC = "t.ok"
 
 
+class Upkeep(NamedTuple):
+    """The services of one process that keep Redis filled, and its broker."""
+
+    loader: Loader
+    sweeper: Sweeper
+    broker: RedisBroker
+
+
 @pytest.fixture
-def brokers(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Iterator[BrokerSwitch]:
+def upkeep(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Iterator[Upkeep]:
     monkeypatch.setattr(sweeping, "CLAIMING", 0.0)
-    there = BrokerSwitch(DB, dict)
-    yield there
-    there.close()
-
-
-@pytest.fixture
-def broker(brokers: BrokerSwitch) -> RedisBroker:
-    return redis_of(brokers)
-
-
-@pytest.fixture
-def loader(brokers: BrokerSwitch) -> Loader:
-    return Loader(DB, brokers, "host/1")
-
-
-@pytest.fixture
-def sweeper(brokers: BrokerSwitch) -> Sweeper:
-    return Sweeper(DB, brokers, lambda: tuple(QUEUES), lambda: [TOPIC])
+    brokers = BrokerSwitch(DB, dict)
+    sweeper = Sweeper(DB, brokers, lambda: tuple(QUEUES), lambda: [TOPIC])
+    yield Upkeep(Loader(DB, brokers, "host/1"), sweeper, redis_of(brokers))
+    brokers.close()
 
 
 def schedule(each: int, *, due_in: float = 60.0) -> list[Message]:
@@ -87,18 +81,16 @@ def ids(messages: list[Message]) -> set[int]:
 # --- loading ----------------------------------------------------------------------------------------------------------
 
 
-def test_redis_keeps_nothing_of_a_queue_that_has_run_empty(
-    loader: Loader, broker: RedisBroker, redis_client: redis.Redis
-) -> None:
-    loader.tick()
-    before = set(redis_client.keys())
+def test_redis_keeps_nothing_of_a_queue_that_has_run_empty(upkeep: Upkeep) -> None:
+    upkeep.loader.tick()
+    before = set(upkeep.broker.client.keys())
     overdue()
-    loader._tick = None
-    broker.client.hdel(broker.keys("").meta, "loaded")
-    loader.tick()
+    upkeep.loader._tick = None
+    upkeep.broker.client.hdel(upkeep.broker.keys("").meta, "loaded")
+    upkeep.loader.tick()
     for queue in QUEUES:
-        assert len(broker.take(queue, 10).tickets) == 1
-    left = {key for key in redis_client.scan_iter() if redis_client.ttl(key) == -1}
+        assert len(upkeep.broker.take(queue, 10).tickets) == 1
+    left = {key for key in upkeep.broker.client.scan_iter() if upkeep.broker.client.ttl(key) == -1}
     assert left == before
 
 
@@ -153,153 +145,135 @@ def backlog(number: int = 200) -> list[Message]:
     return messages
 
 
-def test_a_load_puts_what_falls_due_soon_before_a_backlog(
-    loader: Loader, broker: RedisBroker, redis_client: redis.Redis, filled: list[set[int]]
-) -> None:
+def test_a_load_puts_what_falls_due_soon_before_a_backlog(upkeep: Upkeep, filled: list[set[int]]) -> None:
     late = backlog()
     soon = [schedule_message(TOPIC, queue=QUEUES[number % 3], delay=number) for number in range(10)]
-    redis_client.flushall()
-    loader.tick()
-    assert held(broker) == ids(late) | ids(soon)
+    upkeep.broker.client.flushall()
+    upkeep.loader.tick()
+    assert held(upkeep.broker) == ids(late) | ids(soon)
     assert filled[0] == ids(soon)
 
 
-def test_a_load_gives_each_queue_its_turn_beside_a_backlog(
-    loader: Loader, broker: RedisBroker, redis_client: redis.Redis, filled: list[set[int]]
-) -> None:
+def test_a_load_gives_each_queue_its_turn_beside_a_backlog(upkeep: Upkeep, filled: list[set[int]]) -> None:
     messages = [*backlog(), schedule_message(TOPIC, queue=QUEUES[1])]
     # It is overdue, and fell due after all of the backlog.
     Message._base_manager.filter(pk=messages[-1].pk).update(due_at=F("due_at") - timedelta(seconds=30))
-    redis_client.flushall()
-    loader.tick()
-    assert held(broker) == ids(messages)
+    upkeep.broker.client.flushall()
+    upkeep.loader.tick()
+    assert held(upkeep.broker) == ids(messages)
     assert messages[-1].pk in filled[0]
 
 
 def test_a_loader_that_ends_in_the_middle_is_followed_by_another(
-    loader: Loader,
-    brokers: BrokerSwitch,
-    broker: RedisBroker,
-    filled: list[set[int]],
-    monkeypatch: pytest.MonkeyPatch,
+    upkeep: Upkeep, filled: list[set[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loading, "PAGES_PER_TICK", 1)
     # The loader renews its lease after each page.
     monkeypatch.setattr("django_delayq.restore.filling.RENEWAL_INTERVAL", 0.0)
     messages = schedule(4)
-    assert [loader.tick(), loader.tick()] == [0.0, 0.0]
-    assert held(broker) == filled[0] | filled[1] < ids(messages)
-    broker.client.hset(broker.keys("").meta, "loader_until", 0)
-    follower = Loader(DB, brokers, "host/2")
+    assert [upkeep.loader.tick(), upkeep.loader.tick()] == [0.0, 0.0]
+    assert held(upkeep.broker) == filled[0] | filled[1] < ids(messages)
+    upkeep.broker.client.hset(upkeep.broker.keys("").meta, "loader_until", 0)
+    follower = Loader(DB, upkeep.loader.brokers, "host/2")
     while follower.tick() == 0.0:
         pass
-    assert held(broker) == ids(messages)
-    meta = broker.read_meta()
+    assert held(upkeep.broker) == ids(messages)
+    meta = upkeep.broker.read_meta()
     assert meta.loaded_tenths == meta.horizon_tenths
 
 
 def test_a_sweep_during_a_load_claims_no_loss(
-    loader: Loader,
-    sweeper: Sweeper,
-    broker: RedisBroker,
-    redis_client: redis.Redis,
-    filled: list[set[int]],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    upkeep: Upkeep, filled: list[set[int]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(loading, "PAGES_PER_TICK", 1)
     messages = backlog()
-    redis_client.flushall()
-    while loader.tick() == 0.0:
-        sweeper.tick()
-    assert held(broker) == ids(messages)
+    upkeep.broker.client.flushall()
+    while upkeep.loader.tick() == 0.0:
+        upkeep.sweeper.tick()
+    assert held(upkeep.broker) == ids(messages)
     # The loader put each message once, and the sweeper none.
     assert sum(map(len, filled)) == len(messages)
     assert not [record for record in caplog.records if "sweep" in record.getMessage()]
-
-
-MERGED: dict[str, Any] = dict(reading.merged.__kwdefaults__ or {})
 
 
 # --- sweeping ---------------------------------------------------------------------------------------------------------
 
 
 def test_one_sweep_finds_what_sixty_queues_have_lost_with_one_pause(
-    loader: Loader, sweeper: Sweeper, broker: RedisBroker, monkeypatch: pytest.MonkeyPatch
+    upkeep: Upkeep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     messages = overdue(2)
-    loader.tick()
-    broker.client.delete(*(key for queue in QUEUES for key in (broker.keys(queue).ready, broker.keys(queue).delayed)))
+    upkeep.loader.tick()
+    upkeep.broker.client.delete(
+        *(key for queue in QUEUES for key in (upkeep.broker.keys(queue).ready, upkeep.broker.keys(queue).delayed))
+    )
     pauses: list[float] = []
     monkeypatch.setattr(time, "sleep", pauses.append)
-    sweeper.tick()
-    assert held(broker) == ids(messages)
+    upkeep.sweeper.tick()
+    assert held(upkeep.broker) == ids(messages)
     assert pauses == [0.0]
 
 
-def test_a_sweep_claims_no_loss_at_the_first_start(
-    loader: Loader, sweeper: Sweeper, broker: RedisBroker, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_sweep_claims_no_loss_at_the_first_start(upkeep: Upkeep, caplog: pytest.LogCaptureFixture) -> None:
     messages = overdue()
-    sweeper.tick()
-    broker.load(ahead=600, worker="other", lease=10, identity=identity(DB), server=broker.server(), lost=False)
-    sweeper.tick()
-    assert held(broker) == set()
-    broker.loaded(worker="other", upto_tenths=None, lease=None)
-    loader.tick()
-    sweeper.tick()
-    assert held(broker) == ids(messages)
+    upkeep.sweeper.tick()
+    upkeep.broker.load(
+        ahead=600, worker="other", lease=10, identity=identity(DB), server=upkeep.broker.server(), lost=False
+    )
+    upkeep.sweeper.tick()
+    assert held(upkeep.broker) == set()
+    upkeep.broker.loaded(worker="other", upto_tenths=None, lease=None)
+    upkeep.loader.tick()
+    upkeep.sweeper.tick()
+    assert held(upkeep.broker) == ids(messages)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_a_sweep_does_the_work_of_a_loader_that_died(sweeper: Sweeper, broker: RedisBroker) -> None:
+def test_a_sweep_does_the_work_of_a_loader_that_died(upkeep: Upkeep) -> None:
     messages = overdue()
-    broker.load(ahead=600, worker="dead", lease=0.0, identity=identity(DB), server=broker.server(), lost=False)
-    sweeper.tick()
-    assert held(broker) == ids(messages)
+    upkeep.broker.load(
+        ahead=600, worker="dead", lease=0.0, identity=identity(DB), server=upkeep.broker.server(), lost=False
+    )
+    upkeep.sweeper.tick()
+    assert held(upkeep.broker) == ids(messages)
 
 
-def test_a_round_of_the_sweep_covers_the_backlog_that_the_round_before_it_found(
-    loader: Loader, sweeper: Sweeper, broker: RedisBroker
-) -> None:
+def test_a_round_of_the_sweep_covers_the_backlog_that_the_round_before_it_found(upkeep: Upkeep) -> None:
     messages = overdue()
-    loader.tick()
-    sweeper.tick()
+    upkeep.loader.tick()
+    upkeep.sweeper.tick()
     lost = messages[: len(messages) // 2]
     for message in lost:
-        broker.remove(message.queue, [message.pk])
-    assert held(broker) == ids(messages) - ids(lost)
-    sweeper.tick()
-    assert held(broker) == ids(messages)
+        upkeep.broker.remove(message.queue, [message.pk])
+    assert held(upkeep.broker) == ids(messages) - ids(lost)
+    upkeep.sweeper.tick()
+    assert held(upkeep.broker) == ids(messages)
 
 
-def test_a_round_of_the_sweep_begins_where_the_last_one_came_to_however_long_that_is_ago(
-    loader: Loader, sweeper: Sweeper, broker: RedisBroker
-) -> None:
-    loader.tick()
+def test_a_round_of_the_sweep_begins_where_the_last_one_came_to_however_long_that_is_ago(upkeep: Upkeep) -> None:
+    upkeep.loader.tick()
     now = transitions.now(DB)
-    sweeper._sweep(now - timedelta(days=2))
+    upkeep.sweeper._sweep(now - timedelta(days=2))
     # A machine that was suspended for a day: its clock that counts seconds stood still.
     messages = overdue()
     for message in messages:
-        broker.remove(message.queue, [message.pk])
-    sweeper._sweep(now - timedelta(seconds=conf.get().GRACE))
-    assert held(broker) == ids(messages)
+        upkeep.broker.remove(message.queue, [message.pk])
+    upkeep.sweeper._sweep(now - timedelta(seconds=conf.get().GRACE))
+    assert held(upkeep.broker) == ids(messages)
 
 
 def test_a_sweep_goes_on_where_the_last_tick_stopped(
-    loader: Loader, sweeper: Sweeper, broker: RedisBroker, monkeypatch: pytest.MonkeyPatch
+    upkeep: Upkeep, filled: list[set[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sweeping, "ROWS_PER_TICK", 50)
-    monkeypatch.setattr(reading.merged, "__kwdefaults__", {**MERGED, "limit": 50})
-    loader.tick()
+    upkeep.loader.tick()
     messages = overdue(2)
     for message in messages:
-        broker.remove(message.queue, [message.pk])
+        upkeep.broker.remove(message.queue, [message.pk])
     found = []
     for _tick in range(3):
-        sweeper.tick()
-        found.append(len(held(broker)))
+        upkeep.sweeper.tick()
+        found.append(len(held(upkeep.broker)))
     assert found == [50, 100, 120]
 
 
@@ -307,9 +281,9 @@ def test_a_sweep_goes_on_where_the_last_tick_stopped(
 
 
 @pytest.fixture
-def consumer(loader: Loader, assembled: Assemble) -> Consumer:
+def consumer(upkeep: Upkeep, assembled: Assemble) -> Consumer:
     """A consumer of all queues whose threads do not run: it holds what it claims, up to a hundred deliveries."""
-    loader.tick()
+    upkeep.loader.tick()
     return assembled(100, queues=()).consumer
 
 
@@ -381,9 +355,9 @@ def test_the_first_message_of_a_new_queue_wakes_a_worker_and_is_taken_by_its_nex
 
 
 def test_many_queues_that_a_worker_names_are_served_in_their_order_and_no_other(
-    loader: Loader, assembled: Assemble
+    upkeep: Upkeep, assembled: Assemble
 ) -> None:
-    loader.tick()
+    upkeep.loader.tick()
     for queue in ("c", "default", "b", "other", "a", "b", "d"):
         schedule_message(TOPIC, queue=queue)
     for threads, served in ((4, ["a", "b", "b", "default"]), (50, ["c", "d"])):
@@ -392,24 +366,22 @@ def test_many_queues_that_a_worker_names_are_served_in_their_order_and_no_other(
         assert sorted(queue for queue, _pk in held_by(consumer)) == served
 
 
-def test_an_index_that_was_lost_is_made_again_by_the_sweep(
-    consumer: Consumer, sweeper: Sweeper, broker: RedisBroker
-) -> None:
+def test_an_index_that_was_lost_is_made_again_by_the_sweep(upkeep: Upkeep, consumer: Consumer) -> None:
     message = schedule_message(TOPIC, queue=QUEUES[5])
     Message._base_manager.update(due_at=F("due_at") - timedelta(seconds=60))
-    broker.client.delete(broker.keys("").queues, broker.keys("").wake_all)
+    upkeep.broker.client.delete(upkeep.broker.keys("").queues, upkeep.broker.keys("").wake_all)
     consumer.turn()
     assert held_by(consumer) == []
-    sweeper.tick()
-    assert broker.listen(None, 30)
+    upkeep.sweeper.tick()
+    assert upkeep.broker.listen(None, 30)
     consumer.turn()
     assert held_by(consumer) == [(QUEUES[5], message.pk)]
 
 
-def test_a_queue_without_ids_leaves_the_index(consumer: Consumer, broker: RedisBroker) -> None:
-    broker.client.zadd(broker.keys("").queues, {"no such queue": 0})
+def test_a_queue_without_ids_leaves_the_index(upkeep: Upkeep, consumer: Consumer) -> None:
+    upkeep.broker.client.zadd(upkeep.broker.keys("").queues, {"no such queue": 0})
     consumer.turn()
-    assert broker.client.zcard(broker.keys("").queues) == 0
+    assert upkeep.broker.client.zcard(upkeep.broker.keys("").queues) == 0
     assert consumer.turn() > 1
 
 
