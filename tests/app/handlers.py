@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from asgiref.sync import sync_to_async
-from django.db import DatabaseError, connection, transaction
+from django.db import connection, transaction
 from django.db.models import F
 
 from django_delayq import Reject, RetryLater, handler, schedule_message
@@ -295,17 +295,6 @@ def leave_a_transaction_open(message: Delivered) -> None:
             with connection.cursor() as cursor:
                 cursor.execute("BEGIN")
     leave(message, "never committed")
-
-
-@receives("t.swallow", transactional=True, retry=SOON)
-def swallow_a_database_error(message: Delivered) -> None:
-    leave(message)
-    if message.deliveries == 1:
-        try:
-            with transaction.atomic(savepoint=False), connection.cursor() as cursor:
-                cursor.execute("SELECT * FROM there_is_no_such_table")
-        except DatabaseError:
-            pass
 
 
 @receives("t.async", retry=SOON)

@@ -119,14 +119,6 @@ def test_an_open_transaction_harms_neither_the_record_nor_the_next_message(start
     assert not Effect.objects.filter(message_id=dirty.pk).exists()
 
 
-def test_a_swallowed_database_error_is_not_taken_for_success(start: Start) -> None:
-    start("--threads", "1")
-    message = wait_until(schedule_message("t.swallow"), State.CONSUMED)
-    assert effects_per_message() == {message.pk: 1}
-    assert (message.deliveries, message.attempts) == (2, 1)
-    wait_until(schedule_message("t.tx"), State.CONSUMED)
-
-
 def test_the_log_asks_whether_a_known_topic_was_meant(start: Start) -> None:
     worker = start("--threads", "1")
     schedule_message("t.deadlok")

@@ -18,7 +18,6 @@ from django_delayq.core.outcomes import Ack
 from django_delayq.core.states import State
 from django_delayq.worker.parts import reporting
 from django_delayq.worker.parts.reporting import COUNTS_INTERVAL, OutcomeLog
-from django_delayq.worker.processes.assembly import Parts
 from django_delayq.worker.run.recorder import Recorder
 from tests.support.claims import claimed, state
 from tests.support.processes import Start
@@ -43,12 +42,16 @@ def counted(log: str, queue: str) -> dict[str, int]:
     return found
 
 
-def test_a_worker_counts_what_it_delivers_by_queue_and_has_no_line_for_each(start: Start) -> None:
+def test_a_worker_counts_what_it_delivers_by_queue_and_has_no_line_for_each(
+    start: Start, set_pace: Callable[[dict[str, float]], None]
+) -> None:
+    set_pace({"reporting.COUNTS_INTERVAL": 0.2})
     worker = start("--threads", "2")
     schedule_messages([{"topic": "t.ok"}] * 30)
     schedule_messages([{"topic": "t.ok", "queue": "mail"}] * 2)
     schedule_message("t.reject", queue="mail")
     eventually(lambda: states() == {State.CONSUMED: 32, State.DEAD: 1}, "all are delivered")
+    worker.wait_for("queue mail: .* dead")
     assert worker.stop() == 0
     assert counted(worker.log, "default") == {"consumed": 30}
     assert counted(worker.log, "mail") == {"consumed": 2, "dead": 1}
@@ -143,11 +146,6 @@ def test_the_counts_begin_anew_with_each_line(caplog: pytest.LogCaptureFixture) 
         "queue mail: 2,000 consumed, 1 released ",
         "queue mail: 1 dead ",
     ]
-
-
-def test_a_worker_logs_its_counts_while_it_runs(parts: Parts) -> None:
-    assert parts.recorder.meanwhile is not None
-    assert parts.recorder.log in parts.recorder.meanwhile.services
 
 
 # --- a log that nobody reads any more, or that cannot be written ------------------------------------------------------
