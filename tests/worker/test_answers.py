@@ -236,17 +236,15 @@ def test_a_message_that_dies_or_is_cancelled_keeps_the_payload_that_was_left_for
         assert (message.state, message.payload, log_of(message)[-1].reason) == (state, {"step": 2}, reason)
 
 
-def failure(delivery: Delivery, payload: str | None) -> Failure:
-    return Failure(delivery.id, delivery.deliveries, "worker:w", delay=timedelta(0), payload=payload)
-
-
 def test_failures_with_and_without_a_payload_are_written_together() -> None:
     handler(TOPIC)(leave)
     held = claimed(*[TOPIC] * 3)
     Message._base_manager.update(payload={"old": "ü"})
-    payloads = [None, '{"n": 1}', "null"]
-    moved = transitions.fail(DB, [failure(d, payload) for d, payload in zip(held, payloads, strict=True)])
-    assert len(moved) == 3
+    failures = [
+        Failure(one.id, one.deliveries, "worker:w", delay=timedelta(0), payload=payload)
+        for one, payload in zip(held, [None, '{"n": 1}', "null"], strict=True)
+    ]
+    assert len(transitions.fail(DB, failures)) == 3
     found = [Message.objects.get(pk=delivery.id).payload for delivery in held]
     assert found == [{"old": "ü"}, {"n": 1}, None]
 

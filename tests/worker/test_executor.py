@@ -261,14 +261,6 @@ def test_only_exceptions_that_the_handlers_policy_names_are_retried(
         assert isinstance(outcome, GiveUp)
 
 
-@pytest.mark.parametrize("delay", [-1, "soon", None, float("nan")], ids=repr)
-def test_an_impossible_delay_of_retry_later_is_a_failure_of_the_handler(delay: Any) -> None:
-    def ask(message: Delivery) -> None:
-        raise RetryLater(delay)
-
-    assert error_of(run(ask)).startswith("ValueError: ")
-
-
 def test_a_delivery_knows_how_many_attempts_are_left_and_when_its_message_expires() -> None:
     delivery = delivery_to(leave, retry=["1s", "1s", "1s"])
     assert (delivery.attempt, delivery.attempts_left, delivery.expires_at) == (1, 3, None)
