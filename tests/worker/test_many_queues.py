@@ -292,7 +292,7 @@ def calls(consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Make the first turn of the consumer. Return the list of what is sent to Redis from then on, each time at once."""
     consumer.turn()
     sent: list[object] = []
-    send = redis.Connection.send_packed_command
+    send: Any = redis.Connection.send_packed_command
 
     def note(self: redis.Connection, command: Any, **options: Any) -> None:
         sent.append(command)

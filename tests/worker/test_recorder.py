@@ -208,7 +208,8 @@ def test_outcomes_that_follow_closely_are_written_together(
     submit(1)
     assert asleep.acquire(timeout=PATIENCE)
     # After one alone nothing gathered.
-    assert (batches, sleeps) == ([1, 2], [pytest.approx(GATHER_TIME)])
+    assert batches == [1, 2]
+    assert sleeps == [pytest.approx(GATHER_TIME)]
     submit(1)
     may_wake.release()
     assert writing.acquire(timeout=PATIENCE)
