@@ -114,7 +114,7 @@ def test_a_process_without_the_duty_does_shared_work_once_and_then_rarely(monkey
     assert shared.ticks == 3
 
 
-# --- turns ------------------------------------------------------------------------------------------------------------
+# --- services that take turns -----------------------------------------------------------------------------------------
 
 
 class Writer(Service):

@@ -186,7 +186,7 @@ def test_a_consumer_is_woken_when_the_full_lane_has_room_again(
     assert len(woken) == 1
 
 
-# --- shares. --queue a=3 --queue b=1 shares the places by weight, and no queue starves --------------------------------
+# --- shares: --queue a=3 --queue b=1 ----------------------------------------------------------------------------------
 
 
 def flood(queue: str, number: int, topic: str = "t.ok") -> None:

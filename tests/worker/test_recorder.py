@@ -169,7 +169,7 @@ def test_a_success_whose_reply_was_lost_is_told_once(recorder: Recorder, again: 
     assert [facts["message_id"] for facts in seen] == [one.id] * told
 
 
-# --- outcomes that are written together. The clock stands still -------------------------------------------------------
+# --- outcomes that are written together -------------------------------------------------------------------------------
 
 
 def test_outcomes_that_follow_closely_are_written_together(

@@ -155,7 +155,7 @@ def test_code_that_cannot_be_loaded_ends_nothing(start: Start, tmp_path: Path) -
     worker.wait()
 
 
-# --- the end. It costs no message an attempt --------------------------------------------------------------------------
+# --- the end ----------------------------------------------------------------------------------------------------------
 
 
 ALL = pytest.mark.parametrize("number", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"])
