@@ -195,13 +195,6 @@ def has_run(delivery: Delivery) -> Callable[[], bool]:
     return lambda: Message.objects.get(pk=delivery.id).state == State.CONSUMED
 
 
-def test_a_handler_does_not_begin_before_its_message_is_due(pool: Pool) -> None:
-    delivery = claimed(due_in=0.25)
-    pool.submit([delivery])
-    eventually(has_run(delivery), "the end of the delivery")
-    assert delivery.started_mono >= delivery.claimed_mono + 0.25
-
-
 def test_a_delivery_that_waits_for_its_due_time_keeps_no_other_waiting(pool: Pool) -> None:
     early, due = claimed(due_in=60), claimed(due_in=0)
     pool.submit([early, due])

@@ -343,22 +343,6 @@ def test_a_cancel_that_comes_after_the_end_of_a_handler_does_nothing(run: Run) -
     assert (state(one), one.cancel_reason) == (State.CONSUMED, "")
 
 
-def test_handlers_that_outlast_the_graceful_timeout_are_released(parts: Parts, submit: Run) -> None:
-    begun: list[int] = []
-
-    async def outlast(message: Delivered) -> None:
-        begun.append(message.id)
-        await asyncio.Event().wait()
-
-    deliveries = submit(outlast, 60)
-    eventually(lambda: len(begun) == 50, "as many begin as there are places")
-    parts.pool.release_unstarted()
-    assert parts.pool.finish(0.05)
-    assert parts.recorder.flush(60)
-    assert {(state(one), last_move(one).reason) for one in deliveries} == {(State.SCHEDULED, "shutdown")}
-    assert {Message.objects.get(pk=one.id).attempts for one in deliveries} == {0}
-
-
 # --- a blocked loop ---------------------------------------------------------------------------------------------------
 
 

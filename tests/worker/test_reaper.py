@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -22,10 +21,10 @@ from django_delayq.record.sql.rows import Failure, LeaseRenewal, Success, Ticket
 from django_delayq.worker.parts.delivery import Delivery
 from django_delayq.worker.processes.assembly import Parts
 from django_delayq.worker.run.recorder import LeaseRenewer
-from django_delayq.worker.upkeep.heartbeat import Heartbeat
 from django_delayq.worker.upkeep.janitor import DEAD_WORKER_RETENTION, Janitor
 from django_delayq.worker.upkeep.reaper import LONGEST_LOOK
 from tests.support.claims import DB, claimed, state
+from tests.support.receivers import receiving
 from tests.support.transactions import lock_table, unfinished
 from tests.support.workers import eventually
 
@@ -157,31 +156,15 @@ def test_leases_of_deliveries_that_ended_are_dropped() -> None:
 # --- rows of workers --------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def rude_receiver() -> Iterator[None]:
-    """A receiver of the project that follows what is deleted of all models, and that knows nothing of workers."""
+def test_the_rows_of_dead_workers_are_deleted_whatever_a_project_receives() -> None:
+    """Some projects follow what is deleted of all models."""
 
-    def receiver(**facts: object) -> None:
+    def refuse(**facts: object) -> None:
         raise AssertionError(facts["sender"])
 
-    post_delete.connect(receiver)
-    yield
-    post_delete.disconnect(receiver)
-
-
-@pytest.mark.usefixtures("rude_receiver")
-def test_the_rows_of_dead_workers_are_deleted_whatever_a_project_receives() -> None:
     now = transitions.now(DB)
     for name, seen_at in (("dead", now - 2 * DEAD_WORKER_RETENTION), ("silent", now - timedelta(hours=1))):
         Worker.objects.create(name=name, host="h", pid=1, started_at=seen_at, seen_at=seen_at)
-    Janitor(DB).tick()
+    with receiving(refuse, post_delete):
+        Janitor(DB).tick()
     assert [worker.name for worker in Worker.objects.all()] == ["silent"]
-
-
-@pytest.mark.usefixtures("rude_receiver")
-def test_the_row_of_a_process_that_ends_in_order_is_deleted(parts: Parts) -> None:
-    heartbeat = Heartbeat(DB, "host/1", parts.queues, 1, ["t.ok"])
-    heartbeat.tick()
-    assert Worker.objects.get().name == "host/1"
-    heartbeat.delete()
-    assert not Worker.objects.exists()

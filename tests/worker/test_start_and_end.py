@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -196,16 +195,6 @@ def test_after_the_graceful_timeout_the_rest_is_given_back_at_no_cost(start: Sta
     start()
     wait_until_all(State.CONSUMED, 2)
     assert effects_per_message() == once_each(messages)
-
-
-def test_shutdowns_are_held_against_no_message_however_many(start: Start, gate: Gate) -> None:
-    message = schedule_message("t.gate", gate.payload)
-    for delivery in range(1, 5):
-        worker = start("--graceful-timeout", "0")
-        eventually(partial(gate.begun, message.pk, delivery), f"delivery {delivery} begins")
-        worker.stop()
-    message.refresh_from_db()
-    assert (message.state, message.attempts, message.deliveries) == (State.SCHEDULED, 0, 4)
 
 
 def test_claims_that_have_not_begun_are_given_back_at_once(
