@@ -6,6 +6,7 @@ from typing import Any
 
 from django.apps import AppConfig
 from django.core.signals import setting_changed
+from django.db.models.signals import post_migrate
 from django.utils.translation import gettext_lazy as _
 
 from .project import conf
@@ -21,10 +22,12 @@ class DelayqConfig(AppConfig):
 
     def ready(self) -> None:
         from . import checks
+        from .models import log_view
         from .project import registry
 
         checks.register()
         registry.calls = _calls
+        post_migrate.connect(log_view.make, sender=self, dispatch_uid="django_delayq.log_view")
         setting_changed.connect(_bring_testing, dispatch_uid="django_delayq.apps")
         _bring_testing(setting="DELAYQ")
         registry.autodiscover()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from django.contrib.auth.decorators import login_not_required
 from django.db import Error as DatabaseError
-from django.db import router, transaction
+from django.db import connections, router, transaction
 from django.http import HttpRequest, JsonResponse
 from django.urls import path
 from django.views.decorators.cache import never_cache
@@ -32,7 +32,11 @@ View = Callable[[HttpRequest], JsonResponse]
 
 def _probe(view: View) -> View:
     """Make a view a page that anybody may read at any time, and that no transaction surrounds."""
-    return login_not_required(transaction.non_atomic_requests(never_cache(require_safe(view))))
+    page: View = login_not_required(never_cache(require_safe(view)))
+    for alias in connections:
+        # Without an alias it would exempt the page from the transactions of the default database only.
+        transaction.non_atomic_requests(using=alias)(page)
+    return page
 
 
 @_probe

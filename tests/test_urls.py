@@ -41,6 +41,13 @@ def _guarded(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     settings.DATABASES["default"]["ATOMIC_REQUESTS"] = False
 
 
+def test_no_page_asks_another_database(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    connections["other"].close()
+    monkeypatch.setitem(connections["other"].settings_dict, "ATOMIC_REQUESTS", True)
+    monkeypatch.setitem(connections["other"].settings_dict, "NAME", "/there/is/no/such/database")
+    assert (ask("live")[0], ask("ready")[0]) == (200, 200)
+
+
 def test_a_working_process_is_alive_and_ready() -> None:
     assert ask("live") == (200, {"status": "ok"})
     assert ask("ready") == (200, {"status": "ok", "database": "ok", "redis": "ok"})

@@ -7,19 +7,31 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
+import psycopg
 import pytest
-from django.db import OperationalError, connection, connections, transaction
+from django.db import OperationalError, close_old_connections, connection, connections, transaction
 
-from django_delayq import cancel_message, pause_queue, reschedule_message, resume_queue, schedule_message
+from django_delayq import (
+    cancel_message,
+    pause_queue,
+    reschedule_message,
+    resume_queue,
+    schedule_message,
+    schedule_messages,
+)
 from django_delayq.core.exceptions import KeyConflict
 from django_delayq.core.states import State
 from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message
 from django_delayq.models.record import Lease
-from django_delayq.record.sql.sessions import is_conflict
+from django_delayq.record.sql.sessions import is_conflict, own_transaction
+from django_delayq.recurring import create_schedule
+from django_delayq.signals import message_scheduled
+from testproject.servers import PostgresServer
 from tests.app.models import Effect
 from tests.settings import at_isolation
 from tests.support.processes import Gate, Start
+from tests.support.receivers import receiving
 from tests.support.record_of import (
     effects_per_message,
     is_past,
@@ -34,6 +46,7 @@ from tests.support.transactions import unfinished, waits_for_a_lock
 from tests.support.workers import eventually
 
 T = TypeVar("T")
+NEW: Any = {"topic": "t.ok", "delay": "1h"}
 
 
 pytestmark = pytest.mark.postgresql
@@ -52,6 +65,50 @@ def isolation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, t
     with connection.execute_wrapper(_repeat_reads):
         yield str(request.param)
     connections.close_all()
+
+
+def level() -> str:
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("SHOW transaction_isolation")
+        return str(cursor.fetchone()[0])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: schedule_message(**NEW),
+        lambda: schedule_messages([NEW]),
+        lambda: create_schedule("s", "t.ok", every="1h"),
+    ],
+    ids=["one", "many", "schedule"],
+)
+def test_a_receiver_runs_at_the_projects_level(isolation: str, call: Callable[[], object]) -> None:
+    levels: list[str] = []
+    with receiving(lambda **_facts: levels.append(level()), message_scheduled):
+        call()
+    assert levels == [isolation]
+
+
+@pytest.mark.parametrize("isolation", ["serializable"], indirect=True)
+def test_a_dead_connection_is_replaced_where_the_project_asks_for_a_health_check(
+    isolation: str, monkeypatch: pytest.MonkeyPatch, postgres_server: PostgresServer
+) -> None:
+    for name, value in (("CONN_HEALTH_CHECKS", True), ("CONN_MAX_AGE", None)):
+        monkeypatch.setitem(connections.settings["default"], name, value)
+    connections.close_all()
+
+    def begin_a_request_with_a_dead_connection() -> None:
+        schedule_message(**NEW)
+        pid = connection.connection.info.backend_pid
+        with psycopg.connect(postgres_server.url, autocommit=True) as other:
+            assert other.execute("SELECT pg_terminate_backend(%s, 60000)", [pid]).fetchone() == (True,)
+        close_old_connections()
+
+    begin_a_request_with_a_dead_connection()
+    assert schedule_message(**NEW).pk
+    begin_a_request_with_a_dead_connection()
+    with own_transaction("default"):
+        assert level() == "read committed"
 
 
 def _repeat_reads(execute: Callable[..., Any], sql: str, params: Any, many: bool, context: dict[str, Any]) -> Any:

@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from django_delayq import schedule_message
 from django_delayq.core.states import State
-from django_delayq.models import Message
+from django_delayq.models import Message, Transition, log_view
 from django_delayq.models.record import Identity, LogRow
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Ticket
@@ -175,3 +175,13 @@ def test_a_column_of_another_type_does_not_stop_a_connection_that_has_claimed_be
     finally:
         alter(Message._meta.get_field("queue").max_length or 100)
     assert claimed() == 1
+
+
+def test_the_log_can_be_read_where_the_tables_were_made_without_migrations() -> None:
+    migrations = import_module("django_delayq.migrations.0001_initial")
+    assert log_view.CREATE == migrations.TRANSITIONS
+    schedule_message("t.ok")
+    with connection.cursor() as cursor:
+        cursor.execute("DROP VIEW delayq_transition")
+    call_command("migrate", verbosity=0)
+    assert [move.to_state for move in Transition.objects.all()] == ["scheduled"]

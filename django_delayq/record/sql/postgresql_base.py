@@ -11,7 +11,7 @@ import psycopg
 from django.db import NotSupportedError, OperationalError, ProgrammingError, connections
 
 from ...core import clock
-from .sessions import ask_session, known_session, own_transaction
+from .sessions import ask_session, ensure_usable, known_session, own_transaction
 
 # The codes of a prepared statement that does not exist, and of a name that another one has.
 LOST_STATEMENT = ("26000", "42P05")
@@ -110,7 +110,7 @@ class PostgreSQLSession:
         Django's would keep every statement in memory under DEBUG, and it reads times in Python. It is kept for the next
         statement: a new one would look for the types of all values again.
         """
-        connection.ensure_connection()
+        ensure_usable(connection)
         connection.validate_no_broken_transaction()
         session = known_session(connection)
         # The first statement of a connection is often its only one: to prepare it would cost another round trip.

@@ -100,6 +100,12 @@ def ask_session(connection: BaseDatabaseWrapper) -> Session:
     return found
 
 
+def ensure_usable(connection: BaseDatabaseWrapper) -> None:
+    """Connect as Django does before a statement: anew where CONN_HEALTH_CHECKS shows a dead connection."""
+    connection.close_if_health_check_failed()
+    connection.ensure_connection()
+
+
 @contextlib.contextmanager
 def own_transaction(using: str) -> Iterator[None]:
     """Open a transaction of the queue's own, at READ COMMITTED. Inside a transaction of the caller it is a savepoint.
@@ -114,20 +120,28 @@ def own_transaction(using: str) -> Iterator[None]:
         with transaction.atomic(using=using):
             yield
         return
-    connection.ensure_connection()
+    ensure_usable(connection)
     raw: Any = connection.connection
     before = raw.isolation_level
+
+    def restore() -> None:
+        if connection.connection is raw and raw.info.transaction_status == IDLE:
+            raw.isolation_level = before
+
     if before != READ_COMMITTED:
         raw.isolation_level = READ_COMMITTED
     try:
         with transaction.atomic(using=using):
+            if before != READ_COMMITTED:
+                # Before the functions on commit of others: these run at the caller's level.
+                transaction.on_commit(restore, using=using)
             if _here.lock_timeout:
                 with connection.cursor() as cursor:
                     cursor.execute(SET_LOCK_TIMEOUT, [str(_here.lock_timeout)])
             yield
     finally:
-        if before != READ_COMMITTED and connection.connection is raw and raw.info.transaction_status == IDLE:
-            raw.isolation_level = before
+        if before != READ_COMMITTED:
+            restore()
 
 
 @contextlib.contextmanager
