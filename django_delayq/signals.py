@@ -55,7 +55,13 @@ def emit(signal: Signal, sender: Any, **arguments: Any) -> list[Exception]:
     failed: list[Exception] = []
     if not signal.receivers:
         return failed
-    for receiver, answer in signal.send_robust(sender, **arguments):
+    try:
+        answers = signal.send_robust(sender, **arguments)
+    except Exception as error:
+        # It has called the others by then.
+        logger.exception("Async receivers of a signal were not called: it was sent on an event loop")
+        return [error]
+    for receiver, answer in answers:
         # send_robust catches Exception only, and returns it.
         if isinstance(answer, Exception):
             logger.error("A signal receiver failed: %r", receiver, exc_info=answer)

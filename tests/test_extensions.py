@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -104,6 +107,29 @@ def test_errors_are_counted_for_each_of_two_services_of_one_name(
     eventually(lambda: good.ticks > 5, "the good service ticks")
     assert "works again" not in caplog.text
     assert caplog.text.count("The service failed") == 1
+
+
+@pytest.mark.parametrize("wait", [None, timedelta(seconds=1), "soon"], ids=["nothing", "timedelta", "text"])
+def test_a_service_that_returns_no_number_is_called_again_as_one_that_fails(
+    running: Callable[..., None], caplog: pytest.LogCaptureFixture, wait: Any
+) -> None:
+    class Odd(Counting):
+        def tick(self) -> float:
+            super().tick()
+            return wait  # type: ignore[no-any-return, unused-ignore]
+
+    odd, good = Odd(), Counting()
+    running(odd, good)
+    eventually(lambda: odd.ticks > 2 and good.ticks > 2, "both services tick")
+    assert caplog.text.count("The service failed") == 1
+
+
+def test_a_service_may_wait_for_ever() -> None:
+    class Once(Service):
+        def tick(self) -> float:
+            return math.inf
+
+    assert 0 < ServiceTurns([Once()]).run_due() < threading.TIMEOUT_MAX
 
 
 def test_each_outcome_reaches_an_extension_once(assembled: Assemble, recording: list[Recording]) -> None:

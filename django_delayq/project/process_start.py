@@ -52,8 +52,19 @@ def in_process() -> Iterator[None]:
             if inspect.isgeneratorfunction(function):
                 stack.enter_context(contextmanager(function)())
             elif not (inspect.isasyncgenfunction(function) or inspect.iscoroutinefunction(function)):
-                function()
+                _refuse_unrun(function, function())
         yield
+
+
+def _refuse_unrun(function: Callable[[], Any], returned: Any) -> None:
+    """Raise for work that nobody would do: a decorator hides that the function is async, or yields."""
+    if inspect.isawaitable(returned) or inspect.isgenerator(returned) or inspect.isasyncgen(returned):
+        if inspect.iscoroutine(returned):
+            returned.close()
+        raise TypeError(
+            f"{function.__module__}.{function.__qualname__} returned a {type(returned).__name__}, which nobody runs; "
+            "put @worker_started below the other decorators"
+        )
 
 
 @asynccontextmanager

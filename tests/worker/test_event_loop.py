@@ -17,7 +17,7 @@ from django.conf import settings
 from django.db import connection, connections
 from django.utils import translation
 
-from django_delayq import MessageCancelled, cancel_message, handler, schedule_message, signals
+from django_delayq import MessageCancelled, Reject, cancel_message, handler, schedule_message, signals
 from django_delayq.core.states import State
 from django_delayq.models import Message
 from django_delayq.project import registry
@@ -252,6 +252,18 @@ def test_a_requested_cancel_cancels_the_task_of_a_transactional_handler(parts: P
     one = cancelled(outlast, transactional=True)
     finish(parts)
     assert (state(one), one.cancel_requested) == (State.CANCELLED, True)
+
+
+def test_an_async_receiver_of_a_failure_hinders_no_outcome(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    async def receiver(**_facts: Any) -> None: ...
+
+    async def reject(message: Delivered) -> None:
+        raise Reject("no")
+
+    with receiving(receiver, signals.message_failed):
+        (one,) = run(reject)
+    assert state(one) == State.DEAD
+    assert "Async receivers of a signal were not called" in caplog.text
 
 
 def test_a_cancel_that_was_requested_before_the_handler_began_cancels_it(parts: Parts, submit: Run) -> None:

@@ -14,13 +14,15 @@ from pathlib import Path
 import pytest
 
 from django_delayq import schedule_message, schedule_messages
-from django_delayq.core.outcomes import Ack
+from django_delayq.core.outcomes import Ack, GiveUp
 from django_delayq.core.states import State
+from django_delayq.signals import message_dead
 from django_delayq.worker.parts import reporting
 from django_delayq.worker.parts.reporting import COUNTS_INTERVAL, OutcomeLog
 from django_delayq.worker.run.recorder import Recorder
 from tests.support.claims import claimed, state
 from tests.support.processes import Start
+from tests.support.receivers import heard
 from tests.support.record_of import states, wait_until, wait_until_all
 from tests.support.workers import PATIENCE, ROOT, Worker, eventually
 
@@ -131,6 +133,25 @@ def test_a_log_of_the_project_that_raises_harms_no_outcome(
     finally:
         logger.removeFilter(refuse)
     assert "LookupError: no such customer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("event", ["dead", None], ids=["one line", "each line"])
+def test_a_log_that_raises_for_a_failure_keeps_no_signal_back(recorder: Recorder, event: str | None) -> None:
+    def refuse(record: logging.LogRecord) -> bool:
+        if event is None or getattr(record, "delayq_event", "") == event:
+            raise LookupError("no such customer")
+        return True
+
+    deliveries = claimed("t.ok", "t.ok")
+    logger.addFilter(refuse)
+    try:
+        with heard(message_dead) as told:
+            for delivery in deliveries:
+                recorder.submit(delivery, GiveUp("E: e"), "worker:w")
+            assert recorder.flush(PATIENCE)
+    finally:
+        logger.removeFilter(refuse)
+    assert {facts["message_id"] for facts in told} == {delivery.id for delivery in deliveries}
 
 
 def test_the_counts_begin_anew_with_each_line(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 from django.db import connections
+from django.utils import translation
 
-from django_delayq import handler, signals
+from django_delayq import handler, schedule_message, signals
 from django_delayq.core.outcomes import Ack
 from django_delayq.core.states import State
 from django_delayq.middleware import Handled, Middleware
@@ -23,7 +24,7 @@ from django_delayq.worker.run import pool as module
 from django_delayq.worker.run.handler_threads import rest
 from django_delayq.worker.run.pool import TimeoutWatch
 from testproject.servers import PostgresServer
-from tests.support.assembled import Assemble
+from tests.support.assembled import Assemble, deliver
 from tests.support.claims import claimed, last_move, state
 from tests.support.receivers import receiving
 from tests.support.workers import eventually
@@ -69,6 +70,21 @@ def test_a_receiver_that_raises_anything_ends_no_thread_and_no_loop(assembled: A
     assert last_move(one).error == "the worker failed: BaseException"
     # The handler never began.
     assert Message.objects.get(pk=one.id).attempts == 0
+
+
+def test_what_a_receiver_activates_ends_with_the_delivery() -> None:
+    languages: list[str] = []
+
+    def activate(topic: str, **_facts: Any) -> None:
+        if topic == "t.first":
+            translation.activate("de")
+
+    for topic in ("t.first", "t.second"):
+        handler(topic)(lambda message: languages.append(translation.get_language()))
+        schedule_message(topic, priority=9 if topic == "t.first" else 0)
+    with receiving(activate, signals.message_delivered):
+        deliver()
+    assert languages == ["de", "en-us"]
 
 
 @pytest.mark.parametrize("threads", [1, 8, 20, 100])

@@ -7,7 +7,7 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ import pytest
 from django_delayq import schedule_message, worker_started
 from django_delayq.core.states import State
 from django_delayq.models import Message
+from django_delayq.project import process_start
 from testproject.cleaner import family, send
 from tests.app.models import Effect
 from tests.support.processes import Gate, Start
@@ -95,6 +96,19 @@ def test_threads_that_the_processes_will_lack_are_told_before_the_first_fork(
 def test_what_cannot_be_called_without_arguments_is_refused(function: object) -> None:
     with pytest.raises(TypeError, match=r"@worker_started decorates a function|cannot be called without arguments"):
         worker_started(function)  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize("kind", ["async", "yields"])
+def test_a_decorator_that_hides_what_a_function_is_is_named(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def waits() -> None: ...
+
+    def yields() -> Iterator[None]:
+        yield
+
+    monkeypatch.setattr(process_start, "_functions", {})
+    worker_started(lambda: waits() if kind == "async" else yields())
+    with pytest.raises(TypeError, match="nobody runs; put @worker_started below"), process_start.in_process():
+        pass
 
 
 # --- --reload ---------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import threading
 import time
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from queue import Queue
 from typing import Any
 
@@ -127,6 +127,17 @@ def signal_success(using: str, delivery: Delivery, runtime: float) -> None:
     """Signal a success that is recorded; its handler ran for ``runtime`` seconds."""
     arguments = signals.message_arguments(delivery, using)
     signals.emit(signals.message_succeeded, Message, delivery=delivery.deliveries, runtime=runtime, **arguments)
+
+
+def try_to(tell: Callable[..., object], *arguments: Any) -> None:
+    """Log or signal something. What filters, handlers and receivers of the project raise there is printed.
+
+    They may raise anything, and would raise again for a line about that.
+    """
+    try:
+        tell(*arguments)
+    except BaseException:  # noqa: BLE001
+        traceback.print_exc()
 
 
 def report_failure(
@@ -262,8 +273,4 @@ class OutcomeLog(Service):
     def _write(self) -> None:
         while (successes := self._waiting.get()) is not None:
             for delivery, at in successes:
-                try:
-                    log_success(delivery, at - delivery.started_mono)
-                except Exception:  # noqa: BLE001
-                    # A filter of the project may raise anything, and would raise again for a line about that.
-                    traceback.print_exc()
+                try_to(log_success, delivery, at - delivery.started_mono)

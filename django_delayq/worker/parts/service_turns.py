@@ -27,6 +27,9 @@ STANDBY = 120.0
 # freezes in a transaction would stop them all. Milliseconds.
 LOCK_TIMEOUT = 2000
 
+# A service that says to wait for longer, or for ever, is called again after a day. Seconds.
+LONGEST_WAIT = 86_400.0
+
 # A thread closes its database connections while none of its services is due for this long. Seconds.
 RELEASED_FOR = 4.0
 
@@ -65,7 +68,8 @@ class ServiceTurns:
         connections.before_task()
         try:
             with lock_timeout(LOCK_TIMEOUT if service.thread == Service.thread else 0):
-                wait = service.tick()
+                # An extension may return anything.
+                wait = min(max(0.0, float(service.tick())), LONGEST_WAIT)
         except Exception as error:  # noqa: BLE001
             return self._back_off(place, error)
         finally:

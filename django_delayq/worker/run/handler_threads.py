@@ -216,9 +216,10 @@ class HandlerThreads(Lane):
     def _execute(self, delivery: Delivery, actor: str, number: int) -> Outcome:
         # Whatever follows may kill the process.
         self.page.note_begun(number, delivery.id)
-        report_delivered(delivery)
-        # A time zone or language that a handler activates ends with it.
-        return contextvars.copy_context().run(execute, delivery, actor)
+        # A time zone or language that a handler, or a receiver before it, activates ends with it.
+        context = contextvars.copy_context()
+        context.run(report_delivered, delivery)
+        return context.run(execute, delivery, actor)
 
     def _note_entry(self, delivery: Delivery, outcome: Outcome, number: int) -> None:
         """Take the place of this thread out of the lane if the database gave it no transaction.

@@ -25,7 +25,7 @@ from ...record.sql.rows import Failure, LeaseRenewal, Success
 from ...record.sql.troubles import in_words
 from ..parts import connections
 from ..parts.delivery import Delivery
-from ..parts.reporting import OutcomeLog, publish_scheduled, report_failure, signal_success
+from ..parts.reporting import OutcomeLog, publish_scheduled, report_failure, signal_success, try_to
 from ..parts.service_turns import ServiceTurns, backoff
 
 logger = logging.getLogger("django_delayq")
@@ -216,9 +216,9 @@ class Recorder(threading.Thread):
                         in_words(error),
                     )
                 time.sleep(backoff(failures, 2.0))
-            except BaseException:
-                # A receiver of a signal may raise anything; this thread must outlive it.
-                logger.exception("Could not record %d outcomes; their leases will run out", len(batch))
+            except BaseException:  # noqa: BLE001
+                # An extension may raise anything; this thread must outlive it.
+                try_to(logger.exception, "Could not record %d outcomes; their leases will run out", len(batch))
                 return
             else:
                 if failures:
@@ -252,7 +252,7 @@ class Recorder(threading.Thread):
         self.extensions.consumed([ended.delivery for ended in recorded])
         self.log.consumed([(ended.delivery, ended.at) for ended in recorded])
         for ended in recorded if signals.message_succeeded.receivers else ():
-            signal_success(self.using, ended.delivery, ended.at - ended.delivery.started_mono)
+            try_to(signal_success, self.using, ended.delivery, ended.at - ended.delivery.started_mono)
 
     def _without_refused(
         self, batch: Sequence[Ended], acks: Sequence[Success], consumed: set[int], again: bool
@@ -288,7 +288,7 @@ class Recorder(threading.Thread):
                 self._locked.append(ended)
             else:
                 cause = getattr(ended.outcome, "cause", None)
-                report_failure(self.using, ended.delivery, failure, moved.get(failure.id), cause)
+                try_to(report_failure, self.using, ended.delivery, failure, moved.get(failure.id), cause)
 
     def _live(self, ids: list[int]) -> dict[int, tuple[State, int]]:
         return transitions.live_deliveries(self.using, ids) if ids else {}
