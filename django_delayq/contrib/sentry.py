@@ -57,7 +57,8 @@ class DelayqIntegration(Integration):
 
     A message that a handler's exception made dead is an event, grouped by topic and exception. ``retries`` chooses what
     becomes of an exception after which the message is tried again: a "breadcrumb" of the event of a message that dies
-    later, an "event" of level warning, or nothing (None). ``RetryLater`` is no error, and never reported.
+    later, an "event" of level warning, or nothing (None). ``RetryLater`` is no error, and reported only
+    when it leaves no attempt, so that the message is dead.
     """
 
     identifier = "delayq"
@@ -129,7 +130,8 @@ class _SentryMiddleware(middleware.Middleware):
                         # It is raised again when the transaction has the status of the outcome.
                         raised = error
                         _report(integration, message, error)
-                    is_failure = raised is not None and not isinstance(raised, RetryLater | MessageCancelled)
+                    is_wish = isinstance(raised, RetryLater | MessageCancelled) and message.outcome != "dead"
+                    is_failure = raised is not None and not is_wish
                     transaction.set_status(SPANSTATUS.INTERNAL_ERROR if is_failure else SPANSTATUS.OK)
             if raised is not None:
                 raise raised

@@ -18,6 +18,7 @@ from django_delayq import Reject, RetryLater, extensions, handler, middleware, r
 from django_delayq import schedule_messages as schedule_many  # noqa: E402
 from django_delayq.contrib import sentry  # noqa: E402
 from django_delayq.contrib.sentry import DelayqIntegration  # noqa: E402
+from django_delayq.core import retry  # noqa: E402
 from django_delayq.core.actors import acting_as  # noqa: E402
 from django_delayq.models import Message  # noqa: E402
 from django_delayq.project import registry  # noqa: E402
@@ -167,6 +168,16 @@ def test_a_handler_that_asks_for_later_is_not_reported_and_one_that_rejects_is(i
     run(reject, OTHER)
     assert [event["exception"]["values"][0]["type"] for event in sent.events] == ["Reject"]
     assert [one["contexts"]["trace"]["status"] for one in sent.transactions] == ["ok", "internal_error"]
+
+
+def test_a_handler_that_asks_for_later_once_too_often_is_reported(init: Init) -> None:
+    def later(message: Any) -> None:
+        raise RetryLater(3600)
+
+    sent = init()
+    run(later, retry=retry.RetryPolicy.exponential(max_attempts=1))
+    assert [event["exception"]["values"][0]["type"] for event in sent.events] == ["RetryLater"]
+    assert [one["contexts"]["trace"]["status"] for one in sent.transactions] == ["internal_error"]
 
 
 def test_a_delivery_is_a_transaction_with_the_attributes_of_messaging(init: Init) -> None:
