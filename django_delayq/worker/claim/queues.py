@@ -227,17 +227,12 @@ class Queues:
         """
         named = self.finder.named is not None
         found = Found()
-        if queues and not self._served_last:
+        if queues and not self._served_last and broker.forgets_taken:
             taken = found.taken[queues[0]] = self._take_one(broker, queues[0], within, room)
             room -= len(taken.tickets)
-            if broker.forgets_taken:
-                found.due = DueQueues(next_due=taken.other_due, at=taken.at)
-                others = taken.other_due is not None and taken.other_due <= within
-                others = others or any(queue != queues[0] for queue in self.with_asides)
-            else:
-                # Where all queues are served, one may have its first message.
-                others = not named or len(queues) > 1
-            if not others:
+            found.due = DueQueues(next_due=taken.other_due, at=taken.at)
+            others = taken.other_due is not None and taken.other_due <= within
+            if not (others or any(queue != queues[0] for queue in self.with_asides)):
                 return found
         found.due = due = broker.due_queues(
             queues if named else None,
