@@ -241,6 +241,9 @@ class Queues:
             enough=None if named or self.pauses.any_known else max(room, ENOUGH_IDS),
         )
         rest = [queue for queue in due.queues if queue.name not in found.taken and queue.name not in self.pauses]
+        if queues and not (named or self._served_last):
+            # Only without Redis it is not taken from yet.
+            rest.sort(key=lambda queue: queue.name != queues[0])
         self.finder.note([queue.name for queue in rest])
         wanted = self._with_sidings(rest, queues, found, room)
         found.taken |= broker.take_many(wanted, room, within, both_ends=self._both_ends)
