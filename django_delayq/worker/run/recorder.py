@@ -155,7 +155,7 @@ class Recorder(threading.Thread):
                 if self._stopping and not self._pending:
                     return
         finally:
-            self.log.close()
+            try_to(self.log.close)
             connections.close_all()
 
     def _gather(self, began: float) -> float:
