@@ -207,9 +207,10 @@ class Deliverer:
         delivery.error = None
         delivery.is_outermost = not is_in_own_transaction(connections[self.using])
         with actors.acting_as(actor):
-            report_delivered(delivery)
+            context = contextvars.copy_context()
+            context.run(report_delivered, delivery)
             with as_without_transaction():
-                outcome = contextvars.copy_context().run(execute, delivery, actor)
+                outcome = context.run(execute, delivery, actor)
             outcome = _committed(delivery, outcome)
             self._record(delivery, outcome, actor)
             call_on_commit_functions()

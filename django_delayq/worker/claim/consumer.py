@@ -288,11 +288,11 @@ class Consumer(threading.Thread):
         self.extensions.claimed(claimed)
         mine = {row.id: row for row in claimed}
         self._hand_over(tickets, mine, asked, took)
-        aside, gone = self.unclaimed.put_back(broker, sorted_ids, _without(sorted_ids.claimable, mine))
+        aside = self.unclaimed.put_back(broker, sorted_ids, _without(sorted_ids.claimable, mine))
         found.set_aside = aside > 0
         # Those that this process has just put back are ready, and it had no room for them.
         found.left_out = found.left_out or bool(sorted_ids.left)
-        self.wanted.looks_past = 2 * (aside + gone) >= sum(map(len, tickets.values()))
+        self.wanted.looks_past = 2 * (aside + sorted_ids.gone) >= sum(map(len, tickets.values()))
         self._learn(found, sorted_ids, claimed)
         return found
 

@@ -242,7 +242,7 @@ class Queues:
         )
         rest = [queue for queue in due.queues if queue.name not in found.taken and queue.name not in self.pauses]
         if queues and not (named or self._served_last):
-            # Only without Redis it is not taken from yet.
+            # The first of the list goes first. With Redis the take above was from that one.
             rest.sort(key=lambda queue: queue.name != queues[0])
         self.finder.note([queue.name for queue in rest])
         wanted = self._with_sidings(rest, queues, found, room)

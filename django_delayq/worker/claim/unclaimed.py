@@ -51,22 +51,21 @@ class Unclaimed:
         longest = self.claim_ahead.longest if broker.claims_ahead else 0.0
         return longest + CLOCK_TOLERANCE if longest else 0.0
 
-    def put_back(self, broker: Broker, found: Sorted, refused: Tickets) -> tuple[int, int]:
-        """Put ids back. Return how many of them stand aside now, and how many nobody needs any more.
+    def put_back(self, broker: Broker, found: Sorted, refused: Tickets) -> int:
+        """Put ids back, and return how many of them stand aside now. Count in ``found`` those that nobody needs.
 
         Claimed messages must run, whatever happens here: a sweep finds what is left.
         """
-        aside, gone = 0, found.gone
+        aside = 0
         if not broker.forgets_taken:
-            return aside, gone
+            return aside
         try:
             for queue, tickets in found.left.items():
                 broker.put_back(queue, tickets)
             for queue, names in found.aside.items():
                 aside += self._set_aside(broker, queue, names)
             for queue, tickets in refused.items():
-                set_aside, dropped = self._put_back(broker, queue, tickets)
-                aside, gone = aside + set_aside, gone + dropped
+                aside += self._put_back(broker, found, queue, tickets)
         except BrokerUnavailable as error:
             self.brokers.report_failure(error)
         except DatabaseError as error:
@@ -75,7 +74,7 @@ class Unclaimed:
                 type(error).__name__,
                 error,
             )
-        return aside, gone
+        return aside
 
     def _set_aside(self, broker: Broker, queue: str, names: Tickets) -> int:
         if not names:
@@ -88,15 +87,15 @@ class Unclaimed:
         self.sidings.note(queue, numbers)
         return sum(numbers.values())
 
-    def _put_back(self, broker: Broker, queue: str, tickets: Sequence[Ticket]) -> tuple[int, int]:
+    def _put_back(self, broker: Broker, found: Sorted, queue: str, tickets: Sequence[Ticket]) -> int:
         """Put ids that the claim refused where they belong, and drop those of finished and running messages.
 
-        Return how many stand aside, and how many were dropped.
+        Return how many stand aside.
         """
         facts = statements(self.using).facts([ticket.id for ticket in tickets])
         if not facts:
-            return 0, len(tickets)
-        dropped = 0
+            found.gone += len(tickets)
+            return 0
         earliest = transitions.now(self.using) + timedelta(seconds=self.earliest(broker))
         known = registry.handlers()
         elsewhere: list[tuple[str, Entry]] = []
@@ -105,7 +104,7 @@ class Unclaimed:
         for ticket in tickets:
             row = facts.get(ticket.id)
             if row is None or row.state != State.SCHEDULED:
-                dropped += 1
+                found.gone += 1
             elif row.queue != queue or row.due_at > min(earliest, from_tenths(ticket.ready_tenths or 0)):
                 elsewhere.append((row.queue, Entry.at(row.id, row.due_at, row.priority)))
             elif row.topic not in known:
@@ -119,7 +118,7 @@ class Unclaimed:
             broker.put_back(queue, locked)
         elif locked:
             broker.park(queue, locked, RECLAIM_LOCKED_AFTER)
-        return aside, dropped
+        return aside
 
     def _warn_unknown(self, topic: str) -> None:
         if topic not in self._unknown and registry.find(topic) is None:
