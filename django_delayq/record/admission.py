@@ -148,8 +148,7 @@ def _claim_limited(
     makes_others = connections[using].in_atomic_block
     with writing(using):
         statements.lock(None if makes_others else names)
-        rows = statements.claimable(list(tickets), leases, queue, ahead)
-        counts = statements.counts(names)
+        counts, rows = statements.look(names, list(tickets), leases, queue, ahead)
         of_kind = {kind: limits_of(*kind) for kind in {row.kind for row in rows}}
         limits = {row.id: of_kind[row.kind] for row in rows}
         # A message that was replaced meanwhile may stand under other limits, which are not locked. One that is due

@@ -63,10 +63,13 @@ class LimitStatements(Protocol):
     def lock(self, names: Collection[str] | None) -> None:
         """Keep other transactions from these limits (None: from all) until this one ends."""
 
-    def claimable(
-        self, ids: Sequence[int], topics: Collection[str], queue: str | None, ahead: float
-    ) -> list[Candidate]:
-        """Return those messages that a claim would take, and lock them; locked ones are left out."""
+    def look(
+        self, names: Collection[str], ids: Sequence[int], topics: Collection[str], queue: str | None, ahead: float
+    ) -> tuple[dict[str, Count], list[Candidate]]:
+        """Return what the record says about these limits, and those messages that a claim would take.
+
+        The messages are locked; those that another transaction has locked are left out.
+        """
 
     def counts(self, names: Collection[str]) -> dict[str, Count]:
         """Return what the record says about these limits."""
@@ -103,15 +106,16 @@ class PortableLimits:
         # The one writer holds the lock of the whole database.
         return None
 
-    def claimable(
-        self, ids: Sequence[int], topics: Collection[str], queue: str | None, ahead: float
-    ) -> list[Candidate]:
+    def look(
+        self, names: Collection[str], ids: Sequence[int], topics: Collection[str], queue: str | None, ahead: float
+    ) -> tuple[dict[str, Count], list[Candidate]]:
         rows = Message.objects.using(self.using).filter(
             may_claim(self.using, topics, queue),
             pk__in=list(ids),
             due_at__lte=clock(self.using) + timedelta(seconds=ahead),
         )
-        return [Candidate._make(row) for row in rows.order_by("pk").values_list(*Candidate._fields)]
+        found = rows.order_by("pk").values_list(*Candidate._fields)
+        return self.counts(names), [Candidate._make(row) for row in found]
 
     def counts(self, names: Collection[str], since: timedelta | None = None) -> dict[str, Count]:
         now = clock(self.using)

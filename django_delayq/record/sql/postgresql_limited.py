@@ -70,6 +70,13 @@ WITH taken AS (
 SELECT 1
 """  # noqa: S608
 
+# Limits and messages in one answer: a claim waits for each of its statements.
+LOOK = f"""
+WITH c AS MATERIALIZED ({CLAIMABLE}), n AS MATERIALIZED ({COUNTS})
+SELECT NULL::bigint, NULL, NULL, NULL, NULL::smallint, NULL::timestamptz, n.* FROM n
+ UNION ALL SELECT c.*, NULL, NULL, NULL, NULL, NULL FROM c
+"""  # noqa: S608
+
 DROP_PLACES = f"DELETE FROM delayq_place p WHERE NOT {IS_TAKEN} RETURNING message_id"  # noqa: S608
 DROP_RATES = f"DELETE FROM delayq_rate WHERE full_at < {SINCE} RETURNING name"  # noqa: S608
 
@@ -83,11 +90,19 @@ class PostgreSQLLimits:
     def lock(self, names: Collection[str] | None) -> None:
         self._rows(LOCK, {"stripes": stripes(names)})
 
-    def claimable(
-        self, ids: Sequence[int], topics: Collection[str], queue: str | None, ahead: float
-    ) -> list[Candidate]:
-        parameters = {"ids": array(ids), "topics": texts(topics), "queue": queue, "ahead": float(ahead)}
-        return [Candidate._make(row) for row in self._rows(CLAIMABLE, parameters)]
+    def look(
+        self, names: Collection[str], ids: Sequence[int], topics: Collection[str], queue: str | None, ahead: float
+    ) -> tuple[dict[str, Count], list[Candidate]]:
+        parameters = {
+            "names": texts(names),
+            "ids": array(ids),
+            "topics": texts(topics),
+            "queue": queue,
+            "ahead": float(ahead),
+        }
+        rows = self._rows(LOOK, parameters)
+        counts = {row[6]: Count._make(row[7:]) for row in rows if row[0] is None}
+        return counts, [Candidate._make(row[:6]) for row in rows if row[0] is not None]
 
     def counts(self, names: Collection[str]) -> dict[str, Count]:
         rows = self._rows(COUNTS, {"names": texts(names)})
