@@ -58,7 +58,9 @@ from tests.support.workers import PATIENCE, eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-EXAMPLES = int(os.environ.get("DELAYQ_PAIRS_EXAMPLES", "20"))
+EXAMPLES = int(os.environ.get("DELAYQ_PAIRS_EXAMPLES", "200"))
+# The examples are drawn in so many tests, for a case waits more than it works.
+PARTS = 4
 FEATURES = (
     "async",
     "cancel while running",
@@ -178,13 +180,14 @@ def _nobody_looks_by_himself(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # Many cases take longer than a test may. One that hangs is given up by its own waits.
-@pytest.mark.timeout(300 + 60 * EXAMPLES)
-@given(CASES)
+@pytest.mark.timeout(300 + 60 * EXAMPLES // PARTS)
+@pytest.mark.parametrize("_part", range(PARTS))
+@given(case=CASES)
 @settings(
-    max_examples=EXAMPLES,
+    max_examples=max(1, EXAMPLES // PARTS),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-def test_features_that_meet_keep_what_each_promises(case: Case) -> None:
+def test_features_that_meet_keep_what_each_promises(_part: int, case: Case) -> None:
     with redis.Redis.from_url(os.environ["REDIS_URL"]) as client:
         Run(case, client).run()
 

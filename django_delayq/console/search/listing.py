@@ -50,7 +50,7 @@ INDEX_COUNT_CAP = 2_000
 # Rows that are searched of each index when to search all of them would take too long.
 NEAREST_ROWS = 5_000
 # The statement timeout for the rows of a page: with the nearest rows and the counts it is there within half a second.
-PAGE_TIMEOUT_MS = 250
+PAGE_TIMEOUT_MS = 200
 # The first rows of up to so many queues are merged lazily: of each queue only those are read that come before the last
 # one of the page. To plan that takes a part of a millisecond for each queue.
 MERGED_QUEUES = 50
