@@ -9,8 +9,10 @@ from typing import Any
 from django.utils import timezone
 
 from django_delayq import pause_queue, schedule_message, schedule_messages
-from django_delayq.console import audit, operations
+from django_delayq.console import audit
 from django_delayq.console.models import Operation, Rollup
+from django_delayq.console.operations import lifecycle
+from django_delayq.console.operations.bulk import Scope
 from django_delayq.core import actors
 from django_delayq.core.states import State
 from django_delayq.models import Message
@@ -127,10 +129,9 @@ def _operations() -> None:
 def _operation(action: str, state: str, **values: Any) -> Operation:
     described = values.pop("described", "topic mail.send, state scheduled, due before 2026-01-02 12:00")
     arguments = values.pop("arguments", {})
-    scope = {} if action == "check" else operations.Scope(ids=(1,)).to_json()
-    operation = operations.start(
-        DB, action, scope, arguments, described=described, reason="the relay was moved", started_by=ACTOR
-    )
+    scope = {} if action == "check" else Scope(ids=(1,)).to_json()
+    with actors.acting_as(ACTOR):
+        operation = lifecycle.start(DB, action, scope, arguments, described=described, reason="the relay was moved")
     times = {
         "created_at": _ago(seconds=95),
         "started_at": _ago(seconds=90),

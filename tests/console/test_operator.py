@@ -12,7 +12,7 @@ from django.db import transaction
 
 from django_delayq import schedule_message, schedule_messages
 from django_delayq.console.models import Operation, OperationState
-from django_delayq.console.operations import MESSAGES_PER_STEP
+from django_delayq.console.operations.work import MESSAGES_PER_STEP
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
 from django_delayq.record import transitions

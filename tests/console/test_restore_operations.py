@@ -16,12 +16,12 @@ from django.utils import timezone
 
 from django_delayq import cancel_message, pause_queue
 from django_delayq.broker.base import Put
-from django_delayq.console import operations
 from django_delayq.console.models import Operation, OperationState
-from django_delayq.console.operations import consistency_check
+from django_delayq.console.operations import consistency_check, lifecycle
 from django_delayq.console.operations import restore_work as restoring
 from django_delayq.console.operations.restore_work import RestoreOperation
 from django_delayq.core import bounds, clock
+from django_delayq.core.actors import acting_as
 from django_delayq.core.clock import from_tenths
 from django_delayq.core.exceptions import BrokerUnavailable
 from django_delayq.core.states import State
@@ -61,21 +61,16 @@ def begin(
     no_expired: bool = False,
 ) -> Operation:
     """Start a restore as the admin does."""
-    return operations.start(
-        DB,
-        "restore",
-        restoring.scope_of(selection or Selection()),
-        restoring.arguments_of(overdue, spread, no_expired=no_expired),
-        described="all queues",
-        reason="",
-        started_by="user:anna",
-    )
+    scope = restoring.scope_of(selection or Selection())
+    arguments = restoring.arguments_of(overdue, spread, no_expired=no_expired)
+    with acting_as("user:anna"):
+        return lifecycle.start(DB, "restore", scope, arguments, described="all queues", reason="")
 
 
 def work_off(operation: Operation, *, steps: int = 50) -> Operation:
     """Do so many steps as a worker does them."""
     for _ in range(steps):
-        if not operations.run_step(DB, operation, OPERATOR):
+        if not lifecycle.run_step(DB, operation, OPERATOR):
             break
     operation.refresh_from_db()
     return operation
@@ -98,7 +93,7 @@ def test_expired_messages_are_handled_in_steps_too(monkeypatch: pytest.MonkeyPat
     schedule(5)
     Message._base_manager.update(due_at=timezone.now() - timedelta(60), expires_at=timezone.now() - timedelta(50))
     operation = begin(no_expired=True)
-    operations.run_step(DB, operation, OPERATOR)
+    lifecycle.run_step(DB, operation, OPERATOR)
     assert states() == {State.SCHEDULED: 3, State.EXPIRED: 2}
     done = work_off(operation)
     assert (done.state, done.outcomes) == (OperationState.DONE, {"expired": 5})
@@ -113,13 +108,13 @@ def test_a_count_that_outlasts_the_lease_is_not_repeated(monkeypatch: pytest.Mon
         counted.append(using)
         # Meanwhile the lease runs out, and another worker takes it.
         Operation.objects.update(leased_until=timezone.now() - timedelta(1))
-        other = operations.lease_next(DB, "another")
+        other = lifecycle.lease_next(DB, "another")
         if other is not None and len(counted) < 3:
-            operations.run_step(DB, other, "another")
+            lifecycle.run_step(DB, other, "another")
         return count(work, using)
 
     monkeypatch.setattr(restoring.RestoreWork, "count", slow)
-    operations.run_step(DB, operation, OPERATOR)
+    lifecycle.run_step(DB, operation, OPERATOR)
     assert len(counted) == 1
     assert only().done == 3
 
@@ -129,10 +124,10 @@ def test_a_restore_is_stopped_between_two_steps_and_resumed(redis_client: redis.
     redis_client.flushall()
     operation = begin()
     work_off(operation, steps=1)
-    assert operations.stop(operation)
+    assert lifecycle.stop(operation)
     assert work_off(operation).state == OperationState.STOPPED
     assert len(held() | held("b")) < 6
-    assert operations.resume(operation)
+    assert lifecycle.resume(operation)
     done = work_off(operation)
     assert (done.state, done.done, done.outcomes) == (OperationState.DONE, 6, {"put": 6})
     assert held() | held("b") == due_tenths(*ids)
@@ -188,12 +183,12 @@ def test_a_spread_that_stood_still_goes_on_from_now(monkeypatch: pytest.MonkeyPa
     operation = begin(Selection(), Overdue.SPREAD, 600.0)
     work_off(operation, steps=1)
     if is_stopped:
-        assert operations.stop(operation)
+        assert lifecycle.stop(operation)
         assert work_off(operation).state == OperationState.STOPPED
     later = timezone.now() + timedelta(hours=1)
     monkeypatch.setattr(clock, "of_tests", lambda: later)
     # Resumed, it counts all that is overdue by then, also the two that were spread and the two that were not overdue.
-    assert operations.resume(operation) == is_stopped
+    assert lifecycle.resume(operation) == is_stopped
     assert work_off(operation).state == OperationState.DONE
     found = Message.objects.filter(due_at__gte=later).order_by("due_at").values_list("due_at", flat=True)
     expected = [50.0 * place for place in range(12)] if is_stopped else [60.0 * place for place in range(8)]
@@ -213,7 +208,7 @@ def test_queues_are_held_from_the_question_to_the_end_of_the_spread(monkeypatch:
     assert held_by["busy"][0] != held_by["default"][0]
     while Queue.objects.filter(name="default").exists():
         assert claims(*ids, *soon) == set()
-        assert operations.run_step(DB, operation, OPERATOR)
+        assert lifecycle.run_step(DB, operation, OPERATOR)
     assert claims(*ids[1:]) == set()
     assert claims(*soon) == set(soon)
     assert work_off(operation).state == OperationState.DONE
@@ -225,18 +220,18 @@ def test_a_restore_that_ends_early_holds_no_queue(end: str) -> None:
     ids = overdue(6)
     operation = begin(Selection(), Overdue.SPREAD, 600.0)
     if end == "stop":
-        assert operations.stop(operation)
+        assert lifecycle.stop(operation)
     elif end == "failure":
-        assert operations.lease_next(DB, OPERATOR) == operation
-        assert operations.fail(DB, operation, OPERATOR, "no")
+        assert lifecycle.lease_next(DB, OPERATOR) == operation
+        assert lifecycle.fail(DB, operation, OPERATOR, "no")
     else:
-        assert operations.lease_next(DB, OPERATOR) == operation
-        assert operations.stop(operation)
+        assert lifecycle.lease_next(DB, OPERATOR) == operation
+        assert lifecycle.stop(operation)
         assert Queue.objects.exists()
-        operations.release(DB, OPERATOR)
+        lifecycle.release(DB, OPERATOR)
     assert not Queue.objects.exists()
     operation.refresh_from_db()
-    assert operations.resume(operation)
+    assert lifecycle.resume(operation)
     assert Queue.objects.exists()
     assert work_off(operation).outcomes["spread"] == 6
     assert not Queue.objects.exists()
@@ -270,7 +265,7 @@ def test_a_loader_beside_a_restore_undoes_no_spread(loader: Loader) -> None:
     operation = begin(Selection(), Overdue.SPREAD, 300.0)
     loader.tick()
     assert held() == dict.fromkeys(ids, 0)
-    while operations.run_step(DB, operation, OPERATOR):
+    while lifecycle.run_step(DB, operation, OPERATOR):
         loader.tick()
     operation.refresh_from_db()
     assert (operation.state, operation.done) == (OperationState.DONE, operation.total)
@@ -316,7 +311,7 @@ def test_a_restore_in_steps_never_says_that_the_whole_queue_is_loaded(
     ids = [*schedule(3), *schedule(3, queue="other")]
     redis_client.flushall()
     operation = begin()
-    while operations.run_step(DB, operation, OPERATOR):
+    while lifecycle.run_step(DB, operation, OPERATOR):
         redis_client.flushall()
     for _ in range(4):
         loader.tick()
@@ -337,7 +332,7 @@ def test_restores_and_checks_are_refused_at_the_start_without_redis(settings: An
     settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
     for action in ("restore", "check"):
         with pytest.raises(ValueError, match="REDIS"):
-            operations.start(DB, action, {}, {}, described="", reason="", started_by="")
+            lifecycle.start(DB, action, {}, {}, described="", reason="")
     assert not Operation.objects.exists()
 
 
@@ -400,7 +395,7 @@ def test_a_restore_by_command_is_leased_to_the_command(redis_client: redis.Redis
 
     def look() -> None:
         row = only()
-        seen.append((row.state, row.done, operations.lease_next(DB, OPERATOR)))
+        seen.append((row.state, row.done, lifecycle.lease_next(DB, OPERATOR)))
         assert row.leased_until is not None
         assert row.leased_until > transitions.now(DB)
 
@@ -415,7 +410,7 @@ def test_a_restore_by_command_is_leased_to_the_command(redis_client: redis.Redis
 def test_a_command_stops_when_the_admin_asks(redis_client: redis.Redis, every_batch: EveryBatch) -> None:
     ids = schedule(9)
     redis_client.flushall()
-    every_batch(lambda: operations.stop(only()))
+    every_batch(lambda: lifecycle.stop(only()))
     ran = run("delayq_restore", batch_size=3)
     assert ran.code == 1
     assert "Stopped in the console" in ran.err
@@ -424,7 +419,7 @@ def test_a_command_stops_when_the_admin_asks(redis_client: redis.Redis, every_ba
     assert (stopped.state, stopped.worker) == (OperationState.STOPPED, "")
     assert stopped.done < 9
     # A worker goes on from where the command stopped.
-    assert operations.resume(stopped)
+    assert lifecycle.resume(stopped)
     done = work_off(stopped)
     assert (done.state, done.done) == (OperationState.DONE, 9)
     assert held() == due_tenths(*ids)
@@ -465,7 +460,7 @@ def test_the_operation_of_a_command_that_loses_redis_has_failed(
     failed = only()
     assert failed.state == OperationState.FAILED
     assert "BrokerUnavailable" in failed.error
-    assert operations.is_resumable(failed)
+    assert failed.state in lifecycle.ENDED_EARLY
 
 
 @pytest.fixture
@@ -586,7 +581,8 @@ def test_an_operation_that_is_flushed_in_the_middle_goes_on_and_a_loader_loads_t
 
 
 def check() -> Operation:
-    return operations.start(DB, "check", {}, {}, described="", reason="", started_by="user:anna")
+    with acting_as("user:anna"):
+        return lifecycle.start(DB, "check", {}, {}, described="", reason="")
 
 
 @pytest.mark.usefixtures("puts_are_flushed")

@@ -28,9 +28,9 @@ from django.utils.translation import ngettext
 from ...core.values import row_id
 from ...models import Message
 from ...record.sql.moves import locked, writing
-from .. import operations
 from ..models import AuditEvent, DeadLetters
-from ..operations import BulkAction, Scope
+from ..operations.bulk import MOST_MESSAGES, BulkAction, Scope
+from ..operations.work import WORKS
 from ..statements import TooSlow, in_time, statement_timeout
 from . import action_table, explanation, page, search_box
 from .action_table import CONSOLE_ACTIONS, ConsoleAction
@@ -163,7 +163,7 @@ class ActionPages(ReadOnly):
             "preview": shown,
             "notice": notice,
             "in_batches": _is_work_for_a_worker(scope),
-            "most": action_table.number(operations.MOST_MESSAGES),
+            "most": action_table.number(MOST_MESSAGES),
             "timeout": EXACT_TIMEOUT_MS // 1000,
             "is_search": scope.search is not None,
             "read_at": explanation.moment(scope.at, "seconds") if scope.at is not None else "",
@@ -245,7 +245,7 @@ class ActionPages(ReadOnly):
         scope, counted = question.scope, question.number or 0
         if self._is_answered(question):
             return self._tell_answered(request, scope)
-        if counted > operations.MOST_MESSAGES:
+        if counted > MOST_MESSAGES:
             return self._ask(request, action, scope)
         found = in_time(self.using, EXACT_TIMEOUT_MS, lambda: self._frozen(request, action, question))
         if found is None:
@@ -285,7 +285,7 @@ class ActionPages(ReadOnly):
             ):
                 self._lock(scope)
                 frozen, left = self._frozen(request, action, question)
-                work = operations.WORKS[action.name](frozen.to_json(), form.arguments())
+                work = WORKS[action.name](frozen.to_json(), form.arguments())
                 assert isinstance(work, BulkAction)
                 counts = work.at_once(self.using, reason) + Counter(left)
                 one = scope.ids[0] if len(scope.ids) == 1 else None

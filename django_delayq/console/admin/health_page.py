@@ -18,8 +18,8 @@ from ...project import conf
 from ...record.sql import statements
 from ...record.sql.holders import Holder
 from ...restore import reading
-from .. import operations
 from ..models import Health, Operation, OperationState
+from ..operations import lifecycle
 from ..operations.consistency_check import results_of
 from ..statements import console_statements
 from ..statements.shapes import Vacuum
@@ -27,7 +27,7 @@ from ..whereabouts import sizes
 from . import banners, facts, page_data, panels
 from .explanation import moment, span
 from .facts import Fact
-from .page import actor_of, operation_url
+from .page import acting_as_user, operation_url
 from .page_data import PageData
 from .panels import Panel
 from .restore_page import RestorePage, alive
@@ -86,8 +86,8 @@ class HealthAdmin(RestorePage):
             return HttpResponseRedirect(url)
         if _checks(self.using)[1] is not None:
             return self.leave(request, url, _("A check is under way already."), messages.WARNING)
-        described, started_by = _("all queues"), actor_of(request)
-        operations.start(self.using, "check", {}, {}, described=described, reason="", started_by=started_by)
+        with acting_as_user(request):
+            lifecycle.start(self.using, "check", {}, {}, described=_("all queues"), reason="")
         text, level = _("The check is queued: a worker compares the record with Redis."), messages.SUCCESS
         if not alive(self.using):
             text, level = _("The check is queued and waits for a worker: none is alive."), messages.WARNING
@@ -96,7 +96,7 @@ class HealthAdmin(RestorePage):
 
 def _checks(using: str) -> tuple[Operation | None, Operation | None]:
     """Return the consistency check that was finished last, and the one that is open."""
-    return operations.newest(using, "check", OperationState.DONE)
+    return lifecycle.newest(using, "check", OperationState.DONE)
 
 
 def _held(using: str) -> dict[str, QueueSize]:

@@ -20,8 +20,10 @@ from ...inspector import stats
 from ...project import console_conf
 from ...record import transitions
 from ...record.sql.moves import writing
-from .. import operations
 from ..models import Operation, OperationState
+from ..operations import lifecycle
+from ..operations.lifecycle import ENDED_EARLY, OPEN
+from ..operations.work import WORKS
 from . import action_table, page
 from .explanation import moment, span
 from .page import Page
@@ -67,7 +69,7 @@ class OperationAdmin(Page):
 
     def may_resume(self, request: HttpRequest, operation: Operation) -> bool:
         """Tell whether the user may resume an operation, which takes the permissions to start it."""
-        work = operations.WORKS.get(operation.action)
+        work = WORKS.get(operation.action)
         return work is not None and self.may(request, *work.needed(operation.arguments))
 
     def may_stop(self, request: HttpRequest, operation: Operation) -> bool:
@@ -101,8 +103,8 @@ class OperationAdmin(Page):
             "arguments": _arguments(operation),
             "is_unserved": self._is_unserved([operation], using, now),
             "is_stopping": is_stopping,
-            "may_stop": operation.state in operations.OPEN and not is_stopping and self.may_stop(request, operation),
-            "may_resume": operations.is_resumable(operation) and self.may_resume(request, operation),
+            "may_stop": operation.state in OPEN and not is_stopping and self.may_stop(request, operation),
+            "may_resume": operation.state in ENDED_EARLY and self.may_resume(request, operation),
             "list": self.url(Operation),
             **extra,
         }
@@ -111,12 +113,12 @@ class OperationAdmin(Page):
     def stop_view(self, request: HttpRequest, number: int) -> HttpResponse:
         """Stop an operation between two batches, on POST."""
         done = _("The operation stops after the current batch.")
-        return self._act_on(request, number, "stop", self.may_stop, operations.stop, done)
+        return self._act_on(request, number, "stop", self.may_stop, lifecycle.stop, done)
 
     def resume_view(self, request: HttpRequest, number: int) -> HttpResponse:
         """Let an operation go on where it stopped, on POST."""
         done = _("The operation goes on where it stopped.")
-        return self._act_on(request, number, "resume", self.may_resume, operations.resume, done)
+        return self._act_on(request, number, "resume", self.may_resume, lifecycle.resume, done)
 
     def _act_on(
         self,
@@ -152,7 +154,7 @@ class OperationAdmin(Page):
 
     def _is_unserved(self, shown: list[Operation], using: str, now: datetime) -> bool:
         """Tell whether an operation is open and no worker is alive to do it."""
-        return any(row.state in operations.OPEN for row in shown) and not stats.alive(using, now)
+        return any(row.state in OPEN for row in shown) and not stats.alive(using, now)
 
 
 def _arguments(operation: Operation) -> list[tuple[str, str]]:

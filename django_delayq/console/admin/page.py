@@ -17,8 +17,9 @@ from ...core import actors
 from ...core.values import row_id
 from ...project import console_conf
 from ...record.sql.moves import writing
-from .. import audit, operations
+from .. import audit
 from ..models import Operation
+from ..operations import lifecycle
 from .readonly import ReadOnly
 from .site import PAGES
 
@@ -114,15 +115,8 @@ def start_operation(
     ``audited`` is what was done to what, unless that is the action to its messages.
     """
     with acting_as_user(request), writing(using):
-        operation = operations.start(
-            using,
-            action,
-            scope,
-            arguments,
-            described=described,
-            reason=reason,
-            started_by=actor_of(request),
-            outcomes=outcomes,
+        operation = lifecycle.start(
+            using, action, scope, arguments, described=described, reason=reason, outcomes=outcomes
         )
         verb, target = audited or (action, described)
         record(request, using, verb, target, reason=reason, operation=operation, nonce=nonce)

@@ -18,7 +18,7 @@ from ...core.states import State
 from ...inspector.numbers import Capped, capped
 from ...models import Message
 from ...record import transitions
-from ..operations import MOST_MESSAGES, Scope
+from ..operations.bulk import MOST_MESSAGES, Scope
 from ..search import language
 from ..search.conditions import of_states
 from ..search.listing import COUNT_CAP

@@ -28,8 +28,8 @@ from ...models.workers import WorkerState
 from ...project import conf, validation
 from ...record import transitions
 from ...record.sql.moves import writing
-from .. import operations
-from ..operations import Scope
+from ..operations.bulk import MOST_MESSAGES, Scope
+from ..operations.work import holder
 from ..statements import in_time
 from ..whereabouts import sizes
 from . import action_table, banners, page, page_data, panels
@@ -174,7 +174,7 @@ class QueueAdmin(Page):
 
     def _resume_slowly(self, request: HttpRequest, name: str, form: ResumeForm) -> HttpResponse:
         """Start an operation that spreads the messages that are due, then resumes the queue."""
-        ids = targets.selected(self._due(name)[: operations.MOST_MESSAGES])
+        ids = targets.selected(self._due(name)[:MOST_MESSAGES])
         with writing(self.using):
             operation = page.start_operation(
                 request,
@@ -187,7 +187,7 @@ class QueueAdmin(Page):
                 audited=("resume", name),
             )
             # The pause ends with the operation and not by itself. A later pause by somebody else outlasts it.
-            pausing.take_over(self.using, name, operations.holder(operation))
+            pausing.take_over(self.using, name, holder(operation))
         text = _("Operation #%(id)d is queued: a worker spreads the messages, then resumes queue %(queue)s.")
         return self._done(request, text % {"id": operation.pk, "queue": name}, messages.SUCCESS)
 

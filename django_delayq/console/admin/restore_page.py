@@ -22,8 +22,8 @@ from ...project import conf, console_conf
 from ...record import transitions
 from ...restore import reading
 from ...restore.selection import Overdue, Selection, Tally
-from .. import operations
 from ..models import Health, Operation
+from ..operations import lifecycle
 from ..operations.restore_work import RestoreWork, arguments_of, scope_of
 from ..statements import TooSlow, statement_timeout
 from . import page
@@ -117,7 +117,7 @@ class RestorePage(Page):
     def restores(self, request: HttpRequest, using: str) -> Iterator[tuple[Operation, str] | None]:
         """Yield the restore that ended last, by whomever it was started, and the one that is open, with addresses."""
         try:
-            found = operations.newest(using, RestoreWork.name)
+            found = lifecycle.newest(using, RestoreWork.name)
         except (DatabaseError, InterfaceError):
             found = (None, None)
         yield from ((one, page.operation_url(self, request, one)) if one else None for one in found)

@@ -24,6 +24,7 @@ LEASE_SECONDS = 10.0
 OPEN = (OperationState.QUEUED, OperationState.RUNNING)
 # The columns of an operation that no worker has.
 FREE: dict[str, Any] = {"worker": "", "leased_until": None}
+# The states in which an operation may be resumed: it ended before all was done.
 ENDED_EARLY = (OperationState.STOPPED, OperationState.FAILED)
 
 
@@ -39,13 +40,12 @@ def start(
     *,
     described: str,
     reason: str,
-    started_by: str,
     outcomes: Mapping[str, int] | None = None,
 ) -> Operation:
-    """Queue an operation; a worker begins within seconds. The work of the action reads ``scope`` and ``arguments``.
+    """Queue an operation of the current actor; a worker begins within seconds.
 
-    ``described`` is the scope in words, ``started_by`` an actor such as "user:anna", ``outcomes`` what there is to tell
-    before it begins.
+    The work of the action reads ``scope`` and ``arguments``. ``described`` is the scope in words, ``outcomes`` what
+    there is to tell before it begins.
     """
     # An unknown action, or a scope that its work cannot read, is refused here and not in the worker.
     work = WORKS[action](scope, arguments)
@@ -56,7 +56,7 @@ def start(
             arguments=dict(arguments),
             described=storable(described),
             reason=storable(reason),
-            started_by=started_by[: actors.LENGTH],
+            started_by=actors.current(),
             created_at=transitions.now(using),
             outcomes=dict(outcomes or {}),
         )
@@ -75,11 +75,6 @@ def stop(operation: Operation) -> bool:
     if idle.update(state=OperationState.STOPPED, finished_at=now, **FREE):
         _ended(using, operation)
     return True
-
-
-def is_resumable(operation: Operation) -> bool:
-    """Tell whether an operation ended before all was done."""
-    return operation.state in ENDED_EARLY
 
 
 def resume(operation: Operation) -> bool:

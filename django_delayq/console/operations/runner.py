@@ -8,8 +8,8 @@ from django.db import DatabaseError, InterfaceError, connections
 
 from ...core.exceptions import BrokerUnavailable
 from ...extensions import Service
-from .. import operations
 from ..models import Operation
+from . import lifecycle
 
 logger = logging.getLogger("django_delayq")
 
@@ -35,12 +35,12 @@ class OperationRunner(Service):
     def tick(self) -> float:
         operation = self._current
         if operation is None:
-            operation = self._current = operations.lease_next(self.using, self.worker)
+            operation = self._current = lifecycle.lease_next(self.using, self.worker)
             if operation is None:
                 return self.interval
             logger.info("Working on operation %s", operation)
         try:
-            more = operations.run_step(self.using, operation, self.worker)
+            more = lifecycle.run_step(self.using, operation, self.worker)
         except Exception as error:
             self._failed(operation, error)
             raise
@@ -51,7 +51,7 @@ class OperationRunner(Service):
 
     def release(self) -> None:
         """Release the operation when the process stops in order, so that another worker can go on at once."""
-        operations.release(self.using, self.worker)
+        lifecycle.release(self.using, self.worker)
 
     def _failed(self, operation: Operation, error: Exception) -> None:
         """Fail the operation after some failures in a row; those while the database or Redis is away do not count."""
@@ -61,7 +61,7 @@ class OperationRunner(Service):
         if self._failures >= MAX_FAILURES:
             text = f"{type(error).__name__}: {error}"
             logger.error("Operation %s failed after %d tries of a step: %s", operation, self._failures, text)
-            operations.fail(self.using, operation, self.worker, text)
+            lifecycle.fail(self.using, operation, self.worker, text)
             self._failures, self._current = 0, None
 
     def _database_answers(self) -> bool:

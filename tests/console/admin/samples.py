@@ -13,8 +13,10 @@ from django.urls import reverse
 
 from django_delayq import cancel_message, schedule_message, schedule_messages
 from django_delayq.broker.redis import RedisBroker
-from django_delayq.console import operations
 from django_delayq.console.models import Operation
+from django_delayq.console.operations import lifecycle
+from django_delayq.console.operations.bulk import Scope
+from django_delayq.core.actors import acting_as
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition, Worker
 from django_delayq.project import conf
@@ -124,8 +126,9 @@ def fill() -> RedisBroker:
 
 def operation(action: str = "cancel", *ids: int, described: str = "these", reason: str = "so") -> Operation:
     """Start an operation on messages, as a user does."""
-    scope = operations.Scope(ids=ids or (1,)).to_json()
-    return operations.start(DB, action, scope, {}, described=described, reason=reason, started_by="user:anna")
+    scope = Scope(ids=ids or (1,)).to_json()
+    with acting_as("user:anna"):
+        return lifecycle.start(DB, action, scope, {}, described=described, reason=reason)
 
 
 def fresh(message: Message) -> Message:

@@ -17,11 +17,13 @@ from django.urls import reverse
 from django.utils import timezone
 
 from django_delayq.api.actions import ACTIONS
-from django_delayq.console import operations
 from django_delayq.console.models import AuditEvent, Operation
-from django_delayq.console.operations import OperationWork, Scope, Step, bulk, lifecycle, work
+from django_delayq.console.operations import bulk, lifecycle, work
+from django_delayq.console.operations.bulk import Scope
 from django_delayq.console.operations.runner import MAX_FAILURES, OperationRunner
+from django_delayq.console.operations.work import OperationWork, Step
 from django_delayq.console.search.language import parse
+from django_delayq.core.actors import acting_as
 from django_delayq.core.exceptions import BrokerUnavailable
 from django_delayq.models import Message
 from django_delayq.record import transitions
@@ -46,9 +48,8 @@ def start(action: str, search: str = "", *, ids: list[int] | None = None, **argu
     found = Scope.of_search(samples.DB, parse(search, now=timezone.now()))
     rows = Message.objects.using(samples.DB)
     scope = found.frozen(rows, ACTIONS[action]) if ids is None else Scope(ids=tuple(ids))
-    return operations.start(
-        samples.DB, action, scope.to_json(), arguments, described="these", reason="so", started_by="user:anna"
-    )
+    with acting_as("user:anna"):
+        return lifecycle.start(samples.DB, action, scope.to_json(), arguments, described="these", reason="so")
 
 
 def fresh(operation: Operation) -> Operation:
@@ -56,7 +57,7 @@ def fresh(operation: Operation) -> Operation:
 
 
 def step(operation: Operation, worker: str = "w1") -> bool:
-    return operations.run_step(samples.DB, fresh(operation), worker)
+    return lifecycle.run_step(samples.DB, fresh(operation), worker)
 
 
 def lease_runs_out(operation: Operation) -> None:
@@ -127,7 +128,7 @@ def test_an_operation_that_no_worker_could_do_is_refused_at_the_start(
     action: str, scope: dict[str, Any], arguments: dict[str, Any]
 ) -> None:
     with pytest.raises((KeyError, ValueError)):
-        operations.start(samples.DB, action, scope, arguments, described="", reason="", started_by="")
+        lifecycle.start(samples.DB, action, scope, arguments, described="", reason="")
     assert not Operation.objects.exists()
 
 
@@ -138,7 +139,7 @@ def test_two_workers_never_do_one_operation_at_once() -> None:
     scheduled(10)
     operation = start("cancel", "is:live")
     assert step(operation, "w1")
-    assert operations.lease_next(samples.DB, "w2") is None
+    assert lifecycle.lease_next(samples.DB, "w2") is None
     before = samples.record()
     assert not step(operation, "w2")
     assert samples.record() == before
@@ -148,7 +149,7 @@ def test_two_workers_never_do_one_operation_at_once() -> None:
 
 def test_two_workers_lease_two_operations() -> None:
     first, second = start("cancel", "is:live"), start("run", "is:live")
-    taken = [operations.lease_next(samples.DB, name) for name in ("w1", "w2", "w3")]
+    taken = [lifecycle.lease_next(samples.DB, name) for name in ("w1", "w2", "w3")]
     assert taken == [first, second, None]
 
 
@@ -160,7 +161,7 @@ def test_a_step_whose_lease_was_lost_is_rolled_back(monkeypatch: pytest.MonkeyPa
     def slowly(self: Any, using: str, *args: Any) -> Any:
         counts = act(self, using, *args)
         lease_runs_out(operation)
-        assert operations.lease_next(using, "w2") is not None
+        assert lifecycle.lease_next(using, "w2") is not None
         return counts
 
     monkeypatch.setattr(bulk.BulkAction, "act", slowly)
@@ -189,8 +190,8 @@ def test_a_stop_takes_effect_when_its_worker_was_killed(chief: Client) -> None:
     step(left, "w1")
     step(killed, "w2")
     for operation in (left, killed):
-        operations.stop(operation)
-    operations.release(samples.DB, "w1")
+        lifecycle.stop(operation)
+    lifecycle.release(samples.DB, "w1")
     assert [fresh(operation).state for operation in (left, killed)] == ["stopped", "running"]
     stop = reverse("admin:delayq_console_operation_stop", args=[killed.pk])
     assert stop not in page(chief, killed).content.decode()
@@ -203,8 +204,8 @@ def test_a_stop_takes_effect_when_its_worker_was_killed(chief: Client) -> None:
 def test_a_finished_operation_neither_stops_nor_resumes() -> None:
     operation = start("cancel", "is:live")
     worked_off()
-    assert not operations.stop(operation)
-    assert not operations.resume(operation)
+    assert not lifecycle.stop(operation)
+    assert not lifecycle.resume(operation)
     assert fresh(operation).state == "done"
 
 
@@ -255,7 +256,7 @@ def test_a_step_that_fails_again_and_again_fails_the_operation(
     assert "The operation failed: ZeroDivisionError: by nothing" in samples.text(page(chief, operation))
     worked_off(runner)
     assert fresh(other).state == "done"
-    assert operations.resume(now)
+    assert lifecycle.resume(now)
     assert fresh(operation).error == ""
 
 

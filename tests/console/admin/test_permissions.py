@@ -13,8 +13,11 @@ from django.test import Client
 from django.urls import reverse
 
 from django_delayq import pause_queue
-from django_delayq.console import audit, operations
+from django_delayq.console import audit
 from django_delayq.console.models import AuditEvent, Operation
+from django_delayq.console.operations import lifecycle
+from django_delayq.console.operations.bulk import Scope
+from django_delayq.core.actors import acting_as
 from django_delayq.core.states import State
 from django_delayq.models import Message, Queue
 
@@ -37,7 +40,7 @@ def everything() -> list[Any]:
 
 def stopped() -> Operation:
     operation = samples.operation()
-    assert operations.stop(operation)
+    assert lifecycle.stop(operation)
     return operation
 
 
@@ -371,15 +374,14 @@ def test_the_user_who_started_an_operation_may_stop_it_without_the_permission(ch
 
 def test_an_operation_that_resumes_a_queue_takes_the_permission_to_resume_it(db: None) -> None:
     pause_queue("mail")
-    given, scope = {"spread": 600.0, "resume": "mail"}, operations.Scope(ids=(samples.scheduled(queue="mail").pk,))
-    operation = operations.start(
-        samples.DB, "run", scope.to_json(), given, described="the due messages", reason="", started_by="user:somebody"
-    )
+    given, scope = {"spread": 600.0, "resume": "mail"}, Scope(ids=(samples.scheduled(queue="mail").pk,))
+    with acting_as("user:somebody"):
+        operation = lifecycle.start(samples.DB, "run", scope.to_json(), given, described="the due messages", reason="")
     needed = {"run_message", "bulk_message", "pause_queue"}
     for lacking in sorted(needed):
         lame = logged_in(person(f"no {lacking}", *EVERY - {lacking}))
         assert lame.post(operation_url("stop", operation)).status_code == 403
-    assert operations.stop(operation)
+    assert lifecycle.stop(operation)
     before = everything()
     for lacking in sorted(needed):
         lame = logged_in(User.objects.get(username=f"no {lacking}"))

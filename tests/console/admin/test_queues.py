@@ -15,8 +15,8 @@ from django.utils import timezone
 
 from django_delayq import pause_queue, resume_queue
 from django_delayq.api import pausing
-from django_delayq.console import operations
 from django_delayq.console.models import AuditEvent, Operation
+from django_delayq.console.operations import lifecycle
 from django_delayq.core import actors
 from django_delayq.models import Queue
 from testproject.servers import RedisServer
@@ -166,10 +166,10 @@ def test_a_slow_resume_that_is_stopped_leaves_the_queue_paused(chief: Client) ->
     for _number in range(2):
         scheduled(queue="mail", delay=0)
     chief.post(url("resume"), {"spread": "40m"})
-    assert operations.stop(Operation.objects.get())
+    assert lifecycle.stop(Operation.objects.get())
     worked_off()
     assert list(pausing.paused(DB)) == ["mail"]
-    assert operations.resume(Operation.objects.get())
+    assert lifecycle.resume(Operation.objects.get())
     worked_off()
     assert not pausing.paused(DB)
 
@@ -183,10 +183,10 @@ def test_a_slow_resume_ends_no_pause_that_began_after_it(chief: Client, is_stopp
     operation = Operation.objects.get()
     assert pausing.paused(DB)["mail"].paused_by == f"run #{operation.pk}"
     if is_stopped:
-        assert operations.stop(operation)
+        assert lifecycle.stop(operation)
     pause_queue("mail", reason="the addresses are wrong", duration="1h")
     if is_stopped:
-        assert operations.resume(operation)
+        assert lifecycle.resume(operation)
     worked_off()
     assert Operation.objects.get().state == "done"
     pause = pausing.paused(DB)["mail"]

@@ -10,8 +10,8 @@ from django.test import Client
 from django.urls import reverse
 
 from django_delayq.broker import publisher
-from django_delayq.console import operations
 from django_delayq.console.models import AuditEvent, Operation
+from django_delayq.console.operations import lifecycle
 from django_delayq.models import Message
 from tests.support.replica import REPLICA
 
@@ -67,7 +67,7 @@ def test_an_export_is_written_to_the_audit_there(boss: Client) -> None:
 
 def test_an_operation_is_stopped_and_resumed_there() -> None:
     started = samples.operation("cancel", samples.scheduled().pk)
-    for verb, state in ((operations.stop, "stopped"), (operations.resume, "queued")):
+    for verb, state in ((lifecycle.stop, "stopped"), (lifecycle.resume, "queued")):
         read = Operation.objects.get(pk=started.pk)
         assert read._state.db == REPLICA
         assert verb(read)
