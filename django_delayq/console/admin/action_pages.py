@@ -11,6 +11,7 @@ import secrets
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -25,8 +26,10 @@ from django.template.response import TemplateResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from ...api.actions import ToCome
 from ...core.values import row_id
 from ...models import Message
+from ...record import transitions
 from ...record.sql.moves import locked, writing
 from ..models import AuditEvent, DeadLetters
 from ..operations.bulk import MOST_MESSAGES, BulkAction, Scope
@@ -36,7 +39,7 @@ from . import action_table, explanation, page, search_box
 from .action_table import CONSOLE_ACTIONS, ConsoleAction
 from .forms import ReasonForm
 from .paginator import PAGED_CAP
-from .preview import EXACT_TIMEOUT_MS, ActionPreview, describe, has_changed, preview
+from .preview import EXACT_TIMEOUT_MS, describe, has_changed, preview
 from .readonly import ReadOnly
 
 # More messages than these become an operation, which needs the permission for bulk actions.
@@ -56,7 +59,7 @@ _SELECT_ACROSS = "select_across"
 class Question:
     """The content of a confirmation page's token: the action, the user, the messages and their number at that time."""
 
-    action: str
+    action: ConsoleAction
     user: str
     scope: Scope
     number: int | None
@@ -65,15 +68,16 @@ class Question:
 
     def sign(self) -> str:
         """Return the question as a signed token."""
-        value: dict[str, Any] = {"action": self.action, "user": self.user, "scope": self.scope.to_json()}
+        value: dict[str, Any] = {"action": self.action.name, "user": self.user, "scope": self.scope.to_json()}
         value |= {"number": self.number, "nonce": self.nonce}
         return signing.dumps(value, salt=_SALT, compress=True)
 
     @classmethod
-    def read(cls, token: str, max_age: int | None = None) -> Question:
-        """Read a token. Raises ``signing.BadSignature``, or its subclass ``SignatureExpired`` for an old one."""
-        value = signing.loads(token, salt=_SALT, max_age=max_age)
-        return cls(value["action"], value["user"], Scope.from_json(value["scope"]), value["number"], value["nonce"])
+    def read(cls, token: str) -> Question:
+        """Read a token. Raises ``signing.BadSignature``."""
+        value = signing.loads(token, salt=_SALT)
+        action, scope = CONSOLE_ACTIONS[value["action"]], Scope.from_json(value["scope"])
+        return cls(action, value["user"], scope, value["number"], value["nonce"])
 
 
 class ActionPages(ReadOnly):
@@ -132,36 +136,29 @@ class ActionPages(ReadOnly):
     def _ask_for_search(self, request: HttpRequest, action: ConsoleAction, given: Mapping[str, str]) -> HttpResponse:
         """Ask about all that a search finds, on whatever page of the list they are."""
         self.require(request, "bulk")
-        try:
-            scope = Scope.of_search(self.using, search_box.read_search(request, given, self.using).whole)
-        except ValueError as error:
-            return self.leave(request, self._back(request, Scope()), str(error), messages.ERROR)
-        return self._ask(request, action, scope)
+        found = search_box.read_search(request, given, self.using).whole
+        if found.problems:
+            return self.leave(request, self._back(request, Scope()), "; ".join(found.problems), messages.ERROR)
+        # Relative times become absolute.
+        return self._ask(request, action, Scope(search=found.frozen))
 
     def _ask(
-        self,
-        request: HttpRequest,
-        action: ConsoleAction,
-        scope: Scope,
-        *,
-        data: QueryDict | None = None,
-        notice: str = "",
+        self, request: HttpRequest, action: ConsoleAction, scope: Scope, data: QueryDict | None = None
     ) -> HttpResponse:
         """Show the question about a scope as it is now; ``data``: an answer that has errors."""
         if len(scope.ids) > AT_ONCE:
             self.require(request, "bulk")
         scope = scope.renewed(self.using)
         shown = preview(self._rows(request), action, scope)
-        form = self._form(action, scope, shown.number, shown, data)
+        form = _form(action, scope, shown.number, shown.to_come, data)
         context = {
             **page.context(self, request, str(action.question)),
             "action": action,
             "form": form,
-            "token": Question(action.name, str(request.user.pk), scope, shown.number).sign(),
+            "token": Question(action, str(request.user.pk), scope, shown.number).sign(),
             "filters": _filters(request),
             "origin": request.POST.get("origin", ""),
             "preview": shown,
-            "notice": notice,
             "in_batches": _is_work_for_a_worker(scope),
             "most": action_table.number(MOST_MESSAGES),
             "timeout": EXACT_TIMEOUT_MS // 1000,
@@ -172,49 +169,29 @@ class ActionPages(ReadOnly):
         context["media"] += form.media
         return TemplateResponse(request, "delayq_console/message/confirm.html", context)
 
-    def _form(
-        self,
-        action: ConsoleAction,
-        scope: Scope,
-        number: int | None,
-        shown: ActionPreview | None = None,
-        data: Any = None,
-    ) -> ReasonForm:
-        """Return the form of a question about ``number`` messages; ``shown`` for one that is asked, not answered."""
-        return action.form(
-            data,
-            many=scope.search is not None or len(scope.ids) > 1,
-            number=number or 0,
-            to_come=None if shown is None else shown.to_come,
-            typed=_to_type(action, number or 0),
-        )
-
     # --- the answer ---------------------------------------------------------------------------------------------------
 
     def _answer(self, request: HttpRequest, action: ConsoleAction) -> HttpResponse:
-        token, is_old = request.POST["token"], False
         try:
-            try:
-                question = Question.read(token, QUESTION_SECONDS)
-            except signing.SignatureExpired:
-                question, is_old = Question.read(token), True
+            question = Question.read(request.POST["token"])
         except signing.BadSignature as error:
             raise BadRequest("token") from error
-        if question.action != action.name or question.user != str(request.user.pk):
+        if question.action is not action or question.user != str(request.user.pk):
             raise BadRequest("token")
         scope = question.scope
         if _is_work_for_a_worker(scope):
             self.require(request, "bulk")
-        if is_old:
+        if scope.at is None or transitions.now(self.using) - scope.at > timedelta(seconds=QUESTION_SECONDS):
             text = _("This page was shown some time ago. Check it and confirm again.")
-            return self._ask(request, action, scope, notice=text)
-        form = self._form(action, scope, question.number, data=request.POST)
+            self.message_user(request, text, messages.WARNING)
+            return self._ask(request, action, scope)
+        form = _form(action, scope, question.number, None, request.POST)
         if not form.is_valid():
-            return self._ask(request, action, scope, data=request.POST)
+            return self._ask(request, action, scope, request.POST)
         try:
             if _is_work_for_a_worker(scope):
-                return self._do_in_batches(request, action, question, form)
-            return self._do_at_once(request, action, question, form)
+                return self._do_in_batches(request, question, form)
+            return self._do_at_once(request, question, form)
         except IntegrityError:
             if not self._is_answered(question):
                 raise
@@ -227,27 +204,23 @@ class ActionPages(ReadOnly):
         text = _("This was confirmed already: nothing more was done.")
         return self.leave(request, self._back(request, scope), text, messages.WARNING)
 
-    def _frozen(
-        self, request: HttpRequest, action: ConsoleAction, question: Question
-    ) -> tuple[Scope, Mapping[str, int]]:
+    def _frozen(self, request: HttpRequest, question: Question) -> tuple[Scope, Mapping[str, int]]:
         """Return the messages that have not changed since the question, and why how many others are left alone."""
         scope, rows = question.scope, self._rows(request)
-        frozen = scope.frozen(rows, action.action)
+        frozen = scope.frozen(rows, question.action.action)
         if scope.search is not None:
             return frozen, +Counter({"changed": (question.number or 0) - len(frozen.ids)})
         there = rows.filter(pk__in=scope.ids).count()
         return frozen, +Counter({"changed": there - len(frozen.ids), "not found": len(scope.ids) - there})
 
-    def _do_in_batches(
-        self, request: HttpRequest, action: ConsoleAction, question: Question, form: ReasonForm
-    ) -> HttpResponse:
+    def _do_in_batches(self, request: HttpRequest, question: Question, form: ReasonForm) -> HttpResponse:
         """Start the action on the messages that the question has counted and that have not changed since."""
         scope, counted = question.scope, question.number or 0
         if self._is_answered(question):
             return self._tell_answered(request, scope)
         if counted > MOST_MESSAGES:
-            return self._ask(request, action, scope)
-        found = in_time(self.using, EXACT_TIMEOUT_MS, lambda: self._frozen(request, action, question))
+            return self._ask(request, question.action, scope)
+        found = in_time(self.using, EXACT_TIMEOUT_MS, lambda: self._frozen(request, question))
         if found is None:
             text = _("The messages could not be found within %(seconds)d s: nothing was done. Narrow the search.")
             text %= {"seconds": EXACT_TIMEOUT_MS // 1000}
@@ -255,11 +228,12 @@ class ActionPages(ReadOnly):
         frozen, left = found
         if scope.search is not None and has_changed(counted, len(frozen.ids)):
             text = _("The number of messages has changed meanwhile. Check it and confirm again.")
-            return self._ask(request, action, scope, notice=text)
+            self.message_user(request, text, messages.WARNING)
+            return self._ask(request, question.action, scope)
         operation = page.start_operation(
             request,
             self.using,
-            action.name,
+            question.action.name,
             frozen.to_json(),
             form.arguments(),
             described=describe(scope),
@@ -273,10 +247,8 @@ class ActionPages(ReadOnly):
             self.message_user(request, action_table.outcomes_text(left), messages.WARNING)
         return HttpResponseRedirect(page.operation_url(self, request, operation) or self._back(request, frozen))
 
-    def _do_at_once(
-        self, request: HttpRequest, action: ConsoleAction, question: Question, form: ReasonForm
-    ) -> HttpResponse:
-        scope, reason = question.scope, form.cleaned_data["reason"]
+    def _do_at_once(self, request: HttpRequest, question: Question, form: ReasonForm) -> HttpResponse:
+        action, scope, reason = question.action, question.scope, form.cleaned_data["reason"]
         try:
             with (
                 page.acting_as_user(request),
@@ -284,7 +256,7 @@ class ActionPages(ReadOnly):
                 statement_timeout(self.using, AT_ONCE_TIMEOUT_MS),
             ):
                 self._lock(scope)
-                frozen, left = self._frozen(request, action, question)
+                frozen, left = self._frozen(request, question)
                 work = WORKS[action.name](frozen.to_json(), form.arguments())
                 assert isinstance(work, BulkAction)
                 counts = work.at_once(self.using, reason) + Counter(left)
@@ -336,9 +308,12 @@ def _is_work_for_a_worker(scope: Scope) -> bool:
     return scope.search is not None or len(scope.ids) > AT_ONCE
 
 
-def _to_type(action: ConsoleAction, number: int) -> str:
-    """Return the text to type: the number of messages where it is large or the action final, else none."""
-    return f"{number:,}" if number > AT_ONCE or action.final else ""
+def _form(action: ConsoleAction, scope: Scope, number: int | None, to_come: ToCome | None, data: Any) -> ReasonForm:
+    """Return the form of a question about so many messages; ``to_come`` is None for one that is answered."""
+    many, found = scope.search is not None or len(scope.ids) > 1, number or 0
+    # Their number is typed where it is large or the action final.
+    typed = f"{found:,}" if found > AT_ONCE or action.final else ""
+    return action.form(data, many=many, number=found, to_come=to_come, typed=typed)
 
 
 def _filters(request: HttpRequest) -> str | None:

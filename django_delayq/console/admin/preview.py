@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -13,11 +13,10 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from ...api.actions import ToCome
+from ...api.actions import ToCome, to_come
 from ...core.states import State
 from ...inspector.numbers import Capped, capped
 from ...models import Message
-from ...record import transitions
 from ..operations.bulk import MOST_MESSAGES, Scope
 from ..search import language
 from ..search.conditions import of_states
@@ -45,7 +44,6 @@ class ActionPreview:
     """The messages and effects that the confirmation page shows."""
 
     described: str
-    # What the action does to the messages of each state; a count of None: they could not be counted in time.
     forecast: list[SimpleNamespace]
     # Messages that will change; None when they could not be counted in time.
     number: int | None
@@ -83,17 +81,13 @@ def has_changed(then: int, now: int) -> bool:
 
 
 def _of_ids(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> ActionPreview:
-    read = rows.filter(pk__in=scope.ids).order_by("pk").values_list("pk", "topic", "state", "due_at")
-    found = [(pk, topic, state) for pk, topic, state, _due in read]
-    now = transitions.now(rows.db)
-    later = sorted(due for _pk, _topic, state, due in read if state in action.action.states and due > now)
-    counts = Counter(state for _pk, _topic, state in found)
-    forecast = [_forecast(action, state, Capped(counts[state])) for state in State if counts[state]]
+    found = list(rows.filter(pk__in=scope.ids).order_by("pk").values_list("pk", "topic", "state"))
+    counts = Counter(State(state) for _pk, _topic, state in found)
     return ActionPreview(
         describe(scope),
-        forecast,
+        _forecast(action, {state: Capped(number) for state, number in counts.items()}),
         sum(counts[state] for state in action.action.states),
-        ToCome(len(later), later[0], later[-1]) if later else ToCome(),
+        to_come(_changing(rows, action, scope)),
         len(scope.ids) - len(found),
         found[:MESSAGES_NAMED],
         _topics(found),
@@ -104,21 +98,20 @@ def _of_ids(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> Act
 def _of_search(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> ActionPreview:
     assert scope.search is not None
     states = language.parse(scope.search, now=timezone.now()).states
-    exact = _exact(rows, action, scope)
     counts: dict[State, Capped | None] = {**_unchanged(rows, scope, states - action.action.states)}
+    exact, later = _exact(rows, action, scope) or (None, ToCome())
     if exact is None:
         counts |= dict.fromkeys(states & action.action.states)
     else:
-        counts |= {state: Capped(found.number) for state, found in exact.items()}
-    forecast = [_forecast(action, state, counts[state]) for state in State if state in counts]
-    number = None if exact is None else sum(found.number for found in exact.values())
+        counts |= {state: Capped(found) for state, found in exact.items() if found}
+    number = None if exact is None else sum(exact.values())
     first = _changing(rows, action, scope).values_list("pk", "topic", "state")[: TOPICS_SAMPLE + 1]
     head = in_time(rows.db, HEAD_TIMEOUT_MS, lambda: list(first)) or []
     return ActionPreview(
         describe(scope),
-        forecast,
+        _forecast(action, counts),
         number,
-        sum((found.to_come for found in (exact or {}).values()), ToCome()),
+        later,
         rows=head[:MESSAGES_NAMED],
         topics=_topics(head[:TOPICS_SAMPLE]),
         more=max(0, (number or 0) - MESSAGES_NAMED),
@@ -126,36 +119,24 @@ def _of_search(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> 
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Exact:
-    """The messages of one state that will change, and those of them whose due time is still to come."""
-
-    number: int
-    to_come: ToCome
-
-
 def _changing(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> QuerySet[Message]:
     return rows.filter(scope.condition(), of_states(action.action.states)).order_by()
 
 
-def _exact(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> dict[State, _Exact] | None:
-    """Count the messages that will change, by state; return None when that takes too long."""
+def _exact(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> tuple[dict[State, int], ToCome] | None:
+    """Count the messages that will change, by state, and those whose due time is still to come; None: too slow."""
     later = Q(due_at__gt=scope.at)
-    groups = (
-        _changing(rows, action, scope)
-        .values_list("state")
-        .annotate(
-            found=Count("pk"),
-            later=Count("pk", filter=later),
-            first=Min("due_at", filter=later),
-            last=Max("due_at", filter=later),
-        )
-    )
-
-    def read() -> dict[State, _Exact]:
-        return {State(state): _Exact(number, ToCome(*found)) for state, number, *found in groups}
-
-    return in_time(rows.db, EXACT_TIMEOUT_MS, read)
+    wanted = {
+        **{state.value: Count("pk", filter=Q(state=state)) for state in action.action.states},
+        "number": Count("pk", filter=later),
+        "first": Min("due_at", filter=later),
+        "last": Max("due_at", filter=later),
+    }
+    found = in_time(rows.db, EXACT_TIMEOUT_MS, lambda: _changing(rows, action, scope).aggregate(**wanted))
+    if found is None:
+        return None
+    counts = {state: found.pop(state.value) for state in action.action.states}
+    return counts, ToCome(**found)
 
 
 def _unchanged(rows: QuerySet[Message], scope: Scope, states: frozenset[State]) -> dict[State, Capped]:
@@ -173,8 +154,13 @@ def _unchanged(rows: QuerySet[Message], scope: Scope, states: frozenset[State]) 
     return counts
 
 
-def _forecast(action: ConsoleAction, state: State, count: Capped | None) -> SimpleNamespace:
-    return SimpleNamespace(state=state, count=count, effect=action.effect_on(state))
+def _forecast(action: ConsoleAction, counts: Mapping[State, Capped | None]) -> list[SimpleNamespace]:
+    """Return what the action does to the messages of each state; a count of None: they could not be counted in time."""
+    return [
+        SimpleNamespace(state=state, count=counts[state], effect=action.effect_on(state))
+        for state in State
+        if state in counts
+    ]
 
 
 def _topics(rows: Iterable[tuple[int, str, str]]) -> list[tuple[str, int]]:

@@ -26,7 +26,6 @@ from ...record.transitions import NO_TIME, DueTimes
 from ..models import Operation
 from ..search import language
 from ..search.conditions import of_states
-from ..search.language import Search
 from .work import MESSAGES_PER_STEP, OperationWork, Step, holder, register
 
 # An operation keeps the ids of its messages: so many at most.
@@ -45,14 +44,6 @@ class Scope:
     search: str | None = None
     upto: int = 0
     at: datetime | None = None
-
-    @classmethod
-    def of_search(cls, using: str, found: Search) -> Scope:
-        """Return the scope of all that a search finds now; its relative times become absolute.
-
-        Raises ``ValueError`` for a search that cannot be read.
-        """
-        return cls(search=_checked(found).frozen).renewed(using)
 
     def renewed(self, using: str) -> Scope:
         """Return the scope as it is now; messages that are scheduled later do not belong to it."""
@@ -78,10 +69,10 @@ class Scope:
         return {"search": self.search, "upto": self.upto, **at}
 
     def condition(self) -> Q:
-        """Return a condition for the messages. Raises ``ValueError`` for a search that cannot be read."""
+        """Return a condition for the messages: for none, if the search cannot be read any more."""
         if self.search is None:
             return Q(pk__in=self.ids)
-        return _checked(language.parse(self.search, now=timezone.now())).condition() & Q(pk__lte=self.upto)
+        return language.parse(self.search, now=timezone.now()).condition() & Q(pk__lte=self.upto)
 
     def frozen(self, rows: QuerySet[Message], action: Action) -> Scope:
         """Return the scope of those messages that the action changes and that have not changed since the question.
@@ -107,12 +98,6 @@ def _unchanged_since(at: datetime) -> Q:
         LessThanOrEqual(Coalesce(logged, F("created_at")), at),
         created_at__lte=at,
     )
-
-
-def _checked(found: Search) -> Search:
-    if found.problems:
-        raise ValueError("; ".join(found.problems))
-    return found
 
 
 def _packed(ids: Sequence[int]) -> str:

@@ -45,7 +45,7 @@ def _small_steps_and_long_leases(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def start(action: str, search: str = "", *, ids: list[int] | None = None, **arguments: Any) -> Operation:
-    found = Scope.of_search(samples.DB, parse(search, now=timezone.now()))
+    found = Scope(search=parse(search, now=timezone.now()).frozen).renewed(samples.DB)
     rows = Message.objects.using(samples.DB)
     scope = found.frozen(rows, ACTIONS[action]) if ids is None else Scope(ids=tuple(ids))
     with acting_as("user:anna"):
