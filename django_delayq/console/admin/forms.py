@@ -84,21 +84,14 @@ class ReasonForm(forms.Form):
     )
 
     def __init__(
-        self,
-        data: Any = None,
-        *,
-        many: bool,
-        number: int = 0,
-        to_come: ToCome | None = None,
-        typed: str = "",
-        **kwargs: Any,
+        self, data: Any, *, many: bool, number: int = 0, to_come: ToCome | None = None, typed: str = ""
     ) -> None:
         """Make the form for ``number`` messages; ``many``: more than one.
 
         ``to_come`` are those whose due time is still to come, None when the form is only read. ``typed``: what to type
         to confirm, if anything.
         """
-        super().__init__(data, **kwargs)
+        super().__init__(data)
         self.many = many
         self.number = number
         self.to_come = to_come

@@ -11,7 +11,6 @@ from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 
-from ...broker.base import QueueSize
 from ...inspector import consistency as inspected
 from ...inspector import diagnostics, stats
 from ...project import conf
@@ -21,6 +20,7 @@ from ...restore import reading
 from ..models import Health, Operation, OperationState
 from ..operations import lifecycle
 from ..operations.consistency_check import results_of
+from ..operations.restore_work import RestoreWork
 from ..statements import console_statements
 from ..statements.shapes import Vacuum
 from ..whereabouts import sizes
@@ -46,15 +46,16 @@ class HealthAdmin(RestorePage):
     def content(self, request: HttpRequest) -> dict[str, Any]:
         data = page_data.gather()
         using = data.using
-        held = panels.load("held all", using, lambda: _held(using))
+        held = panels.load("held all", using, lambda: sizes(using, reading.queues(using)))
         table = panels.load("table", using, lambda: _table_state(using), TABLE_FRESH_SECONDS)
         stuck = panels.load("stuck", using, lambda: inspected.stuck(using).count)
         checks = panels.load("checks", using, lambda: _checks(using), 0.0)
-        asked: tuple[Panel[Any], ...] = (data.redis, data.pending, held, table, stuck, checks)
+        restores = panels.load("restores", using, lambda: lifecycle.newest(using, RestoreWork.name), 0.0)
+        asked: tuple[Panel[Any], ...] = (data.redis, data.pending, held, table, stuck, checks, restores)
         last, current = checks.value or (None, None)
+        restored, restoring = restores.value or (None, None)
         results = {} if last is None else results_of(last)
         may_restore = self.may_restore(request)
-        restored, restoring = self.restores(request, using)
         last_restore = _("Last restore: #%(number)d by %(actor)s, %(state)s %(span)s ago (%(at)s).")
         return {
             "banners": banners.linked(self, data),
@@ -70,11 +71,13 @@ class HealthAdmin(RestorePage):
             "total": None if last is None else sum(found.compared for found in results.values()),
             "checked": last and _ended(_("Checked %(span)s ago (%(at)s) by %(actor)s."), last, data),
             "checking": current,
-            "checking_url": "" if current is None else operation_url(self, request, current),
+            "checking_url": operation_url(self, request, current),
             "check_url": self.url(Health, "check") if may_restore and current is None else "",
             "restore_url": self.url(Health, "restore") if may_restore else "",
             "restoring": restoring,
-            "restored": restored and (_ended(last_restore, restored[0], data), restored[1]),
+            "restoring_url": operation_url(self, request, restoring),
+            "restored": restored and _ended(last_restore, restored, data),
+            "restored_url": operation_url(self, request, restored),
         }
 
     def check_view(self, request: HttpRequest) -> HttpResponse:
@@ -97,10 +100,6 @@ class HealthAdmin(RestorePage):
 def _checks(using: str) -> tuple[Operation | None, Operation | None]:
     """Return the consistency check that was finished last, and the one that is open."""
     return lifecycle.newest(using, "check", OperationState.DONE)
-
-
-def _held(using: str) -> dict[str, QueueSize]:
-    return sizes(using, reading.queues(using))
 
 
 def _ended(text: str, operation: Operation, data: PageData) -> str:

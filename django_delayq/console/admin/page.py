@@ -74,9 +74,9 @@ def may_view(model_admin: ReadOnly, model: type[Model], request: HttpRequest) ->
     return site.is_registered(model) and site.get_model_admin(model).has_view_permission(request)
 
 
-def operation_url(model_admin: ReadOnly, request: HttpRequest, operation: Operation) -> str:
-    """Return the address of an operation, or "" when the user may not view it."""
-    if not may_view(model_admin, Operation, request):
+def operation_url(model_admin: ReadOnly, request: HttpRequest, operation: Operation | None) -> str:
+    """Return the address of an operation, or "" when there is none or the user may not view it."""
+    if operation is None or not may_view(model_admin, Operation, request):
         return ""
     return model_admin.url(Operation, "change", operation.pk)
 

@@ -34,7 +34,7 @@ from ..statements import in_time
 from ..whereabouts import sizes
 from . import action_table, banners, page, page_data, panels
 from .explanation import moment, span
-from .forms import DelayField, MomentField, ReasonField
+from .forms import DelayField, MomentField, ReasonField, SpreadForm
 from .page import Page
 from .page_data import PageData
 from .panels import Panel
@@ -64,7 +64,7 @@ class PauseForm(forms.Form):
         return cleaned
 
 
-class ResumeForm(forms.Form):
+class ResumeForm(SpreadForm):
     """The reason to resume a queue, and the time to spread the messages over that are due."""
 
     spread = DelayField(
@@ -78,11 +78,8 @@ class ResumeForm(forms.Form):
 
     def __init__(self, data: Any, *, number: int, may_spread: bool) -> None:
         """Make the form for ``number`` messages that begin when the queue is resumed."""
-        super().__init__(data)
-        if not may_spread or number < 2:
-            del self.fields["spread"]
-        elif number > 1000:
-            self.fields["spread"].initial = f"{number // 1000}m"
+        super().__init__(data, many=may_spread and number > 1, number=number)
+        self.fields["reason"].required = False
 
 
 class QueueAdmin(Page):
@@ -181,7 +178,7 @@ class QueueAdmin(Page):
                 self.using,
                 "run",
                 Scope(ids=tuple(ids)).to_json(),
-                {"spread": form.cleaned_data["spread"].total_seconds(), "resume": name},
+                {**form.arguments(), "resume": name},
                 described=_("the due messages of queue %(queue)s") % {"queue": name},
                 reason=form.cleaned_data["reason"],
                 audited=("resume", name),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
@@ -22,13 +22,13 @@ from ...project import conf, console_conf
 from ...record import transitions
 from ...restore import reading
 from ...restore.selection import Overdue, Selection, Tally
-from ..models import Health, Operation
+from ..models import Health
 from ..operations import lifecycle
 from ..operations.restore_work import RestoreWork, arguments_of, scope_of
 from ..statements import TooSlow, statement_timeout
 from . import page
 from .explanation import span
-from .forms import DelayField, ReasonForm
+from .forms import DelayField, ReasonField, ReasonForm
 from .page import Page
 
 # How long each statement of the preview may take. Milliseconds.
@@ -92,35 +92,19 @@ class RestoreForm(forms.Form):
             parts.append(_("overdue messages %(policy)s") % {"policy": dict(_POLICIES)[given["overdue"].value]})
         return "; ".join(parts)
 
-    def hidden(self) -> list[tuple[str, str]]:
-        """Return the choice as hidden fields of the form that confirms it."""
-        fields = [("overdue", self.cleaned_data["overdue"].value), ("spread", self.data.get("spread", ""))]
-        fields += [("queues", queue) for queue in self.cleaned_data["queues"]]
-        return fields + ([("no_expired", "on")] if self.cleaned_data["no_expired"] else [])
-
 
 class ConfirmForm(ReasonForm):
     """The word to type, and the reason."""
 
-    def __init__(self, data: Any, word: str) -> None:
-        super().__init__(data, many=False, typed=word)
-        self.fields["reason"].help_text = _("Written to the audit.")
+    reason = ReasonField(gettext_lazy("Written to the audit."))
 
 
 class RestorePage(Page):
-    """The restore page, and the restores that run or ran."""
+    """The restore page."""
 
     def may_restore(self, request: HttpRequest) -> bool:
         """Tell whether the user may compare the record with Redis and restore, and there is a Redis."""
         return self.may(request, "restore") and conf.get().REDIS is not None
-
-    def restores(self, request: HttpRequest, using: str) -> Iterator[tuple[Operation, str] | None]:
-        """Yield the restore that ended last, by whomever it was started, and the one that is open, with addresses."""
-        try:
-            found = lifecycle.newest(using, RestoreWork.name)
-        except (DatabaseError, InterfaceError):
-            found = (None, None)
-        yield from ((one, page.operation_url(self, request, one)) if one else None for one in found)
 
     def restore_view(self, request: HttpRequest) -> HttpResponse:
         """Show the preview on GET, which writes nothing; start an operation on POST."""
@@ -133,13 +117,13 @@ class RestorePage(Page):
         given = request.POST if is_post else request.GET
         form = RestoreForm(given if given else {"overdue": Overdue.RUN.value}, using)
         word = console_conf.get().ENVIRONMENT or "restore"
-        confirm = ConfirmForm(request.POST if is_post else None, word)
-        _last, running = self.restores(request, using)
+        confirm = ConfirmForm(request.POST if is_post else None, many=False, typed=word)
+        _last, running = lifecycle.newest(using, RestoreWork.name)
         if is_post and form.is_valid() and running is not None:
-            operation, url = running
             text = _("Restore #%(number)d is under way already, started by %(actor)s: nothing was done.")
-            text %= {"number": operation.pk, "actor": operation.started_by}
-            return self.leave(request, url or self.url(Health), text, messages.ERROR)
+            text %= {"number": running.pk, "actor": running.started_by}
+            url = page.operation_url(self, request, running) or self.url(Health)
+            return self.leave(request, url, text, messages.ERROR)
         if is_post and form.is_valid() and confirm.is_valid():
             return self._start(request, using, form, confirm.cleaned_data["reason"])
         shown = {
@@ -147,8 +131,9 @@ class RestorePage(Page):
             "form": form,
             "confirm": confirm,
             "preview": _preview(using, form) if form.is_valid() else None,
-            "hidden": form.hidden() if form.is_valid() else [],
+            "hidden": [field.as_hidden({"id": False}) for field in form],
             "running": running,
+            "running_url": page.operation_url(self, request, running),
             "workers": alive(using),
             "url": self.url(Health, "restore"),
             "back": self.url(Health),

@@ -35,13 +35,8 @@ STEP_SECONDS = 1.0
 
 def scope_of(selection: Selection) -> dict[str, Any]:
     """Return the selection for ``Operation.scope``."""
-    return {
-        "queues": list(selection.queues),
-        "topics": list(selection.topics),
-        "ids": list(selection.ids),
-        "due_after": _iso(selection.due_after),
-        "due_before": _iso(selection.due_before),
-    }
+    times = {"due_after": _iso(selection.due_after), "due_before": _iso(selection.due_before)}
+    return {**selection._asdict(), **times}
 
 
 def arguments_of(overdue: Overdue, spread: float, *, no_expired: bool) -> dict[str, Any]:
@@ -71,29 +66,18 @@ class RestoreWork(RedisWork):
 
     def __init__(self, scope: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
         super().__init__(scope, arguments)
-        self.selection = Selection(
-            queues=tuple(map(str, scope.get("queues", ()))),
-            topics=tuple(map(str, scope.get("topics", ()))),
-            ids=tuple(map(int, scope.get("ids", ()))),
-            due_after=_moment(scope.get("due_after")),
-            due_before=_moment(scope.get("due_before")),
-        )
-        self.overdue = Overdue(arguments.get("overdue", Overdue.RUN))
-        self.spread = float(arguments.get("spread", 0.0))
-        self.no_expired = bool(arguments.get("no_expired", False))
+        chosen: dict[str, Any] = {name: tuple(scope.get(name, ())) for name in ("queues", "topics", "ids")}
+        chosen |= {name: _moment(scope.get(name)) for name in ("due_after", "due_before")}
+        self.selection = Selection(**chosen)
+        self.options: dict[str, Any] = {
+            "overdue": Overdue(arguments.get("overdue", Overdue.RUN)),
+            "spread": float(arguments.get("spread", 0.0)),
+            "no_expired": bool(arguments.get("no_expired", False)),
+        }
 
     def restore(self, using: str, broker: RedisBroker, position: str = "", holder: str = "") -> Restore:
         """Return the restore itself, from a position on."""
-        return Restore(
-            using,
-            broker,
-            self.selection,
-            overdue=self.overdue,
-            spread=self.spread,
-            no_expired=self.no_expired,
-            resume=position or None,
-            holder=holder,
-        )
+        return Restore(using, broker, self.selection, **self.options, resume=position or None, holder=holder)
 
     def queued(self, using: str, operation: Operation) -> None:
         """Hold the queues until a worker has changed their overdue messages: it could claim some before that."""
