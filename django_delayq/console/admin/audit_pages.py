@@ -56,7 +56,7 @@ class AuditEventAdmin(Page):
             "periods": [(name, str(label)) for name, label, _length in PERIODS],
         }
 
-    def detail(self, request: HttpRequest, pk: str, extra: dict[str, Any]) -> HttpResponse:
+    def change_view(self, request: HttpRequest, object_id: str, *args: Any, **kwargs: Any) -> HttpResponse:
         return HttpResponseRedirect(self.url(AuditEvent))
 
     def _show(self, event: AuditEvent) -> SimpleNamespace:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -87,10 +86,10 @@ class OperationAdmin(Page):
             "is_unserved": self._is_unserved(shown, rows.db, now),
         }
 
-    def detail(self, request: HttpRequest, pk: str, extra: dict[str, Any]) -> HttpResponse:
+    def change_view(self, request: HttpRequest, object_id: str, *args: Any, **kwargs: Any) -> HttpResponse:
         if not self.has_view_permission(request) or request.method != "GET":
             raise PermissionDenied
-        operation = self._find(request, pk)
+        operation = self._find(request, object_id)
         using = operation._state.db or "default"
         now = transitions.now(using)
         # When its worker is gone, the lease has ended: then a second stop takes effect at once.
@@ -106,29 +105,19 @@ class OperationAdmin(Page):
             "may_stop": operation.state in OPEN and not is_stopping and self.may_stop(request, operation),
             "may_resume": operation.state in ENDED_EARLY and self.may_resume(request, operation),
             "list": self.url(Operation),
-            **extra,
         }
         return TemplateResponse(request, "delayq_console/operation/detail.html", context)
 
     def stop_view(self, request: HttpRequest, number: int) -> HttpResponse:
         """Stop an operation between two batches, on POST."""
-        done = _("The operation stops after the current batch.")
-        return self._act_on(request, number, "stop", self.may_stop, lifecycle.stop, done)
+        return self._act_on(request, number, "stop", _("The operation stops after the current batch."))
 
     def resume_view(self, request: HttpRequest, number: int) -> HttpResponse:
         """Let an operation go on where it stopped, on POST."""
-        done = _("The operation goes on where it stopped.")
-        return self._act_on(request, number, "resume", self.may_resume, lifecycle.resume, done)
+        return self._act_on(request, number, "resume", _("The operation goes on where it stopped."))
 
-    def _act_on(
-        self,
-        request: HttpRequest,
-        number: int,
-        action: str,
-        may: Callable[[HttpRequest, Operation], bool],
-        act: Callable[[Operation], bool],
-        done: str,
-    ) -> HttpResponse:
+    def _act_on(self, request: HttpRequest, number: int, action: str, done: str) -> HttpResponse:
+        may, act = (self.may_stop, lifecycle.stop) if action == "stop" else (self.may_resume, lifecycle.resume)
         self.require(request)
         operation, url = self._find(request, str(number)), self.url(Operation, "change", number)
         if not may(request, operation):

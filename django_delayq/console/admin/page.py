@@ -147,21 +147,10 @@ class Page(ReadOnly):
         shown = {**context(self, request, title), **self.content(request), **(extra_context or {})}
         return TemplateResponse(request, self.template, shown)
 
-    def changeform_view(
-        self,
-        request: HttpRequest,
-        object_id: str | None = None,
-        form_url: str = "",
-        extra_context: dict[str, Any] | None = None,
-    ) -> HttpResponse:
-        return self.detail(request, object_id or "", extra_context or {})
-
-    def detail(self, request: HttpRequest, pk: str, extra: dict[str, Any]) -> HttpResponse:
+    def change_view(self, request: HttpRequest, object_id: str, *args: Any, **kwargs: Any) -> HttpResponse:
         """Return the page of a row. Django's own would show every field, payloads without masks."""
         raise Http404
 
-    def history_view(
-        self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
-    ) -> HttpResponse:
+    def history_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         """Refuse Django's page of changes made in the admin: these rows are not changed there."""
         raise Http404

@@ -38,6 +38,7 @@ class WorkerAdmin(Page):
     fields = ("name", "host", "pid", "serves", "threads", "started_at", "seen_at", "state")
     readonly_fields = fields
     change_form_template = "delayq_console/worker_detail.html"
+    change_view = admin.ModelAdmin.change_view
 
     def content(self, request: HttpRequest) -> dict[str, Any]:
         data = page_data.gather()
@@ -79,10 +80,6 @@ class WorkerAdmin(Page):
             more=max(0, len(held) - _MESSAGES_SHOWN),
             url=self.url(Worker, "change", quote(worker.name)),
         )
-
-    def detail(self, request: HttpRequest, pk: str, extra: dict[str, Any]) -> HttpResponse:
-        page: HttpResponse = admin.ModelAdmin.changeform_view(self, request, pk or None, "", extra)
-        return page
 
     def render_change_form(
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
