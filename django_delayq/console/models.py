@@ -120,9 +120,8 @@ class Rollup(models.Model):
     )
     # The columns that count, in the order in which they are read and written.
     OUTCOMES: ClassVar[tuple[str, ...]] = ("consumed", "retried", "dead", "expired")
-    COUNTS: ClassVar[tuple[str, ...]] = (*OUTCOMES, *(f"late_{bound}" for bound in BOUNDS), "late_more")
-    # The place of the first lateness class among them.
-    FIRST_LATENESS: ClassVar[int] = len(OUTCOMES)
+    LATENESS: ClassVar[tuple[str, ...]] = (*(f"late_{bound}" for bound in BOUNDS), "late_more")
+    COUNTS: ClassVar[tuple[str, ...]] = (*OUTCOMES, *LATENESS)
 
     # Rollups of one length in the order of time: they are read, compacted and deleted like that.
     pk = models.CompositePrimaryKey("seconds", "at", "queue", "topic")

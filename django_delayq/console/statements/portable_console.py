@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, ClassVar
 
 from django.db import connections
@@ -15,12 +16,6 @@ from .shapes import DueCount, RollupKey, Scalar, Vacuum
 
 # Rollups in one statement: SQLite takes some 32,000 parameters.
 ROLLUPS_PER_STATEMENT = 500
-
-_JSON_TYPES: dict[type, tuple[str, ...]] = {
-    str: ("text",),
-    int: ("integer", "real"),
-    float: ("integer", "real"),
-}
 
 
 class PortableConsole:
@@ -33,8 +28,8 @@ class PortableConsole:
         self.using = using
         self.connection = connections[using]
 
-    def add_to_rollups(self, rows: Mapping[RollupKey, Sequence[int]]) -> None:
-        """Add counts, in the order of ``Rollup.COUNTS``, to rollups; insert the rollups that are missing."""
+    def add_to_rollups(self, rows: Mapping[RollupKey, Counter[str]]) -> None:
+        """Add counts, by the names in ``Rollup.COUNTS``, to rollups; insert the rollups that are missing."""
         # In one order everywhere, so that two processes cannot wait for each other in a circle.
         ordered = sorted(rows.items())
         with self.connection.cursor() as cursor:
@@ -42,8 +37,8 @@ class PortableConsole:
                 batch = ordered[start : start + ROLLUPS_PER_STATEMENT]
                 values: list[Any] = []
                 for key, counts in batch:
-                    at = self._moment(datetime.fromtimestamp(key.at, UTC))
-                    values += [key.seconds, at, key.queue, key.topic, *counts]
+                    values += [key.seconds, self._moment(key.at), key.queue, key.topic]
+                    values += [counts[name] for name in Rollup.COUNTS]
                 cursor.execute(_upsert(len(batch)), values)
 
     def count_due(self, spans: Sequence[tuple[datetime, datetime]], cap: int, sample: int) -> Iterator[DueCount]:
@@ -83,7 +78,7 @@ class PortableConsole:
         place = "$" + "".join(f'."{name}"' for name in path)
         if value is None or isinstance(value, bool):
             return f"COALESCE(JSON_TYPE({column}, %s), '') = %s", (place, json.dumps(value))
-        types = _JSON_TYPES[type(value)]
+        types = ("text",) if isinstance(value, str) else ("integer", "real")
         marks = ", ".join(["%s"] * len(types))
         sql = f"(COALESCE(JSON_TYPE({column}, %s), '') IN ({marks}) AND JSON_EXTRACT({column}, %s) = %s)"
         return sql, (place, *types, place, value)

@@ -10,9 +10,9 @@ Scalar = str | int | float | bool | None
 
 
 class RollupKey(NamedTuple):
-    """The key of one rollup: begin (seconds since 1970) and length in seconds, queue and topic."""
+    """The key of one rollup: begin and length in seconds, queue and topic."""
 
-    at: int
+    at: datetime
     seconds: int
     queue: str
     topic: str

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from ...core.states import State
 from ...extensions import Service
@@ -37,7 +36,7 @@ MAX_UNWRITTEN_ROLLUPS = 20_000
 
 _BOUNDS = [timedelta(milliseconds=bound) for bound in Rollup.BOUNDS]
 
-Rollups = dict[RollupKey, list[int]]
+Rollups = dict[RollupKey, Counter[str]]
 
 
 class UnwrittenCounts:
@@ -48,35 +47,28 @@ class UnwrittenCounts:
         # Several threads of the worker count.
         self._lock = threading.Lock()
         self._dropped = False
-        # By so many seconds the record's clock was ahead of this host's at the last claim.
-        self._ahead = 0.0
-
-    def __bool__(self) -> bool:
-        return bool(self._rollups)
+        # By so much the record's clock was ahead of this host's at the last claim.
+        self._ahead = timedelta(0)
 
     def ended(self, outcome: str, messages: Collection[MessageFacts]) -> None:
         """Count messages that ended with this one of ``Rollup.OUTCOMES``."""
-        if not messages:
-            return
-        place = Rollup.OUTCOMES.index(outcome)
-        at = _minute(time.time() + self._ahead)
+        at = datetime.now(UTC) + self._ahead
         with self._lock:
             for (queue, topic), number in Counter((m.queue, m.topic) for m in messages).items():
-                self._add(at, queue, topic, place, number)
+                self._add(_minute(at, queue, topic), {outcome: number})
 
     def claimed(self, claimed: Iterable[Claimed]) -> None:
         """Count the lateness of messages that were just claimed together; only first deliveries have one."""
         rows = list(claimed)
-        if rows:
-            self._ahead = rows[-1].claimed_at.timestamp() - time.time()
-        first = [row for row in rows if row.deliveries == 1]
-        if not first:
+        if not rows:
             return
-        at = _minute(first[0].claimed_at.timestamp())
+        at = rows[-1].claimed_at
+        self._ahead = at - datetime.now(UTC)
+        first = [row for row in rows if row.deliveries == 1]
         late = Counter((row.queue, row.topic, bisect_left(_BOUNDS, row.claimed_at - row.due_at)) for row in first)
         with self._lock:
             for (queue, topic, place), number in late.items():
-                self._add(at, queue, topic, Rollup.FIRST_LATENESS + place, number)
+                self._add(_minute(at, queue, topic), {Rollup.LATENESS[place]: number})
 
     def moved(self, moved: Collection[Moved]) -> None:
         """Count messages that became dead or expired without a report of their handler."""
@@ -93,26 +85,12 @@ class UnwrittenCounts:
         """Add counts that were drained and could not be written."""
         with self._lock:
             for key, counts in rollups.items():
-                mine = self._rollup(key)
-                if mine is not None:
-                    mine[:] = map(sum, zip(mine, counts, strict=True))
+                self._add(key, counts)
 
-    def _add(self, at: int, queue: str, topic: str, place: int, number: int) -> None:
-        counts = self._rollup(RollupKey(at, MINUTE_SECONDS, queue, topic))
-        if counts is not None:
-            counts[place] += number
-
-    def _rollup(self, key: RollupKey) -> list[int] | None:
-        counts = self._rollups.get(key)
-        if counts is None:
-            if len(self._rollups) >= MAX_UNWRITTEN_ROLLUPS:
-                self._warn()
-                return None
-            counts = self._rollups[key] = [0] * len(Rollup.COUNTS)
-        return counts
-
-    def _warn(self) -> None:
-        if not self._dropped:
+    def _add(self, key: RollupKey, counts: Mapping[str, int]) -> None:
+        if key in self._rollups or len(self._rollups) < MAX_UNWRITTEN_ROLLUPS:
+            self._rollups.setdefault(key, Counter()).update(counts)
+        elif not self._dropped:
             self._dropped = True
             logger.warning(
                 "Counts for the statistics are dropped: %d rollups wait to be written to the database already",
@@ -176,19 +154,19 @@ class RollupCompactor(Service):
         with writing(self.using):
             # Locked where the database locks rows: what another process adds meanwhile must not be deleted uncounted.
             locked = rows.select_for_update().order_by("at", "queue", "topic")
-            for queue, topic, *counts in locked.values_list(*names):
-                key = RollupKey(int(begin.timestamp()), HOUR_SECONDS, queue, topic)
-                sums[key] = [a + b for a, b in zip(sums.get(key, [0] * len(counts)), counts, strict=True)]
+            for counts in locked.values(*names):
+                key = RollupKey(begin, HOUR_SECONDS, counts.pop("queue"), counts.pop("topic"))
+                sums.setdefault(key, Counter()).update(counts)
             console_statements(self.using).add_to_rollups(sums)
             rows.delete()
 
 
-def write(using: str, rollups: Mapping[RollupKey, list[int]]) -> None:
+def write(using: str, rollups: Rollups) -> None:
     """Add counts to the rollups: all of them, or none."""
     if rollups:
         with writing(using):
             console_statements(using).add_to_rollups(rollups)
 
 
-def _minute(moment: float) -> int:
-    return int(moment) // MINUTE_SECONDS * MINUTE_SECONDS
+def _minute(at: datetime, queue: str, topic: str) -> RollupKey:
+    return RollupKey(at.replace(second=0, microsecond=0), MINUTE_SECONDS, queue, topic)

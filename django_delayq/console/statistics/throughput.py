@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import QuerySet, Sum
+from django.db.models import Sum
 
 from ..models import Rollup
 from . import steps
@@ -18,24 +19,18 @@ from .steps import Window
 PAST_WINDOWS = {"hour": Window(61, 60), "day": Window(48, 1800), "week": Window(56, 10_800)}
 
 
-@dataclass(slots=True)
-class RollupSum:
-    """The sum of some rollups, in the order of ``Rollup.COUNTS``."""
-
-    counts: list[int] = field(default_factory=lambda: [0] * len(Rollup.COUNTS))
-
-    def add(self, counts: Sequence[int]) -> None:
-        self.counts = [a + b for a, b in zip(self.counts, counts, strict=True)]
+class RollupSum(Counter[str]):
+    """The sum of some rollups, by the names in ``Rollup.COUNTS``."""
 
     @property
     def outcomes(self) -> dict[str, int]:
         """The number of each of ``Rollup.OUTCOMES``."""
-        return dict(zip(Rollup.OUTCOMES, self.counts, strict=False))
+        return {name: self[name] for name in Rollup.OUTCOMES}
 
     @property
     def started(self) -> int:
         """The number of first deliveries: those have a lateness."""
-        return sum(self.counts[Rollup.FIRST_LATENESS :])
+        return sum(self[name] for name in Rollup.LATENESS)
 
     def lateness(self, percent: int) -> float | None:
         """Return the bound, in seconds, of the class that ``percent`` of the first deliveries do not exceed.
@@ -46,8 +41,8 @@ class RollupSum:
         if not wanted:
             return None
         seen = 0
-        for bound, count in zip(Rollup.BOUNDS, self.counts[Rollup.FIRST_LATENESS :], strict=False):
-            seen += count
+        for bound, name in zip(Rollup.BOUNDS, Rollup.LATENESS, strict=False):
+            seen += self[name]
             if seen >= wanted:
                 return bound / 1000
         return float("inf")
@@ -75,30 +70,31 @@ def add_up(sums: Iterable[RollupSum]) -> RollupSum:
     """Return the sum of sums."""
     found = RollupSum()
     for each in sums:
-        found.add(each.counts)
+        found.update(each)
     return found
 
 
 def read_throughput(using: str, now: datetime, windows: Iterable[str]) -> dict[str, Throughput]:
     """Sum the rollups of these windows by their steps."""
     found = {name: _empty(name, now) for name in windows}
-    for at, *counts in _sums(using, "at", min(past.start for past in found.values())):
+    for at, counts in _sums(using, "at", min(past.start for past in found.values())):
         for past in found.values():
             if at >= past.start:
                 # The clock of a worker may be ahead: a step beyond the last one counts for the last.
-                past.steps[min((at - past.start) // past.step, len(past.steps) - 1)].add(counts)
+                past.steps[min((at - past.start) // past.step, len(past.steps) - 1)].update(counts)
     return found
 
 
 def read_queues(using: str, now: datetime) -> dict[str, RollupSum]:
     """Sum the rollups of the last hour by queue."""
-    return {queue: RollupSum(counts) for queue, *counts in _sums(using, "queue", _empty("hour", now).start)}
+    return dict(_sums(using, "queue", _empty("hour", now).start))
 
 
-def _sums(using: str, column: str, since: datetime) -> QuerySet[Rollup, tuple[Any, ...]]:
+def _sums(using: str, column: str, since: datetime) -> Iterator[tuple[Any, RollupSum]]:
     """Have the database sum all counts by a column."""
     rows = Rollup.objects.using(using).filter(seconds__in=(MINUTE_SECONDS, HOUR_SECONDS), at__gte=since)
-    return rows.values_list(column).annotate(**{f"sum_{name}": Sum(name) for name in Rollup.COUNTS})
+    for value, *counts in rows.values_list(column).annotate(**{f"sum_{name}": Sum(name) for name in Rollup.COUNTS}):
+        yield value, RollupSum(dict(zip(Rollup.COUNTS, counts, strict=True)))
 
 
 def _empty(name: str, now: datetime) -> Throughput:
