@@ -23,7 +23,7 @@ from ...record import transitions
 from ...record.sql import statements
 from ..search import listing
 from ..search.language import Search
-from ..search.listing import Listing, StateCounts
+from ..search.listing import Listing
 from ..search.payloads import StoredSize, small
 from ..search.texts import term_text
 from ..statements import TooSlow
@@ -37,20 +37,6 @@ SMALL_PAYLOAD_BYTES = 16_384
 class MessageList(ChangeList):
     """One page of a search. ``asked`` is the search; ``too_slow`` is True when no index serves it in time."""
 
-    asked: search_box.RequestedSearch
-    counts: StateCounts | None
-    too_slow: bool
-    # True when the rows took so long, or may take so long, that a page must not ask for them again and again.
-    slow: bool
-    # The times after which the search is ended, and one that may take longer, in words.
-    limit: str
-    longer_limit: str
-    # The query string of the same search with more time; empty when it had that already.
-    longer_query: str
-    # Searches in payloads for an e-mail address that is no key: texts and query strings.
-    suggestions: list[tuple[str, str]]
-    # Searches for a topic or a queue that is like the one of a search without results: texts and query strings.
-    near: list[tuple[str, str]]
     # An attribute of Django's that its types do not declare.
     filter_specs: list[Any]
 
@@ -73,18 +59,21 @@ class MessageList(ChangeList):
             raise IncorrectLookupParameters
         rows: QuerySet[Message] = self.root_queryset
         found, offset = Listing(rows, self.asked.whole), (self.page_num - 1) * self.list_per_page
+        # True when the rows took so long, or may take so long, that a page must not ask for them again and again.
         self.slow = self.params.get(search_box.LONGER_VAR) == "1"
+        # The times after which the search is ended, and one that may take longer, in words.
         most = listing.LONGER_TIMEOUT_MS if self.slow else listing.PAGE_TIMEOUT_MS
         self.limit, self.longer_limit = (f"{each / 1000:g} s" for each in (most, listing.LONGER_TIMEOUT_MS))
+        # The query string of the same search with more time; empty when it had that already.
         self.longer_query = "" if self.slow else self.get_query_string({search_box.LONGER_VAR: "1"})
-        self.too_slow, self.suggestions = False, []
+        self.too_slow = False
         ids = self._ids(found, offset, most)
         if not ids and self.page_num > 1:
             raise IncorrectLookupParameters
-        address = next(filter(addresses.is_address, self.asked.bare), "")
-        if address and not ids:
-            texts = addresses.searches(rows, address)
-            self.suggestions = [_link(text) for text in texts]
+        # Searches in payloads for an e-mail address that is no key: texts and query strings.
+        address = "" if ids else next(filter(addresses.is_address, self.asked.box.bare), "")
+        self.suggestions = [_link(text) for text in addresses.searches(rows, address)] if address else []
+        # Searches for a topic or a queue that is like the one of a search without results: likewise.
         self.near = [] if ids else _near(rows.db, self.asked.box)
         now = transitions.now(rows.db)
         self.counts = listing.counts(rows, self.asked.box, now)
@@ -161,15 +150,16 @@ def _link(text: str) -> tuple[str, str]:
 
 def _near(using: str, search: Search) -> list[tuple[str, str]]:
     """Return searches for what is like the topic and the queue of a search, if these may be typing errors."""
-    if search.topic is None and search.queue is None:
+    topic, queue = search.only("topic"), search.only("queue")
+    if topic is None and queue is None:
         return []
     workers = list_workers(using, transitions.now(using))
     found = []
-    if search.topic is not None and (topic := names.near(search.topic, unserved.known_topics(workers))):
-        found.append(_link(term_text("topic", topic)))
+    if topic is not None and (near := names.near(topic, unserved.known_topics(workers))):
+        found.append(_link(term_text("topic", near)))
     queues = unserved.served_queues(workers).union(statements(using).queues())
-    if search.queue is not None and (queue := names.near(search.queue, queues)):
-        found.append(_link(term_text("queue", queue)))
+    if queue is not None and (near := names.near(queue, queues)):
+        found.append(_link(term_text("queue", near)))
     return found
 
 

@@ -83,8 +83,6 @@ class RequestedSearch:
     # The search of the box alone, and together with that of the tab.
     box: Search
     whole: Search
-    # The values in the box that have no name. None of them is an id.
-    bare: tuple[str, ...] = ()
     # True when it reads masked values, which the user may do, and which is an audit event each time.
     reveals: bool = False
 
@@ -100,8 +98,7 @@ def read_search(request: HttpRequest, given: Mapping[str, str], using: str) -> R
     A search for what is masked is written to the audit.
     """
     now = transitions.now(using)
-    parsed = parse(given.get(SEARCH_VAR, ""), now=now)
-    box = parsed.resolved(using)
+    box = parse(given.get(SEARCH_VAR, ""), now=now).resolved(using)
     secret = sorted(name for name in box.payload_names if payload.is_secret(name))
     if secret and not request.user.has_perm(VERBS["reveal"].permission):
         text = gettext("The values of %(names)s are masked, so you may not search for them.")
@@ -112,4 +109,4 @@ def read_search(request: HttpRequest, given: Mapping[str, str], using: str) -> R
     # A search that names states or single messages is not narrowed to live messages.
     default = "all" if box.selective or box.states != ALL_STATES else "live"
     tab = _BY_NAME.get(given.get(TAB_VAR, ""), _BY_NAME[default])
-    return RequestedSearch(tab, box, parse(tab.text, now=now) & box, parsed.bare, reveals)
+    return RequestedSearch(tab, box, parse(tab.text, now=now) & box, reveals)

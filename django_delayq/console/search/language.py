@@ -40,7 +40,7 @@ _ESCAPED = re.compile(r"\\(.)")
 # A name that stands before a colon and was probably meant as one of a term: not the hour of a time of day.
 _WORD = re.compile(r"[^\W\d][\w.-]*")
 _NAME = re.compile(r'\.(?:"([^"\\]+)"|([^\s".\\]+))')
-_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
+_CONSTANT = re.compile(r"true|false|null|-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _COMPARISON = re.compile(r"(<=|>=|<|>|=|)(\d{1,9})")
 _LOOKUPS = {"<": "lt", "<=": "lte", ">": "gt", ">=": "gte", "": "exact", "=": "exact"}
 
@@ -73,10 +73,8 @@ class Term:
     states: frozenset[State] = ALL_STATES
     # True when the term names so few rows that all of them can be read.
     selective: bool = False
-    # The only queue that can match; None: any.
-    queue: str | None = None
-    # The only topic that can match; None: any.
-    topic: str | None = None
+    # The column of which only one value can match, and this value.
+    exactly: tuple[str, str] = ("", "")
     # The names of the path that it reads in payloads.
     payload_names: tuple[str, ...] = ()
     # The column that the term limits to a range, for indexes that begin with it.
@@ -112,15 +110,9 @@ class Search:
         """True when a partial index holds all rows that can match, though they may be many."""
         return any(term.has_partial_index for term in self.terms)
 
-    @property
-    def queue(self) -> str | None:
-        """The only queue that can match; None: any."""
-        return next((term.queue for term in self.terms if term.queue is not None), None)
-
-    @property
-    def topic(self) -> str | None:
-        """The only topic that can match; None: any."""
-        return next((term.topic for term in self.terms if term.topic is not None), None)
+    def only(self, column: str) -> str | None:
+        """Return the only value of a column of words that can match; None: any."""
+        return next((value for name, value in (term.exactly for term in self.terms) if name == column), None)
 
     @property
     def payload_names(self) -> frozenset[str]:
@@ -160,7 +152,7 @@ class Search:
 
     @property
     def bare(self) -> tuple[str, ...]:
-        """The values without a name, as long as the search is not resolved."""
+        """The values without a name."""
         return tuple(term.key_or_topic for term in self.terms if term.key_or_topic is not None)
 
     def resolved(self, using: str) -> Search:
@@ -242,9 +234,8 @@ def _text(name: str, value: Value, now: datetime | None = None) -> Term:
         # The wildcard stays outside of the quotation marks.
         return Term(Q(**{f"{name}__startswith": value.prefix}), described, f"{term_text(name, value.prefix)}*")
     described = _("%(field)s is “%(text)s”") % {"field": label, "text": value.text}
-    queue, topic = (value.text if name == one else None for one in ("queue", "topic"))
-    frozen = term_text(name, value.text)
-    return Term(Q(**{name: value.text}), described, frozen, selective=name == "key", queue=queue, topic=topic)
+    condition, frozen = Q(**{name: value.text}), term_text(name, value.text)
+    return Term(condition, described, frozen, selective=name == "key", exactly=(name, value.text))
 
 
 def _id(name: str, value: Value, now: datetime) -> Term:
@@ -355,15 +346,10 @@ def _payload(name: str, rest: str) -> Term:
 
 def _scalars(value: Value) -> list[Scalar]:
     """Return the value as text, and also as the number or the constant that it may be."""
-    if value.quoted:
-        return [value.text]
-    constants: dict[str, Scalar] = {"true": True, "false": False, "null": None}
-    if value.text in constants:
-        return [constants[value.text], value.text]
-    if _NUMBER.fullmatch(value.text) and len(value.text) <= 40:
-        number = json.loads(value.text)
-        if abs(number) < 2**63:
-            return [number, value.text]
+    if not value.quoted and _CONSTANT.fullmatch(value.text) and len(value.text) <= 40:
+        found: float | None = json.loads(value.text)
+        if abs(found or 0) < 2**63:
+            return [found, value.text]
     return [value.text]
 
 
@@ -383,7 +369,8 @@ def _resolved(term: Term, using: str) -> Term:
     if term.key_or_topic is None:
         return term
     is_key = Message.objects.using(using).filter(key=term.key_or_topic).exists()
-    return _text("key" if is_key else "topic", Value(term.key_or_topic, quoted=True))
+    found = _text("key" if is_key else "topic", Value(term.key_or_topic, quoted=True))
+    return replace(found, key_or_topic=term.key_or_topic)
 
 
 def _unknown(term: Term) -> str:

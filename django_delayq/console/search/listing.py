@@ -82,7 +82,7 @@ class IndexPart:
     def limited(self, search: Search) -> tuple[QuerySet[Message], Q]:
         """Return the rows within the search's range of the column, and the condition that remains for each row."""
         known = [t for t in search.terms if self.range_column and t.range_column == self.range_column]
-        rest = [t.condition for t in search.terms if t not in known and not (self.queue and t.queue == self.queue)]
+        rest = [t.condition for t in search.terms if t not in known and t.exactly != ("queue", self.queue)]
         rows = self.rows.filter(*(term.condition for term in known)).order_by(*self.order)
         return rows, reduce(Q.__and__, rest, Q())
 
@@ -180,7 +180,7 @@ class Listing:
             return [IndexPart(rows, search.order, frozenset(State))]
         if not merges:
             return [IndexPart(rows.filter(of_states(search.states)), search.order, search.states)]
-        scheduled, running = _scheduled(rows, search.queue), _running(rows)
+        scheduled, running = _scheduled(rows, search.only("queue")), _running(rows)
         return [part for part in (scheduled, running) if part.states & search.states]
 
     def _first(self, most: int) -> QuerySet[Message, tuple[Any, ...]]:
@@ -267,7 +267,7 @@ def _counted(rows: QuerySet[Message], search: Search) -> Iterator[IndexPart]:
         yield IndexPart(found.exclude(state=State.SCHEDULED), (), frozenset(State) - {State.SCHEDULED})
         yield IndexPart(found.filter(state=State.SCHEDULED), (), frozenset({State.SCHEDULED}))
         return
-    yield _scheduled(rows, search.queue)
+    yield _scheduled(rows, search.only("queue"))
     yield _running(rows)
     yield from _unconsumed(rows, REQUEUEABLE)
     yield replace(_finished(rows), states=frozenset({State.CONSUMED}), mixed=True)
