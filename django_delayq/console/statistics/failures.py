@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -99,22 +99,21 @@ def group_dead(rows: QuerySet[Message], chosen: DeadFilter) -> DeadGroups:
         (topic, error, at, pk, queue) for topic, error, at, pk, queue in newest[:DEAD_CAP] if at is not None
     ]
     return DeadGroups(
-        _groups(found, now, chosen, lambda row: row[0], whole=True),
-        _groups(found, now, chosen, lambda row: row[:2], whole=False),
+        _groups(found, now, chosen, whole=True),
+        _groups(found, now, chosen, whole=False),
         sorted({row[-1] for row in found}),
         len(found),
         len(newest) > DEAD_CAP,
     )
 
 
-def _groups(
-    rows: Iterable[DeadRow], now: datetime, chosen: DeadFilter, key: Callable[[DeadRow], Hashable], *, whole: bool
-) -> list[DeadGroup]:
-    groups: dict[Hashable, DeadGroup] = {}
-    for row in rows:
-        topic, error, at, pk, _queue = row
+def _groups(rows: Iterable[DeadRow], now: datetime, chosen: DeadFilter, *, whole: bool) -> list[DeadGroup]:
+    """Return the groups of rows with the same error, or of ``whole`` topics."""
+    groups: dict[tuple[str, str | None], DeadGroup] = {}
+    for topic, error, at, pk, _queue in rows:
+        kind = None if whole else error
         # The newest come first.
-        group = groups.setdefault(key(row), DeadGroup(topic, None if whole else error, at, at, pk, chosen))
+        group = groups.setdefault((topic, kind), DeadGroup(topic, kind, at, at, pk, chosen))
         age = now - at
         group.count += 1
         group.first = at
