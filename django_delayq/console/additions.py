@@ -29,7 +29,6 @@ class ConsoleExtension(WorkerExtension):
         self.counts = UnwrittenCounts()
         self._writer = RollupWriter(using, self.counts)
         self._runner = OperationRunner(using, worker)
-        self._runs_operations = False
 
     def services(self, roles: frozenset[str]) -> Iterator[Service]:
         from .statistics.rollups import RollupCompactor
@@ -38,7 +37,6 @@ class ConsoleExtension(WorkerExtension):
         if "janitor" in roles:
             yield RollupCompactor(self.using)
         if self._runner.name in roles:
-            self._runs_operations = True
             yield self._runner
 
     def claimed(self, claims: Sequence[Claimed]) -> None:
@@ -59,8 +57,7 @@ class ConsoleExtension(WorkerExtension):
             try:
                 self._writer.tick()
             finally:
-                if self._runs_operations:
-                    self._runner.release()
+                self._runner.release()
         except (DatabaseError, InterfaceError) as error:
             logger.debug("The console of a worker that ends could not write to the database: %s", error)
 

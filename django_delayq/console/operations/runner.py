@@ -50,8 +50,9 @@ class OperationRunner(Service):
         return 0.0
 
     def release(self) -> None:
-        """Release the operation when the process stops in order, so that another worker can go on at once."""
-        lifecycle.release(self.using, self.worker)
+        """Release the operation, if there is one, when the process stops in order: another worker goes on at once."""
+        if self._current is not None:
+            lifecycle.release(self.using, self.worker)
 
     def _failed(self, operation: Operation, error: Exception) -> None:
         """Fail the operation after some failures in a row; those while the database or Redis is away do not count."""
