@@ -17,7 +17,7 @@ from ...inspector.numbers import total
 from ...models import Message, Queue, Worker
 from ..models import Health, Limits
 from . import facts
-from .explanation import moment, span
+from .explanation import pause_text, span
 from .facts import has_no_worker, some
 from .page_data import PageData
 from .readonly import ReadOnly
@@ -108,13 +108,4 @@ def _of_finding(finding: Finding, link: str, model: type[Model]) -> Iterator[Ban
 
 def _paused(data: PageData) -> Iterator[Banner]:
     for queue in (data.paused.value or {}).values():
-        yield Banner("info", _describe(queue), _("Queues"), Queue)
-
-
-def _describe(queue: Queue) -> str:
-    values = {"queue": queue.name, "since": moment(queue.paused_at, "seconds"), "actor": queue.paused_by or "?"}
-    text = _("Queue %(queue)s has been paused since %(since)s by %(actor)s")
-    if queue.resumes_at is not None:
-        values["until"] = moment(queue.resumes_at, "seconds")
-        text = _("Queue %(queue)s has been paused since %(since)s by %(actor)s until %(until)s")
-    return text % values + (f": {queue.reason}" if queue.reason else ".")
+        yield Banner("info", pause_text(queue), _("Queues"), Queue)

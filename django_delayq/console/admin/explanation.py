@@ -75,12 +75,14 @@ def explain(
 ) -> list[str]:
     """Return sentences that explain why a message is in its state and what happens next."""
     if in_line is not None:
-        return _limited(message, now, where, in_line)
-    if message.state == State.SCHEDULED:
-        return _scheduled(message, now, where)
-    if message.state == State.RUNNING:
-        return _running(message, now)
-    return [_finished(message, last)]
+        sentences = _limited(message, now, where, in_line)
+    elif message.state == State.SCHEDULED:
+        sentences = _scheduled(message, now, where)
+    else:
+        return _running(message, now) if message.state == State.RUNNING else [_finished(message, last)]
+    if message.attempts:
+        sentences.append(_("Failed attempts so far: %(failed)d.") % {"failed": message.attempts})
+    return sentences
 
 
 def limit_text(limit: LimitState, now: datetime) -> str:
@@ -104,10 +106,7 @@ def _limited(message: Message, now: datetime, where: Whereabouts | None, in_line
     if in_line.before is not None:
         sentences.append(_next_in_line(in_line.before))
     sentences.append(_("It has been due for %(span)s.") % {"span": span(now - message.due_at)})
-    sentences += _obstacles(message, now, where, is_due=False)
-    if message.attempts:
-        sentences.append(_("Failed attempts so far: %(failed)d.") % {"failed": message.attempts})
-    return sentences
+    return sentences + _obstacles(message, now, where, is_due=False)
 
 
 def _next_in_line(before: Capped) -> str:
@@ -118,50 +117,44 @@ def _next_in_line(before: Capped) -> str:
 
 
 def _scheduled(message: Message, now: datetime, where: Whereabouts | None) -> list[str]:
-    values = {"span": span(abs(message.due_at - now)), "failed": message.attempts}
     if message.expires_at is not None and message.expires_at <= now:
-        text = _(
-            "No worker started it before it expired: it will not run, and a worker is about to mark it as expired."
-        )
-        sentences = [text]
-    else:
-        sentences = [(_("Runs in %(span)s.") if message.due_at > now else _("Overdue by %(span)s.")) % values]
-        sentences += _obstacles(message, now, where, is_due=message.due_at <= now)
-    if message.attempts:
-        sentences.append(_("Failed attempts so far: %(failed)d.") % values)
-    return sentences
+        return [
+            _("No worker started it before it expired: it will not run, and a worker is about to mark it as expired.")
+        ]
+    text = _("Runs in %(span)s.") if message.due_at > now else _("Overdue by %(span)s.")
+    obstacles = _obstacles(message, now, where, is_due=message.due_at <= now)
+    return [text % {"span": span(abs(message.due_at - now))}, *obstacles]
 
 
 def _obstacles(message: Message, now: datetime, where: Whereabouts | None, *, is_due: bool) -> list[str]:
     values, sentences = {"queue": message.queue}, []
     pause = Queue.objects.using(message._state.db).filter(Queue.PAUSED, name=message.queue).first()
     if pause is not None:
-        sentences.append(_paused(pause))
+        sentences.append(pause_text(pause))
     is_served = _is_served(message, now)
     if not is_served and message.due_at <= now:
         sentences.append(_("Waiting: no live worker listens to the queue %(queue)s.") % values)
     if where is not None and where.mismatch == Mismatch.MISSING:
-        text = _("Missing in Redis: a worker's next sweep puts it back; “Put it back” does so at once.")
-        if not is_served:
-            text = _("Missing in Redis: a worker puts it back when one runs; “Put it back” does so at once.")
-        sentences.append(text)
+        served = _("Missing in Redis: a worker's next sweep puts it back; “Put it back” does so at once.")
+        unserved = _("Missing in Redis: a worker puts it back when one runs; “Put it back” does so at once.")
+        sentences.append(served if is_served else unserved)
     if where is not None and where.mismatch == Mismatch.DIFFERENT:
-        text = _("Redis has another due time: a worker's next sweep corrects it; “Put it back” does so at once.")
-        if not is_served:
-            text = _("Redis has another due time: a worker corrects it when one runs; “Put it back” does so at once.")
-        sentences.append(text)
+        served = _("Redis has another due time: a worker's next sweep corrects it; “Put it back” does so at once.")
+        unserved = _("Redis has another due time: a worker corrects it when one runs; “Put it back” does so at once.")
+        sentences.append(served if is_served else unserved)
     if not sentences and is_due:
         sentences.append(_("Waiting for a free worker of the queue %(queue)s.") % values)
     return sentences
 
 
-def _paused(pause: Queue) -> str:
-    values = {"queue": pause.name, "since": moment(pause.paused_at, "seconds"), "actor": pause.paused_by or "?"}
-    text = _("Waiting: the queue %(queue)s has been paused since %(since)s by %(actor)s")
-    if pause.resumes_at is not None:
-        values["end"] = moment(pause.resumes_at, "seconds")
-        text = _("Waiting: the queue %(queue)s has been paused since %(since)s by %(actor)s, until %(end)s")
-    return _sentence(text % values, pause.reason)
+def pause_text(queue: Queue) -> str:
+    """Return in a sentence since when, by whom, until when and why a queue is paused."""
+    values = {"queue": queue.name, "since": moment(queue.paused_at, "seconds"), "actor": queue.paused_by or "?"}
+    text = _("Queue %(queue)s has been paused since %(since)s by %(actor)s")
+    if queue.resumes_at is not None:
+        values["until"] = moment(queue.resumes_at, "seconds")
+        text = _("Queue %(queue)s has been paused since %(since)s by %(actor)s until %(until)s")
+    return _sentence(text % values, queue.reason)
 
 
 def _sentence(text: str, reason: str) -> str:

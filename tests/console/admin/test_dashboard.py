@@ -359,7 +359,7 @@ def test_a_paused_queue_says_by_whom_and_why_and_is_no_alarm(viewer: Client) -> 
     [(level, text)] = problems(page)
     assert level == "info"
     assert text.startswith("Queue mail has been paused since ")
-    assert text.endswith(f": {HOSTILE}")
+    assert text.endswith(f": “{HOSTILE}”")
     assert HOSTILE not in page.content.decode()
 
 

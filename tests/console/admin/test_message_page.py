@@ -52,11 +52,11 @@ def test_the_explanation_says_since_when_by_whom_and_why_a_queue_is_paused(viewe
     with acting_as("user:anna"):
         pausing.pause_queue("mails", reason="provider <is> down")
     assert re.search(
-        r"Waiting: the queue mails has been paused since [\d: -]+ by user:anna: “provider <is> down”$",
+        r"Queue mails has been paused since [\d: -]+ by user:anna: “provider <is> down”$",
         why(viewer, message),
     )
     pausing.pause_queue("mails", duration="1h")
-    assert re.search(r"by process:.*, until [\d: -]+\.$", why(viewer, message))
+    assert re.search(r"by process:.* until [\d: -]+\.$", why(viewer, message))
     pausing.resume_queue("mails")
     assert "paused" not in why(viewer, message)
 
