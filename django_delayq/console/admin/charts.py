@@ -64,19 +64,17 @@ def bars(
     return _figure(svg, legend, _table(title, series, columns, rounded), width)
 
 
-def lines(
-    name: str, title: str, description: str, series: Sequence[str], columns: Sequence[Column], *, width: int = WIDE
-) -> SafeString:
+def lines(name: str, title: str, description: str, series: Sequence[str], columns: Sequence[Column]) -> SafeString:
     """Draw lines of lengths of time in seconds, on a logarithmic scale from 1 ms to 10 minutes and more."""
-    step = (width - _LEFT - _RIGHT) / max(1, len(columns))
+    step = (NARROW - _LEFT - _RIGHT) / max(1, len(columns))
     drawn = [
-        _grid([(_log_y(seconds), brief(seconds)) for seconds in _DECADES], width),
-        _ticks(columns, step, width),
+        _grid([(_log_y(seconds), brief(seconds)) for seconds in _DECADES], NARROW),
+        _ticks(columns, step, NARROW),
         *(_line(place, columns, step) for place in range(len(series))),
         *(_marker(column, _LEFT + place * step, step) for place, column in enumerate(columns)),
     ]
-    svg = _svg(name, title, description, drawn, width, linked=False)
-    return _figure(svg, _legend(series, _stroke), _table(title, series, columns, bound), width)
+    svg = _svg(name, title, description, drawn, NARROW, linked=False)
+    return _figure(svg, _legend(series, _stroke), _table(title, series, columns, bound), NARROW)
 
 
 def nice(highest: float) -> int:

@@ -47,7 +47,7 @@ class DashboardAdmin(Page):
         return {
             "banners": banners.linked(self, data),
             "tiles": _tiles(data, past, links),
-            "snapshot": data.snapshot,
+            "data": data,
             "empty": page_data.is_empty(data),
             "ahead": _choices(request, "window", window, _AHEAD),
             "coming": coming,
@@ -61,13 +61,10 @@ class DashboardAdmin(Page):
             "queues": _queues(data, page_data.rates(data), links),
             "more_queues": max(0, len(data.snapshot.value.queues) - _QUEUES_SHOWN) if data.snapshot.value else 0,
             "queues_url": links(Queue),
-            "lines": data.lines,
             "limits": limits_page.rows(data.lines.value.longest, data.at, links) if data.lines.value else [],
             "limits_url": links(Limits),
-            "workers": data.workers,
             "workers_text": _workers(data),
             "workers_url": links(Worker),
-            "redis": data.redis,
             "servers": [fact for fact in (*facts.of_redis(data), *facts.of_database(data)) if fact.is_main],
             "health_url": links(Health),
         }
@@ -219,7 +216,7 @@ def _lateness(past: Throughput) -> SafeString:
 
     title = _("Lateness of first deliveries")
     series = [_("half of them (p50)"), _("%(share)d %% of them (p95)") % {"share": 95}]
-    return charts.lines("dq-lateness", title, _late(past.sum), series, _steps(past, column), width=charts.NARROW)
+    return charts.lines("dq-lateness", title, _late(past.sum), series, _steps(past, column))
 
 
 def _steps(past: Throughput, column: Callable[[RollupSum], tuple[list[float | None], str]]) -> list[Column]:
