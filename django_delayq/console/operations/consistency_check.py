@@ -39,9 +39,6 @@ class CheckWork(RedisWork):
 
     name = "check"
 
-    def count(self, using: str) -> int | None:
-        return None
-
     def step(self, using: str, operation: Operation) -> Step:
         results = results_of(operation)
         with self.redis(using) as broker:

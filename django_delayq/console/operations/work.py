@@ -51,9 +51,9 @@ class OperationWork(ABC):
         """Return the verbs that take the permissions for an operation with these arguments."""
         return cls.verbs
 
-    @abstractmethod
     def count(self, using: str) -> int | None:
-        """Return how many messages there are to do now; None when they are too many to count."""
+        """Return how many messages there are to do now; None when that is not known, or they are too many to count."""
+        return None
 
     def queued(self, using: str, operation: Operation) -> None:  # noqa: B027
         """Prepare the operation, in the transaction that has just queued it, for the first time or again."""
