@@ -103,13 +103,13 @@ def redis() -> RedisStats:
 def coming(data: PageData, window: str) -> Panel[Upcoming]:
     """Return what falls due in the window."""
     overdue = data.snapshot.value.overdue if data.snapshot.value else NONE
-    name = f"upcoming {window} {_zone()}"
+    name = f"upcoming {window} {timezone.get_current_timezone_name()}"
     return panels.load(name, data.using, lambda: upcoming.count_upcoming(data.using, window, data.at, overdue))
 
 
 def past(data: PageData, window: str) -> Panel[dict[str, Throughput]]:
     """Return what was delivered in this window, and in those that the tiles show."""
-    name, windows = f"past {window} {_zone()}", ("hour", "day", window)
+    name, windows = f"past {window} {timezone.get_current_timezone_name()}", ("hour", "day", window)
     read = partial(throughput.read_throughput, data.using, data.at, windows)
     return panels.load(name, data.using, read, ROLLUPS_FRESH_SECONDS)
 
@@ -126,7 +126,3 @@ def is_empty(data: PageData) -> bool:
         return False
     found = panels.load("any", data.using, models.Message.objects.using(data.using).exists)
     return found.value is False
-
-
-def _zone() -> str:
-    return timezone.get_current_timezone_name()

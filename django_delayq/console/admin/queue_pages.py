@@ -93,33 +93,26 @@ class QueueAdmin(Page):
         held = panels.load("held", data.using, lambda: sizes(self.using, names))
         asked: tuple[Panel[Any], ...] = (data.snapshot, data.workers, paused, held)
         may_pause = self.may(request, "pause")
-        links = self.list_url
         return {
-            "queues": [self._row(name, data, paused.value or {}, held.value, links, may_pause) for name in names],
+            "queues": [self._row(name, data, paused.value or {}, held.value, may_pause) for name in names],
             "may_pause": may_pause,
             "problems": sorted({panel.problem for panel in asked if panel.problem}),
             "banners": banners.linked(self, data),
         }
 
     def _row(
-        self,
-        name: str,
-        data: PageData,
-        paused: dict[str, Queue],
-        held: dict[str, QueueSize] | None,
-        links: Links,
-        may_pause: bool,
+        self, name: str, data: PageData, paused: dict[str, Queue], held: dict[str, QueueSize] | None, may_pause: bool
     ) -> SimpleNamespace:
         pause, snapshot, workers = paused.get(name), data.snapshot.value, data.workers.value
         queue = QueueSnapshot() if snapshot is None else snapshot.queues.get(name, QueueSnapshot())
         ids, unknown = (held or {}).get(name), "?" if held is None else "–"
         unserved = workers is not None and not workers.serving(name)
         return SimpleNamespace(
-            **facts_of(name, data, paused, links),
+            **facts_of(name, data, paused, self.list_url),
             pause=[] if pause is None else describe(pause, data.at),
             reason="" if pause is None else pause.reason,
             unserved=unserved and queue.overdue.count > 0 and pause is None,
-            limited_url=links(Message, f"is:limited queue:{name}") if queue.limited.count else "",
+            limited_url=self.list_url(Message, f"is:limited queue:{name}") if queue.limited.count else "",
             following="?" if snapshot is None else _until(queue.next_due, data.at),
             in_redis=unknown if ids is None else f"{ids.delayed:,} / {ids.ready:,}",
             pause_url=self.url(Queue, "pause", name) if may_pause else "",
@@ -130,19 +123,18 @@ class QueueAdmin(Page):
         """Ask before a pause on GET; pause the queue on POST."""
         name = self._checked(request, "pause", queue)
         form = PauseForm(request.POST if request.method == "POST" else None)
-        if not form.is_valid():
-            return self._ask(request, name, form, "pause", _("Pause queue %(queue)s?"))
-        given = form.cleaned_data
-        with page.acting_as_user(request):
+        if form.is_valid():
+            given = form.cleaned_data
             try:
-                with writing(self.using):
+                with page.acting_as_user(request), writing(self.using):
                     pausing.pause(self.using, name, **given)
                     page.record(request, self.using, "pause", name, reason=given["reason"])
             except InvalidMessage:
                 form.add_error(None, _("The pause would have ended already."))
-                return self._ask(request, name, form, "pause", _("Pause queue %(queue)s?"))
-        text = _("Queue %(queue)s is paused: workers start no more of its messages.") % {"queue": name}
-        return self._done(request, text, messages.SUCCESS)
+            else:
+                text = _("Queue %(queue)s is paused: workers start no more of its messages.") % {"queue": name}
+                return self._done(request, text, messages.SUCCESS)
+        return self._ask(request, name, form, "pause", _("Pause queue %(queue)s?"))
 
     def resume_view(self, request: HttpRequest, queue: str) -> HttpResponse:
         """Ask before a resume on GET; resume the queue on POST."""
