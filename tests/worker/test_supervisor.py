@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
@@ -11,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -94,6 +96,7 @@ def test_a_child_that_shows_life_is_not_killed_although_its_supervisor_sleeps_in
 
 
 PREAMBLE = """
+import errno
 import gc
 import os
 import signal
@@ -214,6 +217,17 @@ def test_a_child_that_has_delivered_its_messages_has_no_successor(monkeypatch: p
     ended(supervisor, 9, EXHAUSTED)
     supervisor._start_missing()
     assert started == ["child"]
+
+
+def test_a_fork_that_the_system_refuses_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    supervisor = Supervisor(Options("default", processes=1))
+    refusing = BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+    monkeypatch.setattr(os, "fork", Mock(side_effect=refusing))
+    supervisor._start_missing()
+    assert "No worker process can be started; it is tried again" in caplog.text
+    assert supervisor._start_after > time.monotonic()
 
 
 def test_no_more_spent_children_finish_than_children_work() -> None:

@@ -40,12 +40,10 @@ logger = logging.getLogger("django_delayq")
 HEALTHY = 5.0
 # The heartbeat file is touched no more when the consumer of a child has begun no turn for this long. Seconds.
 STALE_AFTER = 30.0
-# A child without a sign of life for this long, plus two of its longest leases and two graceful timeouts, is killed:
-# code that never releases the interpreter's lock stops its timeouts too, and another worker has its messages by then.
-# Seconds.
+# A child without a sign of life for this long (seconds), plus two of its longest leases and two graceful timeouts, is
+# killed: code that never releases the interpreter's lock stops its timeouts too. Another worker has its messages then.
 HUNG = 30.0
-# A child in which a message is to run alone takes nothing meanwhile. After this time another one takes its place.
-# Seconds.
+# A child in which a message is to run alone takes nothing meanwhile: it is replaced after this time. Seconds.
 REPLACED_AFTER = 2.0
 # Children that are killed within this time died together. Seconds.
 TOGETHER = 0.25
@@ -152,8 +150,7 @@ class Supervisor:
             if (self._stopping or not self._wanted) and not self.children:
                 return
             if self._stopping:
-                # The children keep the graceful timeout themselves; this deadline is for a child that hangs in its
-                # shutdown.
+                # Children keep the graceful timeout themselves; this deadline is for one that hangs in its shutdown.
                 deadline = deadline or time.monotonic() + 2 * self.options.graceful_timeout + 15
                 if time.monotonic() > deadline:
                     self._kill()
@@ -205,7 +202,12 @@ class Supervisor:
             working = sum(not child.page.replaced for child in self.children.values())
             if working >= self._wanted or len(self.children) >= self.options.most_processes:
                 return
-            self._fork()
+            try:
+                self._fork()
+            except OSError as error:
+                # No process or no memory is left for it at the moment.
+                self._start_after = time.monotonic() + CHILD_CHECK_INTERVAL
+                logger.error("No worker process can be started; it is tried again: %s", error)
 
     def _fork(self) -> None:
         """Start one process."""
