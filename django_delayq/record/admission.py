@@ -61,7 +61,12 @@ def declared(name: str) -> Limit | None:
 
 def full(using: str) -> set[str]:
     """Return the names of the limits that let no message begin now, as far as this process knows them."""
-    return {usage.name for usage in _used(using) if usage.is_full}
+    return set(closed(using))
+
+
+def closed(using: str) -> dict[str, float | None]:
+    """Return the limits of ``full``, each with the seconds until its rate has a slot; None: its places are taken."""
+    return {usage.name: usage.opens_in if usage.has_places else None for usage in _used(using) if usage.is_full}
 
 
 def full_lately(using: str) -> set[str]:

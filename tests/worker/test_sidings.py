@@ -303,10 +303,93 @@ def test_the_best_of_all_that_stands_aside_begins_first(
     assert set(held(parts)) == {second, *long}
 
 
-def test_the_mover_wakes_a_worker_for_what_a_process_that_died_has_set_aside(parts: Parts, broker: RedisBroker) -> None:
-    schedule_message(NEW)
-    turn(parts)
-    wake = broker.keys("default").wake_all
-    broker.client.delete(wake)
+@pytest.mark.parametrize("topic", [NEW, "t.ok"])
+def test_the_mover_wakes_a_worker_for_what_a_process_that_died_has_set_aside_or_not_taken(
+    parts: Parts, broker: RedisBroker, topic: str
+) -> None:
+    schedule_message(topic)
+    broker.flush()
+    if topic == NEW:
+        turn(parts)
+    keys = broker.keys("default")
+    broker.client.delete(keys.wake_all, keys.wake)
     Mover(parts.brokers, QueueFinder(DB).named, beside_consumer=True).tick()
-    assert broker.client.llen(wake) == 1
+    assert broker.client.llen(keys.wake_all) == 1
+
+
+@pytest.mark.parametrize("terms", [{"rate": "1/h"}, {"limit": 1}], ids=["rate", "limit"])
+def test_a_newcomer_does_not_wait_until_each_limit_has_refused_a_message(
+    assembled: Assemble, declare: Declare, terms: dict[str, Any]
+) -> None:
+    """Each of many keys is full in another worker, and has a further message."""
+    declare("l.keyed", **terms)
+    one, other = assembled(100, name="one"), assembled(2, name="other")
+    schedule_messages({"topic": "l.keyed", "limit_key": str(key)} for key in range(100))
+    turn(one)
+    if "rate" in terms:
+        end(one, *held(one))
+    schedule_messages({"topic": "l.keyed", "limit_key": str(key)} for key in range(100))
+    newcomer = schedule_message("t.ok")
+    redis_of(other.brokers).flush()
+    for _ in range(5):
+        other.consumer.turn()
+    assert held(other) == [newcomer.pk]
+
+
+def test_a_limit_that_had_been_full_is_open_after_one_look(
+    assembled: Assemble, declare: Declare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sidings, "LOOK_INTERVAL", 0.0)
+    monkeypatch.setattr(sidings, "MOST_NAMES", 10)
+    declare("l.keyed", limit=1)
+    one, other = assembled(50, name="one"), assembled(50, name="other")
+    schedule_messages({"topic": "l.keyed", "limit_key": str(key)} for key in range(50))
+    turn(one)
+    schedule_messages({"topic": "l.keyed", "limit_key": str(key)} for key in range(50))
+    for _ in range(3):
+        other.consumer.turn()
+    assert held(other) == []
+    end(one, *held(one))
+    while states()[State.SCHEDULED]:
+        one.consumer.turn()
+        end(one, *held(one))
+    last = schedule_message("l.keyed", limit_key="49")
+    redis_of(other.brokers).flush()
+    for _ in range(3):
+        other.consumer.turn()
+    assert held(other) == [last.pk]
+
+
+@pytest.mark.parametrize(
+    ("of_queue", "of_topics"),
+    [
+        (None, [{"limit": 1, "rate": "10/s"}]),
+        ({"limit": 2, "rate": "20/s"}, [{"rate": "10/s"}, {"limit": 1}]),
+    ],
+    ids=["one limit", "of queue and topics"],
+)
+def test_a_place_that_a_rate_has_left_unused_is_free_for_the_next(
+    assembled: Assemble, declare: Declare, settings: Any, monkeypatch: pytest.MonkeyPatch, of_queue: Any, of_topics: Any
+) -> None:
+    """No look helps."""
+    monkeypatch.setattr(sidings, "LOOK_INTERVAL", 10 * PATIENCE)
+    if of_queue is not None:
+        settings.DELAYQ = {**settings.DELAYQ, "LIMITS": {"default": of_queue}}
+    topics = [f"l.{place}" for place in range(len(of_topics))]
+    for topic, terms in zip(topics, of_topics, strict=True):
+        declare(topic, **terms)
+    worker = assembled(4, name="worker")
+    schedule_messages({"topic": topic} for topic in topics * 6)
+    with running(worker.pool, worker.consumer):
+        eventually(lambda: states() == {State.CONSUMED: 6 * len(topics)}, "all are delivered")
+
+
+def test_a_lower_queue_does_not_wait_for_a_backlog_to_stand_aside(assembled: Assemble, declare: Declare) -> None:
+    declare("l.one", limit=1)
+    worker = assembled(4, name="worker", queues=("high", "low"))
+    schedule_messages({"topic": "l.one", "queue": "high"} for _ in range(4 * IDS_PER_CALL))
+    low = schedule_message("t.ok", queue="low")
+    redis_of(worker.brokers).flush()
+    for _ in range(2):
+        worker.consumer.turn()
+    assert low.pk in held(worker)

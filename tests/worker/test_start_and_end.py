@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import redis
 
 from django_delayq import schedule_message, worker_started
 from django_delayq.core.states import State
 from django_delayq.models import Message
 from django_delayq.project import process_start
+from django_delayq.worker.claim.consumer import IDLE_WAIT
 from testproject.cleaner import family, send
 from tests.app.models import Effect
 from tests.support.processes import Gate, Start
@@ -190,6 +192,19 @@ def test_the_first_signal_lets_the_running_handler_finish(start: Start, gate: Ga
     assert (running.state, running.deliveries, running.attempts) == (State.CONSUMED, 1, 0)
     waiting.refresh_from_db()
     assert (waiting.state, waiting.deliveries) == (State.SCHEDULED, 0)
+
+
+def test_a_worker_that_ends_leaves_wake_ups_to_others(start: Start, gate: Gate, redis_client: redis.Redis) -> None:
+    def listen() -> int:
+        return int(redis_client.info("clients")["blocked_clients"])
+
+    worker = start("--threads", "2")
+    gate.running()
+    eventually(lambda: listen() == 1, "the worker listens")
+    worker.send(signal.SIGTERM)
+    # By itself the call that listens would end after this time.
+    eventually(lambda: listen() == 0, "the worker listens no more", timeout=IDLE_WAIT / 2)
+    assert worker.process.poll() is None
 
 
 @pytest.mark.usefixtures("timed_by")

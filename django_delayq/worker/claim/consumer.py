@@ -105,7 +105,7 @@ class Consumer(threading.Thread):
         self.orphaned_claims = OrphanedClaims(using, worker)
         self.wanted = Wanted(pool, budget, self.quarantine, registry.handlers)
         self.freed = freed
-        self.sidings = Sidings(self.wanted.places_for, freed)
+        self.sidings = Sidings(using, self.wanted.places_for, freed)
         self.sorter = Sorter(using, self.wanted, self.sidings)
         self.pauses = KnownPauses(using, finder)
         self.queues = Queues(finder, self.pauses, self.sidings, weights or {})
@@ -168,6 +168,8 @@ class Consumer(threading.Thread):
                 if seconds > 0:
                     wait(seconds)
         finally:
+            # From now on other processes get the wake-ups: handlers may run for long after this.
+            self.wake_ups.stand_back(0.0)
             self.release()
             connections.close_all()
             if self._on_idle is not None:
@@ -208,11 +210,18 @@ class Consumer(threading.Thread):
         self.sidings.see(sets_aside=broker.forgets_taken)
         for take in self.queues.takes(broker, self._reach, both_ends=self.wanted.looks_past):
             room = 0 if turn.is_full else self.wanted.ids
-            turn.add(found := self._take_and_claim(broker, partial(take, room)), room)
-            if self._catch_up(broker, found) and self.wanted.is_worth_filling and self.wanted.messages:
-                # More ids are ready and there is room: begin the next turn at once. Lower queues wait.
-                self._found_nothing = False
-                return 0.0
+            turn.add(found := self._take_and_claim(broker, partial(take, room)))
+            more = self._catch_up(broker, found)
+            turn.goes_on |= more and self.wanted.is_worth_filling and self.wanted.messages > 0
+            # Lower queues wait, but not while most of what is taken cannot run.
+            if not self.wanted.looks_past:
+                if turn.goes_on:
+                    break
+                turn.is_full |= found.has_filled(room)
+        if turn.goes_on:
+            # More ids are ready and there is room: begin the next turn at once.
+            self._found_nothing = False
+            return 0.0
         self._found_nothing = not turn.claimed
         self.wake_ups.note_turn(claimed=turn.claimed, any_aside=turn.any_aside)
         if turn.any_aside and self.sidings.look(broker) and self.queues.with_asides:
@@ -312,21 +321,30 @@ class Consumer(threading.Thread):
         failpoints.reach("after_claim")
         return claimed
 
-    def _claim_limited(self, ids: Sorted, *arguments: Any, **where: Any) -> list[Claimed]:
+    def _claim_limited(
+        self, ids: Sorted, using: str, tickets: Sequence[Ticket], *arguments: Any, **where: Any
+    ) -> list[Claimed]:
         """Claim as far as limits allow. What they refuse stands aside until they have room."""
         if self.freed is not None:
-            self.freed.ask({name for names in ids.limits.values() for name in names})
-        admitted = admission.claim(*arguments, **where, limits=ids.limits)
-        refusing = set(admitted.refused.values())
-        for name in refusing:
-            self.sidings.close(name, admitted.opens.get(name))
+            self.freed.ask()
+        admitted = admission.claim(using, tickets, *arguments, **where, limits=ids.limits)
+        if self.freed is not None:
+            begun = {row.id for row in admitted.claimed}
+            for pk in {ticket.id for ticket in tickets} - begun:
+                self.freed.hand_back(name for name in ids.limits[pk] if name != admitted.refused.get(pk))
+        closed = {name: admitted.opens.get(name) for name in admitted.refused.values()}
+        if closed:
+            # All others that are full, too: of thousands each would take room of a claim to find that out.
+            closed |= admission.closed(using)
+        for name, slot_in in closed.items():
+            self.sidings.close(name, slot_in)
         for queue, some in ids.claimable.items():
             for ticket in some:
                 if ticket.id in admitted.refused:
                     ids.aside[queue][admitted.refused[ticket.id]].append(ticket)
             ids.claimable[queue] = [ticket for ticket in some if ticket.id not in admitted.refused]
         if self.freed is not None:
-            self.freed.answer(refusing)
+            self.freed.answer(closed)
             self.freed.hold({row.id: names for row in admitted.claimed if (names := ids.limits[row.id])})
         return admitted.claimed
 
@@ -385,13 +403,12 @@ class Turn:
     found: list[Found] = field(default_factory=list)
     # True when ids were left because there was no room for them: lower queues get none.
     is_full: bool = False
+    # True when there is room for further ids that are ready.
+    goes_on: bool = False
 
-    def add(self, found: Found, room: int) -> None:
-        """Add what a take with so much room has found."""
+    def add(self, found: Found) -> None:
+        """Add what a take has found."""
         self.found.append(found)
-        self.is_full = self.is_full or any(
-            taken.left > 0 and len(taken.tickets) >= room for taken in found.taken.values()
-        )
 
     @property
     def claimed(self) -> bool:

@@ -30,8 +30,8 @@ class FreedPlaces(WorkerExtension):
         self._freed: Counter[str] = Counter()
         # The names of the limits that are full as far as this process knows.
         self.waited_for: Container[str] = ()
-        # The names of the limits that a claim under way asks. It may refuse what becomes free a moment later.
-        self._asked: Collection[str] = ()
+        # True while a claim asks limits. It may refuse what becomes free a moment later.
+        self._is_asked = False
 
     def hold(self, names: Mapping[int, Collection[str]]) -> None:
         """Take note of the limits under which messages begin, by their ids."""
@@ -40,19 +40,17 @@ class FreedPlaces(WorkerExtension):
             while len(self._held) > MOST_REMEMBERED:
                 del self._held[next(iter(self._held))]
 
-    def ask(self, names: Collection[str]) -> None:
-        """Take note of the limits that the next claim asks."""
+    def ask(self) -> None:
+        """Take note that a claim asks limits."""
         with self._lock:
-            self._asked = names
+            self._is_asked = True
 
-    def answer(self, refusing: Collection[str]) -> None:
-        """Take note of the limits that refused a message; go on at once if a place became free there meanwhile."""
+    def answer(self, full: Collection[str]) -> None:
+        """Take note of the limits that are full by the answer; go on at once if a place became free there meanwhile."""
         with self._lock:
-            for name in self._asked:
-                if name not in refusing and name not in self.waited_for:
-                    self._freed.pop(name, None)
-            self._asked = ()
-            is_free = any(self._freed[name] for name in refusing)
+            self._is_asked = False
+            self._freed = Counter({name: freed for name, freed in self._freed.items() if name in self.waited_for})
+            is_free = any(self._freed[name] for name in full)
         if is_free:
             self._wake()
 
@@ -69,6 +67,11 @@ class FreedPlaces(WorkerExtension):
                 else:
                     self._freed.pop(name, None)
 
+    def hand_back(self, names: Iterable[str]) -> None:
+        """Take note that a message was tried under these limits, and did not begin for another reason."""
+        with self._lock:
+            self._freed.update(name for name in names if name in self.waited_for)
+
     def consumed(self, messages: Sequence[MessageFacts]) -> None:
         """Note the places that became free."""
         self._free(message.id for message in messages)
@@ -84,7 +87,7 @@ class FreedPlaces(WorkerExtension):
     def _free(self, ids: Iterable[int]) -> None:
         with self._lock:
             names = [name for pk in ids for name in self._held.pop(pk, ())]
-            self._freed.update(name for name in names if name in self.waited_for or name in self._asked)
+            self._freed.update(name for name in names if self._is_asked or name in self.waited_for)
             is_waited_for = any(name in self.waited_for for name in names)
         if is_waited_for:
             self._wake()

@@ -115,6 +115,10 @@ class Found:
         """True while ids stand aside, in whatever queue."""
         return self.set_aside or any(taken.any_aside for taken in self.taken.values())
 
+    def has_filled(self, room: int) -> bool:
+        """Tell whether ids were left because a take gave as many as there is room for."""
+        return any(taken.left > 0 and len(taken.tickets) >= room for taken in self.taken.values())
+
 
 class KnownPauses:
     """Remembers paused queues, so that a consumer takes no ids there that could not start.

@@ -10,10 +10,10 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping
-from itertools import islice
 
 from ...broker.base import IDS_PER_CALL, Broker
 from ...core import limits
+from ...record import admission
 from .freed_places import FreedPlaces
 
 # Ids of topics stand aside under this word and their topic.
@@ -21,7 +21,7 @@ HANDLER = "handler "
 # A process that knows of ids which stand aside reads their names this often. Then it also tries limits again that
 # refused a message so long ago, for places that other processes made free. Seconds.
 LOOK_INTERVAL = 1.0
-# The names that one take opens at most, and the limits that are tried again at most with each look.
+# The names that one take opens at most.
 MOST_NAMES = 200
 
 
@@ -32,8 +32,9 @@ class Sidings:
     (``FreedPlaces``).
     """
 
-    def __init__(self, places_for: Callable[[str], int], freed: FreedPlaces | None) -> None:
+    def __init__(self, using: str, places_for: Callable[[str], int], freed: FreedPlaces | None) -> None:
         """``places_for`` returns how many messages of a topic may begin in this process now."""
+        self.using = using
         self._places_for = places_for
         # The numbers of ids by queue and name, as far as this process knows.
         self._aside: defaultdict[str, Counter[str]] = defaultdict(Counter)
@@ -50,12 +51,11 @@ class Sidings:
     # --- limits -------------------------------------------------------------------------------------------------------
 
     def close(self, name: str, slot_in: float | None = None) -> None:
-        """Take note that a limit refused a message; ``slot_in`` is in how many seconds its rate has a slot."""
+        """Take note that a limit is full; ``slot_in`` is in how many seconds its rate has a slot, if it has places."""
         if slot_in is None:
-            # At the end: the limits are tried again in the order in which they refused.
-            self._full.pop(name, None)
             self._full[name] = time.monotonic()
         else:
+            self._full.pop(name, None)
             self._slots[name] = time.monotonic() + slot_in
 
     def refusing(self, names: Collection[str]) -> str:
@@ -78,7 +78,8 @@ class Sidings:
         now = time.monotonic()
         self._slots = {name: at for name, at in self._slots.items() if at > now}
         self._sets_aside = sets_aside
-        if not sets_aside:
+        if not sets_aside and now >= self._look_at:
+            self._look_at = now + LOOK_INTERVAL
             self._retry(now)
 
     @property
@@ -94,10 +95,14 @@ class Sidings:
         return IDS_PER_CALL
 
     def _retry(self, now: float) -> None:
-        """Try the limits again that refused a message long ago: the oldest ones first, and not too many at once."""
-        old = [name for name, at in islice(self._full.items(), MOST_NAMES) if at + LOOK_INTERVAL <= now]
+        """Ask the record about the limits that have been full for long: other processes may have freed places."""
+        old = [name for name, at in self._full.items() if at + LOOK_INTERVAL <= now]
+        closed = admission.closed(self.using) if old else {}
         for name in old:
-            del self._full[name]
+            if name in closed:
+                self.close(name, closed[name])
+            else:
+                del self._full[name]
 
     # --- ids ----------------------------------------------------------------------------------------------------------
 
