@@ -16,7 +16,7 @@ from django.http import HttpRequest
 
 from ...core import names
 from ...inspector import lines, unserved
-from ...inspector.numbers import Capped
+from ...inspector.numbers import Capped, total
 from ...inspector.worker_list import list_workers
 from ...models import Message
 from ...record import transitions
@@ -119,8 +119,9 @@ class MessageList(ChangeList):
             return None
         states = tab.states & self.asked.box.states
         if tab.name in ("overdue", "limited"):
-            return self.counts.numbers[tab.name] if states else Capped(0)
-        return self.counts.of(states)
+            return self.counts[tab.name] if states else Capped(0)
+        found = total(self.counts[state] for state in states)
+        return Capped(min(found.count, listing.COUNT_CAP), found.more or found.count > listing.COUNT_CAP)
 
     def tabs(self) -> Iterator[SimpleNamespace]:
         """Yield the tabs as the page shows them. ``count`` is empty when the number is not known."""

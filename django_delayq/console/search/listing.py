@@ -218,18 +218,9 @@ def _unindexed(order: tuple[str, ...]) -> list[OrderBy | str]:
     return [OrderBy(Coalesce(first, first), descending=order[0].startswith("-")), *order[1:]]
 
 
-@dataclass(frozen=True, slots=True)
-class StateCounts:
-    """The messages that a search finds in each state, whatever states it names."""
-
-    # By the state, and by "overdue" and "limited" for parts of the scheduled ones.
-    numbers: dict[str, Capped]
-
-    def of(self, states: frozenset[State]) -> Capped:
-        """Return the number of messages in any of these states."""
-        chosen = [self.numbers[state] for state in states]
-        count = sum(each.count for each in chosen)
-        return Capped(min(count, COUNT_CAP), count > COUNT_CAP or any(each.more for each in chosen))
+# The messages that a search finds in each state, whatever states it names; and as "overdue" and "limited" parts of the
+# scheduled ones.
+StateCounts = dict[str, Capped]
 
 
 def counts(rows: QuerySet[Message], search: Search, now: datetime) -> StateCounts | None:
@@ -238,7 +229,7 @@ def counts(rows: QuerySet[Message], search: Search, now: datetime) -> StateCount
     Only the first rows of each index are read: ``more`` says that there are others behind them.
     """
     if search.problems:
-        return StateCounts(dict.fromkeys(_COUNTED, Capped(0)))
+        return dict.fromkeys(_COUNTED, Capped(0))
     return in_time(rows.db, COUNTS_TIMEOUT_MS, lambda: _count(rows.order_by(), search, now))
 
 
@@ -256,8 +247,7 @@ def _count(rows: QuerySet[Message], search: Search, now: datetime) -> StateCount
             if tally.get("due_rows", 0) > most:
                 more |= {"overdue", "limited"}
             found.update(tally)
-    numbers = {name: Capped(min(found[name], COUNT_CAP), found[name] > COUNT_CAP or name in more) for name in _COUNTED}
-    return StateCounts(numbers)
+    return {name: Capped(min(found[name], COUNT_CAP), found[name] > COUNT_CAP or name in more) for name in _COUNTED}
 
 
 def _counted(rows: QuerySet[Message], search: Search) -> Iterator[IndexPart]:
