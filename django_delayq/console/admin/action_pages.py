@@ -232,7 +232,6 @@ class ActionPages(ReadOnly):
             return self._ask(request, question.action, scope)
         operation = page.start_operation(
             request,
-            self.using,
             question.action.name,
             frozen.to_json(),
             form.arguments(),
@@ -262,7 +261,7 @@ class ActionPages(ReadOnly):
                 counts = work.at_once(self.using, reason) + Counter(left)
                 one = scope.ids[0] if len(scope.ids) == 1 else None
                 facts = {"message_id": one, "reason": reason, "outcomes": counts, "nonce": question.nonce}
-                page.record(request, self.using, action.name, _named(scope), **facts)
+                page.record(request, action.name, _named(scope), **facts)
         except (TooSlow, OperationalError) as error:
             # Another transaction held a row for too long, or the database ended a deadlock.
             logger.warning(

@@ -83,7 +83,7 @@ class ExportView(ReadOnly):
         masked = not self.may(request, "reveal")
         target = _("%(messages)s, as %(format)s") if masked else _("%(messages)s, as %(format)s, unmasked")
         target %= {"messages": asked.whole.described, "format": request.POST["format"]}
-        page.record(request, self.using, "export", target, outcomes={"exported": min(len(ids), EXPORT_CAP)})
+        page.record(request, "export", target, outcomes={"exported": min(len(ids), EXPORT_CAP)})
         lines, content_type = form
         response = StreamingHttpResponse(lines(_read(rows, ids, masked=masked), len(ids) > EXPORT_CAP), content_type)
         at = timezone.localtime().strftime("%Y%m%d-%H%M%S")

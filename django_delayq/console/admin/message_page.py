@@ -65,7 +65,7 @@ class MessagePage(ActionPages):
         if request.method != "POST":
             return HttpResponseRedirect(self.url(Message, "change", pk))
         message = self._message(request, pk)
-        page.record(request, self.using, "reveal", str(message), message_id=pk, outcomes={"revealed": 1})
+        page.record(request, "reveal", str(message), message_id=pk, outcomes={"revealed": 1})
         # Browsers and proxies do not cache it, as they cache no page of the admin.
         return self._page(request, message, masked=False)
 
@@ -91,7 +91,7 @@ class MessagePage(ActionPages):
             return text % {"error": error}, messages.ERROR
         outcomes = {"put": done.put, "there already": done.present, "beyond": done.beyond}
         facts = {"message_id": message.pk, "outcomes": {word: count for word, count in outcomes.items() if count}}
-        page.record(request, self.using, "restore", str(message), **facts)
+        page.record(request, "restore", str(message), **facts)
         if done.put:
             return _("The message is in Redis again."), messages.SUCCESS
         if done.present:

@@ -128,7 +128,7 @@ class OperationAdmin(Page):
             is_done = act(operation)
             if is_done:
                 target = f"#{operation.pk} {operation.action}: {operation.described}"
-                page.record(request, self.using, action, target, operation=operation)
+                page.record(request, action, target, operation=operation)
         text, level = _("Nothing was done: the operation is in another state by now."), messages.WARNING
         if is_done:
             text, level = done, messages.SUCCESS

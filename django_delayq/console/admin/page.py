@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from django.contrib import admin
+from django.db import router
 from django.db.models import Model, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.template import loader
@@ -15,6 +16,7 @@ from django.template.response import TemplateResponse
 
 from ...core import actors
 from ...core.values import row_id
+from ...models import Message
 from ...project import console_conf
 from ...record.sql.moves import writing
 from .. import audit
@@ -91,15 +93,14 @@ def acting_as_user(request: HttpRequest) -> AbstractContextManager[None]:
     return actors.acting_as(actor_of(request))
 
 
-def record(request: HttpRequest, using: str, action: str, target: str, **facts: Any) -> None:
+def record(request: HttpRequest, action: str, target: str, **facts: Any) -> None:
     """Write to the audit what the user did."""
     with acting_as_user(request):
-        audit.record(using, action, target, user=request.user, **facts)
+        audit.record(router.db_for_write(Message), action, target, user=request.user, **facts)
 
 
 def start_operation(
     request: HttpRequest,
-    using: str,
     action: str,
     scope: Mapping[str, Any],
     arguments: Mapping[str, Any],
@@ -114,12 +115,13 @@ def start_operation(
 
     ``audited`` is what was done to what, unless that is the action to its messages.
     """
+    using = router.db_for_write(Message)
     with acting_as_user(request), writing(using):
         operation = lifecycle.start(
             using, action, scope, arguments, described=described, reason=reason, outcomes=outcomes
         )
         verb, target = audited or (action, described)
-        record(request, using, verb, target, reason=reason, operation=operation, nonce=nonce)
+        record(request, verb, target, reason=reason, operation=operation, nonce=nonce)
     return operation
 
 

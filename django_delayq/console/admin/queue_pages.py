@@ -128,7 +128,7 @@ class QueueAdmin(Page):
             try:
                 with page.acting_as_user(request), writing(self.using):
                     pausing.pause(self.using, name, **given)
-                    page.record(request, self.using, "pause", name, reason=given["reason"])
+                    page.record(request, "pause", name, reason=given["reason"])
             except InvalidMessage:
                 form.add_error(None, _("The pause would have ended already."))
             else:
@@ -151,7 +151,7 @@ class QueueAdmin(Page):
         with page.acting_as_user(request), writing(self.using):
             was_paused = pausing.resume(self.using, name)
             if was_paused:
-                page.record(request, self.using, "resume", name, reason=form.cleaned_data["reason"])
+                page.record(request, "resume", name, reason=form.cleaned_data["reason"])
         if not was_paused:
             text = _("Queue %(queue)s was not paused.") % {"queue": name}
             return self._done(request, text, messages.WARNING)
@@ -167,7 +167,6 @@ class QueueAdmin(Page):
         with writing(self.using):
             operation = page.start_operation(
                 request,
-                self.using,
                 "run",
                 Scope(ids=tuple(ids)).to_json(),
                 {**form.arguments(), "resume": name},

@@ -125,7 +125,7 @@ class RestorePage(Page):
             url = page.operation_url(self, request, running) or self.url(Health)
             return self.leave(request, url, text, messages.ERROR)
         if is_post and form.is_valid() and confirm.is_valid():
-            return self._start(request, using, form, confirm.cleaned_data["reason"])
+            return self._start(request, form, confirm.cleaned_data["reason"])
         shown = {
             **page.context(self, request, _("Restore Redis from the record")),
             "form": form,
@@ -140,12 +140,12 @@ class RestorePage(Page):
         }
         return TemplateResponse(request, "delayq_console/restore.html", shown)
 
-    def _start(self, request: HttpRequest, using: str, form: RestoreForm, reason: str) -> HttpResponse:
+    def _start(self, request: HttpRequest, form: RestoreForm, reason: str) -> HttpResponse:
         operation = page.start_operation(
-            request, using, RestoreWork.name, form.scope, form.arguments, described=form.described(), reason=reason
+            request, RestoreWork.name, form.scope, form.arguments, described=form.described(), reason=reason
         )
         text, level = _("Restore #%(number)d is queued: a worker begins within seconds."), messages.SUCCESS
-        if not alive(using):
+        if not alive(self.using):
             text, level = _("Restore #%(number)d is queued and waits for a worker: none is alive."), messages.WARNING
         url = page.operation_url(self, request, operation) or self.url(Health)
         return self.leave(request, url, text % {"number": operation.pk}, level)

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 from django.contrib.admin.views.main import SEARCH_VAR
-from django.db import router
 from django.http import HttpRequest
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ...core.states import LIVE, State
 from ...core.verbs import VERBS
-from ...models import Message
 from ...record import transitions
 from ..search.conditions import ALL_STATES
 from ..search.language import Search, parse
@@ -105,7 +103,7 @@ def read_search(request: HttpRequest, given: Mapping[str, str], using: str) -> R
         box = replace(box, problems=(*box.problems, text % {"names": ", ".join(secret)}))
     reveals = bool(secret) and not box.problems
     if reveals:
-        page.record(request, router.db_for_write(Message), "reveal", box.described)
+        page.record(request, "reveal", box.described)
     # A search that names states or single messages is not narrowed to live messages.
     default = "all" if box.selective or box.states != ALL_STATES else "live"
     tab = _BY_NAME.get(given.get(TAB_VAR, ""), _BY_NAME[default])

@@ -254,9 +254,8 @@ def _id(name: str, value: Value, now: datetime) -> Term:
 
 def _limit(name: str, value: Value, now: datetime) -> Term:
     if value.prefix is not None:
-        condition = limited(now, value.prefix, whole=False)
         described = _("waiting for a limit whose name begins with “%(text)s”") % {"text": value.prefix}
-        return Term(condition, described, f"{term_text('limit', value.prefix)}*", SCHEDULED)
+        return Term(limited(now, value.prefix), described, f"{term_text('limit', value.prefix)}*", SCHEDULED)
     described = _("waiting for the limit “%(text)s”") % {"text": value.text}
     return Term(limited(now, value.text, whole=True), described, term_text("limit", value.text), SCHEDULED)
 
