@@ -85,7 +85,7 @@ def test_overdue_messages_are_spread_as_confirmed(restorer: Client) -> None:
     page = restorer.get(reverse(URL), {"queues": ["mail"], "overdue": "spread", "spread": "100s"}).content.decode()
     hidden = re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"[^>]*>', page)
     given = {name: value for name, value in hidden if name != "csrfmiddlewaretoken"}
-    assert given == {"queues": "mail", "overdue": "spread", "spread": "100s"}
+    assert given == {"queues": "mail", "overdue": "spread", "spread": "100s", "no_expired": "False"}
     restorer.post(reverse(URL), {**given, "typed": "restore"})
     assert work_off().outcomes["spread"] == 4
     dues = sorted(m.due_at for m in Message.objects.filter(pk__in=[m.pk for m in messages]))
