@@ -12,6 +12,7 @@ import pytest
 from django.db import connections
 from django.db.models.signals import post_delete
 
+from django_delayq.core import clock
 from django_delayq.core.states import State
 from django_delayq.models import Message, Worker
 from django_delayq.models.record import Lease
@@ -140,6 +141,28 @@ def test_a_lease_that_is_renewed_while_the_reaper_looks_is_kept(monkeypatch: pyt
     monkeypatch.setattr(crashes, "move", renew_first)
     assert crashes.reap(DB, actor="test") == []
     assert state(one) == State.RUNNING
+
+
+@pytest.mark.parametrize("extended", [False, True])
+def test_a_live_holder_keeps_its_lease_when_the_databases_clock_is_set_ahead(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch, extended: bool
+) -> None:
+    shown = clock.ceil_tenth(transitions.now(DB)) + timedelta(seconds=1)
+    monkeypatch.setattr(clock, "of_tests", lambda: shown)
+    monkeypatch.setattr(crashes, "may_reap", lambda using: True)
+    monkeypatch.setattr("django_delayq.worker.upkeep.reaper.LONGEST_LOOK", 60.0)
+    monkeypatch.setattr(parts.reaper, "confirm_after", 0.0)
+    (one,) = claimed("t.ok")
+    # It has run for five seconds: less than a third of its lease.
+    one.claimed_mono -= 5
+    one.leased_mono -= 5
+    if extended:
+        one.extend("1h")
+    shown += timedelta(hours=2)
+    parts.reaper.tick()
+    LeaseRenewer(DB, lambda: [one]).tick()
+    parts.reaper.tick()
+    assert (state(one), one.lost) == (State.RUNNING, False)
 
 
 def test_leases_of_deliveries_that_ended_are_dropped() -> None:

@@ -308,8 +308,8 @@ class Portable:
                 )
                 for requested in rows.values_list("cancel_requested", flat=True):
                     answers[renewal.id] = requested
-                    if renewal.lease > 0:
-                        self._renew(renewal, now + timedelta(seconds=renewal.lease))
+                    if renewal.lease > 0 or (renewal.lease < 0 and rows.filter(lease_is_over(now)).exists()):
+                        self._renew(renewal, now + timedelta(seconds=abs(renewal.lease)))
         return answers
 
     def _renew(self, renewal: LeaseRenewal, until: datetime) -> None:

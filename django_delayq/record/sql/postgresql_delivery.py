@@ -147,13 +147,17 @@ WITH o AS (
     SELECT * FROM unnest(%(id)s::bigint[], %(delivery)s::int[], %(lease)s::float8[]) AS o(id, delivery, lease)
      WHERE {LOOKS_LIKE_FEW}
 ), x AS (
-    SELECT m.id, m.deliveries, m.cancel_requested, o.lease FROM o JOIN delayq_message m ON m.id = o.id
+    SELECT m.id, m.deliveries, m.cancel_requested, abs(o.lease) AS lease,
+           o.lease > 0 OR m.leased_until < clock_timestamp() AND NOT EXISTS (
+               SELECT FROM delayq_lease l
+                WHERE l.message_id = m.id AND l.delivery = m.deliveries AND l.until >= clock_timestamp()) AS renews
+      FROM o JOIN delayq_message m ON m.id = o.id
      WHERE {IS_RUNNING} AND m.deliveries = o.delivery
      ORDER BY m.id
        FOR SHARE OF m
 ), l AS (
     INSERT INTO delayq_lease (message_id, delivery, until)
-    SELECT id, deliveries, clock_timestamp() + lease * interval '1 second' FROM x WHERE lease > 0
+    SELECT id, deliveries, clock_timestamp() + lease * interval '1 second' FROM x WHERE renews AND lease > 0
     ON CONFLICT (message_id, delivery) DO UPDATE SET until = greatest(delayq_lease.until, excluded.until)
 )
 SELECT id, cancel_requested FROM x

@@ -223,7 +223,7 @@ class Failure(NamedTuple):
 
 
 class LeaseRenewal(NamedTuple):
-    """A delivery whose lease is to run for ``lease`` seconds from now."""
+    """A delivery whose lease is to run for ``lease`` seconds from now. Below 0: if it is over. 0: it is only read."""
 
     id: int
     delivery: int

@@ -359,8 +359,8 @@ class LeaseRenewer(Service):
             return
         now = time.monotonic()
         holdings = [
-            # A lease is renewed in its last two thirds; before that the record is only read.
-            LeaseRenewal(d.id, d.deliveries, d.lease if now - d.leased_mono > d.lease / 3 else 0.0)
+            # A lease is renewed in its last two thirds; before that, if it is over by a clock that was set ahead.
+            LeaseRenewal(d.id, d.deliveries, d.lease if now - d.leased_mono > d.lease / 3 else -d.lease)
             for d in deliveries
         ]
         # A row that somebody's long transaction has locked must not cost the others their leases.
@@ -369,7 +369,7 @@ class LeaseRenewer(Service):
         for delivery, holding in zip(deliveries, holdings, strict=True):
             cancel_requested = answers.get(delivery.id)
             if cancel_requested is not None:
-                delivery.note_renewal(now if holding.lease else None, cancel_requested=cancel_requested)
+                delivery.note_renewal(now if holding.lease > 0 else None, cancel_requested=cancel_requested)
             elif delivery not in locked:
                 self._note_lost(delivery)
 
