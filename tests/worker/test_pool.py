@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -44,6 +45,22 @@ def test_a_handler_whose_lease_ran_out_just_before_it_began_does_not_run(parts: 
         parts.pool.submit([one])
         eventually(lambda: state(one) != State.RUNNING, "the end of the delivery")
     assert (state(one), last_move(one).reason) == (State.SCHEDULED, "lease ran out before it began")
+
+
+@pytest.mark.parametrize("topic", ["t.ok", "t.async"])
+def test_a_message_that_waits_for_a_place_past_its_expiry_expires(assembled: Assemble, topic: str) -> None:
+    parts = assembled(tasks=2)
+    (one,) = claimed(topic)
+    one.expires_at = one.claimed.claimed_at + timedelta(seconds=1)
+    Message._base_manager.filter(pk=one.id).update(expires_at=one.expires_at)
+    # It has waited in this process since then.
+    one.claimed_mono -= 1
+    with running(parts.pool):
+        parts.pool.submit([one])
+        eventually(lambda: state(one) != State.RUNNING, "the end of the delivery")
+    assert (state(one), last_move(one).reason) == (State.SCHEDULED, "expired before it began")
+    eventually(lambda: parts.reaper.tick() and state(one) == State.EXPIRED, "the message expires")
+    assert Message.objects.get(pk=one.id).attempts == 0
 
 
 @pytest.mark.parametrize("topic", ["t.ok", "t.async"])

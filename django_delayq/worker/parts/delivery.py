@@ -320,16 +320,20 @@ class Delivery:
         self.decided = Recorded()
 
     def begin(self) -> None:
-        """Start the clock of the handler, in this thread. Raises ``Superseded`` when the lease has run out meanwhile.
+        """Start the clock of the handler, in this thread. Raises ``Superseded`` when it must not begin any more.
 
         The messages of a process that was frozen may belong to another worker by now. The check comes as late as
         possible: if the process freezes after it, the handler runs twice.
         """
         self._thread = threading.get_ident()
         self._forks = _forks
-        self.started_mono = time.monotonic()
-        if self.started_mono - self.leased_mono > self.lease:
+        now = time.monotonic()
+        if now - self.leased_mono > self.lease:
             raise Superseded("lease ran out before it began")
+        elapsed = timedelta(seconds=now - self.claimed_mono)
+        if self.expires_at is not None and self.claimed.claimed_at + elapsed >= self.expires_at:
+            raise Superseded("expired before it began")
+        self.started_mono = now
         timeout = self.timeout
         self._deadline = None if timeout is None else self.started_mono + timeout
 
