@@ -23,12 +23,13 @@ from django.utils import timezone
 
 from ...core.durations import Duration, seconds
 from ...core.exceptions import HandlerTimeout, LeaseLost, MessageCancelled, Superseded
+from ...core.limits import PUNCTUAL
 from ...core.outcomes import Outcome, Recorded, event
 from ...core.retry import RetryPolicy
 from ...core.states import State
 from ...core.values import CENTURY
 from ...project.registry import Handler
-from ...record import transitions
+from ...record import admission, transitions
 from ...record.sql import statements
 from ...record.sql.rows import Claimed, LeaseRenewal
 from .connections import connect
@@ -238,6 +239,12 @@ class Delivery:
         return self.claimed.lease or self.handler.lease
 
     @property
+    def is_rated(self) -> bool:
+        """Whether a rate counts the message: its deliveries begin when they are claimed, or not at all."""
+        limits = admission.limits_of(self.topic, self.queue, None).values()
+        return any(limit.interval is not None for limit in limits)
+
+    @property
     def crashes(self) -> int:
         """The number of earlier deliveries that crashed: they ended without reporting."""
         return self.claimed.deliveries - 1 - self.claimed.reported - self.claimed.excused
@@ -333,6 +340,8 @@ class Delivery:
         elapsed = timedelta(seconds=now - self.claimed_mono)
         if self.expires_at is not None and self.claimed.claimed_at + elapsed >= self.expires_at:
             raise Superseded("expired before it began")
+        if self.queued_mono and now - max(self.queued_mono, self.due_mono) > PUNCTUAL.total_seconds() and self.is_rated:
+            raise Superseded("waited too long for its rate")
         self.started_mono = now
         timeout = self.timeout
         self._deadline = None if timeout is None else self.started_mono + timeout
