@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import NamedTuple
 
 from django.db.models import QuerySet
@@ -14,7 +14,7 @@ from ..core.clock import from_tenths
 from ..core.exceptions import BrokerUnavailable
 from ..core.states import FINAL, State
 from ..models import Message, Transition, Worker
-from ..models.workers import WorkerList
+from ..models.workers import WorkerList, seen_lately
 from ..project import conf
 from ..record import admission
 from ..record.sql import statements
@@ -161,7 +161,7 @@ def _percentile(ordered: Sequence[float], percent: int) -> float:
 
 def alive(using: str, now: datetime) -> int:
     """Count the worker processes that are alive."""
-    return Worker.objects.using(using).filter(seen_at__gt=now - timedelta(seconds=Worker.ALIVE)).count()
+    return Worker.objects.using(using).filter(seen_lately(now)).count()
 
 
 def ask_redis(broker: RedisBroker | None) -> RedisStats:

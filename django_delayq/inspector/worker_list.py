@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import NamedTuple
 
 from django.db.models import Q
 
 from ..core.states import State
 from ..models import Message, Worker
-from ..models.workers import WorkerList
+from ..models.workers import WorkerList, seen_lately
 from ..record import crashes
 
 # At most this many workers are listed, unless more of them are alive.
@@ -21,8 +21,7 @@ MOST_RUNNING = 1000
 def list_workers(using: str, now: datetime) -> WorkerList:
     """Read the workers from the record: those that are alive, and the last that were."""
     rows = Worker.objects.using(using).order_by("-seen_at", "name")
-    alive = Q(seen_at__gt=now - timedelta(seconds=Worker.ALIVE))
-    return WorkerList(now, list(rows.filter(alive | Q(pk__in=rows.values("pk")[:MOST_WORKERS]))))
+    return WorkerList(now, list(rows.filter(seen_lately(now) | Q(pk__in=rows.values("pk")[:MOST_WORKERS]))))
 
 
 class RunningMessage(NamedTuple):

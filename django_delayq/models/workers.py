@@ -41,6 +41,12 @@ class Worker(models.Model):
         return self.name
 
 
+def seen_lately(now: datetime, seconds: float = Worker.ALIVE) -> models.Q:
+    """Return the condition that ``seen_at`` is no older, and no later either: a clock may have been ahead."""
+    longest = timedelta(seconds=seconds)
+    return models.Q(seen_at__gt=now - longest, seen_at__lt=now + longest)
+
+
 class WorkerState(StrEnum):
     """The state of a worker process, by the age of its last heartbeat."""
 
@@ -50,8 +56,8 @@ class WorkerState(StrEnum):
 
 
 def state_of(worker: Worker, now: datetime) -> WorkerState:
-    """Return the state of a worker at a moment of the record's clock."""
-    silent = now - worker.seen_at
+    """Return the state of a worker at a moment of the record's clock, which may have been ahead."""
+    silent = abs(now - worker.seen_at)
     if silent < timedelta(seconds=Worker.ALIVE):
         return WorkerState.ALIVE
     return WorkerState.LATE if silent < timedelta(seconds=LOST_AFTER) else WorkerState.LOST

@@ -9,7 +9,7 @@ from django.utils.translation import gettext as _
 
 from ..core.findings import Finding, Level
 from ..inspector.diagnostics import MOST_NAMED
-from ..models.workers import WorkerList, WorkerState
+from ..models.workers import WorkerList, WorkerState, seen_lately
 from . import declarations, schedules
 from .definition import FORGOTTEN_AFTER, ROLE
 from .models import Declarations, Schedule
@@ -27,8 +27,7 @@ def find(using: str, workers: WorkerList) -> Iterator[Finding]:
     active = Schedule.objects.using(using).filter(paused=False, ended=False).values_list("pk", flat=True)
     wanted = {*active[: MOST_NAMED + 1], *(declared - written)}
     # Each process with the role announces what it declares, be it nothing.
-    since = workers.at - timedelta(seconds=FORGOTTEN_AFTER)
-    if not Declarations.objects.using(using).filter(seen_at__gt=since).exists():
+    if not Declarations.objects.using(using).filter(seen_lately(workers.at, FORGOTTEN_AFTER)).exists():
         if wanted:
             text = _("No live worker has the role %(role)s, so no messages are made for: %(names)s.")
             yield _warning(text, wanted)

@@ -146,6 +146,12 @@ def test_a_missing_worker_is_critical_unless_none_is_required() -> None:
     assert run("delayq_check", "--min-workers", "0").code == 0
 
 
+def test_a_dead_worker_is_not_alive_because_its_clock_was_ahead() -> None:
+    Worker.objects.update(seen_at=timezone.now() + timedelta(days=1))
+    assert run("delayq_check").code == 3
+    assert "Workers      0 alive" in run("delayq_stats").out
+
+
 def test_all_live_workers_are_counted_however_many_there_are() -> None:
     schedule(1, queue="mail")
     Message._base_manager.update(created_at=timezone.now() - timedelta(seconds=61))

@@ -15,6 +15,7 @@ from ...inspector.consistency import Mismatch
 from ...inspector.lines import LimitState
 from ...inspector.numbers import Capped
 from ...models import Message, Queue, Transition, Worker
+from ...models.workers import seen_lately
 from ..whereabouts import Whereabouts
 
 
@@ -163,7 +164,7 @@ def _sentence(text: str, reason: str) -> str:
 
 
 def _is_served(message: Message, now: datetime) -> bool:
-    alive = Worker.objects.using(message._state.db).filter(seen_at__gt=now - timedelta(seconds=Worker.ALIVE))
+    alive = Worker.objects.using(message._state.db).filter(seen_lately(now))
     return any(message.queue in queues for queues in alive.values_list("queues", flat=True))
 
 

@@ -147,6 +147,13 @@ def test_two_workers_never_do_one_operation_at_once() -> None:
     assert step(operation, "w1")
 
 
+def test_the_lease_of_a_worker_whose_clock_was_ahead_ends_with_that() -> None:
+    operation = start("cancel", "is:live")
+    ahead = transitions.now(samples.DB) + timedelta(days=1)
+    Operation.objects.update(worker="w1", leased_until=lifecycle.lease_from(ahead))
+    assert operations.lease_next(samples.DB, "w2") == operation
+
+
 def test_two_workers_lease_two_operations() -> None:
     first, second = start("cancel", "is:live"), start("run", "is:live")
     taken = [lifecycle.lease_next(samples.DB, name) for name in ("w1", "w2", "w3")]
