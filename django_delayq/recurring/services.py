@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from django.core.exceptions import ImproperlyConfigured, ObjectDoesNotExist
@@ -126,7 +126,8 @@ class Declarer(Service):
 
     Each process does so for the declarations of its own version. Of two versions that run at once, as during a deploy,
     the one that appeared later defines a schedule; a schedule goes when no live worker declares it any more. A version
-    that disappears and comes back, as after a rollback, has appeared later.
+    that disappears and comes back, as after a rollback, has appeared later; but not where its processes lived on, and
+    could not announce it, as during an outage of the database.
     """
 
     name = "declarer"
@@ -135,6 +136,8 @@ class Declarer(Service):
         self.using = using
         self.actor = f"worker:{worker}"
         self._started = time.monotonic()
+        # When this process announced its declarations last, by the record's clock.
+        self._announced_at: datetime | None = None
         self._logged: set[str] = set()
 
     def tick(self) -> float:
@@ -173,16 +176,23 @@ class Declarer(Service):
 
     def _announced(self, mine: str, names: list[str]) -> list[Declarations]:
         """Note that this process is alive with its declarations; return all that live processes have announced."""
+        from ..models.workers import seen_lately
         from .models import Declarations
 
         rows = Declarations.objects.using(self.using)
-        now = transitions.now(self.using)
-        alive_since = now - timedelta(seconds=FORGOTTEN_AFTER)
+        now, last = transitions.now(self.using), self._announced_at
+        live = rows.filter(seen_lately(now, FORGOTTEN_AFTER))
         with writing(self.using):
-            if not rows.filter(fingerprint=mine, seen_at__gt=alive_since).update(seen_at=now):
-                rows.update_or_create(fingerprint=mine, defaults={"names": names, "since": now, "seen_at": now})
+            if not live.filter(fingerprint=mine).update(seen_at=now):
+                values = {"names": names, "since": now, "seen_at": now}
+                kept = values if last is None else {"seen_at": now}
+                rows.update_or_create(fingerprint=mine, defaults=kept, create_defaults=values)
                 rows.filter(seen_at__lt=now - KEPT_FOR).delete()
-        return list(rows.filter(seen_at__gt=alive_since))
+        if last is not None and abs(now - last) > timedelta(seconds=FORGOTTEN_AFTER):
+            # Others could announce theirs no more than this process.
+            self._started = time.monotonic()
+        self._announced_at = now
+        return list(live)
 
     def _log(self, text: str, *, error: Exception | None = None) -> None:
         if text not in self._logged:

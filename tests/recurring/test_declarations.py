@@ -317,6 +317,46 @@ def test_a_version_that_comes_back_defines_its_schedules_at_once(code: Code, clo
 
 
 @database
+def test_the_newer_version_defines_a_schedule_also_after_an_outage(code: Code, clock: Clock) -> None:
+    old, new = Version(code, every="1h"), Version(code, every="10m")
+    old.tick()
+    clock.advance(seconds=20)
+    new.tick()
+    # For two minutes nobody could announce anything, or the clock was set ahead by that.
+    clock.advance(minutes=2)
+    for _ in range(3):
+        new.tick()
+        clock.advance(seconds=1)
+        old.tick()
+    assert Schedule.objects.get().every == "10m"
+
+
+@database
+@pytest.mark.parametrize("minutes", [2, -30])
+def test_schedules_of_live_workers_stay_after_an_outage_and_a_step_of_the_clock(
+    code: Code, clock: Clock, minutes: int
+) -> None:
+    one, same = Version(code, every="1h"), Version(code, every="1h")
+    other = Version(code, every="1h", topic="t.other")
+    for worker in (one, same, other):
+        worker.tick()
+    pause_schedule("t.other")
+    clock.advance(minutes=minutes)
+    for worker in (one, same, other):
+        worker.tick()
+    assert Schedule.objects.get(pk="t.other").paused
+
+
+@database
+def test_what_was_declared_by_a_clock_that_was_ahead_counts_no_more(code: Code, clock: Clock) -> None:
+    clock.advance(days=1)
+    Version(code, every="1h").tick()
+    clock.advance(days=-1)
+    Version(code, every="10m").tick()
+    assert Schedule.objects.get().every == "10m"
+
+
+@database
 def test_a_removed_schedule_has_its_waiting_message_cancelled(
     code: Code, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
