@@ -115,7 +115,7 @@ def _due(definition: Definition, at: datetime, now: datetime) -> dict[str, Any]:
     if late or at < datetime.now(UTC) - CLOCK_MARGIN:
         options = {"delay": max(timedelta(0), at - now)}
     if definition.time_to_start is not None:
-        options["expires"] = max(timedelta(seconds=1), definition.time_to_start - late)
+        options["expires"] = max(timedelta.resolution, definition.time_to_start - late)
     return options
 
 

@@ -133,6 +133,11 @@ def test_missed_times_are_skipped_and_expire(clock: Clock) -> None:
     assert occurrences() == ["13:00", "03 05:00"]
 
 
+def test_an_occurrence_expires_as_soon_after_its_time_as_the_schedule_says(clock: Clock) -> None:
+    hourly(missed="skip", expires="250ms")
+    assert message_of().expires_at == message_of().due_at + timedelta(milliseconds=250)
+
+
 @pytest.mark.parametrize("missed", ["once", "all"])
 def test_a_missed_time_that_can_start_no_more_is_not_made(clock: Clock, missed: str) -> None:
     hourly(missed=missed, expires="10m")
