@@ -380,7 +380,7 @@ def requeue(
         due = message.due_at
         if not times.name_none or due <= at:
             start = times.due_at or at + (times.delay or NO_TIME)
-            due = ceil_tenth(start + times.share(message.pk))
+            due = ceil_tenth(min(start + times.share(message.pk), at + FARTHEST))
         values = {
             **moved_due(message, due, at),
             "attempts": 0,

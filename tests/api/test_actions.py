@@ -173,6 +173,11 @@ def test_a_requeued_message_keeps_a_due_time_that_is_still_to_come() -> None:
     assert (message(row.pk).due_at, message(row.pk).expires_at) == (row.due_at, row.expires_at)
 
 
+def test_a_requeue_goes_no_further_than_a_century() -> None:
+    rows = Message.objects.filter(pk__in=[bring(State.DEAD) for _ in range(4)])
+    assert requeue_message(rows, delay="36500d", spread="36500d") == {Verdict.REQUEUED: 4}
+
+
 def waits(ids: list[int], since: datetime) -> list[float]:
     """Return the seconds from a moment to the due time of each message."""
     return [(message(id_).due_at - since).total_seconds() for id_ in ids]
