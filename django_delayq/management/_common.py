@@ -186,6 +186,8 @@ def moment(text: str) -> datetime:
         raise argparse.ArgumentTypeError(f"not a time: {text!r}; write it as 2030-01-31T12:00:00Z")
     if found.tzinfo is None:
         raise argparse.ArgumentTypeError(f"{text!r} has no time zone; write {text}Z or {text}+02:00")
+    if found.year < 1970:
+        raise argparse.ArgumentTypeError(f"{text!r} is before 1970")
     return checked(values.moment, found)
 
 

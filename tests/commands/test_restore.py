@@ -475,6 +475,7 @@ def test_the_preview_shows_the_oldest_overdue_message() -> None:
     "words",
     [
         ["--due-before", "2030-01-01T00:00:00"],
+        ["--due-before", "0001-01-01T00:00:00Z"],
         ["--due-after", "soon"],
         ["--overdue", "spread"],
         ["--overdue", "run=10m"],
