@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 
+from django.db.models import Count, Min, OuterRef
+from django.db.models.functions import Coalesce
+
 from ..broker import RedisBroker
 from ..broker.base import IDS_PER_CALL, Entry, RedisPlace
 from ..core import actors
@@ -18,7 +21,8 @@ from ..core.clock import SECOND, from_tenths, to_tenths
 from ..core.states import LIVE, State
 from ..core.values import CENTURY
 from ..models import Message
-from ..models.record import lease_is_over
+from ..models.fields import UTCDateTimeField
+from ..models.record import Lease, lease_is_over
 from ..project import conf
 from ..record import transitions
 from ..record.sql import statements
@@ -221,4 +225,6 @@ def stuck(using: str, queues: Sequence[str] = ()) -> Stuck:
     rows = Message.objects.using(using).filter(lease_is_over(before))
     if queues:
         rows = rows.filter(queue__in=queues)
-    return Stuck(rows.count(), rows.order_by("leased_until").values_list("leased_until", flat=True).first())
+    renewed = Lease.objects.filter(message_id=OuterRef("pk"), delivery=OuterRef("deliveries")).values("until")
+    ends = Coalesce(renewed, "leased_until", output_field=UTCDateTimeField())
+    return Stuck(**rows.aggregate(count=Count("pk"), oldest=Min(ends)))

@@ -11,6 +11,7 @@ from django_delayq.broker.keys import keys
 from django_delayq.core.clock import SECOND
 from django_delayq.core.states import State
 from django_delayq.models import Message
+from django_delayq.models.record import Lease
 from tests.support.commands import Ran, broker, claim, due_tenths, held, run, schedule
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]
@@ -147,6 +148,15 @@ def test_a_running_message_whose_lease_ran_out_long_ago_is_stuck() -> None:
     ran = run("delayq_check", "redis", "--json", "--fix")
     assert (ran.code, ran.json["stuck"]["count"]) == (3, 1)
     assert Message.objects.filter(state=State.RUNNING).count() == 1
+
+
+def test_a_lease_ran_out_at_the_end_of_its_renewal() -> None:
+    (pk,) = schedule(1, due=-1)
+    claim(pk)
+    until = timezone.now() - timedelta(minutes=1)
+    Message._base_manager.filter(pk=pk).update(leased_until=until - timedelta(hours=5))
+    Lease.objects.create(message_id=pk, delivery=1, until=until)
+    assert f"ran out at {until:%Y-%m-%dT%H:%M:%S}" in run("delayq_check", "redis").out
 
 
 def test_a_check_without_fix_changes_nothing(redis_client: redis.Redis) -> None:
