@@ -91,9 +91,6 @@ class Loader(Service):
     Redis was lost when the horizon is missing or belongs to another run of the server, and rolled back when the tick,
     which every other check counts, is behind what this process read last. Then the record is loaded from the beginning;
     otherwise only the part beyond the old horizon.
-
-    The loader also measures how far the clocks of Redis and the record are apart. The scripts correct the clock of
-    Redis by that, so that all processes use the record's clock.
     """
 
     name = "loader"
