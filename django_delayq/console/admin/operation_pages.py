@@ -151,7 +151,7 @@ def _arguments(operation: Operation) -> list[tuple[str, str]]:
     given, named = operation.arguments, []
     if given.get("due"):
         named.append((_("New due time"), moment(datetime.fromisoformat(given["due"]), "seconds")))
-    if given.get("shift"):
+    if given.get("shift") is not None:
         sign = "-" if given["shift"] < 0 else "+"
         named.append((_("Later by"), sign + span(timedelta(seconds=abs(given["shift"])))))
     if given.get("spread"):

@@ -131,7 +131,7 @@ class BulkAction(OperationWork):
         self.times = DueTimes(
             due_at=datetime.fromisoformat(arguments["due"]) if arguments.get("due") else None,
             delay=NO_TIME if arguments.get("now") else None,
-            shift=timedelta(seconds=arguments["shift"]) if arguments.get("shift") else None,
+            shift=timedelta(seconds=arguments["shift"]) if arguments.get("shift") is not None else None,
             spread=timedelta(seconds=arguments.get("spread") or 0),
         )
         if self.action is actions.RESCHEDULE and (self.times.due_at is None) == (self.times.shift is None):

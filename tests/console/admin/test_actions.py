@@ -593,7 +593,9 @@ def test_a_single_message_cannot_be_spread(operator: Client) -> None:
     assert "spread" not in ask(operator, "run", samples.scheduled()).context["form"].fields
 
 
-@pytest.mark.parametrize(("given", "moves"), [("2h", timedelta(hours=2)), ("-30m", -timedelta(minutes=30))])
+@pytest.mark.parametrize(
+    ("given", "moves"), [("2h", timedelta(hours=2)), ("-30m", -timedelta(minutes=30)), ("0", timedelta())]
+)
 def test_each_message_is_shifted_from_its_own_time(operator: Client, given: str, moves: timedelta) -> None:
     messages = [samples.scheduled(delay="3h"), samples.scheduled(delay="3d")]
     confirm(operator, "reschedule", *messages, shift=given)
