@@ -61,7 +61,8 @@ def _to_come(message: Message, now: datetime) -> list[SimpleNamespace]:
     kept = settings.DEAD_RETENTION if message.state == State.DEAD else settings.RETENTION
     if message.finished_at is None or kept is False:
         return []
-    return [step(message.finished_at + timedelta(seconds=kept), state_label(message.state), _("purged"))]
+    held = message.key_for or 0 if message.next_id is None else 0
+    return [step(message.finished_at + timedelta(seconds=max(kept, held)), state_label(message.state), _("purged"))]
 
 
 def deliveries(moves: Sequence[Transition], now: datetime) -> list[SimpleNamespace]:

@@ -217,6 +217,9 @@ def test_the_timeline_ends_with_the_next_expected_step(viewer: Client, settings:
     assert to_come(samples.running()) == [("running", "end of the lease")]
     assert to_come(samples.consumed()) == [("consumed", "purged")]
     assert to_come(overdue()) == []
+    # It holds its key for longer than it would be kept.
+    (purged,) = page_of(viewer, samples.consumed(key="k", unique="100d")).context["timeline"][-1:]
+    assert purged.at > transitions.now(samples.DB) + timedelta(days=99)
     settings.DELAYQ = {**settings.DELAYQ, "RETENTION": False}
     assert to_come(samples.consumed()) == []
 
