@@ -222,11 +222,11 @@ def _lateness(past: Throughput) -> SafeString:
 def _steps(past: Throughput, column: Callable[[RollupSum], tuple[list[float | None], str]]) -> list[Column]:
     columns = []
     for place, tally in enumerate(past.steps):
-        start = timezone.localtime(past.start + place * past.step)
+        start, end = (timezone.localtime(past.start + n * past.step) for n in (place, place + 1))
         values, text = column(tally)
         tick = _tick(start, past.window) if place % _BARS_PER_TICK[past.window] == 0 else ""
         filling = place == len(past.steps) - 1
-        columns.append(Column(_span(start, start + past.step), values, text, tick, filling=filling))
+        columns.append(Column(_span(start, end), values, text, tick, filling=filling))
     return columns
 
 

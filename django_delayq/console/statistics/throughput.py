@@ -16,7 +16,7 @@ from .rollups import HOUR_SECONDS, MINUTE_SECONDS
 from .steps import Window
 
 # The last step is not over.
-PAST_WINDOWS = {"hour": Window(61, 60), "day": Window(48, 1800), "week": Window(56, 10_800)}
+PAST_WINDOWS = {"hour": Window(61, 60), "day": Window(49, 1800), "week": Window(57, 10_800)}
 
 
 class RollupSum(Counter[str]):

@@ -267,6 +267,22 @@ def test_rollups_are_summed_into_the_steps_of_each_window() -> None:
     assert (hour.sum.lateness(50), hour.sum.lateness(90), hour.sum.lateness(95)) == (0.01, 0.01, 1.0)
 
 
+@pytest.mark.parametrize(("window", "length"), [("hour", 60), ("day", 24 * 60), ("week", 7 * 24 * 60)])
+def test_a_window_counts_all_of_its_time(window: str, length: int) -> None:
+    now = datetime(2026, 3, 4, 12, 20, tzinfo=UTC)
+    rolled(now - timedelta(minutes=length - 2), dead=1)
+    assert throughput.read_throughput(samples.DB, now, [window])[window].sum.outcomes["dead"] == 1
+
+
+def test_a_bar_across_a_change_of_the_clocks_says_when_it_ends(
+    viewer: Client, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.TIME_ZONE = "Europe/Berlin"
+    monkeypatch.setattr(clock, "of_tests", lambda: datetime(2026, 10, 25, 10, tzinfo=UTC))
+    chart = viewer.get(URL, {"past": "week"}).context["throughput"]
+    assert re.search("22:00–01:00.*01:00–03:00.*03:00–06:00", chart, re.DOTALL)
+
+
 def test_charts_of_the_past_have_their_numbers_behind_them(viewer: Client) -> None:
     rolled(ago(minutes=5), consumed=1234, retried=56, late_20=100, late_more=10)
     page = viewer.get(URL)
