@@ -120,6 +120,41 @@ def test_the_log_names_the_class_of_what_a_handler_raised(
     assert (last.to_state, last.exception) == (fate, path)
 
 
+class Gone(Reject):
+    """One whose ``__init__`` does not call that of ``Reject``, as a dataclass does not either."""
+
+    def __init__(self, order: int) -> None:
+        pass
+
+
+class Later(RetryLater):
+    def __init__(self, order: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (Gone(5), "Reject: 5"),
+        (Later(5), "Later: 5"),
+        # Python cannot format this one.
+        (SyntaxError("odd", ("page.html", 1, "z", "text")), "SyntaxError: odd (page.html, line 1)"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_error_that_lacks_what_it_should_have_is_answered_all_the_same(
+    recorder: Recorder, error: Exception, told: str
+) -> None:
+    message = recorded(recorder, raises(error), retry=False)
+    assert (message.state, message.attempts, log_of(message)[-1].error) == (State.DEAD, 1, told)
+    assert isinstance(error, Reject) or "raise error" in log_of(message)[-1].traceback
+
+
+def test_a_message_is_delivered_as_much_later_as_its_handler_asks(recorder: Recorder) -> None:
+    message = recorded(recorder, raises(RetryLater("1000d")))
+    assert message.due_at - message.created_at >= timedelta(days=1000)
+
+
 def test_moves_without_an_exception_name_none(recorder: Recorder) -> None:
     recorded(recorder, returns(1))
     assert set(Transition.objects.values_list("exception", flat=True)) == {""}

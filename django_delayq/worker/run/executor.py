@@ -285,10 +285,12 @@ def outcome_of(delivery: Delivery, error: BaseException) -> Outcome:
             return _failure(delivery, error, f"ran longer than its timeout{of}")
         case Superseded():
             return Release(str(error))
-        case RetryLater():
+        # A subclass may lack what it does not pass on to ``super().__init__()``.
+        case RetryLater(delay=timedelta(), counts=_, payload=str() | None):
             return _retry_later(delivery, error)
         case Reject():
-            return GiveUp(storable(f"Reject: {_text(error.reason)}"), exception=class_path(error))
+            text = _text(getattr(error, "reason", error))
+            return GiveUp(storable(f"Reject: {text}"), exception=class_path(error))
         case MessageCancelled() if delivery.cancel_requested:
             return Release("the handler stopped")
         case CancelledError() if delivery.cancel_reason:
@@ -299,7 +301,7 @@ def outcome_of(delivery: Delivery, error: BaseException) -> Outcome:
 
 def _failure(delivery: Delivery, error: BaseException, text: str = "") -> Outcome:
     described = storable(f"{type(error).__name__}: {text or _text(error)}")
-    trace = storable("".join(traceback.format_exception(error)), TRACEBACK_LIMIT)
+    trace = storable("".join(_trace(error)), TRACEBACK_LIMIT)
     try:
         delay = delivery.policy.delay(delivery.attempt, error)
     except Exception:
@@ -328,8 +330,16 @@ def _retry_later(delivery: Delivery, error: RetryLater) -> Outcome:
     if error.counts and limit is not None and delivery.attempt >= limit:
         text = f"{described} (attempt {delivery.attempt} of {limit})"
         return GiveUp(text, exception=class_path(error), payload=error.payload)
-    delay = min(error.delay, retry.LONGEST)
-    return Retry(delay, described, counts=error.counts, exception=class_path(error), payload=error.payload)
+    delay = min(error.delay, validation.FARTHEST)
+    return Retry(delay, described, counts=bool(error.counts), exception=class_path(error), payload=error.payload)
+
+
+def _trace(error: BaseException) -> list[str]:
+    try:
+        return traceback.format_exception(error)
+    except Exception:  # noqa: BLE001
+        # For example, a SyntaxError whose line number is none.
+        return traceback.format_tb(error.__traceback__)
 
 
 def _text(error: object) -> str:
