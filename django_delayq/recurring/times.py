@@ -97,7 +97,8 @@ class Times:
             times = (wall.replace(tzinfo=UTC) - ahead for wall in walls)
             return next(at for at in times if at > moment + CHANGE or offset(at) == ahead)
 
-        while (found := min(map(first, {offset(moment), offset(moment + CHANGE)}))) > moment + CHANGE:
+        # Not a ``map``: that would end where no time comes.
+        while (found := min([first(one) for one in {offset(moment), offset(moment + CHANGE)}])) > moment + CHANGE:
             moment = max(moment + CHANGE, found - CHANGE)
         return found
 

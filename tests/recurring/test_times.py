@@ -148,6 +148,9 @@ def test_times_go_forward_and_leave_none_out(moment: datetime, zone: str, cron: 
         (Times("61 * * * *"), "not a cron expression"),
         (Times("0 0 31 2 *"), "not a cron expression"),
         (Times("0 0 1 1 " + "9" * 5000), "not a cron expression"),
+        # The last working day of a month is no Sunday.
+        (Times("0 9 LW * */7"), "no day has the time"),
+        (Times("*/30 9 LW * */7"), "no day has the time"),
         (Times("0 3 * * *", time_zone="Europe/Nowhere"), "not a time zone"),
         (Times("0 3 * * *", time_zone="../../etc/passwd"), "not a time zone"),
         (Times("0 3 * * *", time_zone="Europe"), "not a time zone"),
