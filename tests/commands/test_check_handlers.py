@@ -77,6 +77,13 @@ def test_json_has_the_same_in_numbers() -> None:
     assert found["handlers"][2]["retry"] == "as choose says"
 
 
+def test_a_policy_that_names_exceptions_is_told_in_words() -> None:
+    handler("e.some", retry=RetryPolicy.fixed(["4m"], on=(OSError, KeyError), never=TimeoutError))(_plain)
+    words = "after 4 m, on OSError, KeyError, never TimeoutError"
+    assert run("delayq_check", "handlers", "--json").json["handlers"][-1]["retry"] == words
+    assert words in run("delayq_check", "handlers").out
+
+
 def test_a_topic_that_nobody_handles_is_a_warning() -> None:
     schedule(1, topic="t.gone")
     schedule(1, topic="t.elsewhere")

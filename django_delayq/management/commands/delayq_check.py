@@ -239,14 +239,17 @@ def _limit(handler: Handler) -> str:
 
 
 def _plain_handler(handler: Handler) -> dict[str, Any]:
-    policy = handler.retry
+    try:
+        policy: dict[str, Any] | str = handler.retry.to_json()
+    except ValueError:
+        # A policy that is a function, or names exceptions, has no other form than its words.
+        policy = _described(handler.retry)
     return {
         "topic": handler.topic,
         "function": handler.name,
         "async": handler.is_async,
         "queue": registry.default_queue(handler.topic),
-        # A policy that is a function has no other form than its words.
-        "retry": _described(policy) if policy.chooser is not None else policy.to_json(),
+        "retry": policy,
         "timeout": handler.timeout,
         "lease": handler.lease,
         "limit": limit_facts(handler.limit),
@@ -263,4 +266,7 @@ def _described(policy: RetryPolicy) -> str:
         words = f"after {brief(policy.base)}, × {policy.factor:g} each time, at most {brief(policy.cap)}"
     else:
         words = f"as {getattr(policy.chooser, '__qualname__', 'a function')} says"
+    for word, errors in (("on", policy.retried), ("never", policy.refused)):
+        if errors not in ((), (BaseException,)):
+            words += f", {word} {', '.join(error.__name__ for error in errors)}"
     return words if policy.max_attempts is None else f"{words}, {policy.max_attempts} attempts"
