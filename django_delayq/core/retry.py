@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
@@ -107,8 +108,14 @@ class RetryPolicy:
     @classmethod
     def custom(cls, chooser: Chooser) -> RetryPolicy:
         """Ask ``chooser(attempt, error)`` for the delay (as in ``fixed``); it returns None to give up."""
-        if not callable(chooser):
-            raise ValueError(f"a function of (attempt, error) is wanted, not {type(chooser).__name__}")
+        try:
+            inspect.signature(chooser, follow_wrapped=False).bind(1, None)
+        except TypeError as error:
+            name = getattr(chooser, "__qualname__", type(chooser).__name__)
+            raise ValueError(f"a function of (attempt, error) is wanted, not {name}: {error}") from None
+        except ValueError:
+            # A function in C does not say what it takes.
+            pass
         return cls("custom", chooser=chooser)
 
     @classmethod
@@ -211,10 +218,8 @@ def as_policy(value: RetryLike) -> RetryPolicy:
         return value
     if value is False:
         return RetryPolicy.never()
-    if callable(value):
-        return RetryPolicy.custom(value)
     try:
-        return RetryPolicy.fixed(value)
+        return RetryPolicy.custom(value) if callable(value) else RetryPolicy.fixed(value)
     except ValueError as error:
         raise ValueError(f"retry is a RetryPolicy, a list of delays, a function, or False for never: {error}") from None
 

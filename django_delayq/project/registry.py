@@ -14,7 +14,7 @@ from django.conf import settings
 from django.core.exceptions import AppRegistryNotReady
 from django.utils.module_loading import autodiscover_modules, import_string
 
-from ..core import limits, names, retry
+from ..core import limits, names, retry, values
 from ..core.durations import Duration
 from ..core.exceptions import HandlerConflict, InvalidMessage
 from ..core.retry import as_policy
@@ -266,6 +266,8 @@ def handler(
     own_timeout = validation.timeout(timeout)
     own_queue = None if queue is None else validation.queue(queue)
     own_priority = validation.priority(priority)
+    transactional = validation.checked("transactional", values.flag, transactional)
+    keep_result = validation.checked("keep_result", values.flag, keep_result)
     own_limit = limits.declare(limit, rate, burst)
     if limit_key is not None and own_limit is None:
         raise ValueError("limit_key needs a limit or a rate, which counts the messages with each key by themselves")
