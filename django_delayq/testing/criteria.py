@@ -23,6 +23,9 @@ WITHIN = 5.0
 # The value of a criterion that was not given: every value will do.
 ANYTHING: Any = object()
 
+# The criteria that a message has exactly, as the record has them, and what checks their values.
+_EXACT = {"key": validation.key, "queue": validation.queue, "priority": validation.priority}
+
 
 class Sought(TypedDict, total=False):
     """What a test may look for, besides the topic. What it leaves out may have any value."""
@@ -54,7 +57,7 @@ class Criteria(NamedTuple):
 
         Raises ``TypeError`` for a criterion that there is not, and ``ValueError`` for a value that cannot be.
         """
-        known = Sought.__annotations__
+        known, given = Sought.__annotations__, dict[str, Any](wanted)
         if unknown := wanted.keys() - known.keys():
             raise TypeError(f"there is no criterion {names.unknown(unknown, known, {})}")
         due = wanted.get("due")
@@ -67,10 +70,8 @@ class Criteria(NamedTuple):
             _json(wanted.get("payload", ANYTHING)),
             _json(wanted.get("payload__contains", ANYTHING)),
             due,
-            timedelta(seconds=seconds(wanted.get("within", WITHIN))),
-            wanted.get("key", ANYTHING),
-            wanted.get("queue", ANYTHING),
-            wanted.get("priority", ANYTHING),
+            validation.delay(wanted.get("within", WITHIN), "within"),
+            *(check(given[name]) if name in given else ANYTHING for name, check in _EXACT.items()),
         )
 
     def differences(self, message: Message) -> list[str]:
@@ -78,7 +79,7 @@ class Criteria(NamedTuple):
         return [*self._differences(message)]
 
     def _differences(self, message: Message) -> Iterator[str]:
-        for name in ("key", "queue", "priority"):
+        for name in _EXACT:
             wanted, found = getattr(self, name), getattr(message, name)
             if wanted is not ANYTHING and found != wanted:
                 yield f"{name} is {found!r}, not {wanted!r}"
@@ -93,11 +94,7 @@ class Criteria(NamedTuple):
     def __str__(self) -> str:
         """Return what a message must have, in words; "" when every message will do."""
         parts = [f"topic {self.topic!r}"] if self.topic is not None else []
-        parts += [
-            f"{name} {wanted!r}"
-            for name, wanted in (("key", self.key), ("queue", self.queue), ("priority", self.priority))
-            if wanted is not ANYTHING
-        ]
+        parts += [f"{name} {wanted!r}" for name in _EXACT if (wanted := getattr(self, name)) is not ANYTHING]
         if self.due is not None:
             parts.append(f"due at {iso(self.due)} (± {brief(self.within.total_seconds())})")
         if self.payload is not ANYTHING:

@@ -171,5 +171,9 @@ def test_criteria_that_cannot_be_are_refused(delayq: Delayq) -> None:
         delayq.scheduled("t.ok", due=delayq.now.replace(tzinfo=None))
     with pytest.raises(ValueError, match="is not JSON"):
         delayq.scheduled("t.ok", payload=object())
+    wrong: dict[str, Any]
+    for wrong in ({"key": 5}, {"queue": None}, {"priority": "0"}, {"within": -1}):
+        with pytest.raises(ValueError, match="^" + next(iter(wrong))):
+            delayq.assert_not_scheduled("t.ok", **wrong)
     with pytest.raises(TypeError, match="payloud"):
         delayq.scheduled("t.ok", payloud={})  # type: ignore[call-arg]
