@@ -144,7 +144,8 @@ def _check_tenants() -> Iterator[checks.CheckMessage]:
 
 def _is_redis_url(url: str) -> bool:
     try:
-        return urlsplit(url).scheme in ("redis", "rediss", "unix")
+        # In small letters: redis-py knows no others.
+        return url.startswith(("redis://", "rediss://", "unix://")) and bool(urlsplit(url))
     except ValueError:
         return False
 

@@ -15,8 +15,8 @@ from ..project.conf import Settings
 
 # What redis-py is known to take: a host, perhaps with a user, a port and the number of a database.
 _PLAIN = re.compile(
-    r"redis://(?:[\w.~-]*(?::[\w.~-]*)?@)?[a-z0-9-]{1,63}(?:\.[a-z0-9-]{1,63})*(?::([0-9]{1,5}))?(?:/[0-9]{0,4})?",
-    re.ASCII | re.IGNORECASE,
+    r"redis://(?:[\w.~-]*(?::[\w.~-]*)?@)?[\w-]{1,63}(?:\.[\w-]{1,63})*(?::([0-9]{1,5}))?(?:/[0-9]{0,4})?",
+    re.ASCII,
 )
 
 
@@ -71,12 +71,14 @@ def _problem_of_url(url: str) -> str:
             return f"redis-py refuses it: {error}"
         # The text of the error may hold a part of a password.
         return (
-            "The URL cannot be read: the port is a number from 1 to 65535, and in a user name or password characters "
-            "such as / : @ # ? are percent-encoded."
+            "The URL cannot be read: it begins with redis://, rediss:// or unix://, the port is a number from 1 to "
+            "65535, and in a user name or password characters such as / : @ # ? are percent-encoded."
         )
     if port == 0:
         return "The port is a number from 1 to 65535."
     path = urlsplit(url).path.strip("/")
+    if url.startswith("unix:") and "path" not in given:
+        return "A unix:// URL has the path of a socket, as in unix:///run/redis.sock."
     if "path" not in given and path and not path.isdigit():
         return "The path of the URL is the number of a database, as in redis://localhost:6379/0."
     return "The number of the database is 0 or more." if given.get("db", 0) < 0 else ""
