@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -48,13 +49,15 @@ def _check_times() -> Iterator[checks.CheckMessage]:
     # Imported here: the models are not ready when the app registers its checks.
     from .models import Message
 
-    using = router.db_for_write(Message)
-    if keeps_ambiguous_times(using):
-        yield checks.Error(
-            f"DATABASES[{using!r}]['TIME_ZONE'] makes {vendor_name(using)} keep times without an offset from UTC.",
-            hint="Remove TIME_ZONE before the first message is scheduled: then all times are kept in UTC.",
-            id="delayq.E010",
-        )
+    # The driver or the alias may be missing, as below.
+    with suppress(ImproperlyConfigured, ConnectionDoesNotExist):
+        using = router.db_for_write(Message)
+        if keeps_ambiguous_times(using):
+            yield checks.Error(
+                f"DATABASES[{using!r}]['TIME_ZONE'] makes {vendor_name(using)} keep times without an offset from UTC.",
+                hint="Remove TIME_ZONE before the first message is scheduled: then all times are kept in UTC.",
+                id="delayq.E010",
+            )
 
 
 def _check_redis(settings: conf.Settings) -> Iterator[checks.CheckMessage]:

@@ -53,6 +53,15 @@ def test_each_mistake_has_its_id(delayq: Any, ids: list[str]) -> None:
     assert found(DELAYQ=delayq, CACHES=LOCMEM) == ids
 
 
+class ToNowhere:
+    def db_for_write(self, model: Any, **hints: Any) -> str:
+        return "nowhere"
+
+
+def test_a_router_that_names_no_database_keeps_no_mistake_back() -> None:
+    assert found(DATABASE_ROUTERS=[ToNowhere()], DELAYQ={"COLOUR": "red"}) == ["delayq.E002"]
+
+
 @pytest.mark.parametrize("app", ["django_delayq", "django_delayq.console", "django_delayq.apps.DelayqConfig"])
 def test_a_queue_in_the_schema_of_each_tenant_is_refused(app: str) -> None:
     assert found(TENANT_APPS=["shop", app]) == ["delayq.E014"]
