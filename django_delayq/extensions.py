@@ -168,7 +168,7 @@ class WorkerOption:
 
     @property
     def name(self) -> str:
-        return self.flag.lstrip("-").replace("-", "_")
+        return str(self.argument.get("dest") or self.flag.lstrip("-").replace("-", "_"))
 
 
 _worker_extensions: list[Callable[[str, str], WorkerExtension]] = []
@@ -196,6 +196,7 @@ def add_worker_option(flag: str, begin: Callable[[Options, Any], None], **argume
     When the option is given, the supervisor calls ``begin(options, value)`` before it starts worker processes:
     ``options`` are those of the worker, among them ``using`` and ``processes``. What ``begin`` opens, such as a socket,
     all processes inherit; there it may also call ``add_to_workers``. It raises ``CommandError`` for what cannot be.
+    A ``default`` of the option does not count.
     """
     if all(option.flag != flag for option in _worker_options):
         _worker_options.append(WorkerOption(flag, begin, argument))

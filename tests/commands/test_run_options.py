@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from django_delayq import extensions
@@ -35,3 +37,15 @@ def test_a_role_of_an_extension_may_end_in_s(monkeypatch: pytest.MonkeyPatch) ->
     assert chosen.roles == {"metrics", "consumer"}
     ran = run("run_delayq", "--roles", "metric")
     assert "there is no role metric; the roles are" in ran.err
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("argument", [{"action": "store_true"}, {"dest": "trace_to"}, {"default": "x"}], ids=repr)
+def test_an_option_of_an_extension_counts_only_when_it_is_given(
+    monkeypatch: pytest.MonkeyPatch, argument: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(extensions, "_worker_options", [])
+    extensions.add_worker_option("--tracing", lambda options, value: None, **argument)
+    assert run("run_delayq", "--once").code == 0
+    given = ["--tracing"] if "action" in argument else ["--tracing=here"]
+    assert run("run_delayq", "--once", *given).err.startswith("--tracing: only for a worker that stays")

@@ -109,7 +109,8 @@ class Command(BaseCommand):
         parser.add_argument("--heartbeat-file", help="a file to touch every second while every process is responsive")
         parser.add_argument("--reload", action="store_true", help="restart when code changes (for development)")
         for option in extensions.worker_options():
-            parser.add_argument(option.flag, **option.argument)
+            # Without a default: else a switch would be on or off, and never left out.
+            parser.add_argument(option.flag, **{**option.argument, "default": argparse.SUPPRESS})
         common.add_database(parser)
         parser.set_defaults(**{name: Options._field_defaults[name] for name in DEFAULTS})
 
@@ -243,7 +244,7 @@ def _name(text: str) -> str:
 
 def _added(options: Mapping[str, Any]) -> dict[WorkerOption, Any]:
     """Return the options of extensions that were given, with their values."""
-    added = {option: value for option in extensions.worker_options() if (value := options[option.name]) is not None}
+    added = {option: value for option in extensions.worker_options() if (value := options.get(option.name)) is not None}
     if added and options["once"]:
         flags = ", ".join(option.flag for option in added)
         raise CommandError(f"{flags}: only for a worker that stays; leave out --once", returncode=common.USAGE)
