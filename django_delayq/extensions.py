@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
+from django.db import DatabaseError, InterfaceError
+
 from .core.findings import Cause, Finding, Level
 from .core.lazy import at_first_use
 from .core.worker_options import Options
@@ -218,6 +220,7 @@ def add_to_check(find: Callable[[str, WorkerList], Iterable[Finding]]) -> None:
     """Add findings to ``delayq_check``, and to the problems on the console's pages: ``find(using, workers)``.
 
     ``workers.at`` is the moment by the record's clock. The texts may be translated: the command asks for the original.
+    Its exception is a critical finding, and logged.
     """
     if find not in _findings:
         _findings.append(find)
@@ -240,7 +243,19 @@ def statistics(using: str, now: datetime) -> list[StatisticsSection]:
 
 def findings(using: str, workers: WorkerList) -> list[Finding]:
     """Collect the findings that were added to ``delayq_check``."""
-    return [found for find in _findings for found in find(using, workers)]
+    return [found for find in _findings for found in _found(find, using, workers)]
+
+
+def _found(find: Callable[[str, WorkerList], Iterable[Finding]], using: str, workers: WorkerList) -> list[Finding]:
+    try:
+        return list(find(using, workers))
+    except (DatabaseError, InterfaceError):
+        # It concerns all findings.
+        raise
+    except Exception as error:
+        name = f"{find.__module__}.{getattr(find, '__qualname__', find)}"
+        logger.exception("An extension failed: %s", name)
+        return [Finding("Extension", Level.CRITICAL, f"{name}: {type(error).__name__}: {error}")]
 
 
 class WorkerExtensions:

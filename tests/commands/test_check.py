@@ -10,9 +10,11 @@ import pytest
 import redis
 from django.core.management import call_command
 from django.db import connection, connections
+from django.test import Client
 from django.utils import timezone
 
-from django_delayq import pause_queue
+from django_delayq import extensions, pause_queue
+from django_delayq.extensions import Finding, Level
 from django_delayq.inspector.diagnostics import describe_holder
 from django_delayq.inspector.worker_list import MOST_WORKERS
 from django_delayq.models import Message, Worker
@@ -50,6 +52,23 @@ def test_a_healthy_system_passes_all_checks() -> None:
     assert ran.code == 0, ran.out
     assert "Redis persistence" in ran.out
     assert set(levels().values()) == {"ok"}
+
+
+def unable(using: str, workers: Any) -> Iterator[Finding]:
+    raise KeyError("orders")
+
+
+@pytest.mark.console
+def test_an_extension_that_fails_to_look_is_a_finding(monkeypatch: pytest.MonkeyPatch, admin_client: Client) -> None:
+    monkeypatch.setattr(extensions, "_findings", [unable, lambda using, workers: [Finding("Orders", Level.OK, "")]])
+    ran, told = run("delayq_check"), f"{__name__}.unable: KeyError"
+    assert (ran.code, told in ran.out, levels()["Orders"]) == (3, True, "ok")
+
+    from django_delayq.console.admin import panels
+
+    panels.forget()
+    assert told in admin_client.get("/admin/delayq_console/dashboard/").content.decode()
+    panels.forget()
 
 
 def test_an_unreachable_redis_is_exit_code_69(redis_server: RedisServer) -> None:
