@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[[], Any])
+
+# Types of values whose work waits for somebody who awaits, continues or enters them.
+_UNRUN = (Awaitable, Generator, AsyncGenerator, contextlib.ContextDecorator, contextlib.AsyncContextDecorator)
 
 # By their qualified names: a module that is imported again registers its functions again.
 _functions: dict[str, Callable[[], Any]] = {}
@@ -58,7 +62,7 @@ def in_process() -> Iterator[None]:
 
 def _refuse_unrun(function: Callable[[], Any], returned: Any) -> None:
     """Raise for work that nobody would do: a decorator hides that the function is async, or yields."""
-    if inspect.isawaitable(returned) or inspect.isgenerator(returned) or inspect.isasyncgen(returned):
+    if isinstance(returned, _UNRUN):
         if inspect.iscoroutine(returned):
             returned.close()
         raise TypeError(

@@ -7,7 +7,8 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -100,15 +101,24 @@ def test_what_cannot_be_called_without_arguments_is_refused(function: object) ->
         worker_started(function)  # type: ignore[type-var]
 
 
-@pytest.mark.parametrize("kind", ["async", "yields"])
+@pytest.mark.parametrize("kind", ["async", "yields", "context", "async context"])
 def test_a_decorator_that_hides_what_a_function_is_is_named(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def waits() -> None: ...
 
     def yields() -> Iterator[None]:
         yield
 
+    async def yields_too() -> AsyncIterator[None]:
+        yield
+
+    hidden: dict[str, Callable[[], object]] = {"async": waits, "yields": yields}
+    hidden |= {"context": contextmanager(yields), "async context": asynccontextmanager(yields_too)}
     monkeypatch.setattr(process_start, "_functions", {})
-    worker_started(lambda: waits() if kind == "async" else yields())
+
+    @worker_started
+    def hides() -> object:
+        return hidden[kind]()
+
     with pytest.raises(TypeError, match="nobody runs; put @worker_started below"), process_start.in_process():
         pass
 
