@@ -38,7 +38,7 @@ def unknown(names: Iterable[Any], known: Iterable[str], meant: Mapping[str, str]
     for name in sorted(map(str, names)):
         instead = meant.get(name)
         if instead is None:
-            instead = _like(name, known, 0.6)
+            instead = _like(name, known, 0.65)
         hint = "" if instead is None else f" (write {instead})" if instead else " (leave it out)"
         said.append(name[:40] + hint)
     return ", ".join(said)

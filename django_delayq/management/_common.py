@@ -185,7 +185,7 @@ def moment(text: str) -> datetime:
     if found is None:
         raise argparse.ArgumentTypeError(f"not a time: {text!r}; write it as 2030-01-31T12:00:00Z")
     if found.tzinfo is None:
-        raise argparse.ArgumentTypeError(f"{text!r} has no time zone; write {text}Z or {text}+02:00")
+        raise argparse.ArgumentTypeError(f"{text!r} has no time zone; write {found.isoformat()}Z, or +02:00 for Z")
     if found.year < 1970:
         raise argparse.ArgumentTypeError(f"{text!r} is before 1970")
     return checked(values.moment, found)

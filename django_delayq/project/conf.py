@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from functools import lru_cache, partial
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -147,16 +147,23 @@ PARSERS = values.checks_of(Settings)
 ELSEWHERE = frozenset({"CONSOLE", "TESTING"})
 
 
-def read(given: Any, parsers: Mapping[str, Parser], place: str = "DELAYQ") -> tuple[dict[str, Any], list[Problem]]:
-    """Read a dict of settings. Return the values, and every problem of the dict, which is called ``place``."""
+def read(
+    given: Any, parsers: Mapping[str, Parser], place: str = "DELAYQ", elsewhere: Set[str] = frozenset()
+) -> tuple[dict[str, Any], list[Problem]]:
+    """Read a dict of settings, but for those that are read ``elsewhere``.
+
+    Return the values, and every problem of the dict, which is called ``place``.
+    """
     if not isinstance(given, Mapping):
-        return {}, [Problem("E001", f"{place} is not a dict.", "Write DELAYQ = {'REDIS': ...}.")]
+        return {}, [Problem("E001", f"{place} is not a dict.", f"Write {place} = {{{next(iter(parsers))!r}: ...}}.")]
     found: dict[str, Any] = {}
     problems: list[Problem] = []
     for name, value in given.items():
+        if name in elsewhere:
+            continue
         parser = parsers.get(name)
         if parser is None:
-            hint = f"It has: {', '.join(sorted(parsers))}."
+            hint = f"It has: {', '.join(sorted(parsers.keys() | elsewhere))}."
             problems.append(Problem("E002", f"{place} has no setting {name!r}.", hint))
             continue
         try:
@@ -185,9 +192,7 @@ def section(name: str) -> Any:
 
 def parse(given: Any) -> tuple[Settings, list[Problem]]:
     """Read a ``DELAYQ`` dict. Return the settings and every problem of the dict, but for those of ``ELSEWHERE``."""
-    if isinstance(given, Mapping):
-        given = {name: value for name, value in given.items() if name not in ELSEWHERE}
-    found, problems = read(given, PARSERS)
+    found, problems = read(given, PARSERS, elsewhere=ELSEWHERE)
     settings = Settings(**found)
     if settings.QUEUES and settings.DEFAULT_QUEUE not in settings.QUEUES:
         problems.append(

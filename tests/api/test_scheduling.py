@@ -166,6 +166,8 @@ def test_a_choice_on_conflict_without_a_key_is_refused(choice: Any) -> None:
         ("delya", "delay"),
         ("max_retries", "max_attempts"),
         ("zzz", None),
+        ("every", None),
+        ("ends_at", None),
     ],
 )
 def test_an_argument_that_does_not_exist_names_the_one_that_is_meant(name: str, meant: str | None) -> None:

@@ -413,7 +413,7 @@ def test_a_command_stops_when_the_admin_asks(redis_client: redis.Redis, every_ba
     every_batch(lambda: lifecycle.stop(only()))
     ran = run("delayq_restore", batch_size=3)
     assert ran.code == 1
-    assert "Stopped in the console" in ran.err
+    assert "Stopped from outside" in ran.err
     assert "not complete" in ran.out
     stopped = only()
     assert (stopped.state, stopped.worker) == (OperationState.STOPPED, "")

@@ -53,6 +53,7 @@ def test_an_impossible_console_is_a_problem(given: Any) -> None:
     found, (problem,) = console_conf.parse(given)
     assert found == console_conf.ConsoleSettings()
     assert "DELAYQ['CONSOLE']" in problem.message
+    assert "REDIS" not in problem.hint
 
 
 def test_a_list_of_delays_is_a_retry_policy() -> None:
@@ -65,7 +66,8 @@ def test_an_unknown_key_is_e002_and_named() -> None:
     _settings, (problem,) = conf.parse({"HORIZONT": 600})
     assert problem.id == "E002"
     assert "'HORIZONT'" in problem.message
-    assert "HORIZON" in problem.hint
+    assert "CONSOLE, DEAD_RETENTION, DEFAULT_QUEUE" in problem.hint
+    assert "TESTING" in problem.hint
 
 
 @pytest.mark.parametrize(

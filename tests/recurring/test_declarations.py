@@ -591,6 +591,10 @@ def test_only_workers_with_the_role_have_the_services() -> None:
         ("minutes", ' (write every, such as "10m")'),
         ("timezone", " (write tz)"),
         ("evry", " (write every)"),
+        # Those of messages.
+        ("retry", ""),
+        ("due_at", ""),
+        ("reason", ""),
     ],
 )
 def test_an_argument_that_does_not_exist_names_the_one_that_is_meant(name: str, hint: str) -> None:

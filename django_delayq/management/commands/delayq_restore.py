@@ -104,7 +104,7 @@ class Command(common.DelayqCommand):
                     observers.ended(job.report.total(), job.report.position, error_text)
         self._say_summary(using, job, options)
         if job.report.position is not None and not interruption.asked():
-            raise CommandError("Stopped in the console between two batches.", returncode=1)
+            raise CommandError("Stopped from outside between two batches.", returncode=1)
         if job.report.position is not None:
             raise CommandError("Interrupted between two batches.", returncode=interruption.returncode)
 
