@@ -32,7 +32,7 @@ class DelayField(forms.CharField):
         if not text:
             return None
         back = self.signed and text.startswith("-")
-        plain = text.lstrip("+-").strip() if self.signed else text
+        plain = text[1:].strip() if self.signed and text[0] in "+-" else text
         try:
             seconds(plain)
         except ValueError as error:

@@ -558,6 +558,8 @@ def test_a_new_time_is_read_in_the_current_time_zone(operator: Client, settings:
         ),
         ({"delay": "soon"}, "not a duration"),
         ({"delay": "-5m"}, "not a duration"),
+        ({"shift": "--30m"}, "not a duration"),
+        ({"shift": "+-30m"}, "not a duration"),
         ({"delay": "99999999d"}, "longer than 100 years"),
         ({"due": "2001-01-01T00:00"}, "in the past"),
         ({"due": "9999-12-31T23:59:59"}, "more than 100 years"),
