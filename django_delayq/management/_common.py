@@ -255,7 +255,7 @@ def _number(text: str) -> int | str:
 
 def memory(text: str) -> int:
     """Read an amount of memory with its unit, such as ``200M`` or ``1.5G``. Return bytes."""
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([KMG])(?:i?B)?", text, re.IGNORECASE)
+    found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)([KMG])(?:i?B)?", text, re.IGNORECASE)
     size = int(float(found[1]) * 1024 ** (" KMG".index(found[2].upper()))) if found else 0
     if not size:
         raise argparse.ArgumentTypeError(f"not an amount of memory: {text!r}; write it as 200M or 1.5G")

@@ -201,6 +201,7 @@ def test_a_worker_without_consumers_delivers_nothing_but_makes_it_ready(
         ["--max-tasks-per-child", "9", "--once"],
         ["--max-memory-per-child", "200"],
         ["--max-memory-per-child", "0M"],
+        ["--max-memory-per-child", "9" * 400 + "G"],
         ["--max-memory-per-child", "1G", "--reload"],
         ["--max-memory-per-child", "1M"],
         ["--graceful-timeout", "-5"],

@@ -201,6 +201,8 @@ def test_once_takes_no_metrics_port() -> None:
 def test_a_wrong_address_is_a_usage_error(text: str) -> None:
     ran = run("run_delayq", f"--metrics-port={text}")
     assert f"not a port: {text!r}" in ran.err
+    ran = run("run_delayq", f"--metrics-port={'ü' * 70}:9808")
+    assert "--metrics-port: invalid address value" in ran.err
 
 
 def test_addresses_are_read_with_and_without_a_host() -> None:

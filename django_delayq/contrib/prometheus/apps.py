@@ -48,6 +48,8 @@ def address(text: str) -> Address:
     host, _colon, port = text.rpartition(":")
     if not (port.isascii() and port.isdigit() and int(port) <= 65535):
         raise argparse.ArgumentTypeError(f"not a port: {text!r}; write 9808 or 127.0.0.1:9808")
+    # Raises a ValueError, as argparse wants it, for what cannot be a name.
+    host.encode("idna")
     return Address(host.strip("[]"), int(port))
 
 
