@@ -13,14 +13,15 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal
 
-from django.core.exceptions import ImproperlyConfigured
-from django.db import DatabaseError
+from django.core.exceptions import ImproperlyConfigured, SynchronousOnlyOperation
+from django.db import Error as DatabaseError
 
 from .. import extensions, middleware
 from ..core import actors
 from ..core.exceptions import MessageCancelled
 from ..middleware import Draft, Handled
 from ..project.answers import RetryLater
+from ..record.sql.sessions import apart
 from ..record.sql.troubles import in_words
 
 try:
@@ -209,9 +210,13 @@ def _recall_failures(message: Handled) -> None:
     from ..models import Transition
 
     moves = Transition.objects.using(message.using).filter(message_id=message.id, delivery__lt=message.deliveries)
-    failures = moves.exclude(error="").order_by("-number").values_list("at", "delivery", "error")
+    failures = moves.exclude(error="").order_by("-number").values_list("at", "delivery", "error")[:MOST_RECALLED]
     try:
-        failed = list(failures[:MOST_RECALLED])
+        try:
+            failed = list(failures)
+        except SynchronousOnlyOperation:
+            # On the event loop of an async handler.
+            failed = apart(message.using, lambda: list(failures))
     except DatabaseError as error:
         logger.warning("The earlier failures of message %d are not in its event: %s", message.id, in_words(error))
         return

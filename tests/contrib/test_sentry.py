@@ -14,7 +14,15 @@ from sentry_sdk.envelope import Envelope  # noqa: E402
 from sentry_sdk.integrations import _installed_integrations, _processed_integrations  # noqa: E402
 from sentry_sdk.transport import Transport  # noqa: E402
 
-from django_delayq import Reject, RetryLater, extensions, handler, middleware, run_message, schedule_message  # noqa: E402
+from django_delayq import (  # noqa: E402
+    Reject,
+    RetryLater,
+    extensions,
+    handler,
+    middleware,
+    run_message,
+    schedule_message,
+)
 from django_delayq import schedule_messages as schedule_many  # noqa: E402
 from django_delayq.contrib import sentry  # noqa: E402
 from django_delayq.contrib.sentry import DelayqIntegration  # noqa: E402
@@ -131,13 +139,19 @@ def test_a_dead_message_is_one_event_with_its_stack_and_its_facts(init: Init, fu
     assert SECRET not in str(sent.items)
 
 
-@pytest.mark.parametrize("retries", ["breadcrumb", "event", None])
-def test_a_retry_is_what_was_chosen(init: Init, retries: Any) -> None:
-    def fail_in_turn(message: Any) -> None:
-        raise ValueError(f"attempt {message.attempt}")
+def fail_in_turn(message: Any) -> None:
+    raise ValueError(f"attempt {message.attempt}")
 
+
+async def afail_in_turn(message: Any) -> None:
+    fail_in_turn(message)
+
+
+@pytest.mark.parametrize("function", [fail_in_turn, afail_in_turn])
+@pytest.mark.parametrize("retries", ["breadcrumb", "event", None])
+def test_a_retry_is_what_was_chosen(init: Init, retries: Any, function: Callable[[Any], Any]) -> None:
     sent = init(DelayqIntegration(retries=retries))
-    message = run(fail_in_turn, retry=["1h"])
+    message = run(function, retry=["1h"])
     first = sent.events
     assert [event["level"] for event in first] == (["warning"] if retries == "event" else [])
     assert run_message(message)

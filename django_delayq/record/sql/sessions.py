@@ -8,9 +8,10 @@ from __future__ import annotations
 import contextlib
 import select
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from django.db import OperationalError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -37,6 +38,8 @@ FALLBACK_NAME = "fallback_application_name"
 APPLICATION = "django-delayq"
 # Causes of an error that are looked at.
 MOST_CAUSES = 20
+
+T = TypeVar("T")
 
 
 class _AskedHere(threading.local):
@@ -104,6 +107,22 @@ def ensure_usable(connection: BaseDatabaseWrapper) -> None:
     """Connect as Django does before a statement: anew where CONN_HEALTH_CHECKS shows a dead connection."""
     connection.close_if_health_check_failed()
     connection.ensure_connection()
+
+
+def apart(using: str, ask: Callable[[], T]) -> T:
+    """Return what a function returns in a thread of its own, on a connection of its own.
+
+    So it is outside of the caller's transaction, and may use the database although an event loop calls this.
+    """
+
+    def ask_and_close() -> T:
+        try:
+            return ask()
+        finally:
+            connections[using].close()
+
+    with ThreadPoolExecutor(1, thread_name_prefix="delayq-apart") as pool:
+        return pool.submit(ask_and_close).result()
 
 
 @contextlib.contextmanager

@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -32,6 +31,7 @@ from ...project.registry import Handler
 from ...record import admission, transitions
 from ...record.sql import statements
 from ...record.sql.rows import Claimed, LeaseRenewal
+from ...record.sql.sessions import apart
 from .connections import connect
 
 logger = logging.getLogger("django_delayq")
@@ -201,16 +201,12 @@ class Delivery:
             return statements(self.using).extend(holdings)
 
         def extend() -> dict[int, bool] | None:
-            try:
-                if answer := statements(self.using).extend(holdings, wait=False):
-                    return answer
-                now = transitions.live_deliveries(self.using, [self.id]).get(self.id)
-                return None if now == (State.RUNNING, self.deliveries) else {}
-            finally:
-                connections[self.using].close()
+            if answer := statements(self.using).extend(holdings, wait=False):
+                return answer
+            now = transitions.live_deliveries(self.using, [self.id]).get(self.id)
+            return None if now == (State.RUNNING, self.deliveries) else {}
 
-        with ThreadPoolExecutor(1, thread_name_prefix="delayq-extend") as pool:
-            return pool.submit(extend).result()
+        return apart(self.using, extend)
 
     async def aextend(self, more: Duration) -> datetime | None:
         """Extend as ``extend`` does, in an async handler."""
