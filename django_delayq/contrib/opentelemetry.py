@@ -15,7 +15,6 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 
 from .. import __version__, extensions, middleware
-from ..core.exceptions import MessageCancelled
 from ..middleware import Draft, Handled
 from ..project.answers import RetryLater
 
@@ -154,7 +153,8 @@ class _TracingMiddleware(middleware.Middleware):
         try:
             yield
         except BaseException as error:
-            if not isinstance(error, RetryLater | MessageCancelled):
+            is_wish = isinstance(error, RetryLater) and message.outcome != "dead"
+            if not is_wish and message.outcome not in ("cancelled", "released"):
                 measured |= _note(span, error)
             raise
         finally:

@@ -18,7 +18,6 @@ from django.db import Error as DatabaseError
 
 from .. import extensions, middleware
 from ..core import actors
-from ..core.exceptions import MessageCancelled
 from ..middleware import Draft, Handled
 from ..project.answers import RetryLater
 from ..record.sql.sessions import apart
@@ -131,7 +130,8 @@ class _SentryMiddleware(middleware.Middleware):
                         # It is raised again when the transaction has the status of the outcome.
                         raised = error
                         _report(integration, message, error)
-                    is_wish = isinstance(raised, RetryLater | MessageCancelled) and message.outcome != "dead"
+                    is_wish = isinstance(raised, RetryLater) and message.outcome != "dead"
+                    is_wish |= message.outcome in ("cancelled", "released")
                     is_failure = raised is not None and not is_wish
                     transaction.set_status(SPANSTATUS.INTERNAL_ERROR if is_failure else SPANSTATUS.OK)
             if raised is not None:

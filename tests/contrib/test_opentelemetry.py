@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,7 +19,16 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanContext, SpanKind, StatusCode
 
-from django_delayq import KeyConflict, RetryLater, extensions, handler, middleware, schedule_message
+from django_delayq import (
+    KeyConflict,
+    RetryLater,
+    RetryPolicy,
+    acancel_message,
+    extensions,
+    handler,
+    middleware,
+    schedule_message,
+)
 from django_delayq import schedule_messages as schedule_many
 from django_delayq.contrib import opentelemetry
 from django_delayq.contrib.opentelemetry import DelayqInstrumentor
@@ -193,15 +203,32 @@ def test_a_failure_is_in_the_span_with_its_outcome(instrument: Instrument, retry
     assert "in fail" in str((event.attributes or {})["exception.stacktrace"])
 
 
-def test_a_handler_that_asks_for_later_has_no_error(instrument: Instrument) -> None:
+@pytest.mark.parametrize(
+    ("attempts", "outcome", "status"), [(2, "retried", StatusCode.UNSET), (1, "dead", StatusCode.ERROR)]
+)
+def test_a_handler_that_asks_for_later_has_an_error_only_when_no_attempt_is_left(
+    instrument: Instrument, attempts: int, outcome: str, status: StatusCode
+) -> None:
     def later(message: Any) -> None:
         raise RetryLater(3600)
 
     telemetry = instrument()
-    run(later)
+    run(later, retry=RetryPolicy.exponential(max_attempts=attempts))
+    (span,) = telemetry.spans()
+    assert span.status.status_code == status
+    assert facts(span)["delayq.outcome"] == outcome
+
+
+def test_an_async_handler_that_is_cancelled_on_request_has_no_error(instrument: Instrument) -> None:
+    async def outlast(message: Any) -> None:
+        await acancel_message(message.id)
+        await asyncio.Event().wait()
+
+    telemetry = instrument()
+    run(outlast)
     (span,) = telemetry.spans()
     assert span.status.status_code == StatusCode.UNSET
-    assert facts(span)["delayq.outcome"] == "retried"
+    assert facts(span)["delayq.outcome"] == "cancelled"
 
 
 def test_baggage_of_the_call_reaches_the_handler(instrument: Instrument) -> None:

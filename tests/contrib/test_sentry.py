@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,6 +18,7 @@ from sentry_sdk.transport import Transport  # noqa: E402
 from django_delayq import (  # noqa: E402
     Reject,
     RetryLater,
+    acancel_message,
     extensions,
     handler,
     middleware,
@@ -192,6 +194,16 @@ def test_a_handler_that_asks_for_later_once_too_often_is_reported(init: Init) ->
     run(later, retry=retry.RetryPolicy.exponential(max_attempts=1))
     assert [event["exception"]["values"][0]["type"] for event in sent.events] == ["RetryLater"]
     assert [one["contexts"]["trace"]["status"] for one in sent.transactions] == ["internal_error"]
+
+
+def test_an_async_handler_that_is_cancelled_on_request_has_no_error(init: Init) -> None:
+    async def outlast(message: Any) -> None:
+        await acancel_message(message.id)
+        await asyncio.Event().wait()
+
+    sent = init()
+    assert Message.objects.get(pk=run(outlast).pk).state == "cancelled"
+    assert [one["contexts"]["trace"]["status"] for one in sent.transactions] == ["ok"]
 
 
 def test_a_delivery_is_a_transaction_with_the_attributes_of_messaging(init: Init) -> None:
