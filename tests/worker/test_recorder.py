@@ -89,6 +89,27 @@ def test_an_extension_within_the_handlers_transaction_counts_at_once_and_locks_n
     assert answers[1] > before + timedelta(minutes=5)
 
 
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_an_extension_outlasts_a_rollback_or_else_the_worker_renews_the_lease(parts: Parts, by_hand: bool) -> None:
+    (one,) = claimed("t.ok")
+    before = Message.objects.get(pk=one.id).lease_ends_at
+    assert before is not None
+    if by_hand:
+        transaction.set_autocommit(False)
+        one.extend("10m")
+        transaction.rollback()
+        transaction.set_autocommit(True)
+    else:
+        with transaction.atomic():
+            one.extend("10m")
+            transaction.set_rollback(True)
+    hold_with_old_leases(parts, one)
+    LeaseRenewer(DB, parts.pool.held).tick()
+    after = Message.objects.get(pk=one.id).lease_ends_at
+    assert after is not None
+    assert after > before
+
+
 def test_an_extension_does_not_wait_for_the_handlers_own_transaction() -> None:
     """It has locked the row of the message, as it does with the next one under its own key."""
     needs_row_locks()

@@ -190,15 +190,20 @@ class Delivery:
         return self.deadline
 
     def _extend(self, holdings: list[LeaseRenewal]) -> dict[int, bool] | None:
-        """Renew the lease outside of the handler's own transaction. None: the row is locked, and the lease still ours.
+        """Renew the lease outside of the handler's own transaction. None: it is still ours, and the worker renews it.
 
-        Inside that transaction nobody would see the new lease, and a caller that cancels would wait for its end. The
-        transaction itself may have locked the row, as with the next message under its own key: to wait for that would
-        be to wait for ever. The reaper passes over locked rows, and the worker renews the lease when the row is free.
+        Inside that transaction nobody would see the new lease, a rollback would take it back, and a caller that cancels
+        would wait for its end. The transaction itself may have locked the row, as with the next message under its own
+        key: to wait for that would be to wait for ever. The reaper passes over locked rows.
         """
         connection = connections[self.using]
-        if not (connection.in_atomic_block and connection.features.has_select_for_update):
+        if not connection.in_atomic_block and connection.get_autocommit():
             return statements(self.using).extend(holdings)
+        if not connection.features.has_select_for_update:
+            # No other connection may write while this one does.
+            answer = statements(self.using).extend(holdings)
+            self.note_renewal(None, cancel_requested=answer.get(self.id, False))
+            return None if answer else answer
 
         def extend() -> dict[int, bool] | None:
             if answer := statements(self.using).extend(holdings, wait=False):
