@@ -9,11 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.db import connections, transaction
+from django.db import OperationalError, connections, transaction
 from django.db.models import F
+from django.dispatch import Signal
 
 from django_delayq import LeaseLost, cancel_message, signals
-from django_delayq.core.outcomes import Ack, Release, Retry
+from django_delayq.core.outcomes import Ack, GiveUp, Release, Retry
 from django_delayq.core.states import State
 from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message
@@ -186,6 +187,44 @@ def test_a_success_whose_reply_was_lost_is_told_once(recorder: Recorder, again: 
     with heard(signals.message_succeeded) as seen:
         recorder.write_successes([Ended(one, Ack(), "worker:w", time.monotonic())], again)
     assert [facts["message_id"] for facts in seen] == [one.id] * told
+
+
+@pytest.mark.parametrize(
+    ("outcome", "event", "signal"),
+    [
+        (GiveUp("ValueError: no"), "dead", signals.message_dead),
+        (Retry(timedelta(0), "ValueError: no"), "retried", signals.message_retried),
+        (Release("shutdown"), "released", None),
+    ],
+    ids=["dead", "retried", "released"],
+)
+def test_a_failure_whose_reply_was_lost_is_told_once(
+    recorder: Recorder,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    outcome: Any,
+    event: str,
+    signal: Signal | None,
+) -> None:
+    (one,) = claimed("t.ok")
+    fail = transitions.fail
+    published: list[Any] = []
+
+    def lose(*arguments: Any, **options: Any) -> None:
+        monkeypatch.setattr(transitions, "fail", fail)
+        fail(*arguments, **options)
+        raise OperationalError("server closed the connection unexpectedly")
+
+    monkeypatch.setattr(transitions, "fail", lose)
+    monkeypatch.setattr(module, "publish_scheduled", lambda using, moves: published.extend(moves))
+    with heard(*filter(None, [signal])) as seen:
+        recorder.submit(one, outcome, "worker:w")
+        assert recorder.flush(60)
+    assert [facts["message_id"] for facts in seen] == [one.id] * bool(signal)
+    events = [getattr(record, "delayq_event", None) for record in caplog.records]
+    assert events.count(event) == 1
+    assert "refused" not in caplog.text
+    assert [m.id for m in published] == [one.id]
 
 
 # --- outcomes that are written together -------------------------------------------------------------------------------

@@ -19,9 +19,10 @@ from ...core import failpoints
 from ...core.outcomes import Ack, GiveUp, Outcome, Recorded, Release, Retry
 from ...core.states import State
 from ...extensions import Service, WorkerExtensions
+from ...models import Transition
 from ...record import transitions
 from ...record.sql import statements
-from ...record.sql.rows import Failure, LeaseRenewal, Success
+from ...record.sql.rows import Failure, LeaseRenewal, Moved, Success
 from ...record.sql.troubles import in_words
 from ..parts import connections
 from ..parts.delivery import Delivery
@@ -274,6 +275,9 @@ class Recorder(threading.Thread):
         """Write deliveries that failed or were released, publish what is scheduled again, and report them."""
         failures = [_failure(ended) for ended in batch]
         moved = {m.id: m for m in transitions.fail(self.using, failures, wait=False)}
+        if again:
+            before = [self._moved_before(ended) for ended in batch if ended.delivery.id not in moved]
+            moved |= {m.id: m for m in before if m is not None}
         live = self._live([failure.id for failure in failures if failure.id not in moved])
         publish_scheduled(self.using, list(moved.values()))
         counted = {failure.id for failure in failures if failure.counts}
@@ -289,6 +293,18 @@ class Recorder(threading.Thread):
             else:
                 cause = getattr(ended.outcome, "cause", None)
                 try_to(report_failure, self.using, ended.delivery, failure, moved.get(failure.id), cause)
+
+    def _moved_before(self, ended: Ended) -> Moved | None:
+        """Return the move that an earlier try has committed, if its reply was lost: the log has it."""
+        d, failure = ended.delivery, _failure(ended)
+        log = Transition.objects.using(self.using).filter(
+            message_id=d.id, delivery=d.deliveries, from_state=State.RUNNING, actor=failure.actor, error=failure.error
+        )
+        # The reason of a requested cancel begins with that.
+        row = log.filter(reason__endswith=failure.reason).values_list("to_state", "due_at", "reason").first()
+        if row is None:
+            return None
+        return Moved(d.id, d.topic, d.queue, d.priority, State(row[0]), row[1], d.deliveries, row[2])
 
     def _live(self, ids: list[int]) -> dict[int, tuple[State, int]]:
         return transitions.live_deliveries(self.using, ids) if ids else {}
