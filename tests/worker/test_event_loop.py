@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -457,6 +458,17 @@ def test_a_dirty_connection_of_a_sync_call_is_closed_before_another_handler_gets
     # Of both handlers, if they ran at the same time.
     (text,) = {record.getMessage() for record in caplog.records if record.levelname == "WARNING"}
     assert f"The handler of topic {TOPIC} left a database connection" in text
+
+
+def test_a_log_that_raises_for_a_dirty_connection_ends_no_thread(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(record: logging.LogRecord) -> bool:
+        raise LookupError("no such customer")
+
+    async def work(message: Delivered) -> None:
+        await sync_to_async(connection.set_autocommit)(False)
+
+    monkeypatch.setattr(logging.getLogger("django_delayq"), "filters", [refuse])
+    assert [state(delivery) for delivery in run(work)] == [State.CONSUMED]
 
 
 def test_a_delivery_ends_only_when_its_sync_calls_have_ended(parts: Parts, submit: Run) -> None:

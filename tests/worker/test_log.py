@@ -32,6 +32,20 @@ pytestmark = pytest.mark.usefixtures("transactional_db")
 logger = logging.getLogger("django_delayq")
 
 
+RAISING = """
+from tests.support.worker_settings import *
+
+
+def refuse(record):
+    raise LookupError("no such customer")
+
+
+LOGGING = {
+    "version": 1,
+    "filters": {"refuse": {"()": lambda: refuse}},
+    "loggers": {"django_delayq": {"filters": ["refuse"], "level": "DEBUG"}},
+}
+"""
 CONSUMED = r"INFO .*message consumed id=\d+ topic=t\.ok delivery=1 lateness_ms=\d+\.\d runtime_ms=\d+\.\d$"
 
 
@@ -151,6 +165,16 @@ def test_a_log_that_raises_for_a_failure_keeps_no_signal_back(recorder: Recorder
     finally:
         logger.removeFilter(refuse)
     assert {facts["message_id"] for facts in told} == {delivery.id for delivery in deliveries}
+
+
+def test_a_log_that_raises_for_every_line_ends_no_thread(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "raising_settings.py").write_text(RAISING)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "."), str(Path.cwd())])
+    schedule_messages([{"topic": topic} for topic in ("t.ok", "t.reject", "t.async")])
+    worker = start(prefix=f"env DJANGO_SETTINGS_MODULE=raising_settings PYTHONPATH={path}")
+    eventually(lambda: states() == {State.CONSUMED: 2, State.DEAD: 1}, "all are delivered")
+    assert worker.stop() == 0
+    assert "LookupError: no such customer" in worker.log
 
 
 def test_the_counts_begin_anew_with_each_line(caplog: pytest.LogCaptureFixture) -> None:

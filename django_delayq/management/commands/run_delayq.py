@@ -29,7 +29,7 @@ from ...record.sql import has_one_writer
 from ...record.sql.troubles import Trouble, in_words, trouble
 from ...worker.parts.connections import leave_pools
 from ...worker.parts.lifetime import in_megabytes, resident_memory
-from ...worker.parts.reporting import be_verbose
+from ...worker.parts.reporting import be_verbose, guard_log
 from ...worker.processes import output, plain_signals, reloading
 from ...worker.processes.process import OnceProcess, WorkerProcess, all_roles
 from ...worker.processes.supervisor import Supervisor
@@ -124,6 +124,7 @@ class Command(BaseCommand):
         _check_lifetimes(options)
         _check_once(chosen, once=options["once"])
         _ensure_logging(options["verbosity"])
+        guard_log()
         if options["verbosity"] > 1:
             be_verbose()
         if not options["once"]:

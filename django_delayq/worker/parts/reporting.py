@@ -129,6 +129,21 @@ def signal_success(using: str, delivery: Delivery, runtime: float) -> None:
     signals.emit(signals.message_succeeded, Message, delivery=delivery.deliveries, runtime=runtime, **arguments)
 
 
+def guard_log() -> None:
+    """Print what filters and handlers of the project raise for a line of the log, from now on in this process.
+
+    It would end the thread that logs, or be taken for a failure of a handler.
+    """
+
+    def handle(record: logging.LogRecord) -> None:
+        try:
+            type(logger).handle(logger, record)
+        except Exception:  # noqa: BLE001
+            traceback.print_exc()
+
+    vars(logger)["handle"] = handle
+
+
 def try_to(tell: Callable[..., object], *arguments: Any) -> None:
     """Log or signal something. What filters, handlers and receivers of the project raise there is printed.
 

@@ -16,6 +16,7 @@ from ..claim.freed_places import FreedPlaces
 from ..claim.queues import QueueFinder
 from ..parts.broker_switch import BrokerSwitch
 from ..parts.lifetime import BegunPage, Budget, ProcessLock
+from ..parts.reporting import guard_log
 from ..parts.service_turns import ServiceTurns
 from ..run.claim_ahead import CLAIM_AHEAD, NEAR
 from ..run.event_loop import EventLoop
@@ -44,6 +45,7 @@ class Parts:
         With ``redis=False`` the worker delivers by query only. If there is an ``on_idle``, the consumer ends when
         nothing can begin, and calls it. ``claim_ahead`` (seconds) replaces what is usual.
         """
+        guard_log()
         # A wrong path in the settings is an error now, not in each handler.
         middleware.chain()
         self.options = options
