@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from django_delayq import extensions, schedule_message
+from django_delayq import cancel_message, extensions, handler, schedule_message
 from django_delayq.core.outcomes import Ack, GiveUp, Outcome, Release, Retry
 from django_delayq.core.states import State
 from django_delayq.core.worker_options import Options
@@ -37,7 +37,7 @@ class Recording(WorkerExtension):
     def __init__(self, using: str, worker: str) -> None:
         super().__init__(using, worker)
         self.calls: list[tuple[str, list[str]]] = []
-        for method in ("claimed", "consumed", "retried", "ended"):
+        for method in ("claimed", "handled", "consumed", "retried", "ended"):
             setattr(self, method, partial(self._note, method))
 
     def stop(self) -> None:
@@ -148,6 +148,18 @@ def test_each_outcome_reaches_an_extension_once(assembled: Assemble, recording: 
         "retried": ["t.fail"],
         "ended": ["t.reject", "t.sleep"],
     }
+
+
+def test_a_handler_that_stops_on_request_has_run(recording: list[Recording]) -> None:
+    def stop(message: Any) -> None:
+        cancel_message(message.id)
+        message.extend("1m")
+        message.raise_if_cancelled()
+
+    handler("integration.extensions")(stop)
+    schedule_message("integration.extensions")
+    assert drain(Options(DB, threads=1)) == 1
+    assert ("handled", ["integration.extensions"]) in recording[0].calls
 
 
 def test_an_idle_reaper_calls_no_extension(assembled: Assemble, recording: list[Recording]) -> None:

@@ -19,7 +19,7 @@ from ..api import pausing
 from ..core import actors
 from ..core.clock import from_us
 from ..core.exceptions import HandlerTimeout, MessageCancelled
-from ..core.outcomes import Outcome, Release, Retry
+from ..core.outcomes import Outcome, Retry
 from ..core.states import State
 from ..extensions import WorkerExtensions
 from ..models import Message, Transition
@@ -221,7 +221,7 @@ class Deliverer:
         ended = Ended(delivery, outcome, actor, time.monotonic())
         write = self._recorder.write_successes if isinstance(outcome, SUCCESS) else self._recorder.write_failures
         write([ended], False)
-        if not isinstance(outcome, Release):
+        if ended.has_run:
             self.extensions.handled([ended])
 
     def _word(self, message: Message, delivery: Delivery, outcome: Outcome) -> str:

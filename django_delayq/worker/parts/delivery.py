@@ -343,9 +343,8 @@ class Delivery:
             raise Superseded("expired before it began")
         if self.queued_mono and now - max(self.queued_mono, self.due_mono) > PUNCTUAL.total_seconds() and self.is_rated:
             raise Superseded("waited too long for its rate")
-        self.started_mono = now
-        timeout = self.timeout
-        self._deadline = None if timeout is None else self.started_mono + timeout
+        timeout, self.started_mono = self.timeout, now
+        self._deadline = None if timeout is None else now + timeout
 
     async def await_with_timeout(self, call: Callable[[Any], Any]) -> Any:
         """Await what an async handler returns, and raise ``HandlerTimeout`` when its timeout ends first."""

@@ -16,7 +16,7 @@ from django.db import Error as DatabaseError
 from ... import signals
 from ...broker.base import IDS_PER_CALL
 from ...core import failpoints
-from ...core.outcomes import Ack, GiveUp, Outcome, Recorded, Release, Retry
+from ...core.outcomes import Ack, GiveUp, Outcome, Recorded, Release, Retry, Unentered
 from ...core.states import State
 from ...extensions import Service, WorkerExtensions
 from ...models import Transition
@@ -70,6 +70,10 @@ class Ended(NamedTuple):
     @property
     def queue(self) -> str:
         return self.delivery.queue
+
+    @property
+    def has_run(self) -> bool:
+        return bool(self.delivery.started_mono) and not isinstance(self.outcome, Unentered)
 
     @property
     def runtime(self) -> float:
@@ -176,7 +180,7 @@ class Recorder(threading.Thread):
         self._asking_since = None
         done = batch
         if failures or self._locked:
-            done = [e for e in batch if not isinstance(e.outcome, Release) and e not in self._locked]
+            done = [e for e in batch if e.has_run and e not in self._locked]
         self.delivered += len(done)
         self.extensions.handled(done)
 
