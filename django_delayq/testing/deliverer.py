@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import math
 import os
 import threading
 import time
@@ -205,6 +206,8 @@ class Deliverer:
         """Run the handler of a delivery, and record its outcome."""
         actor = f"worker:{self.worker}"
         delivery.error = None
+        # Nobody takes it back, and a frozen clock that ticks by itself may be past any lease by now.
+        delivery.leased_mono = math.inf
         delivery.is_outermost = not is_in_own_transaction(connections[self.using])
         with actors.acting_as(actor):
             context = contextvars.copy_context()

@@ -84,3 +84,10 @@ def test_the_queue_follows_a_clock_that_is_frozen(delayq: Delayq, library: str) 
         [ran] = delayq.drain("45m")
         assert ran.message == exact
         assert ran.message.finished_at == exact.due_at
+
+
+def test_a_frozen_clock_that_ticks_by_more_than_a_lease_takes_no_message_back(db: None) -> None:
+    with freezegun.freeze_time("2031-01-01 12:00:00", auto_tick_seconds=3600), Delayq() as delayq:
+        schedule_message("t.ok")
+        [ran] = delayq.drain()
+    assert ran.outcome == "consumed"
