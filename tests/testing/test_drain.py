@@ -48,7 +48,7 @@ def test_a_due_message_runs_in_the_thread_and_transaction_of_the_test(delayq: De
     is_in_transaction = connection.in_atomic_block
     Effect.objects.create(message_id=0, delivery=0)
     message = schedule_message("d.here", {"order": 5})
-    later = schedule_message("d.here", delay="1s")
+    later = schedule_message("d.here", delay="1h")
     [ran] = delayq.drain()
     assert seen == [(threading.get_ident(), is_in_transaction, 1)]
     assert (ran.message.pk, ran.message.state, ran.attempt, ran.outcome, ran.error) == (
