@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
@@ -76,9 +76,13 @@ class ResumeForm(SpreadForm):
     )
     reason = ReasonField(gettext_lazy("Written to the audit."))
 
-    def __init__(self, data: Any, *, number: int, may_spread: bool) -> None:
-        """Make the form for ``number`` messages that begin when the queue is resumed."""
-        super().__init__(data, many=may_spread and number > 1, number=number)
+    def __init__(self, data: Any, *, number: int | None, may_spread: bool) -> None:
+        """Make the form for ``number`` messages that begin when the queue is resumed, None: too many to count.
+
+        An answer may be to a question about more messages than there are now.
+        """
+        is_one = data is None and number in (0, 1)
+        super().__init__(data, many=may_spread and not is_one, number=number or 0)
         self.fields["reason"].required = False
 
 
@@ -139,15 +143,21 @@ class QueueAdmin(Page):
     def resume_view(self, request: HttpRequest, queue: str) -> HttpResponse:
         """Ask before a resume on GET; resume the queue on POST."""
         name = self._checked(request, "resume", queue)
+        if request.POST.get("spread"):
+            self.require(request, "run", "bulk")
         is_paused = name in pausing.paused(self.using)
         number = in_time(self.using, COUNT_TIMEOUT_MS, self._due(name).count) if is_paused else 0
         may_spread = self.may(request, "run", "bulk")
-        form = ResumeForm(request.POST if request.method == "POST" else None, number=number or 0, may_spread=may_spread)
+        form = ResumeForm(request.POST if request.method == "POST" else None, number=number, may_spread=may_spread)
+        if is_paused and form.is_valid() and form.cleaned_data.get("spread"):
+            ids = targets.selected(self._due(name)[: MOST_MESSAGES + 1])
+            if len(ids) <= MOST_MESSAGES:
+                return self._resume_slowly(request, name, form, ids)
+            text = _("An operation takes %(most)s messages at most. Spread some of them with “Run now” first.")
+            form.add_error("spread", text % {"most": action_table.number(MOST_MESSAGES)})
         if not form.is_valid():
             waiting = _waiting(number) if is_paused else ""
             return self._ask(request, name, form, "resume", _("Resume queue %(queue)s?"), waiting)
-        if form.cleaned_data.get("spread"):
-            return self._resume_slowly(request, name, form)
         with page.acting_as_user(request), writing(self.using):
             was_paused = pausing.resume(self.using, name)
             if was_paused:
@@ -161,9 +171,8 @@ class QueueAdmin(Page):
         text = _("Queue %(queue)s is resumed: workers start its messages within about a second.") % {"queue": name}
         return self._done(request, text, messages.SUCCESS)
 
-    def _resume_slowly(self, request: HttpRequest, name: str, form: ResumeForm) -> HttpResponse:
+    def _resume_slowly(self, request: HttpRequest, name: str, form: ResumeForm, ids: Sequence[int]) -> HttpResponse:
         """Start an operation that spreads the messages that are due, then resumes the queue."""
-        ids = targets.selected(self._due(name)[:MOST_MESSAGES])
         with writing(self.using):
             operation = page.start_operation(
                 request,

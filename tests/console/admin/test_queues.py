@@ -13,8 +13,9 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from django_delayq import pause_queue, resume_queue
+from django_delayq import cancel_message, pause_queue, resume_queue
 from django_delayq.api import pausing
+from django_delayq.console.admin import queue_pages
 from django_delayq.console.models import AuditEvent, Operation
 from django_delayq.console.operations import lifecycle
 from django_delayq.core import actors
@@ -130,9 +131,8 @@ def test_the_question_before_a_resume_names_the_messages_that_begin(pauser: Clie
     assert "3 messages are due and begin at once." in text(page)
     # Who may not act on many messages is offered no spread, and cannot ask for one.
     assert "spread" not in page.context["form"].fields
-    pauser.post(url("resume"), {"spread": "10m"})
-    assert not Operation.objects.exists()
-    assert not pausing.paused(DB)
+    assert pauser.post(url("resume"), {"spread": "10m"}).status_code == 403
+    assert pausing.paused(DB)
 
 
 @pytest.fixture
@@ -159,6 +159,29 @@ def test_a_queue_is_resumed_slowly(chief: Client) -> None:
     assert fresh(later).due_at == later.due_at
     events = AuditEvent.objects.values_list("actor", "action", "target", "reason", "operation")
     assert events.latest("pk") == ("user:cora", "resume", "mail", "the bank is back", operation.pk)
+
+
+@pytest.mark.parametrize("number", [None, 0, 1], ids=["too many to count", "none", "one"])
+def test_a_spread_that_was_asked_for_is_kept(chief: Client, monkeypatch: Any, number: int | None) -> None:
+    pause_queue("mail")
+    due = [scheduled(queue="mail", delay=0) for _number in range(2)]
+    for message in due[number or 0 :] if number is not None else []:
+        cancel_message(message)
+    if number is None:
+        monkeypatch.setattr(queue_pages, "in_time", lambda *given: None)
+        assert "spread" in chief.get(url("resume")).context["form"].fields
+    chief.post(url("resume"), {"spread": "40m"})
+    assert pausing.paused(DB)["mail"].paused_by == f"run #{Operation.objects.get().pk}"
+    worked_off()
+    assert not pausing.paused(DB)
+
+
+def test_more_messages_than_an_operation_takes_are_not_spread(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_pages, "MOST_MESSAGES", 3)
+    pause_queue("mail")
+    many(4, queue="mail", delay=0)
+    assert "An operation takes 3 messages at most." in text(chief.post(url("resume"), {"spread": "40m"}))
+    assert pausing.paused(DB)
 
 
 def test_a_slow_resume_that_is_stopped_leaves_the_queue_paused(chief: Client) -> None:
