@@ -19,6 +19,7 @@ from django.db.models import Q
 from django.utils.translation import gettext as _
 
 from ...core import bounds
+from ...core.outcomes import storable
 from ...core.states import FINAL, LIVE, State
 from ...core.values import row_id
 from ...models import Message
@@ -175,7 +176,7 @@ def parse(text: str, *, now: datetime) -> Search:
     text = text.strip()
     if len(text) > MAX_LENGTH:
         return Search(text, (), (_("The search is too long."),))
-    if not text.isprintable() and any(not c.isprintable() and not c.isspace() for c in text):
+    if storable(text, MAX_LENGTH) != text:
         return Search(text, (), (_("The search has characters that no message can have."),))
     tokens, rest = _TOKEN.findall(text), _TOKEN.sub("", text)
     if '"' in rest:

@@ -24,6 +24,8 @@ pytestmark = pytest.mark.django_db
 
 PAGE = "admin:delayq_console_deadletters_changelist"
 HOSTILE = 'Broken "quotes": <script>, back\\slash, 100% * and so on…'
+ERRORS = ("ValueError: no", "ValueError", "", "5", "=", "a*", "state:dead", "x,y")
+UNPRINTABLE = "Exit: \x1b[31mfatal\x1b[0m, \ufeffzero\u200bwidth, soft\xadhyphen, \U0001f468\u200d\U0001f469"
 
 
 def died(topic: str = samples.TOPIC, error: str = "ValueError: no", ago: timedelta = timedelta(0)) -> Message:
@@ -125,7 +127,7 @@ def test_the_page_says_that_no_message_is_dead(viewer: Client) -> None:
     assert "No message is dead." in samples.text(viewer.get(reverse(PAGE)))
 
 
-@pytest.mark.parametrize("error", ["ValueError: no", "ValueError", "", HOSTILE, "5", "=", "a*", "state:dead", "x,y"])
+@pytest.mark.parametrize("error", [*ERRORS, HOSTILE, UNPRINTABLE])
 def test_a_requeue_touches_its_group_alone(chief: Client, error: str) -> None:
     mine = [died("t.a", error) for _number in range(2)]
     others = [
