@@ -254,11 +254,18 @@ def _id(name: str, value: Value, now: datetime) -> Term:
 
 
 def _limit(name: str, value: Value, now: datetime) -> Term:
-    if value.prefix is not None:
-        described = _("waiting for a limit whose name begins with “%(text)s”") % {"text": value.prefix}
-        return Term(limited(now, value.prefix), described, f"{term_text('limit', value.prefix)}*", SCHEDULED)
-    described = _("waiting for the limit “%(text)s”") % {"text": value.text}
-    return Term(limited(now, value.text, whole=True), described, term_text("limit", value.text), SCHEDULED)
+    whole = value.prefix is None
+    text = value.text if value.prefix is None else value.prefix
+    described = _("waiting for a limit whose name begins with “%(text)s”")
+    if whole:
+        described = _("waiting for the limit “%(text)s”")
+    frozen = f"{term_text('limit', text)}{'' if whole else '*'} {_due_before(now)}"
+    return Term(limited(now, text, whole=whole), described % {"text": text}, frozen, SCHEDULED)
+
+
+def _due_before(end: datetime) -> str:
+    """Return the term that keeps what waits for a limit, or is overdue, to what did so at a moment."""
+    return f"due:{periods.Period(end=end).frozen()}"
 
 
 def _worker(name: str, value: Value, now: datetime) -> Term:
@@ -285,10 +292,10 @@ def _is(name: str, value: Value, now: datetime) -> Term:
         case "retrying":
             return Term(Q(attempts__gt=0), _("retrying"), "is:retrying", SCHEDULED)
         case "overdue":
-            frozen = f"is:overdue due:{periods.Period(end=now - bounds.OVERDUE_AFTER).frozen()}"
+            frozen = f"is:overdue {_due_before(now - bounds.OVERDUE_AFTER)}"
             return Term(overdue(now), _("overdue"), frozen, SCHEDULED)
         case "limited":
-            return Term(limited(now), _("limited"), "is:limited", SCHEDULED)
+            return Term(limited(now), _("limited"), f"is:limited {_due_before(now)}", SCHEDULED)
     raise _Problem(_("unknown. Write is:overdue, is:limited, is:live, is:finished or is:retrying."))
 
 

@@ -209,9 +209,18 @@ def test_a_frozen_search_means_the_same_at_any_time_and_place(text: str) -> None
     assert again.frozen == asked.frozen
 
 
-def test_a_frozen_search_for_overdue_messages_finds_none_that_became_overdue_later() -> None:
-    asked = parse("is:overdue")
-    assert asked.frozen == "is:overdue due:..2026-06-15T11:59:55+00:00"
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [
+        ("is:overdue", "2026-06-15T11:59:55"),
+        ("is:limited", "2026-06-15T12:00:00"),
+        ("limit:a", "2026-06-15T12:00:00"),
+        ("limit:a*", "2026-06-15T12:00:00"),
+    ],
+)
+def test_a_frozen_search_for_what_waits_finds_none_that_became_due_later(text: str, end: str) -> None:
+    asked = parse(text)
+    assert asked.frozen == f"{text} due:..{end}+00:00"
     again = language.parse(asked.frozen, now=NOW + timedelta(days=99))
     assert (again.problems, again.states) == ((), asked.states)
 
