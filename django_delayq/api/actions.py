@@ -95,9 +95,13 @@ class Action:
         return replace(times, place=place_among(among))
 
 
-def place_among(ids: Sequence[int]) -> Callable[[int], float]:
-    """Return the places of messages, given in the order of their ids, in a time over which they are spread evenly."""
-    return lambda pk: bisect_left(ids, pk) / max(1, len(ids))
+def place_among(ids: Sequence[int], without: Sequence[int] = ()) -> Callable[[int], float]:
+    """Return the places of messages in a time over which they are spread evenly.
+
+    Both are in the order of the ids. Those that are left out are among the ``ids``.
+    """
+    number = max(1, len(ids) - len(without))
+    return lambda pk: (bisect_left(ids, pk) - bisect_left(without, pk)) / number
 
 
 def _cancel(using: str, ids: Sequence[int], times: DueTimes, reason: str) -> list[Answer]:

@@ -44,6 +44,8 @@ class Scope:
     search: str | None = None
     upto: int = 0
     at: datetime | None = None
+    # Those of the ids whose due time is still to come: a requeue may leave it as it is.
+    later: tuple[int, ...] = ()
 
     def renewed(self, using: str) -> Scope:
         """Return the scope as it is now; messages that are scheduled later do not belong to it."""
@@ -58,14 +60,14 @@ class Scope:
         """Read a scope that ``to_json`` wrote."""
         at = datetime.fromisoformat(value["at"]) if value.get("at") else None
         if "ids" in value:
-            return cls(ids=_unpacked(value["ids"]), at=at)
+            return cls(ids=_unpacked(value["ids"]), at=at, later=_unpacked(value.get("later", "")))
         return cls(search=str(value["search"]), upto=int(value["upto"]), at=at)
 
     def to_json(self) -> dict[str, Any]:
         """Return the scope for ``Operation.scope`` and for a token."""
         at = {} if self.at is None else {"at": self.at.isoformat()}
         if self.search is None:
-            return {"ids": _packed(self.ids), **at}
+            return {"ids": _packed(self.ids), "later": _packed(self.later), **at}
         return {"search": self.search, "upto": self.upto, **at}
 
     def condition(self) -> Q:
@@ -82,7 +84,9 @@ class Scope:
         assert self.at is not None
         changing, unchanged = of_states(action.states), _unchanged_since(self.at)
         found = rows.filter(self.condition(), unchanged | ~changing if self.search is None else unchanged & changing)
-        return Scope(ids=tuple(targets.selected(found[: MOST_MESSAGES + 1])))
+        later = found.filter(due_at__gt=self.at) if action is actions.REQUEUE else found.none()
+        ids, to_come = (tuple(targets.selected(each[: MOST_MESSAGES + 1])) for each in (found, later))
+        return Scope(ids=ids, later=to_come)
 
 
 def _unchanged_since(at: datetime) -> Q:
@@ -107,7 +111,7 @@ def _packed(ids: Sequence[int]) -> str:
 
 
 def _unpacked(text: str) -> tuple[int, ...]:
-    differences = zlib.decompress(base64.b85decode(text)).decode()
+    differences = zlib.decompress(base64.b85decode(text)).decode() if text else ""
     return tuple(accumulate(map(int, differences.split(",")))) if differences else ()
 
 
@@ -134,6 +138,8 @@ class BulkAction(OperationWork):
             shift=timedelta(seconds=arguments["shift"]) if arguments.get("shift") is not None else None,
             spread=timedelta(seconds=arguments.get("spread") or 0),
         )
+        # Those over which no spread goes.
+        self.keeping = _unpacked(scope.get("later", "")) if self.times.name_none else ()
         if self.action is actions.RESCHEDULE and (self.times.due_at is None) == (self.times.shift is None):
             raise ValueError("reschedule needs either due or shift")
 
@@ -156,7 +162,8 @@ class BulkAction(OperationWork):
     def step(self, using: str, operation: Operation) -> Step:
         place = bisect_right(self.ids, int(operation.position or 0))
         page = self.ids[place : place + MESSAGES_PER_STEP]
-        outcomes = self.act(using, page, replace(self.times, place=actions.place_among(self.ids)), operation.reason)
+        times = replace(self.times, place=actions.place_among(self.ids, self.keeping))
+        outcomes = self.act(using, page, times, operation.reason)
         is_finished = place + len(page) >= len(self.ids)
         if is_finished and self.arguments.get("resume"):
             pausing.release(using, holder(operation))

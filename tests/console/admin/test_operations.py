@@ -114,6 +114,16 @@ def test_messages_are_spread_over_all_steps(given: dict[str, Any]) -> None:
     assert [(at - first).total_seconds() for at in moved] == pytest.approx([10.0 * n for n in range(10)], abs=0.002)
 
 
+def test_a_spread_of_a_requeue_goes_over_those_that_would_be_due_at_once() -> None:
+    made = [(samples.cancelled(delay="2d"), samples.dead()) for _number in range(5)]
+    start("requeue", "state:dead,cancelled", spread=1000)
+    now = transitions.now(samples.DB)
+    worked_off()
+    assert [samples.fresh(kept).due_at for kept, _spread in made] == [kept.due_at for kept, _spread in made]
+    waits = [(samples.fresh(spread).due_at - now).total_seconds() for _kept, spread in made]
+    assert waits == pytest.approx([0, 200, 400, 600, 800], abs=60)
+
+
 @pytest.mark.parametrize(
     ("action", "scope", "arguments"),
     [
