@@ -8,6 +8,7 @@ from io import StringIO
 from typing import Any
 
 import pytest
+from django.db import OperationalError
 from django.utils import timezone
 
 from django_delayq import cancel_message
@@ -217,3 +218,20 @@ def test_the_action_is_in_the_audit(verb: list[str]) -> None:
     written = AuditEvent.objects.latest("pk")
     assert (written.action, written.target) == (verb[0], "topic t.ok, queue default")
     assert (written.reason, [*written.outcomes.values()]) == ("the bank asked", [3])
+
+
+@pytest.mark.console
+@EVERY_VERB
+def test_what_was_done_before_an_error_is_told_and_audited(verb: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from django_delayq.console.models import AuditEvent
+
+    def fail(self: Any) -> bool:
+        raise OperationalError("deadlock detected")
+
+    monkeypatch.setattr(common.Interruptible, "asked", fail)
+    ids = messages_for(verb, 1_100)
+    ran = run("delayq_act", *verb, *map(str, ids), "--yes", "--json")
+    assert (ran.code, [*ran.json["answers"].values()]) == (69, [1_000])
+    assert "deadlock detected" in ran.err
+    written = AuditEvent.objects.latest("pk")
+    assert (written.action, [*written.outcomes.values()]) == (verb[0], [1_000])

@@ -72,13 +72,21 @@ class Command(common.DelayqCommand):
         else:
             rows = Message.objects.using(using).filter(state__in=sorted(verb.action.states))
             work.choose(selected(_narrowed(rows, options)) if by_selectors else _ids(options["ids"]))
-        verdicts, interrupted = work.verdicts, None
+        verdicts = work.verdicts
+        stopped: Exception | None = None
         if not options["dry_run"]:
             number = _done(verdicts)
             if number > 1 or (number and by_selectors):
                 when = f": {work.when}" if work.when else ""
                 self.confirm(f"This will {verb.action.name} {common.messages(number)}{when}.", yes=options["yes"])
-            verdicts, interrupted = work.act()
+            verdicts = work.done
+            try:
+                work.act()
+            except Exception as error:
+                if not verdicts:
+                    raise
+                # What was done before is told and written to the audit.
+                stopped = error
             ids = [] if by_selectors else work.ids
             self.record_action(
                 using,
@@ -89,10 +97,8 @@ class Command(common.DelayqCommand):
                 outcomes={verdict.value: number for verdict, number in verdicts.items() if number},
             )
         self._say(work, verdicts)
-        if interrupted is not None:
-            raise CommandError(
-                "Interrupted between two batches: the other messages were not changed.", returncode=interrupted
-            )
+        if stopped is not None:
+            raise stopped
         total = sum(verdicts.values())
         if left := total - _done(verdicts):
             raise CommandError(
@@ -129,6 +135,8 @@ class _Work:
         # What the verb would do now: the verdicts, and for a requeue the due times that are still to come.
         self.verdicts: Counter[Verdict] = Counter()
         self.to_come = ToCome()
+        # What it did.
+        self.done: Counter[Verdict] = Counter()
         self.ids: Sequence[int] = ()
         # A purge by selectors deletes along the index of finished messages: there may be too many to keep their ids.
         self._finished: QuerySet[Message] | None = None
@@ -161,15 +169,14 @@ class _Work:
         found = {} if self._finished is None else purge.referred_to(self._finished)
         return [purge.passed_over(name, ids) for name, ids in found.items()]
 
-    def act(self) -> tuple[Counter[Verdict], int | None]:
-        """Act batch by batch. Return the verdicts, and the exit code if a signal has interrupted it."""
-        verdicts: Counter[Verdict] = Counter()
+    def act(self) -> None:
+        """Act batch by batch. A signal that has interrupted it raises."""
         with common.Interruptible() as interruption:
             for batch in self._batches():
-                verdicts.update(batch)
+                self.done.update(batch)
                 if interruption.asked():
-                    return verdicts, interruption.returncode
-        return verdicts, None
+                    text = "Interrupted between two batches: the other messages were not changed."
+                    raise CommandError(text, returncode=interruption.returncode)
 
     def _batches(self) -> Iterator[Counter[Verdict]]:
         if self._finished is not None:
