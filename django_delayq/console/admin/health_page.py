@@ -87,9 +87,9 @@ class HealthAdmin(RestorePage):
         url = self.url(Health)
         if request.method != "POST":
             return HttpResponseRedirect(url)
-        if _checks(self.using)[1] is not None:
-            return self.leave(request, url, _("A check is under way already."), messages.WARNING)
-        with acting_as_user(request):
+        with acting_as_user(request), lifecycle.starting(self.using):
+            if _checks(self.using)[1] is not None:
+                return self.leave(request, url, _("A check is under way already."), messages.WARNING)
             lifecycle.start(self.using, "check", {}, {}, described=_("all queues"), reason="")
         text, level = _("The check is queued: a worker compares the record with Redis."), messages.SUCCESS
         if not alive(self.using):

@@ -119,11 +119,6 @@ class RestorePage(Page):
         word = console_conf.get().ENVIRONMENT or "restore"
         confirm = ConfirmForm(request.POST if is_post else None, many=False, typed=word)
         _last, running = lifecycle.newest(using, RestoreWork.name)
-        if is_post and form.is_valid() and running is not None:
-            text = _("Restore #%(number)d is under way already, started by %(actor)s: nothing was done.")
-            text %= {"number": running.pk, "actor": running.started_by}
-            url = page.operation_url(self, request, running) or self.url(Health)
-            return self.leave(request, url, text, messages.ERROR)
         if is_post and form.is_valid() and confirm.is_valid():
             return self._start(request, form, confirm.cleaned_data["reason"])
         shown = {
@@ -141,13 +136,19 @@ class RestorePage(Page):
         return TemplateResponse(request, "delayq_console/restore.html", shown)
 
     def _start(self, request: HttpRequest, form: RestoreForm, reason: str) -> HttpResponse:
-        operation = page.start_operation(
-            request, RestoreWork.name, form.scope, form.arguments, described=form.described(), reason=reason
-        )
+        with lifecycle.starting(self.using):
+            _last, running = lifecycle.newest(self.using, RestoreWork.name)
+            operation = running or page.start_operation(
+                request, RestoreWork.name, form.scope, form.arguments, described=form.described(), reason=reason
+            )
+        url = page.operation_url(self, request, operation) or self.url(Health)
+        if running is not None:
+            text = _("Restore #%(number)d is under way already, started by %(actor)s: nothing was done.")
+            text %= {"number": running.pk, "actor": running.started_by}
+            return self.leave(request, url, text, messages.ERROR)
         text, level = _("Restore #%(number)d is queued: a worker begins within seconds."), messages.SUCCESS
         if not alive(self.using):
             text, level = _("Restore #%(number)d is queued and waits for a worker: none is alive."), messages.WARNING
-        url = page.operation_url(self, request, operation) or self.url(Health)
         return self.leave(request, url, text % {"number": operation.pk}, level)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -16,6 +16,7 @@ from ...core.outcomes import storable
 from ...record import transitions
 from ...record.sql.moves import writing
 from ..models import Operation, OperationState
+from ..statements import console_statements
 from .work import WORKS, OperationWork, Step
 
 # A worker that neither finishes a step nor renews the lease for this long loses the operation.
@@ -93,6 +94,14 @@ def newest(using: str, action: str, *ended: OperationState) -> tuple[Operation |
     rows = Operation.objects.using(using).filter(action=action).order_by("-pk")
     is_last = Q(state__in=ended) if ended else Q(finished_at__isnull=False)
     return rows.filter(is_last).first(), rows.filter(state__in=OPEN).first()
+
+
+@contextmanager
+def starting(using: str) -> Iterator[None]:
+    """Open a transaction in which no other process starts what ``newest`` does not find open."""
+    with writing(using):
+        console_statements(using).wait_for_other_starts()
+        yield
 
 
 def lease_next(using: str, worker: str) -> Operation | None:

@@ -28,6 +28,9 @@ class PortableConsole:
         self.using = using
         self.connection = connections[using]
 
+    def wait_for_other_starts(self) -> None:
+        """Let no other transaction go on from here before this one has ended. One that writes waits anyway."""
+
     def add_to_rollups(self, rows: Mapping[RollupKey, Counter[str]]) -> None:
         """Add counts, by the names in ``Rollup.COUNTS``, to rollups; insert the rollups that are missing."""
         # In one order everywhere, so that two processes cannot wait for each other in a circle.

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, ClassVar
 
+from ...record.sql.limited import LOCKS, STRIPES
 from ...record.sql.sessions import own_transaction
 from .portable_console import PortableConsole
 from .shapes import Scalar, Vacuum
@@ -16,6 +17,10 @@ class PostgreSQLConsole(PortableConsole):
     """Statements that PostgreSQL has words for: the planner's guesses, containment in JSON."""
 
     topics: ClassVar[str] = "json_agg(x.topic)::text"
+
+    def wait_for_other_starts(self) -> None:
+        with self.connection.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_xact_lock(%s, %s)", [LOCKS, STRIPES])
 
     def estimate_due(self, spans: Sequence[tuple[datetime | None, datetime]]) -> Mapping[int, int]:
         """Ask for the due time alone.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
 import pytest
 import redis
-from django.db import connection
+from django.db import connection, connections
 from django.test import Client
 from django.urls import reverse
 
@@ -19,6 +20,8 @@ from django_delayq.models import Message, Transition
 from django_delayq.record import transitions
 from django_delayq.restore.engine import Restore
 from tests.support.commands import due_tenths, held
+from tests.support.transactions import unfinished, waits_for_a_lock
+from tests.support.workers import PATIENCE, eventually
 
 from . import samples
 from .asking import work_off
@@ -148,6 +151,24 @@ def test_a_second_restore_is_refused_and_led_to_the_first(restorer: Client) -> N
     work_off()
     restorer.post(reverse(URL), YES)
     assert Operation.objects.count() == 2
+
+
+@pytest.mark.postgresql("lets two transactions write at once")
+@pytest.mark.parametrize("page", ["health_restore", "health_check"])
+def test_of_two_that_are_started_at_once_the_second_is_refused(restorer: Client, page: str) -> None:
+    def start() -> None:
+        restorer.post(samples.admin_url(page), YES)
+
+    def second() -> None:
+        start()
+        connections.close_all()
+
+    with ThreadPoolExecutor(1) as pool, unfinished(start) as go:
+        running = pool.submit(second)
+        eventually(lambda: running.done() or waits_for_a_lock(), "the second start")
+        go.set()
+        running.result(PATIENCE)
+    assert Operation.objects.count() == 1
 
 
 @pytest.mark.postgresql("ends a statement by itself")
