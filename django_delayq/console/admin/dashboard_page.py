@@ -89,7 +89,7 @@ def _tiles(data: PageData, past: Panel[dict[str, Throughput]], links: Links) -> 
     """Return numbers with their labels, and the addresses of the lists of what they count."""
 
     def tile(label: str, number: object, note: str, query: str, *, alert: bool = False) -> SimpleNamespace:
-        url = links(Message, query)
+        url = links(Message, query) if query else ""
         return SimpleNamespace(label=label, number=str(number), note=note, url=url, alert=alert)
 
     tiles = []
@@ -100,7 +100,8 @@ def _tiles(data: PageData, past: Panel[dict[str, Throughput]], links: Links) -> 
         waiting = _("none, every message is on time")
         if oldest:
             waiting = _("oldest: %(span)s") % {"span": span(snapshot.at - oldest)}
-        ready = _due(overdue_cutoff(snapshot.at), snapshot.at)
+        # No search leaves out those that wait for limits.
+        ready = "" if snapshot.limited.count else _due(overdue_cutoff(snapshot.at), snapshot.at)
         tiles += [
             tile(_("Scheduled"), snapshot.scheduled, ahead, "state:scheduled"),
             tile(_("Ready"), snapshot.ready, _("due, waiting for a worker"), ready),
@@ -149,7 +150,9 @@ def _column(bar: Bar, place: int, coming: Upcoming, topics: list[str], others: b
         return Column(_("Overdue"), [*numbers, *rest], text, _("overdue"), url, alert=True)
     start, end = timezone.localtime(bar.start), timezone.localtime(bar.end)
     tick = _tick(start, coming.window) if place % _BARS_PER_TICK[coming.window] == 0 else ""
-    return Column(_span(start, end), [*numbers, *rest], text, tick, links(Message, _due(start, end)))
+    # The first bar has also what is due, but not overdue yet.
+    url = links(Message, _due(coming.overdue.end if place == 1 else start, end))
+    return Column(_span(start, end), [*numbers, *rest], text, tick, url)
 
 
 # The number of bars from one tick of the axis to the next.

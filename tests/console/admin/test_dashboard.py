@@ -236,6 +236,19 @@ def test_bars_lead_to_their_messages(viewer: Client, settings: Any, monkeypatch:
         assert f"#{message.pk}" in samples.text(viewer.get(url))
 
 
+@pytest.mark.parametrize(("second", "age"), [(50, 30), (2, 3)])
+def test_the_first_bar_leads_to_what_it_counts(
+    viewer: Client, monkeypatch: pytest.MonkeyPatch, second: int, age: int
+) -> None:
+    monkeypatch.setattr(clock, "of_tests", lambda: datetime(2026, 10, 20, 13, 10, second, tzinfo=UTC))
+    late(3, seconds=age)
+    samples.scheduled(delay="5s")
+    found = re.findall(r'<a href="([^"]*)" aria-label="[^"]*: (\d+) message', viewer.get(URL).content.decode())
+    for url, number in found:
+        assert len(viewer.get(url.replace("&amp;", "&")).context["cl"].result_list) == int(number)
+    assert sum(int(number) for _url, number in found) == 4
+
+
 def test_a_window_that_is_none_is_the_hour(viewer: Client) -> None:
     page = viewer.get(URL, {"window": "century", "past": "<b>"})
     assert page.context["coming"].value.window == "hour"

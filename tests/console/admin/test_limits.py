@@ -204,6 +204,14 @@ def test_queues_and_dashboard_count_limited_messages_and_do_not_call_them_overdu
     assert banners(dashboard) == []
 
 
+def test_a_number_without_limited_messages_leads_to_no_list_with_them(viewer: Client) -> None:
+    in_line(3)
+    (tile,) = [
+        tile for tile in viewer.get(samples.admin_url("dashboard_changelist")).context["tiles"] if tile.label == "Ready"
+    ]
+    assert (tile.number, tile.url) == ("0", "")
+
+
 def test_limited_messages_are_not_overdue_among_those_that_come() -> None:
     free = schedule_message("other")
     late(*in_line(3)[1:], free, seconds=3600)
