@@ -81,7 +81,7 @@ def deliveries(moves: Sequence[Transition], now: datetime) -> list[SimpleNamespa
                 waited=_waited(move, moves[place - 1] if place else None),
                 took=span((end.at if end else now) - move.at),
                 worker=move.actor,
-                outcome=_outcome(end) if end else "",
+                outcome=_outcome(end, move.delivery) if end else "",
                 error=end.error if end else "",
                 traceback=end.traceback if end else "",
             )
@@ -89,8 +89,10 @@ def deliveries(moves: Sequence[Transition], now: datetime) -> list[SimpleNamespa
     return found
 
 
-def _outcome(end: Transition) -> str:
-    return f"{state_label(end.to_state)}: {end.reason}" if end.reason else state_label(end.to_state)
+def _outcome(end: Transition, delivery: int) -> str:
+    text = f"{state_label(end.to_state)}: {end.reason}" if end.reason else state_label(end.to_state)
+    # An earlier delivery, which was taken for lost, may be the one that succeeded.
+    return text if end.delivery == delivery else f"{text} (#{end.delivery})"
 
 
 def _waited(move: Transition, before: Transition | None) -> str:

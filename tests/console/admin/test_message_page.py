@@ -23,8 +23,8 @@ from django_delayq.core.actors import acting_as
 from django_delayq.core.clock import to_tenths
 from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.record import transitions
-from django_delayq.record.sql.rows import Ticket
+from django_delayq.record import crashes, transitions
+from django_delayq.record.sql.rows import Success, Ticket
 
 from . import samples
 from .conftest import logged_in, person
@@ -236,6 +236,15 @@ def test_each_delivery_has_a_row_with_its_outcome(viewer: Client) -> None:
     assert "OSError: &lt;away&gt;" in html
     assert "<details><summary>Traceback</summary><pre>Traceback: &lt;here&gt;</pre></details>" in html
     assert html.count('<td class="dq-number" data-label="Number">') == 2
+
+
+def test_a_success_of_an_earlier_delivery_is_told_as_its_own(viewer: Client) -> None:
+    message = samples.running(lease=0.001)
+    samples.eventually(lambda: crashes.reap(samples.DB, actor="reaper"), "the end of the lease")
+    message = samples.claimed(samples.fresh(message))
+    assert transitions.succeed(samples.DB, [Success(message.pk, 1, samples.WORKER, None)])
+    outcomes = [row.outcome for row in page_of(viewer, message).context["deliveries"]]
+    assert [outcome.partition(":")[0] for outcome in outcomes] == ["scheduled", "consumed (#1)"]
 
 
 def test_a_changed_payload_is_shown_with_its_delivery_and_worker(viewer: Client) -> None:
