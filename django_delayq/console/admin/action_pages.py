@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from django.contrib import messages
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.views.main import SEARCH_VAR
 from django.core import signing
 from django.core.exceptions import BadRequest
@@ -119,19 +120,12 @@ class ActionPages(ReadOnly):
 
     def ask_for_selection(
         self, request: HttpRequest, queryset: QuerySet[Message], action: ConsoleAction
-    ) -> HttpResponse | None:
+    ) -> HttpResponse:
         """Ask about the messages that are selected in the list, or about all that its search finds."""
         if request.POST.get(_SELECT_ACROSS) == "1":
             return self._ask_for_search(request, action, request.GET)
-        ids = list(queryset.order_by("pk").values_list("pk", flat=True)[: PAGED_CAP + 1])
-        if len(ids) > PAGED_CAP:
-            text = _("More than %(cap)s messages are selected: nothing was done. Narrow the selection.")
-            self.message_user(request, text % {"cap": f"{PAGED_CAP:,}"}, messages.ERROR)
-            return None
-        if not ids:
-            self.message_user(request, _("No message is selected."), messages.WARNING)
-            return None
-        return self._ask(request, action, Scope(ids=tuple(ids)))
+        # Not those of the queryset: it is without messages that have left the tab or the search meanwhile.
+        return self._ask(request, action, Scope(ids=_ids(",".join(request.POST.getlist(ACTION_CHECKBOX_NAME)))))
 
     def _ask_for_search(self, request: HttpRequest, action: ConsoleAction, given: Mapping[str, str]) -> HttpResponse:
         """Ask about all that a search finds, on whatever page of the list they are."""

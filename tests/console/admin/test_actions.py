@@ -17,7 +17,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from django_delayq import requeue_message, reschedule_message, run_message, schedule_messages
+from django_delayq import cancel_message, requeue_message, reschedule_message, run_message, schedule_messages
 from django_delayq.api import actions as table
 from django_delayq.console.admin import MessageAdmin, action_pages, action_table, explanation, preview
 from django_delayq.console.models import AuditEvent, Operation
@@ -142,6 +142,14 @@ def test_more_messages_than_an_operation_takes_are_refused(chief: Client, monkey
     assert 'name="token"' not in asked.content.decode()
     answer(chief, "cancel", asked)
     assert not Operation.objects.exists()
+
+
+def test_selected_messages_that_have_left_the_tab_are_told(chief: Client) -> None:
+    made = [samples.scheduled() for _number in range(3)]
+    cancel_message(made[0])
+    asked = select(chief, "cancel", *made, query="?state=scheduled")
+    assert asked.context["preview"].described == "3 selected messages"
+    assert "1 cancelled : unchanged" in samples.text(asked)
 
 
 def test_all_pages_means_what_the_search_finds(chief: Client) -> None:
