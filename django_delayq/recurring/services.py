@@ -135,9 +135,10 @@ class Declarer(Service):
     def __init__(self, using: str, worker: str) -> None:
         self.using = using
         self.actor = f"worker:{worker}"
-        self._started = time.monotonic()
-        # When this process announced its declarations last, by the record's clock.
+        # When this process announced its declarations last, and when it could do so again after an outage, by the
+        # record's clock.
         self._announced_at: datetime | None = None
+        self._back_at: datetime | None = None
         self._logged: set[str] = set()
 
     def tick(self) -> float:
@@ -168,8 +169,9 @@ class Declarer(Service):
             except Exception as error:  # noqa: BLE001
                 text = f"Schedule {name} cannot be written as the code declares it: {error}"
                 self._log(text, error=_foreign(error))
+        own = next(row for row in live if row.fingerprint == mine)
         # After an outage of all workers, those with other declarations get the time to announce theirs.
-        if time.monotonic() - self._started > FORGOTTEN_AFTER:
+        if own.seen_at - max(own.since, self._back_at or own.since) > timedelta(seconds=FORGOTTEN_AFTER):
             known = {name for row in live for name in row.names}
             for name in schedules.retire(self.using, known) if present.keys() - known else ():
                 logger.warning("Schedule %s was deleted: no live worker declares it any more", name)
@@ -190,7 +192,7 @@ class Declarer(Service):
                 rows.filter(seen_at__lt=now - KEPT_FOR).delete()
         if last is not None and abs(now - last) > timedelta(seconds=FORGOTTEN_AFTER):
             # Others could announce theirs no more than this process.
-            self._started = time.monotonic()
+            self._back_at = now
         self._announced_at = now
         return list(live)
 
