@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from contextlib import contextmanager
+from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +17,7 @@ from django.core import mail
 from django.core.management import call_command
 from django.db import connection
 from django.test import RequestFactory
+from django.utils import timezone
 
 from django_delayq import handler, schedule_message
 from django_delayq.models import Message
@@ -111,11 +113,14 @@ def test_the_handler_runs_in_the_schema_of_its_tenant(
 
 def test_cron_alone_delivers_and_is_well_without_a_worker(recipes: dict[str, Any]) -> None:
     (line,) = re.findall(r"run_delayq (--once .+)$", text_of("howto/recipes"), re.MULTILINE)
+    (check,) = re.findall(r"delayq_check (--min-workers 0 .+)$", text_of("howto/recipes"), re.MULTILINE)
     handler("docs.ok")(lambda message: None)
     schedule_message("docs.ok")
+    # It fell due just after a run.
+    Message._base_manager.update(due_at=timezone.now() - timedelta(seconds=62))
+    assert run("delayq_check", *check.split()).code == 0
     assert run("run_delayq", *line.split()).code == 0
     assert Message.objects.get(topic="docs.ok").state == "consumed"
-    assert run("delayq_check", "--min-workers", "0").code == 0
 
 
 def test_the_query_for_keda_asks_for_metrics_that_there_are() -> None:

@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 import redis
+from django.utils import timezone
 
+from django_delayq import cancel_message, handler, schedule_message
 from django_delayq.models import Message, Transition
-from django_delayq.recurring import Schedule, create_schedule
+from django_delayq.recurring import Schedule, create_schedule, recurring
 from django_delayq.recurring.models import Occurrence
 from tests.faults.program import Program
+from tests.support.commands import run
 from tests.support.workers import Worker, eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -55,6 +58,23 @@ def test_no_time_is_lost_or_doubled_when_a_maker_is_killed_and_redis_is_flushed(
     # With "once", an occurrence is made when the one before has begun.
     both = Message.objects.filter(headers__schedule="once", state="scheduled", deliveries=0)
     assert both.count() <= 1
+
+
+def test_cron_alone_makes_the_messages_of_schedules_and_deletes_old_ones(code: list[Any]) -> None:
+    @recurring(every="1s")
+    @handler("t.poll")
+    def poll(message: Any) -> None: ...
+
+    old = schedule_message("t.ok", delay="1h")
+    assert cancel_message(old)
+    Message._base_manager.filter(pk=old.pk).update(finished_at=timezone.now() - timedelta(days=300))
+
+    def has_run() -> bool:
+        assert run("run_delayq", "--once", "--threads", "1").code == 0
+        return consumed("t.poll") > 0
+
+    eventually(has_run)
+    assert not Message.objects.filter(pk=old.pk).exists()
 
 
 def test_a_worker_declares_and_runs_the_schedules_of_its_code(

@@ -19,7 +19,7 @@ from ...record.sql.sessions import name_sessions
 from ..parts import connections
 from ..parts.delivery import Delivery
 from ..parts.lifetime import BegunPage, ProcessLock
-from ..parts.service_turns import in_threads
+from ..parts.service_turns import ServiceTurns, in_threads
 from ..run.executor import timed_out
 from ..run.pool import STUCK_AFTER, TimeoutWatch
 from ..upkeep.duty import Duty
@@ -111,9 +111,7 @@ class WorkerProcess:
         yield from (self.duty, parts.queues, self.heartbeat)
         if "reaper" in roles:
             yield parts.reaper
-        if "janitor" in roles:
-            yield Janitor(using)
-        yield from parts.extensions.services(roles)
+        yield from self._upkeep(roles)
         if self.consumer is not None:
             yield from self._watches(stuck_after)
         if parts.brokers.redis is None:
@@ -125,6 +123,12 @@ class WorkerProcess:
             yield Sweeper(using, parts.brokers, parts.queues.search, registry.handlers)
         if "mover" in roles:
             yield Mover(parts.brokers, parts.queues.named, beside_consumer=self.consumer is not None)
+
+    def _upkeep(self, roles: frozenset[str]) -> Iterator[Service]:
+        """Yield the services that look after the record: the janitor, and those of extensions."""
+        if "janitor" in roles:
+            yield Janitor(self.options.using)
+        yield from self.parts.extensions.services(roles)
 
     def _watches(self, stuck_after: float) -> Iterator[Service]:
         """Yield the services that look after handlers."""
@@ -270,7 +274,7 @@ class WorkerProcess:
 class OnceProcess(WorkerProcess):
     """Delivers all messages that are due, and ends when none can begin: ``run_delayq --once``.
 
-    It finds messages by query, since Redis may have lost some, and has none of the services of a worker that stays.
+    It finds messages by query, since Redis may have lost some. Before that it does each periodic duty once.
     """
 
     def _assemble(self, lock: ProcessLock | None, page: BegunPage | None, name: str | None) -> Parts:
@@ -298,6 +302,11 @@ class OnceProcess(WorkerProcess):
         if self.parts.consumer.error is not None:
             raise self.parts.consumer.error
         return code
+
+    def _work(self, watch: Callable[[], bool]) -> None:
+        for service in self._upkeep(self._roles()):
+            ServiceTurns([service]).run_due()
+        super()._work(watch)
 
     def _is_over(self) -> bool:
         return self.parts.consumer.is_done or super()._is_over()
