@@ -24,11 +24,10 @@ _MEANT = {
     **names.DUE_TIMES,
     **dict.fromkeys(("args", "kwargs", "data", "body", "message"), "payload"),
     **dict.fromkeys(("task_id", "job_id", "unique_key", "queueing_lock"), "key"),
-    "expires_in": "expires",
+    **dict.fromkeys(("expires_in", "max_age", "ttl"), "expires"),
     "max_retries": "max_attempts",
     "queue_name": "queue",
     "time_limit": "timeout",
-    "ttl": "expires",
 }
 
 

@@ -196,17 +196,21 @@ MEANT = {
             "retry_kwargs",
             "autoretry_for",
             "default_retry_delay",
+            "dont_autoretry_for",
+            "throws",
+            "min_backoff",
+            "max_backoff",
         ),
         "retry",
     ),
     **dict.fromkeys(("time_limit", "soft_time_limit", "job_timeout"), "timeout"),
-    **dict.fromkeys(("concurrency", "max_concurrency"), "limit"),
+    **dict.fromkeys(("concurrency", "max_concurrency", "max_instances"), "limit"),
     **dict.fromkeys(("name", "task"), "topic"),
     "rate_limit": "rate",
     "queue_name": "queue",
-    "result_ttl": "keep_result",
+    **dict.fromkeys(("ignore_result", "result_ttl", "store_results"), "keep_result"),
     # The function gets the message as its only argument, and what is delivered is acknowledged when that has returned.
-    **dict.fromkeys(("bind", "base", "acks_late", "reject_on_worker_lost", "ignore_result"), names.NOTHING),
+    **dict.fromkeys(("bind", "base", "acks_late", "reject_on_worker_lost"), names.NOTHING),
 }
 
 
@@ -314,7 +318,7 @@ def _schedulable(topic: str, function: Any) -> Any:
 
 
 # The methods by which other queues enqueue a decorated function.
-_METHODS_OF_TASKS = {"delay", "apply_async"}
+_METHODS_OF_TASKS = {"delay", "apply_async", "send", "defer", "enqueue"}
 
 
 def _refuse_to_enqueue(function: Any, *args: Any, **kwargs: Any) -> NoReturn:

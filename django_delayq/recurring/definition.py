@@ -44,6 +44,7 @@ MEANT = {
     ),
     **dict.fromkeys(("args", "kwargs"), "payload"),
     **dict.fromkeys(("timezone", "time_zone"), "tz"),
+    **dict.fromkeys(("coalesce", "misfire_grace_time", "catch_up"), "missed"),
     "start_time": "starts_at",
     "end_time": "ends_at",
     "task": "topic",

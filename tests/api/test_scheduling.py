@@ -165,6 +165,7 @@ def test_a_choice_on_conflict_without_a_key_is_refused(choice: Any) -> None:
         ("kwargs", "payload"),
         ("delya", "delay"),
         ("max_retries", "max_attempts"),
+        ("max_age", "expires"),
         ("zzz", None),
         ("every", None),
         ("ends_at", None),

@@ -18,6 +18,7 @@ from tests.support.commands import run
         (["--concurrency=4"], "instead of --concurrency write --threads"),
         (["-c", "4"], "instead of -c write --threads"),
         (["-Q", "mail"], "instead of -Q write --queue"),
+        (["-w", "8"], "instead of -w write --processes and --threads"),
         (["--beat"], "instead of --beat write --roles"),
     ],
 )

@@ -287,6 +287,9 @@ def test_a_handler_that_wraps_another_one_has_a_topic_of_its_own() -> None:
     [
         ("max_retries", " (write retry)"),
         ("autoretry_for", " (write retry)"),
+        ("throws", " (write retry)"),
+        ("ignore_result", " (write keep_result)"),
+        ("max_instances", " (write limit)"),
         ("bind", " (leave it out)"),
         ("time_limit", " (write timeout)"),
         ("rate_limit", " (write rate)"),
@@ -301,7 +304,7 @@ def test_an_option_that_does_not_exist_names_the_one_that_is_meant(name: str, hi
     assert registry.find(TOPIC) is None
 
 
-@pytest.mark.parametrize("name", ["delay", "apply_async"])
+@pytest.mark.parametrize("name", ["delay", "apply_async", "send", "defer", "enqueue"])
 def test_a_handler_that_is_called_as_a_task_says_how_to_schedule_its_message(name: str) -> None:
     close: Any = handler(TOPIC)(at_module_level)
     words = "at_module_level is a handler: schedule its message with at_module_level.schedule(payload, delay=…)"

@@ -590,6 +590,7 @@ def test_only_workers_with_the_role_have_the_services() -> None:
         ("hour", ' (write cron, such as "0 3 * * *")'),
         ("day_of_week", ' (write cron, such as "0 3 * * *")'),
         ("minutes", ' (write every, such as "10m")'),
+        ("coalesce", " (write missed)"),
         ("timezone", " (write tz)"),
         ("evry", " (write every)"),
         # Those of messages.
