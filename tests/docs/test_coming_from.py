@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
 from datetime import timedelta
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import django
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_delayq import cancel_message, run_message, schedule_message
@@ -90,7 +94,11 @@ def an_order() -> Order:
 
 def test_an_order_is_closed_or_paid(ported: dict[str, Any]) -> None:
     paid, unpaid = (ported["place_order"]("anna@example.com") for _ in range(2))
-    ported["pay_order"](paid)
+    with CaptureQueriesContext(connection) as asked:
+        ported["pay_order"](paid)
+    # The handler locks the order first, too.
+    tables = re.findall(rf"{Order._meta.db_table}|{Message._meta.db_table}", str(asked.captured_queries))
+    assert tables[0] == Order._meta.db_table
     assert run_message(topic="orders.close", key=f"order-{unpaid.pk}")
     deliver()
     paid.refresh_from_db()
@@ -121,17 +129,25 @@ def test_from_celery_the_schedules_of_beat_become_ours_and_may_be_adopted_again(
     at = SimpleNamespace(
         minute="30", hour="6", day_of_week="1-5", day_of_month="*", month_of_year="*", timezone="Europe/Berlin"
     )
-    nightly = SimpleNamespace(name="nightly report", task="orders.receipt", kwargs='{"order": 1}', crontab=at)
+    task = partial(SimpleNamespace, task="orders.receipt", args="[]", kwargs="{}", crontab=None)
+    nightly = task(pk=3, name="nightly report", kwargs='{"order": 1}', crontab=at)
     every = SimpleNamespace(every=10, period="minutes")
-    polling = SimpleNamespace(name="poll", task="orders.receipt", kwargs="{}", crontab=None, interval=every)
+    # The names of the two are alike but for their signs.
+    polling = [task(pk=pk, name=name, interval=every) for pk, name in {4: "poll: all", 5: "poll (all)"}.items()]
     for _time in range(2):
-        ported["adopt"]([nightly, polling])
+        ported["adopt"]([nightly, *polling])
     assert {row.name: row.rule for row in Schedule.objects.all()} == {
-        "nightly-report": "30 6 * * 1-5 (Europe/Berlin)",
-        "poll": "every 10m",
+        "nightly-report-3": "30 6 * * 1-5 (Europe/Berlin)",
+        "poll-all-4": "every 10m",
+        "poll-all-5": "every 10m",
     }
     waiting = Message.objects.filter(topic="orders.receipt", state="scheduled")
-    assert sorted(json.dumps(message.payload) for message in waiting) == ['{"order": 1}', "{}"]
+    assert sorted(json.dumps(message.payload) for message in waiting) == ['{"order": 1}', "{}", "{}"]
+    first_monday = SimpleNamespace(**{**vars(at), "day_of_month": "1-7", "day_of_week": "1"})
+    often = SimpleNamespace(every=500, period="microseconds")
+    for wrong in ({"crontab": first_monday}, {"interval": often}, {"args": "[7]", "interval": every}):
+        with pytest.raises((ValueError, KeyError)):
+            ported["adopt"]([task(pk=6, name="wrong", **wrong)])
 
 
 def test_from_django_q2_a_reminder_is_replaced_and_can_be_called_off(ported: dict[str, Any]) -> None:
