@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections import defaultdict
 from contextlib import contextmanager
 from datetime import timedelta
 from types import ModuleType
@@ -19,7 +20,8 @@ from django.db import connection
 from django.test import RequestFactory
 from django.utils import timezone
 
-from django_delayq import handler, schedule_message
+from django_delayq import handler, pause_queue, schedule_message, schedule_messages
+from django_delayq.contrib.prometheus.gauges import Gauges
 from django_delayq.models import Message
 from testproject.shop.models import Order
 from tests.support.commands import run
@@ -76,8 +78,9 @@ def test_a_webhook_that_comes_twice_is_taken_once_and_a_forged_one_is_refused(re
             "/", body, content_type="application/json", headers={"X-Signature": recipes["signature"](body.encode())}
         )
         assert recipes["webhook"](request).status_code == 202
-    forged = RequestFactory().post("/", body, content_type="application/json", headers={"X-Signature": "x"})
-    assert recipes["webhook"](forged).status_code == 403
+    for signature in ("x", "\xfc"):
+        forged = RequestFactory().post("/", body, content_type="application/json", headers={"X-Signature": signature})
+        assert recipes["webhook"](forged).status_code == 403
     deliver()
     assert Message.objects.get(topic="bank.event").state == "consumed"
 
@@ -109,6 +112,7 @@ def test_the_handler_runs_in_the_schema_of_its_tenant(
     assert message.headers == {"schema": "anna"}
     deliver()
     assert ENTERED == ["anna"]
+    assert schedule_message("orders.export").limit_key == "anna"
 
 
 def test_cron_alone_delivers_and_is_well_without_a_worker(recipes: dict[str, Any]) -> None:
@@ -123,12 +127,17 @@ def test_cron_alone_delivers_and_is_well_without_a_worker(recipes: dict[str, Any
     assert Message.objects.get(topic="docs.ok").state == "consumed"
 
 
-def test_the_query_for_keda_asks_for_metrics_that_there_are() -> None:
+def test_the_query_for_keda_counts_what_is_due_in_queues_that_are_not_paused() -> None:
     (block,) = [block for block in blocks(DOCS / "howto/recipes.rst") if block.language == "yaml"]
     (trigger,) = yaml.safe_load(block.text)["spec"]["triggers"]
-    asked = re.findall(r"delayq_\w+", trigger["metadata"]["query"])
-    assert len(asked) == 2
-    assert all(f"``{name}``" in text_of("reference/metrics") for name in asked)
+    summed = re.fullmatch(r"max\(sum by \(instance\) \((.+)\)\)", trigger["metadata"]["query"])
+    assert summed is not None
+    pause_queue("mail")
+    schedule_messages({"topic": "docs.ok", "queue": queue} for queue in ("mail", "mail", "default"))
+    of_queues: dict[str, dict[str, float]] = defaultdict(dict)
+    for sample in (sample for family in Gauges("default").collect() for sample in family.samples):
+        of_queues[sample.labels.get("queue", "")][sample.name] = sample.value
+    assert {queue: eval(summed[1], of_queues[queue]) for queue in ("mail", "default")} == {"mail": 0, "default": 1}
 
 
 def test_admins_get_a_mail_while_no_worker_runs(recipes: dict[str, Any], settings: Any) -> None:
