@@ -41,7 +41,7 @@ def expired(*topics: str) -> list[Delivery]:
 
 
 def test_no_lease_is_reaped_before_its_holder_could_report_after_a_restart(
-    parts: Parts, monkeypatch: pytest.MonkeyPatch
+    parts: Parts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (one,) = expired("t.ok")
     monkeypatch.setattr("django_delayq.worker.upkeep.reaper.LONGEST_LOOK", 60.0)
@@ -53,6 +53,7 @@ def test_no_lease_is_reaped_before_its_holder_could_report_after_a_restart(
     monkeypatch.setattr(crashes, "may_reap", lambda using: True)
     parts.reaper.tick()
     assert state(one) == State.SCHEDULED
+    assert [record.delayq_event for record in caplog.records if hasattr(record, "delayq_event")] == ["released"]
 
 
 def test_a_lease_that_ran_out_is_ended_only_when_it_is_still_over_later(

@@ -79,15 +79,16 @@ def report_moves(using: str, moves: Sequence[Moved], extensions: WorkerExtension
     _remove_expired(using, moves)
     for m in moves:
         level = logging.ERROR if m.after == State.DEAD else logging.WARNING
+        word = "released" if m.after == State.SCHEDULED else m.after.value
         logger.log(
             level,
             "message %s id=%d topic=%s delivery=%d reason=%r",
-            "released" if m.after == State.SCHEDULED else m.after.value,
+            word,
             m.id,
             m.topic,
             m.deliveries,
             m.reason,
-            extra={"delayq_event": m.after.value, "delayq": {"id": m.id, "topic": m.topic}},
+            extra={"delayq_event": word, "delayq": {"id": m.id, "topic": m.topic}},
         )
         signals.emit_end(Message, m, using)
 
