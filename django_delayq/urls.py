@@ -59,7 +59,7 @@ def ready(request: HttpRequest) -> JsonResponse:
 
 
 def _database(using: str) -> str:
-    """Read the one row of a table of the queue: the migrations are applied then, too."""
+    """Read the one row of a table of the queue: its tables are there then, too."""
     try:
         with statement_timeout(using, TIMEOUT_MS):
             Identity.objects.using(using).exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,9 +17,17 @@ import psycopg.conninfo
 import pytest
 from django.contrib.auth.models import Group
 from django.db import connection
-from django.utils import translation
+from django.utils import timezone, translation
 
-from django_delayq import Verdict, cancel_message, extensions, handler, run_message, schedule_message
+from django_delayq import (
+    Verdict,
+    cancel_message,
+    extensions,
+    handler,
+    run_message,
+    schedule_message,
+    schedule_messages,
+)
 from django_delayq.core import actors
 from django_delayq.models import Message, Queue
 from django_delayq.project import registry
@@ -26,10 +35,11 @@ from django_delayq.record import admission
 from django_delayq.recurring import declarations
 from django_delayq.signals import message_delivered
 from testproject.shop.models import Order
+from tests.support.commands import run
 from tests.support.receivers import receiving
 from tests.support.record_of import log_of
 
-from .blocks import DOCS, blocks
+from .blocks import DOCS, blocks, text_of
 from .conftest import Run, deliver
 from .project import Project
 
@@ -277,6 +287,13 @@ def test_changes_and_events_are_handled_once_as_the_guide_says(run_page: Run) ->
     deliver()
     assert [*answers, names["received"]({"id": "e1"})] == ["accepted", "known", "known"]
     assert state("orders.paid") == state("orders.index") == "consumed"
+    # Without its message there is no change.
+    names["schedule_message"] = lambda *arguments, **options: refuse(None)
+    order.status = "closed"
+    with pytest.raises(ConnectionError):
+        names["order_changed"](order)
+    order.refresh_from_db()
+    assert order.status == "paid"
 
 
 def test_a_schedule_starts_no_second_message_while_one_runs(free_topics: None) -> None:
@@ -362,6 +379,16 @@ def test_a_queue_is_paused_and_dead_messages_are_requeued(run_page: Run) -> None
     assert log_of(dead)[-1].reason == "the bank is back"
 
 
+def test_a_backlog_is_spread_without_redis(free_topics: None, settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
+    (line,) = re.findall(r"``delayq_act (run --due-before .+?)``, with", text_of("howto/operate").partition("Pause")[0])
+    waiting = schedule_messages([{"topic": "docs.ok"}, {"topic": "docs.ok"}, {"topic": "docs.ok", "delay": "1h"}])
+    assert run("delayq_act", *line.replace("…", timezone.now().isoformat()).split(), "--yes").code == 0
+    first, last, later = Message.objects.order_by("pk")
+    assert last.due_at - first.due_at == timedelta(minutes=5)
+    assert later.due_at == waiting[2].due_at
+
+
 def refuse(message: Any) -> None:
     raise ConnectionError("the bank does not answer")
 
@@ -403,6 +430,8 @@ def test_the_examples_of_monitoring_see_a_success_and_a_failure(
     lines = [json.loads(names["JsonFormatter"]().format(record)) for record in caplog.records]
     events = {line["topic"]: line["event"] for line in lines if "topic" in line}
     assert events == {"docs.ok": "consumed", "orders.close": "retried"}
+    (said,) = re.findall(r"``record.delayq_event`` is (.+?), and", text_of("howto/monitoring"), re.DOTALL)
+    assert {line["event"] for line in lines if "topic" in line} <= set(re.findall(r"\*(\w+)\*", said))
     assert all({"id", "delivery"} <= line.keys() for line in lines if "topic" in line)
     [counted] = [line for line in lines if line.get("event") == "counted"]
     assert (counted["queue"], counted["consumed"], counted["retried"]) == ("default", 1, 1)
