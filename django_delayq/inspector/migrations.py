@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib.util import find_spec
+from pkgutil import iter_modules
+
 from django.apps import apps
 from django.db import connections
-from django.db.migrations.executor import MigrationExecutor
+from django.db.migrations.loader import MigrationLoader
+from django.db.migrations.recorder import MigrationRecorder
 
 _PACKAGE = __package__.partition(".")[0]
 
 
 def pending_migrations(using: str) -> list[str]:
-    """Return the migrations of the package's installed apps that are not applied, each as ``app_label.name``."""
-    executor = MigrationExecutor(connections[using])
+    """Return the migrations of the package's installed apps that are not applied, each as ``app_label.name``.
+
+    It reads their names only: a graph of all migrations of the project would keep a worker from its work for longer.
+    """
+    applied = MigrationRecorder(connections[using]).applied_migrations()
     ours = [config for config in apps.get_app_configs() if config.name.partition(".")[0] == _PACKAGE]
-    labels = {config.label for config in ours if any(config.get_models())}
-    newest = [node for node in executor.loader.graph.leaf_nodes() if node[0] in labels]
-    without = sorted(labels - {label for label, _name in newest})
-    pending = [str(migration) for migration, _backwards in executor.migration_plan(newest)]
-    return [f"{label} has none" for label in without] + pending
+    written = {config.label: sorted(_names(config.label)) for config in ours if any(config.get_models())}
+    without = [f"{label} has none" for label, names in sorted(written.items()) if not names]
+    pending = [f"{label}.{name}" for label, names in written.items() for name in names if (label, name) not in applied]
+    return without + pending
+
+
+def _names(label: str) -> Iterator[str]:
+    """Yield the names of an app's migrations, as Django finds them."""
+    module, _is_chosen = MigrationLoader.migrations_module(label)
+    with suppress(ModuleNotFoundError):
+        found = find_spec(module) if module else None
+        for _finder, name, is_package in iter_modules((found and found.submodule_search_locations) or ()):
+            if not is_package and name[0] not in "_~":
+                yield name
