@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import re
+from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
 from urllib.parse import urlsplit
 
-from ..project.conf import Settings
+from ..project.conf import Settings, forget_on_change
 
 # What redis-py is known to take: a host, perhaps with a user, a port and the number of a database.
 _PLAIN = re.compile(
@@ -28,13 +29,14 @@ def problem(settings: Settings) -> str:
     plain = _PLAIN.fullmatch(settings.REDIS)
     if plain and 0 < int(plain[1] or 1) < 65_536:
         return ""
-    return _asked(settings, settings.REDIS)
+    return _asked(settings.REDIS)
 
 
-def _asked(settings: Settings, place: str) -> str:
+@lru_cache(maxsize=1)
+def _asked(place: str) -> str:
     """Have redis-py read the URL or the alias and make a connection, which does not connect.
 
-    The sentence shows no password.
+    The sentence shows no password. A worker asks before its processes are forked: each would need memory for it.
     """
     from redis.sentinel import SentinelConnectionPool
 
@@ -43,7 +45,7 @@ def _asked(settings: Settings, place: str) -> str:
     try:
         if "://" in place and (found := _problem_of_url(place)):
             return found
-        pool = connect(settings, timeout=1.0).connection_pool
+        pool = connect(place, timeout=1.0).connection_pool
         connection: Any = pool.make_connection()
         if isinstance(pool, SentinelConnectionPool) or not hasattr(connection, "host"):
             return ""
@@ -58,6 +60,9 @@ def _asked(settings: Settings, place: str) -> str:
         text = (str(error).strip().splitlines() or [""])[0][:200]
         return f"redis-py refuses it: {type(error).__name__}: {text}."
     return ""
+
+
+forget_on_change(_asked, "CACHES")
 
 
 def _problem_of_url(url: str) -> str:

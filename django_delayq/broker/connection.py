@@ -16,7 +16,7 @@ import re
 import socket
 from collections import deque
 from collections.abc import Callable
-from functools import wraps
+from functools import lru_cache, wraps
 from inspect import isfunction, isgeneratorfunction
 from typing import Any, ParamSpec, TypeVar
 
@@ -27,7 +27,7 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from ..core.exceptions import BrokerFull, BrokerRubbish, BrokerUnavailable, ClusterBroker, DelayqError, ForeignBroker
-from ..project.conf import Settings
+from ..project.conf import forget_on_change
 
 # How the kernel finds out that the network has dropped a connection without notice: it probes an idle one after 15 s,
 # and gives up one whose data was not received for 5 s (TCP_USER_TIMEOUT is in ms). Not every system has each of these.
@@ -57,9 +57,8 @@ R = TypeVar("R")
 C = TypeVar("C", bound="PinnedConnection")
 
 
-def connect(settings: Settings, *, timeout: float) -> redis.Redis:
-    """Make a client with ``timeout`` seconds for connecting and for each answer."""
-    assert settings.REDIS is not None
+def connect(place: str, *, timeout: float) -> redis.Redis:
+    """Make a client for a URL or an alias, with ``timeout`` seconds for connecting and for each answer."""
     options: dict[str, Any] = {
         "socket_connect_timeout": timeout,
         "socket_timeout": timeout,
@@ -72,14 +71,26 @@ def connect(settings: Settings, *, timeout: float) -> redis.Redis:
         "encoding_errors": "strict",
         "protocol": 2,
     }
-    if "://" in settings.REDIS:
+    if hasattr(redis, "DriverInfo"):
+        # Without it redis-py reads its version from a file, for each connection.
+        options["driver_info"] = redis.DriverInfo(lib_version=redis.__version__)
+    if "://" in place:
         # Not from_url(): there the options of the URL win.
-        given = {**redis.connection.parse_url(settings.REDIS), **options}
+        given = {**redis.connection.parse_url(place), **options}
         given |= _keepalive(given.get("connection_class", redis.Connection))
         return redis.Redis(connection_pool=redis.ConnectionPool(**given))
+    return redis.Redis(connection_pool=_like(_pool_of(place), options))
+
+
+@lru_cache(maxsize=1)
+def _pool_of(alias: str) -> Any:
+    """Return the pool of a django-redis cache. Each thread would make a cache of its own for that."""
     from django_redis import get_redis_connection
 
-    return redis.Redis(connection_pool=_like(get_redis_connection(settings.REDIS).connection_pool, options))
+    return get_redis_connection(alias).connection_pool
+
+
+forget_on_change(_pool_of, "CACHES")
 
 
 def _keepalive(kind: type[redis.connection.AbstractConnection]) -> dict[str, Any]:

@@ -65,7 +65,8 @@ class RedisSource(Broker):
         return self._client
 
     def _connect(self) -> redis.Redis:
-        return connect(self.settings, timeout=self.timeout)
+        assert self.settings.REDIS is not None
+        return connect(self.settings.REDIS, timeout=self.timeout)
 
     @cached_property
     def _scripted(self) -> ScriptConnections:

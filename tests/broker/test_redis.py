@@ -14,7 +14,7 @@ import pytest
 import redis
 from django.utils import timezone
 
-from django_delayq.broker import describe, listener
+from django_delayq.broker import check_settings, connection, describe, listener
 from django_delayq.broker.base import Entry, Put
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.core.exceptions import BrokerRubbish, BrokerUnavailable, ForeignBroker
@@ -309,6 +309,29 @@ def test_a_closed_broker_leaves_no_connection_behind(server: RedisServer) -> Non
     broker.close()
     with redis.Redis(port=server.port) as client:
         eventually(lambda: client.info("clients")["connected_clients"] == 1, "there is no other connection")
+
+
+def test_a_connection_does_not_read_the_version_of_redis_py_from_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("importlib.metadata.version")
+    client = connection.connect("redis://localhost:1/0", timeout=1.0)
+    assert client.connection_pool.make_connection() is not None
+
+
+def test_a_cache_is_tried_once_and_again_when_the_caches_change(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    def connect(place: str, *, timeout: float) -> redis.Redis:
+        tried.append(place)
+        return redis.Redis()
+
+    monkeypatch.setattr(connection, "connect", connect)
+    cache = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://localhost:1/0"}
+    settings.DELAYQ = {"REDIS": "guarded"}
+    for times in (1, 2):
+        settings.CACHES = {**settings.CACHES, "guarded": cache}
+        for _ in range(3):
+            check_settings()
+        assert tried == ["guarded"] * times
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def test_a_call_without_an_answer_is_not_sent_again(
 
 
 def test_a_forked_process_has_connections_of_its_own(server: RedisServer, other: redis.Redis) -> None:
-    client = connection.connect(conf.parse({"REDIS": server.url})[0], timeout=5.0)
+    client = connection.connect(server.url, timeout=5.0)
     ours = ScriptConnections(lambda: client.connection_pool)
     mine = ours.execute_command("CLIENT", "ID")
     read, write = os.pipe()
@@ -114,7 +114,7 @@ def test_the_pool_gets_the_second_connection_of_two_calls_at_the_same_time(
     server: RedisServer, other: redis.Redis
 ) -> None:
     """A worker would keep one for each thread that once called at the same moment, beside those of its pool."""
-    client = connection.connect(conf.parse({"REDIS": server.url})[0], timeout=5.0)
+    client = connection.connect(server.url, timeout=5.0)
     ours = ScriptConnections(lambda: client.connection_pool)
     ours.execute_command("PING")
     with ThreadPoolExecutor(2) as threads:

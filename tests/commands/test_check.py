@@ -154,6 +154,12 @@ def test_pending_migrations_of_the_console_are_found_too(caplog: pytest.LogCaptu
         call_command("migrate", verbosity=0)
 
 
+def test_an_app_whose_migrations_are_turned_off_has_none(settings: Any) -> None:
+    settings.MIGRATION_MODULES = {"delayq": None}
+    ran = run("delayq_check")
+    assert (ran.code, "pending: delayq has none; run migrate" in ran.out) == (78, True)
+
+
 def test_an_unknown_database_is_a_usage_error() -> None:
     assert run("delayq_check", "--database", "nowhere").code == 2
 

@@ -11,7 +11,6 @@ import redis
 from django_delayq import schedule_message
 from django_delayq.broker import connection
 from django_delayq.core.states import State
-from django_delayq.project import conf
 from testproject.servers import RedisServer
 from tests.support.processes import Configure, Start
 from tests.support.record_of import log_of, wait_until
@@ -55,8 +54,7 @@ def test_a_certificate_of_somebody_else_or_for_another_host_is_refused(
         ("localhost", ""),
         ("127.0.0.1", f"ssl_ca_certs={authority.certificate}"),
     ):
-        settings = conf.Settings(REDIS=f"rediss://{host}:{port}/0?{query}")
-        with connection.connect(settings, timeout=2) as client:
+        with connection.connect(f"rediss://{host}:{port}/0?{query}", timeout=2) as client:
             with pytest.raises(redis.ConnectionError, match="certificate verify failed"):
                 client.ping()
             client.connection_pool.disconnect()
