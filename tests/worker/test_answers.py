@@ -7,7 +7,7 @@ import decimal
 import logging
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from django.db import IntegrityError
@@ -138,7 +138,7 @@ class Later(RetryLater):
         (Gone(5), "Reject: 5"),
         (Later(5), "Later: 5"),
         # Python cannot format this one.
-        (SyntaxError("odd", ("page.html", 1, "z", "text")), "SyntaxError: odd (page.html, line 1)"),
+        (SyntaxError("odd", ("page.html", 1, cast("Any", "z"), "text")), "SyntaxError: odd (page.html, line 1)"),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -25,6 +25,7 @@ from django_delayq.core.states import State
 from django_delayq.models import Message
 from django_delayq.record import crashes, transitions
 from django_delayq.record.sql.rows import Success, Ticket
+from tests.support.workers import eventually
 
 from . import samples
 from .conftest import logged_in, person
@@ -240,7 +241,7 @@ def test_each_delivery_has_a_row_with_its_outcome(viewer: Client) -> None:
 
 def test_a_success_of_an_earlier_delivery_is_told_as_its_own(viewer: Client) -> None:
     message = samples.running(lease=0.001)
-    samples.eventually(lambda: crashes.reap(samples.DB, actor="reaper"), "the end of the lease")
+    eventually(lambda: crashes.reap(samples.DB, actor="reaper"), "the end of the lease")
     message = samples.claimed(samples.fresh(message))
     assert transitions.succeed(samples.DB, [Success(message.pk, 1, samples.WORKER, None)])
     outcomes = [row.outcome for row in page_of(viewer, message).context["deliveries"]]

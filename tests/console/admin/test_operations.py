@@ -161,7 +161,7 @@ def test_the_lease_of_a_worker_whose_clock_was_ahead_ends_with_that() -> None:
     operation = start("cancel", "is:live")
     ahead = transitions.now(samples.DB) + timedelta(days=1)
     Operation.objects.update(worker="w1", leased_until=lifecycle.lease_from(ahead))
-    assert operations.lease_next(samples.DB, "w2") == operation
+    assert lifecycle.lease_next(samples.DB, "w2") == operation
 
 
 def test_two_workers_lease_two_operations() -> None:
