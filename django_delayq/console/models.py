@@ -39,6 +39,7 @@ class Operation(models.Model):
     started_by = models.CharField(_("started by"), max_length=200, default="", blank=True)
     state = models.CharField(_("state"), max_length=7, choices=OperationState.choices, default=OperationState.QUEUED)
     created_at = UTCDateTimeField(_("created"), default=timezone.now)
+    # Later by the time for which it has stood still.
     started_at = UTCDateTimeField(_("started"), null=True, blank=True)
     finished_at = UTCDateTimeField(_("finished"), null=True, blank=True)
     # The number of messages at the beginning; NULL: not counted, or too many to count.

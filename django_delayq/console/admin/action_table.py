@@ -153,8 +153,8 @@ _OUTCOMES: dict[str, Any] = {
     "extra": ngettext_lazy("%(shown)s only in Redis", "%(shown)s only in Redis", "count"),
     "different": ngettext_lazy("%(shown)s different in Redis", "%(shown)s different in Redis", "count"),
     "no longer scheduled": ngettext_lazy(
-        "%(shown)s no longer scheduled when its turn came",
-        "%(shown)s no longer scheduled when their turn came",
+        "%(shown)s no longer scheduled when its turn came, or done by a worker that died",
+        "%(shown)s no longer scheduled when their turn came, or done by a worker that died",
         "count",
     ),
     "exported": ngettext_lazy("%(shown)s exported", "%(shown)s exported", "count"),

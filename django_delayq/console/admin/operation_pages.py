@@ -46,7 +46,6 @@ def operation_row(operation: Operation, url: str, now: datetime) -> SimpleNamesp
         percent=min(100, operation.done * 100 // total) if total else None,
         outcomes=action_table.outcomes_text(operation.outcomes),
         created=moment(operation.created_at, "seconds"),
-        started=moment(operation.started_at, "seconds") if operation.started_at else "",
         duration=span(took) if took is not None else "",
         rate=_("%(number)s a second") % {"number": action_table.number(round(rate))} if rate >= 1 else "",
         eta=span(timedelta(seconds=left)) if left is not None else "",
@@ -154,6 +153,8 @@ def _arguments(operation: Operation) -> list[tuple[str, str]]:
     if given.get("shift") is not None:
         sign = "-" if given["shift"] < 0 else "+"
         named.append((_("Later by"), sign + span(timedelta(seconds=abs(given["shift"])))))
+    if given.get("now"):
+        named.append((_("Due"), _("at once")))
     if given.get("spread"):
         named.append((_("Spread over"), span(timedelta(seconds=given["spread"]))))
     if given.get("resume"):

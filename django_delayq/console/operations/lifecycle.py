@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import router
-from django.db.models import F, Q, QuerySet
+from django.db.models import DateTimeField, F, Q, QuerySet, Value
 
 from ...core import actors
 from ...core.outcomes import storable
@@ -83,7 +83,10 @@ def resume(operation: Operation) -> bool:
     using = _db(operation)
     rows = Operation.objects.using(using).filter(pk=operation.pk, state__in=ENDED_EARLY)
     with writing(using):
-        is_queued = rows.update(state=OperationState.QUEUED, stop_requested=False, finished_at=None, error="", **FREE)
+        # The time for which it stood still is no part of its duration.
+        started_at = F("started_at") + (Value(transitions.now(using), DateTimeField()) - F("finished_at"))
+        queued = {"state": OperationState.QUEUED, "stop_requested": False, "error": "", **FREE}
+        is_queued = rows.update(**queued, started_at=started_at, finished_at=None)
         if is_queued:
             _work(operation).queued(using, operation)
     return bool(is_queued)
@@ -91,7 +94,7 @@ def resume(operation: Operation) -> bool:
 
 def newest(using: str, action: str, *ended: OperationState) -> tuple[Operation | None, Operation | None]:
     """Return the operation of an action that ended last, in one of these states if any is given, and the open one."""
-    rows = Operation.objects.using(using).filter(action=action).order_by("-pk")
+    rows = Operation.objects.using(using).filter(action=action).order_by("-finished_at", "-pk")
     is_last = Q(state__in=ended) if ended else Q(finished_at__isnull=False)
     return rows.filter(is_last).first(), rows.filter(state__in=OPEN).first()
 

@@ -115,7 +115,8 @@ class RestoreWork(RedisWork):
 def _gone(outcomes: Mapping[str, int], done: int, total: int) -> dict[str, int]:
     """Return the outcome of the messages that a complete restore had counted, and that it found no more.
 
-    They ran, or were cancelled or rescheduled, before their turn came. Those that expired have an outcome of their own.
+    They ran, or were cancelled or rescheduled, before their turn came; or by a step of this restore whose worker died
+    before it could write its outcomes. Those that expired have an outcome of their own.
     """
     number = total - done - outcomes.get("expired", 0)
     return {"no longer scheduled": number} if number > 0 else {}

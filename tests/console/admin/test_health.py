@@ -23,7 +23,7 @@ from testproject.servers import RedisServer
 from tests.support.transactions import unfinished
 
 from .asking import work_off
-from .samples import fill, running, said, scheduled, text, worker
+from .samples import admin_url, fill, running, said, scheduled, text, worker
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -138,6 +138,15 @@ def test_the_last_restore_is_shown_whoever_began_it(viewer: Client, redis_client
     call_command("delayq_restore", stdout=io.StringIO(), stderr=io.StringIO())
     page = text(viewer.get(url()))
     assert re.search(r"Last restore: #\d+ by command:delayq_restore .+, done .* ago \(20.*\)\.", page), page
+
+
+def test_the_last_restore_is_the_one_that_ended_last(restorer: Client) -> None:
+    now = timezone.now()
+    for minutes in (1, 60):
+        ended = {"created_at": now, "finished_at": now - timedelta(minutes=minutes)}
+        Operation.objects.create(action="restore", state=OperationState.DONE, started_by="user:rosa", **ended)
+    first = Operation.objects.earliest("pk")
+    assert restorer.get(url()).context["restored_url"] == admin_url("operation_change", first.pk)
 
 
 def test_stuck_messages_are_shown_at_once(viewer: Client) -> None:

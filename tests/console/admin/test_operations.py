@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -346,6 +347,25 @@ def test_the_page_shows_an_operation_and_its_outcomes(chief: Client) -> None:
     text = samples.text(page(chief, operation))
     assert "a second" in text
     assert "Time left, about" in text
+
+
+def test_the_page_says_that_a_requeue_is_at_once(chief: Client) -> None:
+    samples.cancelled(delay="2d")
+    assert "Due at once" in samples.text(page(chief, start("requeue", "state:cancelled", now=True)))
+
+
+def test_the_time_left_counts_no_time_for_which_it_stood_still(chief: Client) -> None:
+    scheduled(10)
+    operation = start("cancel", "is:live")
+    step(operation)
+    lifecycle.stop(fresh(operation))
+    step(operation)
+    stopped = transitions.now(samples.DB) - timedelta(days=1)
+    begun = stopped - timedelta(seconds=100)
+    Operation.objects.update(started_at=begun, finished_at=stopped, done=4000, total=8000)
+    assert lifecycle.resume(fresh(operation))
+    step(operation)
+    assert re.search(r"Time left, about 1 m \d+ s Duration 1 m \d+ s", samples.text(page(chief, operation)))
 
 
 def test_an_operation_is_stopped_and_resumed_on_its_page(chief: Client) -> None:
