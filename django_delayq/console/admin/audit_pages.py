@@ -44,6 +44,8 @@ class AuditEventAdmin(Page):
         rows = _found(self.get_queryset(request), asked)
         found = in_time(rows.db, AUDIT_TIMEOUT_MS, lambda: newest(request, rows, EVENTS_PER_PAGE))
         shown, older = found or ([], None)
+        # Other apps have actions of their own.
+        others = sorted({event.action for event in shown} - action_table.LABELS.keys())
         query = request.GET.copy()
         query["before"] = str(older)
         return {
@@ -52,7 +54,7 @@ class AuditEventAdmin(Page):
             "asked": asked,
             "filtered": any(asked.values()),
             "too_slow": found is None,
-            "actions": [(name, str(label)) for name, label in action_table.LABELS.items()],
+            "actions": [(name, action_table.label(name)) for name in (*action_table.LABELS, *others)],
             "periods": [(name, str(label)) for name, label, _length in PERIODS],
         }
 

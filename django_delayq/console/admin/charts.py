@@ -54,7 +54,7 @@ def bars(
     step = (width - _LEFT - _RIGHT) / max(1, len(columns))
     drawn = [
         _hatch(name),
-        _grid([(_y(share), rounded(top * share)) for share in (0, 0.5, 1)], width),
+        _grid([(_y(share), f"{top * share:,.1f}".removesuffix(".0")) for share in (0, 0.5, 1)], width),
         _ticks(columns, step, width),
         *(_bar(name, column, _LEFT + place * step, step, top, fills) for place, column in enumerate(columns)),
     ]

@@ -288,5 +288,9 @@ def _call(message: Message) -> str:
         "lease": message.lease,
         "headers": payload.redacted(message.headers) or None,
     }
+    if message.retry:
+        terms = {"max_attempts": None, **message.retry}
+        policy = repr(terms["fixed"]) if "fixed" in terms else f"RetryPolicy.exponential(**{terms!r})"
+        given.append(f"retry={policy}")
     given += [f"{name}={value!r}" for name, value in options.items() if value is not None]
     return "schedule_message(\n    " + ",\n    ".join(given) + ",\n)"

@@ -31,10 +31,23 @@ _PANELS_KEPT = 200
 
 @dataclass(frozen=True, slots=True)
 class Panel(Generic[T]):
-    """What was read, or in ``problem`` why it could not be."""
+    """What was read, or the error for which it could not be."""
 
     value: T | None = None
-    problem: str = ""
+    error: Exception | None = None
+
+    @property
+    def problem(self) -> str:
+        """Why it could not be read, in the language of who asks; empty when it was."""
+        match self.error:
+            case None:
+                return ""
+            case TooSlow():
+                text = _("Could not load: it took longer than %(seconds)g s.")
+                return text % {"seconds": PANEL_TIMEOUT_MS / 1000}
+            case BrokerUnavailable():
+                return _("Could not load: Redis does not answer.")
+        return _("Could not load: %(error)s.") % {"error": type(self.error).__name__}
 
 
 # Each panel with the end of its time, by the monotonic clock.
@@ -54,7 +67,7 @@ def load(name: str, using: str, read: Callable[[], T], seconds: float | None = N
             if len(_kept) >= _PANELS_KEPT:
                 _kept.clear()
             panel = _read(using, read)
-            good_for = min(seconds, _RETRY_SECONDS) if panel.problem else seconds
+            good_for = min(seconds, _RETRY_SECONDS) if panel.error else seconds
             _kept[key] = panel, time.monotonic() + good_for
         return panel
 
@@ -68,11 +81,6 @@ def _read(using: str, read: Callable[[], T]) -> Panel[T]:
     try:
         with statement_timeout(using, PANEL_TIMEOUT_MS):
             return Panel(read())
-    except TooSlow:
-        return Panel(
-            problem=_("Could not load: it took longer than %(seconds)g s.") % {"seconds": PANEL_TIMEOUT_MS / 1000}
-        )
-    except BrokerUnavailable:
-        return Panel(problem=_("Could not load: Redis does not answer."))
-    except (DatabaseError, InterfaceError) as error:
-        return Panel(problem=_("Could not load: %(error)s.") % {"error": type(error).__name__})
+    except (TooSlow, BrokerUnavailable, DatabaseError, InterfaceError) as error:
+        # The traceback would keep what the frames hold.
+        return Panel(error=error.with_traceback(None))

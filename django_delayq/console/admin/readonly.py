@@ -30,6 +30,7 @@ Links = Callable[..., str]
 # The routes that pages have beside those of Django's admin: each leads to the view that is called like it.
 ROUTES: Mapping[type[Model], Mapping[str, str]] = {
     Message: {
+        "changelist": "",
         "export": "export/",
         "reveal": "<int:pk>/reveal/",
         "restore": "<int:pk>/restore/",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from django.contrib.auth.models import User
@@ -255,6 +256,14 @@ def test_an_answer_after_the_end_of_the_session_is_told_to_be_lost(operator: Cli
     assert samples.fresh(message).state == State.SCHEDULED
     # The note is not repeated.
     assert samples.said(operator.get(reverse(samples.LIST))) == []
+
+
+def test_a_selection_after_the_end_of_the_session_is_told_to_be_lost(operator: Client) -> None:
+    message = samples.scheduled()
+    operator.logout()
+    following = parse_qs(urlsplit(select(operator, "cancel", message)["Location"]).query)["next"][0]
+    operator.force_login(User.objects.get(username="otto"))
+    assert samples.said(operator.get(following, follow=True)) == [UNSENT]
 
 
 def test_a_question_holds_good_for_a_while_only(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:

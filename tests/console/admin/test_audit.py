@@ -130,6 +130,11 @@ def test_the_page_tells_who_did_what_and_why(chief: Client) -> None:
     assert samples.change_url(message) in response.content.decode()
 
 
+def test_the_choice_of_actions_has_those_of_other_apps(chief: Client) -> None:
+    event("pause schedule")
+    assert "pause schedule" in dict(chief.get(reverse(LIST)).context["actions"])
+
+
 def test_the_page_is_narrowed_by_action_by_actor_and_by_period(chief: Client) -> None:
     old, purged, by_berta = event(), event("purge"), event(actor="user:berta")
     AuditEvent.objects.filter(pk=old.pk).update(at=timezone.now() - timedelta(days=3))

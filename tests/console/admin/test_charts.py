@@ -86,6 +86,10 @@ def test_the_axis_ends_at_a_round_number(highest: int, top: int) -> None:
     assert charts.nice(highest) == top
 
 
+def test_the_half_of_an_odd_number_is_told_as_it_is() -> None:
+    assert ">2.5</text>" in charts.bars("dq-x", "T", "D", ["a"], [charts.Column("c", [5])])
+
+
 def test_a_chart_without_columns_is_drawn() -> None:
     assert found(draw(), "svg")
     assert found(charts.lines("dq-y", "T", "D", ("a",), []), "svg")

@@ -13,12 +13,14 @@ import redis
 from django.db import OperationalError, connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
+from django.utils import translation
 
 from django_delayq import pause_queue, schedule_message
 from django_delayq.broker.base import ServerInfo
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.console.admin import page_data, panels
 from django_delayq.console.models import Rollup
+from django_delayq.console.statements import TooSlow
 from django_delayq.console.statistics import throughput, upcoming
 from django_delayq.core import bounds, clock
 from django_delayq.inspector import snapshot, worker_list
@@ -247,6 +249,15 @@ def test_the_first_bar_leads_to_what_it_counts(
     for url, number in found:
         assert len(viewer.get(url.replace("&amp;", "&")).context["cl"].result_list) == int(number)
     assert sum(int(number) for _url, number in found) == 4
+
+
+def test_a_problem_is_told_in_the_language_of_its_reader() -> None:
+    def slow() -> None:
+        raise TooSlow
+
+    with translation.override("zh-hans"):
+        assert "无法加载" in panels.load("slow", samples.DB, slow).problem
+    assert "Could not load" in panels.load("slow", samples.DB, slow).problem
 
 
 def test_a_window_that_is_none_is_the_hour(viewer: Client) -> None:

@@ -14,13 +14,14 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from django_delayq import cancel_message
+from django_delayq import RetryPolicy, cancel_message
 from django_delayq.api import pausing
 from django_delayq.broker.base import Entry
 from django_delayq.console.admin import explanation, payload
 from django_delayq.console.models import AuditEvent
 from django_delayq.core.actors import acting_as
 from django_delayq.core.clock import to_tenths
+from django_delayq.core.retry import as_policy
 from django_delayq.core.states import State
 from django_delayq.models import Message
 from django_delayq.record import crashes, transitions
@@ -363,6 +364,15 @@ def test_the_call_that_would_schedule_the_same_can_be_copied(viewer: Client) -> 
         "lease": 120.0,
         "headers": {"h": 1},
     }
+
+
+@pytest.mark.parametrize("retry", [["1m", "2m"], RetryPolicy.exponential("5s", max_attempts=None), False], ids=str)
+def test_the_copied_call_has_the_retry_policy(viewer: Client, retry: Any) -> None:
+    taken: list[RetryPolicy] = []
+    known: dict[str, Any] = {"datetime": datetime, "RetryPolicy": RetryPolicy}
+    known["schedule_message"] = lambda *given, retry, **options: taken.append(as_policy(retry))
+    eval(page_of(viewer, samples.scheduled(retry=retry)).context["call"], known)
+    assert taken == [as_policy(retry)]
 
 
 @pytest.mark.parametrize(
