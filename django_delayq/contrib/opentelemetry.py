@@ -80,7 +80,7 @@ class _TracingMiddleware(middleware.Middleware):
         self._tracer = trace.get_tracer(__name__, __version__, tracers)
         meter = metrics.get_meter(__name__, __version__, meters)
         self._sent = meter.create_counter(
-            "messaging.client.sent.messages", "{message}", "Number of messages that were scheduled."
+            "messaging.client.sent.messages", "{message}", "Number of messages that calls were to schedule."
         )
         self._sent_in = meter.create_histogram(
             "messaging.client.operation.duration",
