@@ -107,7 +107,10 @@ class RetryPolicy:
 
     @classmethod
     def custom(cls, chooser: Chooser) -> RetryPolicy:
-        """Ask ``chooser(attempt, error)`` for the delay (as in ``fixed``); it returns None to give up."""
+        """Ask ``chooser(attempt, error)`` for the delay (as in ``fixed``); it returns None to give up.
+
+        For async handlers it is called on the event loop, where it cannot ask the database.
+        """
         try:
             inspect.signature(chooser, follow_wrapped=False).bind(1, None)
         except TypeError as error:
