@@ -63,6 +63,6 @@ def running_text(limit: str) -> str:
     """Return the text of a search for the messages that run under a limit."""
     kind, what, key = parts(limit)
     texts = [f"state:{State.RUNNING}", searches.term_text(kind, what)]
-    if key is not None:
-        texts.append(searches.term_text("limit_key", key))
+    if kind == "topic":
+        texts.append(searches.term_text("limit_key", key or ""))
     return " ".join(texts)

@@ -10,6 +10,7 @@ from operator import or_
 from django.db.models import Q
 
 from ...core import bounds
+from ...core.limits import parts
 from ...core.states import FINAL, State
 from ...record import admission
 from ...record.sql.expressions import UnderLimits
@@ -20,11 +21,14 @@ NOTHING = Q(pk__in=[])
 
 
 class _WaitsForLimit(UnderLimits):
-    """Whether a message stands under a limit that is full as the first statement is made, with this name or any."""
+    """Whether a message stands under a limit that is full as the first statement is made, with this name or any.
 
-    def __init__(self, name: str, *, whole: bool) -> None:
+    ``other``: under one of a topic with another name. A message waits for that of its topic, and else for its queue's.
+    """
+
+    def __init__(self, name: str, *, whole: bool, other: bool = False) -> None:
         super().__init__(())
-        self._name, self._whole = name, whole
+        self._name, self._whole, self._other = name, whole, other
         # By the database. A statement has a copy of this expression for each queue, and all copies share what was read.
         self._found: dict[str, list[str]] = {}
 
@@ -34,14 +38,16 @@ class _WaitsForLimit(UnderLimits):
             self._found[using] = [
                 each
                 for each in admission.full_lately(using)
-                if (each == self._name if self._whole else each.startswith(self._name))
+                if (each == self._name if self._whole else each.startswith(self._name)) != self._other
+                and (not self._other or parts(each)[0] == "topic")
             ]
         return self._found[using]
 
 
 def limited(now: datetime, name: str = "", *, whole: bool = False) -> Q:
     """Return the condition that a scheduled message waits for a limit, whose name is ``name`` or begins with it."""
-    return Q(due_at__lte=now) & Q(_WaitsForLimit(name, whole=whole))
+    waits = Q(_WaitsForLimit(name, whole=whole), due_at__lte=now)
+    return waits & ~Q(_WaitsForLimit(name, whole=whole, other=True)) if name else waits
 
 
 def overdue(now: datetime) -> Q:

@@ -197,7 +197,7 @@ def _term(token: str, now: datetime) -> Term:
     name, colon, rest = _split(token)
     if colon and name.lower() in _QUALIFIERS:
         value = _value(rest)
-        if not value.text:
+        if not value.text and (name.lower() != "limit_key" or not value.quoted):
             raise _Problem(_("the value after the colon is missing."))
         return _QUALIFIERS[name.lower()](name.lower(), value, now)
     if colon and name.lower().startswith("payload."):
@@ -235,7 +235,8 @@ def _text(name: str, value: Value, now: datetime | None = None) -> Term:
         # The wildcard stays outside of the quotation marks.
         return Term(Q(**{f"{name}__startswith": value.prefix}), described, f"{term_text(name, value.prefix)}*")
     described = _("%(field)s is “%(text)s”") % {"field": label, "text": value.text}
-    condition, frozen = Q(**{name: value.text}), term_text(name, value.text)
+    # A message without a limit key has none, and no empty one.
+    condition, frozen = Q(**{name: value.text or None}), term_text(name, value.text)
     return Term(condition, described, frozen, selective=name == "key", exactly=(name, value.text))
 
 

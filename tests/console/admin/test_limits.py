@@ -256,6 +256,22 @@ def test_the_limits_page_lists_what_runs_and_what_waits(viewer: Client, settings
     assert len(viewer.get(first.waiting_url).context["cl"].result_list) == 2
 
 
+def test_the_numbers_of_the_limits_page_lead_to_as_many(viewer: Client, declare: Declare, settings: Any) -> None:
+    """Those that wait for the limit of their topic stand under the one of their queue, too."""
+    declare("other")
+    settings.DELAYQ = {**settings.DELAYQ, "LIMITS": {"default": {"limit": 3}}}
+    in_line(3, limit_key="a")
+    in_line(1)
+    others = schedule_messages([{"topic": "other", "delay": 0}] * 2)
+    claim_limited(DB, [Ticket(message.pk) for message in others], {"other": 60.0}, samples.WORKER)
+    limits = viewer.get(samples.admin_url("limits_changelist")).context["limits"]
+    numbers = {limit.name: (limit.running, limit.waiting) for limit in limits}
+    assert numbers == {f"{LINE} key a": ("1", "2"), LINE: ("1", "0"), "queue default": ("3", "1")}
+    for limit in limits:
+        for url, number in ((limit.running_url, limit.running), (limit.waiting_url, limit.waiting)):
+            assert not url or len(viewer.get(url).context["cl"].result_list) == int(number)
+
+
 def test_the_limits_page_without_limits_says_how_to_declare_one(
     viewer: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
