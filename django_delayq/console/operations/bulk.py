@@ -46,12 +46,15 @@ class Scope:
     at: datetime | None = None
     # Those of the ids whose due time is still to come: a requeue may leave it as it is.
     later: tuple[int, ...] = ()
+    # How often each of the ids had moved at that moment, or -1.
+    moves: tuple[int, ...] = ()
 
     def renewed(self, using: str) -> Scope:
         """Return the scope as it is now; messages that are scheduled later do not belong to it."""
         at = transitions.now(using)
         if self.search is None:
-            return replace(self, at=at)
+            found = dict(Message.objects.using(using).filter(pk__in=self.ids).values_list("pk", "moves"))
+            return replace(self, at=at, moves=tuple(found.get(pk, -1) for pk in self.ids))
         newest = Message.objects.using(using).order_by("-pk").values_list("pk", flat=True).first()
         return replace(self, upto=newest or 0, at=at)
 
@@ -60,14 +63,15 @@ class Scope:
         """Read a scope that ``to_json`` wrote."""
         at = datetime.fromisoformat(value["at"]) if value.get("at") else None
         if "ids" in value:
-            return cls(ids=_unpacked(value["ids"]), at=at, later=_unpacked(value.get("later", "")))
+            ids, later, moves = (_unpacked(value.get(name, "")) for name in ("ids", "later", "moves"))
+            return cls(ids=ids, at=at, later=later, moves=moves)
         return cls(search=str(value["search"]), upto=int(value["upto"]), at=at)
 
     def to_json(self) -> dict[str, Any]:
         """Return the scope for ``Operation.scope`` and for a token."""
         at = {} if self.at is None else {"at": self.at.isoformat()}
         if self.search is None:
-            return {"ids": _packed(self.ids), "later": _packed(self.later), **at}
+            return {"ids": _packed(self.ids), "later": _packed(self.later), "moves": _packed(self.moves), **at}
         return {"search": self.search, "upto": self.upto, **at}
 
     def condition(self) -> Q:
@@ -82,8 +86,13 @@ class Scope:
         Ids that were given keep those for which the action comes too late: its answer says so.
         """
         assert self.at is not None
-        changing, unchanged = of_states(action.states), _unchanged_since(self.at)
-        found = rows.filter(self.condition(), unchanged | ~changing if self.search is None else unchanged & changing)
+        found = rows.filter(self.condition())
+        if self.search is None:
+            then = dict(zip(self.ids, self.moves, strict=False))
+            read = found.values_list("pk", "moves", "state")
+            found = rows.filter(pk__in=[pk for pk, n, state in read if then.get(pk) == n or state not in action.states])
+        else:
+            found = found.filter(_unchanged_since(self.at), of_states(action.states))
         later = found.filter(due_at__gt=self.at) if action is actions.REQUEUE else found.none()
         ids, to_come = (tuple(targets.selected(each[: MOST_MESSAGES + 1])) for each in (found, later))
         return Scope(ids=ids, later=to_come)
@@ -91,6 +100,8 @@ class Scope:
 
 def _unchanged_since(at: datetime) -> Q:
     """Return the condition that a message has not moved after ``at``, by its own row and by the last row of its log.
+
+    These have the time of a move, and not that of its commit.
 
     The view of the whole log cannot answer this: joined to the messages, it reads all of them for each one.
     """
@@ -105,7 +116,7 @@ def _unchanged_since(at: datetime) -> Q:
 
 
 def _packed(ids: Sequence[int]) -> str:
-    """Return ascending ids as a short text: the differences between them, compressed."""
+    """Return ids, or other numbers, as a short text: the differences between them, compressed."""
     differences = ",".join(str(after - before) for before, after in pairwise((0, *ids)))
     return base64.b85encode(zlib.compress(differences.encode())).decode()
 

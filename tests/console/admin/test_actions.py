@@ -395,6 +395,18 @@ def test_selected_messages_that_somebody_changed_after_the_question_are_left_alo
     assert outcomes == {"cancelled": 1, "too late": 1, "changed": 3}
 
 
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.postgresql("lets others read what a transaction is about to change")
+def test_a_change_that_was_under_way_at_the_question_is_seen(operator: Client) -> None:
+    message = samples.scheduled()
+    with unfinished(lambda: reschedule_message(message, delay="3h")):
+        asked = ask(operator, "cancel", message)
+    assert samples.said(answer(operator, "cancel", asked)) == [
+        "Cancel, 1 message: 1 changed after the question and was left alone."
+    ]
+    assert samples.fresh(message).state == State.SCHEDULED
+
+
 def test_hidden_messages_are_not_changed_however_many_are_named(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(action_pages, "AT_ONCE", 1)
     seen, hidden = [samples.scheduled() for _number in range(2)], samples.scheduled(queue="hidden")
