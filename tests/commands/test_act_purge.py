@@ -321,9 +321,15 @@ def test_an_age_and_a_moment_choose_the_same_messages() -> None:
     assert (left(), len(old)) == (set(young), 2)
 
 
-@pytest.mark.parametrize("at", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
+@pytest.mark.parametrize(
+    ("at", "words"),
+    [
+        ("0001-01-01T00:00:00+14:00", "'0001-01-01T00:00:00+14:00' is before 1970"),
+        ("9999-12-31T23:59:59-14:00", "is out of range: 9999-12-31T23:59:59-14:00"),
+    ],
+)
 @pytest.mark.parametrize("command", [["delayq_act", "purge", "--finished-before"], ["delayq_restore", "--due-after"]])
-def test_a_moment_that_has_no_time_in_utc_is_refused(command: list[str], at: str) -> None:
+def test_a_moment_that_has_no_time_in_utc_is_refused(command: list[str], at: str, words: str) -> None:
     ran = run(*command, at, "--yes")
     assert ran.code != 0
-    assert f"is out of range: {at}" in ran.err
+    assert words in ran.err
