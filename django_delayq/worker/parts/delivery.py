@@ -338,9 +338,10 @@ class Delivery:
         now = time.monotonic()
         if now - self.leased_mono > self.lease:
             raise Superseded("lease ran out before it began")
-        elapsed = timedelta(seconds=now - self.claimed_mono)
-        if self.expires_at is not None and self.claimed.claimed_at + elapsed >= self.expires_at:
-            raise Superseded("expired before it began")
+        if self.expires_at is not None:
+            elapsed = timedelta(seconds=now - self.claimed_mono)
+            if self.claimed.claimed_at + elapsed >= self.expires_at:
+                raise Superseded("expired before it began")
         if self.queued_mono and now - max(self.queued_mono, self.due_mono) > PUNCTUAL.total_seconds() and self.is_rated:
             raise Superseded("waited too long for its rate")
         timeout, self.started_mono = self.timeout, now
