@@ -333,8 +333,8 @@ class Consumer(threading.Thread):
             for pk in {ticket.id for ticket in tickets} - begun:
                 self.freed.hand_back(name for name in ids.limits[pk] if name != admitted.refused.get(pk))
         closed = {name: admitted.opens.get(name) for name in admitted.refused.values()}
-        if closed:
-            # All others that are full, too: of thousands each would take room of a claim to find that out.
+        if closed and any(ids.left.values()):
+            # There was no room for these. Of thousands of full limits each would take some until it refuses.
             closed |= admission.closed(using)
         for name, slot_in in closed.items():
             self.sidings.close(name, slot_in)
