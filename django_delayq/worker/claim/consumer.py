@@ -210,7 +210,7 @@ class Consumer(threading.Thread):
         self.sidings.see(sets_aside=broker.forgets_taken)
         for take in self.queues.takes(broker, self._reach, both_ends=self.wanted.looks_past):
             room = 0 if turn.is_full else self.wanted.ids
-            turn.add(found := self._take_and_claim(broker, partial(take, room)))
+            turn.found.append(found := self._take_and_claim(broker, partial(take, room)))
             more = self._catch_up(broker, found)
             turn.goes_on |= more and self.wanted.is_worth_filling and self.wanted.messages > 0
             # Lower queues wait, but not while most of what is taken cannot run.
@@ -329,9 +329,8 @@ class Consumer(threading.Thread):
             self.freed.ask()
         admitted = admission.claim(using, tickets, *arguments, **where, limits=ids.limits)
         if self.freed is not None:
-            begun = {row.id for row in admitted.claimed}
-            for pk in {ticket.id for ticket in tickets} - begun:
-                self.freed.hand_back(name for name in ids.limits[pk] if name != admitted.refused.get(pk))
+            left = {ticket.id for ticket in tickets} - {row.id for row in admitted.claimed}
+            self.freed.hand_back(n for pk in left for n in ids.limits[pk] if n != admitted.refused.get(pk))
         closed = {name: admitted.opens.get(name) for name in admitted.refused.values()}
         if closed and any(ids.left.values()):
             # There was no room for these. Of thousands of full limits each would take some until it refuses.
@@ -405,10 +404,6 @@ class Turn:
     is_full: bool = False
     # True when there is room for further ids that are ready.
     goes_on: bool = False
-
-    def add(self, found: Found) -> None:
-        """Add what a take has found."""
-        self.found.append(found)
 
     @property
     def claimed(self) -> bool:

@@ -68,7 +68,7 @@ class FreedPlaces(WorkerExtension):
                     self._freed.pop(name, None)
 
     def hand_back(self, names: Iterable[str]) -> None:
-        """Take note that a message was tried under these limits, and did not begin for another reason."""
+        """Take note that messages were tried under these limits, and did not begin for another reason."""
         with self._lock:
             self._freed.update(name for name in names if name in self.waited_for)
 
