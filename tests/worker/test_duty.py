@@ -85,15 +85,16 @@ def test_every_process_has_its_duty_while_redis_is_away() -> None:
 
 
 class Counted(Service):
-    """Counts its ticks; it is always due."""
+    """Counts its ticks; it is always due. Its first ``halves`` ticks leave work half done."""
 
-    def __init__(self, *, is_shared: bool) -> None:
+    def __init__(self, *, is_shared: bool, halves: int = 0) -> None:
         self.is_shared = is_shared
+        self.halves = halves
         self.ticks = 0
 
     def tick(self) -> float:
         self.ticks += 1
-        return 0.0
+        return 0.0 if self.ticks <= self.halves else 1e-9
 
 
 def test_a_process_without_the_duty_does_shared_work_once_and_then_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,12 +106,23 @@ def test_a_process_without_the_duty_does_shared_work_once_and_then_rarely(monkey
         turns.run_due()
     assert (shared.ticks, own.ticks) == (1, 3)
     held = True
-    assert turns.run_due() == 0.0
+    turns.run_due()
     assert (shared.ticks, own.ticks) == (2, 4)
     held = False
     monkeypatch.setattr(service_turns, "STANDBY", 0.0)
     time.sleep(0.001)
     turns.run_due()
+    assert shared.ticks == 3
+
+
+def test_a_process_without_the_duty_ends_what_it_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The holder of the duty would wait for a load, or an operation, that nobody goes on with."""
+    monkeypatch.setattr(service_turns, "STANDBY", 1e9)
+    shared = Counted(is_shared=True, halves=2)
+    turns = ServiceTurns([shared], lambda: False)
+    assert [turns.run_due() > 1, shared.ticks] == [False, 1]
+    for _ in range(3):
+        turns.run_due()
     assert shared.ticks == 3
 
 

@@ -46,6 +46,8 @@ class ServiceTurns:
         # By the place of the service: names may repeat, since any app can add services.
         self._due = [0.0] * len(self.services)
         self._errors = [0] * len(self.services)
+        # The services whose last tick has left work half done.
+        self._go_on: set[int] = set()
 
     def run_due(self, is_stopping: Callable[[], bool] = lambda: False) -> float:
         """Tick each service that is due, until ``is_stopping``. Return the seconds until the next one is due."""
@@ -58,13 +60,16 @@ class ServiceTurns:
         return max(0.0, min(map(self._due_at, range(len(self.services)))) - time.monotonic())
 
     def _due_at(self, place: int) -> float:
-        # The first tick of every service is due at once: it may report, or find work that was left.
-        is_standby = self.services[place].is_shared and self._due[place] and not self._has_duty()
+        # The first tick of every service is due at once: it may report, or find work that was left. What it has begun,
+        # it goes on with: the others wait for that, or begin anew.
+        is_begun = not self._due[place] or place in self._go_on
+        is_standby = self.services[place].is_shared and not is_begun and not self._has_duty()
         return self._due[place] + STANDBY if is_standby else self._due[place]
 
     def _tick(self, place: int) -> float:
         """Tick the service at this place. Return how many seconds it waits."""
         service = self.services[place]
+        self._go_on.discard(place)
         connections.before_task()
         try:
             with lock_timeout(LOCK_TIMEOUT if service.thread == Service.thread else 0):
@@ -77,6 +82,8 @@ class ServiceTurns:
         if self._errors[place]:
             self._errors[place] = 0
             logger.info("The %s works again", service.name)
+        if wait == 0:
+            self._go_on.add(place)
         return wait
 
     def _back_off(self, place: int, error: Exception) -> float:

@@ -173,12 +173,8 @@ class Loader(Service):
             if whole and meta.horizon_tenths - meta.now_tenths > ahead * SECOND / 2:
                 self._tick = meta.tick
                 return None
-        if self._tick is not None and not (intact and ours):
-            logger.warning(
-                "Redis lost its ids (%s); they are loaded again from the record",
-                _reason(meta, restarted=rolled_back or not ours),
-            )
-        return self._load(server, meta.tick, rolled_back=rolled_back)
+        lost = "" if intact and ours else _reason(meta, restarted=rolled_back or not ours)
+        return self._load(server, meta.tick, rolled_back=rolled_back, lost=lost)
 
     def _clear(self, seen: int) -> None:
         """Delete our keys in Redis, because something else was seen there.
@@ -209,8 +205,9 @@ class Loader(Service):
         )
         return True
 
-    def _load(self, server: ServerRun, tick: int, *, rolled_back: bool) -> Iterator[None]:
-        """Load, unless another process does. ``tick`` is the one that showed the need."""
+    def _load(self, server: ServerRun, tick: int, *, rolled_back: bool, lost: str) -> Iterator[None]:
+        """Load, unless another process does. ``tick`` is the one that showed the need, ``lost`` says how Redis lost its
+        ids, if it did."""
         begun = self.broker.load(
             ahead=conf.get().HORIZON,
             worker=self.worker,
@@ -220,6 +217,8 @@ class Loader(Service):
             lost=rolled_back,
         )
         if begun is not None:
+            if lost and self._tick is not None:
+                logger.warning("Redis lost its ids (%s); they are loaded again from the record", lost)
             yield from self._load_between(*begun)
         # The tick alone may show that Redis was rolled back: it is remembered only when the load has succeeded.
         self._tick = tick
