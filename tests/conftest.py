@@ -39,6 +39,7 @@ if not apps.is_installed("django_delayq.console"):
 # Tests that use a database, but for which any will do: docs/explanation/testing.rst tells by what right each is here.
 OF_ANY_DATABASE = [
     "browser",
+    "commands/test_worker_start.py",
     "docs",
     "faults/test_access.py",
     "faults/test_clock_skew.py",
@@ -52,6 +53,8 @@ OF_ANY_DATABASE = [
     "faults/test_tls.py",
     "faults/test_unusual_redis.py",
     "torture",
+    "worker/test_handlers.py",
+    "worker/test_lifetime.py",
     "worker/test_load.py",
 ]
 assert all((HERE / place).exists() for place in [*OF_THE_CONSOLE, *OF_ANY_DATABASE])
