@@ -14,8 +14,10 @@ from django.db import connection
 
 from django_delayq import Verdict, cancel_message, reschedule_message, schedule_message, schedule_messages
 from django_delayq.broker.keys import keys
+from django_delayq.core.known_record import forget_identity
 from django_delayq.core.states import State
 from django_delayq.models import Message
+from django_delayq.models.record import Identity
 from testproject.servers import RedisServer
 from tests.support.processes import Configure, Gate, Start
 from tests.support.proxy import Proxy
@@ -381,3 +383,14 @@ def test_a_redis_that_refuses_some_calls_floods_no_log(start: Start, configure: 
         assert worker.count("Redis is away") <= 5, worker.log
         assert set(effects_per_message().values()) == {1}
         worker.stop()
+
+
+def test_a_worker_notices_that_its_database_was_emptied(start: Start) -> None:
+    """``manage.py flush`` gives the database another identity, which those who start now know."""
+    worker = start()
+    worker.wait_for("Loaded Redis")
+    Identity.objects.all().delete()
+    forget_identity("default")
+    for _ in range(4):
+        wait_until(schedule_message("t.tx"), State.CONSUMED)
+    assert worker.count("that Redis had lost") <= 1, worker.log

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 
 from ...broker.base import Entry
 from ...core.exceptions import BrokerUnavailable
+from ...core.known_record import forget_identity
 from ...extensions import Service
 from ...project import conf
 from ...record import transitions
@@ -73,6 +74,9 @@ class Sweeper(Service):
             return interval
         for queue, number in sorted(put.items()):
             logger.warning("The sweep of queue %s put %d messages that Redis had lost", queue, number)
+        if put:
+            # Those who schedule may know another one: somebody has emptied the tables, or loaded a dump over them.
+            forget_identity(self.using)
         return interval
 
     def _sweep(self, overdue_since: datetime) -> Counter[str]:
