@@ -27,7 +27,7 @@ def register() -> None:
 
 
 def check_settings(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """Check the DELAYQ dict: ``delayq.E001`` to ``E004``."""
+    """Check what every call and command needs: ``delayq.E001`` to ``E005``."""
     _settings, problems = conf.parse(conf.given())
     return errors(problems)
 
@@ -38,14 +38,12 @@ def errors(problems: Sequence[conf.Problem]) -> list[checks.CheckMessage]:
 
 
 def check_project(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """Check the rest of the project's settings: ``delayq.E005`` to ``E008``, ``E010``, ``E012`` and ``E014``."""
+    """Check the rest of the project's settings: ``delayq.E006`` to ``E008``, ``E010``, ``E012`` and ``E014``."""
     settings, _problems = conf.parse(conf.given())
     return [*_check_times(), *_check_middleware(settings), *_check_redis(settings), *_check_tenants()]
 
 
 def _check_times() -> Iterator[checks.CheckMessage]:
-    if not django_settings.USE_TZ:
-        yield checks.Error("USE_TZ is off.", hint="Due times need time zones: set USE_TZ = True.", id="delayq.E005")
     # Imported here: the models are not ready when the app registers its checks.
     from .models import Message
 
@@ -136,10 +134,12 @@ def _check_middleware(settings: conf.Settings) -> Iterator[checks.CheckMessage]:
 
 def _check_tenants() -> Iterator[checks.CheckMessage]:
     """Refuse tables in the schema of each tenant: a process knows one identity, and one Redis, for a database."""
-    for app in getattr(django_settings, "TENANT_APPS", ()):
+    types = getattr(django_settings, "TENANT_TYPES", {})
+    several = [app for name, kind in types.items() if name != "public" for app in kind.get("APPS", ())]
+    for app in dict.fromkeys([*getattr(django_settings, "TENANT_APPS", ()), *several]):
         if app.partition(".")[0] == "django_delayq":
             yield checks.Error(
-                f"{app} is in TENANT_APPS: each tenant would have messages of its own, and workers serve one schema.",
+                f"{app} is among the apps of tenants: each would have messages of its own, and workers serve one schema.",
                 hint="Move it to SHARED_APPS, and give the schema of the tenant to the handler by a Middleware.",
                 id="delayq.E014",
             )

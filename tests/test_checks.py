@@ -65,6 +65,8 @@ def test_a_router_that_names_no_database_keeps_no_mistake_back() -> None:
 @pytest.mark.parametrize("app", ["django_delayq", "django_delayq.console", "django_delayq.apps.DelayqConfig"])
 def test_a_queue_in_the_schema_of_each_tenant_is_refused(app: str) -> None:
     assert found(TENANT_APPS=["shop", app]) == ["delayq.E014"]
+    assert found(TENANT_TYPES={"public": {"APPS": [app]}, "shop": {"APPS": ["shop", app]}}) == ["delayq.E014"]
+    assert found(TENANT_TYPES={"public": {"APPS": [app]}, "shop": {"APPS": ["shop"]}}) == []
     assert found(TENANT_APPS=["shop"], SHARED_APPS=[app]) == []
 
 

@@ -191,8 +191,10 @@ def section(name: str) -> Any:
 
 
 def parse(given: Any) -> tuple[Settings, list[Problem]]:
-    """Read a ``DELAYQ`` dict. Return the settings and every problem of the dict, but for those of ``ELSEWHERE``."""
+    """Read a ``DELAYQ`` dict. Return the settings and every problem, but for those of ``ELSEWHERE``."""
     found, problems = read(given, PARSERS, elsewhere=ELSEWHERE)
+    if not django_settings.USE_TZ:
+        problems.append(Problem("E005", "USE_TZ is off.", "Due times need time zones: set USE_TZ = True."))
     settings = Settings(**found)
     if settings.QUEUES and settings.DEFAULT_QUEUE not in settings.QUEUES:
         problems.append(
@@ -232,4 +234,4 @@ def forget_on_change(cached: Any, *settings: str) -> None:
     setting_changed.connect(forget, weak=False)
 
 
-forget_on_change(get, "DELAYQ", "CACHES")
+forget_on_change(get, "DELAYQ", "CACHES", "USE_TZ")

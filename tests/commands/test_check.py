@@ -129,6 +129,14 @@ def test_the_redis_of_another_database_is_exit_code_78_and_left_alone(redis_clie
     assert Message.objects.get().moves == overdue.moves
 
 
+@pytest.mark.parametrize("command", ["delayq_check", "delayq_stats"])
+def test_local_times_are_exit_code_78(settings: Any, command: str) -> None:
+    schedule(1)
+    settings.USE_TZ = False
+    ran = run(command)
+    assert (ran.code, "set USE_TZ = True" in ran.err) == (78, True)
+
+
 def test_pending_migrations_are_exit_code_78() -> None:
     call_command("migrate", "delayq", "zero", verbosity=0)
     try:

@@ -117,3 +117,9 @@ def test_settings_changed_in_a_test_are_seen(settings: Settings) -> None:
     assert conf.get().LEASE == 7
     settings.DELAYQ = {"LEASE": 8}
     assert conf.get().LEASE == 8
+
+
+def test_local_times_are_refused_at_first_use(settings: Any) -> None:
+    settings.USE_TZ = False
+    with pytest.raises(ImproperlyConfigured, match="USE_TZ is off"):
+        conf.get()
