@@ -345,6 +345,23 @@ def test_what_follows_a_timeout_is_not_interrupted_again() -> None:
     assert error.startswith("HandlerTimeout")
 
 
+@pytest.mark.parametrize("place", ["receiver", "policy"])
+def test_what_answers_a_failure_and_runs_past_the_timeout_changes_nothing_of_it(place: str) -> None:
+    def outlast(*args: Any, **facts: Any) -> None:
+        delivery.interrupt()
+        for _step in range(1000):
+            time.monotonic()
+        pytest.fail("It was not interrupted.")
+
+    policy = outlast if place == "policy" else ["1h"]
+    delivery = delivery_to(raises(ValueError("no")), timeout="1h", retry=policy)
+    with receiving(outlast, *([signals.message_failed] if place == "receiver" else [])):
+        outcome = execute(delivery)
+    assert isinstance(outcome, Retry)
+    assert outcome.error == "ValueError: no"
+    assert place == "policy" or outcome.delay == timedelta(hours=1)
+
+
 # --- the transaction --------------------------------------------------------------------------------------------------
 
 

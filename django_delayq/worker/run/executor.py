@@ -271,7 +271,11 @@ def answer(delivery: Delivery, error: BaseException) -> Outcome:
     if signals.message_failed.receivers and event(outcome) != "released":
         arguments = signals.message_arguments(delivery, delivery.using)
         facts = {"delivery": delivery.deliveries, "attempt": delivery.attempt, "outcome": delivery.fate(outcome)}
-        signals.emit(signals.message_failed, Message, exception=error, **facts, **arguments)
+        try:
+            signals.emit(signals.message_failed, Message, exception=error, **facts, **arguments)
+        except HandlerTimeout:
+            # The handler itself has ended: nothing changes of what becomes of the message.
+            logger.error("A receiver of message_failed ran past the timeout of topic %s, and was ended", delivery.topic)
     shown = error if logs_whole_errors() else None
     return replace(outcome, cause=Raised(shown, contextvars.copy_context()))
 
@@ -304,8 +308,8 @@ def _failure(delivery: Delivery, error: BaseException, text: str = "") -> Outcom
     trace = storable("".join(_trace(error)), TRACEBACK_LIMIT)
     try:
         delay = delivery.policy.delay(delivery.attempt, error)
-    except Exception:
-        # A retry policy that raises must not decide the fate of a message.
+    except BaseException:
+        # A retry policy that raises, or runs past the timeout, must not decide the fate of a message.
         logger.exception("The retry policy of topic %s failed; the default policy decides", delivery.topic)
         delay = retry.DEFAULT.limited(delivery.claimed.max_attempts).delay(delivery.attempt)
     path = class_path(error)
