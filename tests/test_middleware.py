@@ -488,6 +488,20 @@ def test_an_error_about_a_failure_is_logged_without_the_text_of_the_failure(
     assert SECRET not in caplog.text
 
 
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_a_failure_that_its_policy_raises_again_is_logged_as_the_settings_say(
+    settings: Any, caplog: pytest.LogCaptureFixture, is_whole: bool
+) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "LOG_ERRORS": is_whole}
+
+    def refuse(attempt: int, error: BaseException) -> None:
+        raise error
+
+    run(fail, retry=refuse)
+    assert "the default policy decides" in caplog.text
+    assert (SECRET in caplog.text) is is_whole
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [

@@ -53,7 +53,7 @@ class Serialization(Exception):
 
 @pytest.mark.parametrize(("conflicts", "counts"), [(0, False), (49, False), (50, True)])
 def test_a_conflict_costs_no_attempt_until_that_has_happened_fifty_times(conflicts: int, counts: bool) -> None:
-    handler(TOPIC, transactional=True, retry=False)(raises(Serialization()))
+    handler(TOPIC, transactional=True, retry=False)(raises(Serialization("of card 4711")))
     message = schedule_message(TOPIC)
     # As after many deliveries that cost no attempt for other reasons.
     uncounted = {"deliveries": 99, "reported": 99, "conflicts": conflicts}
@@ -62,6 +62,8 @@ def test_a_conflict_costs_no_attempt_until_that_has_happened_fifty_times(conflic
     outcome = execute(Delivery(row, registry.handlers()[TOPIC], DB))
     assert isinstance(outcome, GiveUp if counts else Release)
     assert counts or outcome.conflict  # type: ignore[union-attr]
+    # It is logged, and what the handler raised may hold secrets.
+    assert counts or outcome.reason == "its transaction met another one: Serialization"  # type: ignore[union-attr]
 
 
 # --- awaitables -------------------------------------------------------------------------------------------------------

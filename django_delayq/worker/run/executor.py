@@ -308,9 +308,10 @@ def _failure(delivery: Delivery, error: BaseException, text: str = "") -> Outcom
     trace = storable("".join(_trace(error)), TRACEBACK_LIMIT)
     try:
         delay = delivery.policy.delay(delivery.attempt, error)
-    except BaseException:
+    except BaseException as raised:
         # A retry policy that raises, or runs past the timeout, must not decide the fate of a message.
-        logger.exception("The retry policy of topic %s failed; the default policy decides", delivery.topic)
+        told = raised is not error or logs_whole_errors()
+        logger.error("The retry policy of topic %s failed; the default policy decides", delivery.topic, exc_info=told)
         delay = retry.DEFAULT.limited(delivery.claimed.max_attempts).delay(delivery.attempt)
     path = class_path(error)
     return GiveUp(described, trace, path) if delay is None else Retry(delay, described, trace, exception=path)
@@ -325,7 +326,7 @@ def _conflict(delivery: Delivery, error: BaseException) -> Release | None:
     if not delivery.handler.transactional or conflicts >= MOST_CONFLICTS or not is_conflict(error):
         return None
     wait = timedelta(seconds=backoff(conflicts + 1, LONGEST_CONFLICT_WAIT))
-    return Release(storable(f"its transaction met another one: {_text(error)}"), wait, conflict=True)
+    return Release(storable(f"its transaction met another one: {type(error).__name__}"), wait, conflict=True)
 
 
 def _retry_later(delivery: Delivery, error: RetryLater) -> Outcome:
