@@ -93,6 +93,9 @@ def _database(using: str) -> Finding:
     try:
         with connections[using].cursor() as cursor:
             cursor.execute("SELECT 1")
+        if not statements(using).takes_writes():
+            advice = "connect to the primary: here nothing is delivered or scheduled"
+            return Finding("Database", Level.CRITICAL, f"{using}: {vendor_name(using)}, takes no writes", advice=advice)
     except (DatabaseError, InterfaceError) as error:
         cause = Cause.UNREACHABLE if trouble(error) == Trouble.AWAY else Cause.MISCONFIGURED
         return Finding("Database", Level.CRITICAL, _first_line(error), cause)

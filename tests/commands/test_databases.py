@@ -126,7 +126,7 @@ def test_a_command_tells_missing_tables_rights_and_servers_apart(fresh_database:
     read_only = f"{fresh_database}?options=-c%20default_transaction_read_only%3Don"
     refused = manage("delayq_queue", "pause", "default", DATABASE_URL=read_only)
     assert refused.returncode == 1
-    assert "The database refused a statement: cannot execute" in refused.stderr
+    assert "The database takes no writes: cannot execute" in refused.stderr
     nowhere = manage("delayq_stats", DATABASE_URL="postgresql://delayq@127.0.0.1:1/fresh")
     assert nowhere.returncode == 69
     assert "The database does not answer: " in nowhere.stderr

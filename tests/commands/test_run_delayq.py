@@ -47,6 +47,14 @@ def test_a_run_with_once_does_not_wait_for_a_database_that_goes_away(
     assert worker.count("Traceback") == 0
 
 
+@pytest.mark.postgresql("SQLite knows no transactions that only read")
+def test_a_run_with_once_ends_on_a_database_that_takes_no_writes(start: Start) -> None:
+    schedule_message("t.ok")
+    worker = start("--once", prefix="env PGOPTIONS=-cdefault_transaction_read_only=on")
+    assert worker.wait() == 1
+    assert worker.count("CommandError: The database takes no writes: cannot execute") == 1
+
+
 def test_once_isolates_a_failure_and_leaves_its_retry_for_later(start: Start) -> None:
     failing = schedule_message("t.fail", retry=["1h"])
     fine = schedule_message("t.effect")

@@ -15,6 +15,7 @@ from django_delayq import schedule_messages
 from django_delayq.core.states import LIVE, State
 from django_delayq.models import Message, Transition
 from testproject.servers import PostgresServer
+from tests.support.commands import run
 from tests.support.processes import Start
 from tests.support.proxy import Proxy
 from tests.support.record_of import effects_per_message, is_early, once_each, states
@@ -78,6 +79,12 @@ def drained() -> bool:
 def started_early(messages: Sequence[Message]) -> list[int]:
     claims = Transition.objects.filter(message__in=messages, to_state=State.RUNNING)
     return [claim.message_id for claim in claims if is_early(claim)]
+
+
+def test_a_check_says_that_a_standby_takes_no_writes(standby: Standby) -> None:
+    with speaking_to(standby):
+        ran = run("delayq_check", "--min-workers", "0")
+    assert (ran.code, "takes no writes; connect to the primary" in ran.out) == (3, True)
 
 
 def test_a_failover_forgets_messages_and_effects_together(

@@ -365,6 +365,10 @@ class Portable:
         # The uptime is not known: the database counts as having been up for ever.
         return True
 
+    def takes_writes(self) -> bool:
+        """Return whether transactions may write; a standby lets none."""
+        return True
+
     def most_connections(self) -> int | None:
         """Return how many connections the user of this one may have at once; None where nothing limits them."""
         return None

@@ -165,6 +165,9 @@ class PostgreSQL(PostgreSQLScheduling, PostgreSQLLooks, PostgreSQLDelivery, Port
         sql = "SELECT pg_postmaster_start_time() < clock_timestamp() - %s * interval '1 second'"
         return bool(self._rows(sql, [float(seconds)])[0][0])
 
+    def takes_writes(self) -> bool:
+        return self._rows("SHOW transaction_read_only") == [("off",)]
+
     def most_connections(self) -> int | None:
         pid, most = self._rows(MOST_CONNECTIONS)[0]
         # A pooler tells its clients another process id, and has many of them share a connection.
