@@ -31,14 +31,14 @@ from ..record.sql.holders import OLD, Holder, oldest
 from ..record.sql.troubles import Trouble, trouble
 from ..restore.horizon import refuse_foreign
 from . import stats
-from .lines import LimitState, Lines, longest_lines, waits_since
+from .lines import LimitState, Lines, longest_lines
 from .migrations import pending_migrations
 from .unserved import asked, queues_without_worker, topics_without_handler
 from .worker_list import list_workers
 
 # Messages, topics and queues that one finding names.
 MOST_NAMED = 5
-# Lines before limits that are looked at for the oldest message.
+# Lines before limits that are looked at for those that no worker leads.
 LINES_READ = 100
 # A message that waits longer for a limit is worth a warning. Seconds.
 LONG_LIMITED = 3600.0
@@ -177,7 +177,7 @@ def _record(using: str, limits: Thresholds) -> Iterator[Finding]:
         yield Finding("Paused queues", Level.WARN, since)
     # Messages of a paused queue are meant to wait.
     yield _overdue(stats.oldest_overdue(using, now, paused), now, limits)
-    if (lines := longest_lines(using, LINES_READ)).longest:
+    if (lines := longest_lines(using, LINES_READ)).oldest:
         yield of_limited(lines, workers, limits)
     if topics := topics_without_handler(using, workers):
         yield Finding("Topics", Level.WARN, f"no handler for {_some(asked(topics))}")
@@ -257,21 +257,16 @@ def of_limited(lines: Lines, workers: WorkerList, limits: Thresholds) -> Finding
     """Name the lines whose messages wait longest. To wait for a limit is no fault until it takes too long."""
     now, name = workers.at, _("Limited")
     most = LONG_LIMITED if limits.max_limited_age is None else limits.max_limited_age
-    first = sorted(lines.longest, key=lambda line: -_limited_for(line, now))
-    if old := [_line(line, now) for line in first if _limited_for(line, now) > most]:
+    if old := [_line(line, now) for line in lines.oldest if line.waited(now) > most]:
         level = Level.WARN if limits.max_limited_age is None else Level.CRITICAL
         advice = _("raise the limit, make its handlers faster, or schedule less")
         return Finding(name, level, _some(old), advice=advice)
-    if unled := [_line(line, now) for line in first if _has_no_worker(line, workers)]:
+    if unled := [_line(line, now) for line in lines.oldest if _has_no_worker(line, workers)]:
         return Finding(
             name, Level.WARN, _some(unled), advice=_("no live worker handles the topic, so no message goes on")
         )
-    values = {"number": lines.number, "age": brief(_limited_for(first[0], now))}
+    values = {"number": lines.number, "age": brief(lines.oldest[0].waited(now))}
     return Finding(name, Level.OK, _("messages wait for %(number)s limits, the oldest for %(age)s") % values)
-
-
-def _limited_for(line: LimitState, now: datetime) -> float:
-    return 0.0 if line.oldest is None else waits_since(line.oldest, now).total_seconds()
 
 
 def _has_no_worker(line: LimitState, workers: WorkerList) -> bool:
@@ -283,7 +278,7 @@ def _has_no_worker(line: LimitState, workers: WorkerList) -> bool:
 
 def _line(line: LimitState, now: datetime) -> str:
     text = _("%(count)s wait for %(limit)s, the oldest for %(age)s")
-    values = {"count": line.waiting, "limit": line.name, "age": brief(_limited_for(line, now))}
+    values = {"count": line.waiting, "limit": line.name, "age": brief(line.waited(now))}
     if line.limit is not None:
         text = _("%(count)s wait for %(limit)s (%(use)s), the oldest for %(age)s")
         values["use"] = str(line.limit)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from ..core.limits import Limit, queue_name, topic_name
@@ -42,16 +42,21 @@ class LimitState(NamedTuple):
         """True when all places are taken."""
         return self.limit is not None and self.limit.count is not None and self.running >= self.limit.count
 
+    def waited(self, now: datetime) -> float:
+        """Return for how many seconds the oldest message has waited; zero for two clocks that differ."""
+        return 0.0 if self.oldest is None else max(0.0, (now - self.oldest).total_seconds())
+
 
 class Lines(NamedTuple):
-    """The longest lines, and the number of all."""
+    """The longest lines, those whose messages wait longest, and the number of all."""
 
     number: Capped = NONE
     longest: tuple[LimitState, ...] = ()
+    oldest: tuple[LimitState, ...] = ()
 
 
 def longest_lines(using: str, most: int) -> Lines:
-    """Return the longest lines, the longest first."""
+    """Return the longest lines, the longest first, and as many of those with the oldest messages, the oldest first."""
     closed = admission.full_lately(using)
     if not closed:
         return Lines()
@@ -64,12 +69,13 @@ def longest_lines(using: str, most: int) -> Lines:
             numbers[due.limit] += due.number
             oldest[due.limit] = min(due.oldest, oldest.get(due.limit, due.oldest))
     more = may_be_more(all_due)
-    first = sorted(numbers, key=lambda name: (-numbers[name], oldest[name], name))[:most]
-    states = [
-        state._replace(waiting=Capped(numbers[state.name], more), oldest=oldest[state.name])
-        for state in read_limits(using, first)
-    ]
-    return Lines(Capped(len(numbers), more), tuple(states))
+    longest = sorted(numbers, key=lambda name: (-numbers[name], oldest[name], name))[:most]
+    first = sorted(oldest, key=lambda name: (oldest[name], name))[:most]
+    states = {
+        state.name: state._replace(waiting=Capped(numbers[state.name], more), oldest=oldest[state.name])
+        for state in read_limits(using, {*longest, *first})
+    }
+    return Lines(Capped(len(numbers), more), *(tuple(states[name] for name in names) for names in (longest, first)))
 
 
 def all_limits(using: str, most: int) -> Lines:
@@ -123,8 +129,3 @@ def limit_facts(limit: Limit | None) -> dict[str, Any] | None:
     if limit.interval is None:
         return {"count": limit.count, "interval": None, "burst": None}
     return {"count": limit.count, "interval": limit.interval.total_seconds(), "burst": limit.burst}
-
-
-def waits_since(oldest: datetime, now: datetime) -> timedelta:
-    """Return how long a message has waited that was due at a time; zero for two clocks that differ."""
-    return max(timedelta(0), now - oldest)

@@ -223,6 +223,20 @@ def test_a_check_tells_of_messages_that_wait_long(declare: Declare) -> None:
     assert all(each.level != Level.CRITICAL for each in diagnostics.check(DB, None, Thresholds(min_workers=0)))
 
 
+def test_the_message_that_waits_longest_is_told_of_behind_longer_lines(
+    declare: Declare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (diagnostics, stats):
+        monkeypatch.setattr(module, "LINES_READ", 1)
+    declare("l.one", limit=1)
+    fill("l.one", 3, limit_key="busy")
+    fill("l.one", 1, limit_key="stuck")
+    fill("l.one", 1, timedelta(days=2), limit_key="stuck")
+    [found] = findings()
+    assert found.detail == f"1 wait for {LINE} key stuck (1 of 1 run), the oldest for 2 d"
+    assert "Limited      3 before 2 limits, the oldest for 2 d" in run("delayq_stats").out
+
+
 def test_a_check_tells_of_lines_that_no_worker_leads(declare: Declare) -> None:
     declare("l.one", limit=1)
     fill("l.one", 2)

@@ -92,7 +92,7 @@ def _overdue(data: PageData) -> Iterator[Banner]:
 
 def _limited(data: PageData) -> Iterator[Banner]:
     lines, workers = data.lines.value, data.workers.value
-    if lines and lines.longest and workers is not None:
+    if lines and lines.oldest and workers is not None:
         yield from _of_finding(diagnostics.of_limited(lines, workers, Thresholds()), _("Limits"), Limits)
 
 

@@ -14,7 +14,7 @@ from ...core.clock import iso
 from ...core.durations import brief
 from ...extensions import StatisticsSection
 from ...inspector import stats
-from ...inspector.lines import LimitState, limit_facts, waits_since
+from ...inspector.lines import LimitState, limit_facts
 from ...inspector.snapshot import QueueSnapshot
 from ...inspector.stats import Lateness, QueueInRedis, RedisStats, Stats
 from ...models.workers import WorkerState, state_of
@@ -82,8 +82,7 @@ def _limits(found: Stats) -> Iterator[str]:
     """Yield the longest lines. Nothing while no message is limited."""
     if not found.lines.longest:
         return
-    oldest = max(waits_since(line.oldest, found.at) for line in found.lines.longest if line.oldest is not None)
-    age = brief(oldest.total_seconds())
+    age = brief(found.lines.oldest[0].waited(found.at))
     yield f"Limited      {found.snapshot.limited} before {found.lines.number} limits, the oldest for {age}"
     for line in found.lines.longest[:LINES_SHOWN]:
         yield f"  {line.name}: {_limit_line(line, found.at)}"

@@ -15,7 +15,7 @@ from django_delayq import (
     schedule_message,
     schedule_messages,
 )
-from django_delayq.console.admin import panels
+from django_delayq.console.admin import page_data, panels
 from django_delayq.console.statistics.upcoming import count_upcoming
 from django_delayq.inspector.numbers import Capped
 from django_delayq.models import Message
@@ -222,8 +222,10 @@ def test_limited_messages_are_not_overdue_among_those_that_come() -> None:
     assert count_upcoming(DB, "hour", now).overdue.number == Capped(0)
 
 
-def test_a_banner_names_a_line_that_is_old(viewer: Client) -> None:
+def test_a_banner_names_a_line_that_is_old(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_data, "LINES_READ", 1)
     worker(topics=[TOPIC])
+    in_line(5, limit_key="longer")
     late(*in_line(3)[1:], seconds=7200)
     panels.forget()
     answer = viewer.get(samples.admin_url("dashboard_changelist"))
