@@ -139,7 +139,7 @@ def _check_tenants() -> Iterator[checks.CheckMessage]:
     for app in dict.fromkeys([*getattr(django_settings, "TENANT_APPS", ()), *several]):
         if app.partition(".")[0] == "django_delayq":
             yield checks.Error(
-                f"{app} is among the apps of tenants: each would have messages of its own, and workers serve one schema.",
+                f"{app} is among the apps of tenants: each would have its own messages, and workers serve one schema.",
                 hint="Move it to SHARED_APPS, and give the schema of the tenant to the handler by a Middleware.",
                 id="delayq.E014",
             )
