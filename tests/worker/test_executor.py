@@ -298,22 +298,6 @@ def test_a_message_whose_own_lease_ran_out_is_not_begun() -> None:
     assert execute(delivery) == Release("lease ran out before it began")
 
 
-@pytest.mark.parametrize(
-    ("terms", "waited", "begins"),
-    [({}, 5, True), ({"limit": 1}, 5, True), ({"rate": "20/s"}, -60, True), ({"rate": "20/s"}, 0.2, False)],
-    ids=str,
-)
-def test_a_message_under_a_rate_that_waited_for_a_place_is_not_begun(
-    terms: dict[str, Any], waited: float, begins: bool
-) -> None:
-    """Others would begin with it at one moment."""
-    delivery = delivery_to(leave, **terms)
-    delivery.queued_mono = delivery.due_mono = time.monotonic() - waited
-    assert isinstance(execute(delivery), Ack if begins else Release)
-    # What has not begun says nothing of how long handlers take.
-    assert bool(delivery.started_mono) == begins
-
-
 def test_what_follows_a_timeout_is_not_interrupted_again() -> None:
     told: list[str] = []
 

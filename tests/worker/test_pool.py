@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.db import connections
 from django.utils import translation
 
@@ -25,6 +26,7 @@ from django_delayq.worker.run import pool as module
 from django_delayq.worker.run.handler_threads import rest
 from django_delayq.worker.run.pool import TimeoutWatch
 from testproject.servers import PostgresServer
+from tests.app.handlers import leave
 from tests.support.assembled import Assemble, deliver
 from tests.support.claims import claimed, last_move, state
 from tests.support.receivers import receiving
@@ -32,6 +34,9 @@ from tests.support.workers import eventually
 from tests.worker.bench import TOPIC, delivery_to, installed, running
 
 pytestmark = pytest.mark.django_db(transaction=True)
+
+# So many deliveries in a row are no accident of a busy machine.
+MANY = 5
 
 
 def test_a_handler_whose_lease_ran_out_just_before_it_began_does_not_run(parts: Parts) -> None:
@@ -61,6 +66,49 @@ def test_a_message_that_waits_for_a_place_past_its_expiry_expires(assembled: Ass
     assert (state(one), last_move(one).reason) == (State.SCHEDULED, "expired before it began")
     eventually(lambda: parts.reaper.tick() and state(one) == State.EXPIRED, "the message expires")
     assert Message.objects.get(pk=one.id).attempts == 0
+
+
+@pytest.mark.parametrize(
+    ("terms", "waited", "begins"),
+    [({}, 5, True), ({"limit": 1}, 5, True), ({"rate": "20/s"}, -60, True), ({"rate": "20/s"}, 0.2, False)],
+    ids=str,
+)
+def test_a_message_under_a_rate_that_waited_for_a_place_is_not_begun(
+    parts: Parts, terms: dict[str, Any], waited: float, begins: bool
+) -> None:
+    """Others would begin with it at one moment."""
+    delivery = delivery_to(leave, **terms)
+    delivery.queued_mono = delivery.due_mono = time.monotonic() - waited
+    lane = parts.pool.threads
+    lane.held.add([delivery])
+    with running(parts.pool):
+        lane.put(delivery)
+        eventually(lambda: state(delivery) != State.RUNNING, "the end of the delivery")
+    assert state(delivery) == (State.CONSUMED if begins else State.SCHEDULED)
+    # What has not begun says nothing of how long handlers take.
+    assert bool(delivery.started_mono) == begins
+
+
+async def leave_async(message: Delivered) -> None:
+    await sync_to_async(leave)(message)
+
+
+@pytest.mark.parametrize("function", [leave, leave_async])
+def test_a_slow_receiver_keeps_no_message_under_a_rate_from_running(function: Callable[[Any], Any]) -> None:
+    deliveries: list[int] = []
+
+    def be_slow(delivery: int, **facts: Any) -> None:
+        if len(deliveries) < MANY:
+            deliveries.append(delivery)
+            time.sleep(0.3)
+
+    handler(TOPIC, rate="100/s")(function)
+    message = schedule_message(TOPIC)
+    with receiving(be_slow, signals.message_delivered):
+        deliver()
+    message.refresh_from_db()
+    assert message.state == State.CONSUMED
+    assert len(deliveries) < MANY
 
 
 @pytest.mark.parametrize("topic", ["t.ok", "t.async"])

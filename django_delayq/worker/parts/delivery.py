@@ -240,8 +240,10 @@ class Delivery:
         return self.claimed.lease or self.handler.lease
 
     @property
-    def is_rated(self) -> bool:
-        """Whether a rate counts the message: its deliveries begin when they are claimed, or not at all."""
+    def is_past_rate(self) -> bool:
+        """Whether the delivery waited for a place, and a rate counts it since its claim: others would begin with it."""
+        if time.monotonic() - max(self.queued_mono, self.due_mono) <= PUNCTUAL.total_seconds():
+            return False
         limits = admission.limits_of(self.topic, self.queue, None).values()
         return any(limit.interval is not None for limit in limits)
 
@@ -342,8 +344,6 @@ class Delivery:
             elapsed = timedelta(seconds=now - self.claimed_mono)
             if self.claimed.claimed_at + elapsed >= self.expires_at:
                 raise Superseded("expired before it began")
-        if self.queued_mono and now - max(self.queued_mono, self.due_mono) > PUNCTUAL.total_seconds() and self.is_rated:
-            raise Superseded("waited too long for its rate")
         timeout, self.started_mono = self.timeout, now
         self._deadline = None if timeout is None else now + timeout
 

@@ -186,10 +186,19 @@ class Lane:
     # --- run ----------------------------------------------------------------------------------------------------------
 
     def _refuse(self, delivery: Delivery, actor: str) -> bool:
-        """Release a delivery that must not begin any more, and return whether it is one."""
-        if not (self._is_releasing or delivery.lost):
+        """Release a delivery that must not begin any more, and return whether it is one.
+
+        Receivers of ``message_delivered`` are not asked yet: they may be slow each time, and it would never begin.
+        """
+        if self._is_releasing:
+            reason = "shutdown"
+        elif delivery.lost:
+            reason = "lease lost"
+        elif delivery.is_past_rate:
+            reason = "waited too long for its rate"
+        else:
             return False
-        self.recorder.submit(delivery, Release("shutdown" if self._is_releasing else "lease lost"), actor)
+        self.recorder.submit(delivery, Release(reason), actor)
         self.on_released()
         return True
 
