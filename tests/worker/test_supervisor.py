@@ -15,9 +15,11 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from django.db import OperationalError
 
 from django_delayq.core.worker_options import Options
 from django_delayq.project import registry
+from django_delayq.record import crashes
 from django_delayq.worker.parts.lifetime import BegunPage
 from django_delayq.worker.processes.process import (
     BROKEN,
@@ -225,9 +227,24 @@ def test_a_fork_that_the_system_refuses_is_tried_again(
     supervisor = Supervisor(Options("default", processes=1))
     refusing = BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
     monkeypatch.setattr(os, "fork", Mock(side_effect=refusing))
-    supervisor._start_missing()
-    assert "No worker process can be started; it is tried again" in caplog.text
-    assert supervisor._start_after > time.monotonic()
+    for _time in range(3):
+        supervisor._start_missing()
+        assert supervisor._start_after > time.monotonic()
+        supervisor._start_after = 0.0
+    assert caplog.text.count("No worker process can be started; it is tried again") == 1
+
+
+def test_claims_that_wait_for_the_database_are_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    supervisor = Supervisor(Options("default"))
+    release = Mock(side_effect=OperationalError("gone"))
+    monkeypatch.setattr(crashes, "release_worker", release)
+    ended(supervisor, 1, BROKEN)
+    for _time in range(3):
+        supervisor._release_claims()
+    assert release.call_count == 3
+    assert caplog.text.count("The claims of host/1 are released as soon as possible") == 1
 
 
 def test_no_more_spent_children_finish_than_children_work() -> None:

@@ -68,6 +68,8 @@ class Child:
     # When it was found dead (monotonic), and its traces.
     died: float = 0.0
     death: crashes.Death = crashes.UNSEEN
+    # True when the log says that its claims wait for the database.
+    waits: bool = False
 
     @property
     def shut_down(self) -> bool:
@@ -111,6 +113,7 @@ class Supervisor:
         self._stopping = False
         self._quick_deaths = 0
         self._start_after = 0.0
+        self._is_refused = False
         self._to_release: list[Child] = []
         self._began = time.monotonic()
         self._wake_read, self._wake_write = os.pipe()
@@ -204,10 +207,13 @@ class Supervisor:
                 return
             try:
                 self._fork()
+                self._is_refused = False
             except OSError as error:
                 # No process or no memory is left for it at the moment.
                 self._start_after = time.monotonic() + CHILD_CHECK_INTERVAL
-                logger.error("No worker process can be started; it is tried again: %s", error)
+                if not self._is_refused:
+                    logger.error("No worker process can be started; it is tried again: %s", error)
+                self._is_refused = True
 
     def _fork(self) -> None:
         """Start one process."""
@@ -249,7 +255,6 @@ class Supervisor:
                 return self._is_orphaned()
 
             process.parts.budget.ask = ask
-
             code = process.run(watch)
             page.end()
         except BaseException:  # noqa: BLE001
@@ -261,9 +266,8 @@ class Supervisor:
     def _leave_the_supervisor(self) -> None:
         """Take the signals and the end of the pipe that a child has, in the child."""
         signal.set_wakeup_fd(-1)
-        # What a terminal sends reaches the whole group: the parent decides what to do. The signals are caught because
-        # ignored ones would stay ignored in the programs that handlers start. SIGTERM is counted until there is a
-        # process to stop.
+        # What a terminal sends reaches the whole group, and the parent decides. Ignored signals would stay so in the
+        # programs that handlers start. SIGTERM is counted until there is a process to stop.
         for number in set(plain_signals.CAUGHT) - {signal.SIGTERM}:
             signal.signal(number, lambda *_: None)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -339,8 +343,9 @@ class Supervisor:
                 self._release(dead)
                 self._to_release.pop(0)
             except DatabaseError as error:
-                problem = in_words(error)
-                logger.warning("The claims of %s are released as soon as that is possible: %s", dead.name, problem)
+                if not dead.waits:
+                    logger.warning("The claims of %s are released as soon as possible: %s", dead.name, in_words(error))
+                dead.waits = True
                 if time.monotonic() >= deadline:
                     return
                 time.sleep(0.5)
@@ -350,13 +355,8 @@ class Supervisor:
     def _release(self, dead: Child) -> None:
         """Release what a dead child had claimed, and take its row away."""
         using, name = self.options.using, dead.name
-        moved = crashes.release_worker(
-            using,
-            name,
-            actor=f"supervisor:{actors.host()}/{os.getpid()}",
-            shutdown=dead.shut_down,
-            death=dead.death,
-        )
+        actor = f"supervisor:{actors.host()}/{os.getpid()}"
+        moved = crashes.release_worker(using, name, actor=actor, shutdown=dead.shut_down, death=dead.death)
         extensions = WorkerExtensions(using, name)
         report_moves(using, moved, extensions)
         delete_rows(using, [name])
