@@ -11,13 +11,14 @@ from django.db.models import QuerySet
 from ..broker import RedisBroker, describe
 from ..broker.base import ServerInfo
 from ..core.clock import from_tenths
-from ..core.exceptions import BrokerUnavailable
+from ..core.exceptions import BrokerUnavailable, UnusableBroker
 from ..core.states import FINAL, State
 from ..models import Message, Transition, Worker
 from ..models.workers import WorkerList, seen_lately
 from ..project import conf
 from ..record import admission
 from ..record.sql import statements
+from ..restore.horizon import refuse_foreign
 from .lines import Lines, longest_lines
 from .numbers import Capped, capped
 from .snapshot import Snapshot, overdue_cutoff, take_snapshot
@@ -51,7 +52,10 @@ class QueueInRedis(NamedTuple):
 
 
 class RedisStats(NamedTuple):
-    """The state of Redis, as seen by this process: its own report, or the error. Neither: no Redis is configured."""
+    """The state of Redis, as seen by this process: its own report, or the error; both of one that must not be used.
+
+    Neither: no Redis is configured.
+    """
 
     where: str
     health: ServerInfo | None = None
@@ -93,7 +97,7 @@ class Stats(NamedTuple):
 
 
 def collect(using: str, broker: RedisBroker | None) -> Stats:
-    """Read the record, then Redis. While Redis is away, ``redis`` says so and ``in_redis`` is empty."""
+    """Read the record, then Redis. While Redis is away or foreign, ``redis`` says so and ``in_redis`` is empty."""
     snapshot = take_snapshot(using, LIVE_CAP)
     lines = longest_lines(using, LINES_READ) if snapshot.limited.count else Lines()
     in_record = (snapshot, finished(using), estimate(using), lateness(using), list_workers(using, snapshot.at))
@@ -101,12 +105,13 @@ def collect(using: str, broker: RedisBroker | None) -> Stats:
     in_redis: dict[str, QueueInRedis] = {}
     if broker is not None and redis.reachable:
         try:
-            horizon_tenths = broker.read_meta().horizon_tenths
-            horizon = None if horizon_tenths is None else from_tenths(horizon_tenths)
+            meta = broker.read_meta()
+            refuse_foreign(using, meta)
+            horizon = None if meta.horizon_tenths is None else from_tenths(meta.horizon_tenths)
             for queue, held in broker.sizes(list(snapshot.queues)).items():
                 in_redis[queue] = QueueInRedis(held.delayed, held.ready, horizon)
         except BrokerUnavailable as error:
-            redis = RedisStats(redis.where, error=str(error))
+            redis = RedisStats(redis.where, redis.health if isinstance(error, UnusableBroker) else None, str(error))
     return Stats(*in_record, redis, in_redis, lines)
 
 

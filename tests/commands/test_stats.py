@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from typing import Any
 
 import pytest
+import redis
 from django.db import OperationalError
 from django.utils import timezone
 
@@ -83,6 +85,17 @@ def test_stats_work_while_redis_is_away(redis_server: RedisServer) -> None:
     assert ran.json["states"]["scheduled"]["count"] == 3
     assert ran.json["queues"]["default"]["delayed"] is None
     assert "does not answer" in run("delayq_stats").out
+
+
+def test_stats_do_not_show_the_ids_of_another_database(redis_client: redis.Redis) -> None:
+    run("delayq_restore")
+    redis_client.hset("{delayq}:meta", "identity", "somebody else")
+    schedule(1)
+    told = run("delayq_stats").out
+    assert re.search(r"Redis +\S.*: This Redis prefix belongs to another database", told)
+    assert "default: 1 scheduled, 0 overdue\n" in told
+    found = run("delayq_stats", "--json").json
+    assert (found["redis"]["reachable"], found["queues"]["default"]["delayed"]) == (True, None)
 
 
 def test_stats_show_no_password(settings: Any, redis_server: RedisServer) -> None:

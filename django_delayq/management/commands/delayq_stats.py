@@ -115,7 +115,7 @@ def _workers(found: Stats) -> Iterator[str]:
 
 def _redis_line(redis: RedisStats) -> str:
     if redis.error is not None:
-        return f"{redis.where}: does not answer ({redis.error})"
+        return f"{redis.where}: {redis.error if redis.reachable else f'does not answer ({redis.error})'}"
     if (health := redis.health) is None:
         return redis.where
     memory = "?" if health.memory is None else f"{health.memory / 2**20:.1f} MiB"
