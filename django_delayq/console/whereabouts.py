@@ -74,16 +74,18 @@ def _mismatch(message: Message, place: RedisPlace, now_tenths: int, horizon_tent
 def sizes(using: str, queues: Sequence[str]) -> dict[str, QueueSize]:
     """Count the ids in Redis by queue; nothing without Redis. Raises ``BrokerUnavailable``."""
     redis_publisher = publisher.get(using)
-    return {} if redis_publisher is None else redis_publisher.broker.sizes(queues)
+    if redis_publisher is None:
+        return {}
+    refuse_foreign(using, redis_publisher.broker.read_meta())
+    return redis_publisher.broker.sizes(queues)
 
 
 def unfilled(using: str, queues: Sequence[str]) -> list[str]:
     """Return those of the queues that Redis was never filled with, or that it lost. Raises ``BrokerUnavailable``."""
     redis_publisher = publisher.get(using)
-    if redis_publisher is None or not queues:
+    if redis_publisher is None:
         return []
-    broker = redis_publisher.broker
-    server = broker.server()
-    meta = broker.read_meta()
+    server, meta = redis_publisher.broker.server(), redis_publisher.broker.read_meta()
+    refuse_foreign(using, meta)
     filled = meta.horizon_tenths is not None and (meta.run_id, meta.replid) == (server.run_id, server.replid)
     return [] if filled else [*queues]

@@ -156,8 +156,15 @@ def _identity(using: str, broker: RedisBroker) -> Finding:
     try:
         refuse_foreign(using, broker.read_meta())
     except ForeignBroker as error:
-        return Finding("Redis identity", Level.CRITICAL, str(error), Cause.MISCONFIGURED)
-    return Finding("Redis identity", Level.OK, "belongs to this database")
+        return of_identity(error)
+    return of_identity(None)
+
+
+def of_identity(error: ForeignBroker | None) -> Finding:
+    """Say of a Redis whether it may be used by this database."""
+    if error is not None:
+        return Finding(_("Redis identity"), Level.CRITICAL, str(error), Cause.MISCONFIGURED)
+    return Finding(_("Redis identity"), Level.OK, _("belongs to this database"))
 
 
 def _record(using: str, limits: Thresholds) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from ...broker.base import ServerInfo
+from ...core.exceptions import ForeignBroker
 from ...core.findings import Finding, Level
 from ...inspector import diagnostics
 from ...models.workers import WorkerState
@@ -66,7 +67,11 @@ def of_redis(data: PageData) -> Iterator[Fact]:
         yield Fact(_("State"), value, "critical", note, problem, is_main=True)
     else:
         yield from _server(redis.health)
-        yield _contents(data)
+        error = data.unfilled.error
+        if isinstance(error, ForeignBroker):
+            yield of_finding(diagnostics.of_identity(error))
+        else:
+            yield _contents(data)
 
 
 def _server(health: ServerInfo) -> Iterator[Fact]:

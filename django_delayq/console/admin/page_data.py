@@ -12,7 +12,6 @@ from django.utils import timezone, translation
 from ... import extensions, models
 from ...api import pausing
 from ...broker import publisher
-from ...core.exceptions import BrokerUnavailable
 from ...core.findings import Finding
 from ...inspector import lines, snapshot, stats, worker_list
 from ...inspector.lines import Lines
@@ -86,12 +85,7 @@ def _lines(using: str, seen: Snapshot | None) -> Lines:
 
 def _unfilled(using: str, seen: Snapshot | None) -> list[str]:
     queues = sorted(seen.queues.items(), key=lambda item: -item[1].scheduled.count) if seen else []
-    waiting = [name for name, queue in queues if queue.scheduled.count]
-    try:
-        return unfilled(using, waiting)
-    except BrokerUnavailable:
-        # The panel of Redis says so.
-        return []
+    return unfilled(using, [name for name, queue in queues if queue.scheduled.count])
 
 
 def redis() -> RedisStats:

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 from django.db import DatabaseError, InterfaceError
 from django.utils.translation import gettext as _
 
-from ...core.exceptions import BrokerUnavailable
+from ...core.exceptions import BrokerUnavailable, UnusableBroker
 from ..statements import TooSlow, statement_timeout
 
 T = TypeVar("T")
@@ -45,6 +45,8 @@ class Panel(Generic[T]):
             case TooSlow():
                 text = _("Could not load: it took longer than %(seconds)g s.")
                 return text % {"seconds": PANEL_TIMEOUT_MS / 1000}
+            case UnusableBroker():
+                return str(self.error)
             case BrokerUnavailable():
                 return _("Could not load: Redis does not answer.")
         return _("Could not load: %(error)s.") % {"error": type(self.error).__name__}

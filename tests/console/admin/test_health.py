@@ -56,6 +56,21 @@ def test_redis_and_the_database_say_how_they_are(viewer: Client, loaded: RedisBr
     assert ("Dead rows" in page) == (connection.vendor == "postgresql")
 
 
+@pytest.mark.usefixtures("puts_are_flushed")
+def test_the_redis_of_another_database_is_told_and_not_shown_as_ours(viewer: Client, redis_client: redis.Redis) -> None:
+    fill()
+    scheduled(delay="1m")
+    worker()
+    assert "default 1 0" in text(viewer.get(url()))
+    redis_client.hset("{delayq}:meta", "identity", "somebody else")
+    panels.forget()
+    page = text(viewer.get(url()))
+    assert "Redis identity critical This Redis prefix belongs to another database" in page
+    assert "Contents ok" not in page
+    assert "default 1 0" not in page
+    assert "Redis identity: This Redis prefix belongs" in text(viewer.get(admin_url("dashboard_changelist")))
+
+
 @pytest.mark.postgresql("SQLite keeps no rows for others")
 def test_the_holder_of_an_old_snapshot_is_named(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("django_delayq.record.sql.holders.OLD", 0.0)

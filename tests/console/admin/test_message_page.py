@@ -131,7 +131,7 @@ def test_the_message_page_says_that_redis_does_not_answer(viewer: Client, settin
         message = overdue()
         response = page_of(viewer, message)
         assert {row.redis for row in response.context["compared"]} == {"?"}
-        assert "Redis does not answer: " in samples.text(response)
+        assert "Redis cannot be used: " in samples.text(response)
         assert "geheim" not in response.content.decode()
         assert "Missing" not in why(viewer, message)
         client = logged_in(person("rosa", "view_message", "restore_message"))
