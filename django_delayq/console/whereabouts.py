@@ -1,4 +1,4 @@
-"""The place of one message in Redis, whether it agrees with the record, and queues of which Redis holds nothing."""
+"""The place of one message in Redis, whether it agrees with the record, and queues with which Redis is not filled."""
 
 from __future__ import annotations
 
@@ -81,11 +81,14 @@ def sizes(using: str, queues: Sequence[str]) -> dict[str, QueueSize]:
 
 
 def unfilled(using: str, queues: Sequence[str]) -> list[str]:
-    """Return those of the queues that Redis was never filled with, or that it lost. Raises ``BrokerUnavailable``."""
+    """Return the queues unless Redis is filled: it never was, it was emptied, or nobody has gone on filling it.
+
+    Raises ``BrokerUnavailable``.
+    """
     redis_publisher = publisher.get(using)
     if redis_publisher is None:
         return []
     server, meta = redis_publisher.broker.server(), redis_publisher.broker.read_meta()
     refuse_foreign(using, meta)
-    filled = meta.horizon_tenths is not None and (meta.run_id, meta.replid) == (server.run_id, server.replid)
-    return [] if filled else [*queues]
+    in_this_run = (meta.run_id, meta.replid) == (server.run_id, server.replid)
+    return [] if in_this_run and (meta.horizon_tenths or 0) > meta.now_tenths else [*queues]

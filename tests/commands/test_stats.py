@@ -10,6 +10,7 @@ from django.db import OperationalError
 from django.utils import timezone
 
 from django_delayq import cancel_message
+from django_delayq.core.clock import to_tenths
 from django_delayq.core.states import State
 from django_delayq.inspector import stats
 from django_delayq.models import Message, Worker
@@ -96,6 +97,14 @@ def test_stats_do_not_show_the_ids_of_another_database(redis_client: redis.Redis
     assert "default: 1 scheduled, 0 overdue\n" in told
     found = run("delayq_stats", "--json").json
     assert (found["redis"]["reachable"], found["queues"]["default"]["delayed"]) == (True, None)
+
+
+def test_stats_say_since_when_nobody_loads_redis(redis_client: redis.Redis) -> None:
+    """As when no worker has the role loader."""
+    schedule(1)
+    run("delayq_restore")
+    redis_client.hset("{delayq}:meta", "horizon", to_tenths(timezone.now() - timedelta(hours=2)))
+    assert re.search(r"default: .*, loaded until 2 h( 0 m)? ago\n", run("delayq_stats").out)
 
 
 def test_stats_show_no_password(settings: Any, redis_server: RedisServer) -> None:

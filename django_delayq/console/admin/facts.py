@@ -95,7 +95,7 @@ def _memory(used: int | None, most: int | None) -> Fact:
 
 
 def _contents(data: PageData) -> Fact:
-    """Tell whether Redis holds anything of the queues with scheduled messages: it was emptied, or never filled."""
+    """Tell whether Redis is filled with the messages of the queues that have some."""
     names = data.unfilled.value
     if names is None:
         return Fact(_("Contents"), "?")
@@ -103,12 +103,12 @@ def _contents(data: PageData) -> Fact:
         return Fact(_("Contents"), _("filled from the record"), "ok")
     queues = {"queues": some(names)}
     problem = _(
-        "Redis holds none of the scheduled messages of %(queues)s: it was emptied, or a worker has not filled it yet."
+        "Redis may lack scheduled messages of %(queues)s: it was emptied, or no worker with the role loader fills it."
     )
-    level, more = "warning", _("The record has them all, and the live workers fill Redis again.")
+    level, more = "warning", _("The record has them all, and live workers with the role loader fill Redis again.")
     if has_no_worker(data):
         level, more = "critical", _("The record has them all. A worker fills Redis when it starts, and none is alive.")
-    value = _("nothing of %(queues)s") % queues
+    value = _("not filled with %(queues)s") % queues
     return Fact(_("Contents"), value, level, problem=f"{problem % queues} {more}")
 
 

@@ -47,7 +47,7 @@ class PageData:
     workers: Panel[WorkerList]
     paused: Panel[dict[str, models.Queue]]
     redis: Panel[RedisStats]
-    # Queues with scheduled messages of which Redis holds nothing, the fullest first.
+    # Queues with scheduled messages with which Redis is not filled, the fullest first.
     unfilled: Panel[list[str]]
     pending: Panel[list[str]]
     # What extensions add to the checks.

@@ -128,7 +128,10 @@ def _queue_line(now: datetime, queue: QueueSnapshot, in_redis: QueueInRedis | No
     if in_redis is not None:
         parts += [f"{in_redis.delayed:,} delayed", f"{in_redis.ready:,} ready"]
         ahead = None if in_redis.horizon is None else (in_redis.horizon - now).total_seconds()
-        parts.append("not loaded" if ahead is None else f"loaded for {brief(ahead)}")
+        if ahead is not None and ahead < 0:
+            parts.append(f"loaded until {brief(-ahead)} ago")
+        else:
+            parts.append("not loaded" if ahead is None else f"loaded for {brief(ahead)}")
     return ", ".join(parts)
 
 

@@ -335,19 +335,22 @@ def test_an_emptied_redis_without_a_worker_alarms_on_every_page_of_state(
         panels.forget()
         [(level, text), (other, alone)] = problems(viewer.get(page))
         assert (level, other) == ("error", "warning")
-        assert text.startswith("Redis holds none of the scheduled messages of default, mail: it was emptied")
+        assert text.startswith("Redis may lack scheduled messages of default, mail: it was emptied")
         assert text.endswith("A worker fills Redis when it starts, and none is alive.")
         assert alone == "No worker is alive, so no message will be delivered: 2 are scheduled."
-    assert "Contents critical nothing of default, mail" in samples.text(viewer.get(ALARMED[1]))
+    assert "Contents critical not filled with default, mail" in samples.text(viewer.get(ALARMED[1]))
     worker(queues=("default", "mail"))
     panels.forget()
     [(level, text)] = problems(viewer.get(URL))
     assert level == "warning"
-    assert text.endswith("the live workers fill Redis again.")
+    assert text.endswith("live workers with the role loader fill Redis again.")
     fill()
     panels.forget()
     assert problems(viewer.get(URL)) == []
     assert "Contents ok filled from the record" in samples.text(viewer.get(ALARMED[1]))
+    redis_client.hset("{delayq}:meta", "horizon", clock.to_tenths(ago(minutes=1)))
+    panels.forget()
+    assert "Contents warning not filled with default, mail" in samples.text(viewer.get(ALARMED[1]))
 
 
 def test_queues_without_a_worker_share_one_banner(viewer: Client) -> None:
