@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 import redis
 from asgiref.sync import async_to_sync
-from django.db import transaction
+from django.db import connections, transaction
 from django.utils import timezone
 
 from django_delayq import (
@@ -23,21 +24,24 @@ from django_delayq import (
 )
 from django_delayq.api import pausing
 from django_delayq.broker.keys import keys
-from django_delayq.core import actors
+from django_delayq.core import actors, failpoints
 from django_delayq.core.states import State
 from django_delayq.models import Message, Queue, Transition
 from django_delayq.record import transitions
 from django_delayq.record.sql import statements
 from django_delayq.record.sql.rows import Ticket
 from django_delayq.worker.claim import queues as queues_module
+from django_delayq.worker.claim import sidings
 from django_delayq.worker.claim.consumer import Consumer
 from tests.support.assembled import Assemble
 from tests.support.in_redis import calls
+from tests.support.limits import Declare
 from tests.support.processes import Gate, Start
 from tests.support.record_of import effects_per_message, once_each, states, wait_until
 from tests.support.steps import until_due
 from tests.support.transactions import unfinished
-from tests.support.workers import eventually
+from tests.support.workers import PATIENCE, eventually
+from tests.worker.bench import redis_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -318,3 +322,36 @@ def test_a_consumer_with_nothing_but_paused_queues_waits_too(consumer: Consumer)
     assert consumer.pauses.served == ()
     consumer._stopping.set()
     consumer.wake_ups.wait(30.0)
+
+
+@pytest.mark.postgresql("a claim and a pause are written at the same moment")
+@pytest.mark.usefixtures("loaded", "puts_are_flushed")
+def test_a_place_that_a_pause_left_unused_is_free_after_it(
+    assembled: Assemble, declare: Declare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queue is paused when the worker has chosen, in its claim, who has the place. No look helps."""
+    monkeypatch.setattr(sidings, "LOOK_INTERVAL", 10 * PATIENCE)
+    monkeypatch.setattr(queues_module, "PAUSE_CHECK_INTERVAL", 0.0)
+    monkeypatch.setattr(pausing, "WAIT_FOR_CLAIMS", 0.0)
+    declare("l.one", limit=1)
+    worker = assembled(2, queues=(QUEUE,))
+    first, _second = due(2, topic="l.one")
+    redis_of(worker.brokers).flush()
+
+    def pause() -> None:
+        pause_queue(QUEUE)
+        connections.close_all()
+
+    def pause_meanwhile(place: str) -> None:
+        if place == "before_limited_claim":
+            monkeypatch.setattr(failpoints, "hook", None)
+            thread = threading.Thread(target=pause)
+            thread.start()
+            thread.join()
+
+    monkeypatch.setattr(failpoints, "hook", pause_meanwhile)
+    worker.consumer.turn()
+    assert resume_queue(QUEUE)
+    for _ in range(3):
+        worker.consumer.turn()
+    assert [delivery.id for delivery in worker.pool.held()] == [first.pk]

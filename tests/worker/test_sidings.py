@@ -393,3 +393,29 @@ def test_a_lower_queue_does_not_wait_for_a_backlog_to_stand_aside(assembled: Ass
     for _ in range(2):
         worker.consumer.turn()
     assert low.pk in held(worker)
+
+
+# --- places that are left, and places that are left unused. No look helps ---------------------------------------------
+
+
+@pytest.fixture
+def of_one_place(assembled: Assemble, declare: Declare, monkeypatch: pytest.MonkeyPatch) -> Parts:
+    """A worker with two threads, and a limit of one message."""
+    monkeypatch.setattr(sidings, "LOOK_INTERVAL", 10 * PATIENCE)
+    declare("l.one", limit=1)
+    return assembled(2, name="worker")
+
+
+def test_a_place_for_whose_message_there_is_no_thread_waits_for_it(of_one_place: Parts) -> None:
+    worker = of_one_place
+    first, second = (schedule_message("l.one").pk for _ in range(2))
+    turn(worker)
+    assert held(worker) == [first]
+    others = [schedule_message("t.ok", priority=1).pk for _ in range(2)]
+    redis_of(worker.brokers).flush()
+    end(worker, first)
+    turn(worker)
+    assert sorted(held(worker)) == others
+    end(worker, *others)
+    turn(worker)
+    assert held(worker) == [second]

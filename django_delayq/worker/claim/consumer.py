@@ -328,9 +328,6 @@ class Consumer(threading.Thread):
         if self.freed is not None:
             self.freed.ask()
         admitted = admission.claim(using, tickets, *arguments, **where, limits=ids.limits)
-        if self.freed is not None:
-            left = {ticket.id for ticket in tickets} - {row.id for row in admitted.claimed}
-            self.freed.hand_back(n for pk in left for n in ids.limits[pk] if n != admitted.refused.get(pk))
         closed = {name: admitted.opens.get(name) for name in admitted.refused.values()}
         if closed and any(ids.left.values()):
             # There was no room for these. Of thousands of full limits each would take some until it refuses.
@@ -343,6 +340,8 @@ class Consumer(threading.Thread):
                     ids.aside[queue][admitted.refused[ticket.id]].append(ticket)
             ids.claimable[queue] = [ticket for ticket in some if ticket.id not in admitted.refused]
         if self.freed is not None:
+            left = {ticket.id for ticket in tickets} - {row.id for row in admitted.claimed}
+            self.freed.hand_back(n for pk in left for n in ids.limits[pk] if n != admitted.refused.get(pk))
             self.freed.answer(closed)
             self.freed.hold({row.id: names for row in admitted.claimed if (names := ids.limits[row.id])})
         return admitted.claimed

@@ -59,16 +59,13 @@ class Sidings:
             self._slots[name] = time.monotonic() + slot_in
 
     def refusing(self, names: Collection[str]) -> str:
-        """Return the first of these limits that is known to have no room; "" when a claim is worth a try.
+        """Return the first of these limits that is known to have no room; "" when a claim is worth a try."""
+        return next((name for name in names if self._room_under(name) <= 0), "")
 
-        Then one place that became free under each of them is used up.
-        """
-        for name in names:
-            if self._room_under(name) <= 0:
-                return name
+    def use_up(self, names: Collection[str]) -> None:
+        """Take note that a message under these limits is tried: of each, a place that became free is used up."""
         if self._freed is not None:
             self._freed.use_up(names)
-        return ""
 
     def see(self, *, sets_aside: bool) -> None:
         """Begin a turn: try the rates again whose slots have come.

@@ -81,6 +81,7 @@ class Sorter:
             elif kind.lane is None or rooms[kind.lane] <= 0 or messages <= 0:
                 found.left[queue].append(ticket)
             else:
+                self.sidings.use_up(kind.limits)
                 found.claimable[queue].append(ticket)
                 rooms[kind.lane] -= 1
                 messages -= 1
