@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -12,13 +13,15 @@ from django_delayq.broker.base import IDS_PER_CALL, Entry
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.core import failpoints
 from django_delayq.core.chunks import chunks
-from django_delayq.core.outcomes import Ack
+from django_delayq.core.outcomes import Ack, Outcome, Retry
 from django_delayq.core.states import State
 from django_delayq.project import conf
 from django_delayq.worker.claim import consumer, sidings, wake_ups
 from django_delayq.worker.claim.queues import QueueFinder
 from django_delayq.worker.claim.sidings import HANDLER, LOOK_INTERVAL
+from django_delayq.worker.parts.reporting import publish_scheduled
 from django_delayq.worker.processes.assembly import Parts
+from django_delayq.worker.run import recorder
 from django_delayq.worker.upkeep.mover import Mover
 from tests.support.assembled import Assemble
 from tests.support.claims import DB
@@ -120,11 +123,11 @@ def test_a_worker_that_is_the_first_to_set_an_id_aside_soon_looks_again(assemble
     assert wait <= LOOK_INTERVAL
 
 
-def end(parts: Parts, *ids: int) -> None:
-    """Record the success of messages that a worker holds."""
+def end(parts: Parts, *ids: int, outcome: Outcome = Ack()) -> None:
+    """Record how messages ended that a worker holds."""
     ended = [delivery for delivery in parts.pool.held() if delivery.id in ids]
     for delivery in ended:
-        parts.recorder.submit(delivery, Ack(), f"worker:{parts.name}")
+        parts.recorder.submit(delivery, outcome, f"worker:{parts.name}")
     assert parts.recorder.flush(PATIENCE)
     for delivery in ended:
         parts.pool.threads.held.remove(delivery)
@@ -417,5 +420,28 @@ def test_a_place_for_whose_message_there_is_no_thread_waits_for_it(of_one_place:
     turn(worker)
     assert sorted(held(worker)) == others
     end(worker, *others)
+    turn(worker)
+    assert held(worker) == [second]
+
+
+def test_a_retry_that_begins_before_anybody_heard_of_it_leaves_its_place_at_its_own_end(
+    of_one_place: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = of_one_place
+    first = schedule_message("l.one").pk
+    turn(worker)
+
+    def publish_and_turn(*arguments: Any) -> None:
+        publish_scheduled(*arguments)
+        redis_of(worker.brokers).flush()
+        turn(worker)
+
+    monkeypatch.setattr(recorder, "publish_scheduled", publish_and_turn)
+    end(worker, first, outcome=Retry(timedelta(0), "later"))
+    second = schedule_message("l.one").pk
+    redis_of(worker.brokers).flush()
+    turn(worker)
+    assert held(worker) == [first]
+    end(worker, first)
     turn(worker)
     assert held(worker) == [second]

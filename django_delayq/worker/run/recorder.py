@@ -283,11 +283,12 @@ class Recorder(threading.Thread):
             before = [self._moved_before(ended) for ended in batch if ended.delivery.id not in moved]
             moved |= {m.id: m for m in before if m is not None}
         live = self._live([failure.id for failure in failures if failure.id not in moved])
-        publish_scheduled(self.using, list(moved.values()))
         counted = {failure.id for failure in failures if failure.counts}
         retried = {m.id: m for m in moved.values() if m.after == State.SCHEDULED and m.id in counted}
         self.extensions.retried(list(retried.values()))
         self.extensions.ended([m for m in moved.values() if m.id not in retried])
+        # Not before their places are noted as free: one that begins again at once takes a place anew.
+        publish_scheduled(self.using, list(moved.values()))
         for m in moved.values():
             outcome = "retried" if m.id in retried else m.after.value
             self.log.count(m.queue, "released" if outcome == State.SCHEDULED else outcome)
