@@ -142,6 +142,16 @@ def test_a_message_that_is_to_run_alone_waits_longer_each_time(assembled: Assemb
         eventually(lambda: Message.objects.get(pk=message.pk).state == State.CONSUMED, "it runs alone")
 
 
+def test_a_process_whose_last_message_runs_alone_has_no_successor(assembled: Assemble) -> None:
+    for most, has_successor in ((1, False), (2, True)):
+        parts = assembled(threads=2, redis=False, max_messages=most)
+        message = schedule_message("t.ok")
+        Message._base_manager.filter(pk=message.pk).update(deliveries=2)
+        parts.consumer.turn()
+        assert [delivery.id for delivery in parts.pool.held()] == [message.pk]
+        assert bool(parts.pool.page.suspect_since) == has_successor
+
+
 def test_an_async_handler_runs_alone_when_neither_a_thread_nor_the_loop_is_busy(assembled: Assemble) -> None:
     parts = assembled(threads=2, tasks=5, redis=False)
     consumer, (threads, loop) = parts.consumer, parts.pool.lanes

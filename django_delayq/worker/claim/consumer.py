@@ -362,8 +362,7 @@ class Consumer(threading.Thread):
         self.pool.submit([d for d in deliveries if d not in suspects] if suspects else deliveries)
         # Not before they are held: the process may end as soon as its budget is used up and it holds nothing.
         self.budget.count(len(deliveries) - len(suspects))
-        if self.quarantine.admit(suspects):
-            self.budget.count(1)
+        self.quarantine.admit(suspects)
 
     def _learn(self, found: Found, sorted_ids: Sorted, claimed: Sequence[Claimed]) -> None:
         """Let what came of a take decide about the next ones."""

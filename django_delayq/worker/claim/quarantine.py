@@ -61,7 +61,7 @@ class Quarantine:
         """Return whether a message is to run alone."""
         return delivery.crashes >= crashes.SUSPECT_CRASHES
 
-    def admit(self, suspects: Sequence[Delivery]) -> bool:
+    def admit(self, suspects: Sequence[Delivery]) -> None:
         """Let the first suspect wait here, unless another process has the right; release the others.
 
         A message that only waits must not be held when another one kills the process: the crash would count for both.
@@ -69,11 +69,12 @@ class Quarantine:
         admitted = self.had_the_last = bool(suspects) and (self._lock is None or self._lock.acquire(wait=False))
         if admitted:
             self.pool.quarantined = suspects[0]
-            self.pool.page.suspect_since = time.monotonic()
+            self.budget.count(1)
+            # A process whose last message this is takes nothing else anyway, and ends after it.
+            self.pool.page.suspect_since = 0.0 if self.budget.empty else time.monotonic()
             self._wait_ends = time.monotonic() + FIRST_WAIT * 2.0 ** _times_put_off(suspects[0])
         for delivery in suspects[admitted:]:
             self.pool.recorder.submit(delivery, Release(REASON, None if admitted else _detour(delivery)), self._actor)
-        return admitted
 
     def run(self, begin: Callable[[], None], give_up: Callable[[], bool]) -> None:
         """Run the message that waits, unless another one runs, and return when it has ended.
