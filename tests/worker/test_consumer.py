@@ -142,6 +142,21 @@ def test_a_message_that_is_to_run_alone_waits_longer_each_time(assembled: Assemb
         eventually(lambda: Message.objects.get(pk=message.pk).state == State.CONSUMED, "it runs alone")
 
 
+def test_a_message_that_is_cancelled_while_it_waits_to_run_alone_does_not_run(assembled: Assemble) -> None:
+    parts = assembled(threads=2, redis=False)
+    parts.pool.threads.held.add(claimed("t.ok"))
+    message = schedule_message("t.effect")
+    Message._base_manager.filter(pk=message.pk).update(deliveries=2)
+    parts.consumer.turn()
+    (waiting,) = (delivery for delivery in parts.pool.held() if delivery.id == message.pk)
+    cancel_message(message)
+    eventually(lambda: waiting.cancel_requested, "the worker knows")
+    parts.consumer.turn()
+    assert parts.recorder.flush(60)
+    assert Message.objects.get(pk=message.pk).state == State.CANCELLED
+    assert not Effect.objects.exists()
+
+
 def test_a_process_whose_last_message_runs_alone_has_no_successor(assembled: Assemble) -> None:
     for most, has_successor in ((1, False), (2, True)):
         parts = assembled(threads=2, redis=False, max_messages=most)

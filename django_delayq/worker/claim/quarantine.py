@@ -84,6 +84,9 @@ class Quarantine:
         delivery = self.pool.quarantined
         if delivery is None or give_up():
             return
+        if delivery.cancel_requested:
+            self.release(Release(REASON))
+            return
         if self.pool.is_busy or not self.pool.recorder.flush(1.0):
             if not self.seconds_left:
                 self.release(Release(REASON, timedelta(seconds=POSTPONED)))
