@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from django.core.exceptions import ImproperlyConfigured, ObjectDoesNotExist
-from django.db import Error as DatabaseError
-from django.db import IntegrityError
+from django.core.exceptions import ImproperlyConfigured
+from django.db import InterfaceError, OperationalError
 
 from .. import extensions
 from ..core.actors import acting_as
@@ -18,6 +17,7 @@ from ..core.exceptions import InvalidMessage, KeyConflict
 from ..extensions import Service, WorkerExtension
 from ..record import transitions
 from ..record.sql.moves import writing
+from ..record.sql.troubles import Trouble, trouble
 from . import declarations
 from .definition import FORGOTTEN_AFTER, ROLE
 
@@ -94,7 +94,7 @@ class Scheduler(Service):
             if together:
                 schedules.advance(self.using, *together)
         except Exception as error:
-            if isinstance(error, DatabaseError) and not isinstance(error, IntegrityError):
+            if _concerns_all(error):
                 raise
             # The transaction left nothing behind, and each of them may be the cause.
             alone = names
@@ -106,12 +106,9 @@ class Scheduler(Service):
 
         try:
             schedules.advance(self.using, name)
-        except IntegrityError as error:
-            # The transaction left nothing behind.
-            logger.info("Another process has made the occurrence of schedule %s: %s", name, error)
-        except DatabaseError:
-            raise
         except Exception as error:
+            if _concerns_all(error):
+                raise
             if name not in self._failing:
                 self._failing.add(name)
                 text = "Schedule %s makes no messages until it is corrected: %s"
@@ -164,9 +161,9 @@ class Declarer(Service):
                 continue
             try:
                 schedules.declare(self.using, name, definition)
-            except DatabaseError:
-                raise
-            except Exception as error:  # noqa: BLE001
+            except Exception as error:
+                if _concerns_all(error):
+                    raise
                 text = f"Schedule {name} cannot be written as the code declares it: {error}"
                 self._log(text, error=_foreign(error))
         own = next(row for row in live if row.fingerprint == mine)
@@ -202,6 +199,12 @@ class Declarer(Service):
             logger.error(text, exc_info=error)
 
 
+def _concerns_all(error: Exception) -> bool:
+    """Tell whether an error is one of the database itself, and not of a project's query for one schedule."""
+    # Of a table that is missing SQLite says no other kind of error.
+    return isinstance(error, OperationalError | InterfaceError) and trouble(error) != Trouble.OUTDATED
+
+
 def _foreign(error: Exception) -> Exception | None:
     """Return an error of the project's own, as of its middleware: one wants to see where it came from."""
     return None if isinstance(error, WRONG) else error
@@ -210,11 +213,13 @@ def _foreign(error: Exception) -> Exception | None:
 def why_nothing(name: str, error: Exception) -> str:
     """Return in words why nothing was done to a schedule. Log an error of the project's own with its traceback.
 
-    Raises the error again when it is one of the database, which concerns all schedules.
+    Raises the error again when it concerns all schedules.
     """
-    if isinstance(error, DatabaseError):
+    from .models import Schedule
+
+    if _concerns_all(error):
         raise error
-    if isinstance(error, ObjectDoesNotExist):
+    if isinstance(error, Schedule.DoesNotExist):
         return "somebody has just deleted it"
     if _foreign(error) is None:
         return str(error)

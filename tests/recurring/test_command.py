@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import User
+from django.db import connection
 
+from django_delayq import handler
 from django_delayq.models import Message
 from django_delayq.recurring import Schedule, create_schedule, delete_schedule, pause_schedule
 from django_delayq.signals import message_scheduled
@@ -125,6 +129,28 @@ def test_an_error_of_the_project_is_told_and_the_others_are_done(
     assert (ran.code, ran.out.startswith("s: ")) == (4, True)
     assert ran.err == "digest: KeyError: 'customer'\nNothing was done to these schedules: digest."
     assert "Nothing was done to schedule digest\nTraceback" in caplog.text
+
+
+def no_user() -> None:
+    User.objects.get()
+
+
+def no_table() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute('SELECT * FROM "users"')
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(("fail", "words"), [(no_user, "User matching query does not exist"), (no_table, "users")])
+def test_a_query_of_the_project_that_fails_is_told_and_the_others_are_done(code: Any, fail: Any, words: str) -> None:
+    def by_user(message: Any) -> None:
+        fail()
+
+    handler("t.keyed", limit=1, limit_key=by_user)(lambda message: None)
+    Schedule._base_manager.filter(pk="digest").update(topic="t.keyed")
+    ran = run("delayq_recurring", "run", "digest", "s")
+    assert (ran.code, ran.out.startswith("s: ")) == (4, True)
+    assert re.match(f"digest: .*{words}", ran.err)
 
 
 @pytest.mark.django_db(transaction=True)
