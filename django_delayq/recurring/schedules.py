@@ -28,6 +28,7 @@ from ..project import validation
 from ..project.message_options import OnConflict
 from ..record import transitions
 from ..record.sql.moves import locked, writing
+from ..record.sql.sessions import own_transaction
 from . import definition as definitions
 from . import occurrences
 from .definition import Definition, Missed, ScheduleOptions
@@ -133,14 +134,21 @@ def run_schedule(name: str, *, using: str | None = None) -> Message:
 # --- what a worker does -----------------------------------------------------------------------------------------------
 
 
-def due(using: str, limit: int, *, since: timedelta = timedelta(0)) -> list[str]:
-    """Return the names of schedules whose next occurrence is to be made (``since`` so long), the most urgent first."""
+def due(using: str, limit: int, *, since: timedelta = timedelta(0), free: bool = False) -> list[str]:
+    """Return the names of schedules whose next occurrence is to be made (``since`` so long), the most urgent first.
+
+    ``free`` passes over those that another transaction has locked.
+    """
     now = transitions.now(using)
     waits = Message.objects.filter(WAITS, not_expired(now), pk=OuterRef("message_id"))
     rows = Schedule.objects.using(using).filter(paused=False, ended=False, last_at__lte=now - since)
     # While an occurrence waits, no other one is made for a schedule that runs once for all that were missed.
     rows = rows.exclude(Q(Exists(waits), missed=Missed.ONCE))
-    return list(rows.order_by("last_at").values_list("pk", flat=True)[:limit])
+    names = rows.order_by("last_at").values_list("pk", flat=True)[:limit]
+    if not free:
+        return list(names)
+    with own_transaction(using):
+        return list(locked(using, names, wait=False))
 
 
 def until_next(using: str) -> float | None:

@@ -65,7 +65,7 @@ class Scheduler(Service):
 
         # Those that failed before may be the oldest.
         most = ADVANCED_TOGETHER + len(self._failing)
-        names = schedules.due(self.using, most)
+        names = schedules.due(self.using, most, free=True)
         with acting_as(self.actor):
             failed = self._advance(names)
         if time.monotonic() >= self._prune_at:

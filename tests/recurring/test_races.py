@@ -13,9 +13,11 @@ from django.db import DatabaseError, connection
 from django.utils import timezone
 
 from django_delayq.models import Message
-from django_delayq.recurring import Schedule, create_schedule, delete_schedule, pause_schedule, schedules
+from django_delayq.recurring import Schedule, create_schedule, delete_schedule, pause_schedule, schedules, services
 from django_delayq.recurring.models import Occurrence
+from django_delayq.recurring.services import Scheduler
 from tests.support.together import Together
+from tests.support.transactions import unfinished
 
 from .conftest import DB
 
@@ -66,6 +68,21 @@ def test_the_row_of_an_occurrence_decides_without_any_lock(together: Together, m
         assert_each_time_has_one_message(f"s{number}")
     if connection.vendor == "postgresql":
         assert lost, "no two processes ever met"
+
+
+@pytest.mark.postgresql("SQLite locks the whole database")
+@pytest.mark.usefixtures("without_redis")
+def test_schedules_that_a_long_transaction_has_locked_hold_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(services, "ADVANCED_TOGETHER", 2)
+    for name in "abs":
+        overdue(name)
+    Schedule._base_manager.filter(pk="s").update(last_at=timezone.now() - timedelta(minutes=1))
+    scheduler = Scheduler(DB, "w")
+    with unfinished(lambda: [pause_schedule(name) for name in "ab"]):
+        scheduler.tick()
+        assert Occurrence.objects.filter(schedule="s").exists()
+        # It does not ask again and again.
+        assert scheduler.tick() > services.AFTER_DUE
 
 
 @pytest.mark.parametrize("end", [pause_schedule, delete_schedule])
