@@ -277,6 +277,26 @@ def test_a_sweep_goes_on_where_the_last_tick_stopped(
     assert found == [50, 100, 120]
 
 
+@pytest.mark.parametrize("ticks", [0, 2])
+@pytest.mark.usefixtures("filled")
+def test_what_becomes_overdue_waits_for_no_round_over_a_backlog(
+    upkeep: Upkeep, monkeypatch: pytest.MonkeyPatch, settings: Any, ticks: int
+) -> None:
+    monkeypatch.setattr(sweeping, "ROWS_PER_TICK", 50)
+    monkeypatch.setattr(sweeping, "FULL_ROUND", 0.0)
+    settings.DELAYQ = {**settings.DELAYQ, "GRACE": 0.1}
+    upkeep.loader.tick()
+    upkeep.sweeper.tick()
+    backlog()
+    for _tick in range(ticks):
+        upkeep.sweeper.tick()
+    lost = schedule_message(TOPIC, queue=QUEUES[1])
+    upkeep.broker.remove(lost.queue, [lost.pk])
+    time.sleep(0.2)
+    upkeep.sweeper.tick()
+    assert lost.pk in held(upkeep.broker)
+
+
 # --- delivering -------------------------------------------------------------------------------------------------------
 
 

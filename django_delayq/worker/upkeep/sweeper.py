@@ -7,6 +7,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
+from functools import partial
+from itertools import islice
 
 from ...broker.base import Entry
 from ...core.exceptions import BrokerUnavailable
@@ -21,8 +23,9 @@ from ..parts.broker_switch import BrokerSwitch
 
 logger = logging.getLogger("django_delayq")
 
-# Rows that one tick handles.
+# Rows of a round that one tick handles, and pages (of 1000 rows) that it looks at besides.
 ROWS_PER_TICK = 5000
+NEW_PAGES = 5
 # The time between two rounds that start at the very beginning. The rounds between start at the low-water mark, which
 # lags behind by the same time, for transactions that committed late. Seconds.
 FULL_ROUND = 60.0
@@ -60,6 +63,8 @@ class Sweeper(Service):
         # Up to which due time the present round has come at least.
         self._reached = BEGINNING[0]
         self._full_at = 0.0
+        # Up to which due time messages were overdue at the last tick.
+        self._looked: datetime | None = None
 
     def tick(self) -> float:
         """Sweep some pages, unless no message is overdue or Redis is away."""
@@ -83,12 +88,10 @@ class Sweeper(Service):
         """Go on with the round, for some pages at most. Return how many messages of each queue were put."""
         if self._cursor is None:
             self._cursor = self._beginning(overdue_since)
-        pages = reading.merged(
-            self.using, self.queues(), after=self._cursor, end=overdue_since, topics=list(self.topics())
-        )
+        read = partial(reading.merged, self.using, self.queues(), end=overdue_since, topics=list(self.topics()))
         missing: dict[str, list[Entry]] = {}
         rows = 0
-        for page in pages:
+        for page in read(after=self._cursor):
             if not rows and self._is_loading():
                 # The load brings them, and Redis has not lost them: it was never told. The next tick begins here.
                 return Counter()
@@ -103,6 +106,13 @@ class Sweeper(Service):
                 break
         else:
             self._cursor = None
+        if self._cursor is not None:
+            # A round beside a backlog takes long: what has become overdue since the last tick does not wait for it.
+            after = max(self._cursor, (self._looked or overdue_since, 0))
+            for page in islice(read(after=after), NEW_PAGES):
+                for queue, entries in self._missing(page.by_queue):
+                    missing.setdefault(queue, []).extend(entries)
+        self._looked = overdue_since
         return self._fill(missing)
 
     def _is_loading(self) -> bool:
