@@ -37,6 +37,7 @@ class Reaper(Service):
         self.extensions = extensions
         # The deliveries whose lease was over at the last look, with the time of the first such look (monotonic).
         self._suspects: dict[crashes.Held, float] = {}
+        self._looked = 0.0
         # Where the looks at leases, and at messages that may expire, begin.
         self._marks = LowWater(), LowWater()
 
@@ -72,6 +73,8 @@ class Reaper(Service):
         statements(self.using).extend([])
         expired = crashes.expired_leases(self.using)
         now = time.monotonic()
-        known = self._suspects if now - began < LONGEST_LOOK else {}
+        # A process that had lost the duty may have looked long ago.
+        is_next = began - self._looked < 2 * self.interval and now - began < LONGEST_LOOK
+        known, self._looked = self._suspects if is_next else {}, now
         self._suspects = {held: known.get(held, now) for held in expired}
         return {held for held, since in self._suspects.items() if began - since >= self.confirm_after}
