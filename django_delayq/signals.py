@@ -5,7 +5,7 @@ and harms nothing. (One exception: a command exits with an error when the databa
 ``operator_action`` writes.) The arguments are plain values, never the payload; only ``message_failed`` has an
 object, the exception. Two signals are sent in the handler's thread: ``message_delivered`` before it starts, and
 ``message_failed`` when it has raised, in its context and inside of its middleware. Each other signal is sent after the
-transaction that made it true has committed.
+transaction that made it true has committed; a worker sends those of outcomes in a thread of their own.
 
 ==========================  ==================================================================
 signal                      arguments
@@ -94,7 +94,7 @@ def message_arguments(message: MessageFacts, using: str) -> dict[str, Any]:
     return {"message_id": message.id, "topic": message.topic, "queue": message.queue, "using": using}
 
 
-def emit_end(sender: Any, moved: Moved, using: str, *, error: str = "") -> None:
+def emit_end(sender: Any, moved: Moved, using: str, error: str = "") -> None:
     """Send the signal of a message that is dead, cancelled or expired; none for a message in another state."""
     if moved.after == State.DEAD:
         arguments = message_arguments(moved, using)

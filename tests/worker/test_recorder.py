@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -13,20 +14,22 @@ from django.db import OperationalError, connections, transaction
 from django.db.models import F
 from django.dispatch import Signal
 
-from django_delayq import LeaseLost, cancel_message, signals
+from django_delayq import LeaseLost, cancel_message, handler, schedule_message, signals
 from django_delayq.core.outcomes import Ack, GiveUp, Release, Retry
 from django_delayq.core.states import State
 from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message
 from django_delayq.record import crashes, transitions
 from django_delayq.record.sql.rows import Success
+from django_delayq.worker.parts import signal_sender
 from django_delayq.worker.parts.delivery import Delivery
+from django_delayq.worker.parts.signal_sender import SignalSender
 from django_delayq.worker.processes.assembly import Parts
 from django_delayq.worker.run import recorder as module
 from django_delayq.worker.run.recorder import GATHER_TIME, Ended, LeaseRenewer, Recorder
-from tests.support.assembled import Assemble
+from tests.support.assembled import Assemble, deliver
 from tests.support.claims import DB, claimed, last_move, locked_by_a_cancel, needs_row_locks, state
-from tests.support.receivers import heard
+from tests.support.receivers import heard, receiving
 from tests.support.workers import PATIENCE, eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -177,6 +180,79 @@ def test_a_long_transaction_that_cancels_one_message_holds_up_no_other_outcome(
         assert not recorder.flush(0.2)
     assert recorder.flush(60)
     assert state(one) == (State.CONSUMED if isinstance(outcome, Ack) else State.CANCELLED)
+
+
+@pytest.fixture
+def sender(parts: Parts) -> Iterator[SignalSender]:
+    """The thread that sends the signals of that worker."""
+    sender = parts.recorder.sender
+    sender.start()
+    yield sender
+    sender.finish(60)
+
+
+def test_a_receiver_that_takes_its_time_holds_up_neither_outcomes_nor_upkeep(
+    parts: Parts, sender: SignalSender, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[int] = []
+    may_end = threading.Event()
+
+    def be_slow(message_id: int, **facts: Any) -> None:
+        may_end.wait(PATIENCE)
+        told.append(message_id)
+
+    late = schedule_message("t.ok", delay=60, expires=0.001)
+    one, other = claimed("t.ok", "t.ok")
+    with receiving(be_slow, signals.message_succeeded, signals.message_dead, signals.message_expired):
+        parts.recorder.submit(one, Ack(), "worker:w")
+        eventually(lambda: state(one) == State.CONSUMED, "the first outcome")
+        parts.recorder.submit(other, GiveUp("ValueError: no"), "worker:w")
+        eventually(lambda: state(other) == State.DEAD, "the other outcome")
+        eventually(lambda: parts.reaper.tick() and not Message.objects.filter(state=State.SCHEDULED), "the expiry")
+        assert parts.recorder.flush(60)
+        assert told == []
+        sender.finish(0.01)
+        assert "signals that are not sent: 3" in caplog.text
+        may_end.set()
+        sender.join(60)
+    assert told == [one.id, other.id, late.pk]
+
+
+def test_no_message_is_taken_while_receivers_are_far_behind(
+    assembled: Assemble, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(signal_sender, "MOST_WAITING", 2)
+    parts = assembled(redis=False)
+    consumer, sender = parts.consumer, parts.recorder.sender
+    may_end = threading.Event()
+    sender.start()
+    before = claimed("t.ok", "t.ok")
+    message = schedule_message("t.ok")
+    with receiving(lambda **facts: may_end.wait(PATIENCE), signals.message_succeeded):
+        for delivery in before:
+            parts.recorder.submit(delivery, Ack(), "worker:w")
+        assert parts.recorder.flush(60)
+        consumer.turn()
+        assert Message.objects.get(pk=message.pk).state == State.SCHEDULED
+        assert "2 signals wait for slow receivers" in caplog.text
+        may_end.set()
+        sender.finish(60)
+    consumer.turn()
+    assert [delivery.id for delivery in parts.pool.held()] == [message.pk]
+
+
+def test_what_a_receiver_schedules_in_the_end_is_delivered_too() -> None:
+    def go_on(topic: str, **facts: Any) -> None:
+        time.sleep(0.2)
+        if topic == "t.first":
+            schedule_message("t.second")
+
+    for topic in ("t.first", "t.second"):
+        handler(topic)(lambda message: None)
+    schedule_message("t.first")
+    with receiving(go_on, signals.message_succeeded):
+        deliver()
+    assert Message.objects.get(topic="t.second").state == State.CONSUMED
 
 
 @pytest.mark.parametrize(("again", "told"), [(True, 1), (False, 0)])

@@ -177,8 +177,9 @@ class Consumer(threading.Thread):
 
     @property
     def _is_quiet(self) -> bool:
-        """True when this process holds no message and owes the record no outcome."""
-        return not self.pool.held() and self.pool.recorder.flush(0.0)
+        """True when this process holds no message, and owes the record no outcome and receivers no signal."""
+        recorder = self.pool.recorder
+        return not self.pool.held() and recorder.flush(0.0) and not recorder.sender.waiting
 
     def release(self) -> None:
         """Release, at the end, the message that waits to run alone and the orphaned claims."""
@@ -250,7 +251,7 @@ class Consumer(threading.Thread):
     def _release_orphaned(self) -> None:
         moved = self.orphaned_claims.release()
         if moved:
-            report_moves(self.using, moved, self.extensions)
+            report_moves(self.using, moved, self.extensions, self.pool.recorder.sender.send)
 
     def _catch_up(self, broker: Broker, found: Found) -> bool:
         """Make further ids ready that fell due together, while the threads are at work.

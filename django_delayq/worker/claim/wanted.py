@@ -64,7 +64,10 @@ class Wanted:
 
     @property
     def _room(self) -> int:
-        if self._quarantine.is_waiting or self._pool.recorder.behind > LONGEST_BEHIND or self._pool.page.replaced:
+        recorder = self._pool.recorder
+        if recorder.behind > LONGEST_BEHIND or recorder.sender.is_behind:
+            return 0
+        if self._quarantine.is_waiting or self._pool.page.replaced:
             return 0
         return min(1, self._of_lanes) if self._quarantine.had_the_last else self._of_lanes
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue, SimpleQueue
 from typing import Any, TypeVar
 
 from django.db import DatabaseError, connections
@@ -93,7 +93,7 @@ def connect(using: str) -> None:
     connection.ensure_connection()
 
 
-def wait_for(queue: SimpleQueue[T], closed_after: float) -> T:
+def wait_for(queue: SimpleQueue[T] | Queue[T], closed_after: float) -> T:
     """Take the next task from a queue. The connections of a thread that waits ``closed_after`` seconds are closed."""
     # Between any two messages: a "try" costs nothing there, and contextlib.suppress does.
     try:

@@ -8,6 +8,7 @@ import time
 import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from queue import Queue
 from typing import Any
 
@@ -35,6 +36,8 @@ MOST_WAITING = 100
 
 # A delivery that succeeded, and when its handler ended (monotonic).
 Succeeded = tuple[Delivery, float]
+# Makes a call that sends a signal, now or later.
+Send = Callable[[Callable[[], object]], None]
 
 # True: this worker logs whole errors whatever the settings say, and a line for each message that is consumed.
 _is_verbose = False
@@ -72,8 +75,11 @@ def _remove_expired(using: str, moves: Sequence[Moved]) -> None:
         publisher.remove_on_commit(using, queue, ids)
 
 
-def report_moves(using: str, moves: Sequence[Moved], extensions: WorkerExtensions) -> None:
-    """Tell everybody of messages that were taken back from a delivery, or expired, without an outcome."""
+def report_moves(using: str, moves: Sequence[Moved], extensions: WorkerExtensions, send: Send | None = None) -> None:
+    """Tell everybody of messages that were taken back from a delivery, or expired, without an outcome.
+
+    ``send`` sends the signals (None: at once).
+    """
     extensions.ended(moves)
     publish_scheduled(using, moves)
     _remove_expired(using, moves)
@@ -90,7 +96,12 @@ def report_moves(using: str, moves: Sequence[Moved], extensions: WorkerExtension
             m.reason,
             extra={"delayq_event": word, "delayq": {"id": m.id, "topic": m.topic}},
         )
-        signals.emit_end(Message, m, using)
+        _send_end(send or try_to, m, using)
+
+
+def _send_end(send: Send, moved: Moved, using: str, error: str = "") -> None:
+    if any(signal.receivers for signal in (signals.message_dead, signals.message_cancelled, signals.message_expired)):
+        send(partial(signals.emit_end, Message, moved, using, error))
 
 
 def report_delivered(delivery: Delivery) -> None:
@@ -124,10 +135,10 @@ def log_success(delivery: Delivery, runtime: float) -> None:
     logger.log(success_level(), line, extra={"delayq_event": "consumed", "delayq": facts})
 
 
-def signal_success(using: str, delivery: Delivery, runtime: float) -> None:
+def signal_success(using: str, delivery: Delivery, runtime: float, send: Send) -> None:
     """Signal a success that is recorded; its handler ran for ``runtime`` seconds."""
-    arguments = signals.message_arguments(delivery, using)
-    signals.emit(signals.message_succeeded, Message, delivery=delivery.deliveries, runtime=runtime, **arguments)
+    facts = {"delivery": delivery.deliveries, "runtime": runtime, **signals.message_arguments(delivery, using)}
+    send(partial(signals.emit, signals.message_succeeded, Message, **facts))
 
 
 def guard_log() -> None:
@@ -157,7 +168,7 @@ def try_to(tell: Callable[..., object], *arguments: Any) -> None:
 
 
 def report_failure(
-    using: str, delivery: Delivery, failure: Failure, moved: Moved | None, cause: Raised | None = None
+    using: str, delivery: Delivery, failure: Failure, moved: Moved | None, cause: Raised | None, send: Send
 ) -> None:
     """Log and signal a failure and the move it led to; ``moved`` None: another delivery is the current one.
 
@@ -166,7 +177,7 @@ def report_failure(
     if moved is None:
         logger.warning("Outcome refused, another delivery is the current one: %s", delivery)
         return
-    signals.emit_end(Message, moved, using, error=failure.error)
+    _send_end(send, moved, using, failure.error)
     # The first word of an error is its class; the rest may hold secrets.
     error = failure.error.split(":")[0][:80]
     reason = {"reason": failure.reason} if failure.reason else {}
@@ -179,14 +190,10 @@ def report_failure(
         digest = error_digest(failure.error)
         facts = {"due_at": moved.due_at, "error": error, "digest": digest, **reason}
         _log_failure(logging.WARNING, "retried", delivery, cause, **facts)
-        signals.emit(
-            signals.message_retried,
-            Message,
-            delivery=delivery.deliveries,
-            due_at=moved.due_at,
-            error=failure.error,
-            **signals.message_arguments(delivery, using),
-        )
+        if signals.message_retried.receivers:
+            told = {"delivery": delivery.deliveries, "due_at": moved.due_at, "error": failure.error}
+            told |= signals.message_arguments(delivery, using)
+            send(partial(signals.emit, signals.message_retried, Message, **told))
     else:
         log_event(logging.INFO, "released", delivery, reason=failure.reason or error)
 

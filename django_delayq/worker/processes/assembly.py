@@ -75,7 +75,8 @@ class Parts:
         for lane in self.pool.lanes:
             lane.on_freed, lane.on_released = self.consumer.on_freed, self.budget.refund
         self.recorder.meanwhile = ServiceTurns([LeaseRenewer(using, self.pool.held), self.recorder.log])
-        self.reaper = Reaper(using, f"worker:{name}", self.extensions)
+        self.recorder.sender.on_room = self.brokers.wake
+        self.reaper = Reaper(using, f"worker:{name}", self.extensions, self.recorder.sender)
 
     def _pool(self, page: BegunPage | None, claim_ahead: float) -> Pool:
         options, recorder, name = self.options, self.recorder, self.name

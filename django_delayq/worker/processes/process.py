@@ -161,6 +161,7 @@ class WorkerProcess:
         return self.code
 
     def _work(self, watch: Callable[[], bool]) -> None:
+        self.recorder.sender.start()
         self.recorder.start()
         self.pool.start()
         for runner in self.runners:
@@ -192,7 +193,8 @@ class WorkerProcess:
 
     def _is_broken(self) -> bool:
         """Return whether a thread has died: the process would look alive and do half of its work."""
-        dead = [t.name for t in (self.recorder, *self.pool.members, *self.runners) if not t.is_alive()]
+        threads = (self.recorder, self.recorder.sender, *self.pool.members, *self.runners)
+        dead = [thread.name for thread in threads if not thread.is_alive()]
         # Asked in this order: it may have ended by itself a moment ago.
         if self.consumer is not None and not self.consumer.is_alive() and not self.consumer.is_done:
             dead.append(self.consumer.name)
@@ -237,7 +239,8 @@ class WorkerProcess:
         # Outcomes are recorded before the threads end that could still add to them.
         for runner in self.runners:
             runner.stop()
-        if not self.recorder.flush(max(5.0, self.options.graceful_timeout)):
+        last = time.monotonic() + max(5.0, self.options.graceful_timeout)
+        if not self.recorder.flush(last - time.monotonic()):
             logger.error("Outcomes could not be recorded before the end; their messages will be delivered again")
             self.code = self.code or UNFINISHED
         self.pool.stop()
@@ -245,6 +248,8 @@ class WorkerProcess:
         for runner in self.runners:
             runner.join(timeout=2)
         self.recorder.join(timeout=2)
+        # Nobody is left who has signals to send.
+        self.recorder.sender.finish(max(0.0, last - time.monotonic()))
         self.parts.extensions.stop()
         self._sign_off()
         self.parts.brokers.close()

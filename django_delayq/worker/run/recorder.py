@@ -28,6 +28,7 @@ from ..parts import connections
 from ..parts.delivery import Delivery
 from ..parts.reporting import OutcomeLog, publish_scheduled, report_failure, signal_success, try_to
 from ..parts.service_turns import ServiceTurns, backoff
+from ..parts.signal_sender import SignalSender
 
 logger = logging.getLogger("django_delayq")
 
@@ -97,6 +98,7 @@ class Recorder(threading.Thread):
         self.using = using
         self.extensions = extensions
         self.log = OutcomeLog()
+        self.sender = SignalSender()
         # Before the thread starts, others may be set.
         self.meanwhile = ServiceTurns([self.log])
         # The number of deliveries whose handlers have run, and whose outcomes were written.
@@ -257,7 +259,7 @@ class Recorder(threading.Thread):
         self.extensions.consumed([ended.delivery for ended in recorded])
         self.log.consumed([(ended.delivery, ended.at) for ended in recorded])
         for ended in recorded if signals.message_succeeded.receivers else ():
-            try_to(signal_success, self.using, ended.delivery, ended.at - ended.delivery.started_mono)
+            signal_success(self.using, ended.delivery, ended.at - ended.delivery.started_mono, self.sender.send)
 
     def _without_refused(
         self, batch: Sequence[Ended], acks: Sequence[Success], consumed: set[int], again: bool
@@ -297,7 +299,8 @@ class Recorder(threading.Thread):
                 self._locked.append(ended)
             else:
                 cause = getattr(ended.outcome, "cause", None)
-                try_to(report_failure, self.using, ended.delivery, failure, moved.get(failure.id), cause)
+                move = moved.get(failure.id)
+                try_to(report_failure, self.using, ended.delivery, failure, move, cause, self.sender.send)
 
     def _moved_before(self, ended: Ended) -> Moved | None:
         """Return the move that an earlier try has committed, if its reply was lost: the log has it."""

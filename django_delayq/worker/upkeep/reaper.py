@@ -11,6 +11,7 @@ from ...record.low_water import LowWater
 from ...record.sql import statements
 from ...record.sql.rows import Moved
 from ..parts.reporting import report_moves
+from ..parts.signal_sender import SignalSender
 
 # A look at the leases that takes longer has waited for a lock on a table, and renewals have waited too. Seconds.
 LONGEST_LOOK = 0.5
@@ -31,10 +32,11 @@ class Reaper(Service):
     # More than the longest time after which the lease renewer tries again. Seconds.
     confirm_after = 2.0
 
-    def __init__(self, using: str, actor: str, extensions: WorkerExtensions) -> None:
+    def __init__(self, using: str, actor: str, extensions: WorkerExtensions, sender: SignalSender) -> None:
         self.using = using
         self.actor = actor
         self.extensions = extensions
+        self.sender = sender
         # The deliveries whose lease was over at the last look, with the time of the first such look (monotonic).
         self._suspects: dict[crashes.Held, float] = {}
         self._looked = 0.0
@@ -60,9 +62,9 @@ class Reaper(Service):
             # After an error, such as a wait for a lock that was too long, the two looks begin anew.
             self._suspects = suspects
             failpoints.reach("after_reap")
-        if expiring:
+        if expiring and not self.sender.is_behind:
             moved += transitions.expire(self.using, actor=self.actor)
-        report_moves(self.using, moved, self.extensions)
+        report_moves(self.using, moved, self.extensions, self.sender.send)
         if len(moved) >= transitions.MOVES_PER_TRANSACTION:
             return 0.0
         return self.confirm_after if self._suspects.keys() - confirmed else self.interval
