@@ -221,6 +221,20 @@ def test_a_child_that_has_delivered_its_messages_has_no_successor(monkeypatch: p
     assert started == ["child"]
 
 
+@pytest.mark.parametrize(("max_runtime", "successors"), [(3600.0, 1), (0.0, 0)], ids=["before", "after"])
+def test_a_child_that_somebody_ended_before_the_runtime_was_over_has_a_successor(
+    monkeypatch: pytest.MonkeyPatch, max_runtime: float, successors: int
+) -> None:
+    supervisor = Supervisor(Options("default", processes=2, max_runtime=max_runtime))
+    supervisor.children[9] = other = Child(9, "host/9", time.monotonic(), BegunPage(1))
+    monkeypatch.setattr(Child, "send", lambda self, number: None)
+    monkeypatch.setattr(supervisor, "_fork", lambda: supervisor.children.update({1: other}))
+    ended(supervisor, 1, 0)
+    if not supervisor._stopping:
+        supervisor._start_missing()
+    assert len(supervisor.children) == 1 + successors
+
+
 def test_a_fork_that_the_system_refuses_is_tried_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import math
 import os
 import select
 import signal
@@ -115,7 +116,7 @@ class Supervisor:
         self._start_after = 0.0
         self._is_refused = False
         self._to_release: list[Child] = []
-        self._began = time.monotonic()
+        self._over_at = time.monotonic() + (math.inf if options.max_runtime is None else options.max_runtime)
         self._wake_read, self._wake_write = os.pipe()
         # A pipe that children see closed when the parent is gone.
         self._alive_read, self._alive_write = os.pipe()
@@ -169,8 +170,7 @@ class Supervisor:
 
     def _end_in_time(self) -> None:
         """Stop at ``--max-runtime``: children end by themselves, but not those that die and are replaced again."""
-        limit = self.options.max_runtime
-        if limit is not None and time.monotonic() - self._began > limit + CHILD_CHECK_INTERVAL:
+        if time.monotonic() > self._over_at + CHILD_CHECK_INTERVAL:
             self._stop_children()
 
     # --- children -----------------------------------------------------------------------------------------------------
@@ -311,9 +311,8 @@ class Supervisor:
         if ended and code == EXHAUSTED:
             self._exhausted += 1
             return
-        if ended and code == 0 and self.options.max_runtime is not None:
-            # It ended by itself. If no limit is reached, somebody sent a signal to this child alone, and it is
-            # replaced.
+        if ended and code == 0 and time.monotonic() >= self._over_at:
+            # If no limit is reached, somebody sent a signal to this child alone, and it is replaced.
             self._stop_children()
             return
         lived = time.monotonic() - child.started
