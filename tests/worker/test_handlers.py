@@ -91,6 +91,21 @@ def test_handlers_that_do_not_let_go_get_their_process_replaced_and_are_retried_
     assert worker.count("died") == 0
 
 
+@pytest.mark.parametrize("mode", ["--once", "--reload"])
+def test_a_handler_that_does_not_let_go_ends_a_worker_without_a_supervisor_and_that_says_so(
+    start: Start, mode: str
+) -> None:
+    stuck = schedule_message("t.hang")
+    worker = start(mode, "--threads", "1", "--graceful-timeout", "0")
+    if mode == "--once":
+        assert worker.wait() == 1
+        assert worker.lines[-1].endswith("due messages may be left: the log says why.")
+    else:
+        worker.wait_for("The worker has ended; it starts again when code changes")
+    assert "did not end at its timeout; its process ended" in log_of(wait_until(stuck, State.SCHEDULED))[2].error
+    assert "replaced" not in worker.log
+
+
 def test_a_process_whose_interpreter_is_held_is_killed_and_its_messages_go_on(
     start: Start, set_pace: Callable[[dict[str, float]], None]
 ) -> None:

@@ -31,7 +31,7 @@ from ...worker.parts.connections import leave_pools
 from ...worker.parts.lifetime import in_megabytes, resident_memory
 from ...worker.parts.reporting import be_verbose, guard_log
 from ...worker.processes import output, plain_signals, reloading
-from ...worker.processes.process import OnceProcess, WorkerProcess, all_roles
+from ...worker.processes.process import BROKEN, STUCK, OnceProcess, WorkerProcess, all_roles
 from ...worker.processes.supervisor import Supervisor
 from .. import _common as common
 
@@ -163,12 +163,14 @@ class Command(BaseCommand):
             plain_signals.switch(on=True)
         try:
             with common.errors_as_exit_codes():
-                process.run()
+                code = process.run()
         finally:
             plain_signals.switch(on=False)
             for number, handler in former.items():
                 signal.signal(number, handler)
         self.stdout.write(f"{process.delivered} delivered")
+        if code in (STUCK, BROKEN):
+            raise CommandError("The run ended early, and due messages may be left: the log says why.")
 
     def _inline(self, options: Options, added: Mapping[WorkerOption, Any]) -> None:
         """Run one worker process here, under the reloader, which ends this process when code changes."""
@@ -185,7 +187,8 @@ class Command(BaseCommand):
         atexit.register(end)
         plain_signals.switch(on=True)
         try:
-            process.run()
+            if process.run() in (STUCK, BROKEN):
+                logger.error("The worker has ended; it starts again when code changes")
         finally:
             ended.set()
 

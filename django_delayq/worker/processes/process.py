@@ -200,14 +200,14 @@ class WorkerProcess:
             dead.append(self.consumer.name)
         if dead and not self._stopping:
             self.code = BROKEN
-            logger.critical("Thread %s has died; this process ends and will be replaced", ", ".join(dead))
+            logger.critical("Thread %s has died; this process ends", ", ".join(dead))
         return bool(dead)
 
     def _on_stuck(self, deliveries: list[Delivery]) -> None:
         for delivery in deliveries:
             if delivery not in self._stuck:
                 self._stuck.add(delivery)
-                logger.error("%r does not end at its timeout; this process ends and will be replaced", delivery)
+                logger.error("%r does not end at its timeout; this process ends", delivery)
         self.code = STUCK
         self.stop()
 

@@ -356,7 +356,7 @@ def _text(error: object) -> str:
 
 def timed_out(delivery: Delivery) -> Outcome:
     """Return the outcome of a delivery whose handler does not end at its timeout. Its process is about to end."""
-    outcome = _failure(delivery, HandlerTimeout(), "did not end at its timeout; its process was replaced")
+    outcome = _failure(delivery, HandlerTimeout(), "did not end at its timeout; its process ended")
     if isinstance(outcome, Retry):
         # The process lives on for a moment: the next delivery must not overlap with it.
         return Retry(max(outcome.delay, timedelta(seconds=1)), outcome.error, exception=outcome.exception)
