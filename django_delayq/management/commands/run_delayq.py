@@ -249,9 +249,11 @@ def _name(text: str) -> str:
 def _added(options: Mapping[str, Any]) -> dict[WorkerOption, Any]:
     """Return the options of extensions that were given, with their values."""
     added = {option: value for option in extensions.worker_options() if (value := options.get(option.name)) is not None}
-    if added and options["once"]:
-        flags = ", ".join(option.flag for option in added)
-        raise CommandError(f"{flags}: only for a worker that stays; leave out --once", returncode=common.USAGE)
+    flags = [option.flag for option in added] + ["--reload"] * options["reload"]
+    if flags and options["once"]:
+        raise CommandError(
+            f"{', '.join(flags)}: only for a worker that stays; leave out --once", returncode=common.USAGE
+        )
     return added
 
 
@@ -275,17 +277,18 @@ def _begin(options: Options, added: Mapping[WorkerOption, Any]) -> None:
 
 
 def _check_lifetimes(options: Mapping[str, Any]) -> None:
-    """Raise ``CommandError`` if processes cannot be replaced, or would be too large from their start."""
+    """Raise ``CommandError`` if there are no processes, or if they cannot be replaced or would be too large at once."""
     limit = options["max_memory_per_child"]
+    names = ("processes", "max_tasks_per_child", "max_memory_per_child", "heartbeat_file")
+    counted = {**options, "processes": (options["processes"] or 1) > 1}
+    given = ", ".join(f"--{name.replace('_', '-')}" for name in names if counted[name])
+    for mode in ("once", "reload"):
+        if given and options[mode]:
+            raise CommandError(
+                f"{given}: only for a worker with worker processes; leave out --{mode}", returncode=common.USAGE
+            )
     if not limit and not options["max_tasks_per_child"]:
         return
-    for flag in ("once", "reload"):
-        if options[flag]:
-            raise CommandError(
-                "--max-tasks-per-child and --max-memory-per-child: only for a worker with worker processes; "
-                f"leave out --{flag}",
-                returncode=common.USAGE,
-            )
     if options["max_messages"]:
         raise CommandError(
             "--max-tasks-per-child and --max-memory-per-child replace a process, and --max-messages ends it for good; "
