@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import datetime, timedelta
 from typing import Any, Unpack
 
@@ -144,11 +144,9 @@ def due(using: str, limit: int, *, since: timedelta = timedelta(0), free: bool =
     rows = Schedule.objects.using(using).filter(paused=False, ended=False, last_at__lte=now - since)
     # While an occurrence waits, no other one is made for a schedule that runs once for all that were missed.
     rows = rows.exclude(Q(Exists(waits), missed=Missed.ONCE))
-    names = rows.order_by("last_at").values_list("pk", flat=True)[:limit]
-    if not free:
-        return list(names)
-    with own_transaction(using):
-        return list(locked(using, names, wait=False))
+    with own_transaction(using) if free else nullcontext():
+        found = locked(using, rows, wait=False) if free else rows
+        return list(found.order_by("last_at").values_list("pk", flat=True)[:limit])
 
 
 def until_next(using: str) -> float | None:
