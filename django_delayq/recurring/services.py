@@ -64,23 +64,23 @@ class Scheduler(Service):
         from . import schedules
 
         # Those that failed before may be the oldest.
-        most = ADVANCED_TOGETHER + len(self._failing)
-        names = schedules.due(self.using, most, free=True)
+        names = schedules.due(self.using, ADVANCED_TOGETHER + len(self._failing), free=True)
         with acting_as(self.actor):
             failed = self._advance(names)
         if time.monotonic() >= self._prune_at:
             self._prune_at = time.monotonic() + PRUNE_INTERVAL
             schedules.prune(self.using)
-        if len(names) == most and failed < len(names):
+        # One transaction may have made some of them only, and the time of another may have come during this look.
+        left = schedules.due(self.using, 1 + len(self._failing), free=True) if failed < len(names) else []
+        if not self._failing.issuperset(left):
             return 0.0
         waits = [LOOK_INTERVAL]
         if (later := schedules.until_next(self.using)) is not None:
             waits.append(later + AFTER_DUE)
         if (late := schedules.late_for(self.using)) is not None:
-            # Its time came during this look, or it waits for its delivery, or it cannot be advanced. The last two may
-            # stay so for long: the later it is, the longer is the time until the next look.
-            is_busy = failed < len(names)
-            waits.append(AFTER_DUE if is_busy else min(WAITING_INTERVAL, max(AFTER_DUE, late)))
+            # It waits for its delivery, or cannot be advanced, perhaps for long: the later it is, the longer is the
+            # time until the next look.
+            waits.append(min(WAITING_INTERVAL, max(AFTER_DUE, late)))
         return min(waits)
 
     def _advance(self, names: list[str]) -> int:

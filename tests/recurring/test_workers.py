@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from django_delayq import cancel_message, handler, schedule_message
 from django_delayq.models import Message, Transition
-from django_delayq.recurring import Schedule, create_schedule, recurring
+from django_delayq.recurring import Schedule, create_schedule, recurring, services
 from django_delayq.recurring.models import Occurrence
 from tests.faults.program import Program
 from tests.support.commands import run
@@ -75,6 +75,18 @@ def test_cron_alone_makes_the_messages_of_schedules_and_deletes_old_ones(code: l
 
     eventually(has_run)
     assert not Message.objects.filter(pk=old.pk).exists()
+
+
+@pytest.mark.parametrize("many", [2, 5])
+def test_cron_alone_makes_all_that_was_missed(monkeypatch: pytest.MonkeyPatch, many: int) -> None:
+    monkeypatch.setattr(services, "ADVANCED_TOGETHER", 3)
+    monkeypatch.setattr("django_delayq.recurring.occurrences.MADE_TOGETHER", 3)
+    for number in range(many):
+        create_schedule(f"s{number}", "t.ok", every="1m", missed="all")
+    Schedule._base_manager.update(last_at=timezone.now() - timedelta(minutes=5, seconds=1))
+    assert run("run_delayq", "--once", "--threads", "1").code == 0
+    for number in range(many):
+        assert consumed(f"s{number}") in (5, 6)
 
 
 def test_a_worker_declares_and_runs_the_schedules_of_its_code(

@@ -310,7 +310,10 @@ class OnceProcess(WorkerProcess):
 
     def _work(self, watch: Callable[[], bool]) -> None:
         for service in self._upkeep(self._roles()):
-            ServiceTurns([service]).run_due()
+            turns = ServiceTurns([service])
+            # It goes on with what it has begun; one that may be busy for long, in its own thread, does one step.
+            while not (turns.run_due() or service.thread != Service.thread or self._stopping or super()._is_over()):
+                pass
         super()._work(watch)
 
     def _is_over(self) -> bool:
