@@ -11,8 +11,9 @@ from django.db.models import Q
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from ..core import bounds
+from ..core import bounds, values
 from ..models.fields import UTCDateTimeField
+from ..project import validation
 from .definition import CRON_LENGTH, SPAN_LENGTH, ZONE_LENGTH, Definition, Missed
 
 
@@ -97,7 +98,8 @@ class Schedule(models.Model):
 
     def next_times(self, count: int = 10, *, after: datetime | None = None) -> list[datetime]:
         """Return the next ``count`` times of the schedule, in UTC, whether it is paused or not."""
-        return list(islice(self.definition.times.following(after or timezone.now()), count))
+        after = validation.checked("after", values.moment, after or timezone.now())
+        return list(islice(self.definition.times.following(after), count))
 
 
 class Occurrence(models.Model):

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_delayq.core.exceptions import InvalidMessage
+from django_delayq.recurring import Schedule
 from django_delayq.recurring.times import Times
 
 BERLIN = "Europe/Berlin"
@@ -139,6 +140,22 @@ def test_times_go_forward_and_leave_none_out(moment: datetime, zone: str, cron: 
     between = moment + (first - moment) / 2
     assert times.after(between) == first
     assert times.after(first - timedelta(microseconds=1)) == first
+
+
+RULES = pytest.mark.parametrize("rule", [{"cron": "*/30 * * * *"}, {"cron": "30 2 * * *"}, {"every": "10m"}], ids=str)
+
+
+@RULES
+def test_next_times_are_the_same_after_a_moment_in_any_time_zone(rule: dict[str, str]) -> None:
+    schedule = Schedule(time_zone=BERLIN, **rule)
+    moment = utc("2026-07-01 12:00")
+    assert schedule.next_times(3, after=moment.astimezone(ZoneInfo(BERLIN))) == schedule.next_times(3, after=moment)
+
+
+@RULES
+def test_next_times_after_a_moment_without_a_time_zone_are_refused(rule: dict[str, str]) -> None:
+    with pytest.raises(InvalidMessage, match="after has no time zone"):
+        Schedule(**rule).next_times(3, after=utc("2026-07-01 12:00").replace(tzinfo=None))
 
 
 @pytest.mark.parametrize(
