@@ -6,11 +6,13 @@ import time
 
 import pytest
 import redis
+from django.db import OperationalError
 
 from django_delayq.broker.keys import keys
 from django_delayq.core.exceptions import BrokerUnavailable
 from django_delayq.extensions import Service
 from django_delayq.models import Queue
+from django_delayq.record import transitions
 from django_delayq.record.sql.moves import writing
 from django_delayq.worker.parts import service_turns
 from django_delayq.worker.parts.broker_switch import BrokerSwitch
@@ -18,6 +20,7 @@ from django_delayq.worker.parts.service_turns import ServiceTurns
 from django_delayq.worker.upkeep.duty import HOLDER_INTERVAL, STANDBY_INTERVAL, Duty
 from tests.support.claims import DB
 from tests.support.transactions import unfinished
+from tests.support.workers import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -75,6 +78,25 @@ def test_the_duty_of_a_process_that_died_ends_with_its_lease(redis_client: redis
     assert (first.is_held(), second.is_held()) == (False, True)
 
 
+def test_a_holder_without_a_database_goes_on_with_the_duty_only_when_that_answers(
+    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(using: str) -> None:
+        raise OperationalError("gone")
+
+    first, second = duty("w1"), duty("w2")
+    first.tick()
+    second.tick()
+    redis_client.pexpire(f"{keys('delayq', '').duty}:{first.name_in_redis}", 60)
+    with monkeypatch.context() as patch:
+        patch.setattr(transitions, "now", refuse)
+        with pytest.raises(OperationalError):
+            first.tick()
+    eventually(lambda: second.tick() == HOLDER_INTERVAL, "the lease is over")
+    first.tick()
+    assert (first.is_held(), second.is_held()) == (False, True)
+
+
 def test_every_process_has_its_duty_while_redis_is_away() -> None:
     first, second = duty("w1"), duty("w2")
     first.tick()
@@ -113,6 +135,21 @@ def test_a_process_without_the_duty_does_shared_work_once_and_then_rarely(monkey
     time.sleep(0.001)
     turns.run_due()
     assert shared.ticks == 3
+
+
+def test_a_process_without_the_duty_tries_again_what_has_failed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Failing(Service):
+        name = "sweeper"
+        is_shared = True
+
+        def tick(self) -> float:
+            raise OperationalError("gone")
+
+    monkeypatch.setattr(service_turns, "STANDBY", 1e9)
+    wait = ServiceTurns([Failing()], lambda: False).run_due()
+    assert f"The sweeper failed and is tried again in {wait:.1f} s" in caplog.text
 
 
 def test_a_process_without_the_duty_ends_what_it_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ class ServiceTurns:
         # By the place of the service: names may repeat, since any app can add services.
         self._due = [0.0] * len(self.services)
         self._errors = [0] * len(self.services)
-        # The services whose last tick has left work half done.
+        # The services whose last tick has left work half done, or has failed.
         self._go_on: set[int] = set()
 
     def run_due(self, is_stopping: Callable[[], bool] = lambda: False) -> float:
@@ -90,6 +90,7 @@ class ServiceTurns:
         """Log the first of several errors in a row. Return how many seconds to wait."""
         service = self.services[place]
         self._errors[place] += 1
+        self._go_on.add(place)
         wait = backoff(self._errors[place], service.longest_backoff)
         if self._errors[place] == 1:
             expected = isinstance(error, DatabaseError | BrokerUnavailable)

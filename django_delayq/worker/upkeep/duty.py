@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from ... import __version__
 from ...core.exceptions import BrokerUnavailable
 from ...extensions import Service
+from ...record import transitions
 from ..parts.broker_switch import BrokerSwitch
 
 # The holder asks Redis this often whether it still holds the duty, and the others whether it is free. Seconds.
@@ -48,13 +49,18 @@ class Duty(Service):
         return self._is_held
 
     def tick(self) -> float:
-        """Ask Redis for the duty. A failure is reported to the broker switch."""
+        """Ask Redis for the duty. A failure is reported to the broker switch.
+
+        A holder that does not reach the database raises its error, and so the duty is free when its lease is over.
+        """
         broker = self.brokers.redis
         if broker is None:
             return 3600.0
         if self.brokers.is_away:
             self._is_held = True
             return HOLDER_INTERVAL
+        if self._is_held:
+            transitions.now(self.brokers.database.using)
         try:
             # Half of the calls inside Redis, and most processes do not hold it.
             ask = broker.hold_duty if self._is_held else broker.take_duty
