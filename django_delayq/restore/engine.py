@@ -209,6 +209,8 @@ class Restore:
         try:
             self._run(should_stop, progress)
         finally:
+            if self._load is not None:
+                self._load.abandon()
             self.report.seconds = time.monotonic() - began
             self._send_signals()
         return self.report
@@ -239,12 +241,9 @@ class Restore:
                     if should_stop():
                         return
         self.report.position = None
-        if self._load is not None:
-            # A queue that got its first message after the preview, and before there was a horizon, was left out.
-            if self.report.queues.keys() >= set(statements(self.using).queues()):
-                self._load.finish()
-            else:
-                self._load.abandon()
+        # A queue that got its first message after the preview, and before there was a horizon, was left out.
+        if self._load is not None and self.report.queues.keys() >= set(statements(self.using).queues()):
+            self._load.finish()
 
     def _remaining(self) -> Iterator[tuple[Stage, str, BatchEnd | None]]:
         """Yield each remaining stage and queue, and the end of its last finished batch (None: there is none)."""

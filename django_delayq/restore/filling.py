@@ -6,8 +6,8 @@ import time
 from collections import deque
 from collections.abc import Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
-from typing import NamedTuple
+from contextlib import closing, suppress
+from typing import NamedTuple, Self
 
 from django.db import connections
 
@@ -38,8 +38,17 @@ class Load(NamedTuple):
         self.broker.loaded(worker=self.worker, upto_tenths=self.horizon_tenths, lease=None)
 
     def abandon(self) -> None:
-        """Let another process load: something was left out."""
-        self.broker.loaded(worker=self.worker, upto_tenths=None, lease=None)
+        """Let another process load at once what this one has left out."""
+        with suppress(BrokerUnavailable):
+            self.broker.loaded(worker=self.worker, upto_tenths=None, lease=None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        # While Redis is away, the answer would be waited for in vain.
+        if error is not None and not isinstance(error, BrokerUnavailable):
+            self.abandon()
 
 
 def fill(

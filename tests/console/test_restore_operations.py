@@ -34,6 +34,7 @@ from django_delayq.restore.engine import Restore
 from django_delayq.restore.horizon import ensure_horizon
 from django_delayq.restore.selection import Overdue, Selection
 from django_delayq.worker.parts.broker_switch import BrokerSwitch
+from django_delayq.worker.upkeep import loader as loading
 from django_delayq.worker.upkeep.loader import Loader, _ObservedLoad
 from testproject.servers import RedisServer
 from tests.support.commands import broker, due_tenths, held, run, schedule
@@ -520,6 +521,20 @@ def test_a_loader_goes_on_without_the_table_of_operations(loader: Loader, redis_
     redis_client.flushall()
     loader.tick()
     assert held() == due_tenths(*ids)
+
+
+def test_a_load_that_its_worker_gives_up_is_told_in_words(
+    loader: Loader, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "PAGES_PER_TICK", 1)
+    schedule(5)
+    redis_client.flushall()
+    loader.tick()
+    loader.release()
+    assert (only().state, only().error) == (
+        OperationState.FAILED,
+        "given up by its worker, which ends or begins anew; the rest is loaded all the same",
+    )
 
 
 def test_a_load_that_fails_with_an_error_without_text_is_shown_as_failed() -> None:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 import redis
 from django.db import connections
 
 from django_delayq import cancel_message, reschedule_message, schedule_message, schedule_messages
+from django_delayq.broker.keys import keys
 from django_delayq.core.states import State
+from django_delayq.restore.engine import Restore
+from django_delayq.worker.parts.broker_switch import BrokerSwitch
+from django_delayq.worker.upkeep.loader import Loader
 from testproject.servers import RedisServer
 from tests.support.commands import run
 from tests.support.processes import Start
 from tests.support.record_of import begun_per_message, effects_per_message, once_each, states
 from tests.support.workers import eventually
+
+DELAYED = keys("delayq", "default").delayed
 
 
 def restore_again_and_again(until: int) -> int:
@@ -48,6 +56,28 @@ def test_two_restores_two_workers_and_live_traffic_end_as_if_there_had_been_no_r
         assert all(restore.result(30) for restore in restores)
     assert effects_per_message() == once_each([*messages, *more, *moved])
     assert begun_per_message() == once_each([*messages, *more, *moved])
+
+
+@pytest.mark.parametrize("how", ["stopped", "interrupted"])
+@pytest.mark.django_db(transaction=True)
+def test_a_restore_that_ends_early_lets_a_worker_load_the_rest_at_once(redis_client: redis.Redis, how: str) -> None:
+    messages = schedule_messages({"topic": "t.ok", "delay": 60} for _ in range(50))
+    redis_client.flushall()
+    brokers = BrokerSwitch("default", dict)
+    assert brokers.redis is not None
+    restore = Restore("default", brokers.redis, batch_size=10)
+    restore.preview()
+
+    def interrupt(done: int) -> None:
+        if how == "interrupted":
+            raise KeyboardInterrupt
+
+    with contextlib.suppress(KeyboardInterrupt):
+        restore.run(should_stop=lambda: restore.report.total().put > 0, progress=interrupt)
+    assert redis_client.zcard(DELAYED) < len(messages)
+    Loader("default", brokers, "host/1").tick()
+    assert redis_client.zcard(DELAYED) == len(messages)
+    brokers.close()
 
 
 def test_a_restore_without_a_worker_leaves_redis_ready_for_one(start: Start, redis_server: RedisServer) -> None:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import redis
+from django.db import OperationalError
 from django.db.models import F
 from django.utils import timezone
 
@@ -180,6 +181,25 @@ def test_a_loader_that_ends_in_the_middle_is_followed_by_another(
     assert held(upkeep.broker) == ids(messages)
     meta = upkeep.broker.read_meta()
     assert meta.loaded_tenths == meta.horizon_tenths
+
+
+@pytest.mark.usefixtures("filled")
+def test_a_load_that_the_database_ended_is_begun_by_another_one_at_once(
+    upkeep: Upkeep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages = schedule(4)
+    upkeep.broker.client.flushall()
+    with monkeypatch.context() as patch:
+        patch.setattr(reading, "merged", lambda *_, **__: broken())
+        with pytest.raises(OperationalError):
+            upkeep.loader.tick()
+    Loader(DB, upkeep.loader.brokers, "host/2").tick()
+    assert held(upkeep.broker) == ids(messages)
+
+
+def broken() -> Iterator[reading.Batch]:
+    raise OperationalError("gone")
+    yield
 
 
 def test_a_sweep_during_a_load_claims_no_loss(

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from django_delayq import schedule_message, worker_started
+from django_delayq import schedule_message, schedule_messages, worker_started
 from django_delayq.core.states import State
 from django_delayq.models import Message
 from django_delayq.project import process_start
@@ -215,6 +215,25 @@ def test_a_worker_that_ends_leaves_wake_ups_to_others(start: Start, gate: Gate, 
     # By itself the call that listens would end after this time.
     eventually(lambda: listen() == 0, "the worker listens no more", timeout=IDLE_WAIT / 2)
     assert worker.process.poll() is None
+
+
+def test_a_worker_that_ends_leaves_its_load_of_redis_to_others(
+    start: Start,
+    redis_client: redis.Redis,
+    set_pace: Callable[[dict[str, float]], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    set_pace({"loader.PAGES_PER_TICK": 1})
+    schedule_messages({"topic": "t.ok", "delay": 60} for _ in range(3000))
+    redis_client.flushall()
+    # It is told to end between two pages.
+    monkeypatch.setenv("DELAYQ_FAILPOINTS", "mid_load:delay=1:2")
+    worker = start()
+    worker.wait_for("Failpoint mid_load")
+    assert redis_client.hexists("{delayq}:meta", "loader")
+    worker.stop()
+    assert not worker.count("Loaded Redis")
+    assert not redis_client.hexists("{delayq}:meta", "loader")
 
 
 @pytest.mark.usefixtures("timed_by")

@@ -93,6 +93,7 @@ class WorkerProcess:
         self.pool = parts.pool
         self.recorder = parts.recorder
         self.consumer = parts.consumer if options.has("consumer") else None
+        self.loader: Loader | None = None
         topics = registry.handlers() if self.consumer is not None else ()
         self.heartbeat = Heartbeat(options.using, parts.name, parts.queues, options.threads, topics)
         self.duty = Duty(parts.brokers, parts.name, parts.queues.named, registry.handlers(), self._roles())
@@ -118,7 +119,8 @@ class WorkerProcess:
             return
         if "loader" in roles:
             parts.brokers.has_loader = True
-            yield Loader(using, parts.brokers, parts.name)
+            self.loader = Loader(using, parts.brokers, parts.name)
+            yield self.loader
         if "sweeper" in roles:
             yield Sweeper(using, parts.brokers, parts.queues.search, registry.handlers)
         if "mover" in roles:
@@ -257,6 +259,8 @@ class WorkerProcess:
 
     def _sign_off(self) -> None:
         """Take back what tells others of this process."""
+        if self.loader is not None:
+            self.loader.release()
         self.duty.release()
         try:
             self.heartbeat.delete()

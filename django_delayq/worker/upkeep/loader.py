@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from datetime import datetime
 from itertools import islice
 from typing import Self
@@ -82,6 +82,8 @@ class _ObservedLoad:
         if self._observers is not None:
             # Never empty for an error, whatever its own text is.
             text = "" if error is None else str(error) or type(error).__name__
+            if isinstance(error, GeneratorExit):
+                text = "given up by its worker, which ends or begins anew; the rest is loaded all the same"
             self._observers.ended(self._tally, None, text)
 
 
@@ -108,7 +110,7 @@ class Loader(Service):
         # Whether the last check has counted a tick.
         self._counts = False
         # The load that goes on with the next tick.
-        self._loading: Iterator[None] | None = None
+        self._loading: Generator[None] | None = None
         # When this process last brought the horizon nearer (monotonic).
         self._brought_nearer = -NEARER_INTERVAL
 
@@ -140,6 +142,11 @@ class Loader(Service):
         self.brokers.report_answer(began, is_usable=True)
         return LOAD_INTERVAL
 
+    def release(self) -> None:
+        """Give up the load under way, so that another process begins it at once. The thread of the ticks has ended."""
+        if self._loading is not None:
+            self._loading.close()
+
     def _make_room(self) -> None:
         """Drop ids that are due, which the database delivers meanwhile: a Redis full of our own ids would stay full."""
         with contextlib.suppress(BrokerUnavailable):
@@ -155,7 +162,7 @@ class Loader(Service):
             self._identified = time.monotonic()
         return self._server
 
-    def _check(self) -> Iterator[None] | None:
+    def _check(self) -> Generator[None] | None:
         """Read the meta. Return the load that is needed, if one is: it yields after each page."""
         server = self._identify()
         if (seen := self.brokers.rubbish_seen) is not None:
@@ -205,7 +212,7 @@ class Loader(Service):
         )
         return True
 
-    def _load(self, server: ServerRun, tick: int, *, rolled_back: bool, lost: str) -> Iterator[None]:
+    def _load(self, server: ServerRun, tick: int, *, rolled_back: bool, lost: str) -> Generator[None]:
         """Load, unless another process does. ``tick`` is the one that showed the need, ``lost`` says how Redis lost its
         ids, if it did."""
         begun = self.broker.load(
@@ -223,13 +230,14 @@ class Loader(Service):
         # The tick alone may show that Redis was rolled back: it is remembered only when the load has succeeded.
         self._tick = tick
 
-    def _load_between(self, start: int | None, horizon: int) -> Iterator[None]:
+    def _load_between(self, start: int | None, horizon: int) -> Generator[None]:
         failpoints.reach("after_horizon")
         began = time.monotonic()
         found: Counter[str] = Counter()
         put: Counter[str] = Counter()
-        with _ObservedLoad(self.using, self.worker, from_beginning=start is None) as observed:
-            for answers in self._fill(start, horizon):
+        load = Load(self.broker, self.worker, horizon)
+        with load, _ObservedLoad(self.using, self.worker, from_beginning=start is None) as observed:
+            for answers in self._fill(load, start):
                 for queue, answer in answers.items():
                     found[queue] += answer.put + answer.present + answer.beyond
                     put[queue] += answer.put
@@ -257,12 +265,12 @@ class Loader(Service):
         elif found:
             logger.debug("Loaded Redis ahead: %d messages of %d queues", found.total(), len(found))
 
-    def _fill(self, start: int | None, horizon: int) -> Iterator[dict[str, Put]]:
+    def _fill(self, load: Load, start: int | None) -> Iterator[dict[str, Put]]:
         """Put the messages of all queues. Yield the answers for each batch."""
-        load = Load(self.broker, self.worker, horizon)
         # Read after the horizon was advanced: the producer puts the first message of a queue that is missing here.
         queues = statements(self.using).queues()
-        for _batch, answers in fill(self.broker, self._batches(queues, start, from_tenths(horizon)), load=load):
+        batches = self._batches(queues, start, from_tenths(load.horizon_tenths))
+        for _batch, answers in fill(self.broker, batches, load=load):
             failpoints.reach("mid_load")
             yield answers
         load.finish()
