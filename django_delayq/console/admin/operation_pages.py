@@ -94,6 +94,7 @@ class OperationAdmin(Page):
         # When its worker is gone, the lease has ended: then a second stop takes effect at once.
         is_held = operation.leased_until is not None and operation.leased_until > now
         is_stopping = operation.stop_requested and operation.state == OperationState.RUNNING and is_held
+        is_unstoppable = is_stopping or (is_held and operation.worker.startswith(lifecycle.LOADER))
         context = {
             **page.context(self, request, f"{action_table.label(operation.action)} #{operation.pk}"),
             "row": operation_row(operation, "", now),
@@ -101,7 +102,7 @@ class OperationAdmin(Page):
             "arguments": _arguments(operation),
             "is_unserved": self._is_unserved([operation], using, now),
             "is_stopping": is_stopping,
-            "may_stop": operation.state in OPEN and not is_stopping and self.may_stop(request, operation),
+            "may_stop": operation.state in OPEN and not is_unstoppable and self.may_stop(request, operation),
             "may_resume": operation.state in ENDED_EARLY and self.may_resume(request, operation),
             "list": self.url(Operation),
         }

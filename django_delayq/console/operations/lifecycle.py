@@ -21,6 +21,8 @@ from .work import WORKS, OperationWork, Step
 
 # A worker that neither finishes a step nor renews the lease for this long loses the operation.
 LEASE_SECONDS = 10.0
+# What the name begins with under which a worker loads Redis by itself.
+LOADER = "loader:"
 
 OPEN = (OperationState.QUEUED, OperationState.RUNNING)
 # The columns of an operation that no worker has.
@@ -66,10 +68,14 @@ def start(
 
 
 def stop(operation: Operation) -> bool:
-    """Stop an operation between two steps, or at once when no worker has it. Return False when it has ended already."""
+    """Stop an operation between two steps, or at once when no worker has it.
+
+    Return False when it has ended already, or is the load of a worker, which nobody stops: another one would begin it.
+    """
     using = _db(operation)
     now = transitions.now(using)
     rows = Operation.objects.using(using).filter(pk=operation.pk, state__in=OPEN)
+    rows = rows.exclude(worker__startswith=LOADER, leased_until__gt=now)
     if not rows.update(stop_requested=True):
         return False
     idle = rows.filter(_free(now))

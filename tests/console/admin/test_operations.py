@@ -219,6 +219,18 @@ def test_a_stop_takes_effect_when_its_worker_was_killed(chief: Client) -> None:
     assert fresh(killed).state == "stopped"
 
 
+def test_a_load_of_a_worker_cannot_be_stopped_while_that_lives(chief: Client) -> None:
+    scheduled(10)
+    load = start("cancel", "is:live")
+    step(load, "loader:host/1/7")
+    stop = reverse("admin:delayq_console_operation_stop", args=[load.pk])
+    assert stop not in page(chief, load).content.decode()
+    chief.post(stop)
+    assert (fresh(load).state, fresh(load).stop_requested) == ("running", False)
+    lease_runs_out(load)
+    assert stop in page(chief, load).content.decode()
+
+
 def test_a_finished_operation_neither_stops_nor_resumes() -> None:
     operation = start("cancel", "is:live")
     worked_off()
