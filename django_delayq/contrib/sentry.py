@@ -230,7 +230,8 @@ def _improve_log_event(event: Any, hint: Any) -> Any:
     """Drop the event that Sentry makes of the log line of a reported failure; group those of crashes by their topic."""
     record = hint.get("log_record")
     word = getattr(record, "delayq_event", None)
-    if record is not None and record.name in TASK_LOGGERS and _is_reported.get() and _integration() is not None:
+    is_worker = actors.current().startswith("worker:")
+    if record is not None and record.name in TASK_LOGGERS and is_worker and _integration() is not None:
         # Before the integration that drops repeated exceptions sees it: that would drop ours.
         return None
     if word is None or _integration() is None:

@@ -32,6 +32,7 @@ from django_delayq.core import retry  # noqa: E402
 from django_delayq.core.actors import acting_as  # noqa: E402
 from django_delayq.models import Message  # noqa: E402
 from django_delayq.project import registry  # noqa: E402
+from tests.app import tasks  # noqa: E402
 from tests.support.assembled import deliver  # noqa: E402
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -319,6 +320,15 @@ def test_what_a_worker_schedules_by_itself_has_traces_of_its_own(init: Init) -> 
     traces = [message.headers["sentry"]["sentry-trace"].split("-")[0] for message in scheduled]
     assert traces[0] != traces[1]
     assert traces[2] == traces[3]
+
+
+def test_a_task_of_django_that_fails_is_one_event(init: Init) -> None:
+    """The framework logs it once more when middleware was left."""
+    memory = init()
+    tasks.fail.enqueue()
+    deliver()
+    (event,) = memory.events
+    assert event["exception"]
 
 
 def test_the_failure_of_a_task_is_reported_once_with_its_topic(init: Init) -> None:
