@@ -317,6 +317,7 @@ def _services(extension: WorkerExtension, roles: frozenset[str]) -> list[Service
 def _call(function: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return function(*arguments)
-    except Exception:
+    except (Exception, SystemExit):
+        # No extension ends a thread of a worker.
         logger.exception("An extension failed: %s", getattr(function, "__qualname__", function))
         return None

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from django_delayq import cancel_message, extensions, handler, schedule_message
+from django_delayq import cancel_message, extensions, handler, schedule_message, signals
 from django_delayq.core.outcomes import Ack, GiveUp, Outcome, Release, Retry
 from django_delayq.core.states import State
 from django_delayq.core.worker_options import Options
@@ -24,6 +24,7 @@ from django_delayq.worker.parts.service_turns import Runner, ServiceTurns
 from django_delayq.worker.processes.supervisor import Child, Supervisor
 from tests.support.assembled import Assemble, drain
 from tests.support.claims import DB, claimed
+from tests.support.receivers import heard
 from tests.support.workers import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -188,6 +189,22 @@ def test_a_worker_with_a_broken_extension_delivers(
     assert drain(Options(DB, threads=1)) == 1
     message.refresh_from_db()
     assert message.state == State.CONSUMED
+
+
+@pytest.mark.parametrize("hook", ["claimed", "handled", "consumed", "stop"])
+def test_an_extension_that_wants_to_exit_ends_no_thread(added: Callable[[Made], None], hook: str) -> None:
+    class Exits(WorkerExtension):
+        pass
+
+    def leave(*arguments: Any) -> None:
+        raise SystemExit
+
+    setattr(Exits, hook, leave)
+    added(Exits)
+    message = schedule_message("t.ok")
+    with heard(signals.message_succeeded) as told:
+        assert drain(Options(DB, threads=1)) == 1
+    assert [facts["message_id"] for facts in told] == [message.pk]
 
 
 def test_a_claim_is_reported_after_its_commit(
