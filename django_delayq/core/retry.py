@@ -111,6 +111,8 @@ class RetryPolicy:
 
         For async handlers it is called on the event loop, where it cannot ask the database.
         """
+        if inspect.iscoroutinefunction(chooser):
+            raise ValueError("a function of (attempt, error) is wanted, not an async one, which nobody awaits")
         try:
             inspect.signature(chooser, follow_wrapped=False).bind(1, None)
         except TypeError as error:

@@ -220,3 +220,12 @@ def test_a_custom_policy_is_a_function() -> None:
     chooser: Any = "10s"
     with pytest.raises(ValueError, match=r"a function of \(attempt, error\) is wanted, not str"):
         RetryPolicy.custom(chooser)
+
+
+def test_a_custom_policy_is_not_async() -> None:
+    async def choose(attempt: int, error: BaseException | None) -> int:
+        return 60
+
+    chooser: Any = choose
+    with pytest.raises(ValueError, match="is wanted, not an async one"):
+        as_policy(chooser)
