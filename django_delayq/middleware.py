@@ -6,6 +6,8 @@ tenant, the language, the context of the log. Without middleware a call and a de
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
@@ -82,25 +84,45 @@ class Middleware:
 
 
 _installed: list[Middleware] = []
+_making = threading.RLock()
 
 
 def install(middleware: Middleware) -> None:
     """Put a middleware around those of ``DELAYQ["MIDDLEWARE"]`` in this process: for integrations."""
     if middleware not in _installed:
         _installed.append(middleware)
-        chain.cache_clear()
+        forget()
 
 
 def remove(middleware: Middleware) -> None:
     """Take away a middleware that was installed."""
     _installed.remove(middleware)
-    chain.cache_clear()
+    forget()
 
 
 @lru_cache(maxsize=1)
 def chain() -> tuple[Middleware, ...]:
     """Return the middleware of this process, the outermost first. Raises ``ImproperlyConfigured`` for a wrong path."""
+    # Several threads may ask first.
+    with _making:
+        return _made()
+
+
+@lru_cache(maxsize=1)
+def _made() -> tuple[Middleware, ...]:
     return (*_installed, *(load(path)() for path in conf.get().MIDDLEWARE))
+
+
+def forget() -> None:
+    """Have the middleware made anew. A child of this process has its own: what an object has opened is not shared."""
+    global _making  # noqa: PLW0603
+    # A thread that the child does not have may hold the former lock.
+    _making = threading.RLock()
+    for made in (_made, chain):
+        made.cache_clear()
+
+
+os.register_at_fork(after_in_child=forget)
 
 
 def load(path: str) -> type[Middleware]:
@@ -186,4 +208,5 @@ class _Inside:
             self._on_error(error)
 
 
-conf.forget_on_change(chain, "DELAYQ")
+for _cached in (_made, chain):
+    conf.forget_on_change(_cached, "DELAYQ")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextvars
 import logging
+import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -33,6 +36,7 @@ from django_delayq.project import registry
 from tests.app.handlers import leave
 from tests.app.models import Effect
 from tests.support.assembled import deliver, drain
+from tests.support.forks import forked
 from tests.support.receivers import receiving
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -47,9 +51,9 @@ M = TypeVar("M", bound=Middleware)
 @pytest.fixture(autouse=True)
 def _forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(middleware, "_installed", [])
-    middleware.chain.cache_clear()
+    middleware.forget()
     yield
-    middleware.chain.cache_clear()
+    middleware.forget()
 
 
 def install(one: M) -> M:
@@ -370,6 +374,26 @@ def test_middleware_of_the_settings_is_made_once_inside_of_what_is_installed(set
     assert middleware.chain() is chain
     settings.DELAYQ = {**settings.DELAYQ, "MIDDLEWARE": []}
     assert len(middleware.chain()) == 1
+
+
+class Slow(Middleware):
+    """Takes a moment to be made, and knows where that was."""
+
+    made: ClassVar[list[int]] = []
+
+    def __init__(self) -> None:
+        self.made.append(os.getpid())
+        time.sleep(0.2)
+
+
+def test_middleware_is_made_once_in_each_process_however_many_threads_ask_first(settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "MIDDLEWARE": [f"{__name__}.Slow"]}
+    Slow.made.clear()
+    with ThreadPoolExecutor(4) as threads:
+        assert len({id(chain) for chain in threads.map(lambda _number: middleware.chain(), range(4))}) == 1
+    assert Slow.made == [os.getpid()]
+    with forked(lambda: bool(middleware.chain()) and Slow.made == [os.getppid(), os.getpid()]):
+        pass
 
 
 @pytest.mark.parametrize("path", ["tests.nowhere.Tenants", f"{__name__}.run"])
