@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import json
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -211,7 +212,7 @@ class Delayq:
         """Call the handler of a topic, sync or async, with a made delivery: no message, no record, no query.
 
         What it raises is raised. The payload and the headers go through JSON, as in life. A transactional handler gets
-        no transaction of its own. ``deliveries`` is ``attempt`` by default.
+        no transaction of its own, and no middleware surrounds the handler. ``deliveries`` is ``attempt`` by default.
         """
         handler = registry.handlers()[topics.check(topic, ())]
         if attempt < 1 or (deliveries is not None and deliveries < attempt):
@@ -239,7 +240,8 @@ class Delayq:
         delivery.begin()
         error: BaseException | None = None
         try:
-            call(delivery)
+            # A time zone or language that a handler activates ends with it.
+            contextvars.copy_context().run(call, delivery)
         except BaseException as raised:
             error = raised
             raise

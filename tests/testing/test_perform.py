@@ -6,6 +6,7 @@ import uuid
 from typing import Any
 
 import pytest
+from django.utils import translation
 
 from django_delayq import InvalidMessage, MessageCancelled, Reject, handler
 from django_delayq.project.registry import Delivered
@@ -47,6 +48,12 @@ def test_the_handler_gets_what_it_gets_in_life(delayq: Delayq, seen: list[Any]) 
 def test_an_async_handler_is_awaited(delayq: Delayq, seen: list[Any]) -> None:
     delayq.perform("p.async", attempt=1, deliveries=4, message_id=9)
     assert [(message.id, message.attempt, message.deliveries) for message in seen] == [(9, 1, 4)]
+
+
+def test_what_the_handler_activates_ends_with_it(delayq: Delayq) -> None:
+    handler("d.german")(lambda message: translation.activate("de"))
+    delayq.perform("d.german")
+    assert translation.get_language() == "en-us"
 
 
 def test_the_error_of_the_handler_is_raised(delayq: Delayq) -> None:
