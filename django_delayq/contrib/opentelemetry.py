@@ -120,8 +120,10 @@ class _TracingMiddleware(middleware.Middleware):
         try:
             carrier: dict[str, str] = {}
             propagate.inject(carrier, trace.set_span_in_context(span))
+            # A handler may pass on the headers of its message, whose context is not that of the call any more.
+            fields = propagate.get_global_textmap().fields
             for draft in drafts:
-                draft.headers.update(carrier)
+                draft.headers = {name: value for name, value in draft.headers.items() if name not in fields} | carrier
             with trace.use_span(span, record_exception=False, set_status_on_exception=False):
                 yield
             if len(drafts) == 1:

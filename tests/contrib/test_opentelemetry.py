@@ -244,6 +244,25 @@ def test_baggage_of_the_call_reaches_the_handler(instrument: Instrument) -> None
     assert seen == ["acme"]
 
 
+def test_baggage_that_a_handler_clears_does_not_come_back_with_the_headers_that_it_passes_on(
+    instrument: Instrument,
+) -> None:
+    @handler(TOPIC)
+    def pass_on(message: Any) -> None:
+        token = context.attach(baggage.clear())
+        schedule_message("t.ok", headers=message.headers)
+        context.detach(token)
+
+    instrument()
+    token = context.attach(baggage.set_baggage("tenant", "acme"))
+    schedule_message(TOPIC, headers={"own": 1})
+    context.detach(token)
+    deliver()
+    headers = Message.objects.get(topic="t.ok").headers
+    assert "baggage" not in headers
+    assert headers["own"] == 1
+
+
 def test_headers_that_are_no_trace_do_no_harm(instrument: Instrument) -> None:
     telemetry = instrument()
     handler(TOPIC)(lambda message: None)
