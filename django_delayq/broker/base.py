@@ -109,7 +109,7 @@ class Meta:
     """The meta of all queues in Redis, read at the time ``now_tenths`` by the record's clock."""
 
     now_tenths: int
-    # Grows with each call of ``tick``. It goes back when Redis loads an old snapshot.
+    # Grows with each call of ``tick``, and leaps with a load from the beginning. It goes back with an old snapshot.
     tick: int
     # Ids due up to this tenth belong in Redis; None when Redis was never filled, or was emptied since.
     horizon_tenths: int | None

@@ -29,6 +29,11 @@ end
 if lost == "1" or redis.call("HGET", meta, "run_id") ~= run_id or redis.call("HGET", meta, "replid") ~= replid then
   redis.call("HDEL", meta, "loaded")
 end
+if redis.call("HEXISTS", meta, "loaded") == 0 then
+  -- Ahead of every tick that a process has read, so that none of them sees the same loss again.
+  local tick = tonumber(redis.call("HGET", meta, "tick") or "") or 0
+  redis.call("HSET", meta, "tick", string.format("%.0f", math.max(now, tick)))
+end
 horizon = math.max(now + ahead, horizon)
 redis.call("HDEL", meta, "requested")
 redis.call(

@@ -180,8 +180,10 @@ class Loader(Service):
             if whole and meta.horizon_tenths - meta.now_tenths > ahead * SECOND / 2:
                 self._tick = meta.tick
                 return None
-        lost = "" if intact and ours else _reason(meta, restarted=rolled_back or not ours)
-        return self._load(server, meta.tick, rolled_back=rolled_back, lost=lost)
+        why = "" if intact and ours else _why(meta, restarted=rolled_back or not ours)
+        # Redis may have been restarted since it was identified.
+        self._server = None
+        return self._load(self._identify(), meta.tick, rolled_back=rolled_back, why=why)
 
     def _clear(self, seen: int) -> None:
         """Delete our keys in Redis, because something else was seen there.
@@ -212,9 +214,8 @@ class Loader(Service):
         )
         return True
 
-    def _load(self, server: ServerRun, tick: int, *, rolled_back: bool, lost: str) -> Generator[None]:
-        """Load, unless another process does. ``tick`` is the one that showed the need, ``lost`` says how Redis lost its
-        ids, if it did."""
+    def _load(self, server: ServerRun, tick: int, *, rolled_back: bool, why: str) -> Generator[None]:
+        """Load, unless another process does. ``tick`` is the one that showed the need, ``why`` is for the log."""
         begun = self.broker.load(
             ahead=conf.get().HORIZON,
             worker=self.worker,
@@ -224,8 +225,8 @@ class Loader(Service):
             lost=rolled_back,
         )
         if begun is not None:
-            if lost and self._tick is not None:
-                logger.warning("Redis lost its ids (%s); they are loaded again from the record", lost)
+            if why and begun[0] is None and self._tick is not None:
+                logger.warning("%s; it is loaded again from the record", why)
             yield from self._load_between(*begun)
         # The tick alone may show that Redis was rolled back: it is remembered only when the load has succeeded.
         self._tick = tick
@@ -288,10 +289,10 @@ class Loader(Service):
         yield from reading.in_turn(self.using, queues, end=overdue_since)
 
 
-def _reason(meta: Meta, *, restarted: bool) -> str:
-    """Return in words how Redis lost its ids."""
+def _why(meta: Meta, *, restarted: bool) -> str:
+    """Return in words why Redis is loaded from the beginning."""
     if meta.horizon_tenths is None:
-        return "it is empty"
-    if meta.is_requested:
-        return "a process could not reach it"
-    return "it was restarted or went back in time" if restarted else "its content was damaged"
+        return "Redis lost its ids (it is empty)"
+    if restarted:
+        return "Redis lost its ids (it was restarted or went back in time)"
+    return "Redis was out of reach for a process" if meta.is_requested else "Redis holds a load that was broken off"

@@ -35,7 +35,8 @@ def loaded(bench: Bench, upto: int, *, worker: str = "a", lease: int | str = LEA
 
 def test_an_empty_redis_is_loaded_from_the_beginning(bench: Bench) -> None:
     assert load(bench) == ["ok", "", HORIZON]
-    assert bench.meta() == {**OWNED, "horizon": HORIZON, "loader": "a", "loader_until": str(NOW + LEASE)}
+    lead = {"horizon": HORIZON, "loader": "a", "loader_until": str(NOW + LEASE)}
+    assert bench.meta() == {**OWNED, **lead, "tick": str(NOW)}
 
 
 def test_the_horizon_is_advanced_before_anything_is_loaded(bench: Bench) -> None:
@@ -48,6 +49,17 @@ def test_a_finished_load_is_where_the_next_one_begins(bench: Bench) -> None:
     assert loaded(bench, NOW + AHEAD, lease="") == "ok"
     assert "loader" not in bench.meta()
     assert load(bench, now=NOW + 1000) == ["ok", HORIZON, str(NOW + 1000 + AHEAD)]
+
+
+def test_a_tick_leaps_with_a_load_from_the_beginning_only_and_never_goes_back(bench: Bench) -> None:
+    bench.client.hset(bench.keys.meta, "tick", 5)
+    load(bench)
+    bench.client.hincrby(bench.keys.meta, "tick", 1)
+    loaded(bench, NOW + AHEAD, lease="")
+    load(bench, now=NOW + 1000)
+    assert bench.meta()["tick"] == str(NOW + 1)
+    load(bench, now=NOW - 1000, lost="1")
+    assert bench.meta()["tick"] == str(NOW + 1)
 
 
 def test_an_interrupted_load_is_resumed_where_it_ended(bench: Bench) -> None:

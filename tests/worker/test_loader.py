@@ -1,0 +1,83 @@
+"""The loaders of two processes on one Redis: when they load, and what they tell."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from django_delayq.worker.parts.broker_switch import BrokerSwitch
+from django_delayq.worker.upkeep import loader as loading
+from django_delayq.worker.upkeep.loader import Loader
+from testproject.servers import RedisServer
+from tests.support.claims import DB
+from tests.support.commands import held, schedule
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]
+
+
+@pytest.fixture
+def loaders(redis_client: redis.Redis) -> Iterator[tuple[Loader, Loader]]:
+    brokers = BrokerSwitch(DB, dict)
+    yield Loader(DB, brokers, "host/1"), Loader(DB, brokers, "host/2")
+    brokers.close()
+
+
+@pytest.mark.parametrize("how", ["emptied", "restarted"])
+def test_each_loss_is_told_and_mended_by_one_of_two_processes(
+    loaders: tuple[Loader, Loader],
+    redis_server: RedisServer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    how: str,
+) -> None:
+    caplog.set_level(logging.INFO, "django_delayq")
+    client = loaders[0].broker.client
+
+    def look() -> None:
+        # Each process counts at every other look.
+        for loader in (*loaders, *reversed(loaders)):
+            loader.tick()
+
+    def snapshot() -> dict[bytes, bytes]:
+        return {key: client.dump(key) for key in client.scan_iter()}
+
+    messages = [*schedule(1)]
+    look()
+    oldest = snapshot()
+    messages += schedule(1)
+    look()
+    if how == "restarted":
+        redis_server.restart()
+        # Other threads of the process have seen it, and the loader has not.
+        client.connection_pool.disconnect()
+    else:
+        client.flushall()
+    look()
+    # Five seconds later.
+    monkeypatch.setattr(loading, "IDENTITY_CHECK_INTERVAL", 0.0)
+    look()
+    assert caplog.text.count("Redis lost its ids (it is empty)") == 1
+    for losses, former in enumerate((oldest, snapshot()), start=2):
+        messages += schedule(1)
+        look()
+        client.flushall()
+        for key, value in former.items():
+            client.restore(key, 0, value)
+        look()
+        assert held().keys() == set(messages)
+        assert caplog.text.count("Redis lost its ids") == losses
+        assert caplog.text.count("Loaded Redis from the record") == 1 + losses
+
+
+def test_a_load_that_a_process_asks_for_is_told_as_no_loss(
+    loaders: tuple[Loader, Loader], caplog: pytest.LogCaptureFixture
+) -> None:
+    loaders[0].tick()
+    loaders[0].broker.request_load()
+    for loader in loaders:
+        loader.tick()
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert warning == "Redis was out of reach for a process; it is loaded again from the record"
