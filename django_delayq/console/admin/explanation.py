@@ -128,21 +128,23 @@ def _scheduled(message: Message, now: datetime, where: Whereabouts | None) -> li
 
 
 def _obstacles(message: Message, now: datetime, where: Whereabouts | None, *, is_due: bool) -> list[str]:
-    values, sentences = {"queue": message.queue}, []
+    values, sentences = {"queue": message.queue, "topic": message.topic}, []
     pause = Queue.objects.using(message._state.db).filter(Queue.PAUSED, name=message.queue).first()
     if pause is not None:
         sentences.append(pause_text(pause))
-    is_served = _is_served(message, now)
-    if not is_served and message.due_at <= now:
+    served = _served_topics(message, now)
+    if message.due_at <= now and not served:
         sentences.append(_("Waiting: no live worker listens to the queue %(queue)s.") % values)
+    elif message.due_at <= now and message.topic not in served:
+        sentences.append(_("Waiting: no live worker of the queue %(queue)s handles the topic %(topic)s.") % values)
     if where is not None and where.mismatch == Mismatch.MISSING:
-        served = _("Missing in Redis: a worker's next sweep puts it back; “Put it back” does so at once.")
-        unserved = _("Missing in Redis: a worker puts it back when one runs; “Put it back” does so at once.")
-        sentences.append(served if is_served else unserved)
+        sentences.append(
+            _("Missing in Redis: a worker puts it back once it is overdue; “Put it back” does so at once.")
+        )
     if where is not None and where.mismatch == Mismatch.DIFFERENT:
-        served = _("Redis has another due time: a worker's next sweep corrects it; “Put it back” does so at once.")
-        unserved = _("Redis has another due time: a worker corrects it when one runs; “Put it back” does so at once.")
-        sentences.append(served if is_served else unserved)
+        sentences.append(
+            _("Redis has another due time: a worker corrects it once it is overdue; “Put it back” does so at once.")
+        )
     if not sentences and is_due:
         sentences.append(_("Waiting for a free worker of the queue %(queue)s.") % values)
     return sentences
@@ -163,9 +165,10 @@ def _sentence(text: str, reason: str) -> str:
     return _("%(text)s: “%(reason)s”") % {"text": text, "reason": reason} if reason else _("%(text)s.") % {"text": text}
 
 
-def _is_served(message: Message, now: datetime) -> bool:
-    alive = Worker.objects.using(message._state.db).filter(seen_lately(now))
-    return any(message.queue in queues for queues in alive.values_list("queues", flat=True))
+def _served_topics(message: Message, now: datetime) -> set[str]:
+    """Return the topics that live workers of the queue of a message handle."""
+    alive = Worker.objects.using(message._state.db).filter(seen_lately(now)).values_list("queues", "topics")
+    return {topic for queues, topics in alive if message.queue in queues for topic in topics}
 
 
 def _running(message: Message, now: datetime) -> list[str]:

@@ -113,7 +113,8 @@ def late(*messages: Message, seconds: float = 60) -> list[Message]:
 def worker(name: str = "w", queues: tuple[str, ...] = ("default",), *, seen: float = 0, **values: Any) -> Worker:
     """Create a worker that was seen so many seconds ago."""
     at = transitions.now(DB) - timedelta(seconds=seen)
-    given: dict[str, Any] = {"host": "h", "pid": 7, "queues": list(queues), "started_at": at, "seen_at": at}
+    given: dict[str, Any] = {"host": "h", "pid": 7, "queues": list(queues), "topics": [TOPIC]}
+    given |= {"started_at": at, "seen_at": at}
     return Worker.objects.create(name=name, **{**given, **values})
 
 

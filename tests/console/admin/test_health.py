@@ -125,7 +125,7 @@ def test_mismatches_are_shown_by_queue_with_who_corrects_them(restorer: Client, 
     assert "No worker is alive to correct this: start one." in page
     worker()
     panels.forget()
-    assert "A worker's sweep corrects this within seconds." in text(restorer.get(url())).replace("&#x27;", "'")
+    assert "Workers correct this as the messages fall due." in text(restorer.get(url()))
 
 
 @pytest.mark.usefixtures("puts_are_flushed")
