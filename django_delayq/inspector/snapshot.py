@@ -95,8 +95,8 @@ def _take_limited_out(using: str, queues: dict[str, QueueSnapshot], closed: Coll
         due[each.queue].append(each)
     oldest = {head.queue: head.due_at for head in overdue_heads(using, closed, overdue_cutoff(now))}
     for name, some in due.items():
-        # A message may have come since the queues were counted.
-        if any(each.limit is not None for each in some) and name in queues:
+        # A message may have come since the queues were counted. Limited ones may be behind those that were looked at.
+        if name in queues and (may_be_more(some) or any(each.limit is not None for each in some)):
             queues[name] = _without_limited(queues[name], some, oldest.get(name))
 
 
@@ -106,16 +106,15 @@ def _without_limited(queue: QueueSnapshot, due: Sequence[Due], oldest: datetime 
     ``oldest`` is the due time of the other message that is overdue for the longest time.
     """
     limited = [each for each in due if each.limit is not None]
-    number, late = sum(each.number for each in limited), sum(each.overdue for each in limited)
-    # Others may be behind those that were looked at.
+    others = [each for each in due if each.limit is None]
+    late = sum(each.overdue for each in others)
     more = may_be_more(due)
-    overdue = max(0 if oldest is None else 1, queue.overdue.count - late)
     return queue._replace(
-        ready=Capped(max(0, queue.ready.count - (number - late)), queue.ready.more),
-        overdue=NONE if oldest is None else Capped(overdue, more or queue.overdue.more),
+        ready=Capped(sum(each.number for each in others) - late, more),
+        overdue=NONE if oldest is None else Capped(max(1, late), more),
         oldest_overdue=oldest,
-        limited=Capped(number, more),
-        oldest_limited=min(each.oldest for each in limited),
+        limited=Capped(sum(each.number for each in limited), more),
+        oldest_limited=min((each.oldest for each in limited), default=None),
     )
 
 
