@@ -111,18 +111,39 @@ def test_a_slow_receiver_keeps_no_message_under_a_rate_from_running(function: Ca
     assert len(deliveries) < MANY
 
 
+def be_rude(**facts: Any) -> None:
+    raise BaseException("rude")
+
+
+@pytest.mark.parametrize("topic", ["t.ok", "t.async"])
+@pytest.mark.parametrize("how", ["expired", "a receiver raised"])
+def test_a_delivery_whose_handler_did_not_begin_does_not_count(assembled: Assemble, topic: str, how: str) -> None:
+    parts = assembled(1, tasks=1, redis=False, max_messages=1)
+    schedule_message(topic, expires=0.3 if how == "expired" else None)
+    parts.consumer.turn()
+    assert parts.budget.empty
+    (delivery,) = parts.pool.held()
+    # Those before it took long.
+    time.sleep(0.4)
+    receivers = [signals.message_delivered] if how == "a receiver raised" else []
+    with receiving(be_rude, *receivers), running(parts.pool):
+        assert parts.pool.wait_idle(60)
+    assert not delivery.started_mono
+    assert not parts.budget.empty
+
+
 @pytest.mark.parametrize("topic", ["t.ok", "t.async"])
 def test_a_receiver_that_raises_anything_ends_no_thread_and_no_loop(assembled: Assemble, topic: str) -> None:
     calls: list[str] = []
 
-    def be_rude(**facts: Any) -> None:
+    def note_and_be_rude(**facts: Any) -> None:
         calls.append("called")
-        raise BaseException("rude")
+        be_rude()
 
     one, other = claimed(topic, topic)
     parts = assembled(1, tasks=1)
     pool, recorder = parts.pool, parts.recorder
-    with running(pool), receiving(be_rude, signals.message_delivered, signals.message_succeeded):
+    with running(pool), receiving(note_and_be_rude, signals.message_delivered, signals.message_succeeded):
         pool.submit([one])
         assert pool.wait_idle(60)
         assert recorder.flush(60)

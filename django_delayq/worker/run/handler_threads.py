@@ -229,7 +229,6 @@ class HandlerThreads(Lane):
         if isinstance(outcome, Unentered):
             self._refusals[number] += 1
             self._resting.add(number)
-            self.on_released()
             logger.warning(
                 "The database gave handler thread %d no transaction; the thread takes no message for %g s: %s",
                 number,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 
-from ...core.outcomes import Outcome, Release, Retry, storable
+from ...core.outcomes import Outcome, Release, Retry, Unentered, storable
 from ...extensions import Service
 from ...project.registry import Handler
 from ..parts.delivery import Delivery
@@ -206,6 +206,8 @@ class Lane:
         now = time.monotonic()
         if delivery.started_mono:
             self._mean.learn(now - delivery.started_mono)
+        if not delivery.started_mono or isinstance(outcome, Unentered):
+            self.on_released()
         self.recorder.submit(delivery, outcome, actor, now)
 
     def _note_failure(self, delivery: Delivery, error: BaseException, actor: str) -> None:
@@ -215,7 +217,7 @@ class Lane:
             "The worker failed to run %r, which is retried in %s", delivery, RETRY_FAILED_AFTER, exc_info=error
         )
         text = storable(f"the worker failed: {type(error).__name__}")
-        self.recorder.submit(delivery, Retry(RETRY_FAILED_AFTER, text, counts=bool(delivery.started_mono)), actor)
+        self._note_outcome(delivery, Retry(RETRY_FAILED_AFTER, text, counts=bool(delivery.started_mono)), actor)
 
 
 class Pool:
