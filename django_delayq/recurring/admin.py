@@ -11,7 +11,7 @@ from django.conf import settings
 from django.contrib import admin, messages
 from django.core.exceptions import ImproperlyConfigured
 from django.db import router
-from django.db.models import QuerySet
+from django.db.models import QuerySet, Value
 from django.http import HttpRequest, HttpResponse
 from django.urls import NoReverseMatch, reverse
 from django.utils.html import format_html, format_html_join
@@ -27,6 +27,7 @@ from ..core.verbs import VERBS
 from ..models import Message
 from ..project import console_conf
 from ..project.message_options import OnConflict
+from ..record import transitions
 from ..record.sql.moves import writing
 from . import definition as definitions
 from . import schedules
@@ -171,7 +172,9 @@ class ScheduleAdmin(_ModelAdmin):
     # --- what is shown ------------------------------------------------------------------------------------------------
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Schedule]:
-        return Schedule.objects.using(_using())
+        # The clock of this host may differ from that by which messages are made.
+        now = Value(transitions.now(_using()), Schedule._meta.get_field("last_at"))
+        return Schedule.objects.using(_using()).annotate(now=now)
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Schedule | None:
         """Find the schedule of an address, which may have characters that PostgreSQL does not take."""
@@ -304,7 +307,7 @@ class ScheduleAdmin(_ModelAdmin):
 def _times(schedule: Schedule, count: int) -> list[str]:
     """Return the next times as the clocks of the schedule's time zone show them."""
     try:
-        return [shown(at, schedule.time_zone) for at in schedule.next_times(count)]
+        return [shown(at, schedule.time_zone) for at in schedule.next_times(count, after=vars(schedule)["now"])]
     except (InvalidMessage, ImproperlyConfigured) as error:
         return [str(error)]
 

@@ -78,6 +78,9 @@ def test_the_page_of_a_schedule_shows_its_next_ten_times(chief: Client) -> None:
     create_schedule("s", "t.ok", cron="30 2 * * *", tz="Europe/Berlin")
     shown = text(chief.get(page()))
     assert shown.count(" 02:30:00 CE") == 10
+    # By the clock that makes the messages.
+    assert "2050-03-02 02:30:00 CET" in shown
+    assert "2050-03-02 02:30:00 CET" in text(chief.get(reverse(LIST)))
     assert "t.ok" in text(chief.get(reverse(LIST)))
 
 
