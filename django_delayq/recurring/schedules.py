@@ -116,7 +116,7 @@ def resume_schedule(name: str, *, using: str | None = None) -> bool:
         if not schedule.paused:
             return False
         now = transitions.now(using)
-        occurrences.update(schedule, paused=False, message_id=None, last_at=now)
+        occurrences.update(schedule, paused=False, ended=False, message_id=None, last_at=now)
         occurrences.make_due(using, [schedule], now)
     return True
 
@@ -206,13 +206,14 @@ def silent(using: str) -> list[str]:
     Looks at the thousand schedules that are decided the farthest into the future.
     """
     now = transitions.now(using)
-    rows = Schedule.objects.using(using).filter(paused=False, ended=False, last_at__gt=now).order_by("-last_at")
+    is_decided = Q(ended=False, last_at__gt=now) | Q(Q(ended=True), ~Q(ends_at__lte=now))
+    rows = Schedule.objects.using(using).filter(is_decided, paused=False).order_by("-last_at")
     decided = {}
     for schedule in rows[:LOOKED_AT]:
         # Workers log what is wrong with a definition.
         with suppress(InvalidMessage, ImproperlyConfigured, OverflowError):
             at = schedule.definition.times.after(now)
-            if at is not None and at <= schedule.last_at:
+            if at is not None and (schedule.ended or at <= schedule.last_at):
                 decided[schedule.pk] = at
     made = set(Occurrence.objects.using(using).filter(at__gt=now, schedule__in=decided).values_list("schedule", "at"))
     return [name for name, at in decided.items() if (name, at) not in made]

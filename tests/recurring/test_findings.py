@@ -18,7 +18,7 @@ from django_delayq.recurring.models import Occurrence, Schedule
 from django_delayq.recurring.services import Declarer
 from tests.support.commands import run
 
-from .conftest import DB, Clock
+from .conftest import DB, Clock, deliver, live, look
 
 pytestmark = pytest.mark.django_db
 Code = list[Any]
@@ -96,6 +96,25 @@ def test_a_schedule_whose_next_times_were_decided_by_a_clock_that_was_ahead_is_f
     resume_schedule("s")
     assert finding() == ""
     assert Schedule.objects.get(pk="s").last_at == clock.now + timedelta(hours=1)
+
+
+def test_a_schedule_that_ended_by_a_clock_that_was_ahead_is_found(clock: Clock) -> None:
+    for name, days in (("s", 30), ("over", 1)):
+        create_schedule(name, "t.ok", every="1h", ends_at=clock.now + timedelta(days=days))
+    clock.advance(days=60)
+    for name in ("s", "over"):
+        deliver(clock, name)
+    look()
+    assert set(Schedule.objects.values_list("ended", flat=True)) == {True}
+    clock.advance(days=-58)
+    Worker.objects.update(seen_at=clock.now)
+    announce()
+    assert finding().endswith("pause and resume them: s.")
+    for name in ("s", "over"):
+        pause_schedule(name)
+        resume_schedule(name)
+    assert finding() == ""
+    assert [live(name) for name in ("s", "over")] == [["03 13:00"], []]
 
 
 def test_no_schedule_needs_no_scheduler(clock: Clock) -> None:
