@@ -24,6 +24,7 @@ from ..core.states import State
 from ..core.values import flag, same_json
 from ..models import Message
 from ..models.record import not_expired
+from ..models.workers import seen_lately
 from ..project import validation
 from ..project.message_options import OnConflict
 from ..record import transitions
@@ -31,8 +32,8 @@ from ..record.sql.moves import locked, writing
 from ..record.sql.sessions import own_transaction
 from . import definition as definitions
 from . import occurrences
-from .definition import Definition, Missed, ScheduleOptions
-from .models import Occurrence, Schedule
+from .definition import FORGOTTEN_AFTER, Definition, Missed, ScheduleOptions
+from .models import Declarations, Occurrence, Schedule
 
 logger = logging.getLogger("django_delayq")
 
@@ -180,14 +181,15 @@ def declare(using: str, name: str, definition: Definition) -> Schedule:
     return save(using, name, definition, OnConflict.REPLACE, declared=True)
 
 
-def retire(using: str, kept: Collection[str]) -> list[str]:
-    """Delete the declared schedules that are not among ``kept``, and cancel their waiting messages."""
+def retire(using: str, names: Collection[str]) -> list[str]:
+    """Delete those of these declared schedules that no live worker declares, and cancel their waiting messages."""
     gone = []
-    names = Schedule.objects.using(using).filter(declared=True).exclude(pk__in=kept).values_list("pk", flat=True)
-    for name in list(names):
+    for name in sorted(names):
         with writing(using):
             schedule = _locked(using, name)
-            if schedule is not None and schedule.declared:
+            # Asked once more: a worker that declares it may have started since.
+            live = Declarations.objects.using(using).filter(seen_lately(transitions.now(using), FORGOTTEN_AFTER))
+            if schedule is not None and schedule.declared and not any(name in row.names for row in live):
                 _delete(using, schedule, "is declared by no worker any more")
                 gone.append(name)
     return gone

@@ -152,9 +152,9 @@ class Declarer(Service):
         for mistake in mistakes:
             self._log(f"The schedule of {mistake.place} is wrong, and makes no messages: {mistake.reason}")
         mine = declarations.fingerprint(declared)
-        live = self._announced(mine, sorted(declared))
-        # As the database has them.
+        # As the database has them. Read first: what a newer version writes meanwhile is not written again as it was.
         present = {row.pk: row.definition for row in Schedule.objects.using(self.using).filter(declared=True)}
+        live = self._announced(mine, sorted(declared))
         for name, definition in declared.items():
             newest = max((row for row in live if name in row.names), key=lambda row: (row.since, row.fingerprint))
             if newest.fingerprint != mine or present.get(name) == definition:
@@ -170,7 +170,7 @@ class Declarer(Service):
         # After an outage of all workers, those with other declarations get the time to announce theirs.
         if own.seen_at - max(own.since, self._back_at or own.since) > timedelta(seconds=FORGOTTEN_AFTER):
             known = {name for row in live for name in row.names}
-            for name in schedules.retire(self.using, known) if present.keys() - known else ():
+            for name in schedules.retire(self.using, present.keys() - known):
                 logger.warning("Schedule %s was deleted: no live worker declares it any more", name)
 
     def _announced(self, mine: str, names: list[str]) -> list[Declarations]:

@@ -374,6 +374,36 @@ def test_a_removed_schedule_has_its_waiting_message_cancelled(
 
 
 @database
+@pytest.mark.parametrize("topic", ["t.digest", "t.new"])
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_a_worker_that_stood_still_undoes_nothing_of_a_version_that_has_just_started(
+    code: Code, clock: Clock, monkeypatch: pytest.MonkeyPatch, topic: str, comes_back: bool
+) -> None:
+    def version() -> Version:
+        return Version(code, "5 12 * * *", topic=topic)
+
+    announced, old, new = Declarer._announced, Version(code, "0 3 * * *"), version()
+    if comes_back:
+        version().tick()
+        clock.advance(seconds=1)
+    for _ in range(2):
+        old.tick()
+        clock.advance(minutes=1)
+
+    def slowly(service: Declarer, mine: str, names: list[str]) -> list[Declarations]:
+        live = announced(service, mine, names)
+        if service is old.service:
+            new.tick()
+        return live
+
+    monkeypatch.setattr(Declarer, "_announced", slowly)
+    old.tick()
+    clock.advance(minutes=3)
+    new.tick()
+    assert "12:05" in occurrences(topic)
+
+
+@database
 def test_code_that_declares_nothing_any_more_removes_the_last_schedule(code: Code, clock: Clock) -> None:
     Version(code, every="1h").tick()
     for _time in range(4):
