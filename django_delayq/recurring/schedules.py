@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any, Unpack
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import IntegrityError, router, transaction
+from django.db import router
 from django.db.models import Exists, OuterRef, Q
 
 from ..api.actions import CANCEL
@@ -260,10 +260,10 @@ def _insert(using: str, name: str, definition: Definition, *, declared: bool, pa
     """Write a new schedule with its first occurrence; return None when another transaction has just written it."""
     now = transitions.now(using)
     schedule = Schedule(name=name, **_fields(definition), declared=declared, paused=paused, created_at=now, last_at=now)
-    try:
-        with transaction.atomic(using=using):
-            schedule.save_base(force_insert=True, using=using)
-    except IntegrityError:
+    rows = Schedule._base_manager.using(using)
+    # A transaction that cannot see the other's row is told that it has to be repeated.
+    rows.bulk_create([schedule], ignore_conflicts=True)
+    if not rows.filter(pk=name, created_at=now).exists():
         return None
     if not paused:
         occurrences.make_due(using, [schedule], now)

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, connection
+from django.db import DatabaseError, OperationalError, connection, transaction
 from django.utils import timezone
 
 from django_delayq.models import Message
@@ -103,3 +103,14 @@ def test_two_that_create_one_schedule_at_the_same_moment_have_one(together: Toge
         )
         assert {schedule.pk for schedule in made} == {f"s{number}"}
         assert Message.objects.filter(headers__schedule=f"s{number}").count() == 1
+
+
+@pytest.mark.postgresql("SQLite has one writer at a time")
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_a_transaction_that_cannot_see_a_schedule_is_to_be_repeated(together: Together, level: str) -> None:
+    with pytest.raises(OperationalError, match="could not serialize"), transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
+        assert not Schedule.objects.exists()
+        together(lambda: create_schedule("s", "t.ok", every="1h"))
+        create_schedule("s", "t.ok", every="2h", on_conflict="replace")
