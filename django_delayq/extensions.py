@@ -65,7 +65,7 @@ class Service:
     # thread of its own, and so a connection of its own.
     thread = "upkeep"
     # True: the work is the same in every process, and one process does it for all while Redis answers. The others do it
-    # once at their start and every two minutes; a process goes on while its ticks return 0.
+    # once at their start and every two minutes; a process goes on while its ticks return 0 or raise.
     is_shared = False
     # After each further error in a row the worker waits longer, up to this many seconds.
     longest_backoff = 5.0
