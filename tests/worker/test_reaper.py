@@ -20,6 +20,7 @@ from django_delayq.record import crashes, transitions
 from django_delayq.record.sql import moves, statements
 from django_delayq.record.sql.rows import Failure, LeaseRenewal, Success, Ticket
 from django_delayq.worker.parts.delivery import Delivery
+from django_delayq.worker.parts.service_turns import ServiceTurns
 from django_delayq.worker.processes.assembly import Parts
 from django_delayq.worker.run.recorder import LeaseRenewer
 from django_delayq.worker.upkeep.janitor import DEAD_WORKER_RETENTION, Janitor
@@ -92,6 +93,18 @@ def test_a_lease_that_ran_out_is_not_ended_for_a_look_of_long_ago(
     now += wait
     parts.reaper.tick()
     assert state(one) == State.SCHEDULED
+
+
+def test_a_process_without_the_duty_looks_again_at_leases_that_ran_out(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be the only one that looks: a holder of the duty that lives and does nothing."""
+    (one,) = expired("t.ok")
+    monkeypatch.setattr(parts.reaper, "confirm_after", 0.001)
+    monkeypatch.setattr(crashes, "may_reap", lambda using: True)
+    turns = ServiceTurns([parts.reaper], lambda: False)
+    assert turns.run_due() < 1.0
+    eventually(lambda: turns.run_due() > 0 and state(one) == State.SCHEDULED, "the message is taken back")
 
 
 def test_a_new_delivery_is_not_ended_for_the_lease_of_an_earlier_one(

@@ -26,7 +26,6 @@ class Reaper(Service):
     """
 
     name = "reaper"
-    is_shared = True
     # The interval and the time for a confirmation are the 5 seconds after which the messages of a dead host are free.
     interval = 3.0
     # More than the longest time after which the lease renewer tries again. Seconds.
@@ -42,6 +41,11 @@ class Reaper(Service):
         self._looked = 0.0
         # Where the looks at leases, and at messages that may expire, begin.
         self._marks = LowWater(), LowWater()
+
+    @property
+    def is_shared(self) -> bool:  # type: ignore[override]
+        """False while leases may have run out: the second look comes soon only where the first was made."""
+        return not self.is_confirming
 
     @property
     def is_confirming(self) -> bool:
