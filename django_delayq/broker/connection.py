@@ -26,7 +26,15 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
-from ..core.exceptions import BrokerFull, BrokerRubbish, BrokerUnavailable, ClusterBroker, DelayqError, ForeignBroker
+from ..core.exceptions import (
+    BrokerFailing,
+    BrokerFull,
+    BrokerRubbish,
+    BrokerUnavailable,
+    ClusterBroker,
+    DelayqError,
+    ForeignBroker,
+)
 from ..project.conf import forget_on_change
 
 # How the kernel finds out that the network has dropped a connection without notice: it probes an idle one after 15 s,
@@ -35,6 +43,8 @@ KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER
 # A pool of fewer connections than this gets each of them back after a call, or other users of the pool would have none.
 MIN_POOL_TO_PIN = 10
 
+# Errors that are answers, though of these redis-py takes the second for one of the connection.
+ANSWERS = (redis.ResponseError, redis.AuthenticationError)
 # The answers by which a Redis in cluster mode refuses keys.
 CLUSTER_ERRORS = (
     redis.exceptions.MovedError,
@@ -262,7 +272,7 @@ def _translate(error: Exception) -> BrokerUnavailable:
     if str(error).startswith("FOREIGN "):
         # From scripts/include/owner.lua.
         return ForeignBroker()
-    kind: type[BrokerUnavailable] = BrokerUnavailable
+    kind: type[BrokerUnavailable] = BrokerFailing if isinstance(error, ANSWERS) else BrokerUnavailable
     if "used memory > 'maxmemory'" in str(error):
         kind = BrokerFull
     elif NOT_OURS.search(str(error)) or not isinstance(error, redis.RedisError | OSError):

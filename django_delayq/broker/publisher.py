@@ -93,7 +93,7 @@ class Publisher:
         except UnusableBroker as error:
             self._fail(logging.CRITICAL, "%s %s", error, SAFE)
         except BrokerUnavailable as error:
-            self._fail(logging.WARNING, "Redis does not answer. %s %s", SAFE, error)
+            self._fail(logging.WARNING, "%s. %s %s", error.what, SAFE, error)
         except Exception as error:  # noqa: BLE001
             self._fail(logging.ERROR, "Redis could not be told about messages. %s %s", SAFE, error, exc_info=error)
         else:

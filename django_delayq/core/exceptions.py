@@ -33,12 +33,21 @@ class HandlerConflict(DelayqError):
 class BrokerUnavailable(DelayqError):
     """Redis does not answer, or must not be used."""
 
+    # How a sentence about it begins.
+    what = "Redis does not answer"
 
-class BrokerFull(BrokerUnavailable):
+
+class BrokerFailing(BrokerUnavailable):
+    """Redis answers, but cannot be used at the moment."""
+
+    what = "Redis cannot be used"
+
+
+class BrokerFull(BrokerFailing):
     """Redis has no memory left for the ids of messages."""
 
 
-class BrokerRubbish(BrokerUnavailable):
+class BrokerRubbish(BrokerFailing):
     """Under our keys in Redis is something that this package did not write."""
 
 

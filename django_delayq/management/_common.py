@@ -47,7 +47,7 @@ MEANINGS = {
     USAGE: "wrong usage, or a question but no terminal to ask it on",
     PROBLEMS: "problems found",
     PARTIAL: "some messages could not be changed",
-    UNREACHABLE: "Redis or the database does not answer",
+    UNREACHABLE: "Redis or the database does not answer, or Redis cannot be used",
     MISCONFIGURED: "wrong settings, pending migrations, a missing right, a Redis Cluster, another database's Redis, "
     "or no POSIX system",
     130: "interrupted by SIGINT (143: by SIGTERM), and what was done until then is done",
@@ -141,7 +141,7 @@ def errors_as_exit_codes() -> Iterator[None]:
     except UnusableBroker as error:
         raise CommandError(str(error), returncode=MISCONFIGURED) from error
     except BrokerUnavailable as error:
-        raise CommandError(f"Redis does not answer: {error}", returncode=UNREACHABLE) from error
+        raise CommandError(f"{error.what}: {error}", returncode=UNREACHABLE) from error
     except ImproperlyConfigured as error:
         raise CommandError(str(error), returncode=MISCONFIGURED) from error
     except (DatabaseError, InterfaceError) as error:

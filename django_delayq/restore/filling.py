@@ -13,7 +13,7 @@ from django.db import connections
 
 from ..broker import RedisBroker
 from ..broker.base import Entry, Put
-from ..core.exceptions import BrokerUnavailable
+from ..core.exceptions import BrokerFailing
 from .reading import Batch
 
 # The time that a loader may be silent before another process may load instead. Seconds.
@@ -57,7 +57,7 @@ def fill(
     """Put what is missing of each batch into Redis, and yield it with the answers by queue.
 
     Renews the lease of ``load``. While one batch is being put, up to ``read_ahead`` others are read, so that neither
-    waits for the other. Raises ``BrokerUnavailable`` when Redis is lost meanwhile.
+    waits for the other. Raises ``BrokerFailing`` when Redis is lost meanwhile.
     """
     done = ((batch, broker.fill(batch.by_queue)) for batch in batches)
     if read_ahead:
@@ -66,7 +66,7 @@ def fill(
     with closing(done):
         for batch, answers in done:
             if any(answer.beyond for answer in answers.values()) and broker.read_meta().horizon_tenths is None:
-                raise BrokerUnavailable("Redis was lost while it was being filled")
+                raise BrokerFailing("Redis was lost while it was being filled")
             yield batch, answers
             if load is not None and time.monotonic() - renewed >= RENEWAL_INTERVAL:
                 if not load.renew():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..broker import RedisBroker
 from ..broker.base import Meta, ServerRun
 from ..core.clock import SECOND
-from ..core.exceptions import BrokerUnavailable, ClusterBroker, ForeignBroker
+from ..core.exceptions import BrokerFailing, ClusterBroker, ForeignBroker
 from ..models.record import Identity
 from ..project import conf
 from ..record.transitions import identity
@@ -28,13 +28,13 @@ def refuse_foreign(using: str, meta: Meta) -> None:
 def writable_server(broker: RedisBroker) -> ServerRun:
     """Return the identity of the server that the broker talks to.
 
-    Raises ``ClusterBroker`` if it is in cluster mode, and ``BrokerUnavailable`` if it is a replica.
+    Raises ``ClusterBroker`` if it is in cluster mode, and ``BrokerFailing`` if it is a replica.
     """
     server = broker.server()
     if server.is_cluster:
         raise ClusterBroker
     if server.role not in ("master", ""):
-        raise BrokerUnavailable("this Redis is a replica")
+        raise BrokerFailing("this Redis is a replica")
     return server
 
 
@@ -81,4 +81,4 @@ def ensure_horizon(using: str, broker: RedisBroker, *, lease: float = NO_LEASE, 
         horizon = broker.read_meta().horizon_tenths
         if horizon is not None:
             return horizon, False
-    raise BrokerUnavailable("Redis has no horizon though a worker is loading")
+    raise BrokerFailing("Redis has no horizon though a worker is loading")

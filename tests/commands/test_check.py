@@ -80,6 +80,23 @@ def test_an_unreachable_redis_is_exit_code_69(redis_server: RedisServer) -> None
     assert run("delayq_check", "redis").code == run("delayq_restore").code == 69
 
 
+@pytest.mark.parametrize(
+    ("ill", "well"),
+    [("CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0"), ("REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE")],
+    ids=["full", "a replica"],
+)
+def test_a_redis_that_takes_no_writes_is_not_told_as_one_that_does_not_answer(
+    redis_client: redis.Redis, ill: str, well: str
+) -> None:
+    redis_client.flushall()
+    redis_client.execute_command(ill)
+    try:
+        ran = run("delayq_restore")
+    finally:
+        redis_client.execute_command(well)
+    assert (ran.code, ran.err.startswith("Redis cannot be used: ")) == (69, True)
+
+
 def test_an_unreachable_database_is_exit_code_69(postgres_server: PostgresServer) -> None:
     connections["default"].close()
     postgres_server.kill()
