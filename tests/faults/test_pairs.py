@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,10 +33,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from django_delayq import (
+    Reject,
     RetryLater,
     cancel_message,
     handler,
     pause_queue,
+    reschedule_message,
     resume_queue,
     schedule_message,
     schedule_messages,
@@ -66,7 +69,9 @@ PARTS = 4
 FEATURES = (
     "async",
     "cancel while running",
+    "chain",
     "debounce",
+    "ends",
     "expires",
     "full lane",
     "key",
@@ -82,8 +87,13 @@ FEATURES = (
     "weights",
 )
 QUEUES = ("default", "other", "paused")
+# What handlers do under two limits. But for the refusals, only in the first delivery.
+WAYS = ("fail", "later", "reject", "return", "run past the timeout")
+# A chain has so many messages.
+LINKS = 3
 # Handlers that wait at the gate leave at least one of so many threads to others.
 THREADS = 6
+DELIVERED = ("free", "later", "limit", "key a", "key b", "hog", "rate", "paused", "ends", "chain")
 DB = "default"
 
 
@@ -151,6 +161,38 @@ def ask_twice_for_later(message: Delivered) -> None:
     go_through(message)
 
 
+def end(message: Delivered) -> None:
+    """Return, or raise as the payload says."""
+    if message.payload == "reject":
+        raise Reject("no")
+    if message.deliveries == 1 and message.payload != "return":
+        raise RetryLater(0) if message.payload == "later" else ValueError("at first")
+
+
+def end_variously(message: Delivered) -> None:
+    while message.payload == "run past the timeout" and message.deliveries == 1:
+        time.sleep(0.01)
+    end(message)
+    message.extend("1m")
+    go_through(message)
+
+
+async def end_variously_async(message: Delivered) -> None:
+    if message.payload == "run past the timeout" and message.deliveries == 1:
+        await asyncio.sleep(PATIENCE)
+    end(message)
+    await message.aextend("1m")
+    go_through(message)
+
+
+def hand_over(message: Delivered) -> None:
+    if message.payload > 1:
+        schedule_message(message.topic, message.payload - 1, key=message.key)
+    if message.deliveries == 1:
+        raise ValueError("after it has scheduled the next one")
+    go_through(message)
+
+
 def work_until_cancelled(message: Delivered) -> None:
     stage = STAGE
     stage.begun.append(message.id)
@@ -171,6 +213,10 @@ def _handlers() -> None:
     handler("p.rate", rate="50/s", burst=2)(go_through)
     handler("p.rate_async", rate="50/s", burst=2)(go_through_async)
     handler("p.later")(ask_twice_for_later)
+    handler("p.ends", limit=2, retry=[0] * 9)(end_variously)
+    handler("p.ends_async", limit=2, retry=[0] * 9)(end_variously_async)
+    handler("p.ends_transactional", limit=1, retry=[0] * 9, transactional=True)(end_variously)
+    handler("p.chain", limit=1, retry=[0] * 9)(hand_over)
     handler("p.cancel", retry=False)(work_until_cancelled)
 
 
@@ -211,6 +257,8 @@ class Run:
         forget_identity(DB)
         url = None if self.case.has("no Redis") else os.environ["REDIS_URL"]
         delayq = {**django_settings.DELAYQ, "REDIS": url, "GRACE": 10 * PATIENCE, "POLL_INTERVAL": 0.1}
+        if self.case.has("ends"):
+            delayq["LIMITS"] = {"other": {"limit": 3}}
         # Only what another process has made free, or set aside, has to be looked for.
         look = 10 * PATIENCE if self.case.workers == 1 else 0.2
         with override_settings(DELAYQ=delayq), patch.object(sidings, "LOOK_INTERVAL", look):
@@ -244,6 +292,11 @@ class Run:
             self.add("rate", f"p.rate{of_lane}", min(number, 20))
         if case.has("uncounted retry"):
             self.add("later", self.free("p.later"), number)
+        if case.has("ends"):
+            self.add_ends([f"p.ends{of_lane}", *([] if case.has("full lane") else ["p.ends_transactional"])], number)
+        if case.has("chain") and not case.has("full lane"):
+            for link in range(min(number, 5)):
+                self.add("chain", "p.chain", 1, key=f"{len(self.made['chain'])} {link}", payload=LINKS)
         self.add("free", self.free("p.free"), number)
         self.add("free", self.free("p.free"), number, queue="other")
         if case.has("async", "full lane"):
@@ -262,6 +315,13 @@ class Run:
             for place in range(number)
         ]
         self.made[kind] += [message.pk for message in schedule_messages(each)]
+
+    def add_ends(self, topics: Sequence[str], number: int) -> None:
+        for topic in topics:
+            for way in WAYS:
+                kind, few = ("rejected" if way == "reject" else "ends"), (2 if way == WAYS[-1] else 5)
+                timeout = 0.3 if way == WAYS[-1] else None
+                self.add(kind, topic, min(number, few), queue="other", payload=way, timeout=timeout)
 
     def schedule_singles(self, number: int) -> None:
         case = self.case
@@ -327,7 +387,11 @@ class Run:
         if case.has("Redis emptied"):
             self.wait(lambda: stage.done, "something is delivered")
             self.client.flushall()
-        self.wait_for("free", "later", "debounce", "recurring", "rate")
+        for pk in self.of("ends", "rejected")[::3]:
+            reschedule_message(pk, delay=0)
+        self.wait_for("free", "later", "debounce", "recurring", "rate", "ends")
+        self.wait(partial(are_all, self.made["rejected"], State.DEAD), "what was rejected is dead")
+        self.wait(self.are_chains_over, "all links of chains are delivered")
         for pk in self.made["cancel"]:
             self.wait(partial(stage.begun.count, pk), "what will be cancelled runs")
             cancel_message(pk)
@@ -341,6 +405,10 @@ class Run:
             delete_schedule("p")
         stage.gate.set()
         self.wait_for("limit", "key a", "key b", "hog")
+
+    def are_chains_over(self) -> bool:
+        links = Message.objects.filter(topic="p.chain", state=State.CONSUMED).count()
+        return links == LINKS * len(self.made["chain"])
 
     def most_begun(self) -> list[str]:
         """Return what more began at the gate than its limit allows."""
@@ -374,7 +442,7 @@ class Run:
         assert not any(self.codes), f"each worker ends in order: {self.codes}"
         done = Counter(self.stage.done)
         assert max(done.values()) == 1, "each message is delivered once"
-        assert done.keys() >= set(self.of("free", "later", "limit", "key a", "key b", "hog", "rate", "paused"))
+        assert done.keys() >= set(self.of(*DELIVERED))
         assert limits_oracle.faults(admission.limits_of) == []
         assert list(Message.objects.filter(key="one").values_list("pk", flat=True)) == self.made["debounce"]
         if case.workers == 1 and not case.has("Redis emptied", "once"):
