@@ -196,10 +196,16 @@ def retire(using: str, names: Collection[str]) -> list[str]:
 
 
 def prune(using: str) -> None:
-    """Delete the occurrences whose message was deleted. One that began before its time stays until then."""
+    """Delete the occurrences whose message was deleted. One that began before its time stays until then.
+
+    So does one that is later than one that waits: a change of the topic begins anew at that.
+    """
+    there = Message.objects.filter(pk=OuterRef("message_id"))
+    waiting = Occurrence.objects.filter(Exists(there.filter(WAITS)))
+    before = waiting.filter(schedule=OuterRef("schedule"), at__lt=OuterRef("at"))
     with writing(using):
         past = Occurrence.objects.using(using).filter(at__lte=transitions.now(using))
-        past.filter(~Exists(Message.objects.filter(pk=OuterRef("message_id")))).delete()
+        past.filter(~Exists(there), ~Exists(before)).delete()
 
 
 def silent(using: str) -> list[str]:

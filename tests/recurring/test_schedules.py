@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.db import IntegrityError, transaction
 
-from django_delayq import KeyConflict, cancel_message, requeue_message, run_message
+from django_delayq import KeyConflict, cancel_message, requeue_message, reschedule_message, run_message
 from django_delayq.core.exceptions import InvalidMessage, PayloadTooLarge
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
@@ -457,6 +457,20 @@ def test_an_occurrence_lives_as_long_as_its_message(clock: Clock) -> None:
     Message._base_manager.all().delete()
     look()
     assert live() == ["15:00"]
+
+
+def test_a_change_of_the_topic_repeats_no_time_that_was_delivered_and_purged(clock: Clock) -> None:
+    hourly(missed="all")
+    reschedule_message(message_of().pk, due_at=NOON + timedelta(days=60))
+    clock.advance(hours=1)
+    look()
+    clock.advance(hours=1)
+    Message._base_manager.exclude(pk=Occurrence.objects.earliest("at").message_id).delete()
+    schedules.prune(DB)
+    create_schedule("s", "t.renamed", every="1h", missed="all", on_conflict="replace")
+    look()
+    said = {message.headers["occurrence"][11:16] for message in Message.objects.filter(topic="t.renamed")}
+    assert said == {"13:00", "15:00"}
 
 
 def test_a_requeued_message_does_not_hold_up_the_next_one_for_ever(clock: Clock) -> None:
