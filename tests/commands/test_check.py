@@ -88,6 +88,7 @@ def test_an_unreachable_redis_is_exit_code_69(redis_server: RedisServer) -> None
 def test_a_redis_that_takes_no_writes_is_not_told_as_one_that_does_not_answer(
     redis_client: redis.Redis, ill: str, well: str
 ) -> None:
+    schedule(1)
     redis_client.flushall()
     redis_client.execute_command(ill)
     try:
