@@ -129,13 +129,18 @@ def test_from_celery_the_schedules_of_beat_become_ours_and_may_be_adopted_again(
     at = SimpleNamespace(
         minute="30", hour="6", day_of_week="1-5", day_of_month="*", month_of_year="*", timezone="Europe/Berlin"
     )
-    task = partial(SimpleNamespace, task="orders.receipt", args="[]", kwargs="{}", crontab=None)
+    usual = dict.fromkeys(("crontab", "start_time", "expires", "expire_seconds"))
+    task = partial(SimpleNamespace, task="orders.receipt", args="[]", kwargs="{}", one_off=False, **usual)
     nightly = task(pk=3, name="nightly report", kwargs='{"order": 1}', crontab=at)
     every = SimpleNamespace(every=10, period="minutes")
     # The names of the two are alike but for their signs.
     polling = [task(pk=pk, name=name, interval=every) for pk, name in {4: "poll: all", 5: "poll (all)"}.items()]
+    start, end = (timezone.now() + timedelta(days=days) for days in (1, 2))
+    polling[0].start_time, polling[0].expires, polling[0].expire_seconds = start, end, 90
     for _time in range(2):
         ported["adopt"]([nightly, *polling])
+    limited = Schedule.objects.get(name="poll-all-4")
+    assert (limited.starts_at, limited.ends_at, limited.expires) == (start, end, "90s")
     assert {row.name: row.rule for row in Schedule.objects.all()} == {
         "nightly-report-3": "30 6 * * 1-5 (Europe/Berlin)",
         "poll-all-4": "every 10m",
@@ -145,7 +150,12 @@ def test_from_celery_the_schedules_of_beat_become_ours_and_may_be_adopted_again(
     assert sorted(json.dumps(message.payload) for message in waiting) == ['{"order": 1}', "{}", "{}"]
     first_monday = SimpleNamespace(**{**vars(at), "day_of_month": "1-7", "day_of_week": "1"})
     often = SimpleNamespace(every=500, period="microseconds")
-    for wrong in ({"crontab": first_monday}, {"interval": often}, {"args": "[7]", "interval": every}):
+    for wrong in (
+        {"crontab": first_monday},
+        {"interval": often},
+        {"args": "[7]", "interval": every},
+        {"one_off": True, "interval": every},
+    ):
         with pytest.raises((ValueError, KeyError)):
             ported["adopt"]([task(pk=6, name="wrong", **wrong)])
 
