@@ -11,7 +11,7 @@ from typing import Any
 from django.conf import settings
 
 from ..core import names, values
-from ..core.exceptions import InvalidMessage
+from ..core.exceptions import InvalidMessage, PayloadTooLarge
 from ..project import conf, registry, validation
 from ..project.message_options import MessageOptions, OnConflict
 from ..record.sql.rows import ALIKE_FROM, NewMessage
@@ -143,6 +143,10 @@ class ManyChecks:
                 raise InvalidMessage("schedule_messages takes dicts with a 'topic' each")
             return self._message(message)
         except InvalidMessage as error:
+            if type(error) not in (InvalidMessage, PayloadTooLarge):
+                # A class of the project may be made of other arguments.
+                error.add_note(f"message {number}")
+                raise
             raise type(error)(f"message {number}: {error}") from error
 
     def _message(self, message: Mapping[str, Any]) -> NewMessage:

@@ -288,6 +288,21 @@ def test_a_limit_key_that_raises_writes_nothing(declare: Declare) -> None:
     assert not Message.objects.exists()
 
 
+class NoTenant(InvalidMessage):
+    def __init__(self, tenant: str, code: int) -> None:
+        super().__init__(f"there is no tenant {tenant}: {code}")
+
+
+def test_a_refusal_of_the_project_stays_what_it_is(declare: Declare) -> None:
+    def refuse(message: object) -> str:
+        raise NoTenant("anna", 7)
+
+    declare("l.one", limit=1, limit_key=refuse)
+    with pytest.raises(NoTenant, match="there is no tenant anna: 7") as raised:
+        schedule_messages([{"topic": "l.one"}])
+    assert raised.value.__notes__ == ["message 0"]
+
+
 @pytest.mark.parametrize("key", ["", " a", "a" * 201, "a\nb", 1.5, True, object()])
 def test_an_impossible_limit_key_is_refused(declare: Declare, key: object) -> None:
     declare("l.one", limit=1)
