@@ -101,6 +101,21 @@ def test_a_database_that_hangs_for_a_while_costs_nothing_but_the_while(
     assert worker.count("died") == 0
 
 
+def test_a_consumer_says_once_that_it_claims_nothing_and_once_that_it_does_again(
+    start: Start, postgres_server: PostgresServer
+) -> None:
+    worker = start("--processes", "1")
+    wait_until(schedule_message("t.ok"), State.CONSUMED)
+    message = schedule_message("t.ok", delay=2)
+    postgres_server.stop()
+    worker.wait_for("The consumer claims nothing")
+    postgres_server.start()
+    connections.close_all()
+    worker.wait_for("The consumer claims again")
+    again(lambda: wait_until(message, State.CONSUMED), "it is delivered")
+    assert worker.count("The consumer claims") == 2
+
+
 def test_a_signal_while_the_database_is_away_still_ends_the_worker(
     start: Start, postgres_server: PostgresServer
 ) -> None:

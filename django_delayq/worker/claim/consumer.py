@@ -121,6 +121,8 @@ class Consumer(threading.Thread):
         # True when the last turn claimed nothing.
         self._found_nothing = False
         self._errors = 0
+        # False from an error of the database until the next claim, as the log says.
+        self._claims = True
         # The consumer can go on as soon as one of these lanes has room.
         self._waits_for: Sequence[Lane] = ()
 
@@ -153,8 +155,9 @@ class Consumer(threading.Thread):
                         return
                 except DatabaseError as error:
                     self._errors += 1
-                    if self._errors == 1:
+                    if self._claims:
                         logger.warning("The consumer claims nothing, and tries again: %s", in_words(error))
+                    self._claims = False
                     if self._on_idle is not None and self._errors >= LAST_TRIES and trouble(error) != Trouble.REFUSED:
                         self.error, self.is_done = error, True
                         return
@@ -295,6 +298,9 @@ class Consumer(threading.Thread):
                 broker.park(queue, some, RETRY_UNCLAIMED_AFTER)
             raise
         self.orphaned_claims.note_answered(claimed)
+        if claimed and not self._claims:
+            self._claims = True
+            logger.info("The consumer claims again")
         self.extensions.claimed(claimed)
         mine = {row.id: row for row in claimed}
         self._hand_over(tickets, mine, asked, took)
