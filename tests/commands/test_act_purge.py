@@ -201,7 +201,10 @@ def pruner(monkeypatch: pytest.MonkeyPatch) -> Janitor:
     return Janitor("default")
 
 
-def test_the_janitor_prunes_one_batch_at_a_time_and_rests_after_each(pruner: Janitor) -> None:
+def test_the_janitor_prunes_one_batch_at_a_time_and_rests_after_each(
+    pruner: Janitor, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "django_delayq")
     consumed, dead = make_finished(3, days=40), make_finished(1, days=100, state=State.DEAD)
     young = make_finished(1, days=20) + make_finished(1, days=40, state=State.DEAD)
     seen = []
@@ -211,6 +214,10 @@ def test_the_janitor_prunes_one_batch_at_a_time_and_rests_after_each(pruner: Jan
     rest = 0.5 * janitor.REST
     assert seen == [(rest, {consumed[2], *dead}), (rest, set(dead)), (rest, set()), (pruner.interval, set())]
     assert left() == set(young)
+    assert [record.getMessage() for record in caplog.records] == [
+        "Pruned 3 messages that finished more than 30 d ago",
+        "Pruned 1 messages that finished more than 90 d ago",
+    ]
 
 
 def test_the_janitor_begins_anew_after_an_error(pruner: Janitor, monkeypatch: pytest.MonkeyPatch) -> None:

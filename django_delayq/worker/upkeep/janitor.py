@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from datetime import timedelta
 
+from ...core.durations import brief
 from ...core.states import FINAL, State
 from ...extensions import Service
 from ...models import Worker
@@ -65,7 +66,7 @@ class Janitor(Service):
                 deleted += size
                 yield size
             if deleted:
-                logger.info("Pruned %d messages that finished more than %g s ago", deleted, retention)
+                logger.info("Pruned %d messages that finished more than %s ago", deleted, brief(retention))
             self._name(referred_to(doomed))
 
     def _name(self, kept: dict[str, list[int]]) -> None:

@@ -17,6 +17,7 @@ from ... import signals
 from ...broker.base import IDS_PER_CALL, Meta, Put, ServerRun
 from ...core import actors, bounds, failpoints
 from ...core.clock import SECOND, from_tenths
+from ...core.durations import brief
 from ...core.exceptions import BrokerFull, BrokerRubbish, BrokerUnavailable, ForeignBroker, UnusableBroker
 from ...core.known_record import forget_identity
 from ...extensions import RestoreObservers, RestoreStart, Service
@@ -246,10 +247,10 @@ class Loader(Service):
                 yield
         if start is None:
             logger.info(
-                "Loaded Redis from the record: %d messages of %d queues due within %g s, %d of them put, in %.2f s",
+                "Loaded Redis from the record: %d messages of %d queues due within %s, %d of them put, in %.2f s",
                 found.total(),
                 len(found),
-                conf.get().HORIZON,
+                brief(conf.get().HORIZON),
                 put.total(),
                 time.monotonic() - began,
             )
