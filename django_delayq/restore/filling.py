@@ -13,7 +13,7 @@ from django.db import connections
 
 from ..broker import RedisBroker
 from ..broker.base import Entry, Put
-from ..core.exceptions import BrokerFailing
+from ..core.exceptions import BrokerFailing, BrokerUnavailable
 from .reading import Batch
 
 # The time that a loader may be silent before another process may load instead. Seconds.
