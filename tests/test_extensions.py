@@ -13,12 +13,12 @@ import pytest
 from django.db import connection
 
 from django_delayq import cancel_message, extensions, handler, schedule_message, signals
+from django_delayq.core.clock import NO_TIME
 from django_delayq.core.outcomes import Ack, GiveUp, Outcome, Release, Retry
 from django_delayq.core.states import State
 from django_delayq.core.worker_options import Options
 from django_delayq.extensions import Service, WorkerExtension
 from django_delayq.models import Message
-from django_delayq.record import transitions
 from django_delayq.worker.parts.lifetime import BegunPage
 from django_delayq.worker.parts.service_turns import Runner, ServiceTurns
 from django_delayq.worker.processes.supervisor import Child, Supervisor
@@ -136,7 +136,7 @@ def test_a_service_may_wait_for_ever() -> None:
 def test_each_outcome_reaches_an_extension_once(assembled: Assemble, recording: list[Recording]) -> None:
     recorder = assembled().recorder
     topics = ("t.ok", "t.fail", "t.reject", "t.sleep")
-    outcomes: tuple[Outcome, ...] = (Ack(), Retry(transitions.NO_TIME), GiveUp("E: e"), Release("shutdown"))
+    outcomes: tuple[Outcome, ...] = (Ack(), Retry(NO_TIME), GiveUp("E: e"), Release("shutdown"))
     for delivery, outcome in zip(claimed(*topics), outcomes, strict=True):
         recorder.submit(delivery, outcome, "worker:w")
     assert recorder.flush(60)

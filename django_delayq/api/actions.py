@@ -21,6 +21,7 @@ from ..broker import publisher
 from ..broker.base import Entry
 from ..core import actors, names
 from ..core.chunks import chunks
+from ..core.clock import NO_TIME
 from ..core.durations import Duration
 from ..core.exceptions import InvalidMessage
 from ..core.states import REQUEUEABLE, State
@@ -32,7 +33,7 @@ from ..models.record import HOLDS_KEY, WAITS_AGAIN, not_expired
 from ..project import validation
 from ..record import held_keys, purge, transitions
 from ..record.sql.expressions import HoldsKeyAt
-from ..record.transitions import MOVES_PER_TRANSACTION, NO_TIME, NO_TIMES, Answer, DueTimes
+from ..record.transitions import MOVES_PER_TRANSACTION, NO_TIMES, Answer, DueTimes
 from .targets import Target, find, id_of, refuse_others, selected
 
 # --- the table --------------------------------------------------------------------------------------------------------

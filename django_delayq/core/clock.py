@@ -14,6 +14,8 @@ SECOND = 10_000
 # The clock that ``django_delayq.testing`` puts in the place of the record's clock. None: the database's clock counts.
 of_tests: Callable[[], datetime] | None = None
 
+NO_TIME = timedelta(0)
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _US = timedelta(microseconds=1)
 

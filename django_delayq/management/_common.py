@@ -24,13 +24,13 @@ from django.utils.dateparse import parse_datetime
 from .. import signals
 from ..broker import RedisBroker, check_settings, index
 from ..core import actors, values
+from ..core.clock import NO_TIME
 from ..core.exceptions import BrokerUnavailable, UnusableBroker
 from ..core.text import shown
 from ..models import Message
 from ..project import validation
 from ..record.sql import commits_nothing, unsupported
 from ..record.sql.troubles import Trouble, in_words, trouble
-from ..record.transitions import NO_TIME
 
 # The version of the JSON that --json writes.
 SCHEMA = 1

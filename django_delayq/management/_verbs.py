@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from ..api import actions
 from ..api.actions import Action, ToCome
-from ..core.clock import iso
+from ..core.clock import NO_TIME, iso
 from ..core.durations import brief
 from ..core.verdicts import Verdict
-from ..record.transitions import NO_TIME, DueTimes
+from ..record.transitions import DueTimes
 
 
 def _nothing(times: DueTimes, number: int, to_come: ToCome) -> str:

@@ -14,7 +14,7 @@ from datetime import timedelta
 from django.db import connections
 
 from ..core import failpoints
-from ..core.clock import from_tenths
+from ..core.clock import NO_TIME, from_tenths
 from ..core.limits import Limit, Usage, parts, queue_name, topic_name
 from ..project import conf, registry
 from . import transitions
@@ -28,7 +28,6 @@ LIMITS_READ = 100_000
 # Between the end of a delivery and the next claim a limit has room for a moment. One that was full so long ago keeps
 # messages waiting still.
 LATELY = timedelta(seconds=5)
-NO_TIME = timedelta(0)
 
 
 def any_declared() -> bool:

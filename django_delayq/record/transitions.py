@@ -20,7 +20,7 @@ from django.db.models import Q
 
 from ..core import actors, failpoints
 from ..core.chunks import chunks
-from ..core.clock import ceil_tenth
+from ..core.clock import NO_TIME, ceil_tenth
 from ..core.known_record import learn_identity, record_clock
 from ..core.states import LIVE, REQUEUEABLE, State
 from ..core.verdicts import DONE, Verdict
@@ -35,8 +35,6 @@ from .sql.sessions import own_transaction
 
 # Rows that one transaction locks and moves at most.
 MOVES_PER_TRANSACTION = 1000
-
-NO_TIME = timedelta(0)
 
 # Decisions that leave a message as it is.
 TOO_LATE = Decision(verdict=Verdict.TOO_LATE)

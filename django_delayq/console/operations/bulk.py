@@ -19,10 +19,11 @@ from django.utils import timezone
 
 from ...api import actions, pausing, targets
 from ...api.actions import Action
+from ...core.clock import NO_TIME
 from ...models import Message
 from ...models.record import LogRow
 from ...record import transitions
-from ...record.transitions import NO_TIME, DueTimes
+from ...record.transitions import DueTimes
 from ..models import Operation
 from ..search import language
 from ..search.conditions import of_states

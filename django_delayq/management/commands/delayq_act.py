@@ -16,11 +16,12 @@ from ...api import actions
 from ...api.actions import ToCome
 from ...api.targets import selected
 from ...core.chunks import chunks
+from ...core.clock import NO_TIME
 from ...core.states import State
 from ...core.verdicts import DONE, Verdict
 from ...models import Message
 from ...record import purge, transitions
-from ...record.transitions import MOVES_PER_TRANSACTION, NO_TIME, DueTimes
+from ...record.transitions import MOVES_PER_TRANSACTION, DueTimes
 from .. import _common as common
 from .._verbs import VERBS, CommandVerb
 
