@@ -35,13 +35,14 @@ from django_delayq.contrib.prometheus.server import LOOK_INTERVAL, MetricsServer
 from django_delayq.core import bounds
 from django_delayq.core.states import State
 from django_delayq.management.commands import run_delayq
-from django_delayq.models import Worker
+from django_delayq.models import Message, Worker
 from django_delayq.project import conf
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Claimed, Moved
 from testproject.servers import RedisServer
 from tests.support.commands import run, schedule
 from tests.support.forks import forked
+from tests.support.limits import Declare, admit
 from tests.support.metrics import Samples, samples, scrape
 from tests.support.processes import Start
 from tests.support.transactions import lock_table, unfinished
@@ -334,9 +335,13 @@ RECORD = pytest.mark.django_db(transaction=True)
 
 
 @RECORD
-@pytest.mark.usefixtures("puts_are_flushed")
-def test_the_gauges_tell_what_is_in_the_record(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("puts_are_flushed", "redis_client")
+def test_the_gauges_tell_what_is_in_the_record(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "OVERDUE_AFTER", timedelta(seconds=60))
+    declare("l.one", limit=1)
+    limited = [schedule_message("l.one", queue="full") for _number in range(2)]
+    Message._base_manager.filter(queue="full").update(due_at=timezone.now() - timedelta(seconds=3600))
+    assert len(admit(*limited)) == 1
     schedule(3, due=600)
     schedule(2, due=-1, queue="mail")
     schedule(1, due=-100, queue="mail")
@@ -346,18 +351,25 @@ def test_the_gauges_tell_what_is_in_the_record(redis_client: redis.Redis, monkey
     Worker.objects.create(name="w", host="h", pid=1, started_at=now, seen_at=now)
     found = collected(Gauges("default"))
     assert 95 < found.pop("delayq_oldest_overdue_age_seconds{queue=mail}") < 900
+    assert 3595 < found.pop("delayq_oldest_limited_age_seconds{queue=full}") < 4500
     expected = {
         "delayq_database_up": 1,
         "delayq_scheduled_messages{queue=default}": 3,
         "delayq_scheduled_messages{queue=mail}": 3,
+        "delayq_scheduled_messages{queue=full}": 1,
+        "delayq_limited_messages{queue=full}": 1,
+        "delayq_limited_messages{queue=mail}": 0,
+        "delayq_oldest_limited_age_seconds{queue=mail}": 0,
+        "delayq_ready_messages{queue=full}": 0,
         "delayq_ready_messages{queue=mail}": 2,
         "delayq_overdue_messages{queue=mail}": 1,
         "delayq_overdue_messages{queue=default}": 0,
+        "delayq_overdue_messages{queue=full}": 0,
         "delayq_oldest_overdue_age_seconds{queue=default}": 0,
         "delayq_queue_paused{queue=slow}": 1,
         "delayq_queue_paused{queue=mail}": 0,
-        "delayq_scheduled_messages_estimate": 6,
-        "delayq_running_messages": 0,
+        "delayq_scheduled_messages_estimate": 7,
+        "delayq_running_messages": 1,
         "delayq_dead_messages": 2,
         "delayq_workers_alive": 1,
         "delayq_redis_up": 1,
