@@ -387,6 +387,23 @@ def test_a_handler_that_blocks_the_loop_is_named_in_the_log(
     assert "The event loop goes on" in caplog.records[-1].getMessage()
 
 
+def test_nothing_is_claimed_for_a_loop_that_is_blocked(parts: Parts, submit: Run) -> None:
+    blocking, release = threading.Event(), threading.Event()
+
+    async def block(message: Delivered) -> None:
+        blocking.set()
+        release.wait(60)
+
+    loop = loop_of(parts)
+    assert loop.room > 0
+    submit(block)
+    assert blocking.wait(60)
+    eventually(lambda: loop.room == 0, "the appointment is missed")
+    assert loop.places > len(loop.held)
+    release.set()
+    eventually(lambda: loop.room > 0, "the loop goes on")
+
+
 def test_a_loop_that_is_busy_with_many_tasks_is_not_blocked(
     parts: Parts, submit: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
