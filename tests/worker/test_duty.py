@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 import pytest
 import redis
+from django.apps import apps
 from django.db import OperationalError
 
 from django_delayq.broker.keys import keys
 from django_delayq.core.exceptions import BrokerUnavailable
+from django_delayq.core.worker_options import Options
 from django_delayq.extensions import Service
 from django_delayq.models import Queue
 from django_delayq.record import transitions
 from django_delayq.record.sql.moves import writing
 from django_delayq.worker.parts import service_turns
 from django_delayq.worker.parts.broker_switch import BrokerSwitch
-from django_delayq.worker.parts.service_turns import ServiceTurns
+from django_delayq.worker.parts.service_turns import Runner, ServiceTurns
+from django_delayq.worker.processes import process as worker_process
 from django_delayq.worker.upkeep.duty import HOLDER_INTERVAL, STANDBY_INTERVAL, Duty
 from tests.support.claims import DB
 from tests.support.transactions import unfinished
@@ -104,6 +108,22 @@ def test_every_process_has_its_duty_while_redis_is_away() -> None:
     second.brokers.report_failure(BrokerUnavailable("gone"))
     second.tick()
     assert (first.is_held(), second.is_held()) == (True, True)
+
+
+def test_one_process_has_the_services_that_work_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Service] = []
+
+    def keep(services: Iterable[Service], has_duty: object) -> list[Runner]:
+        found.extend(services)
+        return []
+
+    monkeypatch.setattr(worker_process, "in_threads", keep)
+    process = worker_process.WorkerProcess(Options(DB, threads=1, async_concurrency=1))
+    process.parts.brokers.close()
+    shared = ["janitor", "loader", "mover", "queue finder", "reaper", "sweeper"]
+    for app, names in {"console": ("operator", "rollup compactor"), "recurring": ("scheduler",)}.items():
+        shared += names if apps.is_installed(f"django_delayq.{app}") else ()
+    assert sorted(service.name for service in found if service.is_shared) == sorted(shared)
 
 
 class Counted(Service):
