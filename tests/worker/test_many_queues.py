@@ -148,11 +148,14 @@ def backlog(number: int = 200) -> list[Message]:
 
 def test_a_load_puts_what_falls_due_soon_before_a_backlog(upkeep: Upkeep, filled: list[set[int]]) -> None:
     late = backlog()
-    soon = [schedule_message(TOPIC, queue=QUEUES[number % 3], delay=number) for number in range(10)]
+    urgent = schedule_message(TOPIC, queue=QUEUES[0], priority=100)
+    soon = [urgent, *(schedule_message(TOPIC, queue=QUEUES[number % 3], delay=number) for number in range(1, 10))]
     upkeep.broker.client.flushall()
     upkeep.loader.tick()
     assert held(upkeep.broker) == ids(late) | ids(soon)
     assert filled[0] == ids(soon)
+    # Its priority has come back with it.
+    assert [ticket.id for ticket in upkeep.broker.take(urgent.queue, 1).tickets] == [urgent.pk]
 
 
 def test_a_load_gives_each_queue_its_turn_beside_a_backlog(upkeep: Upkeep, filled: list[set[int]]) -> None:
