@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import redis
+from django.test import Client
 
 from django_delayq import cancel_message, reschedule_message, schedule_message, schedule_messages
 from django_delayq.broker.keys import keys
@@ -126,9 +127,11 @@ def _on_free_ports(*options: str) -> Iterator[RedisServer]:
         server.close()
 
 
+@pytest.mark.urls("django_delayq.urls")
 def test_a_cluster_is_refused_in_words_and_delivery_goes_on_by_query(
-    start: Start, configure: Configure, cluster: RedisServer
+    start: Start, configure: Configure, cluster: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("django_delayq.urls.TIMEOUT_MS", 60_000)
     configure(REDIS=cluster.url)
     worker = start()
     worker.wait_for(f"CRITICAL.*{WORDS}.*delivered from the database")
@@ -142,6 +145,9 @@ def test_a_cluster_is_refused_in_words_and_delivery_goes_on_by_query(
     ran = run("delayq_restore", "--yes")
     assert ran.code == 78
     assert WORDS in ran.err
+    page = Client().get("/ready/")
+    assert (page.status_code, page.json()["status"], page.json()["redis"]) == (200, "degraded", "unusable")
+    assert WORDS in page.json()["why"]
     assert worker.count(WORDS) == 1, worker.log
     assert worker.count("Redis is away") == 0, worker.log
     assert worker.stop() == 0
