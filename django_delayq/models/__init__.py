@@ -1,4 +1,4 @@
-"""The tables of the queue. Only ``record/transitions.py`` and ``record/crashes.py`` move the states of messages."""
+"""The tables of the queue. Only ``record/transitions.py`` moves the states of messages."""
 
 from __future__ import annotations
 

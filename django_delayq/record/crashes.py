@@ -21,9 +21,9 @@ from ..models.record import Lease, lease_is_over
 from .low_water import LowWater
 from .sql import statements
 from .sql.log_in_row import claimed_after
-from .sql.moves import LEFT_ALONE, Decide, Decision, move, moved
+from .sql.moves import LEFT_ALONE, Decision
 from .sql.rows import BEGINNING, Moved
-from .transitions import MOVES_PER_TRANSACTION, now
+from .transitions import MOVES_PER_TRANSACTION, move_unlocked, now
 
 # A message with this many crashed deliveries is dead, if it ran alone in its process in the last of them and that
 # process died of itself.
@@ -148,7 +148,7 @@ def reap(
             return LEFT_ALONE
         return _of_a_worker(message, at, "lease ran out")
 
-    return _end_unreported(using, where, decide, actor, limit)
+    return move_unlocked(using, where, decide, actor=actor, limit=limit)
 
 
 def drop_leases(using: str) -> None:
@@ -174,7 +174,7 @@ def release_worker(using: str, worker: str, *, actor: str, shutdown: bool, death
         judgement = judge(message.crashes + 1, was_alone=was_alone, by_kill=death.by_kill)
         return _ended(message, at, "worker process died" + RAN_ALONE * was_alone, judgement)
 
-    return _end_unreported(using, where, decide, actor)
+    return move_unlocked(using, where, decide, actor=actor)
 
 
 def _of_a_worker(message: Message, at: datetime, reason: str) -> Decision:
@@ -198,7 +198,7 @@ def release_orphaned(using: str, ids: Iterable[int], worker: str, *, since: date
     def decide(message: Message, at: datetime) -> Decision:
         return _freed(message, "the answer to its claim was lost", {"reported": message.reported + 1})
 
-    return _end_unreported(using, where, decide, actor)
+    return move_unlocked(using, where, decide, actor=actor)
 
 
 def _ended(message: Message, at: datetime, reason: str, judgement: Judgement) -> Decision:
@@ -216,9 +216,3 @@ def _freed(message: Message, reason: str, values: dict[str, Any]) -> Decision:
         values.pop("due_at", None)
         return Decision(State.CANCELLED, values, f"cancel requested; {reason}")
     return Decision(State.SCHEDULED, values, reason)
-
-
-def _end_unreported(using: str, where: Q, decide: Decide, actor: str, limit: int | None = None) -> list[Moved]:
-    """End deliveries that did not report. Rows that another transaction has locked wait for the next time."""
-    rows = move(using, where, decide, actor=actor, limit=limit, wait=False)
-    return [moved(message, decision.reason) for message, decision in rows if decision.to is not None]

@@ -1,4 +1,4 @@
-"""Changes the states of messages, as nothing else does but ``crashes`` beside it. It reaches no Redis.
+"""Changes the states of messages, as nothing else does. It reaches no Redis.
 
 The row of a move in the log is written in the same transaction. A move that changes no row is not an error: another
 move was first.
@@ -221,9 +221,7 @@ def _due_mover(using: str, ids: Sequence[int]) -> Callable[[Message, datetime, d
 
 def exclusively(using: str) -> AbstractContextManager[object]:
     """Return a context that keeps rows found by ``due`` locked until they are claimed, where rows can be locked."""
-    if connections[using].features.has_select_for_update_skip_locked:
-        return own_transaction(using)
-    return nullcontext()
+    return own_transaction(using) if connections[using].features.has_select_for_update_skip_locked else nullcontext()
 
 
 def claim(
@@ -268,9 +266,7 @@ def fail(using: str, failures: Iterable[Failure], *, wait: bool = True) -> list[
     A cancel that was requested wins: the message is neither tried again nor dead.
     """
     # Only the later of two deliveries of one message can be the current one.
-    unique: dict[int, Failure] = {}
-    for failure in sorted(failures, key=lambda f: f.delivery):
-        unique[failure.id] = failure
+    unique = {failure.id: failure for failure in sorted(failures, key=lambda f: f.delivery)}
     return statements(using).fail(list(unique.values()), wait=wait) if unique else []
 
 
@@ -287,8 +283,15 @@ def expire(using: str, *, limit: int = MOVES_PER_TRANSACTION, actor: str, among:
     def decide(message: Message, at: datetime) -> Decision:
         return Decision(State.EXPIRED, reason="not started in time")
 
-    rows = move(using, where, decide, actor=actor, limit=limit, wait=False, order_by=("expires_at",))
-    return [moved(message, decision.reason) for message, decision in rows]
+    return move_unlocked(using, where, decide, actor=actor, limit=limit, order_by=("expires_at",))
+
+
+def move_unlocked(
+    using: str, where: Q, decide: Decide, *, actor: str, limit: int | None = None, order_by: Sequence[str] = ("id",)
+) -> list[Moved]:
+    """Move rows as ``decide`` says. Those that another transaction has locked wait for the next time."""
+    rows = move(using, where, decide, actor=actor, limit=limit, wait=False, order_by=order_by)
+    return [moved(message, decision.reason) for message, decision in rows if decision.to is not None]
 
 
 # --- act --------------------------------------------------------------------------------------------------------------

@@ -169,7 +169,7 @@ def test_a_lease_that_is_renewed_while_the_reaper_looks_is_kept(monkeypatch: pyt
 
         return move(using, where, late, **options)
 
-    monkeypatch.setattr(crashes, "move", renew_first)
+    monkeypatch.setattr(transitions, "move", renew_first)
     assert crashes.reap(DB, actor="test") == []
     assert state(one) == State.RUNNING
 
