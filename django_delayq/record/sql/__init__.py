@@ -10,7 +10,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
 if TYPE_CHECKING:
-    from .limited import LimitStatements
+    from .limited import PortableLimits
     from .portable import Portable
 
 
@@ -64,7 +64,7 @@ def statements(using: str) -> Portable:
 
 
 @cache
-def limit_statements(using: str) -> LimitStatements:
+def limit_statements(using: str) -> PortableLimits:
     """Return the statements of limits for the database behind an alias."""
     if connections[using].vendor == "postgresql":
         from .postgresql_limited import PostgreSQLLimits

@@ -6,7 +6,7 @@ import zlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from django.db.models import Exists, OuterRef, Q, QuerySet
 
@@ -57,11 +57,23 @@ class TakenPlace(NamedTuple):
     delivery: int
 
 
-class LimitStatements(Protocol):
-    """The statements of limits on one database alias."""
+def stripes(names: Iterable[str] | None) -> list[int]:
+    """Return the numbers of the locks of these limits, in the one order in which all transactions take them."""
+    return [*range(STRIPES)] if names is None else sorted({zlib.crc32(name.encode()) % STRIPES for name in names})
+
+
+class PortableLimits:
+    """The statements in Django's ORM. A transaction that writes waits for those before it, so nothing is locked.
+
+    ``PostgreSQLLimits`` overrides them.
+    """
+
+    def __init__(self, using: str) -> None:
+        self.using = using
 
     def lock(self, names: Collection[str] | None) -> None:
         """Keep other transactions from these limits (None: from all) until this one ends."""
+        # The one writer holds the lock of the whole database.
 
     def look(
         self, names: Collection[str], ids: Sequence[int], topics: Collection[str], queue: str | None, ahead: float
@@ -70,45 +82,6 @@ class LimitStatements(Protocol):
 
         The messages are locked; those that another transaction has locked are left out.
         """
-
-    def counts(self, names: Collection[str]) -> dict[str, Count]:
-        """Return what the record says about these limits."""
-
-    def used(self, limit: int, since: timedelta | None = None) -> dict[str, Count]:
-        """Return what the record says about the limits of which something is used up, ``limit`` of them at most.
-
-        With ``since`` a delivery counts as running that ran so long ago, unless its lease was over by then, and a rate
-        of which something was used up.
-        """
-
-    def take(self, places: Sequence[TakenPlace], rates: Mapping[str, datetime], littered: Collection[str]) -> None:
-        """Write places and what is used up of rates; delete the places of ``littered`` whose deliveries ended."""
-
-    def drop_places(self) -> None:
-        """Delete all places whose deliveries have ended."""
-
-    def drop_rates(self, since: timedelta) -> None:
-        """Delete rates of which nothing has been used up for so long."""
-
-
-def stripes(names: Iterable[str] | None) -> list[int]:
-    """Return the numbers of the locks of these limits, in the one order in which all transactions take them."""
-    return [*range(STRIPES)] if names is None else sorted({zlib.crc32(name.encode()) % STRIPES for name in names})
-
-
-class PortableLimits:
-    """The statements in Django's ORM. A transaction that writes waits for those before it, so nothing is locked."""
-
-    def __init__(self, using: str) -> None:
-        self.using = using
-
-    def lock(self, names: Collection[str] | None) -> None:
-        # The one writer holds the lock of the whole database.
-        return None
-
-    def look(
-        self, names: Collection[str], ids: Sequence[int], topics: Collection[str], queue: str | None, ahead: float
-    ) -> tuple[dict[str, Count], list[Candidate]]:
         rows = Message.objects.using(self.using).filter(
             may_claim(self.using, topics, queue),
             pk__in=list(ids),
@@ -117,7 +90,11 @@ class PortableLimits:
         found = rows.order_by("pk").values_list(*Candidate._fields)
         return self.counts(names), [Candidate._make(row) for row in found]
 
-    def counts(self, names: Collection[str], since: timedelta | None = None) -> dict[str, Count]:
+    def counts(self, names: Collection[str]) -> dict[str, Count]:
+        """Return what the record says about these limits."""
+        return self._counts(names)
+
+    def _counts(self, names: Collection[str], since: timedelta | None = None) -> dict[str, Count]:
         now = clock(self.using)
         places = Place.objects.using(self.using).filter(name__in=list(names))
         of_all = Counter(places.values_list("name", flat=True))
@@ -127,12 +104,18 @@ class PortableLimits:
         return {name: Count(now, running[name], of_all[name] - running[name], full.get(name)) for name in names}
 
     def used(self, limit: int, since: timedelta | None = None) -> dict[str, Count]:
+        """Return what the record says about the limits of which something is used up, ``limit`` of them at most.
+
+        With ``since`` a delivery counts as running that ran so long ago, unless its lease was over by then, and a rate
+        of which something was used up.
+        """
         places = Place.objects.using(self.using).order_by("name").values_list("name", flat=True).distinct()[:limit]
         moment = clock(self.using) - (since or timedelta())
         rates = Rate.objects.using(self.using).filter(full_at__gt=moment).values_list("name", flat=True)
-        return self.counts({*places, *rates[:limit]}, since)
+        return self._counts({*places, *rates[:limit]}, since)
 
     def take(self, places: Sequence[TakenPlace], rates: Mapping[str, datetime], littered: Collection[str]) -> None:
+        """Write places and what is used up of rates; delete the places of ``littered`` whose deliveries ended."""
         self._drop(Place.objects.using(self.using).filter(name__in=list(littered)))
         Place.objects.using(self.using).bulk_create(
             [Place(**place._asdict()) for place in places],
@@ -148,6 +131,7 @@ class PortableLimits:
         )
 
     def drop_places(self) -> None:
+        """Delete all places whose deliveries have ended."""
         self._drop(Place.objects.using(self.using))
 
     def _drop(self, places: QuerySet[Place]) -> None:
@@ -169,4 +153,5 @@ class PortableLimits:
         return Q(Exists(runs)) | Q(Exists(message.filter(finished_at__gte=since))) | Q(Exists(ended))
 
     def drop_rates(self, since: timedelta) -> None:
+        """Delete rates of which nothing has been used up for so long."""
         Rate.objects.using(self.using).filter(full_at__lt=clock(self.using) - since).delete()

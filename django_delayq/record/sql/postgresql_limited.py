@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 
-from .limited import LOCKS, LONGEST_PAUSE, Candidate, Count, TakenPlace, stripes
+from .limited import LOCKS, LONGEST_PAUSE, Candidate, Count, PortableLimits, TakenPlace, stripes
 from .postgresql_base import IS_RUNNING, IS_SCHEDULED, LOOKS_LIKE_FEW, MAY_CLAIM, PostgreSQLSession, array, texts
 
 # The locks are taken in the order of the array. The statement after this one sees what others have committed.
@@ -81,11 +81,8 @@ DROP_PLACES = f"DELETE FROM delayq_place p WHERE NOT {IS_TAKEN} RETURNING messag
 DROP_RATES = f"DELETE FROM delayq_rate WHERE full_at < {SINCE} RETURNING name"  # noqa: S608
 
 
-class PostgreSQLLimits:
+class PostgreSQLLimits(PostgreSQLSession, PortableLimits):
     """The statements on one database alias."""
-
-    def __init__(self, using: str) -> None:
-        self._rows = PostgreSQLSession(using)._rows
 
     def lock(self, names: Collection[str] | None) -> None:
         self._rows(LOCK, {"stripes": stripes(names)})
