@@ -25,6 +25,7 @@ from django_delayq.core.known_record import forget_identity
 from django_delayq.models import Message
 from django_delayq.project import validation
 from django_delayq.record import transitions
+from django_delayq.record.sql.postgresql_scheduling import COPY_MESSAGES, GIVEN
 from django_delayq.record.sql.rows import NewMessage
 from django_delayq.record.sql.sessions import IDLE
 from django_delayq.record.transitions import identity
@@ -57,6 +58,12 @@ def schedule(number: int, **options: Any) -> Message:
 
 
 DUE = timezone.now() + timedelta(days=1)
+
+
+def test_every_column_of_a_new_message_is_in_both_statements() -> None:
+    columns = NewMessage("{}", None).columns(DUE).keys()
+    copied = COPY_MESSAGES.partition("(")[2].partition(")")[0].replace(",", " ").split()
+    assert (columns - GIVEN.keys(), columns - copied) == (set(), set())
 
 
 def numbers() -> list[int]:
