@@ -1,8 +1,9 @@
 """Measures what limits cost others, and how well they are used: ``python -m benchmarks.limits``.
 
 ``--backlog 10000``: so many messages of ``limit=5`` that take 20 ms each fall due at one moment, and beside them, in
-the same queue, one message without a limit each 0.1 s. Then the rates of 5,000 messages without a limit, of 5,000 under
-a limit that is never reached, and of 5,000 under 1,000 keys of limit 1. One process, on servers of its own.
+the same queue and in another one, a message without a limit each 0.1 s. The same beside 5,000 messages of
+``rate="1/s"``. Then the rates of 5,000 messages without a limit, of 5,000 under a limit that is never reached, and of
+5,000 under 1,000 keys of limit 1. One process, on servers of its own.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from datetime import UTC, datetime
 
 NUMBER = 5000
 KEYS = 1000
+# The topics of the backlogs, and how many messages of each can begin in a second: five at a time, of 20 ms each; one.
+POSSIBLE = {"bench.five": 250, "bench.rated": 1}
 
 
 def main() -> None:
@@ -27,39 +30,48 @@ def main() -> None:
 
     with own_servers():
         for number in arguments.backlog:
-            beside_a_backlog(number, arguments.seconds)
+            beside_a_backlog("bench.five", number, arguments.seconds)
+        beside_a_backlog("bench.rated", NUMBER, arguments.seconds)
         for topic, keys in (("bench.noop", 0), ("bench.roomy", 0), ("bench.keyed", KEYS)):
             rate(topic, keys)
 
 
-def beside_a_backlog(number: int, seconds: int) -> None:
+def beside_a_backlog(topic: str, number: int, seconds: int) -> None:
     """Print how many messages of the limit began in each second, and how late the others were."""
     from django_delayq import schedule_message, schedule_messages
     from django_delayq.models import Transition
 
-    from .recovery import quantiles, starts, worker
+    from .recovery import worker
 
     empty()
-    due = time.time() + 3 + number / 20_000
     with worker("--processes", "1", "-v", "0"):
+        due = time.time() + 3 + number / 20_000
         at = datetime.fromtimestamp(due, UTC)
-        schedule_messages({"topic": "bench.five", "due_at": at} for _ in range(number))
+        schedule_messages({"topic": topic, "due_at": at} for _ in range(number))
         time.sleep(max(0.0, due - time.time()))
-        others = []
+        beside: list[int] = []
+        elsewhere: list[int] = []
         while time.time() < due + seconds:
-            others.append(schedule_message("bench.noop").pk)
+            beside.append(schedule_message("bench.noop").pk)
+            elsewhere.append(schedule_message("bench.noop", queue="other").pk)
             time.sleep(0.1)
         time.sleep(0.5)
-    began_at = Transition.objects.values_list("at", flat=True)
-    began = Counter(
-        int(moment.timestamp() - due) for moment in began_at.filter(to_state="running", message__topic="bench.five")
-    )
-    print(f"{number} of limit=5 due at once; begun in each second: {[began[second] for second in range(seconds)]}")
-    late = starts(others)
-    for name, some in (("in the first second", others[:10]), ("after it", others[10:])):
-        ordered = sorted(min(late.get(pk, [float("inf")])) * 1000 for pk in some)
-        p50, p99, most = quantiles(ordered)
-        print(f"    others {name}: late by p50 {p50:.1f}, p99 {p99:.1f}, at most {most:.1f} ms", flush=True)
+    began_at = Transition.objects.filter(to_state="running", message__topic=topic).values_list("at", flat=True)
+    began = Counter(int(moment.timestamp() - due) for moment in began_at)
+    numbers = [began[second] for second in range(seconds)]
+    print(f"{number} of {topic} due at once; begun in each second, of {POSSIBLE[topic]} possible: {numbers}")
+    say_late("in the first second", beside[:10])
+    say_late("after it", beside[10:])
+    say_late("in another queue", elsewhere)
+
+
+def say_late(which: str, ids: list[int]) -> None:
+    """Print how late these messages began."""
+    from .recovery import quantiles, starts
+
+    found = starts(ids)
+    p50, p99, most = quantiles(sorted(min(found.get(pk, [float("inf")])) * 1000 for pk in ids))
+    print(f"    others {which}: late by p50 {p50:.1f}, p99 {p99:.1f}, at most {most:.1f} ms", flush=True)
 
 
 def empty() -> None:

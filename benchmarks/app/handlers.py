@@ -28,6 +28,7 @@ if os.environ.get("BENCH_LIMITS"):
         """Take 20 ms; five of them may run at once."""
         time.sleep(0.02)
 
+    handler("bench.rated", rate="1/s")(noop)
     handler("bench.roomy", limit=100)(noop)
     handler("bench.keyed", limit=1)(noop)
 
