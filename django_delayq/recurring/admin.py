@@ -42,6 +42,7 @@ else:
     _ModelAdmin = admin.ModelAdmin
     _ModelForm = forms.ModelForm
 
+# How many of the next times the page of a schedule shows.
 TIMES_SHOWN = 10
 
 

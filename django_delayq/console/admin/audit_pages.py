@@ -20,6 +20,7 @@ from . import action_table
 from .explanation import moment
 from .page import Page, newest
 
+# The newest events come first; a link leads to the older ones.
 EVENTS_PER_PAGE = 50
 # How long the database may search the audit. Milliseconds.
 AUDIT_TIMEOUT_MS = 1500

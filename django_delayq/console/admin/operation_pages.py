@@ -27,6 +27,7 @@ from . import action_table, page
 from .explanation import moment, span
 from .page import Page
 
+# The newest operations come first; a link leads to the older ones.
 OPERATIONS_PER_PAGE = 50
 
 

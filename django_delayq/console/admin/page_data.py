@@ -30,6 +30,7 @@ from .panels import Panel
 
 # How long rollups are shown before they are read again: workers add to them every ten seconds. Seconds.
 ROLLUPS_FRESH_SECONDS = 5.0
+# How long the pending migrations are shown before they are read again. Seconds.
 MIGRATIONS_FRESH_SECONDS = 30.0
 # The longest lines before limits that pages name.
 LINES_READ = 10

@@ -29,8 +29,11 @@ from .conditions import ALL_STATES, NOTHING, SCHEDULED, limited, of_states, over
 from .payloads import PayloadHas
 from .texts import exact_error_text, quoted, term_text
 
+# The longest search, in characters.
 MAX_LENGTH = 10_000
+# The most ids in one term.
 MAX_IDS = 1000
+# The most terms in one search.
 MAX_TERMS = 30
 # Names of a path into payloads. The database and Python read nested values by recursion.
 MAX_PATH = 32

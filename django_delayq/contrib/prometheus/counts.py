@@ -31,15 +31,20 @@ OTHER = "other"
 # Queues that have a label of their own.
 MOST_QUEUES = 100
 
-# A row has a key, which is a queue and a topic in ASCII, and numbers: one for each outcome, and for each histogram its
-# buckets, with the one beyond the last bound, and its sum.
+# A row has a key and numbers: first one for each outcome.
+# Where its histogram of lateness begins: the buckets, with the one beyond the last bound, and the sum.
 LATENESS = len(OUTCOMES)
+# Where that of run times begins.
 RUNTIME = LATENESS + len(BOUNDS) + 2
+# How many numbers there are.
 NUMBERS = RUNTIME + len(BOUNDS) + 2
+# The key is a queue and a topic in ASCII.
 KEY_BYTES = 168
+# The numbers are doubles.
 ROW_BYTES = KEY_BYTES + 8 * NUMBERS
-MOST_ROWS = 1000  # the last one is for all that finds no row
-# The first number of a slot says how many rows it has.
+# The rows of a slot, which is the memory of one process. The last one is for all that finds no row.
+MOST_ROWS = 1000
+# Before the rows stands how many of them are in use.
 SLOT_BYTES = 8 + MOST_ROWS * ROW_BYTES
 
 

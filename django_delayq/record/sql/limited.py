@@ -18,7 +18,7 @@ from .portable import may_claim
 
 # The names of limits share this many locks: the table of locks of the server has room for some thousands.
 STRIPES = 64
-# The first number of PostgreSQL's advisory locks of this package.
+# The first of the two numbers that name an advisory lock of this package in PostgreSQL; the second is the stripe.
 LOCKS = 0x64656C71
 # A process that freezes in a transaction would keep all others from these limits: the server ends its session.
 LONGEST_PAUSE = "5s"

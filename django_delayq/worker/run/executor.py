@@ -60,9 +60,9 @@ _NO_KEY = contextlib.nullcontext()
 _DONE = Ack()
 # The topics whose handlers returned a value, which was logged.
 _returning: set[str] = set()
-# So many serialization failures and deadlocks of a message cost no attempt. Each is repeated after at most this time
-# (seconds): 0.1 s, 0.2 s, 0.4 s …, as errors of services are.
+# So many serialization failures and deadlocks of a message cost no attempt.
 MOST_CONFLICTS = 50
+# Each is repeated after 0.1 s, 0.2 s, 0.4 s … as errors of services are, and at most after this time. Seconds.
 LONGEST_CONFLICT_WAIT = 5.0
 
 

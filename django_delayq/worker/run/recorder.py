@@ -32,10 +32,11 @@ from ..parts.signal_sender import SignalSender
 
 logger = logging.getLogger("django_delayq")
 
-# The least time between the beginnings of two batches (seconds), unless this many outcomes wait: each batch costs a
-# commit, and claims wait behind it for the disk. An outcome after a pause or after a batch of one is written at once:
-# nothing gathers while they come one by one, and a limit may wait for the place.
+# The least time between the beginnings of two batches: each costs a commit, and claims wait behind it for the disk. An
+# outcome after a pause or after a batch of one is written at once: nothing gathers while they come one by one, and a
+# limit may wait for the place. Seconds.
 GATHER_TIME = 0.005
+# When this many outcomes wait, a batch begins earlier.
 ENOUGH_OUTCOMES = 100
 # Outcomes of rows that another transaction has locked are tried again after this time. Seconds.
 REWRITE_LOCKED_AFTER = 0.1

@@ -13,8 +13,9 @@ from ...extensions import Service
 from ...record import transitions
 from ..parts.broker_switch import BrokerSwitch
 
-# The holder asks Redis this often whether it still holds the duty, and the others whether it is free. Seconds.
+# The holder asks Redis this often whether it still holds the duty. Seconds.
 HOLDER_INTERVAL = 2.0
+# The others ask this often whether it is free. Seconds.
 STANDBY_INTERVAL = 2.5
 # The duty of a process that died, hangs or was cut off is free after this time. Seconds.
 DUTY_LEASE = 4.0

@@ -18,6 +18,7 @@ from ...record.sql.sessions import own_transaction
 
 logger = logging.getLogger("django_delayq")
 
+# The time between two signs of life that a process leaves in its row. Seconds.
 HEARTBEAT_INTERVAL = 10.0
 
 

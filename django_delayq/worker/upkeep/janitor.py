@@ -20,9 +20,10 @@ logger = logging.getLogger("django_delayq")
 
 # The row of a worker that has shown no sign of life for this long is deleted.
 DEAD_WORKER_RETENTION = timedelta(days=1)
-# The janitor deletes so many messages in a batch, and then rests for so many times as long as the batch took: messages
-# that fall due meanwhile need the same disk, the same interpreter and the same processors.
+# The janitor deletes so many messages in a batch.
 BATCH = 200
+# It then rests for so many times as long as the batch took: messages that fall due meanwhile need the same disk, the
+# same interpreter and the same processors.
 REST = 8.0
 
 

@@ -37,8 +37,9 @@ logger = logging.getLogger("django_delayq")
 IDENTITY_CHECK_INTERVAL = 5.0
 # When Redis is full, this many batches of ids are dropped at a time.
 BATCHES_DROPPED = 100
-# The time between two checks of the meta, and of a Redis that must not be used. Seconds.
+# The time between two checks of the meta. Seconds.
 LOAD_INTERVAL = 1.0
+# The time between two checks of a Redis that must not be used. Seconds.
 UNUSABLE_CHECK_INTERVAL = 10.0
 # A process brings a horizon that is too far away nearer again at most this often: while workers with different settings
 # run side by side, they would take turns. Seconds.

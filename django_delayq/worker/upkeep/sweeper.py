@@ -23,8 +23,9 @@ from ..parts.broker_switch import BrokerSwitch
 
 logger = logging.getLogger("django_delayq")
 
-# Rows of a round that one tick handles, and pages (of 1000 rows) that it looks at besides.
+# Rows of a round that one tick handles.
 ROWS_PER_TICK = 5000
+# Beside a long round, a tick looks at so many pages (of 1000 rows) of what has become overdue meanwhile.
 NEW_PAGES = 5
 # The time between two rounds that start at the very beginning. The rounds between start at the low-water mark, which
 # lags behind by the same time, for transactions that committed late. Seconds.
