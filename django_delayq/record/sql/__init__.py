@@ -47,8 +47,8 @@ def commits_nothing(using: str) -> str | None:
 def statements(using: str) -> Portable:
     """Return the statements for the database behind an alias.
 
-    Raises ``ImproperlyConfigured`` for a vendor that cannot keep messages. A new vendor needs nothing more than a place
-    in ``VENDORS``.
+    Raises ``ImproperlyConfigured`` for a vendor that cannot keep messages. A new vendor needs a place in ``VENDORS``,
+    and an answer wherever this package asks for the vendor: about sessions, the clock, write locks and the log.
     """
     reason = unsupported(using)
     if reason is not None:
