@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from typing import Any
 
+from django.db import NotSupportedError
 from django.db.models import QuerySet
 
 from ..core.exceptions import InvalidMessage
@@ -59,12 +60,12 @@ def refuse_others(queryset: QuerySet[Message]) -> None:
     """Raise ``InvalidMessage`` for a queryset that does not stand for messages."""
     if queryset.model._meta.concrete_model is not Message:
         raise InvalidMessage(f"not a queryset of messages: it is one of {queryset.model.__name__}")
-    if queryset.query.combinator:
-        raise InvalidMessage(
-            f"not a plain queryset: it is a {queryset.query.combinator}; give its messages by their ids"
-        )
     try:
         queryset.only("pk")
+    except NotSupportedError:
+        raise InvalidMessage(
+            "not a plain queryset: it is a union, an intersection or a difference; give its messages by their ids"
+        ) from None
     except TypeError:
         # Django refuses that after values(), values_list() and dates().
         raise InvalidMessage(

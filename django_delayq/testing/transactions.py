@@ -137,7 +137,7 @@ class _Blocks(list[Any]):
     def validate(self) -> None:
         """Take the place of ``validate_no_broken_transaction``, which comes before each statement."""
         if self._is_outside:
-            self._connection.needs_rollback = False
+            transaction.set_rollback(False, using=self._connection.alias)
         type(self._connection).validate_no_broken_transaction(self._connection)
 
     def execute(self, execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:
@@ -193,7 +193,7 @@ def _usable_afterwards(connection: BaseDatabaseWrapper) -> Iterator[None]:
     try:
         yield
     finally:
-        connection.needs_rollback = False
+        transaction.set_rollback(False, using=connection.alias)
         if mark is not None:
             if is_failed(connection):
                 connection.savepoint_rollback(mark)

@@ -133,7 +133,7 @@ def after_task() -> bool:
 
 
 def _is_dirty(connection: BaseDatabaseWrapper) -> bool:
-    if connection.in_atomic_block or connection.needs_rollback or connection.closed_in_transaction:
+    if connection.in_atomic_block or connection.needs_rollback:
         return True
     return hasattr(connection, "delayq_changed") or not is_clean(connection)
 
