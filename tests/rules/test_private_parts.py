@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import redis
+from asgiref.sync import SyncToAsync
 from django.db import connection, transaction
 from redis.sentinel import Sentinel
 
@@ -16,9 +17,14 @@ from tests.support.workers import ROOT
 from .sources import TREES, name_of
 
 LISTED = {"_sock", "_force_master_ip"}
-# Names of Django's connections and models that its documentation does not have, and that do not look private.
-UNDOCUMENTED = {"run_on_commit", "savepoint_ids", "atomic_blocks", "ModelState"}
-LISTED_UNDOCUMENTED = {"run_on_commit", "savepoint_ids"}
+# Names of Django's connections and querysets that its documentation does not have, of its models, and of asgiref, that
+# do not look private.
+OF_CONNECTIONS = {"run_on_commit", "savepoint_ids", "commit_on_exit", "needs_rollback", "errors_occurred"} | {
+    "validate_no_broken_transaction"
+}
+OF_ASGIREF = {"context_to_thread_executor", "thread_sensitive_context"}
+LISTED_UNDOCUMENTED = OF_CONNECTIONS | OF_ASGIREF
+UNDOCUMENTED = LISTED_UNDOCUMENTED | {"atomic_blocks", "closed_in_transaction", "combinator", "ModelState"}
 # With an underscore, and documented all the same: by Django, by namedtuple, by Python.
 DOCUMENTED = {"_meta", "_state", "_base_manager", "_default_manager", "_replace", "_make", "_asdict", "_fields"} | {
     "_field_defaults",
@@ -87,8 +93,14 @@ def test_the_installed_redis_py_has_them() -> None:
     assert "_sock" in vars(redis.Connection())
 
 
+def test_the_installed_asgiref_has_them() -> None:
+    assert vars(SyncToAsync).keys() >= OF_ASGIREF
+
+
 @pytest.mark.django_db(transaction=True)
 def test_the_installed_django_has_them() -> None:
+    assert {name for name in OF_CONNECTIONS if not hasattr(connection, name)} == set()
+
     def later() -> None:
         pass
 

@@ -13,7 +13,7 @@ from queue import Queue
 from typing import Any
 
 import pytest
-from asgiref.sync import sync_to_async
+from asgiref.sync import SyncToAsync, sync_to_async
 from django.conf import settings
 from django.db import connection, connections
 from django.utils import translation
@@ -437,6 +437,23 @@ def test_sync_calls_of_one_handler_run_in_one_thread_and_those_of_several_in_sev
     first, second = threads.values()
     assert (len(first), len(second)) == (1, 1)
     assert first != second
+
+
+@pytest.fixture
+def _no_executors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(SyncToAsync, "context_to_thread_executor")
+
+
+@pytest.mark.usefixtures("_no_executors")
+def test_without_its_table_of_executors_asgirefs_own_makes_the_sync_calls(run: Run) -> None:
+    threads = []
+
+    async def call(message: Delivered) -> None:
+        threads.append(await sync_to_async(threading.current_thread)())
+
+    (delivery,) = run(call)
+    assert state(delivery) == State.CONSUMED
+    assert not threads[0].name.startswith("delayq-")
 
 
 def test_the_async_orm_uses_a_few_connections_and_keeps_them(run: Run) -> None:

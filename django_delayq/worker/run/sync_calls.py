@@ -167,13 +167,17 @@ class SyncCalls:
         loop.set_default_executor(self._other)
         # By this object asgiref finds the executor of a context; it holds it weakly.
         self._context = ThreadSensitiveContext()
-        SyncToAsync.context_to_thread_executor[self._context] = self._sensitive  # type: ignore[assignment, unused-ignore]
+        executors = getattr(SyncToAsync, "context_to_thread_executor", None)
+        self._has_executors = executors is not None
+        if executors is not None:
+            executors[self._context] = self._sensitive
 
     def enter(self, delivery: Delivery) -> DeliverysCalls:
         """Have the sync calls in this context, which is that of a delivery's task, made by these threads."""
         calls = DeliverysCalls(delivery)
         _calls.set(calls)
-        SyncToAsync.thread_sensitive_context.set(self._context)
+        if self._has_executors:
+            SyncToAsync.thread_sensitive_context.set(self._context)
         return calls
 
     def stop(self) -> None:
