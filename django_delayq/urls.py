@@ -19,7 +19,7 @@ from django.views.decorators.http import require_safe
 
 from .broker import index
 from .core.exceptions import BrokerUnavailable, UnusableBroker
-from .models.record import Identity
+from .models.messages import Identity
 from .record.sql.sessions import TooSlow, statement_timeout
 from .restore import horizon
 

@@ -29,7 +29,7 @@ from ..core.twins import async_twin
 from ..core.verbs import VERBS, Verb
 from ..core.verdicts import Verdict
 from ..models import Message
-from ..models.record import HOLDS_KEY, WAITS_AGAIN, not_expired
+from ..models.messages import HOLDS_KEY, WAITS_AGAIN, not_expired
 from ..project import validation
 from ..record import held_keys, purge, transitions
 from ..record.sql.expressions import HoldsKeyAt

@@ -22,7 +22,7 @@ from ..core.states import LIVE, State
 from ..core.values import CENTURY
 from ..models import Message
 from ..models.fields import UTCDateTimeField
-from ..models.record import Lease, lease_is_over
+from ..models.messages import Lease, lease_is_over
 from ..project import conf
 from ..record import transitions
 from ..record.sql import statements

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ..core.limits import Limit, queue_name, topic_name
 from ..core.states import State
 from ..models import Message
-from ..models.record import Place
+from ..models.messages import Place
 from ..project import conf, registry
 from ..record import admission, transitions
 from ..record.sql import limit_statements

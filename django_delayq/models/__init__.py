@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from .messages import Message, Transition
 from .queue import Queue
-from .record import Message, Transition
 from .workers import Worker
 
 __all__ = ["Message", "Queue", "Transition", "Worker"]

@@ -6,7 +6,7 @@ from typing import Any
 
 from django.db import connections
 
-from .record import LogRow, Transition
+from .messages import LogRow, Transition
 
 # As the migrations make it.
 CREATE = """

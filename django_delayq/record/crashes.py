@@ -17,7 +17,7 @@ from django.db.models import Exists, OuterRef, Q
 from ..core.clock import ceil_tenth
 from ..core.states import State
 from ..models import Message
-from ..models.record import Lease, lease_is_over
+from ..models.messages import Lease, lease_is_over
 from .low_water import LowWater
 from .sql import statements
 from .sql.log_in_row import claim_kept, claimed_after

@@ -13,7 +13,7 @@ from django.db.models import Q, QuerySet
 from ..core.chunks import chunks
 from ..core.states import FINAL, LIVE
 from ..models import Message
-from ..models.record import HOLDS_KEY, WAITS_AGAIN
+from ..models.messages import HOLDS_KEY, WAITS_AGAIN
 from .sql import statements
 from .sql.moves import locked, writing
 

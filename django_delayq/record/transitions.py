@@ -25,7 +25,7 @@ from ..core.known_record import learn_identity, record_clock
 from ..core.states import LIVE, REQUEUEABLE, State
 from ..core.verdicts import DONE, Verdict
 from ..models import Message, Transition
-from ..models.record import Identity
+from ..models.messages import Identity
 from ..project.validation import FARTHEST
 from .held_keys import free_key, in_the_way
 from .sql import statements

@@ -23,7 +23,7 @@ from ..core.exceptions import InvalidMessage, KeyConflict
 from ..core.states import State
 from ..core.values import flag, same_json
 from ..models import Message
-from ..models.record import not_expired
+from ..models.messages import not_expired
 from ..models.workers import seen_lately
 from ..project import validation
 from ..project.message_options import OnConflict

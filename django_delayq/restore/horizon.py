@@ -6,7 +6,7 @@ from ..broker import RedisBroker
 from ..broker.base import Meta, ServerRun
 from ..core.clock import SECOND
 from ..core.exceptions import BrokerFailing, ClusterBroker, ForeignBroker
-from ..models.record import Identity
+from ..models.messages import Identity
 from ..project import conf
 from ..record.transitions import identity
 

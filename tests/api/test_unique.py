@@ -660,7 +660,7 @@ def test_a_message_is_scheduled_with_one_statement(options: dict[str, Any]) -> N
 
 @pytest.mark.postgresql
 def test_the_messages_of_a_key_are_found_by_an_index_that_holds_no_other_finished_one() -> None:
-    from django_delayq.models.record import HOLDS_KEY, WAITS_AGAIN
+    from django_delayq.models.messages import HOLDS_KEY, WAITS_AGAIN
 
     schedule_messages([{"topic": TOPIC}] * 3_000)
     with connection.cursor() as cursor:

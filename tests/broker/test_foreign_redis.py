@@ -16,7 +16,7 @@ from django_delayq import cancel_message, reschedule_message, schedule_message, 
 from django_delayq.broker import publisher
 from django_delayq.broker.keys import keys
 from django_delayq.core.known_record import forget_identity, known_identity
-from django_delayq.models.record import Identity
+from django_delayq.models.messages import Identity
 from django_delayq.record.transitions import identity
 from tests.broker.bench import load, redis_broker
 from tests.support.commands import run

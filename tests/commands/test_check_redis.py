@@ -11,7 +11,7 @@ from django_delayq.broker.keys import keys
 from django_delayq.core.clock import SECOND
 from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.models.record import Lease
+from django_delayq.models.messages import Lease
 from tests.support.commands import Ran, broker, claim, due_tenths, held, run, schedule
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]

@@ -23,7 +23,7 @@ from django_delayq.core.exceptions import BrokerUnavailable
 from django_delayq.core.states import State
 from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message, Queue
-from django_delayq.models.record import Identity
+from django_delayq.models.messages import Identity
 from django_delayq.project import conf
 from django_delayq.record import transitions
 from django_delayq.record.sql import statements

@@ -14,7 +14,7 @@ from django_delayq.core.clock import to_tenths
 from django_delayq.core.states import State
 from django_delayq.inspector import stats
 from django_delayq.models import Message, Worker
-from django_delayq.models.record import LogRow
+from django_delayq.models.messages import LogRow
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Success
 from testproject.servers import RedisServer

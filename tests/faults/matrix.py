@@ -22,7 +22,7 @@ from django.test import override_settings
 from django_delayq.core.states import LIVE
 from django_delayq.models import Message
 from django_delayq.models import Worker as WorkerRow
-from django_delayq.models.record import lease_is_over
+from django_delayq.models.messages import lease_is_over
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Ticket
 from tests import settings as servers

@@ -23,7 +23,7 @@ from django_delayq.core.exceptions import KeyConflict
 from django_delayq.core.states import State
 from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message
-from django_delayq.models.record import Lease
+from django_delayq.models.messages import Lease
 from django_delayq.record.sql.sessions import is_conflict, own_transaction
 from django_delayq.recurring import create_schedule
 from django_delayq.signals import message_scheduled

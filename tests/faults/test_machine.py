@@ -45,7 +45,7 @@ from django_delayq.core.exceptions import BrokerUnavailable
 from django_delayq.core.states import FINAL, State
 from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message, Transition
-from django_delayq.models.record import LogRow, Place
+from django_delayq.models.messages import LogRow, Place
 from django_delayq.project.registry import handlers
 from django_delayq.record import crashes, transitions
 from django_delayq.record.sql.rows import BEGINNING, Claimed, Failure, Success, Ticket

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from django_delayq.models import Message
-from django_delayq.models.record import LogRow
+from django_delayq.models.messages import LogRow
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Success, Ticket
 from tests.app.models import Effect

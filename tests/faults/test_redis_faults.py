@@ -17,7 +17,7 @@ from django_delayq.broker.keys import keys
 from django_delayq.core.known_record import forget_identity
 from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.models.record import Identity
+from django_delayq.models.messages import Identity
 from testproject.servers import RedisServer
 from tests.support.processes import Configure, Gate, Start
 from tests.support.proxy import Proxy

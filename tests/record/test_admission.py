@@ -18,7 +18,7 @@ from django_delayq import (
 from django_delayq.core.clock import to_tenths
 from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.models.record import Place, Rate
+from django_delayq.models.messages import Place, Rate
 from django_delayq.record import admission, crashes, transitions
 from django_delayq.record.sql import statements
 from django_delayq.record.sql.rows import Success, Ticket

@@ -16,7 +16,7 @@ from django_delayq.core.exceptions import InvalidTransition
 from django_delayq.core.states import MOVES, State
 from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message, Transition
-from django_delayq.models.record import LogRow
+from django_delayq.models.messages import LogRow
 from django_delayq.record import crashes, transitions
 from django_delayq.record.sql.moves import Decision, move
 from django_delayq.record.sql.rows import Success

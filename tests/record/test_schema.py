@@ -16,7 +16,7 @@ from django.utils import timezone
 from django_delayq import schedule_message
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition, log_view
-from django_delayq.models.record import Identity, LogRow
+from django_delayq.models.messages import Identity, LogRow
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Ticket
 from django_delayq.record.transitions import identity

@@ -10,7 +10,7 @@ import pytest
 from django_delayq import handler
 from django_delayq.core.states import LIVE, State
 from django_delayq.models import Message
-from django_delayq.models.record import LogRow
+from django_delayq.models.messages import LogRow
 from django_delayq.project import registry
 from django_delayq.recurring import declarations, schedules
 from django_delayq.recurring.models import Occurrence

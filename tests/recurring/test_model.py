@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from django_delayq import cancel_message
 from django_delayq.core.states import LIVE, State
 from django_delayq.models import Message, Transition
-from django_delayq.models.record import LogRow
+from django_delayq.models.messages import LogRow
 from django_delayq.record import transitions
 from django_delayq.recurring import (
     Missed,

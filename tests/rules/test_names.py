@@ -1,4 +1,4 @@
-"""Each name has one meaning: no two modules and no two classes of the package share one."""
+"""Each name has one meaning: no two modules or packages and no two classes of the package share one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from .sources import SOURCES
 
 # Django looks for these in each app.
-DJANGOS_MODULES = {"__init__", "admin", "apps", "checks", "models"}
+DJANGOS_MODULES = {"admin", "apps", "checks", "commands", "management", "models"}
 DJANGOS_CLASSES = {"Command", "Meta"}
 
 
@@ -17,8 +17,9 @@ def shared(names: Iterable[str]) -> set[str]:
     return {name for name, count in Counter(names).items() if count > 1}
 
 
-def test_no_two_modules_share_a_name() -> None:
-    assert shared(path.stem for path in SOURCES) <= DJANGOS_MODULES
+def test_no_two_modules_or_packages_share_a_name() -> None:
+    names = (path.parent.name if path.stem == "__init__" else path.stem for path in SOURCES)
+    assert shared(names) <= DJANGOS_MODULES
 
 
 def test_no_two_classes_share_a_name() -> None:

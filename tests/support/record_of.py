@@ -10,7 +10,7 @@ from functools import partial
 from django_delayq import schedule_message
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
-from django_delayq.models.record import LogRow
+from django_delayq.models.messages import LogRow
 from django_delayq.record import transitions
 from django_delayq.worker.run.claim_ahead import CLAIM_AHEAD
 from tests.app.models import Effect

@@ -19,7 +19,7 @@ from django_delayq.core.exceptions import BrokerUnavailable
 from django_delayq.core.states import State
 from django_delayq.core.worker_options import Options
 from django_delayq.models import Message, Transition
-from django_delayq.models.record import Place
+from django_delayq.models.messages import Place
 from django_delayq.project import registry
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import ROWS_PASSED, Ticket

@@ -15,7 +15,7 @@ from django.db.models.signals import post_delete
 from django_delayq.core import clock
 from django_delayq.core.states import State
 from django_delayq.models import Message, Worker
-from django_delayq.models.record import Lease
+from django_delayq.models.messages import Lease
 from django_delayq.record import crashes, transitions
 from django_delayq.record.sql import moves, statements
 from django_delayq.record.sql.rows import Failure, LeaseRenewal, Success, Ticket

@@ -23,7 +23,7 @@ from ...core.states import State
 from ...inspector import worker_list
 from ...inspector.snapshot import QueueSnapshot
 from ...models import Message, Queue
-from ...models.record import not_expired
+from ...models.messages import not_expired
 from ...models.workers import WorkerState
 from ...project import conf, validation
 from ...record import transitions

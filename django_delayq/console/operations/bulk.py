@@ -21,7 +21,7 @@ from ...api import actions, pausing, targets
 from ...api.actions import Action
 from ...core.clock import NO_TIME
 from ...models import Message
-from ...models.record import LogRow
+from ...models.messages import LogRow
 from ...record import transitions
 from ...record.transitions import DueTimes
 from ..models import Operation

@@ -12,7 +12,7 @@ from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from ...core.states import State
 from ...models import Message
-from ...models.record import LogRow, Place, Rate, lease_is_over
+from ...models.messages import LogRow, Place, Rate, lease_is_over
 from .moves import clock
 from .portable import may_claim
 

@@ -24,7 +24,7 @@ from django.db.models import Exists, OuterRef, Q
 
 from ...core.states import State
 from ...models import Message
-from ...models.record import LogRow
+from ...models.messages import LogRow
 
 # --- in the ORM -------------------------------------------------------------------------------------------------------
 

@@ -14,8 +14,8 @@ from ...core.clock import ceil_tenth, from_tenths, to_us
 from ...core.limits import queue_name
 from ...core.states import LIVE, State
 from ...models import Message
+from ...models.messages import HOLDS_KEY, WAITS_AGAIN, Lease, LogRow, lease_is_over, not_expired
 from ...models.queue import RecordNow, in_paused_queue
-from ...models.record import HOLDS_KEY, WAITS_AGAIN, Lease, LogRow, lease_is_over, not_expired
 from .expressions import QUEUES, After, UnderLimits, UpTo
 from .holders import Holder
 from .log_in_row import add_to_log, first_row

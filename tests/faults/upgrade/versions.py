@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.support.workers import ROOT, Worker
 
 HERE = Path(__file__).parent
-MODELS = Path("django_delayq/models/record.py")
+MODELS = Path("django_delayq/models/messages.py")
 # The copy gets one line more after each of these.
 COLUMN = '    result = models.JSONField(_("result"), null=True, blank=True)\n'
 INDEXES = '        permissions: ClassVar = verbs.permissions("message")\n        indexes: ClassVar = [\n'
