@@ -142,17 +142,19 @@ def test_times_go_forward_and_leave_none_out(moment: datetime, zone: str, cron: 
     assert times.after(first - timedelta(microseconds=1)) == first
 
 
-RULES = pytest.mark.parametrize("rule", [{"cron": "*/30 * * * *"}, {"cron": "30 2 * * *"}, {"every": "10m"}], ids=str)
+each_rule = pytest.mark.parametrize(
+    "rule", [{"cron": "*/30 * * * *"}, {"cron": "30 2 * * *"}, {"every": "10m"}], ids=str
+)
 
 
-@RULES
+@each_rule
 def test_next_times_are_the_same_after_a_moment_in_any_time_zone(rule: dict[str, str]) -> None:
     schedule = Schedule(time_zone=BERLIN, **rule)
     moment = utc("2026-07-01 12:00")
     assert schedule.next_times(3, after=moment.astimezone(ZoneInfo(BERLIN))) == schedule.next_times(3, after=moment)
 
 
-@RULES
+@each_rule
 def test_next_times_after_a_moment_without_a_time_zone_are_refused(rule: dict[str, str]) -> None:
     with pytest.raises(InvalidMessage, match="after has no time zone"):
         Schedule(**rule).next_times(3, after=utc("2026-07-01 12:00").replace(tzinfo=None))

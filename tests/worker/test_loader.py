@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import redis
@@ -41,7 +42,7 @@ def test_each_loss_is_told_and_mended_by_one_of_two_processes(
         for loader in (*loaders, *reversed(loaders)):
             loader.tick()
 
-    def snapshot() -> dict[bytes, bytes]:
+    def snapshot() -> dict[bytes, Any]:
         return {key: client.dump(key) for key in client.scan_iter()}
 
     messages = [*schedule(1)]
