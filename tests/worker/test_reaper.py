@@ -78,27 +78,11 @@ def test_a_lease_that_ran_out_is_ended_only_when_it_is_still_over_later(
     assert (state(one), parts.reaper.is_confirming) == (State.RUNNING, False)
 
 
-def test_a_lease_that_ran_out_is_not_ended_for_a_look_of_long_ago(
-    parts: Parts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The process had lost the duty after that look, and meanwhile the holder of the lease was well."""
-    (one,) = expired("t.ok")
-    now = 1000.0
-    monkeypatch.setattr("django_delayq.worker.upkeep.reaper.time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr(crashes, "may_reap", lambda using: True)
-    parts.reaper.tick()
-    now += 120.0
-    wait = parts.reaper.tick()
-    assert state(one) == State.RUNNING
-    now += wait
-    parts.reaper.tick()
-    assert state(one) == State.SCHEDULED
-
-
 def test_a_process_without_the_duty_looks_again_at_leases_that_ran_out(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may be the only one that looks: a holder of the duty that lives and does nothing."""
+    """The holder of the duty may live and do nothing. And a look of two minutes ago would confirm a lease that was
+    renewed meanwhile."""
     (one,) = expired("t.ok")
     monkeypatch.setattr(parts.reaper, "confirm_after", 0.001)
     monkeypatch.setattr(crashes, "may_reap", lambda using: True)

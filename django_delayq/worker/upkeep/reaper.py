@@ -38,13 +38,15 @@ class Reaper(Service):
         self.sender = sender
         # The deliveries whose lease was over at the last look, with the time of the first such look (monotonic).
         self._suspects: dict[crashes.Held, float] = {}
-        self._looked = 0.0
         # Where the looks at leases, and at messages that may expire, begin.
         self._marks = LowWater(), LowWater()
 
     @property
     def is_shared(self) -> bool:  # type: ignore[override]
-        """False while leases may have run out: the second look comes soon only where the first was made."""
+        """False while leases may have run out: the second look comes soon from the process that made the first.
+
+        A look of long ago would confirm nothing, since leases may have been renewed after it.
+        """
         return not self.is_confirming
 
     @property
@@ -79,8 +81,6 @@ class Reaper(Service):
         statements(self.using).extend([])
         expired = crashes.expired_leases(self.using)
         now = time.monotonic()
-        # A process that had lost the duty may have looked long ago.
-        is_next = began - self._looked < 2 * self.interval and now - began < LONGEST_LOOK
-        known, self._looked = self._suspects if is_next else {}, now
+        known = self._suspects if now - began < LONGEST_LOOK else {}
         self._suspects = {held: known.get(held, now) for held in expired}
         return {held for held, since in self._suspects.items() if began - since >= self.confirm_after}
