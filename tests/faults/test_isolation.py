@@ -24,7 +24,7 @@ from django_delayq.core.states import State
 from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message
 from django_delayq.models.messages import Lease
-from django_delayq.record.sql.sessions import is_conflict, own_transaction
+from django_delayq.record.sql.sessions import conflict_in, own_transaction
 from django_delayq.recurring import create_schedule
 from django_delayq.signals import message_scheduled
 from testproject.servers import PostgresServer
@@ -132,7 +132,7 @@ def repeated(act: Callable[[], T]) -> T:
         try:
             return act()
         except OperationalError as error:
-            if not is_conflict(error):
+            if conflict_in(error) is None:
                 raise
 
 
@@ -229,7 +229,7 @@ def test_a_serialization_failure_costs_no_attempt(start: Start, isolation: str, 
         assert message.attempts == 0
     assert counts(shared) == [2]
     (loser,) = [message for message in messages if message.deliveries == 2]
-    assert "could not serialize access" in log_of(loser)[2].reason
+    assert "SerializationFailure" in log_of(loser)[2].reason
 
 
 @pytest.mark.parametrize("uncounted", [0, 60])
@@ -248,7 +248,7 @@ def test_a_deadlock_of_transactional_handlers_costs_no_attempt(start: Start, gat
     assert not Message.objects.exclude(attempts=0).exists()
     assert sorted(Message.objects.values_list("deliveries", flat=True)) == [uncounted + 1, uncounted + 2]
     (loser,) = Message.objects.filter(deliveries=uncounted + 2)
-    assert "deadlock" in log_of(loser)[-3].reason
+    assert "DeadlockDetected" in log_of(loser)[-3].reason
     assert messages
 
 
@@ -285,7 +285,7 @@ def test_a_key_that_a_message_took_and_kept_after_its_end_is_not_taken_by_an_old
         # The other message came and went after this transaction's snapshot.
         with pytest.raises(OperationalError) as caught:
             publish()
-        assert is_conflict(caught.value)
+        assert conflict_in(caught.value) is not None
         transaction.set_rollback(True)
     assert publish()
     assert Message.objects.count() == 1

@@ -215,10 +215,9 @@ def is_failed(connection: BaseDatabaseWrapper) -> bool:
     return connection.vendor == "postgresql" and raw is not None and raw.info.transaction_status == FAILED
 
 
-def is_conflict(error: BaseException | None) -> bool:
-    """Return whether a transaction failed only because of another one, so that it may succeed when it is repeated.
-
-    The error may have been raised from the driver's.
+def conflict_in(error: BaseException | None) -> BaseException | None:
+    """Return the driver's error if a transaction failed only because of another one, so that it may succeed when it is
+    repeated. What was raised may have that error among its causes.
     """
     # A handler may raise anything: attributes of any type, and causes that go round in a circle.
     for _ in range(MOST_CAUSES):
@@ -226,11 +225,11 @@ def is_conflict(error: BaseException | None) -> bool:
             break
         sqlstate, code = getattr(error, "sqlstate", None), getattr(error, "sqlite_errorcode", None)
         if isinstance(sqlstate, str) and sqlstate in CONFLICTS:
-            return True
+            return error
         if isinstance(code, int) and code & 0xFF == SQLITE_BUSY:
-            return True
+            return error
         error = error.__cause__
-    return False
+    return None
 
 
 def has_news(connection: BaseDatabaseWrapper) -> bool:

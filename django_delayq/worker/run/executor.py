@@ -42,7 +42,7 @@ from ...project import validation
 from ...project.answers import Reject, RetryLater
 from ...record import transitions
 from ...record.sql.rows import Success
-from ...record.sql.sessions import is_conflict
+from ...record.sql.sessions import conflict_in
 from ..parts import guard
 from ..parts.delivery import Delivery
 from ..parts.reporting import logs_whole_errors, report_after_commit
@@ -70,7 +70,7 @@ def not_entered(delivery: Delivery) -> Release:
     """Return the release of a delivery whose handler got no connection or no transaction. It costs no attempt."""
     error = delivery.entry_error
     text = storable(f"no transaction for its handler: {type(error).__name__}: {_text(error)}")
-    if is_conflict(error):
+    if conflict_in(error) is not None:
         # A SQLite file that somebody else has locked.
         return Release(text, timedelta(seconds=LONGEST_CONFLICT_WAIT))
     return Unentered(text)
@@ -323,10 +323,11 @@ def _conflict(delivery: Delivery, error: BaseException) -> Release | None:
     Nothing has happened in the database, so it costs no attempt, unless that has happened to the message many times.
     """
     conflicts = delivery.claimed.conflicts
-    if not delivery.handler.transactional or conflicts >= MOST_CONFLICTS or not is_conflict(error):
+    met = conflict_in(error) if delivery.handler.transactional and conflicts < MOST_CONFLICTS else None
+    if met is None:
         return None
     wait = timedelta(seconds=backoff(conflicts + 1, LONGEST_CONFLICT_WAIT))
-    return Release(storable(f"its transaction met another one: {type(error).__name__}"), wait, conflict=True)
+    return Release(storable(f"its transaction met another one: {type(met).__name__}"), wait, conflict=True)
 
 
 def _retry_later(delivery: Delivery, error: RetryLater) -> Outcome:
