@@ -99,7 +99,7 @@ def test_a_handler_that_does_not_let_go_ends_a_worker_without_a_supervisor_and_t
     worker = start(mode, "--threads", "1", "--graceful-timeout", "0")
     if mode == "--once":
         assert worker.wait() == 1
-        assert worker.lines[-1].endswith("due messages may be left: the log says why.")
+        worker.wait_for("due messages may be left: the log says why")
     else:
         worker.wait_for("The worker has ended; it starts again when code changes")
     assert "did not end at its timeout; its process ended" in log_of(wait_until(stuck, State.SCHEDULED))[2].error
