@@ -95,10 +95,20 @@ class Run:
             # Results are frozen, and this is the way in which the framework itself changes them.
             object.__setattr__(result, name, value)
         try:
-            task_finished.send_robust(self.sender, task_result=result)
+            self._tell(result, None if ended == "consumed" else self.delivery.raised)
         except BaseException:
             # The outcome stands, whatever a receiver raises, and also when the timeout ends it.
             logger.exception("A receiver of task_finished failed")
+
+    def _tell(self, result: AnyResult, error: BaseException | None) -> None:
+        """Send ``task_finished``. Receivers may ask ``sys.exc_info()`` for the error, as the framework's own does."""
+        try:
+            if error is not None:
+                raise error
+        except BaseException:  # noqa: BLE001
+            task_finished.send_robust(self.sender, task_result=result)
+        else:
+            task_finished.send_robust(self.sender, task_result=result)
 
 
 def _error_of(outcome: Outcome) -> TaskError:

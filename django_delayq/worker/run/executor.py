@@ -83,7 +83,7 @@ def execute(delivery: Delivery, actor: str) -> Outcome:
         try:
             outcome = _run(delivery, actor)
             if isinstance(outcome, BaseException):
-                outcome = answer(delivery, outcome)
+                outcome = _answered(delivery, outcome)
             if delivery.on_end is not None:
                 delivery.on_end(outcome)
         finally:
@@ -92,6 +92,13 @@ def execute(delivery: Delivery, actor: str) -> Outcome:
         # The interrupt came after the handler had ended, and before close() could take it back.
         if outcome is None or isinstance(outcome, BaseException):
             return _failure(delivery, error, "ran longer than its timeout")
+    return outcome
+
+
+def _answered(delivery: Delivery, error: BaseException) -> Outcome:
+    """Answer what a handler raised, and keep that until the end of the delivery."""
+    outcome = answer(delivery, error)
+    delivery.raised = error
     return outcome
 
 
@@ -115,7 +122,7 @@ async def execute_on_loop(delivery: Delivery, ended: Callable[[], Awaitable[None
     try:
         outcome = await _run_on_loop(delivery)
         if isinstance(outcome, BaseException):
-            outcome = answer(delivery, outcome)
+            outcome = _answered(delivery, outcome)
         if delivery.on_end is not None:
             await sync_to_async(delivery.on_end)(outcome)
         return outcome

@@ -267,6 +267,15 @@ def test_the_success_of_a_transactional_task_is_told_after_its_commit() -> None:
     assert seen == [True]
 
 
+def test_receivers_of_an_end_find_the_error_as_the_framework_promises() -> None:
+    """Its own receiver logs it."""
+    seen: list[BaseException | None] = []
+    with receiving(lambda **facts: seen.append(sys.exception()), task_finished):
+        done(tasks.fail)
+        done(tasks.affect, "done")
+    assert [type(error) for error in seen] == [tasks.Broken, type(None)]
+
+
 def test_an_async_task_past_its_timeout_has_failed(signalled: list[str]) -> None:
     result = done(tasks.outlast)
     assert result.errors[0].exception_class is HandlerTimeout
