@@ -33,8 +33,8 @@ def storable(text: str, limit: int = TEXT_LIMIT) -> str:
 
 
 def error_kind(error: str) -> str:
-    """Return the last line of an error without numbers, ids and quoted text: like failures have it in common."""
-    line = error.strip().rpartition("\n")[2][: 4 * KIND_LENGTH]
+    """Return the first line of an error without numbers, ids and quoted text: like failures have it in common."""
+    line = error.strip().partition("\n")[0][: 4 * KIND_LENGTH]
     return _VARYING.sub("…", line)[:KIND_LENGTH]
 
 

@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any, cast
 
 import pytest
-from django.db import IntegrityError
+from django.db import IntegrityError, connection
 from django.test import override_settings
 
 from django_delayq import Reject, RetryLater, RetryPolicy, cancel_message, handler, schedule_message
@@ -118,6 +118,23 @@ def test_the_log_names_the_class_of_what_a_handler_raised(
     fate = State.SCHEDULED if (retry or isinstance(error, RetryLater)) and not isinstance(error, Reject) else State.DEAD
     last = log_of(message)[-1]
     assert (last.to_state, last.exception) == (fate, path)
+
+
+@pytest.mark.postgresql("an error of SQLite is one line")
+def test_like_errors_of_the_database_are_of_one_kind_which_names_their_class(recorder: Recorder) -> None:
+    """PostgreSQL's errors have more lines: the values of a row, and a mark below the statement."""
+
+    def twice(message: Delivery) -> None:
+        for _ in range(2):
+            Effect.objects.create(pk=message.id, message_id=message.id, delivery=message.deliveries)
+
+    def of(table: str) -> Callable[[Delivery], None]:
+        return lambda _message: connection.cursor().execute(f"SELECT nothing FROM {table}")
+
+    ways = (twice, twice, of("absent_1"), of("tests_app_effect"))
+    kinds = [recorded(recorder, way, retry=False).error for way in ways]
+    assert kinds[0] == kinds[1] == "IntegrityError: duplicate key value violates unique constraint …"
+    assert kinds[2:] == ["ProgrammingError: relation … does not exist", "ProgrammingError: column … does not exist"]
 
 
 class Gone(Reject):
