@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+import unittest
+from collections.abc import Callable
+from typing import Any, ClassVar
 
-from django.db import transaction
+import pytest
+from django.db import connections, transaction
 from django.test import SimpleTestCase, TestCase, TransactionTestCase
 
-from django_delayq import aschedule_message, schedule_message
+from django_delayq import aschedule_message, cancel_message, schedule_message, schedule_messages
 from django_delayq.core import clock
 from django_delayq.models import Message
 from django_delayq.project import conf
@@ -66,6 +69,32 @@ class TestWithoutADatabase(DelayqMixin, SimpleTestCase):
     def test_nothing_can_be_drained(self) -> None:
         with self.assertRaisesMessage(Exception, "to 'default' are not allowed in SimpleTestCase"):
             self.delayq.drain()
+
+
+class ForOneDatabase(TestCase):
+    """It is run while a connection to the other database is open, as after the making of the test databases."""
+
+    __test__ = False
+    databases: ClassVar = {"default"}
+
+    def test_the_other_database_is_forbidden(self) -> None:
+        calls: list[Callable[[], object]] = [
+            lambda: schedule_message("t.ok", using="other"),
+            lambda: schedule_messages([{"topic": "t.ok"}], using="other"),
+            lambda: cancel_message(1, using="other"),
+        ]
+        for call in calls:
+            with self.assertRaisesMessage(AssertionError, "queries to 'other' are not allowed"):
+                call()
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
+def test_a_call_writes_to_no_database_that_the_test_case_does_not_name() -> None:
+    connections["other"].ensure_connection()
+    result = unittest.TestResult()
+    unittest.TestSuite([ForOneDatabase("test_the_other_database_is_forbidden")]).run(result)
+    assert (result.testsRun, result.errors, result.failures) == (1, [], [])
+    assert not Message.objects.using("other").exists()
 
 
 def test_nothing_is_left_of_a_test(redis_server: object, settings: Any) -> None:
