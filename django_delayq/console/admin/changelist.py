@@ -8,7 +8,6 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django.contrib.admin.exceptions import DisallowedModelAdminLookup
-from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import PAGE_VAR, SEARCH_VAR, ChangeList
 from django.core.paginator import Paginator
 from django.db.models import F, QuerySet
@@ -56,7 +55,7 @@ class MessageList(ChangeList):
 
     def get_results(self, request: HttpRequest) -> None:
         if not 1 <= self.page_num <= max(1, PAGED_CAP // self.list_per_page):
-            raise IncorrectLookupParameters
+            self.page_num = 1
         rows: QuerySet[Message] = self.root_queryset
         found, offset = Listing(rows, self.asked.whole), (self.page_num - 1) * self.list_per_page
         # True when the rows took so long, or may take so long, that a page must not ask for them again and again.
@@ -69,7 +68,9 @@ class MessageList(ChangeList):
         self.too_slow = False
         ids = self._ids(found, offset, most)
         if not ids and self.page_num > 1:
-            raise IncorrectLookupParameters
+            # So many messages have left the search. Django would drop it, and an action on its messages as well.
+            self.page_num, offset = 1, 0
+            ids = self._ids(found, offset, most)
         # Searches in payloads for an e-mail address that is no key: texts and query strings.
         address = "" if ids else next(filter(addresses.is_address, self.asked.box.bare), "")
         self.suggestions = [_link(text) for text in addresses.searches(rows, address)] if address else []

@@ -153,6 +153,18 @@ def test_selected_messages_that_have_left_the_tab_are_told(chief: Client) -> Non
     assert "1 cancelled : unchanged" in samples.text(asked)
 
 
+def test_messages_selected_on_a_page_that_is_gone_are_asked_about(
+    operator: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MessageAdmin, "list_per_page", 5)
+    messages = samples.many(6)
+    cancel_message(messages[0])
+    confirmed = answer(operator, "cancel", select(operator, "cancel", messages[-1], query="?state=scheduled&p=2"))
+    assert samples.said(confirmed) == ["Cancel, 1 message: 1 cancelled."]
+    assert samples.fresh(messages[-1]).state == State.CANCELLED
+    assert [message.pk for message in confirmed.context["cl"].result_list] == [one.pk for one in messages[1:-1]]
+
+
 def test_all_pages_means_what_the_search_finds(chief: Client) -> None:
     due_soon = [samples.scheduled(delay="5m") for _number in range(6)]
     late = samples.scheduled(delay="5h")

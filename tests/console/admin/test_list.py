@@ -97,6 +97,14 @@ def test_a_page_that_does_not_exist_leads_back_to_the_list(viewer: Client, page:
     assert len(response.context["cl"].result_list) == 5
 
 
+@pytest.mark.usefixtures("small_pages")
+def test_a_page_that_is_gone_leads_to_the_first_one_of_its_search(viewer: Client) -> None:
+    wanted = [message.pk for message in samples.many(5, queue="mails")]
+    samples.many(7)
+    assert listed(viewer, q="queue:mails", p=2) == wanted
+    assert listed(viewer, q="queue:none", p=2) == []
+
+
 def test_a_message_is_found_by_its_id_or_the_text_that_pages_show_in_any_state(viewer: Client) -> None:
     message = samples.consumed()
     samples.scheduled(key=str(message.pk))
