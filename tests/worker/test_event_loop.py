@@ -247,6 +247,26 @@ def test_a_task_that_tries_to_end_the_worker_does_not(parts: Parts, run: Run, ca
 # --- timeouts, cancellation and the end of the process ----------------------------------------------------------------
 
 
+@pytest.mark.parametrize("transactional", [False, True])
+def test_a_handler_that_extends_after_its_timeout_is_cancelled_at_the_next(run: Run, transactional: bool) -> None:
+    caught = []
+
+    async def go_on(message: Delivered) -> None:
+        try:
+            await outlast(message)
+        except asyncio.CancelledError:
+            caught.append("first")
+            try:
+                await message.aextend(0.2)
+                await outlast(message)
+            except asyncio.CancelledError:
+                caught.append("second")
+                await message.aextend(60)
+
+    (one,) = run(go_on, timeout=0.2, retry=False, transactional=transactional)
+    assert (state(one), caught) == (State.CONSUMED, ["first", "second"])
+
+
 def test_a_requested_cancel_cancels_the_task_of_a_transactional_handler(parts: Parts, cancelled: Cancelled) -> None:
     # On SQLite, the open transaction would keep the cancel from writing.
     claims.needs_row_locks()

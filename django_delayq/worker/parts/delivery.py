@@ -68,6 +68,7 @@ class Delivery:
         "_lock",
         "_scope",
         "_thread",
+        "_timer",
         "attempt",
         "cancel_reason",
         "cancel_requested",
@@ -137,7 +138,9 @@ class Delivery:
         self.entry_error: BaseException | None = None
         self._deadline: float | None = None
         self._thread = self._forks = 0
-        self._scope: tuple[asyncio.AbstractEventLoop, asyncio.Timeout, asyncio.Task[Any]] | None = None
+        # Of an async handler that runs: its loop and its task, and what looks at its deadline next.
+        self._scope: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
+        self._timer: asyncio.TimerHandle | None = None
         # Why the worker cancelled the task of the handler; empty: it did not.
         self.cancel_reason = ""
         self._is_awaited = self._is_interrupted = self._is_closed = False
@@ -180,13 +183,13 @@ class Delivery:
             self.note_renewal(time.monotonic() + lease - self.lease, cancel_requested=answer[self.id])
         if self._deadline is not None:
             self._deadline = time.monotonic() + span
-            if threading.get_ident() == self._thread:
+            if not self._is_awaited and threading.get_ident() == self._thread:
                 # The handler has caught the interrupt, and goes on: its new timeout is to interrupt it again. None is
                 # on its way any more: it would have been raised in this thread by now.
                 self._is_interrupted = False
-            if self._scope is not None:
-                loop, scope, _task = self._scope
-                loop.call_soon_threadsafe(scope.reschedule, loop.time() + span)
+            scope = self._scope
+            if scope is not None:
+                scope[0].call_soon_threadsafe(self._watch_deadline)
         return self.deadline
 
     def _extend(self, holdings: list[LeaseRenewal]) -> dict[int, bool] | None:
@@ -354,23 +357,42 @@ class Delivery:
         self._is_awaited = True
         task = asyncio.current_task()
         assert task is not None
-        # Without a timeout it never expires.
-        after = None if self._deadline is None else self._deadline - time.monotonic()
-        scope = asyncio.timeout(after)
         try:
-            async with scope:
-                self._scope = (asyncio.get_running_loop(), scope, task)
-                if self.cancel_requested:
-                    # While the delivery waited for its place.
-                    self.cancel("cancel requested")
-                return await _all_of(call(self))
-        except TimeoutError:
-            if scope.expired():
+            self._scope = (asyncio.get_running_loop(), task)
+            self._watch_deadline()
+            if self.cancel_requested:
+                # While the delivery waited for its place.
+                self.cancel("cancel requested")
+            return await _all_of(call(self))
+        except (asyncio.CancelledError, TimeoutError):
+            if self._is_interrupted and not self.cancel_reason:
                 raise HandlerTimeout from None
             raise
         finally:
             self._scope = None
+            self._watch_deadline()
             self.end_fork()
+
+    def _watch_deadline(self) -> None:
+        """Have the task of the handler cancelled at its deadline as it is now. In the loop's thread.
+
+        A handler that caught the first cancellation and had its time extended is cancelled once more.
+        """
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._scope is None or self._deadline is None:
+            return
+        self._timer = self._scope[0].call_later(self._deadline - time.monotonic(), self._end_in_time)
+
+    def _end_in_time(self) -> None:
+        assert self._scope is not None
+        assert self._deadline is not None
+        if time.monotonic() < self._deadline:
+            # The loop is early, or the handler is about to have its time extended.
+            self._watch_deadline()
+        else:
+            self._is_interrupted = True
+            self._scope[1].cancel()
 
     def cancel(self, reason: str) -> bool:
         """Cancel the task of an async handler, and return whether there is one. Any thread may call this."""
@@ -387,7 +409,7 @@ class Delivery:
         # twice, and the second time would cancel how the handler cleans up.
         if self._scope is not None and self.cancel_reason != reason:
             self.cancel_reason = reason
-            self._scope[2].cancel()
+            self._scope[1].cancel()
 
     def end_fork(self) -> None:
         """End this process if it is a child that the handler forked, and that came out of the handler.
