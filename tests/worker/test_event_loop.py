@@ -267,6 +267,14 @@ def test_a_handler_that_extends_after_its_timeout_is_cancelled_at_the_next(run: 
     assert (state(one), caught) == (State.CONSUMED, ["first", "second"])
 
 
+@pytest.mark.parametrize("transactional", [False, True])
+def test_the_traceback_of_a_timeout_shows_where_the_handler_waited(run: Run, transactional: bool) -> None:
+    (one,) = run(outlast, timeout=0.2, retry=False, transactional=transactional)
+    end = last_move(one)
+    assert end.exception == "django_delayq.core.exceptions.HandlerTimeout"
+    assert "in outlast" in end.traceback
+
+
 def test_a_requested_cancel_cancels_the_task_of_a_transactional_handler(parts: Parts, cancelled: Cancelled) -> None:
     # On SQLite, the open transaction would keep the cancel from writing.
     claims.needs_row_locks()

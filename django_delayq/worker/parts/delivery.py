@@ -364,9 +364,10 @@ class Delivery:
                 # While the delivery waited for its place.
                 self.cancel("cancel requested")
             return await _all_of(call(self))
-        except (asyncio.CancelledError, TimeoutError):
+        except (asyncio.CancelledError, TimeoutError) as error:
             if self._is_interrupted and not self.cancel_reason:
-                raise HandlerTimeout from None
+                # The traceback shows where the handler waited.
+                raise HandlerTimeout().with_traceback(error.__traceback__) from None
             raise
         finally:
             self._scope = None
