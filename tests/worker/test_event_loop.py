@@ -501,6 +501,26 @@ def test_the_async_orm_uses_a_few_connections_and_keeps_them(run: Run) -> None:
     assert len(used) == 2
 
 
+def test_an_async_iterator_goes_on_after_a_pause_and_the_connection_is_closed_later(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_delayq.worker.parts.connections.IDLE_CLOSED_AFTER", 0.02)
+    Effect.objects.bulk_create(Effect(message_id=number, delivery=1) for number in range(5))
+    found, used = [], []
+
+    async def iterate(message: Delivered) -> None:
+        async for effect in Effect.objects.order_by("message_id").aiterator(chunk_size=2):
+            found.append(effect.message_id)
+            # Longer than a thread without a delivery keeps its connection.
+            await asyncio.sleep(0.1)
+        used.append(await sync_to_async(lambda: connections[DB])())
+
+    (one,) = run(iterate, retry=False)
+    assert (state(one), found) == (State.CONSUMED, [0, 1, 2, 3, 4])
+    if settings.DATABASES[DB]["ENGINE"].endswith("postgresql"):
+        eventually(lambda: used[0].connection is None, "the connection is closed")
+
+
 def test_a_dirty_connection_of_a_sync_call_is_closed_before_another_handler_gets_it(
     run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:

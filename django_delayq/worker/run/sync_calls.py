@@ -14,8 +14,10 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 from asgiref.sync import SyncToAsync, ThreadSensitiveContext
 
@@ -33,7 +35,7 @@ Call = tuple[Future[Any], Callable[[], Any], str]
 class DeliverysCalls:
     """The thread of one delivery, and its calls that have not ended. Used by the loop's thread."""
 
-    __slots__ = ("pending", "thread", "topic")
+    __slots__ = ("__weakref__", "pending", "thread", "topic")
 
     def __init__(self, delivery: Delivery) -> None:
         self.topic = delivery.topic
@@ -48,6 +50,8 @@ class DeliverysCalls:
             running = [asyncio.wrap_future(call) for call in calls if not call.cancel()]
             if running:
                 await asyncio.gather(*running, return_exceptions=True)
+        if self.thread is not None:
+            self.thread.callers.discard(self)
 
 
 _calls: contextvars.ContextVar[DeliverysCalls | None] = contextvars.ContextVar("django_delayq_calls", default=None)
@@ -58,11 +62,13 @@ _dirtying: set[str] = set()
 class _Thread:
     """A thread that makes calls one after another. It starts with the first one.
 
-    The loop's thread owns ``load``: the number of calls that have not ended.
+    The loop's thread owns ``load``: the number of calls that have not ended. It changes ``callers``, whose
+    deliveries go on; this thread asks whether there are any. A task that a handler left behind may add it once more.
     """
 
     def __init__(self, name: str) -> None:
         self.load = 0
+        self.callers: WeakSet[DeliverysCalls] = WeakSet()
         self._name = name
         self._queue: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -81,10 +87,18 @@ class _Thread:
             self._thread.join(timeout)
 
     def _work(self) -> None:
-        while (item := connections.wait_for(self._queue, connections.IDLE_CLOSED_AFTER)) is not None:
+        while (item := self._next()) is not None:
             self._make(*item)
             del item
         connections.close_all()
+
+    def _next(self) -> Call | None:
+        while True:
+            with suppress(queue.Empty):
+                return self._queue.get(timeout=connections.IDLE_CLOSED_AFTER)
+            # Between two calls of a delivery a cursor may be open, with the rows that an iterator has not come to.
+            if not self.callers:
+                connections.close_all()
 
     def _make(self, future: Future[Any], call: Callable[[], Any], topic: str) -> None:
         if not future.set_running_or_notify_cancel():
@@ -130,6 +144,7 @@ class _SensitiveExecutor(Executor):
         if calls is not None:
             calls.thread = thread
             calls.pending.add(future)
+            thread.callers.add(calls)
         future.add_done_callback(partial(self._end, thread, calls))
         thread.put((future, partial(fn, *args, **kwargs), "" if calls is None else calls.topic))
         return future
