@@ -33,9 +33,6 @@ logger = logging.getLogger("django_delayq")
 
 
 RAISING = """
-from tests.support.worker_settings import *
-
-
 def refuse(record):
     raise LookupError("no such customer")
 
@@ -85,15 +82,27 @@ def test_verbosity_2_brings_a_line_for_each_message_before_the_worker_ends(start
     assert counted(worker.log, "default") == {"consumed": 300}
 
 
+def with_settings(folder: Path, text: str) -> str:
+    """Return the prefix of a worker's command that has these lines added to its settings."""
+    (folder / "own_settings.py").write_text(f"from tests.support.worker_settings import *\n\n{text}\n")
+    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "."), str(Path.cwd())])
+    return f"env DJANGO_SETTINGS_MODULE=own_settings PYTHONPATH={path}"
+
+
+def test_without_logging_of_the_project_verbosity_0_prints_nothing(start: Start, tmp_path: Path) -> None:
+    schedule_messages([{"topic": "t.ok"}, {"topic": "t.reject"}])
+    worker = start("--once", "-v", "0", prefix=with_settings(tmp_path, "LOGGING = {}"))
+    assert worker.wait() == 0
+    assert states() == {State.CONSUMED: 1, State.DEAD: 1}
+    assert worker.log == ""
+
+
 @pytest.mark.parametrize("verbosity", ["2", "3"])
 def test_without_logging_of_the_project_starts_of_deliveries_are_logged_from_verbosity_3_on(
     start: Start, tmp_path: Path, verbosity: str
 ) -> None:
-    (tmp_path / "silent_settings.py").write_text("from tests.support.worker_settings import *\n\nLOGGING = {}\n")
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "."), str(Path.cwd())])
-    prefix = f"env DJANGO_SETTINGS_MODULE=silent_settings PYTHONPATH={path}"
     schedule_messages([{"topic": "t.ok"}] * 3)
-    worker = start("--once", "-v", verbosity, prefix=prefix)
+    worker = start("--once", "-v", verbosity, prefix=with_settings(tmp_path, "LOGGING = {}"))
     assert worker.wait() == 0
     assert worker.count("message consumed") == 3
     assert worker.count("message delivered") == (3 if verbosity == "3" else 0)
@@ -168,10 +177,8 @@ def test_a_log_that_raises_for_a_failure_keeps_no_signal_back(recorder: Recorder
 
 
 def test_a_log_that_raises_for_every_line_ends_no_thread(start: Start, tmp_path: Path) -> None:
-    (tmp_path / "raising_settings.py").write_text(RAISING)
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "."), str(Path.cwd())])
     schedule_messages([{"topic": topic} for topic in ("t.ok", "t.reject", "t.async")])
-    worker = start(prefix=f"env DJANGO_SETTINGS_MODULE=raising_settings PYTHONPATH={path}")
+    worker = start(prefix=with_settings(tmp_path, RAISING))
     eventually(lambda: states() == {State.CONSUMED: 2, State.DEAD: 1}, "all are delivered")
     assert worker.stop() == 0
     assert "LookupError: no such customer" in worker.log

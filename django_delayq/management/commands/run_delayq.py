@@ -132,7 +132,7 @@ class Command(BaseCommand):
         with common.errors_as_exit_codes():
             _check_tables(chosen.using, waits=not options["once"])
         if options["once"]:
-            self._once(chosen)
+            self._once(chosen, is_silent=options["verbosity"] == 0)
         elif options["reload"]:
             reloading.run(self._inline, chosen, added)
         else:
@@ -155,7 +155,7 @@ class Command(BaseCommand):
             os.getpid(),
         )
 
-    def _once(self, options: Options) -> None:
+    def _once(self, options: Options, *, is_silent: bool) -> None:
         process = OnceProcess(options)
         former = {}
         if threading.current_thread() is threading.main_thread():
@@ -168,7 +168,8 @@ class Command(BaseCommand):
             plain_signals.switch(on=False)
             for number, handler in former.items():
                 signal.signal(number, handler)
-        self.stdout.write(f"{process.delivered} delivered")
+        if not is_silent:
+            self.stdout.write(f"{process.delivered} delivered")
         if code in (STUCK, BROKEN):
             raise CommandError("The run ended early, and due messages may be left: the log says why.")
 
@@ -330,10 +331,11 @@ def _check_tables(using: str, *, waits: bool) -> None:
 
 
 def _ensure_logging(verbosity: int) -> None:
-    """Write the log to stderr if the project has configured no logging."""
-    if verbosity == 0 or logger.hasHandlers():
+    """Write the log to stderr if the project has configured no logging; with verbosity 0 write it nowhere."""
+    if logger.hasHandlers():
         return
-    handler = logging.StreamHandler()
+    # Without any handler Python itself would write warnings to stderr.
+    handler = logging.StreamHandler() if verbosity else logging.NullHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-8s %(message)s"))
     logger.addHandler(handler)
     # The threads of handlers log below INFO that a delivery begins.
