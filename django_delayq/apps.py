@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from django.apps import AppConfig
@@ -25,6 +26,8 @@ class DelayqConfig(AppConfig):
         from .models import log_view
         from .project import registry
 
+        # Settings that import an integration make this logger before Django configures logging, which then disables it.
+        logging.getLogger("django_delayq").disabled = False
         checks.register()
         registry.calls = _calls
         post_migrate.connect(log_view.make, sender=self, dispatch_uid="django_delayq.log_view")

@@ -43,6 +43,15 @@ LOGGING = {
     "loggers": {"django_delayq": {"filters": ["refuse"], "level": "DEBUG"}},
 }
 """
+EARLY = """
+import django_delayq.signals
+
+LOGGING = {
+    "version": 1,
+    "handlers": {"console": {"class": "logging.StreamHandler"}},
+    "root": {"handlers": ["console"], "level": "INFO"},
+}
+"""
 CONSUMED = r"INFO .*message consumed id=\d+ topic=t\.ok delivery=1 lateness_ms=\d+\.\d runtime_ms=\d+\.\d$"
 
 
@@ -106,6 +115,14 @@ def test_without_logging_of_the_project_starts_of_deliveries_are_logged_from_ver
     assert worker.wait() == 0
     assert worker.count("message consumed") == 3
     assert worker.count("message delivered") == (3 if verbosity == "3" else 0)
+
+
+def test_a_log_that_settings_have_used_too_early_is_written(start: Start, tmp_path: Path) -> None:
+    """Unless it is told otherwise, logging disables each logger that it meets and that the project does not name."""
+    schedule_messages([{"topic": "t.ok"}, {"topic": "t.reject"}])
+    worker = start("--once", prefix=with_settings(tmp_path, EARLY))
+    assert worker.wait() == 0
+    assert worker.count("^message dead .* topic=t.reject") == 1
 
 
 def consume(recorder: Recorder, caplog: pytest.LogCaptureFixture) -> list[str]:
