@@ -318,6 +318,17 @@ def test_once_ends_in_order_at_the_first_signal(start: Start, gate: Gate, number
     assert worker.lines[-1] == "1 delivered"
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_once_ends_at_once_at_the_second_signal(start: Start, gate: Gate, number: signal.Signals) -> None:
+    running = schedule_message("t.gate", gate.payload)
+    worker = start("--once", "--threads", "1", "--graceful-timeout", "1h")
+    eventually(lambda: gate.begun(running.pk), "the handler begins")
+    worker.send(number)
+    worker.wait_for("takes no more messages")
+    worker.send(number)
+    assert worker.wait() == -number
+
+
 def test_a_worker_that_ignores_the_end_of_its_terminal_goes_on(start: Start) -> None:
     worker = start(prefix="nohup")
     worker.wait_for_children(1)

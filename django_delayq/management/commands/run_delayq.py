@@ -159,7 +159,14 @@ class Command(BaseCommand):
         process = OnceProcess(options)
         former = {}
         if threading.current_thread() is threading.main_thread():
-            former = {number: signal.signal(number, lambda *_: process.stop()) for number in plain_signals.CAUGHT}
+
+            def end(*_: object) -> None:
+                """End in order; the next signal ends the run as it ends any program."""
+                for number in plain_signals.CAUGHT:
+                    signal.signal(number, signal.SIG_DFL)
+                process.stop()
+
+            former = {number: signal.signal(number, end) for number in plain_signals.CAUGHT}
             plain_signals.switch(on=True)
         try:
             with common.errors_as_exit_codes():
