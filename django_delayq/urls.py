@@ -78,6 +78,7 @@ def _redis(using: str, *, is_told_apart: bool) -> dict[str, str]:
         horizon.writable_server(broker)
         if is_told_apart:
             horizon.refuse_foreign(using, meta)
+        broker.write_nothing()
     except UnusableBroker as error:
         return {"redis": "unusable", "why": str(error)}
     except (BrokerUnavailable, DatabaseError):

@@ -67,12 +67,17 @@ def test_a_redis_that_workers_do_not_use_is_named_with_the_reason(redis_client: 
     assert answer["why"] == 'This Redis prefix belongs to another database; choose another DELAYQ["PREFIX"].'
 
 
-def test_a_redis_that_takes_no_writes_is_unavailable(redis_client: redis.Redis) -> None:
-    redis_client.replicaof("127.0.0.1", "1")
+@pytest.mark.parametrize(
+    ("ill", "well"),
+    [("CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0"), ("REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE")],
+    ids=["full", "a replica"],
+)
+def test_a_redis_that_takes_no_writes_is_unavailable(redis_client: redis.Redis, ill: str, well: str) -> None:
+    redis_client.execute_command(ill)
     try:
         assert ask("ready") == (200, {"status": "degraded", "database": "ok", "redis": "unavailable"})
     finally:
-        redis_client.replicaof("NO", "ONE")
+        redis_client.execute_command(well)
 
 
 def test_a_process_without_its_database_is_alive_and_not_ready(postgres_server: PostgresServer) -> None:

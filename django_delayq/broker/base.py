@@ -159,6 +159,8 @@ class ServerInfo:
     persistence: str | None
     # True when the server is in cluster mode.
     cluster: bool | None = None
+    # Why the server refuses writes; None when it takes them.
+    refusal: str | None = None
 
 
 class RedisPlace(NamedTuple):

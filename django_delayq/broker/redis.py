@@ -12,7 +12,7 @@ import redis
 from ..core.bounds import PRIORITIES
 from ..core.chunks import chunks
 from ..core.clock import SECOND, us_to_tenths
-from ..core.exceptions import ForeignBroker
+from ..core.exceptions import BrokerFailing, ClusterBroker, ForeignBroker
 from . import scripts
 from .base import IDS_PER_CALL, Entry, Meta, Put, QueueSize, RedisPlace, ServerInfo, ServerRun
 from .connection import all_translated, translated
@@ -203,21 +203,28 @@ class RedisBroker(RedisSource):
             is_cluster=bool(info.get("cluster_enabled")),
         )
 
+    def write_nothing(self) -> None:
+        """Send a write that changes nothing: a Redis that is full, or that cannot save, answers questions only."""
+        self.client.set(f"{self.keys('').duty}:nobody", "", xx=True)
+
     def server_info(self) -> ServerInfo:
-        """Ask the server about itself."""
-        server, memory = _info(self.client, "server"), _info(self.client, "memory")
-        persistence, replication = _info(self.client, "persistence"), _info(self.client, "replication")
-        cluster = _info(self.client, "cluster")
+        """Ask the server about itself, and whether it takes a write. Raises what a worker would meet."""
+        info, refusal = self.client.info(), None
+        try:
+            self.write_nothing()
+        except (BrokerFailing, ClusterBroker) as error:
+            refusal = str(error)
         return ServerInfo(
-            version=_text(server.get("valkey_version") or server.get("redis_version")),
-            role=_text(replication.get("role")),
-            uptime=server.get("uptime_in_seconds"),
-            memory=memory.get("used_memory"),
-            max_memory=memory.get("maxmemory"),
-            policy=_text(memory.get("maxmemory_policy")) or _config(self.client, "maxmemory-policy"),
-            cluster=None if not cluster else bool(cluster.get("cluster_enabled")),
-            evicted=_info(self.client, "stats").get("evicted_keys"),
-            persistence="aof" if persistence.get("aof_enabled") else _snapshots(self.client),
+            version=_text(info.get("valkey_version") or info.get("redis_version")),
+            role=_text(info.get("role")),
+            uptime=info.get("uptime_in_seconds"),
+            memory=info.get("used_memory"),
+            max_memory=info.get("maxmemory"),
+            policy=_text(info.get("maxmemory_policy")) or _config(self.client, "maxmemory-policy"),
+            cluster=bool(info["cluster_enabled"]) if "cluster_enabled" in info else None,
+            evicted=info.get("evicted_keys"),
+            persistence="aof" if info.get("aof_enabled") else _snapshots(self.client),
+            refusal=refusal,
         )
 
     def sizes(self, queues: Sequence[str]) -> dict[str, QueueSize]:
@@ -319,15 +326,6 @@ def _snapshots(client: redis.Redis) -> str | None:
     if save is None:
         return None
     return "rdb" if save else "none"
-
-
-def _info(client: redis.Redis, section: str) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = client.info(section)
-    except redis.exceptions.ResponseError:
-        # The server does not permit the command, or does not know it.
-        return {}
-    return found
 
 
 def _config(client: redis.Redis, name: str) -> str | None:

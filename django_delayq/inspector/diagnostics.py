@@ -142,6 +142,9 @@ def of_server(health: ServerInfo) -> Iterator[Finding]:
         yield Finding(role, Level.OK if health.role else Level.WARN, health.role or unknown)
     else:
         yield Finding(role, Level.CRITICAL, health.role, advice=_("this Redis takes no writes: connect to the master"))
+    if health.refusal and health.role == "master" and not health.cluster:
+        advice = _("until it takes them, workers find due messages by query")
+        yield Finding(_("Redis writes"), Level.CRITICAL, health.refusal, advice=advice)
     if health.policy in (None, "noeviction"):
         yield Finding(policy, Level.OK if health.policy else Level.WARN, health.policy or unknown)
     else:

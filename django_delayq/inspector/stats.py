@@ -52,7 +52,7 @@ class QueueInRedis(NamedTuple):
 
 
 class RedisStats(NamedTuple):
-    """The state of Redis, as seen by this process: its own report, or the error; both of one that must not be used.
+    """The state of Redis, as seen by this process: its own report, or the error; both of one that cannot be used.
 
     Neither: no Redis is configured.
     """
@@ -175,6 +175,7 @@ def ask_redis(broker: RedisBroker | None) -> RedisStats:
     if broker is None:
         return RedisStats(where)
     try:
-        return RedisStats(where, broker.server_info())
+        health = broker.server_info()
+        return RedisStats(where, health, health.refusal)
     except BrokerUnavailable as error:
         return RedisStats(where, error=str(error))

@@ -98,6 +98,18 @@ def test_a_redis_that_takes_no_writes_is_not_told_as_one_that_does_not_answer(
     assert (ran.code, ran.err.startswith("Redis cannot be used: ")) == (69, True)
 
 
+@pytest.mark.parametrize("setting", ["maxmemory", "min-replicas-to-write"])
+def test_a_redis_that_answers_and_refuses_writes_is_critical(redis_client: redis.Redis, setting: str) -> None:
+    redis_client.config_set(setting, 1)
+    try:
+        checked, stats = run("delayq_check"), run("delayq_stats", "--json").json["redis"]
+    finally:
+        redis_client.config_set(setting, 0)
+    assert checked.code == 3, checked.out
+    assert f"CRITICAL Redis writes: {stats['error']}; until" in checked.out
+    assert stats["reachable"]
+
+
 def test_an_unreachable_database_is_exit_code_69(postgres_server: PostgresServer) -> None:
     connections["default"].close()
     postgres_server.kill()
@@ -122,15 +134,15 @@ def test_a_redis_that_may_evict_is_critical() -> None:
     assert "allkeys-lru" in ran.out
 
 
-def test_a_redis_that_hides_its_settings_is_a_warning(redis_client: redis.Redis, settings: Any) -> None:
+def test_a_redis_that_workers_may_not_ask_is_critical(redis_client: redis.Redis, settings: Any) -> None:
     redis_client.acl_setuser("shy", enabled=True, nopass=True, keys=["*"], commands=["+@all", "-config", "-info"])
     port = redis_client.connection_pool.connection_kwargs["port"]
     settings.DELAYQ = {**settings.DELAYQ, "REDIS": f"redis://shy:x@127.0.0.1:{port}/0"}
     try:
         ran = run("delayq_check")
-        assert ran.code == 0, ran.out + ran.err
-        assert levels()["Redis maxmemory-policy"] == "warn"
-        assert "shy" not in ran.out
+        assert (ran.code, levels()["Redis"]) == (69, "critical"), ran.out + ran.err
+        redis_client.acl_setuser("shy", enabled=True, commands=["+info"])
+        assert set(levels().values()) == {"ok"}
     finally:
         redis_client.acl_deluser("shy")
 

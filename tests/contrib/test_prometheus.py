@@ -411,7 +411,10 @@ def test_the_gauges_of_redis_tell_how_far_it_is_filled(redis_client: redis.Redis
 
 
 @RECORD
-def test_a_redis_that_is_away_or_foreign_is_down(redis_server: RedisServer, redis_client: redis.Redis) -> None:
+def test_a_redis_that_is_full_foreign_or_away_is_down(redis_server: RedisServer, redis_client: redis.Redis) -> None:
+    redis_client.config_set("maxmemory", 1)
+    assert collected(Gauges("default"))["delayq_redis_up"] == 0
+    redis_client.config_set("maxmemory", 0)
     redis_client.hset("{delayq}:meta", "identity", "somebody else")
     assert collected(Gauges("default"))["delayq_redis_up"] == 0
     redis_server.kill()

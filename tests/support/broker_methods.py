@@ -48,6 +48,7 @@ METHODS: dict[str, Callable[[RedisBroker], object]] = {
     ),
     "loaded": lambda broker: broker.loaded(worker="w", upto_tenths=5, lease=None),
     "server": lambda broker: broker.server(),
+    "write_nothing": lambda broker: broker.write_nothing(),
     "server_info": lambda broker: broker.server_info(),
     "sizes": lambda broker: broker.sizes([QUEUE]),
     "places": lambda broker: broker.places(QUEUE, [7]),

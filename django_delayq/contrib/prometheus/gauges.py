@@ -74,19 +74,20 @@ class Gauges:
         ]
 
     def _read_redis(self, broker: RedisBroker) -> Iterator[Metric]:
-        """Yield the gauges of Redis. A Redis that holds the ids of another database counts as down."""
+        """Yield the gauges of Redis. One that takes no writes, or holds the ids of another database, counts as down."""
         try:
             meta = broker.read_meta()
             up = True
             # While the database is away, nobody can tell whose Redis it is.
             with suppress(DatabaseError):
                 refuse_foreign(self.using, meta)
+            broker.write_nothing()
         except BrokerUnavailable:
             up = False
         finally:
             broker.close()
             connections[self.using].close()
-        yield GaugeMetricFamily("delayq_redis_up", "1 when Redis answers, with ids of this database.", value=up)
+        yield GaugeMetricFamily("delayq_redis_up", "1 when Redis takes writes, with ids of this database.", value=up)
         if not up or meta.horizon_tenths is None:
             return
         yield GaugeMetricFamily(
