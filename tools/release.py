@@ -34,7 +34,8 @@ def main(folder: Path) -> None:
     missing = try_on_each_python(wheel)
     print("\nBuilt and tried:", wheel.name, "and", sdist.name, f"in {folder}")
     print("\nWhat remains for a person:")
-    for number, task in enumerate(remaining(missing), 1):
+    version = wheel.name.split("-")[1]
+    for number, task in enumerate(remaining(version, missing), 1):
         print(f"{number:3}. {task}")
 
 
@@ -102,10 +103,9 @@ def _settings_of(server: PostgresServer) -> dict[str, object]:
     return {"ENGINE": "django.db.backends.postgresql", **place}
 
 
-def remaining(missing: Iterable[str]) -> Iterator[str]:
+def remaining(version: str, missing: Iterable[str]) -> Iterator[str]:
     """What no command can do, in the order in which a person does it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    version = project["version"]
     changelog = (ROOT / "CHANGELOG.rst").read_text(encoding="utf-8")
     if versions := " and ".join(missing):
         yield f"See the tests pass on Python {versions}, which this machine does not have."
@@ -115,8 +115,9 @@ def remaining(missing: Iterable[str]) -> Iterator[str]:
         yield f"Choose the version (it is {version}), and give CHANGELOG.rst a section named 'VERSION (YYYY-MM-DD)'."
     if migrations.released(ROOT) != migrations.digests(ROOT):
         yield "Freeze the migrations, in the commit of the version: python -m tools.migrations"
+    yield "Give the repository an environment 'release' that asks a reviewer, once: without it a tag publishes at once."
     yield "Register the workflow release.yml as a trusted publisher with the package index, once."
-    yield f"See the workflows green on main; then: git tag --sign v{version} && git push --tags"
+    yield f"See the workflows green on main; then: git tag --sign v{version} && git push origin v{version}"
     yield "Approve the environment 'release' of the workflow that the tag starts: it builds again, and publishes."
     yield "Install the published version in an empty environment, and start the next version in CHANGELOG.rst."
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
+import django_delayq
 from tools import pythons, release
 from tools.pythons import ROOT
 
@@ -42,16 +43,20 @@ def test_tox_knows_the_pythons_and_djangos_of_the_metadata() -> None:
     assert sorted(djangos) == [name for name in named if re.fullmatch(r"\d+\.\d+", name)]
 
 
+def test_the_version_stands_in_one_place_which_workers_log() -> None:
+    assert "version" not in PYPROJECT["project"]
+    assert ROOT / PYPROJECT["tool"]["hatch"]["version"]["path"] == Path(django_delayq.__file__)
+
+
 def test_what_remains_names_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(release, "ROOT", tmp_path)
-    project = '[project]\nversion = "1.2.3"\n'
-    (tmp_path / "pyproject.toml").write_text(project, "utf-8")
+    (tmp_path / "pyproject.toml").write_text("[project]\n", "utf-8")
     (tmp_path / "CHANGELOG.rst").write_text("Unreleased\n==========\n", "utf-8")
-    tasks = "\n".join(release.remaining(["3.14"]))
+    tasks = "\n".join(release.remaining("1.2.3", ["3.14"]))
     assert all(text in tasks for text in ("Python 3.14", "[project.urls]", "CHANGELOG.rst a section", "v1.2.3"))
-    (tmp_path / "pyproject.toml").write_text(project + '[project.urls]\nSource = "…"\n', "utf-8")
+    (tmp_path / "pyproject.toml").write_text('[project.urls]\nSource = "…"\n', "utf-8")
     (tmp_path / "CHANGELOG.rst").write_text("1.2.3 (2026-01-02)\n==================\n", "utf-8")
-    tasks = "\n".join(release.remaining([]))
+    tasks = "\n".join(release.remaining("1.2.3", []))
     assert not any(text in tasks for text in ("Python", "[project.urls]", "CHANGELOG.rst a section"))
 
 
