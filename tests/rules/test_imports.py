@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 from .sources import report_of
 
 PROGRAM = """
@@ -26,4 +28,5 @@ print(json.dumps(sorted(name for name in sys.modules if name.split(".")[0] in ("
 
 
 def test_a_command_that_does_not_use_redis_does_not_import_it() -> None:
+    pytest.importorskip("redis")
     assert report_of(PROGRAM, {**os.environ}) == []

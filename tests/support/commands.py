@@ -8,14 +8,13 @@ from datetime import timedelta
 from io import StringIO
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.core.management import CommandError, call_command
 from django.utils import timezone
 
 from django_delayq import schedule_messages
-from django_delayq.broker.redis import RedisBroker
 from django_delayq.core.clock import to_tenths
 from django_delayq.models import Message
 from django_delayq.project import conf
@@ -23,6 +22,9 @@ from django_delayq.record import transitions
 from django_delayq.record.purge import purge
 from django_delayq.record.sql.rows import Ticket
 from django_delayq.restore.engine import Restore
+
+if TYPE_CHECKING:
+    from django_delayq.broker.redis import RedisBroker
 
 # Words with which each command can be called that needs some.
 _ARGUMENTS = {
@@ -118,4 +120,6 @@ def due_tenths(*ids: int) -> dict[int, int]:
 
 
 def broker() -> RedisBroker:
+    from django_delayq.broker.redis import RedisBroker
+
     return RedisBroker(conf.get(), "default", timeout=2)
