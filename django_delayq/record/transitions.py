@@ -207,10 +207,10 @@ def _due_mover(using: str, ids: Sequence[int]) -> Callable[[Message, datetime, d
         return dict(rows.values_list("message_id", "due_at"))
 
     def moved_due(message: Message, due: datetime, at: datetime) -> dict[str, datetime | None]:
-        if due == message.due_at and not message.is_expired(at):
+        former = (given().get(message.pk) if message.expires_at and message.deliveries else None) or message.due_at
+        if due == message.due_at == former and not message.is_expired(at):
             return {}
-        former = given().get(message.pk) if message.expires_at and message.deliveries else None
-        expires = message.expires_at and message.expires_at - (former or message.due_at) + due
+        expires = message.expires_at and message.expires_at - former + due
         return {"due_at": due, "expires_at": expires}
 
     return moved_due

@@ -28,6 +28,7 @@ from django_delayq import (
     requeue_message,
     reschedule_message,
     run_message,
+    schedule_message,
     schedule_messages,
 )
 from django_delayq.api import actions
@@ -157,6 +158,17 @@ def test_a_requeued_message_starts_anew_and_goes_on_counting_deliveries(where: S
     assert row.finished_at is None
     assert not row.cancel_requested
     assert abs(row.due_at - timezone.now()) < timedelta(seconds=10)
+
+
+@pytest.mark.parametrize("keep", [run_message, partial(schedule_message, TOPIC, key="k", on_conflict="debounce")])
+def test_a_message_keeps_its_time_to_live_when_the_due_time_of_its_retry_was_kept(keep: Callable[..., Any]) -> None:
+    id_ = due(due_at=ago(30), expires="1h", key="k").pk
+    claim(id_)
+    fail(id_, delay=timedelta(seconds=0))
+    keep(id_) if keep is run_message else keep(due_at=ago(20))
+    reschedule_message(id_, delay="2h")
+    row = message(id_)
+    assert row.expires_at == row.due_at + timedelta(hours=1)
 
 
 def test_a_requeued_message_that_had_expired_has_its_time_to_live_again() -> None:
