@@ -64,6 +64,17 @@ def test_the_question_says_when_how_many_messages_will_run() -> None:
     assert not scheduled()
 
 
+def test_the_question_counts_no_message_whose_key_is_taken_among_those_to_come() -> None:
+    (refused,), (kept,), (old,) = cancelled(due=300, key="k"), cancelled(due=600), dead()
+    schedule(key="k")
+    at = Message.objects.get(pk=kept).due_at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    words = ["delayq_act", "requeue", *map(str, (refused, kept, old)), "--dry-run"]
+    assert f"1 at their own due times, from {at} to {at}, 1 at once" in run(*words).out
+    would = run(*words, "--json").json
+    assert would["answers"] == {"requeued": 2, "key taken": 1}
+    assert would["due_to_come"] == 1
+
+
 def test_now_makes_all_messages_due_now_and_spread_spreads_them() -> None:
     ids = cancelled(4, due=300)
     before = transitions.now("default")

@@ -154,7 +154,8 @@ class _Work:
             rows = Message.objects.using(self.using).filter(pk__in=list(batch))
             self.verdicts += self.verb.action.foresee(rows)
             if self.verb.keeps_due_times:
-                self.to_come += actions.to_come(rows.filter(state__in=sorted(self.verb.action.states)))
+                free = rows.filter(~actions.key_is_taken(self.using), state__in=sorted(self.verb.action.states))
+                self.to_come += actions.to_come(free)
         self.verdicts[Verdict.NOT_FOUND] = len(ids) - sum(self.verdicts.values())
 
     def choose_finished(self) -> None:
