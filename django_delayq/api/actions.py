@@ -186,6 +186,15 @@ def foresee_requeue(rows: QuerySet[Message]) -> Counter[Verdict]:
     return _count(rows.annotate(taken=key_is_taken(rows.db)), ("state", "taken"), verdict)
 
 
+def foresee_purge(rows: QuerySet[Message]) -> Counter[Verdict]:
+    """Count the verdicts that a purge of these messages would have now. Writes nothing."""
+    counts = _by_state(VERBS["purge"], Verdict.PURGED)(rows)
+    finished = rows.filter(state__in=sorted(VERBS["purge"].states))
+    counts[Verdict.REFERRED_TO] = counts[Verdict.PURGED] - purge.deletable(finished).count()
+    counts[Verdict.PURGED] -= counts[Verdict.REFERRED_TO]
+    return counts
+
+
 def key_is_taken(using: str) -> Q:
     """Return the condition that another message has the key of a message now, and would not ``make_way``."""
     at = transitions.now(using)
@@ -203,7 +212,7 @@ CANCEL = Action(VERBS["cancel"], _cancel, foresee_cancel)
 RESCHEDULE = Action(VERBS["reschedule"], transitions.reschedule, _by_state(VERBS["reschedule"], Verdict.RESCHEDULED))
 RUN = Action(VERBS["run"], _run, _by_state(VERBS["run"], Verdict.RESCHEDULED))
 REQUEUE = Action(VERBS["requeue"], _requeue, foresee_requeue)
-PURGE = Action(VERBS["purge"], _purge, _by_state(VERBS["purge"], Verdict.PURGED))
+PURGE = Action(VERBS["purge"], _purge, foresee_purge)
 
 ACTIONS = {action.name: action for action in (CANCEL, RESCHEDULE, RUN, REQUEUE, PURGE)}
 

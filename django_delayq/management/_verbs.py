@@ -148,12 +148,12 @@ VERBS = {
             "row of another table), not found.",
             {
                 Verdict.PURGED: "{} purged",
-                Verdict.TOO_LATE: "{} not purged: live",
+                Verdict.TOO_LATE: "{} not purged: live, or locked by another transaction",
                 Verdict.REFERRED_TO: "{} not purged: rows of other tables refer to them",
                 **_NOT_FOUND,
             },
             {Verdict.PURGED: "{} would be purged"},
-            "live, referred to by other tables, or not found",
+            "live, locked, referred to by other tables, or not found",
             ("finished",),
         ),
     )

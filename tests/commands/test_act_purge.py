@@ -275,6 +275,21 @@ def test_a_purge_by_command_passes_over_them_and_says_so(refer: Callable[[int], 
     assert others
 
 
+def test_a_purge_by_id_foresees_which_messages_stay_and_names_the_key(refer: Callable[[int], object]) -> None:
+    first, *others = make_finished(2, days=40)
+    (live,) = schedule()
+    refer(first)
+    refer(live)
+    words = ["delayq_act", "purge", *map(str, (first, *others, live))]
+    dry = run(*words, "--dry-run", "--json")
+    ran = run(*words, "--yes", "--json")
+    assert ran.json["answers"] == {"purged": 1, "referred to": 1, "too late": 1}
+    assert (dry.json["answers"], dry.code) == (ran.json["answers"], ran.code)
+    assert left() == {first, live}
+    (line,) = [line for line in run(*words, "--yes").err.splitlines() if line.startswith("Passed over")]
+    assert f"such as {first}: rows of Tests: receipt.message_id refer to" in line
+
+
 def test_messages_that_are_purged_by_id_are_purged_without_those_that_rows_refer_to(
     refer: Callable[[int], object],
 ) -> None:

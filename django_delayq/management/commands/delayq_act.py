@@ -167,8 +167,14 @@ class _Work:
             self.verdicts[Verdict.PURGED] = purge.deletable(self._finished).count()
 
     def passed_over(self) -> list[str]:
-        """Say which messages a purge by selectors leaves, because rows of other tables refer to them."""
-        found = {} if self._finished is None else purge.referred_to(self._finished)
+        """Say which messages a purge leaves, because rows of other tables refer to them."""
+        parts = [] if self._finished is None else [self._finished]
+        if (self.done or self.verdicts)[Verdict.REFERRED_TO]:
+            finished = Message.objects.using(self.using).filter(state__in=sorted(self.verb.action.states))
+            parts = [finished.filter(pk__in=list(batch)) for batch in chunks(self.ids, MOVES_PER_TRANSACTION)]
+        found: dict[str, list[int]] = {}
+        for rows in parts:
+            found = purge.referred_to(rows) | found
         return [purge.passed_over(name, ids) for name, ids in found.items()]
 
     def act(self) -> None:
