@@ -406,10 +406,16 @@ def _apply(
     # As save() does: what was read from a replica is written to the database behind it.
     hints = {"instance": target} if isinstance(target, Message) else {}
     using = using or router.db_for_write(Message, **hints)
-    pk = find(using, topic, key, finished=action is REQUEUE) if target is None else id_of(target)
-    if pk is None:
-        return Answer(None, Verdict.NOT_FOUND)
-    return action.apply(using, [pk], times=times, reason=reason)[0]
+    if target is not None:
+        return action.apply(using, [id_of(target)], times=times, reason=reason)[0]
+    answer = Answer(None, Verdict.NOT_FOUND)
+    pk = find(using, topic, key, finished=action is REQUEUE)
+    while pk not in (None, answer.id):
+        answer = action.apply(using, [pk], times=times, reason=reason)[0]
+        # Its handler may have handed the key over meanwhile, and kept this call waiting until its transaction ended.
+        if answer.verdict in (Verdict.TOO_LATE, Verdict.REQUESTED) and held_keys.has_next(using, pk):
+            pk = find(using, topic, key, finished=action is REQUEUE)
+    return answer
 
 
 def _apply_to_queryset(

@@ -96,6 +96,11 @@ def next_of(using: str, own: int) -> Message | None:
     return _one(rows.filter(pk=message.next_id)) or message
 
 
+def has_next(using: str, own: int) -> bool:
+    """Tell whether the handler of a message has scheduled the next one under its key."""
+    return Message.objects.using(using).filter(pk=own, next_id__isnull=False).exists()
+
+
 def note_next(using: str, own: int, message_id: int) -> None:
     """Note that a message which somebody else has scheduled is the next one of ``own``, unless there is one already."""
     row = Message._base_manager.using(using).filter(pk=own, state__in=LIVE, next_id=None)

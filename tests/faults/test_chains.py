@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import redis
 
-from django_delayq import run_message, schedule_message
+from django_delayq import Verdict, cancel_message, reschedule_message, run_message, schedule_message
+from django_delayq.core.actors import handling
 from django_delayq.core.states import LIVE, State
 from django_delayq.models import Message
 from tests.app.models import Effect
 from tests.support.processes import Start
 from tests.support.record_of import wait_until
+from tests.support.steps import TOPIC, claimed, later, message, succeed
+from tests.support.together import Together
+from tests.support.transactions import unfinished, waits_for_a_lock
 from tests.support.workers import eventually
 
 TURNS = 12
@@ -70,3 +76,33 @@ def test_a_message_whose_retry_comes_after_the_later_steps_neither_doubles_nor_e
         "turn 3": 1,
         "turn 4": 1,
     }
+
+
+@pytest.mark.postgresql("another database lets nobody write meanwhile")
+@pytest.mark.parametrize("ends", [True, False], ids=["transactional", "running"])
+@pytest.mark.parametrize(
+    ("verb", "options", "verdict"),
+    [
+        (cancel_message, {}, Verdict.CANCELLED),
+        (reschedule_message, {"delay": "1h"}, Verdict.RESCHEDULED),
+        (run_message, {}, Verdict.RESCHEDULED),
+    ],
+)
+def test_a_key_that_is_handed_over_while_a_call_waits_means_the_next_message(
+    together: Together, verb: Callable[..., Any], options: dict[str, Any], verdict: Verdict, ends: bool
+) -> None:
+    first = claimed(key="k")
+
+    def handle() -> None:
+        with handling("default", TOPIC, "k", first.id):
+            later(key="k")
+        assert not ends or succeed(first.id)
+
+    def let_go() -> None:
+        eventually(waits_for_a_lock, "the call waits for the row of the first message")
+        go.set()
+
+    with unfinished(handle) as go:
+        answer, _gone = together(lambda: verb(topic=TOPIC, key="k", **options), let_go)
+    following = message(first.id).next_id
+    assert (answer.id, answer.verdict) == (following, verdict)
