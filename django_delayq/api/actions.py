@@ -128,6 +128,7 @@ def make_way(using: str, other: Message) -> bool:
         return False
     gone = transitions.expire(using, limit=1, actor=actors.current(), among=Q(pk=other.pk))
     for moved in gone:
+        publisher.remove_on_commit(using, moved.queue, [moved.id])
         signals.emit_on_commit(signals.message_expired, Message, **signals.message_arguments(moved, using))
     return bool(gone)
 

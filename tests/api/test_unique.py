@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import redis
 from django.db import connection, transaction
 
 from django_delayq import (
@@ -22,12 +23,14 @@ from django_delayq import (
     schedule_messages,
 )
 from django_delayq.api.actions import foresee_requeue
+from django_delayq.broker.keys import keys
 from django_delayq.core.actors import handling
 from django_delayq.core.states import FINAL, LIVE, State
 from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message
 from django_delayq.record.purge import finished, purge_ids
 from django_delayq.signals import message_expired
+from tests.support.in_redis import held
 from tests.support.receivers import heard
 from tests.support.statements import count_statements
 from tests.support.steps import (
@@ -545,6 +548,18 @@ def test_a_requeue_expires_a_message_with_its_key_that_can_start_no_more(
     assert [arguments["message_id"] for arguments in expired] == [stale]
 
 
+@committed
+@pytest.mark.usefixtures("puts_are_flushed")
+def test_redis_forgets_a_message_that_expires_to_free_its_key(redis_client: redis.Redis) -> None:
+    redis_client.hset(keys("delayq", "default").meta, "horizon", 2**46)
+    stale = due(key="k", expires="1h").pk
+    assert held(redis_client) == {stale}
+    Message._base_manager.filter(pk=stale).update(expires_at=ago(1))
+    fresh = due(key="k").pk
+    assert state(stale) == State.EXPIRED
+    assert held(redis_client) == {fresh}
+
+
 @pytest.mark.parametrize("in_the_way", ["waiting", "retry", "ended"])
 def test_a_requeue_is_refused_while_another_message_keeps_the_key(in_the_way: str) -> None:
     dead = bring(State.DEAD, key="k")
@@ -619,11 +634,11 @@ def test_messages_with_every_unique_in_a_race_never_have_two_that_were_not_begun
             seen.append(Message.objects.filter(key="k", state=State.SCHEDULED, deliveries=0).count())
             if number == 7:
                 cancel_message(row.pk)
-            for held in claim(row.pk):
+            for run in claim(row.pk):
                 if turn % 2:
-                    fail(held.id, held.deliveries)
+                    fail(run.id, run.deliveries)
                 else:
-                    succeed(held.id, held.deliveries)
+                    succeed(run.id, run.deliveries)
 
     answers = at_once(8, call)
     assert [row for row in answers if row is not None and not isinstance(row, KeyConflict)] == []
