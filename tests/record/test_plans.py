@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from django.db import DataError, connection, transaction
 
-from django_delayq import schedule_messages
+from django_delayq import schedule_message, schedule_messages
 from django_delayq.record import crashes, transitions
 from django_delayq.record.sql import statements
 from django_delayq.record.sql.postgresql_base import MOST_ROWS_KEPT
 from django_delayq.record.sql.rows import LeaseRenewal
 from django_delayq.record.sql.sessions import known_session
+from tests.support.limits import Declare, admit_rows
 from tests.support.steps import TOPIC, claim, due, fail, succeed
 
 pytestmark = pytest.mark.django_db
@@ -63,6 +64,18 @@ def test_claims_and_their_ends_are_not_planned_each_time(words: str, batch: int)
         for row in claim(*(due().pk for _ in range(batch))):
             assert fail(row.id, dead=True) if number % 2 else succeed(row.id)
     assert kept(words) > before
+
+
+@pytest.mark.postgresql
+def test_claims_within_limits_are_never_planned_anew(declare: Declare) -> None:
+    declare("l.one", limit=2)
+    for _ in range(ROUNDS):
+        (row,) = admit_rows(schedule_message("l.one"))
+        assert succeed(row.id)
+    with connection.cursor() as cursor:
+        # What looks at places and rates, and what takes them.
+        cursor.execute("SELECT custom_plans FROM pg_prepared_statements WHERE strpos(statement, 'delayq_rate') > 0")
+        assert cursor.fetchall() == [(0,), (0,)]
 
 
 @pytest.mark.postgresql
