@@ -228,7 +228,7 @@ class ActionPages(ReadOnly):
             request,
             question.action.name,
             frozen.to_json(),
-            form.arguments(),
+            form.arguments(transitions.now(self.using)),
             described=describe(scope),
             reason=form.cleaned_data["reason"],
             nonce=question.nonce,
@@ -250,7 +250,7 @@ class ActionPages(ReadOnly):
             ):
                 self._lock(scope)
                 frozen, left = self._frozen(request, question)
-                work = WORKS[action.name](frozen.to_json(), form.arguments())
+                work = WORKS[action.name](frozen.to_json(), form.arguments(transitions.now(self.using)))
                 assert isinstance(work, BulkAction)
                 counts = work.at_once(self.using, reason) + Counter(left)
                 one = scope.ids[0] if len(scope.ids) == 1 else None

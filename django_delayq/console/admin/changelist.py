@@ -81,8 +81,8 @@ class MessageList(ChangeList):
         self.result_list = _rows(rows, ids[: self.list_per_page])
         limited = lines.waits_for(rows.db, self.result_list, now)
         for message in self.result_list:
-            # The list shows it.
-            message.waits_for = limited.get(message.pk)
+            # The list shows them.
+            message.waits_for, message.read_at = limited.get(message.pk), now
         self.result_count = self._count(found, offset, len(ids))
         self.paginator = Paginator(range(self.result_count), self.list_per_page)
         self.multi_page = self.result_count > self.list_per_page

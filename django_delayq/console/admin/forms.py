@@ -108,8 +108,8 @@ class ReasonForm(forms.Form):
             raise forms.ValidationError(gettext("This is not %(text)s.") % {"text": self.expected})
         return typed
 
-    def arguments(self) -> dict[str, Any]:
-        """Return the arguments of the action as an operation keeps them; times are absolute."""
+    def arguments(self, now: datetime) -> dict[str, Any]:
+        """Return the arguments of the action as an operation keeps them; times are absolute, and count from ``now``."""
         return {}
 
 
@@ -134,7 +134,7 @@ class SpreadForm(ReasonForm):
         elif self.number > 1000:
             self.fields["spread"].initial = f"{self.number // 1000}m"
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self, now: datetime) -> dict[str, Any]:
         spread = self.cleaned_data.get("spread")
         return {"spread": spread.total_seconds()} if spread else {}
 
@@ -177,8 +177,8 @@ class RequeueForm(SpreadForm):
         text = ngettext("%(count)s at once", "all %(count)s at once", self.number)
         return text % {"count": f"{self.number:,}"}
 
-    def arguments(self) -> dict[str, Any]:
-        return {**super().arguments(), **({"now": True} if self.cleaned_data.get("when") == "now" else {})}
+    def arguments(self, now: datetime) -> dict[str, Any]:
+        return {**super().arguments(now), **({"now": True} if self.cleaned_data.get("when") == "now" else {})}
 
 
 class RescheduleForm(SpreadForm):
@@ -210,9 +210,9 @@ class RescheduleForm(SpreadForm):
             raise forms.ValidationError(_("Give exactly one of the three: a new due time, a delay, or how much later."))
         return cleaned
 
-    def arguments(self) -> dict[str, Any]:
-        given = super().arguments()
+    def arguments(self, now: datetime) -> dict[str, Any]:
+        given = super().arguments(now)
         if self.cleaned_data["shift"] is not None:
             return {**given, "shift": self.cleaned_data["shift"].total_seconds()}
-        due = self.cleaned_data["due"] or timezone.now() + self.cleaned_data["delay"]
+        due = self.cleaned_data["due"] or now + self.cleaned_data["delay"]
         return {**given, "due": due.isoformat()}

@@ -8,7 +8,6 @@ from django.contrib import admin
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.views.main import ChangeList
 from django.http import HttpRequest, HttpResponse
-from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext
@@ -86,7 +85,7 @@ class MessageAdmin(ExportView, MessagePage):
             message.due_at.isoformat(),
             explanation.universal(message.due_at),
             explanation.moment(message.due_at, "seconds"),
-            explanation.timing(message, timezone.now(), getattr(message, "waits_for", None)),
+            explanation.timing(message, vars(message)["read_at"], getattr(message, "waits_for", None)),
         )
 
     @admin.display(description=_("attempts"))

@@ -178,7 +178,7 @@ class QueueAdmin(Page):
                 request,
                 "run",
                 Scope(ids=tuple(ids)).to_json(),
-                {**form.arguments(), "resume": name},
+                {**form.arguments(transitions.now(self.using)), "resume": name},
                 described=_("the due messages of queue %(queue)s") % {"queue": name},
                 reason=form.cleaned_data["reason"],
                 audited=("resume", name),
@@ -211,7 +211,7 @@ class QueueAdmin(Page):
             "form": form,
             "action": view,
             "waiting": waiting,
-            "pause": None if pause is None else [*describe(pause, timezone.now()), pause.reason],
+            "pause": None if pause is None else [*describe(pause, transitions.now(self.using)), pause.reason],
             "url": self.url(Queue, view, name),
             "back": self.url(Queue),
         }

@@ -9,7 +9,6 @@ from typing import Any
 from django.contrib import admin
 from django.contrib.admin.utils import quote
 from django.http import HttpRequest, HttpResponse
-from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -17,6 +16,7 @@ from ...inspector import worker_list
 from ...inspector.worker_list import RunningMessage
 from ...models import Message, Worker
 from ...models.workers import WorkerList, WorkerState, state_of
+from ...record import transitions
 from . import banners, page_data, panels
 from .explanation import moment, span
 from .page import Page, navigation
@@ -92,4 +92,4 @@ class WorkerAdmin(Page):
 
     @admin.display(description=gettext_lazy("state"))
     def state(self, worker: Worker) -> str:
-        return str(LABELS[state_of(worker, timezone.now())])
+        return str(LABELS[state_of(worker, transitions.now(self.using))])

@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 from django.db.models import F, OuterRef, Q, QuerySet, Subquery
 from django.db.models.functions import Coalesce
 from django.db.models.lookups import LessThanOrEqual
-from django.utils import timezone
 
 from ...api import actions, pausing, targets
 from ...api.actions import Action
@@ -79,7 +78,8 @@ class Scope:
         """Return a condition for the messages: for none, if the search cannot be read any more."""
         if self.search is None:
             return Q(pk__in=self.ids)
-        return language.parse(self.search, now=timezone.now()).condition() & Q(pk__lte=self.upto)
+        assert self.at is not None
+        return language.parse(self.search, now=self.at).condition() & Q(pk__lte=self.upto)
 
     def frozen(self, rows: QuerySet[Message], action: Action) -> Scope:
         """Return the scope of those messages that the action changes and that have not changed since the question.
