@@ -9,11 +9,12 @@ from inspect import iscoroutinefunction
 from typing import Any
 
 from asgiref.sync import sync_to_async
+from django.db import InterfaceError, OperationalError
 from django.utils import timezone
 
 from ...core.outcomes import GiveUp, Outcome, Release, Retry, class_path
 from ...project import validation
-from ...project.answers import Reject
+from ...project.answers import Reject, RetryLater
 from .compat import (
     AnyResult,
     AnyTask,
@@ -27,6 +28,9 @@ from .compat import (
 from .errors import TaskCancelled
 
 logger = logging.getLogger("django_delayq")
+
+# A task that the database keeps from beginning is delivered again after this time. Seconds.
+AGAIN_AFTER = 5.0
 
 
 def handler_of(task: AnyTask) -> Callable[[Any], Any]:
@@ -68,7 +72,11 @@ class Run:
         """Tell the receivers that the task starts, and return the arguments of its function."""
         from .results import of_delivery
 
-        result = of_delivery(self.task, self.delivery)
+        try:
+            result = of_delivery(self.task, self.delivery)
+        except (InterfaceError, OperationalError) as error:
+            # The task has not begun: that the database is away must not end one that is to run once.
+            raise RetryLater(AGAIN_AFTER, f"the log of the task could not be read: {error}", counts=False) from error
         if result is None:
             raise Reject("the payload of a task is a dict of args, a list, and kwargs, a dict")
         self.delivery.on_end = partial(self.end, result)

@@ -23,6 +23,7 @@ from django_delayq import (
     requeue_message,
     reschedule_message,
     schedule_message,
+    signals,
 )
 from django_delayq.contrib.tasks.compat import (
     AnyResult,
@@ -129,6 +130,23 @@ def test_a_task_that_waits_for_another_attempt_is_ready() -> None:
     result = done(tasks.affect, "fail")
     assert (result.status, result.is_finished, len(result.errors)) == (TaskResultStatus.READY, False, 1)
     assert not Effect.objects.exists()
+
+
+@pytest.mark.postgresql("the database of the tests on SQLite has no connection to lose")
+def test_a_task_that_loses_its_connection_before_it_begins_is_not_failed_by_that() -> None:
+    def lose_connection(**facts: Any) -> None:
+        Message.objects.exists()
+        connection.connection.close()
+
+    result = tasks.add.enqueue(1)
+    with receiving(lose_connection, signals.message_delivered):
+        deliver()
+    message = message_of(result)
+    assert (message.state, message.attempts) == (State.SCHEDULED, 0)
+    reschedule_message(message.pk, delay=0)
+    deliver()
+    result.refresh()
+    assert result.status == TaskResultStatus.SUCCESSFUL
 
 
 @pytest.mark.parametrize(
