@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import redis
 from redis.exceptions import NoScriptError
 
+from ..core import limits
 from ..core.chunks import chunks
 from ..core.clock import SECOND
 from ..core.known_record import record_clock
@@ -199,6 +200,8 @@ class RedisSource(Broker):
         fields: Any = self.client.hgetall(self.keys("").asides)
         for place, number in fields.items():
             queue, _, name = place.decode(errors="replace").partition(":")
+            # Raises ``ValueError`` for a name that is not ours.
+            limits.parts(name)
             found.setdefault(queue, {})[name] = int(number)
         return found
 

@@ -85,7 +85,7 @@ def of_another_type(name: str) -> Write:
 
 
 RUBBISH: dict[str, Write] = {
-    **{f"a {name} of another type": of_another_type(name) for name in ("delayed", "ready", "meta", "queues")},
+    **{f"a {name} of another type": of_another_type(name) for name in ("delayed", "ready", "meta", "queues", "asides")},
     "a member that is no id": lambda client: client.zadd(KEYS.ready, {"x": 0}),
     "a member that is too large": lambda client: client.zadd(KEYS.ready, {"9" * 20: 0}),
     "a member below zero": lambda client: client.zadd(KEYS.ready, {"-3": 0}),
@@ -97,6 +97,9 @@ RUBBISH: dict[str, Write] = {
     "a queue with an endless name": lambda client: client.zadd(KEYS.queues, {"x" * 5000: 0}),
     "a queue that is no name": lambda client: client.zadd(KEYS.queues, {b"\xff\xfe": 0}),
     "a horizon that is no number": lambda client: client.hset(KEYS.meta, "horizon", "abc"),
+    "a siding without a reason": lambda client: client.hset(KEYS.asides, QUEUE, 3),
+    "a siding for another reason": lambda client: client.hset(KEYS.asides, f"{QUEUE}:lost", 3),
+    "a siding with a number that is none": lambda client: client.hset(KEYS.asides, f"{QUEUE}:queue {QUEUE}", "abc"),
     "a tick at its end": lambda client: client.hset(KEYS.meta, "tick", 2**63 - 1),
 }
 
