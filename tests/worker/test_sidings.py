@@ -77,6 +77,20 @@ def test_an_id_whose_topic_is_unknown_stands_aside_and_costs_nothing_more(
     assert held(parts) == taken == [mine.pk]
 
 
+def test_a_siding_that_redis_has_lost_is_looked_into_once(parts: Parts, broker: RedisBroker) -> None:
+    """Redis may evict a key by itself."""
+    schedule_message(NEW)
+    turn(parts)
+    broker.client.delete(f"{broker.keys(DB).aside}:{HANDLER}{NEW}")
+    hear_of_it()
+
+    def is_forgotten() -> bool:
+        turn(parts)
+        return broker.asides() == {}
+
+    eventually(is_forgotten, "nothing stands aside")
+
+
 def test_a_wake_up_goes_on_until_it_finds_the_worker_that_can_use_it(
     assembled: Assemble, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,9 +45,10 @@ if any_aside == 1 then
     if #ids > 0 then
       redis.call("ZREM", siding(aside, name), unpack(ids))
       redis.call("HDEL", aside, unpack(ids))
-      count_aside(aside, asides, queue, name)
       redis.call("ZADD", ready, unpack(places))
     end
+    -- Also of a set that was lost alone: nobody looks for it again.
+    count_aside(aside, asides, queue, name)
   end
 end
 local answer = {#due / 2, 0, "", "", any_aside}
