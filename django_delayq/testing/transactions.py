@@ -155,6 +155,11 @@ class _Blocks(list[Any]):
         connection.savepoint_commit(mark)
         return result
 
+    def close(self) -> None:
+        """Take the place of ``close``, which would end the transaction of the test."""
+        if not self._is_outside:
+            transaction.set_rollback(True, using=self._connection.alias)
+
     @property
     def _is_outside(self) -> bool:
         return len(self) == self._depth
@@ -177,13 +182,15 @@ def as_without_transaction() -> Iterator[None]:
 @contextmanager
 def _outside_of_blocks(connection: BaseDatabaseWrapper) -> Iterator[None]:
     blocks = connection.savepoint_ids = _Blocks(connection)
-    vars(connection)["validate_no_broken_transaction"] = blocks.validate
+    in_place = {"validate_no_broken_transaction": blocks.validate, "close": blocks.close}
+    vars(connection).update(in_place)
     connection.execute_wrappers.append(blocks.execute)
     try:
         yield
     finally:
         connection.execute_wrappers.remove(blocks.execute)
-        del vars(connection)["validate_no_broken_transaction"]
+        for name in in_place:
+            del vars(connection)[name]
         connection.savepoint_ids = [*connection.savepoint_ids]
 
 

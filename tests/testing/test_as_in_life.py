@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.db import IntegrityError, transaction
+from django.db import IntegrityError, connections, transaction
 from django.test import TestCase
 
 from django_delayq import handler, schedule_message, signals
@@ -84,6 +84,29 @@ def test_a_block_that_asks_for_no_savepoint_is_undone_by_an_error(deliver: Any) 
 
     assert deliver(handle).outcome == "consumed"
     assert (Effect.objects.get().message_id, called) == (1, [])
+
+
+def leave_and_close() -> None:
+    Effect.objects.create(message_id=1, delivery=1)
+    connections.close_all()
+
+
+@either_database
+@pytest.mark.parametrize(
+    ("handle", "transactional", "outcome", "effects"),
+    [
+        (leave_and_close, False, "consumed", 1),
+        # A transaction whose connection is closed is rolled back.
+        (transaction.atomic(leave_and_close), False, "consumed", 0),
+        (leave_and_close, True, "retried", 0),
+    ],
+    ids=["outside of a transaction", "in a block", "transactional"],
+)
+def test_a_handler_that_closes_its_connections_closes_none_of_the_test(
+    deliver: Any, handle: Callable[[], None], outcome: str, effects: int, *, transactional: bool
+) -> None:
+    assert deliver(handle, transactional=transactional).outcome == outcome
+    assert Effect.objects.count() == effects
 
 
 @either_database
