@@ -8,10 +8,10 @@ from datetime import datetime, timedelta
 from .limited import LOCKS, LONGEST_PAUSE, Candidate, Count, PortableLimits, TakenPlace, stripes
 from .postgresql_base import IS_RUNNING, IS_SCHEDULED, LOOKS_LIKE_FEW, MAY_CLAIM, PostgreSQLSession, array, texts
 
-# The locks are taken in the order of the array. The statement after this one sees what others have committed. The server
-# would plan the statements of each claim anew, for a third of their time: with the lengths of its arrays each plan looks
-# cheaper than the one that is kept. A plan that is kept must not read whole tables, which grow;
-# and where nothing but that is left, it would look dear enough to be compiled, for seconds.
+# The locks are taken in the order of the array. The statement after this one sees what others have committed.
+# The server would plan the statements of each claim anew, for a third of their time: with the lengths of its arrays a
+# plan looks cheaper than the one that is kept. A plan that is kept must not read whole tables, which grow; and where
+# nothing but that is left, it would look dear enough to be compiled, for seconds.
 LOCK = f"""
 SELECT set_config('idle_in_transaction_session_timeout', '{LONGEST_PAUSE}', true),
        set_config('plan_cache_mode', 'force_generic_plan', true),
