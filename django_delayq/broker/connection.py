@@ -5,12 +5,13 @@ waiting that long, and a worker can take messages from the database meanwhile.
 
 It also turns what Redis says, or does not say, into the exceptions of a broker.
 
-This is the only module that uses private attributes of redis-py, in ``_with_timeouts`` and ``socket_of``.
+This is the only module that uses a private attribute of redis-py, in ``socket_of``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import re
 import socket
@@ -134,15 +135,11 @@ def _with_timeouts(theirs: Sentinel, options: dict[str, Any]) -> Sentinel:
     """Copy a Sentinel client, with our own timeouts: when a whole site is away, so are the sentinels."""
     # Unlike a connection, a client no longer takes retry_on_timeout.
     ours = {name: value for name, value in options.items() if name != "retry_on_timeout"}
+    copied = copy.copy(theirs)
+    copied.sentinel_kwargs = {**theirs.sentinel_kwargs, **ours}
     addresses = [sentinel.connection_pool.connection_kwargs for sentinel in theirs.sentinels]
-    return Sentinel(
-        [(address["host"], address["port"]) for address in addresses],
-        min_other_sentinels=theirs.min_other_sentinels,
-        sentinel_kwargs={**theirs.sentinel_kwargs, **ours},
-        # A Sentinel does not show this option in public.
-        force_master_ip=getattr(theirs, "_force_master_ip", None),
-        **theirs.connection_kwargs,
-    )
+    copied.sentinels = [redis.Redis(a["host"], a["port"], **copied.sentinel_kwargs) for a in addresses]
+    return copied
 
 
 # --- connections that are kept ----------------------------------------------------------------------------------------

@@ -10,13 +10,12 @@ import pytest
 import redis
 from asgiref.sync import SyncToAsync
 from django.db import connection, transaction
-from redis.sentinel import Sentinel
 
 from tests.support.workers import ROOT
 
 from .sources import TREES, name_of
 
-LISTED = {"_sock", "_force_master_ip"}
+LISTED = {"_sock"}
 # Names of Django's connections and querysets that its documentation does not have, of its models, and of asgiref, that
 # do not look private.
 OF_CONNECTIONS = {"run_on_commit", "savepoint_ids", "commit_on_exit", "needs_rollback", "errors_occurred"} | {
@@ -89,7 +88,6 @@ def test_the_list_names_them_all_and_the_files_that_use_them() -> None:
 
 
 def test_the_installed_redis_py_has_them() -> None:
-    assert "_force_master_ip" in vars(Sentinel([], force_master_ip="10.0.0.1"))
     assert "_sock" in vars(redis.Connection())
 
 
