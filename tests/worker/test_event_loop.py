@@ -7,7 +7,7 @@ import contextvars
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from queue import Queue
 from typing import Any
@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 from asgiref.sync import SyncToAsync, sync_to_async
 from django.conf import settings
-from django.db import connection, connections
+from django.db import DatabaseError, connection, connections
 from django.utils import translation
 
-from django_delayq import MessageCancelled, Reject, cancel_message, handler, schedule_message, signals
+from django_delayq import MessageCancelled, Reject, cancel_message, handler, schedule_message, signals, worker_started
 from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.project import registry
+from django_delayq.project import process_start, registry
 from django_delayq.project.registry import Delivered
 from django_delayq.worker.parts.delivery import Delivery
 from django_delayq.worker.processes.assembly import Parts
@@ -574,6 +574,41 @@ def test_a_delivery_ends_only_when_its_sync_calls_have_ended(parts: Parts, submi
     release.set()
     finish(parts)
     assert (state(one), queued) == (State.DEAD, [])
+
+
+def test_a_task_of_a_function_with_worker_started_gets_a_new_connection(
+    assembled: Assemble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_start, "_functions", {})
+    threads: list[str] = []
+    counted = threading.Event()
+
+    def lose_connection() -> None:
+        Effect.objects.count()
+        threads.append(threading.current_thread().name)
+        connections[DB].connection.close()
+
+    async def count() -> None:
+        await sync_to_async(lose_connection)()
+        while not counted.is_set():
+            with suppress(DatabaseError):
+                await Effect.objects.acount()
+                counted.set()
+
+    @worker_started
+    async def begin() -> AsyncIterator[None]:
+        task = asyncio.create_task(count())
+        yield
+        task.cancel()
+
+    parts = assembled(2, tasks=50)
+    parts.pool.start()
+    try:
+        assert counted.wait(60)
+        assert threads == ["delayq-sync-2"]
+    finally:
+        parts.pool.stop()
+    loop_of(parts).thread.join(60)
 
 
 def test_a_receiver_of_a_signal_may_use_the_database(run: Run) -> None:

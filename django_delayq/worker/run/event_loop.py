@@ -144,6 +144,7 @@ class EventLoop(Lane):
         assert self._loop is not None
         assert self._sync_calls is not None
         with actors.acting_as(self._actor):
+            self._sync_calls.enter()
             self._context = contextvars.copy_context()
             asyncio.set_event_loop(self._loop)
             around = process_start.on_loop()
@@ -200,13 +201,13 @@ class EventLoop(Lane):
     async def _run(self, delivery: Delivery) -> None:
         assert self._sync_calls is not None
         try:
-            calls = self._sync_calls.enter(delivery)
+            caller = self._sync_calls.enter_delivery(delivery)
             if signals.message_delivered.receivers:
                 # A receiver is sync, and may use the database.
                 await sync_to_async(report_delivered)(delivery)
             else:
                 report_delivered(delivery)
-            self._note_outcome(delivery, await execute_on_loop(delivery, calls.ended), self._actor)
+            self._note_outcome(delivery, await execute_on_loop(delivery, caller.ended), self._actor)
         except BaseException as error:  # noqa: BLE001
             self._note_failure(delivery, error, self._actor)
 

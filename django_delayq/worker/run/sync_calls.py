@@ -2,7 +2,8 @@
 
 asgiref would run the thread-sensitive calls of all handlers in one thread, so that one slow query held up all of them.
 Here there are several threads, each with its own database connections. All thread-sensitive calls of one delivery run
-in the same thread, one after another, and a delivery ends only when they have ended.
+in the same thread, one after another, and a delivery ends only when they have ended. Those of functions with
+``@worker_started`` and of the tasks that they start, which may go on for ever, have one more thread.
 """
 
 from __future__ import annotations
@@ -32,15 +33,18 @@ MOST_OTHER_THREADS = 32
 Call = tuple[Future[Any], Callable[[], Any], str]
 
 
-class DeliverysCalls:
-    """The thread of one delivery, and its calls that have not ended. Used by the loop's thread."""
+class Caller:
+    """The thread of one delivery, or of the functions with ``@worker_started``, and the calls that have not ended.
 
-    __slots__ = ("__weakref__", "pending", "thread", "topic")
+    Used by the loop's thread.
+    """
 
-    def __init__(self, delivery: Delivery) -> None:
-        self.topic = delivery.topic
-        # Chosen with the first call.
-        self.thread: _Thread | None = None
+    __slots__ = ("__weakref__", "name", "pending", "thread")
+
+    def __init__(self, name: str, thread: _Thread | None = None) -> None:
+        self.name = name
+        # That of a delivery is chosen with its first call.
+        self.thread = thread
         self.pending: set[Future[Any]] = set()
 
     async def ended(self) -> None:
@@ -54,8 +58,8 @@ class DeliverysCalls:
             self.thread.callers.discard(self)
 
 
-_calls: contextvars.ContextVar[DeliverysCalls | None] = contextvars.ContextVar("django_delayq_calls", default=None)
-# The topics whose handlers left a connection dirty, which was logged.
+_caller: contextvars.ContextVar[Caller] = contextvars.ContextVar("django_delayq_caller")
+# The callers that left a connection dirty, which was logged.
 _dirtying: set[str] = set()
 
 
@@ -68,7 +72,7 @@ class _Thread:
 
     def __init__(self, name: str) -> None:
         self.load = 0
-        self.callers: WeakSet[DeliverysCalls] = WeakSet()
+        self.callers: WeakSet[Caller] = WeakSet()
         self._name = name
         self._queue: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -100,7 +104,7 @@ class _Thread:
             if not self.callers:
                 connections.close_all()
 
-    def _make(self, future: Future[Any], call: Callable[[], Any], topic: str) -> None:
+    def _make(self, future: Future[Any], call: Callable[[], Any], caller: str) -> None:
         if not future.set_running_or_notify_cancel():
             return
         connections.before_task()
@@ -111,13 +115,13 @@ class _Thread:
         except BaseException as raised:  # noqa: BLE001
             error = raised
         # Before the handler goes on: other handlers use this connection too.
-        if connections.after_task() and topic not in _dirtying:
-            _dirtying.add(topic)
+        if connections.after_task() and caller not in _dirtying:
+            _dirtying.add(caller)
             logger.warning(
-                "The handler of topic %s left a database connection in a transaction, or with a changed session, when "
+                "%s left a database connection in a transaction, or with a changed session, when "
                 "a sync call had returned; that connection is closed. Do in one call what belongs together, or make "
                 "the handler transactional",
-                topic,
+                caller,
             )
         if error is None:
             future.set_result(returned)
@@ -133,27 +137,23 @@ class _SensitiveExecutor(Executor):
     def __init__(self, loop: asyncio.AbstractEventLoop, threads: int) -> None:
         self._loop = loop
         self.threads = [_Thread(name=f"delayq-sync-{number}") for number in range(threads)]
+        self.started = _Thread(name=f"delayq-sync-{threads}")
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        calls = _calls.get()
-        thread = None if calls is None else calls.thread
-        if thread is None:
-            thread = min(self.threads, key=lambda one: one.load)
+        caller = _caller.get()
+        thread = caller.thread = caller.thread or min(self.threads, key=lambda one: one.load)
         future: Future[Any] = Future()
         thread.load += 1
-        if calls is not None:
-            calls.thread = thread
-            calls.pending.add(future)
-            thread.callers.add(calls)
-        future.add_done_callback(partial(self._end, thread, calls))
-        thread.put((future, partial(fn, *args, **kwargs), "" if calls is None else calls.topic))
+        thread.callers.add(caller)
+        caller.pending.add(future)
+        future.add_done_callback(partial(self._end, thread, caller))
+        thread.put((future, partial(fn, *args, **kwargs), caller.name))
         return future
 
-    def _end(self, thread: _Thread, calls: DeliverysCalls | None, future: Future[Any]) -> None:
+    def _end(self, thread: _Thread, caller: Caller, future: Future[Any]) -> None:
         def end() -> None:
             thread.load -= 1
-            if calls is not None:
-                calls.pending.discard(future)
+            caller.pending.discard(future)
 
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(end)
@@ -187,18 +187,24 @@ class SyncCalls:
         if executors is not None:
             executors[self._context] = self._sensitive
 
-    def enter(self, delivery: Delivery) -> DeliverysCalls:
-        """Have the sync calls in this context, which is that of a delivery's task, made by these threads."""
-        calls = DeliverysCalls(delivery)
-        _calls.set(calls)
+    def enter(self) -> None:
+        """Have the sync calls in this context, which is that of the loop, made by these threads."""
+        _caller.set(Caller("A function with @worker_started", self._sensitive.started))
         if self._has_executors:
             SyncToAsync.thread_sensitive_context.set(self._context)
-        return calls
+
+    @staticmethod
+    def enter_delivery(delivery: Delivery) -> Caller:
+        """Have the sync calls in this context, which is that of a delivery's task, made by a thread of the delivery."""
+        caller = Caller(f"The handler of topic {delivery.topic}")
+        _caller.set(caller)
+        return caller
 
     def stop(self) -> None:
         """End the threads, each after its call."""
-        for thread in self._sensitive.threads:
+        threads = (*self._sensitive.threads, self._sensitive.started)
+        for thread in threads:
             thread.stop()
         self._other.shutdown(wait=False, cancel_futures=True)
-        for thread in self._sensitive.threads:
+        for thread in threads:
             thread.join(1.0)
