@@ -84,7 +84,7 @@ def leave_nonsense() -> None:
 
 
 @task
-@options(timeout="50ms")
+@options(timeout="0.5s")
 async def outlast() -> None:
     await asyncio.Event().wait()
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -49,6 +50,7 @@ from tests.app.models import Effect
 from tests.support.assembled import deliver
 from tests.support.receivers import heard, receiving
 from tests.support.record_of import log_of, path_of
+from tests.support.transactions import lock_table, unfinished
 from tests.support.workers import ROOT
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -297,6 +299,26 @@ def test_receivers_of_an_end_find_the_error_as_the_framework_promises() -> None:
 def test_an_async_task_past_its_timeout_has_failed(signalled: list[str]) -> None:
     result = done(tasks.outlast)
     assert result.errors[0].exception_class is HandlerTimeout
+    assert signalled[1:] == ["started RUNNING", "finished FAILED"]
+
+
+@pytest.mark.postgresql("locks a table")
+def test_the_end_of_an_async_task_that_still_begins_at_its_timeout_is_told(signalled: list[str]) -> None:
+    with ExitStack() as stack:
+
+        class LocksTheLog(Middleware):
+            @contextmanager
+            def handling(self, message: Any) -> Iterator[None]:
+                ended = stack.enter_context(unfinished(partial(lock_table, "delayq_log")))
+                try:
+                    yield
+                finally:
+                    ended.set()
+
+        middleware.install(locks := LocksTheLog())
+        stack.callback(middleware.remove, locks)
+        result = done(tasks.outlast)
+    assert result.status == TaskResultStatus.FAILED
     assert signalled[1:] == ["started RUNNING", "finished FAILED"]
 
 
