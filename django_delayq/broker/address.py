@@ -12,6 +12,8 @@ from importlib.util import find_spec
 from typing import Any
 from urllib.parse import urlsplit
 
+from django.core.cache import InvalidCacheBackendError
+
 from ..project.conf import Settings, forget_on_change
 
 # What redis-py is known to take: a host, perhaps with a user, a port and the number of a database.
@@ -53,12 +55,20 @@ def _asked(place: str) -> str:
         str(connection.host).encode("idna")
     except UnicodeError:
         return "The name of the host is impossible: each of its parts has 1 to 63 characters."
+    except InvalidCacheBackendError:
+        return f"CACHES has no alias {place!r} with a cache that can be imported."
+    except NotImplementedError:
+        return (
+            f"The cache alias {place!r} is none of django-redis with one Redis behind it: its BACKEND is "
+            "django_redis.cache.RedisCache, and no ShardClient."
+        )
     except Exception as error:  # noqa: BLE001
         unknown = re.search(r"unexpected keyword argument ('\w+')", str(error))
         if unknown:
             return f"redis-py has no option {unknown[1]} for a connection."
-        text = (str(error).strip().splitlines() or [""])[0][:200]
-        return f"redis-py refuses it: {type(error).__name__}: {text}."
+        text = (str(error).strip().splitlines() or [""])[0][:200].rstrip(".")
+        who = "redis-py" if "://" in place else "django-redis"
+        return f"{who} refuses it: {type(error).__name__}: {text}."
     return ""
 
 

@@ -53,6 +53,26 @@ def test_every_call_raises_before_anything_is_written(settings: Any) -> None:
     assert [message.state for message in Message.objects.all()] == [State.SCHEDULED]
 
 
+@pytest.mark.parametrize(
+    ("cache", "client", "told"),
+    [
+        ("django.core.cache.backends.redis.RedisCache", "", "The cache alias 'r' is none of django-redis with one Redis"),
+        ("django_redis.cache.RedisCache", "Shard", "The cache alias 'r' is none of django-redis with one Redis"),
+        ("django_redis.cache.RedisCache", "Sentinel", "django-redis refuses it: "),
+        ("", "", "CACHES has no alias 'r'"),
+    ],
+)
+def test_an_alias_that_is_no_cache_of_django_redis_is_told(settings: Any, cache: str, client: str, told: str) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": "r"}
+    options = {"OPTIONS": {"CLIENT_CLASS": f"django_redis.client.{client}Client"}} if client else {}
+    made = {"r": {"BACKEND": cache, "LOCATION": "redis://localhost:6379/0", **options}} if cache else {}
+    settings.CACHES = {**settings.CACHES, **made}
+    ran = run("delayq_stats")
+    assert ran.code == 78
+    assert ran.err.startswith(f"DELAYQ['REDIS'] is impossible. {told}")
+    assert "redis-py" not in ran.err
+
+
 def test_a_package_that_is_missing_is_named(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "REDIS": "redis://localhost:6379/0"}
     monkeypatch.setitem(sys.modules, "redis", None)
