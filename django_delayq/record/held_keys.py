@@ -11,7 +11,7 @@ from datetime import timedelta
 from django.db.models import Q, QuerySet
 
 from ..core.chunks import chunks
-from ..core.states import FINAL, LIVE
+from ..core.states import FINAL, LIVE, State
 from ..models import Message
 from ..models.messages import HOLDS_KEY, WAITS_AGAIN
 from .sql import statements
@@ -19,6 +19,9 @@ from .sql.moves import locked, writing
 
 # Rows that one statement looks for at most.
 ROWS_TOGETHER = 1000
+
+# A message that is cancelled, or will be unless its handler succeeds.
+CANCELLED = Q(cancel_requested=True) | Q(state=State.CANCELLED)
 
 # A topic and a key.
 Key = tuple[str, str]
@@ -87,11 +90,12 @@ def free_key(using: str, holder: Message) -> bool:
 def next_of(using: str, own: int) -> Message | None:
     """Return the next message of ``own``; None when its handler has scheduled none.
 
-    If that message has been purged, ``own`` stands for it: its step was made, and must not be made again.
+    If that message has been purged, ``own`` stands for it: its step was made, and must not be made again. So it does
+    when somebody has cancelled ``own``: then there is to be none.
     """
     rows = Message.objects.using(using)
     message = _one(rows.filter(pk=own))
-    if message is None or message.next_id is None:
+    if message is None or (message.next_id is None and not rows.filter(CANCELLED, pk=own).exists()):
         return None
     return _one(rows.filter(pk=message.next_id)) or message
 

@@ -27,7 +27,7 @@ from ..core.verdicts import DONE, Verdict
 from ..models import Message, Transition
 from ..models.messages import Identity
 from ..project.validation import FARTHEST
-from .held_keys import free_key, in_the_way
+from .held_keys import CANCELLED, free_key, in_the_way
 from .sql import statements
 from .sql.moves import Decide, Decision, move, moved, writing
 from .sql.rows import Claimed, Failure, Inserted, Moved, NewMessage, Success, Ticket
@@ -129,15 +129,15 @@ def insert(using: str, new: NewMessage, actor: str) -> Inserted | None:
 def _insert_next(using: str, new: NewMessage, own: int, actor: str) -> Inserted | None:
     """Write the next message of ``own``, whose handler schedules it under its own key, and hand the key over to it.
 
-    Both or neither: return None, and leave ``own`` as it is, when that has its next message already, or when a third
-    message holds the key.
+    Both or neither: return None, and leave ``own`` as it is, when that has its next message already, when somebody has
+    cancelled it, which ends the chain, or when a third message holds the key.
     """
     with writing(using):
         row = Message._base_manager.using(using).filter(pk=own)
         # It gives the key up before the next one takes it, in one transaction, so that nobody else gets it in between.
         # The lock on the row makes deliveries of one message take turns.
-        gave_up = row.filter(state__in=LIVE, next_id=None).update(next_id=own)
-        if not gave_up and row.filter(next_id__isnull=False).exists():
+        gave_up = row.filter(state__in=LIVE, next_id=None, cancel_requested=False).update(next_id=own)
+        if not gave_up and row.filter(Q(next_id__isnull=False) | CANCELLED).exists():
             return None
         inserted = statements(using).insert(new, actor)
         if inserted is None:

@@ -456,6 +456,31 @@ def test_deliveries_of_one_message_at_once_schedule_one_next_message(unique: str
     assert Message.objects.count() == 2
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("unique", ["live", "scheduled", "1h"])
+def test_a_message_that_was_asked_to_stop_has_no_next_one_until_it_is_requeued(unique: str, policy: str) -> None:
+    first = claimed(key="k", unique=unique)
+    assert cancel_message(first.id).verdict == Verdict.REQUESTED
+    for make in (due, lambda **options: schedule_messages([{"topic": TOPIC, **options}])[0]):
+        row = step(first.id, make=make, unique=unique, on_conflict=policy)
+        assert (row.pk, row.existed) == (first.id, True)
+    assert fail(first.id)
+    assert step(first.id, unique=unique).pk == first.id
+    assert (state(first.id), Message.objects.count()) == (State.CANCELLED, 1)
+    assert requeue_message(first.id)
+    assert claim(first.id)
+    assert not step(first.id, unique=unique).existed
+
+
+@pytest.mark.parametrize("unique", ["live", "scheduled", "1h"])
+def test_a_crashed_delivery_of_a_cancelled_message_goes_on_with_no_chain(unique: str) -> None:
+    first = claimed(key="k", unique=unique)
+    lose(first.id)
+    assert cancel_message(topic=TOPIC, key="k").verdict == Verdict.OUTCOME_UNKNOWN
+    assert step(first.id, unique=unique).pk == first.id
+    assert Message.objects.count() == 1
+
+
 def test_another_key_and_another_topic_are_not_the_handlers_own() -> None:
     row, other = claimed(key="k"), claimed(key="j")
     with own_run(row.id):

@@ -373,6 +373,8 @@ def chain(message: Delivered) -> None:
 
     The first message fails once after its call if the payload says so, and may be rejected before its second one.
     """
+    if "folder" in message.payload:
+        pass_gate(message)
     turn, turns, unique = (message.payload[name] for name in ("turn", "turns", "unique"))
     leave(message, f"turn {turn}")
     if turn == 1 and message.attempt == 2 and message.payload.get("rejected"):

@@ -15,7 +15,7 @@ from django_delayq.core.actors import handling
 from django_delayq.core.states import LIVE, State
 from django_delayq.models import Message
 from tests.app.models import Effect
-from tests.support.processes import Start
+from tests.support.processes import Gate, Start
 from tests.support.record_of import wait_until
 from tests.support.steps import TOPIC, claimed, later, message, succeed
 from tests.support.together import Together
@@ -76,6 +76,20 @@ def test_a_message_whose_retry_comes_after_the_later_steps_neither_doubles_nor_e
         "turn 3": 1,
         "turn 4": 1,
     }
+
+
+@pytest.mark.parametrize("unique", ["live", "scheduled", "1h"])
+@pytest.mark.parametrize("topic", ["t.chain", "t.chain_tx", "t.achain"])
+def test_a_cancel_by_key_ends_a_chain_whose_handler_is_running(
+    start: Start, gate: Gate, topic: str, unique: str
+) -> None:
+    start()
+    gate.payload |= {"turn": 1, "turns": 9, "unique": unique}
+    first = gate.running(topic, key="k", unique=unique)
+    assert cancel_message(topic=topic, key="k").verdict == Verdict.REQUESTED
+    gate.open()
+    eventually(lambda: Message.objects.get(pk=first.pk).state not in LIVE, "the handler ends")
+    assert Message.objects.count() == 1
 
 
 @pytest.mark.postgresql("another database lets nobody write meanwhile")
