@@ -25,7 +25,7 @@ from ..search.language import Search
 from ..search.listing import Listing
 from ..search.payloads import StoredSize, small
 from ..search.texts import term_text
-from ..statements import TooSlow
+from ..statements import TooSlow, in_time
 from . import addresses, search_box
 from .paginator import PAGED_CAP, CappedCount
 
@@ -75,7 +75,9 @@ class MessageList(ChangeList):
         address = "" if ids else next(filter(addresses.is_address, self.asked.box.bare), "")
         self.suggestions = [_link(text) for text in addresses.searches(rows, address)] if address else []
         # Searches for a topic or a queue that is like the one of a search without results: likewise.
-        self.near = [] if ids else _near(rows.db, self.asked.box)
+        self.near = (
+            [] if ids else in_time(rows.db, listing.PAGE_TIMEOUT_MS, lambda: _near(rows.db, self.asked.box)) or []
+        )
         now = transitions.now(rows.db)
         self.counts = listing.counts(rows, self.asked.box, now)
         self.result_list = _rows(rows, ids[: self.list_per_page])

@@ -14,8 +14,8 @@ from ...core.outcomes import storable
 from ...models import Message
 from ...project import conf
 from ...record.sql import statements
-from ..statements import TooSlow
-from ..statistics.failures import DEAD_CAP, PERIODS, DeadFilter, DeadGroup, group_dead
+from ..statements import TooSlow, in_time
+from ..statistics.failures import DEAD_CAP, PAGE_TIMEOUT_MS, PERIODS, DeadFilter, DeadGroup, group_dead
 from .action_table import CONSOLE_ACTIONS
 from .explanation import moment, span
 from .page import Page
@@ -78,5 +78,6 @@ def _chosen(request: HttpRequest) -> DeadFilter:
 def _queues(using: str, chosen: DeadFilter, found: list[str]) -> list[str]:
     """Return the queues that can be chosen: those of the messages found, of scheduled ones, and of the settings."""
     settings = conf.get()
-    names = {*found, *statements(using).queues(), *settings.QUEUES, settings.DEFAULT_QUEUE, chosen.queue}
+    waiting = in_time(using, PAGE_TIMEOUT_MS, statements(using).queues) or ()
+    names = {*found, *waiting, *settings.QUEUES, settings.DEFAULT_QUEUE, chosen.queue}
     return sorted(names - {""})

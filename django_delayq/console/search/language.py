@@ -23,6 +23,7 @@ from ...core.outcomes import storable
 from ...core.states import FINAL, LIVE, State
 from ...core.values import row_id
 from ...models import Message
+from ..statements import in_time
 from ..statements.shapes import Scalar
 from . import periods
 from .conditions import ALL_STATES, NOTHING, SCHEDULED, limited, of_states, overdue
@@ -35,6 +36,8 @@ MAX_LENGTH = 10_000
 MAX_IDS = 1000
 # The most terms in one search.
 MAX_TERMS = 30
+# How long the database may look for a key. Milliseconds.
+KEY_TIMEOUT_MS = 1000
 # Names of a path into payloads. The database and Python read nested values by recursion.
 MAX_PATH = 32
 
@@ -373,13 +376,17 @@ def _bare(value: Value) -> Term:
 
 
 def _resolved(term: Term, using: str) -> Term:
+    key = term.exactly[1] if term.unknown else term.key_or_topic
+    if key is None:
+        return term
+    is_key = in_time(using, KEY_TIMEOUT_MS, Message.objects.using(using).filter(key=key).exists)
+    if is_key is None:
+        # It may be one or the other.
+        return term
     if term.unknown:
-        if Message.objects.using(using).filter(term.condition).exists():
+        if is_key:
             return replace(term, unknown="")
         raise _Problem(_unknown(term))
-    if term.key_or_topic is None:
-        return term
-    is_key = Message.objects.using(using).filter(key=term.key_or_topic).exists()
     found = _text("key" if is_key else "topic", Value(term.key_or_topic, quoted=True))
     return replace(found, key_or_topic=term.key_or_topic)
 

@@ -18,7 +18,7 @@ from django_delayq.console.admin import (
     queue_pages,
     restore_page,
 )
-from django_delayq.console.search import listing
+from django_delayq.console.search import language, listing
 from django_delayq.console.statements import TooSlow
 from django_delayq.console.statistics import failures
 
@@ -85,7 +85,7 @@ def slow_searches(monkeypatch: pytest.MonkeyPatch) -> None:
 def raise_time_limits(patch: pytest.MonkeyPatch) -> None:
     """Raise the time limits of the pages, so that none gives up on a busy machine."""
     pages = (action_pages, addresses, audit_pages, message_page, panels, preview, queue_pages, restore_page)
-    for module in (*pages, failures, listing):
+    for module in (*pages, failures, language, listing):
         names = [name for name in vars(module) if name.endswith("TIMEOUT_MS")]
         assert names
         for name in names:
