@@ -1,11 +1,12 @@
 """The signals that other code may listen to.
 
 Every signal is sent by ``send_robust`` with the ``Message`` class as its ``sender``: a receiver that raises is logged
-and harms nothing. (One exception: a command exits with an error when the database refuses what a receiver of
-``operator_action`` writes.) The arguments are plain values, never the payload; only ``message_failed`` has an
-object, the exception. Two signals are sent in the handler's thread: ``message_delivered`` before it starts, and
-``message_failed`` when it has raised, in its context and inside of its middleware. Each other signal is sent after the
-transaction that made it true has committed; a worker sends those of outcomes in a thread of their own.
+and harms nothing. (One exception: when the database refuses what a receiver of ``operator_action`` writes, a command
+exits with an error, and a page of schedules does nothing.) The arguments are plain values, never the payload; only
+``message_failed`` has an object, the exception. Two signals are sent in the handler's thread: ``message_delivered``
+before it starts, and ``message_failed`` when it has raised, in its context and inside of its middleware. Each other
+signal is sent after the transaction that made it true has committed, but for ``operator_action`` of a page of
+schedules, which is sent in it; a worker sends those of outcomes in a thread of their own.
 
 ==========================  ==================================================================
 signal                      arguments
@@ -28,6 +29,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Protocol
 
+from django.db import DatabaseError, InterfaceError
 from django.dispatch import Signal
 
 from .core.commits import on_commit
@@ -67,6 +69,16 @@ def emit(signal: Signal, sender: Any, **arguments: Any) -> list[Exception]:
             logger.error("A signal receiver failed: %r", receiver, exc_info=answer)
             failed.append(answer)
     return failed
+
+
+def emit_action(sender: Any, **arguments: Any) -> None:
+    """Send ``operator_action``. Raises the error of a receiver that the database refused.
+
+    An action without its audit must not look complete.
+    """
+    for error in emit(operator_action, sender, **arguments):
+        if isinstance(error, DatabaseError | InterfaceError):
+            raise error
 
 
 def emit_on_commit(signal: Signal, sender: Any, using: str, **arguments: Any) -> None:

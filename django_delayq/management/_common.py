@@ -103,8 +103,7 @@ class DelayqCommand(BaseCommand, ABC):
 
         A receiver that cannot reach the database fails the command: an action without its audit must not look complete.
         """
-        failed = signals.emit(
-            signals.operator_action,
+        signals.emit_action(
             Message,
             action=action,
             target=target,
@@ -114,9 +113,6 @@ class DelayqCommand(BaseCommand, ABC):
             actor=actors.current(),
             using=using,
         )
-        for error in failed:
-            if isinstance(error, DatabaseError | InterfaceError):
-                raise error
 
     def confirm(self, what: str, *, yes: bool) -> None:
         """Ask before an action that cannot be undone. Raises ``CommandError`` for a no, and without a terminal."""

@@ -291,8 +291,7 @@ class ScheduleAdmin(_ModelAdmin):
         with actors.acting_as(f"user:{request.user.get_username()}"), writing(using):
             done = act()
             if done:
-                signals.emit(
-                    signals.operator_action,
+                signals.emit_action(
                     Message,
                     action=f"{verb} schedule",
                     target=name,

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import Permission, User
+from django.db import connection
 from django.test import Client
 from django.urls import reverse
 
@@ -193,6 +194,31 @@ def test_every_action_is_written_to_the_audit(chief: Client) -> None:
     events = AuditEvent.objects.order_by("pk").values_list("actor", "action", "target")
     verbs = ("create", "change", "pause", "resume", "run", "delete")
     assert list(events) == [("user:anna", f"{verb} schedule", "s") for verb in verbs]
+
+
+@pytest.mark.console
+@pytest.mark.parametrize("action", ["pause", "run"])
+def test_nothing_is_done_and_said_to_be_done_without_its_audit(chief: Client, action: str) -> None:
+    create_schedule("s", "t.ok", every="1h")
+    with connection.cursor() as cursor:
+        # As before a migration, say.
+        cursor.execute("ALTER TABLE delayq_audit_event RENAME TO gone")
+    shown = text(act(chief, action, "s"))
+    assert "Schedule s: " in shown
+    assert "1 schedule is paused" not in shown
+    assert "1 message is due now" not in shown
+    assert not Schedule.objects.get().paused
+    assert live() == ["13:00"]
+
+
+@pytest.mark.console
+def test_nothing_is_written_and_said_to_be_written_without_its_audit(chief: Client) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE delayq_audit_event RENAME TO gone")
+    shown = text(chief.post(reverse(ADD), FORM, follow=True))
+    assert "was added successfully" not in shown
+    assert "delayq_audit_event" in shown
+    assert not Schedule.objects.exists()
 
 
 def test_a_declared_schedule_can_be_paused_but_not_changed(chief: Client) -> None:
