@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -126,6 +129,47 @@ def test_a_signal_while_the_database_is_away_still_ends_the_worker(
     postgres_server.start()
     connections.close_all()
     assert not Message.objects.filter(state=State.RUNNING).exists()
+
+
+# --- a database that is silent ----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def silenced(server: PostgresServer, how: str) -> Iterator[None]:
+    """Have the database answer nothing about messages while the block lasts."""
+    if how == "locked":
+        with psycopg.connect(server.url) as other:
+            other.execute("LOCK TABLE delayq_message")
+            yield
+        return
+    server.freeze()
+    try:
+        yield
+    finally:
+        server.thaw()
+
+
+SILENT = pytest.mark.parametrize("how", ["frozen", "locked"])
+
+
+@SILENT
+def test_a_silent_database_makes_no_process_look_dead(
+    start: Start,
+    postgres_server: PostgresServer,
+    set_pace: Callable[[dict[str, float]], None],
+    tmp_path: Path,
+    how: str,
+) -> None:
+    set_pace({"supervisor.STALE_AFTER": 2.0, "consumer.IDLE_WAIT": 0.1})
+    heartbeat = tmp_path / "heartbeat"
+    start("--heartbeat-file", str(heartbeat))
+    eventually(heartbeat.exists, "the first beat")
+    message = schedule_message("t.ok", delay=1)
+    with silenced(postgres_server, how):
+        # After a second the consumer waits for an answer about the message, without Redis even earlier.
+        last = time.time() + 6
+        eventually(lambda: heartbeat.stat().st_mtime > last, "the worker still shows life")
+    wait_until(message, State.CONSUMED)
 
 
 # --- fewer connections than threads -----------------------------------------------------------------------------------

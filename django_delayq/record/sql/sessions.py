@@ -18,6 +18,8 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 # psycopg's transaction_status while no transaction is open.
 IDLE = 0
+# The same while a statement has no answer yet.
+ACTIVE = 1
 # The same when a statement has failed, and only a rollback is possible.
 FAILED = 3
 # psycopg's number for this level of isolation.
@@ -245,6 +247,12 @@ def has_news(connection: BaseDatabaseWrapper) -> bool:
     poll = select.poll()
     poll.register(raw.fileno(), select.POLLIN)
     return bool(poll.poll(0))
+
+
+def is_waiting(connection: BaseDatabaseWrapper) -> bool:
+    """Return whether the server is yet to answer a statement, or to take the connection. Any thread may ask."""
+    raw = connection.connection
+    return connection.vendor == "postgresql" and (raw is None or raw.pgconn.transaction_status == ACTIVE)
 
 
 def is_clean(connection: BaseDatabaseWrapper) -> bool:

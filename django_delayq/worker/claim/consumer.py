@@ -14,6 +14,8 @@ from itertools import chain
 from typing import Any
 
 from django.db import Error as DatabaseError
+from django.db import connections as django_connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...broker.base import Broker
 from ...core import failpoints
@@ -23,6 +25,7 @@ from ...extensions import WorkerExtensions
 from ...project import registry
 from ...record import admission, transitions
 from ...record.sql.rows import Claimed, Ticket
+from ...record.sql.sessions import is_waiting
 from ...record.sql.troubles import Trouble, in_words, trouble
 from ..parts import connections
 from ..parts.broker_switch import BrokerSwitch
@@ -72,7 +75,7 @@ class Consumer(threading.Thread):
     """Fills the pool, one per process. A take also makes due ids ready, so a process with a consumer needs no mover.
 
     The thread that makes the turns (this one, or the main thread with ``--once``) owns all state, with two exceptions:
-    the lanes' threads clear ``_waits_for``, which at worst wakes the consumer needlessly, and the main thread reads
+    the lanes' threads clear ``_waits_for``, which at worst wakes the consumer needlessly, and the main thread asks for
     ``beat``. ``stop`` and ``on_freed`` may be called by any thread.
     """
 
@@ -110,8 +113,9 @@ class Consumer(threading.Thread):
         self.pauses = KnownPauses(using, finder)
         self.queues = Queues(finder, self.pauses, self.sidings, weights or {})
         self.unclaimed = Unclaimed(using, brokers, self.pauses, self.sidings, pool.claim_ahead)
-        # When the last turn began, or a wait within it went on (monotonic).
-        self.beat = time.monotonic()
+        # When the last turn began, or a wait within it went on (monotonic), and the connection that it uses.
+        self._beat = time.monotonic()
+        self._connection: BaseDatabaseWrapper | None = None
         self._stopping = threading.Event()
         self.wake_ups = WakeUps(brokers, lambda: self.queues.listens, lambda: self._may_go_on, self._stopping)
         self._on_idle = on_idle
@@ -141,8 +145,9 @@ class Consumer(threading.Thread):
         """Make turns until stopped; wait longer after each error in a row."""
         try:
             while not self._stopping.is_set():
-                self.beat = time.monotonic()
+                self._beat = time.monotonic()
                 connections.before_task()
+                self._connection = django_connections[self.using]
                 try:
                     # Two turns in a row that find nothing: the first may have looked while a limit was still full.
                     was_quiet = self._on_idle is not None and self._found_nothing and self._is_quiet
@@ -177,6 +182,12 @@ class Consumer(threading.Thread):
             connections.close_all()
             if self._on_idle is not None:
                 self._on_idle()
+
+    @property
+    def beat(self) -> float:
+        """When the consumer last showed life (monotonic): now, while it waits for the database, which may be silent."""
+        connection = self._connection
+        return time.monotonic() if connection is not None and is_waiting(connection) else self._beat
 
     @property
     def _is_quiet(self) -> bool:
@@ -396,7 +407,7 @@ class Consumer(threading.Thread):
 
     def _beat_and_check_stop(self) -> bool:
         """Show that the consumer lives, and return whether it is to stop."""
-        self.beat = time.monotonic()
+        self._beat = time.monotonic()
         return self._stopping.is_set()
 
 
