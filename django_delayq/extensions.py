@@ -88,10 +88,11 @@ class HandledMessage(MessageFacts, Protocol):
 class WorkerExtension:
     """Adds services to one worker process, and follows the deliveries and moves of messages there. Subclass it.
 
-    One object is made for each process. When a process has died, the supervisor makes another one in its place: that
-    one gets ``ended`` for the messages that the process held, and then ``stop``. The methods from ``claimed`` to
-    ``ended`` are called by several threads of the worker, in batches, after the commit. They must be quick and must not
-    use the database: the next message waits for them. Their exceptions are logged, and the worker goes on.
+    One object is made for each process. When a process has died, another one is made in its place, in a process that
+    the supervisor starts for that: that one gets ``ended`` for the messages that the dead process held, and then
+    ``stop``. The methods from ``claimed`` to ``ended`` are called by several threads of the worker, in batches, after
+    the commit. They must be quick and must not use the database: the next message waits for them. Their exceptions are
+    logged, and the worker goes on.
     """
 
     def __init__(self, using: str, worker: str) -> None:

@@ -225,10 +225,7 @@ def test_a_claim_is_reported_after_its_commit(
 
 def release_claims_of(worker: str) -> None:
     """Have a supervisor do what it does after the death of a process."""
-    supervisor = Supervisor(Options(DB))
-    supervisor._to_release.append(Child(1, worker, 0.0, BegunPage(1)))
-    supervisor._release_claims()
-    assert supervisor._to_release == []
+    Supervisor(Options(DB))._release(Child(1, worker, 0.0, BegunPage(1)))
 
 
 def test_a_dead_process_has_its_claims_released_and_reported(recording: list[Recording]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -170,6 +172,27 @@ def test_a_silent_database_makes_no_process_look_dead(
         last = time.time() + 6
         eventually(lambda: heartbeat.stat().st_mtime > last, "the worker still shows life")
     wait_until(message, State.CONSUMED)
+
+
+@SILENT
+def test_a_supervisor_does_not_wait_for_a_silent_database(
+    start: Start, postgres_server: PostgresServer, gate: Gate, tmp_path: Path, how: str
+) -> None:
+    heartbeat = tmp_path / "heartbeat"
+    worker = start("--heartbeat-file", str(heartbeat))
+    (first,) = worker.wait_for_children(1)
+    gate.running()
+    eventually(heartbeat.exists, "the first beat")
+    with silenced(postgres_server, how):
+        os.kill(first, signal.SIGKILL)
+        worker.wait_for(r"died \(killed by signal 9\)")
+        died = time.time()
+        eventually(lambda: heartbeat.stat().st_mtime > died, "a successor shows life")
+        worker.send(signal.SIGTERM)
+        worker.wait_for("Stopping")
+        worker.send(signal.SIGTERM)
+        assert worker.wait() == 0
+    assert worker.count("Stopped; other workers release the claims of .* when their leases end") == 1
 
 
 # --- fewer connections than threads -----------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from unittest.mock import Mock
 import pytest
 from django.db import OperationalError
 
+from django_delayq.core.states import State
 from django_delayq.core.worker_options import Options
 from django_delayq.project import registry
 from django_delayq.record import crashes
@@ -32,8 +33,8 @@ from django_delayq.worker.processes.process import (
 from django_delayq.worker.processes.supervisor import HUNG, Child, Supervisor
 from django_delayq.worker.run.recorder import Recorder
 from django_delayq.worker.upkeep.heartbeat import HeartbeatFile
-from tests.support.claims import DB
-from tests.support.workers import PATIENCE, ROOT
+from tests.support.claims import DB, claimed, state
+from tests.support.workers import PATIENCE, ROOT, eventually
 
 LEASE = max(handler.lease for handler in registry.handlers().values())
 GRACEFUL = 10.0
@@ -252,13 +253,38 @@ def test_claims_that_wait_for_the_database_are_told_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     supervisor = Supervisor(Options("default"))
-    release = Mock(side_effect=OperationalError("gone"))
-    monkeypatch.setattr(crashes, "release_worker", release)
+    monkeypatch.setattr(crashes, "release_worker", Mock(side_effect=OperationalError("gone")))
     ended(supervisor, 1, BROKEN)
     for _time in range(3):
+        supervisor._release_after = 0.0
         supervisor._release_claims()
-    assert release.call_count == 3
+        assert supervisor._releaser
+        _reap_releaser(supervisor)
+    assert [dead.pid for dead in supervisor._to_release] == [1]
     assert caplog.text.count("The claims of host/1 are released as soon as possible") == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_receiver_that_never_ends_keeps_no_supervisor_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    supervisor = Supervisor(Options(DB))
+    [delivery] = claimed("t.ok", worker="host/1")
+    monkeypatch.setattr("django_delayq.worker.processes.supervisor.report_moves", lambda *_: time.sleep(3600))
+    ended(supervisor, 1, BROKEN)
+    supervisor._release_claims()
+    eventually(lambda: state(delivery) == State.SCHEDULED, "the claim is released")
+    # As it is when so much time has passed.
+    supervisor._releaser_until = time.monotonic()
+    supervisor._release_claims()
+    _reap_releaser(supervisor)
+    assert supervisor._to_release
+
+
+def _reap_releaser(supervisor: Supervisor) -> None:
+    def look() -> bool:
+        supervisor._reap_children()
+        return not supervisor._releaser
+
+    eventually(look, "the process that releases claims ends")
 
 
 def test_no_more_spent_children_finish_than_children_work() -> None:

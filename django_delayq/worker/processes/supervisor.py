@@ -12,8 +12,9 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from django.db import Error as DatabaseError
 from django.db import connections as django_connections
@@ -48,6 +49,8 @@ HUNG = 30.0
 REPLACED_AFTER = 2.0
 # Children that are killed within this time died together. Seconds.
 TOGETHER = 0.25
+# A worker that ends waits so long at most for the release of the claims of its children. Seconds.
+FINAL_RELEASE = 5.0
 # The time between two checks of the children. Seconds.
 CHILD_CHECK_INTERVAL = 1.0
 
@@ -69,7 +72,7 @@ class Child:
     # When it was found dead (monotonic), and its traces.
     died: float = 0.0
     death: crashes.Death = crashes.UNSEEN
-    # True when the log says that its claims wait for the database.
+    # True when the log says that its claims wait.
     waits: bool = False
 
     @property
@@ -116,6 +119,12 @@ class Supervisor:
         self._start_after = 0.0
         self._is_refused = False
         self._to_release: list[Child] = []
+        # The process that releases the claims of the first of these, and of how many; 0: there is none.
+        self._releaser = 0
+        self._releasing = 0
+        # When it is killed, and before when there is no other one (monotonic).
+        self._releaser_until = 0.0
+        self._release_after = 0.0
         self._over_at = time.monotonic() + (math.inf if options.max_runtime is None else options.max_runtime)
         self._wake_read, self._wake_write = os.pipe()
         # A pipe that children see closed when the parent is gone.
@@ -134,7 +143,7 @@ class Supervisor:
         name_sessions(f"supervisor/{os.getpid()}")
         with self._handling_signals():
             self._loop()
-        self._release_claims(final=True)
+            self._release_the_last()
         if self._to_release:
             names = ", ".join(dead.name for dead in self._to_release)
             logger.warning("Stopped; other workers release the claims of %s when their leases end", names)
@@ -148,7 +157,6 @@ class Supervisor:
         checked = time.monotonic()
         while True:
             self._reap_children()
-            self._release_claims()
             self._act_on_signals()
             # Children that reach --max-messages finish what they have claimed and end by themselves.
             if (self._stopping or not self._wanted) and not self.children:
@@ -166,6 +174,7 @@ class Supervisor:
                 self._start_missing()
                 self._touch_heartbeat()
                 self._end_in_time()
+            self._release_claims()
             self._sleep(CHILD_CHECK_INTERVAL)
 
     def _end_in_time(self) -> None:
@@ -217,20 +226,25 @@ class Supervisor:
 
     def _fork(self) -> None:
         """Start one process."""
+        page = BegunPage(self.options.threads, self.options.async_concurrency)
+        run = actors.new_run()
+        pid = self._fork_to(lambda: self._be_child(page, run))
+        name = actors.worker_name(self.options.name, pid, run)
+        self.children[pid] = Child(pid, name, time.monotonic(), page)
+        logger.debug("Started worker process %s", name)
+
+    def _fork_to(self, work: Callable[[], int]) -> int:
+        """Start a process that ends with what ``work`` returns, and return its pid."""
         # The child must not share any connection that is open here.
         connections.close_all()
         django_connections.close_all()
         publisher.get.cache_clear()
         # What is left would be written by the child too.
         output.flush()
-        page = BegunPage(self.options.threads, self.options.async_concurrency)
-        run = actors.new_run()
         pid = os.fork()
         if pid == 0:
-            os._exit(self._be_child(page, run))
-        name = actors.worker_name(self.options.name, pid, run)
-        self.children[pid] = Child(pid, name, time.monotonic(), page)
-        logger.debug("Started worker process %s", name)
+            os._exit(work())
+        return pid
 
     def _be_child(self, page: BegunPage, run: str) -> int:
         """Run a worker process, in the child. Return its exit code."""
@@ -293,6 +307,8 @@ class Supervisor:
             child = self.children.pop(pid, None)
             if child is not None:
                 self._handle_death(child, os.waitstatus_to_exitcode(status))
+            elif pid == self._releaser:
+                self._note_released(done=status == 0)
 
     def _handle_death(self, child: Child, code: int) -> None:
         """Have the claims of a dead child released, and decide when its successor starts."""
@@ -332,29 +348,66 @@ class Supervisor:
         return self.options.processes > 1 and not dead.shut_down and _was_just_killed(dead)
 
     def _release_claims(self, *, final: bool = False) -> None:
-        """Release the claims of dead children. Without a database, try again later; with ``final``, for 5 s."""
-        deadline = time.monotonic() + (5.0 if final else 0.0)
-        while self._to_release:
-            dead = self._to_release[0]
-            if not final and self._may_have_company(dead):
-                return
-            try:
-                self._release(dead)
-                self._to_release.pop(0)
-            except DatabaseError as error:
-                if not dead.waits:
-                    logger.warning("The claims of %s are released as soon as possible: %s", dead.name, in_words(error))
-                dead.waits = True
-                if time.monotonic() >= deadline:
-                    return
-                time.sleep(0.5)
-            finally:
-                connections.close_all()
+        """Have a process of its own release the claims of dead children.
+
+        A silent database, or a receiver of the project, may keep it for long. Then it is killed, and another one tries
+        again. ``final``: no further children may turn out to have been killed together with these.
+        """
+        now = time.monotonic()
+        dead = [*takewhile(lambda dead: final or not self._may_have_company(dead), self._to_release)]
+        if self._releaser:
+            if now >= self._releaser_until:
+                os.kill(self._releaser, signal.SIGKILL)
+        elif dead and now >= self._release_after:
+            self._release_after, self._releaser_until = now + CHILD_CHECK_INTERVAL, now + HUNG
+            # If no process is left for it, it is tried again.
+            with contextlib.suppress(OSError):
+                self._releaser, self._releasing = self._fork_to(lambda: self._release_all(dead)), len(dead)
+
+    def _release_the_last(self) -> None:
+        """Have all claims released, but wait for that for five seconds at most."""
+        deadline = time.monotonic() + FINAL_RELEASE
+        while self._to_release and (left := deadline - time.monotonic()) > 0:
+            self._release_claims(final=True)
+            self._sleep(min(left, CHILD_CHECK_INTERVAL))
+            self._reap_children()
+        if self._releaser:
+            os.kill(self._releaser, signal.SIGKILL)
+
+    def _note_released(self, *, done: bool) -> None:
+        """Take note of the end of the process that released claims, all of them or not."""
+        dead = self._to_release[: self._releasing]
+        if done:
+            del self._to_release[: self._releasing]
+            self._release_after = 0.0
+        elif not dead[0].waits:
+            logger.warning("The claims of %s are released as soon as possible", ", ".join(one.name for one in dead))
+        for one in dead:
+            one.waits = True
+        self._releaser = 0
+
+    def _release_all(self, dead: Sequence[Child]) -> int:
+        """Release the claims of dead children, in a process for that. Return its exit code."""
+        try:
+            self._leave_the_supervisor()
+            for child in dead:
+                self._release(child)
+        except DatabaseError as error:
+            if not dead[0].waits:
+                logger.warning("No claims can be released: %s", in_words(error))
+            return 1
+        except BaseException:  # noqa: BLE001
+            traceback.print_exc()
+            return 1
+        finally:
+            connections.close_all()
+            output.flush()
+        return 0
 
     def _release(self, dead: Child) -> None:
         """Release what a dead child had claimed, and take its row away."""
         using, name = self.options.using, dead.name
-        actor = f"supervisor:{actors.host()}/{os.getpid()}"
+        actor = f"supervisor:{actors.host()}/{self._pid}"
         moved = crashes.release_worker(using, name, actor=actor, shutdown=dead.shut_down, death=dead.death)
         extensions = WorkerExtensions(using, name)
         report_moves(using, moved, extensions)
