@@ -56,6 +56,15 @@ if AT_ONCE:
         """Wait for 100 ms on the event loop."""
         await wait(message.payload)
 
+if os.environ.get("BENCH_BLOCKS"):
+
+    @handler("bench.block")
+    async def block(message: Delivered) -> None:
+        """Compute for 29 ms, while nothing else can run on the event loop."""
+        until = time.perf_counter() + 0.029
+        while time.perf_counter() < until:
+            pass
+
 
 @handler("bench.sleep", lease=5)
 def sleep(message: Delivered) -> None:
