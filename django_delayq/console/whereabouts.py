@@ -15,7 +15,7 @@ from ..core.exceptions import BrokerUnavailable
 from ..inspector.consistency import Mismatch, classify
 from ..models import Message
 from ..project import conf
-from ..restore.horizon import refuse_foreign
+from ..restore.horizon import is_filled, refuse_foreign
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,5 +90,4 @@ def unfilled(using: str, queues: Sequence[str]) -> list[str]:
         return []
     server, meta = redis_publisher.broker.server(), redis_publisher.broker.read_meta()
     refuse_foreign(using, meta)
-    in_this_run = (meta.run_id, meta.replid) == (server.run_id, server.replid)
-    return [] if in_this_run and (meta.horizon_tenths or 0) > meta.now_tenths else [*queues]
+    return [] if is_filled(meta, server) else [*queues]

@@ -29,7 +29,7 @@ from ..record import transitions
 from ..record.sql import statements, vendor_name
 from ..record.sql.holders import OLD, Holder, oldest
 from ..record.sql.troubles import Trouble, trouble
-from ..restore.horizon import refuse_foreign
+from ..restore.horizon import is_filled, refuse_foreign
 from . import stats
 from .lines import LimitState, Lines, longest_lines
 from .migrations import pending_migrations
@@ -122,7 +122,7 @@ def _redis(using: str, broker: RedisBroker, *, ready: bool) -> Iterator[Finding]
         yield Finding("Redis", Level.OK, f"{where}, version {health.version or 'unknown'}")
         yield from of_server(health)
         if ready and not health.cluster:
-            yield _identity(using, broker)
+            yield from _keys(using, broker)
     except BrokerUnavailable as error:
         yield Finding("Redis", Level.CRITICAL, f"{where}: {_first_line(error)}", Cause.UNREACHABLE)
 
@@ -155,12 +155,18 @@ def of_server(health: ServerInfo) -> Iterator[Finding]:
     yield Finding(_("Redis persistence"), Level.OK, health.persistence or unknown, advice=needless)
 
 
-def _identity(using: str, broker: RedisBroker) -> Finding:
+def _keys(using: str, broker: RedisBroker) -> Iterator[Finding]:
+    meta = broker.read_meta()
     try:
-        refuse_foreign(using, broker.read_meta())
+        refuse_foreign(using, meta)
     except ForeignBroker as error:
-        return of_identity(error)
-    return of_identity(None)
+        yield of_identity(error)
+        return
+    yield of_identity(None)
+    scheduled = Message.objects.using(using).filter(state=State.SCHEDULED)
+    if not is_filled(meta, broker.server()) and scheduled.exists():
+        advice = "compare REDIS and PREFIX here with those of the workers"
+        yield Finding("Redis contents", Level.WARN, "no worker fills it", advice=advice)
 
 
 def of_identity(error: ForeignBroker | None) -> Finding:

@@ -38,6 +38,12 @@ def writable_server(broker: RedisBroker) -> ServerRun:
     return server
 
 
+def is_filled(meta: Meta, server: ServerRun) -> bool:
+    """Return whether Redis was filled in this run of the server, and somebody has gone on filling it."""
+    in_this_run = (meta.run_id, meta.replid) == (server.run_id, server.replid)
+    return in_this_run and (meta.horizon_tenths or 0) > meta.now_tenths
+
+
 def is_too_far(meta: Meta, ahead: float) -> bool:
     """Return whether the horizon is farther away than ``ahead`` seconds: a worker with another HORIZON set it, or none.
 

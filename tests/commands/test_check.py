@@ -14,6 +14,7 @@ from django.test import Client
 from django.utils import timezone
 
 from django_delayq import extensions, pause_queue
+from django_delayq.core.clock import to_tenths
 from django_delayq.extensions import Finding, Level
 from django_delayq.inspector.diagnostics import describe_holder
 from django_delayq.inspector.worker_list import MOST_WORKERS
@@ -132,6 +133,17 @@ def test_a_redis_that_may_evict_is_critical() -> None:
     ran = run("delayq_check")
     assert ran.code == 3
     assert "allkeys-lru" in ran.out
+
+
+def test_a_redis_that_no_worker_fills_is_a_warning(redis_client: redis.Redis) -> None:
+    """As when the workers have other settings than the processes that schedule."""
+    schedule(1)
+    redis_client.flushall()
+    assert (levels()["Redis contents"], run("delayq_check").code) == ("warn", 0)
+    assert run("delayq_restore").code == 0
+    assert "Redis contents" not in levels()
+    redis_client.hset("{delayq}:meta", "horizon", to_tenths(timezone.now()))
+    assert levels()["Redis contents"] == "warn"
 
 
 def test_a_redis_that_workers_may_not_ask_is_critical(redis_client: redis.Redis, settings: Any) -> None:

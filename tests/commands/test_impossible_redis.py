@@ -56,8 +56,8 @@ def test_every_call_raises_before_anything_is_written(settings: Any) -> None:
 @pytest.mark.parametrize(
     ("cache", "client", "told"),
     [
-        ("django.core.cache.backends.redis.RedisCache", "", "The cache alias 'r' is none of django-redis with one Redis"),
-        ("django_redis.cache.RedisCache", "Shard", "The cache alias 'r' is none of django-redis with one Redis"),
+        ("django.core.cache.backends.redis.RedisCache", "", "The cache alias 'r' is none of django-redis with one"),
+        ("django_redis.cache.RedisCache", "Shard", "The cache alias 'r' is none of django-redis with one"),
         ("django_redis.cache.RedisCache", "Sentinel", "django-redis refuses it: "),
         ("", "", "CACHES has no alias 'r'"),
     ],
