@@ -1,8 +1,8 @@
 """Measures what async handlers cost that block their event loop: ``python -m benchmarks.blocking [--messages 400]``.
 
-So many messages are due at once whose async handler computes for 29 ms, as ``httpx.AsyncClient()`` does when each message
-makes one. Beside them, in another queue, a message for the handler threads falls due each 0.1 s. One process, on servers
-of its own. Each message should be delivered once.
+So many messages are due at once whose async handler computes for 29 ms, as ``httpx.AsyncClient()`` does when each
+message makes one. Beside them, in another queue, a message for the handler threads falls due each 0.1 s. One process,
+on servers of its own. Each message should be delivered once.
 """
 
 from __future__ import annotations

@@ -56,6 +56,7 @@ if AT_ONCE:
         """Wait for 100 ms on the event loop."""
         await wait(message.payload)
 
+
 if os.environ.get("BENCH_BLOCKS"):
 
     @handler("bench.block")
