@@ -403,7 +403,10 @@ def _modules_of_tasks() -> set[str]:
     """Return the modules of apps in which task backends of the project that run here look for tasks."""
     found = set()
     for backend in getattr(settings, "TASKS", {}).values():
-        # A path that cannot be imported is for Django to complain of.
-        with suppress(ImportError):
-            found.add(getattr(import_string(backend.get("BACKEND", "")), "handlers_module", None))
+        path = backend.get("BACKEND", "")
+        # Those of Django itself run nothing here, and one of them is the default. A path that cannot be imported is for
+        # Django to complain of.
+        if not path.startswith("django.tasks."):
+            with suppress(ImportError):
+                found.add(getattr(import_string(path), "handlers_module", None))
     return {name for name in found if name is not None}
