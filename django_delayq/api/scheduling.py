@@ -48,24 +48,34 @@ def schedule_message(
     The row is written in the caller's transaction: the message exists exactly when that commits. It is delivered at
     least once and never before its due time, whatever happens to Redis.
 
-    ``delay`` (a timedelta, seconds, or text such as ``"15m"``; counted on the database's clock) or ``due_at`` (an aware
-    datetime); neither means now. Due times are rounded up to 0.1 ms. ``queue``: default the handler's, else
-    ``DELAYQ["DEFAULT_QUEUE"]``. ``priority``: -100 … 100, default the handler's, else 0; among due messages the greater
-    one goes first. ``key``: one message at a time holds a topic and key; ``on_conflict`` chooses the fate of a second
-    one ("error", "keep", "replace", "debounce"). ``unique`` says how long this message holds it: while it is live
-    ("live"), only until its delivery begins ("scheduled"), or also for a time after its end ("1h").
-    ``message.existed`` tells whether another one was there. ``expires``: do not start it any more this long after its
-    due time.
-    ``retry`` (a policy, a list of delays, or False for never; no function) overrides the handler's, which keeps its
-    choice of exceptions; so do ``timeout`` (False: none) and ``lease``. ``max_attempts`` gives up earlier than the
-    policy does: it allows no attempt that the policy does not. ``headers``: a small dict that travels along.
-    ``limit_key``: the limits of the handler count the messages with this text by themselves (default: what the
-    handler's ``limit_key`` returns).
+    ``delay``, ``due_at``
+        A timedelta, seconds, or text such as ``"15m"``, counted on the database's clock; or an aware datetime. Without
+        either it is due now. Due times are rounded up to 0.1 ms.
+    ``queue``, ``priority``
+        By default the handler's, else ``DELAYQ["DEFAULT_QUEUE"]`` and 0. Priorities go from -100 to 100; among due
+        messages the greater one goes first.
+    ``key``, ``on_conflict``, ``unique``
+        One message at a time holds a topic and key. ``on_conflict`` chooses the fate of a second one ("error", "keep",
+        "replace", "debounce"), and ``message.existed`` tells whether another one was there. ``unique`` says how long
+        this one holds the key: while it is live ("live"), only until its delivery begins ("scheduled"), or also for a
+        time after its end ("1h").
+    ``expires``
+        Do not start it any more this long after its due time.
+    ``retry``, ``max_attempts``
+        A policy, a list of delays, or False for never; no function. It overrides the handler's, which keeps its choice
+        of exceptions. ``max_attempts`` gives up earlier than the policy, and never later.
+    ``timeout``, ``lease``
+        They override the handler's. ``timeout=False`` is none.
+    ``headers``
+        A small dict that travels along.
+    ``limit_key``
+        The limits of the handler count the messages with this text by themselves. The default is what the handler's
+        ``limit_key`` returns.
 
     Raises ``InvalidMessage`` (nothing is written), ``PayloadTooLarge``, and ``KeyConflict``: with "error" when the key
-    is taken, with "replace" and "debounce" when the message with the key is running (a worker may claim it a moment
-    before its due time) or finished, or when a delivery of it crashed and may still succeed. A handler may schedule
-    the next message under the key of its own.
+    is taken; with "replace" and "debounce" when the message that has it runs (a worker may claim it a moment before its
+    due time), has finished, or may still succeed after a crash. A handler may schedule the next message under the key
+    of its own.
 
     ::
 

@@ -232,21 +232,33 @@ def handler(
 ) -> Callable[[Callable[[Delivered[Payload]], Result]], RegisteredHandler[Payload, Result]]:
     """Register the decorated function, sync or async, as the receiver of ``topic``.
 
-    Returning is success; raising is failure, answered by ``retry`` (a ``RetryPolicy``, a list of delays, a function, or
-    False for never; default ``DELAYQ["RETRY"]``). ``lease``: how long a delivery belongs to its worker before another
-    worker may claim the message (default ``DELAYQ["LEASE"]``; the worker extends it while the handler runs).
-    ``timeout``: the handler is ended after this time (default ``DELAYQ["TIMEOUT"]``; False: never). Times are seconds,
-    timedeltas, or text such as ``"90s"``. None is the default of each.
+    Returning is success; raising is failure. Times are seconds, timedeltas, or text such as ``"90s"``; None is the
+    default of each option.
 
-    ``transactional``: run it in a transaction on the message's database whose last statement records the success, so
-    that its effects in that database happen exactly once. ``queue`` and ``priority``: those of messages of this topic
-    when ``schedule_message`` names no others. ``keep_result``: keep what the handler returns in ``message.result``. A
-    value that is not JSON, or larger than a payload may be, is a failure.
-
-    ``limit``: so many messages of the topic run at once, over all workers. ``rate``, such as ``"100/m"``: so many begin
-    in a second, minute, hour or day, evenly spaced; up to ``burst`` may begin together after a quiet time (default 1).
-    ``limit_key``: a function of the message, which is called where the message is scheduled and returns a text, its
-    limit key: the limit and the rate count the messages with each text by themselves.
+    ``retry``
+        Answers a failure: a ``RetryPolicy``, a list of delays, a function, or False for never. By default
+        ``DELAYQ["RETRY"]``.
+    ``timeout``
+        The handler is ended after this time. By default ``DELAYQ["TIMEOUT"]``; False: never.
+    ``lease``
+        How long a delivery belongs to its worker before another worker may claim the message. By default
+        ``DELAYQ["LEASE"]``. The worker extends it while the handler runs.
+    ``transactional``
+        Run it in a transaction on the message's database whose last statement records the success, so that its effects
+        in that database happen exactly once.
+    ``queue``, ``priority``
+        Those of messages of this topic when ``schedule_message`` names no others.
+    ``keep_result``
+        Keep what the handler returns in ``message.result``. A value that is not JSON, or larger than a payload may be,
+        is a failure.
+    ``limit``
+        So many messages of the topic run at once, over all workers.
+    ``rate``, ``burst``
+        So many begin in a second, minute, hour or day (``"100/m"``), evenly spaced. Up to ``burst`` may begin together
+        after a quiet time; by default 1.
+    ``limit_key``
+        A function of the message, which is called where the message is scheduled, and returns a text. The limit and the
+        rate count the messages with each text by themselves.
 
     The function stays what it is, and gets its ``topic`` and two methods, ``schedule`` and ``aschedule``: they schedule
     a message of the topic.
