@@ -242,6 +242,8 @@ class ScheduleAdmin(_ModelAdmin):
             return super().changeform_view(request, *args, **kwargs)
 
     def save_model(self, request: HttpRequest, obj: Schedule, form: Any, change: bool) -> None:
+        if change and not form.has_changed():
+            return
         on_conflict = OnConflict.REPLACE if change else OnConflict.ERROR
         verb = "change" if change else "create"
         try:

@@ -188,6 +188,8 @@ def test_every_action_is_written_to_the_audit(chief: Client) -> None:
 
     chief.post(reverse(ADD), FORM)
     chief.post(page(), {**FORM, "every": "30m"})
+    # It changes nothing.
+    chief.post(page(), {**FORM, "every": "30m"})
     for action in ("pause", "resume", "run"):
         act(chief, action, "s")
     chief.post(page(view="delete"), {"post": "yes"})
