@@ -56,7 +56,11 @@ class OperationRunner(Service):
 
     def _failed(self, operation: Operation, error: Exception) -> None:
         """Fail the operation after some failures in a row; those while the database or Redis is away do not count."""
-        if isinstance(error, BrokerUnavailable) or not self._database_answers():
+        if isinstance(error, BrokerUnavailable):
+            # It is leased again when its lease has run out. Until then those have their turn that need no Redis.
+            self._current = None
+            return
+        if not self._database_answers():
             return
         self._failures += 1
         if self._failures >= MAX_FAILURES:
