@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from queue import Queue
 from typing import Any
 
@@ -609,6 +610,37 @@ def test_a_task_of_a_function_with_worker_started_gets_a_new_connection(
     finally:
         parts.pool.stop()
     loop_of(parts).thread.join(60)
+
+
+@pytest.mark.parametrize(
+    ("hangs", "told"), [(False, "failed at the end of its process"), (True, "does not end in 0.1 s")]
+)
+def test_a_function_with_worker_started_that_ends_badly_is_told(
+    assembled: Assemble, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, hangs: bool, told: str
+) -> None:
+    monkeypatch.setattr(process_start, "_functions", {})
+    ends: Queue[Callable[[], Any]] = Queue()
+
+    @worker_started
+    async def begin() -> AsyncIterator[None]:
+        yield
+        if hangs:
+            waits = asyncio.Event()
+            ends.put(partial(asyncio.get_running_loop().call_soon_threadsafe, waits.set))
+            await waits.wait()
+        else:
+            raise LookupError("no such client")
+
+    parts = assembled(2, tasks=50)
+    parts.pool.start()
+    if hangs:
+        monkeypatch.setattr(event_loop, "END_TIME", 0.1)
+    parts.pool.stop()
+    if hangs:
+        ends.get(timeout=60)()
+    loop_of(parts).thread.join(60)
+    assert not loop_of(parts).thread.is_alive()
+    assert f"An async function with @worker_started {told}" in caplog.text
 
 
 def test_a_receiver_of_a_signal_may_use_the_database(run: Run) -> None:

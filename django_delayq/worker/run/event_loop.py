@@ -101,6 +101,8 @@ class EventLoop(Lane):
                 self._loop.call_soon_threadsafe(self._loop.stop)
         if not self._tasks:
             self.thread.join(END_TIME)
+            if self.thread.is_alive():
+                logger.warning("An async function with @worker_started does not end in %g s, and is left", END_TIME)
 
     def put(self, delivery: Delivery) -> None:
         """Have a held delivery begin on the loop as soon as there is a place."""
@@ -162,7 +164,10 @@ class EventLoop(Lane):
                     # asyncio lets SystemExit and KeyboardInterrupt of a task that a handler started through.
                     logger.exception("A task that a handler started tried to end the worker; the worker goes on")
             if not self._tasks:
-                self._complete(around.__aexit__(None, None, None))
+                try:
+                    self._complete(around.__aexit__(None, None, None))
+                except BaseException:
+                    logger.exception("An async function with @worker_started failed at the end of its process")
         self._sync_calls.stop()
         if not self._tasks:
             self._loop.close()
