@@ -110,10 +110,13 @@ class Run:
 
     def _tell(self, result: AnyResult, error: BaseException | None) -> None:
         """Send ``task_finished``. Receivers may ask ``sys.exc_info()`` for the error, as the framework's own does."""
+        trace = None if error is None else error.__traceback__
         try:
             if error is not None:
                 raise error
-        except BaseException:  # noqa: BLE001
+        except BaseException as raised:  # noqa: BLE001
+            # Logs are to show where the task raised it, and not that it was raised here again.
+            raised.__traceback__ = trace
             task_finished.send_robust(self.sender, task_result=result)
         else:
             task_finished.send_robust(self.sender, task_result=result)

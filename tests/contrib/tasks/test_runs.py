@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
@@ -290,10 +291,17 @@ def test_the_success_of_a_transactional_task_is_told_after_its_commit() -> None:
 def test_receivers_of_an_end_find_the_error_as_the_framework_promises() -> None:
     """Its own receiver logs it."""
     seen: list[BaseException | None] = []
-    with receiving(lambda **facts: seen.append(sys.exception()), task_finished):
-        done(tasks.fail)
+    traces: list[str] = []
+
+    def note(**facts: Any) -> None:
+        seen.append(sys.exception())
+        traces.append(traceback.format_exc())
+
+    with receiving(note, task_finished):
+        failed = done(tasks.fail)
         done(tasks.affect, "done")
     assert [type(error) for error in seen] == [tasks.Broken, type(None)]
+    assert traces[0] == failed.errors[0].traceback
 
 
 def test_an_async_task_past_its_timeout_has_failed(signalled: list[str]) -> None:
