@@ -378,6 +378,22 @@ def test_a_cancellation_that_nobody_requested_is_a_failure(run: Run, error: type
     assert (state(one), last_move(one).error) == (State.DEAD, f"{error.__name__}: ")
 
 
+@pytest.mark.parametrize(("outside", "then"), [(False, State.SCHEDULED), (True, State.DEAD)])
+def test_what_decides_is_raised_outside_of_a_group_of_tasks(run: Run, outside: bool, then: State) -> None:
+    async def reject() -> None:
+        raise Reject("no")
+
+    async def work(message: Delivered) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(reject())
+        except ExceptionGroup as raised:
+            raise (raised.exceptions[0] if outside else raised) from None
+
+    (one,) = run(work, retry=["1h"])
+    assert state(one) == then
+
+
 def test_a_cancel_that_comes_after_the_end_of_a_handler_does_nothing(run: Run) -> None:
     (one,) = run(_pass)
     assert not one.cancel("too late")
