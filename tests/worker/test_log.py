@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -16,12 +17,14 @@ import pytest
 from django_delayq import schedule_message, schedule_messages
 from django_delayq.core.outcomes import Ack, GiveUp
 from django_delayq.core.states import State
+from django_delayq.models.messages import Lease
+from django_delayq.record import transitions
 from django_delayq.signals import message_dead
 from django_delayq.worker.parts import reporting
 from django_delayq.worker.parts.reporting import COUNTS_INTERVAL, OutcomeLog
 from django_delayq.worker.run.recorder import Recorder
 from tests.support.claims import claimed, state
-from tests.support.processes import Start
+from tests.support.processes import Gate, Start
 from tests.support.receivers import heard
 from tests.support.record_of import states, wait_until, wait_until_all
 from tests.support.workers import PATIENCE, ROOT, Worker, eventually
@@ -51,6 +54,27 @@ LOGGING = {
     "handlers": {"console": {"class": "logging.StreamHandler"}},
     "root": {"handlers": ["console"], "level": "INFO"},
 }
+"""
+BLOCKING = """
+import logging
+import time
+from pathlib import Path
+
+
+class Blocking(logging.StreamHandler):
+    def emit(self, record):
+        if getattr(record, "delayq_event", "") == "dead":
+            Path("{folder}", "blocks").touch()
+            while not Path("{folder}", "free").exists():
+                time.sleep(0.01)
+        super().emit(record)
+
+
+LOGGING = {{
+    "version": 1,
+    "handlers": {{"blocking": {{"()": lambda: Blocking()}}}},
+    "loggers": {{"django_delayq": {{"handlers": ["blocking"], "level": "ERROR"}}}},
+}}
 """
 CONSUMED = r"INFO .*message consumed id=\d+ topic=t\.ok delivery=1 lateness_ms=\d+\.\d runtime_ms=\d+\.\d$"
 
@@ -199,6 +223,21 @@ def test_a_log_that_raises_for_every_line_ends_no_thread(start: Start, tmp_path:
     eventually(lambda: states() == {State.CONSUMED: 2, State.DEAD: 1}, "all are delivered")
     assert worker.stop() == 0
     assert "LookupError: no such customer" in worker.log
+
+
+def test_a_log_that_blocks_for_a_failure_costs_no_lease(start: Start, tmp_path: Path, gate: Gate) -> None:
+    worker = start(prefix=with_settings(tmp_path, BLOCKING.format(folder=tmp_path)))
+    running = gate.running("t.short_lease")
+    schedule_message("t.reject")
+    eventually((tmp_path / "blocks").exists, "the log blocks")
+    much_later = transitions.now("default") + timedelta(seconds=4)
+    renewed = Lease.objects.filter(message_id=running.pk, until__gt=much_later)
+    eventually(lambda: renewed.exists() or wait_until(running, State.RUNNING).deliveries > 1, "the lease is renewed")
+    (tmp_path / "free").touch()
+    gate.open()
+    assert wait_until(running, State.CONSUMED).deliveries == 1
+    assert worker.stop() == 0
+    assert worker.count("^message dead .* topic=t.reject") == 1
 
 
 def test_the_counts_begin_anew_with_each_line(caplog: pytest.LogCaptureFixture) -> None:

@@ -167,9 +167,7 @@ def try_to(tell: Callable[..., object], *arguments: Any) -> None:
         traceback.print_exc()
 
 
-def report_failure(
-    using: str, delivery: Delivery, failure: Failure, moved: Moved | None, cause: Raised | None, send: Send
-) -> None:
+def report_failure(using: str, delivery: Delivery, failure: Failure, moved: Moved | None, cause: Raised | None) -> None:
     """Log and signal a failure and the move it led to; ``moved`` None: another delivery is the current one.
 
     The failure of a handler is logged in the handler's context, so that the line has what the handler's own lines have.
@@ -177,7 +175,7 @@ def report_failure(
     if moved is None:
         logger.warning("Outcome refused, another delivery is the current one: %s", delivery)
         return
-    _send_end(send, moved, using, failure.error)
+    _send_end(try_to, moved, using, failure.error)
     # The first word of an error is its class; the rest may hold secrets.
     error = failure.error.split(":")[0][:80]
     reason = {"reason": failure.reason} if failure.reason else {}
@@ -193,7 +191,7 @@ def report_failure(
         if signals.message_retried.receivers:
             told = {"delivery": delivery.deliveries, "due_at": moved.due_at, "error": failure.error}
             told |= signals.message_arguments(delivery, using)
-            send(partial(signals.emit, signals.message_retried, Message, **told))
+            signals.emit(signals.message_retried, Message, **told)
     else:
         log_event(logging.INFO, "released", delivery, reason=failure.reason or error)
 

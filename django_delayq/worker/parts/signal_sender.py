@@ -1,4 +1,7 @@
-"""Sends the signals of outcomes and moves in a thread of its own: others have leases to renew and messages to load."""
+"""Sends the signals of outcomes and moves, and logs failures, in a thread of its own.
+
+Receivers and handlers of the log may be slow, and other threads have leases to renew and messages to load.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,13 @@ from .reporting import try_to
 
 logger = logging.getLogger("django_delayq")
 
-# While so many signals wait, the process takes no messages: receivers that are slower than handlers must not fill the
-# memory.
-MOST_WAITING = 1000
+# While so many signals and failures wait, the process takes no messages: receivers that are slower than handlers must
+# not fill the memory. More than end in one batch, which waits for a moment wherever receivers and the log are quick.
+MOST_WAITING = 2000
 
 
 class SignalSender(threading.Thread):
-    """Sends signals one after another, in the order in which they were given. Any thread gives them.
+    """Sends signals and logs failures one after another, in the order in which they were given. Any thread gives them.
 
     Where the thread was not started, as in tests of a project, each is sent at once.
     """
@@ -30,17 +33,20 @@ class SignalSender(threading.Thread):
         self.on_room: Callable[[], None] = lambda: None
 
     def send(self, call: Callable[[], object]) -> None:
-        """Have a call made that sends a signal."""
+        """Have a call made that sends a signal or logs a failure."""
         if not self.is_alive():
             try_to(call)
             return
         self._waiting.put(call)
         if self.waiting == MOST_WAITING:
-            logger.warning("%d signals wait for slow receivers; this process takes no messages now", MOST_WAITING)
+            logger.warning(
+                "%d signals and failures wait for slow receivers or a slow log; this process takes no messages now",
+                MOST_WAITING,
+            )
 
     @property
     def waiting(self) -> int:
-        """The number of signals that are not sent yet."""
+        """The number of signals and failures that are not told yet."""
         return self._waiting.unfinished_tasks
 
     @property
@@ -49,14 +55,16 @@ class SignalSender(threading.Thread):
         return self.waiting >= MOST_WAITING
 
     def finish(self, timeout: float) -> None:
-        """End the thread when all signals are sent. Give up, and log it, after ``timeout`` seconds."""
+        """End the thread when all is told. Give up, and log it, after ``timeout`` seconds."""
         self._waiting.put(None)
         self.join(timeout)
         if self.is_alive():
-            logger.error("Receivers of signals did not end in time; signals that are not sent: %d", self.waiting - 1)
+            logger.error(
+                "Receivers or the log did not end in time; signals and failures that are not told: %d", self.waiting - 1
+            )
 
     def run(self) -> None:
-        """Send signals until the end."""
+        """Tell what is given until the end."""
         while (call := connections.wait_for(self._waiting, connections.IDLE_CLOSED_AFTER)) is not None:
             connections.before_task()
             try_to(call)

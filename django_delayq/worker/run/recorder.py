@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from django.db import DataError, IntegrityError
@@ -301,7 +302,7 @@ class Recorder(threading.Thread):
             else:
                 cause = getattr(ended.outcome, "cause", None)
                 move = moved.get(failure.id)
-                try_to(report_failure, self.using, ended.delivery, failure, move, cause, self.sender.send)
+                self.sender.send(partial(report_failure, self.using, ended.delivery, failure, move, cause))
 
     def _moved_before(self, ended: Ended) -> Moved | None:
         """Return the move that an earlier try has committed, if its reply was lost: the log has it."""
