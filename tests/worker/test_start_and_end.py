@@ -20,10 +20,11 @@ from django_delayq.models import Message
 from django_delayq.project import process_start
 from django_delayq.worker.claim.consumer import IDLE_WAIT
 from testproject.cleaner import family, send
+from testproject.servers import PostgresServer
 from tests.app.models import Effect
 from tests.support.processes import Gate, Start
 from tests.support.record_of import effects_per_message, log_of, once_each, states, wait_until, wait_until_all
-from tests.support.workers import eventually
+from tests.support.workers import Worker, eventually
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
 
@@ -362,10 +363,30 @@ def _may_make_a_pid_namespace() -> bool:
     return subprocess.run(["unshare", "-pf", "--mount-proc", "true"], capture_output=True, check=False).returncode == 0
 
 
-def test_a_worker_works_as_pid_1(start: Start, gate: Gate) -> None:
+@pytest.fixture
+def start_as_pid_1(start: Start) -> Callable[[], Worker]:
     if not _may_make_a_pid_namespace():
         pytest.skip("needs unshare and the right to make a PID namespace")
-    worker = start(prefix="unshare -pf --mount-proc --kill-child")
+    return lambda: start(prefix="unshare -pf --mount-proc --kill-child")
+
+
+def test_a_signal_ends_a_worker_that_begins_as_pid_1(
+    start_as_pid_1: Callable[[], Worker], postgres_server: PostgresServer
+) -> None:
+    postgres_server.freeze()
+    worker = start_as_pid_1()
+    eventually(lambda: len(family(worker.pid)) > 1 and _catches(family(worker.pid)[1], signal.SIGTERM), "it begins")
+    send(family(worker.pid)[1], signal.SIGTERM)
+    assert worker.wait() == 128 + signal.SIGTERM
+
+
+def _catches(pid: int, number: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (number - 1) & 1)
+
+
+def test_a_worker_works_as_pid_1(start_as_pid_1: Callable[[], Worker], gate: Gate) -> None:
+    worker = start_as_pid_1()
     worker.wait_for(r"pid 1$")
     message = gate.running()
     first = family(worker.pid)[1]

@@ -56,6 +56,7 @@ class Command(BaseCommand):
 
     def run_from_argv(self, argv: list[str]) -> None:
         output.occupy_closed()
+        plain_signals.heed_as_pid_1()
         try:
             super().run_from_argv(argv)
         finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 
 # The signals that a worker catches, and that end it in order. The last two: unless the project catches them, or the one
@@ -34,6 +35,13 @@ def switch(*, on: bool) -> None:
     """Have the processes that are forked from now on begin with plain signals, or with those of this process."""
     global _are_on  # noqa: PLW0603
     _are_on = on
+
+
+def heed_as_pid_1() -> None:
+    """Let signals end this process until a worker catches them: the system drops those that PID 1 does not catch."""
+    if os.getpid() == 1:
+        for number in CAUGHT:
+            signal.signal(number, lambda number, _frame: sys.exit(128 + number))
 
 
 def _block() -> None:
