@@ -30,7 +30,7 @@ from django_delayq.worker.processes.process import (
     WorkerProcess,
     collect_less_often,
 )
-from django_delayq.worker.processes.supervisor import HUNG, Child, Supervisor
+from django_delayq.worker.processes.supervisor import HUNG, STALE_AFTER, Child, Supervisor
 from django_delayq.worker.run.recorder import Recorder
 from django_delayq.worker.upkeep.heartbeat import HeartbeatFile
 from tests.support.claims import DB, claimed, state
@@ -191,7 +191,7 @@ def test_a_process_that_is_told_to_end_while_it_is_made_ends() -> None:
     assert ran.returncode == 0, ran.stderr
 
 
-def test_the_heartbeat_file_waits_for_the_first_turn_of_each_process(supervisor: Supervisor, tmp_path: Path) -> None:
+def test_the_heartbeat_file_waits_for_the_first_turn_of_a_process(supervisor: Supervisor, tmp_path: Path) -> None:
     heartbeat = tmp_path / "heartbeat"
     supervisor.heartbeat_file = HeartbeatFile(str(heartbeat))
     (child,) = supervisor.children.values()
@@ -200,6 +200,22 @@ def test_the_heartbeat_file_waits_for_the_first_turn_of_each_process(supervisor:
     child.page.set(time.monotonic())
     supervisor._touch_heartbeat()
     assert heartbeat.exists()
+
+
+def test_a_process_that_begins_in_the_place_of_another_keeps_no_worker_from_showing_life(
+    supervisor: Supervisor, page: BegunPage, tmp_path: Path
+) -> None:
+    """A function with ``@worker_started`` may take minutes."""
+    heartbeat = tmp_path / "heartbeat"
+    supervisor.heartbeat_file = HeartbeatFile(str(heartbeat))
+    page.set(time.monotonic())
+    supervisor.children[1] = successor = Child(1, "host/2", time.monotonic(), BegunPage(1))
+    supervisor._touch_heartbeat()
+    assert heartbeat.exists()
+    heartbeat.unlink()
+    successor.page.set(time.monotonic() - STALE_AFTER)
+    supervisor._touch_heartbeat()
+    assert not heartbeat.exists()
 
 
 def test_a_child_that_has_delivered_its_messages_has_no_successor(monkeypatch: pytest.MonkeyPatch) -> None:

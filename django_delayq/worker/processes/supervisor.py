@@ -491,12 +491,14 @@ class Supervisor:
                 pass
 
     def _touch_heartbeat(self) -> None:
-        """Touch the heartbeat file while the consumers of all children make turns."""
+        """Touch the heartbeat file while the consumers of all children make turns that have begun to."""
         if self.heartbeat_file is None:
             return
         now = time.monotonic()
         if self._quick_deaths > 1 and any(now - child.started < HEALTHY for child in self.children.values()):
             # They die as soon as they are started.
             return
-        if self.children and all(now - child.page.get() < STALE_AFTER for child in self.children.values()):
+        # A function of the project may take minutes before the first turn of a successor.
+        beats = [beat for child in self.children.values() if (beat := child.page.get())]
+        if beats and now - min(beats) < STALE_AFTER:
             self.heartbeat_file.touch()
