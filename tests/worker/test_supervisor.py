@@ -191,6 +191,15 @@ def test_a_process_that_is_told_to_end_while_it_is_made_ends() -> None:
     assert ran.returncode == 0, ran.stderr
 
 
+def test_a_child_that_does_not_end_is_killed_and_that_is_told_once(
+    supervisor: Supervisor, process: subprocess.Popen[bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    for _time in range(2):
+        supervisor._kill()
+    assert process.wait(PATIENCE) == -signal.SIGKILL
+    assert caplog.text.count("Worker process host/1 has not ended, and is killed") == 1
+
+
 def test_the_heartbeat_file_waits_for_the_first_turn_of_a_process(supervisor: Supervisor, tmp_path: Path) -> None:
     heartbeat = tmp_path / "heartbeat"
     supervisor.heartbeat_file = HeartbeatFile(str(heartbeat))

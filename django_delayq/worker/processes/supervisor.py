@@ -437,6 +437,8 @@ class Supervisor:
     def _kill(self) -> None:
         """Kill all children at once."""
         for child in self.children.values():
+            if not child.killed:
+                logger.warning("Worker process %s has not ended, and is killed", child.name)
             child.killed = True
             child.send(signal.SIGKILL)
 
