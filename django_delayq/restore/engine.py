@@ -7,7 +7,7 @@ import os
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import starmap
@@ -21,7 +21,8 @@ from ..broker import RedisBroker
 from ..broker.base import IDS_PER_CALL, Entry, Put
 from ..core import actors, bounds, failpoints
 from ..core.chunks import chunks
-from ..core.clock import SECOND, from_tenths, from_us, to_us
+from ..core.clock import SECOND, from_tenths, from_us, to_tenths, to_us
+from ..core.exceptions import BrokerUnavailable, UnusableBroker
 from ..core.states import State
 from ..models import Message
 from ..project import conf
@@ -43,6 +44,17 @@ _MICROSECOND = timedelta(microseconds=1)
 _MILLISECOND = timedelta(milliseconds=1)
 
 Progress = Callable[[int], None]
+
+
+@contextmanager
+def _without_redis() -> Iterator[None]:
+    """Go on while Redis is away: queues are paused until the record is changed. Not with one that must not be used."""
+    try:
+        yield
+    except UnusableBroker:
+        raise
+    except BrokerUnavailable:
+        pass
 
 
 class Restore:
@@ -117,8 +129,10 @@ class Restore:
         return self.report
 
     def prepare(self) -> Report:
-        """Prepare one of many short runs: like ``preview``, but count only what the run needs."""
-        self._read_horizon()
+        """Prepare one of many short runs: like ``preview``, but count only what the run needs, also without Redis."""
+        self._horizon = to_tenths(transitions.now(self.using)) + int(conf.get().HORIZON * SECOND)
+        with _without_redis():
+            self._read_horizon()
         for queue in self.selection.queues or queues(self.using):
             self.report.queues[queue] = Tally()
             if self._from is None and self.overdue == Overdue.SPREAD:
@@ -352,7 +366,8 @@ class Restore:
             if ids:
                 answers = change(tally, ids)
                 # Redis has them at their old due times, if at all. The next stage puts those that were spread.
-                self.broker.remove(queue, [answer.id for answer in answers if answer and answer.id is not None])
+                with _without_redis():
+                    self.broker.remove(queue, [answer.id for answer in answers if answer and answer.id is not None])
             self._done += len(ids)
             self._renew_hold()
             yield tally.dead + tally.cancelled + tally.later - before, batch.end
@@ -406,7 +421,8 @@ class Restore:
                     )
                     for one in moved:
                         signals.emit_end(Message, one, self.using)
-                    self.broker.remove(queue, [one.id for one in moved])
+                    with _without_redis():
+                        self.broker.remove(queue, [one.id for one in moved])
                     tally.expired += len(moved)
                     self._renew_hold()
                     if not moved:

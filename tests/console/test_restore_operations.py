@@ -216,6 +216,30 @@ def test_queues_are_held_from_the_question_to_the_end_of_the_spread(monkeypatch:
     assert Queue.objects.get().name == "busy"
 
 
+@pytest.mark.parametrize(("policy", "step"), [(Overdue.SPREAD, 0.0), (Overdue.CANCEL, 60.0)])
+def test_no_queue_stays_held_while_redis_is_away(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, policy: Overdue, step: float
+) -> None:
+    """The record is changed all the same. The rest waits until Redis is back."""
+    monkeypatch.setattr(restoring, "STEP_SECONDS", step)
+    ids, soon, later = overdue(3), schedule(1, due=-1), schedule(1, due=300)
+    gone = schedule(1, due=-100, expires=30)
+    operation = begin(Selection(), policy, 600.0, no_expired=True)
+    redis_server.stop()
+    with pytest.raises(BrokerUnavailable):
+        work_off(operation)
+    assert not Queue.objects.exists()
+    assert claims(*ids[1:], *gone) == set()
+    assert claims(*soon) == set(soon)
+    redis_server.start()
+    assert work_off(operation).state == OperationState.DONE
+    assert held().keys() == {*later, *(ids if policy == Overdue.SPREAD else ())}
+    assert (
+        operation.outcomes["expired"],
+        sum(operation.outcomes.get(word, 0) for word in ("spread", "cancelled")),
+    ) == (1, 3)
+
+
 @pytest.mark.parametrize("end", ["stop", "stop while a worker has it", "failure"])
 def test_a_restore_that_ends_early_holds_no_queue(end: str) -> None:
     ids = overdue(6)

@@ -16,6 +16,7 @@ from django.db import DatabaseError, InterfaceError
 from ...api import pausing
 from ...broker import RedisBroker
 from ...core import actors
+from ...core.exceptions import BrokerUnavailable, UnusableBroker
 from ...core.outcomes import storable
 from ...extensions import RestoreObserver, RestoreStart
 from ...record import transitions
@@ -94,7 +95,13 @@ class RestoreWork(RedisWork):
 
     def count(self, using: str) -> int | None:
         with self.redis(using) as broker:
-            return in_time(using, COUNT_TIMEOUT_MS, lambda: self.restore(using, broker).preview().expected())
+            try:
+                return in_time(using, COUNT_TIMEOUT_MS, lambda: self.restore(using, broker).preview().expected())
+            except UnusableBroker:
+                raise
+            except BrokerUnavailable:
+                # The overdue messages come first, and need no Redis.
+                return None
 
     def step(self, using: str, operation: Operation) -> Step:
         batches: list[int] = []
@@ -103,7 +110,13 @@ class RestoreWork(RedisWork):
             restore.prepare()
             end = time.monotonic() + STEP_SECONDS
             # At least one batch is done, or a restore with slow batches would never end.
-            report = restore.run(should_stop=lambda: bool(batches) and time.monotonic() >= end, progress=batches.append)
+            try:
+                restore.run(should_stop=lambda: bool(batches) and time.monotonic() >= end, progress=batches.append)
+            except BrokerUnavailable:
+                # What was done until then counts. The next step raises.
+                if not batches:
+                    raise
+            report = restore.report
         done, outcomes = sum(batches), outcomes_of(report.total())
         if report.position is None and operation.total is not None:
             counts = Counter(outcomes) + Counter(operation.outcomes)
