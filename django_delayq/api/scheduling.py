@@ -188,14 +188,19 @@ def _schedule_all_keyed(using: str, checked: Sequence[NewMessage], actor: str) -
     # Keys are taken always in the same order, so that two such calls cannot wait for each other's in a circle.
     keys = sorted((new.topic, new.key, place) for place, new in enumerate(checked) if new.key is not None)
     changing = {(topic, key) for topic, key, place in keys if _changes(checked[place])}
-    taken = held_keys.lock_keys(using, [(topic, key) for topic, key, _place in keys], changing)
-    first: dict[tuple[str, str], int] = {}
-    for topic, key, place in keys:
-        if (topic, key) not in taken and actors.own_message(using, topic, key) is None:
-            first.setdefault((topic, key), place)
     done: dict[int, Message] = {}
-    for places in chunks([*first.values()], INSERTED_TOGETHER):
-        done |= zip(places, _scheduled(using, _insert_free(using, [checked[n] for n in places], actor)), strict=False)
+    taken: set[held_keys.Key] | None = None
+    # When somebody has taken a key meanwhile, all are looked at again before any is held: who holds one must not wait.
+    while (held := held_keys.lock_keys(using, [(topic, key) for topic, key, _place in keys], changing)) != taken:
+        taken = held
+        first: dict[tuple[str, str], int] = {}
+        for topic, key, place in keys:
+            if (topic, key) not in taken and actors.own_message(using, topic, key) is None:
+                first.setdefault((topic, key), place)
+        written = _insert_free(using, [checked[place] for place in first.values()], actor)
+        if written is not None:
+            done |= zip(first.values(), _scheduled(using, written), strict=True)
+            break
     for _topic, _key, place in keys:
         if place not in done:
             done[place] = _schedule(using, checked[place])
@@ -208,13 +213,14 @@ def _changes(new: NewMessage) -> bool:
     return is_to_wait or new.on_conflict in (OnConflict.REPLACE, OnConflict.DEBOUNCE)
 
 
-def _insert_free(using: str, news: Sequence[NewMessage], actor: str) -> list[tuple[NewMessage, Inserted]]:
-    """Write messages whose keys were free a moment ago; write none when another transaction has just taken one."""
+def _insert_free(using: str, news: Sequence[NewMessage], actor: str) -> list[tuple[NewMessage, Inserted]] | None:
+    """Write messages whose keys were free a moment ago; None, and none, when another transaction has just taken one."""
     try:
         with transaction.atomic(using=using):
-            return [*transitions.insert_many(using, news, actor)] if news else []
+            parts = [transitions.insert_many(using, some, actor) for some in chunks(news, INSERTED_TOGETHER)]
+            return [row for part in parts for row in part]
     except IntegrityError:
-        return []
+        return None
 
 
 @contextmanager

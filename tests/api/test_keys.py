@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -14,9 +15,11 @@ from django.db import connection, connections, transaction
 from django_delayq import KeyConflict, OnConflict, Verdict, cancel_message, schedule_message, schedule_messages
 from django_delayq.core.states import State
 from django_delayq.models import Message
+from django_delayq.record import held_keys
 from tests.support.claims import needs_row_locks
 from tests.support.steps import TOPIC, at_once, claimed, fail, later, log, message, moves
-from tests.support.transactions import unfinished
+from tests.support.together import Together
+from tests.support.transactions import unfinished, waits_for_a_lock
 from tests.support.workers import PATIENCE, eventually
 
 T = TypeVar("T")
@@ -190,3 +193,27 @@ def closing(call: Callable[[], T]) -> Callable[[], T]:
             connections.close_all()
 
     return run
+
+
+@pytest.mark.postgresql("needs row locks")
+def test_bulk_calls_that_meet_a_message_just_made_do_not_deadlock(
+    together: Together, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_the_way, met = held_keys.in_the_way, threading.Event()
+
+    def in_the_way_when_the_other_call_waits(*arguments: Any) -> Any:
+        if not met.is_set():
+            met.set()
+            eventually(waits_for_a_lock, "the second call waits")
+        return in_the_way(*arguments)
+
+    def second() -> list[Message]:
+        eventually(waits_for_a_lock, "the first call waits for the message with the key b")
+        go.set()
+        assert met.wait(PATIENCE)
+        return schedule_messages(keyed("ab", on_conflict="debounce"))
+
+    monkeypatch.setattr(held_keys, "in_the_way", in_the_way_when_the_other_call_waits)
+    with unfinished(lambda: later(key="b")) as go:
+        one, other = together(lambda: schedule_messages(keyed("ab", on_conflict="debounce")), second)
+    assert [message.pk for message in one] == [message.pk for message in other]
