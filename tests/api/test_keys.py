@@ -7,12 +7,21 @@ import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 import pytest
 from django.db import connection, connections, transaction
 
-from django_delayq import KeyConflict, OnConflict, Verdict, cancel_message, schedule_message, schedule_messages
+from django_delayq import (
+    KeyConflict,
+    OnConflict,
+    Verdict,
+    cancel_message,
+    reschedule_message,
+    schedule_message,
+    schedule_messages,
+)
 from django_delayq.core.states import State
 from django_delayq.models import Message
 from django_delayq.record import held_keys
@@ -161,19 +170,31 @@ def test_a_key_that_comes_twice_in_one_call_meets_itself() -> None:
 
 @committed
 @pytest.mark.parametrize("on_conflict", ["replace", "debounce"])
-def test_bulk_calls_lock_messages_in_one_order(on_conflict: str) -> None:
+@pytest.mark.parametrize(
+    ("act", "verdict"),
+    [(cancel_message, Verdict.CANCELLED), (partial(reschedule_message, delay="2h"), Verdict.RESCHEDULED)],
+    ids=["cancel", "reschedule"],
+)
+@pytest.mark.parametrize("goes_first", ["the action", "the call"])
+def test_bulk_calls_lock_messages_in_one_order(
+    on_conflict: str, act: Callable[[Any], Any], verdict: Verdict, goes_first: str
+) -> None:
     needs_row_locks()
     # In the order of the keys these are the other way round than in that of the ids.
     first, second = schedule_message(TOPIC, key="b", delay="1h"), schedule_message(TOPIC, key="a", delay="1h")
-    rows = Message.objects.filter(topic=TOPIC)
+    both: dict[str, Callable[[], Any]] = {
+        "the action": lambda: act(Message.objects.filter(topic=TOPIC)),
+        "the call": lambda: schedule_messages(keyed("ab", on_conflict=on_conflict)),
+    }
     with ThreadPoolExecutor(2) as pool:
+        # Who waits holds what it has locked before, and the first to come gets the first message.
         with unfinished(lambda: Message.objects.select_for_update().get(pk=first.pk)):
-            cancelled = pool.submit(closing(lambda: cancel_message(rows)))
-            eventually(lambda: waiting_for_locks() == 1, "the cancel waits")
-            calls = pool.submit(closing(lambda: schedule_messages(keyed("ab", on_conflict=on_conflict))))
-            eventually(lambda: waiting_for_locks() == 2, "the other call waits")
-        assert cancelled.result(PATIENCE) == {Verdict.CANCELLED: 2}
-        assert {message.key for message in calls.result(PATIENCE)} == {"a", "b"}
+            started = {}
+            for number, who in enumerate(sorted(both, key=lambda who: who != goes_first), 1):
+                started[who] = pool.submit(closing(both[who]))
+                eventually(lambda number=number: waiting_for_locks() == number, f"{who} waits")
+        assert started["the action"].result(PATIENCE) == {verdict: 2}
+        assert {message.key for message in started["the call"].result(PATIENCE)} == {"a", "b"}
     assert second.key == "a"
 
 
