@@ -128,10 +128,18 @@ def test_no_statistics_are_kept_of_columns_by_which_nobody_searches() -> None:
 @pytest.mark.postgresql("only PostgreSQL has autovacuum")
 def test_autovacuum_does_not_wait_for_a_fifth_of_a_long_history() -> None:
     with connection.cursor() as cursor:
-        cursor.execute("SELECT reloptions FROM pg_class WHERE oid = 'delayq_message'::regclass")
-        options = dict(option.split("=") for option in cursor.fetchone()[0])
-    assert float(options["autovacuum_vacuum_scale_factor"]) == 0.01
-    assert options["fillfactor"] == "40"
+        cursor.execute(
+            "SELECT relname, reloptions FROM pg_class WHERE relname LIKE 'delayq%' AND reloptions IS NOT NULL"
+        )
+        given = {table: {*options} for table, options in cursor.fetchall()}
+    # The other tables have what the server gives: nobody reads them from the beginning of an index.
+    assert given == {
+        "delayq_message": {
+            "autovacuum_vacuum_scale_factor=0.01",
+            "autovacuum_vacuum_threshold=1000",
+            "fillfactor=40",
+        }
+    }
 
 
 def _columns_of(index: Any) -> set[str]:
