@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +22,7 @@ from django_delayq.worker.parts import connections as upkeep
 from django_delayq.worker.processes.process import OnceProcess, WorkerProcess
 from testproject.servers import PostgresServer
 from tests.support.claims import DB
-from tests.support.workers import eventually
+from tests.support.workers import ROOT, eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -78,6 +80,43 @@ def test_the_server_shows_the_name_of_a_worker_unless_the_project_gives_its_own(
     process = OnceProcess(Options(DB, threads=1))
     process.run()
     assert seen == [given or f"django-delayq {process.name}"]
+
+
+# A call as a web process makes it, and a command, in a process of their own: workers here have named the sessions.
+CALLS = """
+import django
+django.setup()
+from django.core.management import call_command
+from django.db import connections
+from django_delayq import schedule_message
+options = {**connections.settings["other"]["OPTIONS"], "application_name": "shop"}
+connections.settings["other"] = {**connections.settings["other"], "OPTIONS": options}
+calls = {
+    "call": lambda using: schedule_message("t.free", using=using),
+    "command": lambda using: call_command("delayq_queue", "pause", "mail", database=using, verbosity=0),
+}
+for name, call in calls.items():
+    for using in ("default", "other"):
+        call(using)
+        with connections[using].cursor() as cursor:
+            cursor.execute("SELECT current_setting('application_name')")
+            print(name, using, "named", cursor.fetchone())
+        connections[using].close()
+"""
+
+
+@pytest.mark.postgresql("SQLite has no sessions")
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
+def test_calls_and_commands_leave_the_names_of_sessions_to_the_project() -> None:
+    command = [sys.executable, "-c", CALLS]
+    out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    named = [tuple(line.split(" named ")) for line in out.splitlines() if " named " in line]
+    assert named == [
+        ("call default", "('',)"),
+        ("call other", "('shop',)"),
+        ("command default", "('',)"),
+        ("command other", "('shop',)"),
+    ]
 
 
 # The connections to Redis of a process whose handlers schedule nothing, as docs/howto/deploy.rst says: the listener's,
