@@ -40,6 +40,7 @@ from django_delayq.worker.processes.process import ROLES
 from docs.findings import findings
 from tests.support.commands import run
 from tests.support.receivers import receiving
+from tests.torture.sizes import DELAYQ, LIFETIME
 
 from .blocks import DOCS, PAGES, README, ROOT, blocks, run_python, text_of
 from .conftest import deliver
@@ -312,6 +313,12 @@ def test_every_public_name_of_recurring_messages_is_in_the_reference() -> None:
     table = {name for row in list_rows(text.partition("Schedule\n")[2]) for name in literals(row[0])}
     assert table == {field.name for field in recurring.Schedule._meta.concrete_fields}
     assert all(f'* - ``{missed.name}``, ``"{missed.value}"``' in text for missed in recurring.Missed)
+
+
+def test_the_page_of_the_tests_tells_the_times_of_the_torture() -> None:
+    text = " ".join(text_of("explanation/testing").split())
+    assert f"Leases last {DELAYQ['LEASE']} s and the horizon is {DELAYQ['HORIZON']} s" in text
+    assert f"are replaced in order after {LIFETIME} messages" in text
 
 
 # --- shell ------------------------------------------------------------------------------------------------------------
