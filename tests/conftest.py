@@ -20,8 +20,10 @@ from testproject.servers import PostgresServer, Server
 from tests import settings
 from tests.support.replica import replica
 
-# A busy machine may take any time for an example.
-hypothesis_settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# A busy machine may take any time for an example. In CI, Hypothesis would draw the same examples in each run.
+hypothesis_settings.register_profile(
+    "unhurried", deadline=None, derandomize=False, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
 hypothesis_settings.load_profile("unhurried")
 
 # Fixtures that tests of several folders use.

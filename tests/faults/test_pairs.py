@@ -240,6 +240,11 @@ def test_features_that_meet_keep_what_each_promises(_part: int, case: Case) -> N
         Run(case, client).run()
 
 
+def test_each_run_draws_other_cases_and_says_how_to_repeat_one() -> None:
+    """Also in CI, where Hypothesis has other habits."""
+    assert (settings.default.derandomize, settings.default.print_blob) == (False, True)
+
+
 class Run:
     """One case from its first message to the last look."""
 
