@@ -33,7 +33,7 @@ if os.environ.get("DELAYQ_TEST_OWNER") != _OWNER:
         os.environ.pop("DATABASE_URL", None)
         os.environ["SQLITE_PATH"] = str(REDIS_SERVER.directory / "delayq.sqlite3")
     else:
-        POSTGRES_SERVER = PostgresServer()
+        POSTGRES_SERVER = PostgresServer(max_prepared_transactions=1)
         POSTGRES_SERVER.start()
         os.environ["DATABASE_URL"] = POSTGRES_SERVER.url
 

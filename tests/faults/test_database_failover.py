@@ -29,9 +29,9 @@ NUMBER = 40
 class Standby(PostgresServer):
     """A PostgreSQL server that replicates another one until it is promoted."""
 
-    def __init__(self, primary: PostgresServer, network: Proxy) -> None:
+    def __init__(self, primary: PostgresServer, network: Proxy, **settings: str | int) -> None:
         self._primary = primary.url.replace(str(primary.port), str(network.port))
-        super().__init__(dbname=primary.dbname)
+        super().__init__(dbname=primary.dbname, **{**primary._settings, **settings})
         self._has_database = True
 
     def _initdb(self, programs: Path) -> None:
@@ -85,6 +85,48 @@ def test_a_check_says_that_a_standby_takes_no_writes(standby: Standby) -> None:
     with speaking_to(standby):
         ran = run("delayq_check", "--min-workers", "0")
     assert (ran.code, "takes no writes; connect to the primary" in ran.out) == (3, True)
+
+
+def named_holders() -> str:
+    (line,) = [line for line in run("delayq_check", "--min-workers", "0").out.splitlines() if "Snapshots" in line]
+    return line
+
+
+@pytest.fixture
+def slot(transactional_db: None, postgres_server: PostgresServer) -> Iterator[str]:
+    """The slot of a standby, on the server that all tests share."""
+    with psycopg.connect(postgres_server.url, autocommit=True) as asked:
+        asked.execute("SELECT pg_create_physical_replication_slot('gone', true)")
+        yield "gone"
+        free = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE NOT active"
+        eventually(lambda: asked.execute(free).fetchone(), "nobody uses the slot any more")
+
+
+@pytest.fixture
+def prepared(transactional_db: None, postgres_server: PostgresServer) -> Iterator[str]:
+    """A transaction of two phases that nobody ends."""
+    with psycopg.connect(postgres_server.url, autocommit=True) as asked:
+        asked.execute("BEGIN")
+        asked.execute("SELECT pg_current_xact_id()")
+        asked.execute("PREPARE TRANSACTION 'forgotten'")
+        yield "forgotten"
+        asked.execute("ROLLBACK PREPARED 'forgotten'")
+
+
+def test_a_check_names_the_slot_of_a_standby_that_is_gone_and_a_prepared_transaction(
+    postgres_server: PostgresServer, to_database: Proxy, slot: str, prepared: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tells = {"hot_standby_feedback": "on", "wal_receiver_status_interval": "1s", "primary_slot_name": slot}
+    with Standby(postgres_server, to_database, **tells), psycopg.connect(postgres_server.url, autocommit=True) as asked:
+        asks = "SELECT xmin FROM pg_replication_slots WHERE xmin IS NOT NULL"
+        eventually(lambda: asked.execute(asks).fetchone(), "the standby says what it needs")
+    # What it needed is kept until it comes back.
+    schedule_messages({"topic": "t.tx", "delay": 60} for _ in range(2))
+    assert named_holders().startswith("OK ")
+    monkeypatch.setattr("django_delayq.record.sql.holders.OLD_TRANSACTIONS", 1)
+    found = named_holders()
+    assert f"the replication slot {slot} is " in found
+    assert f"the prepared transaction {prepared} ({postgres_server.user}) is " in found
 
 
 def test_a_failover_forgets_messages_and_effects_together(
