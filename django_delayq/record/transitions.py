@@ -202,15 +202,21 @@ def _due_mover(using: str, ids: Sequence[int]) -> Callable[[Message, datetime, d
 
     @cache
     def given() -> dict[int, datetime]:
-        rows = Transition.objects.using(using).filter(message_id__in=ids, to_state=State.SCHEDULED)
-        rows = rows.exclude(from_state=State.RUNNING).order_by("number")
-        return dict(rows.values_list("message_id", "due_at"))
+        rows = Transition.objects.using(using).filter(message_id__in=ids, to_state=State.SCHEDULED).order_by("number")
+        found: dict[int, datetime] = {}
+        last: dict[int, datetime] = {}
+        for id_, before, due in rows.values_list("message_id", "from_state", "due_at"):
+            # An action that kept the due time of a retry gave none.
+            if before != State.RUNNING and due != last.get(id_):
+                found[id_] = due
+            last[id_] = due
+        return found
 
     def moved_due(message: Message, due: datetime, at: datetime) -> dict[str, datetime | None]:
-        former = (given().get(message.pk) if message.expires_at and message.deliveries else None) or message.due_at
-        if due == message.due_at == former and not message.is_expired(at):
+        if due == message.due_at and not message.is_expired(at):
             return {}
-        expires = message.expires_at and message.expires_at - former + due
+        former = given().get(message.pk) if message.expires_at and message.deliveries else None
+        expires = message.expires_at and message.expires_at - (former or message.due_at) + due
         return {"due_at": due, "expires_at": expires}
 
     return moved_due
