@@ -35,6 +35,7 @@ from hypothesis import strategies as st
 from django_delayq import (
     Reject,
     RetryLater,
+    aschedule_message,
     cancel_message,
     handler,
     pause_queue,
@@ -93,7 +94,23 @@ WAYS = ("fail", "later", "reject", "return", "run past the timeout")
 LINKS = 3
 # Handlers that wait at the gate leave at least one of so many threads to others.
 THREADS = 6
-DELIVERED = ("free", "later", "limit", "key a", "key b", "hog", "rate", "paused", "ends", "chain")
+DELIVERED = ("free", "later", "limit", "key a", "key b", "hog", "rate", "paused", "ends", "late ends", "chain")
+# A kind of messages that each feature needs; the others are about workers or Redis.
+NEEDS = {
+    "cancel while running": "cancel",
+    "chain": "chain",
+    "debounce": "debounce",
+    "ends": "ends",
+    "expires": "expired",
+    "full lane": "hog",
+    "key": "key a",
+    "limit": "limit",
+    "pause": "paused",
+    "rate": "rate",
+    "recurring": "recurring",
+    "uncounted retry": "later",
+    "unknown topic": "unknown",
+}
 DB = "default"
 
 
@@ -193,11 +210,27 @@ def hand_over(message: Delivered) -> None:
     go_through(message)
 
 
+async def hand_over_async(message: Delivered) -> None:
+    if message.payload > 1:
+        await aschedule_message(message.topic, message.payload - 1, key=message.key)
+    if message.deliveries == 1:
+        raise ValueError("after it has scheduled the next one")
+    go_through(message)
+
+
 def work_until_cancelled(message: Delivered) -> None:
     stage = STAGE
     stage.begun.append(message.id)
     while not message.cancel_requested and not stage.gate.is_set():
         threading.Event().wait(0.01)
+    raise RuntimeError("stopped")
+
+
+async def work_until_cancelled_async(message: Delivered) -> None:
+    stage = STAGE
+    stage.begun.append(message.id)
+    while not stage.gate.is_set():
+        await asyncio.sleep(0.01)
     raise RuntimeError("stopped")
 
 
@@ -217,7 +250,9 @@ def _handlers() -> None:
     handler("p.ends_async", limit=2, retry=[0] * 9)(end_variously_async)
     handler("p.ends_transactional", limit=1, retry=[0] * 9, transactional=True)(end_variously)
     handler("p.chain", limit=1, retry=[0] * 9)(hand_over)
+    handler("p.chain_async", limit=1, retry=[0] * 9)(hand_over_async)
     handler("p.cancel", retry=False)(work_until_cancelled)
+    handler("p.cancel_async", retry=False)(work_until_cancelled_async)
 
 
 @pytest.fixture(autouse=True)
@@ -270,6 +305,7 @@ class Run:
             if self.case.has("pause"):
                 pause_queue("paused")
             self.schedule(self.case.messages)
+            assert [name for name in self.case.features if name in NEEDS and not self.made[NEEDS[name]]] == []
             with self.workers():
                 self.play()
             self.judge()
@@ -279,7 +315,7 @@ class Run:
     def schedule(self, number: int) -> None:
         """Schedule so many messages of each kind; those that have to meet first come first."""
         case = self.case
-        of_lane = "_async" if case.has("async", "full lane") else ""
+        of_lane = self.of_lane
         if case.has("full lane"):
             self.add("hog", "p.hog", THREADS * case.workers + 2)
         if case.has("limit"):
@@ -298,15 +334,22 @@ class Run:
         if case.has("uncounted retry"):
             self.add("later", self.free("p.later"), number)
         if case.has("ends"):
-            self.add_ends([f"p.ends{of_lane}", *([] if case.has("full lane") else ["p.ends_transactional"])], number)
-        if case.has("chain") and not case.has("full lane"):
+            self.add_ends(f"p.ends{of_lane}", number)
+            # These wait until the lane has room.
+            self.add_ends("p.ends_transactional", number, "late " if case.has("full lane") else "")
+        if case.has("chain"):
             for link in range(min(number, 5)):
-                self.add("chain", "p.chain", 1, key=f"{len(self.made['chain'])} {link}", payload=LINKS)
+                self.add("chain", f"p.chain{of_lane}", 1, key=f"{len(self.made['chain'])} {link}", payload=LINKS)
         self.add("free", self.free("p.free"), number)
         self.add("free", self.free("p.free"), number, queue="other")
         if case.has("async", "full lane"):
             self.add("free", "p.async", number)
         self.schedule_singles(number)
+
+    @property
+    def of_lane(self) -> str:
+        """How the topics of handlers end that may not wait for a full lane."""
+        return "_async" if self.case.has("async", "full lane") else ""
 
     def free(self, topic: str) -> str:
         """Return a topic that runs in a lane which is not full."""
@@ -321,17 +364,16 @@ class Run:
         ]
         self.made[kind] += [message.pk for message in schedule_messages(each)]
 
-    def add_ends(self, topics: Sequence[str], number: int) -> None:
-        for topic in topics:
-            for way in WAYS:
-                kind, few = ("rejected" if way == "reject" else "ends"), (2 if way == WAYS[-1] else 5)
-                timeout = 0.3 if way == WAYS[-1] else None
-                self.add(kind, topic, min(number, few), queue="other", payload=way, timeout=timeout)
+    def add_ends(self, topic: str, number: int, when: str = "") -> None:
+        for way in WAYS:
+            kind, few = ("rejected" if way == "reject" else "ends"), (2 if way == WAYS[-1] else 5)
+            timeout = 0.3 if way == WAYS[-1] else None
+            self.add(when + kind, topic, min(number, few), queue="other", payload=way, timeout=timeout)
 
     def schedule_singles(self, number: int) -> None:
         case = self.case
-        if case.has("cancel while running") and not case.has("full lane") and not self.made["cancel"]:
-            self.add("cancel", "p.cancel", 1)
+        if case.has("cancel while running") and not self.made["cancel"]:
+            self.add("cancel", f"p.cancel{self.of_lane}", 1)
         if case.has("debounce") and not self.made["debounce"]:
             topic = self.free("p.free")
             calls = [schedule_message(topic, key="one", on_conflict="debounce", delay=0.5) for _ in range(number)]
@@ -392,7 +434,7 @@ class Run:
         if case.has("Redis emptied"):
             self.wait(lambda: stage.done, "something is delivered")
             self.client.flushall()
-        for pk in self.of("ends", "rejected")[::3]:
+        for pk in self.of("ends", "rejected", "late ends", "late rejected")[::3]:
             reschedule_message(pk, delay=0)
         self.wait_for("free", "later", "debounce", "recurring", "rate", "ends")
         self.wait(partial(are_all, self.made["rejected"], State.DEAD), "what was rejected is dead")
@@ -409,10 +451,11 @@ class Run:
         if case.has("recurring"):
             delete_schedule("p")
         stage.gate.set()
-        self.wait_for("limit", "key a", "key b", "hog")
+        self.wait_for("limit", "key a", "key b", "hog", "late ends")
+        self.wait(partial(are_all, self.made["late rejected"], State.DEAD), "what was rejected late is dead")
 
     def are_chains_over(self) -> bool:
-        links = Message.objects.filter(topic="p.chain", state=State.CONSUMED).count()
+        links = Message.objects.filter(topic=f"p.chain{self.of_lane}", state=State.CONSUMED).count()
         return links == LINKS * len(self.made["chain"])
 
     def most_begun(self) -> list[str]:
