@@ -236,6 +236,17 @@ def test_a_handler_that_gets_no_connection_has_not_failed(start: Start, gate: Ga
 
 
 @pytest.mark.usefixtures("_role")
+def test_outcomes_are_recorded_while_handlers_have_all_other_connections(start: Start, gate: Gate) -> None:
+    ask(f"ALTER ROLE {ROLE} CONNECTION LIMIT {OWN + 3}")
+    worker = start("--processes", "1", "--threads", "8")
+    schedule_messages({"topic": "t.gate", "payload": gate.payload} for _ in range(8))
+    eventually(lambda: gate.how_many_began() == 8, "all handlers wait, and none has used the database")
+    gate.open()
+    eventually(lambda: states()[State.CONSUMED] > 0, "those that got a connection are recorded")
+    assert worker.count("Outcomes wait for the database") == 0
+
+
+@pytest.mark.usefixtures("_role")
 @pytest.mark.parametrize("topic", ["t.gate", "t.gate_async"])
 def test_the_connection_of_a_handler_is_given_back_when_its_thread_is_idle(
     start: Start, gate: Gate, set_pace: Callable[[dict[str, float]], None], topic: str

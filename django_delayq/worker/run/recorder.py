@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -150,6 +151,9 @@ class Recorder(threading.Thread):
         """Write batches of outcomes as they come."""
         began = 0.0
         try:
+            # Handlers may take all connections that are left: this thread has its own before they begin.
+            with contextlib.suppress(DatabaseError):
+                transitions.now(self.using)
             while True:
                 self._is_some.wait(self._run_meanwhile())
                 self._is_some.clear()
