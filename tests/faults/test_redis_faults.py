@@ -310,6 +310,38 @@ def test_a_failover_to_a_replica_that_lags_loses_nothing(
         worker.stop()
 
 
+def test_a_producer_that_follows_a_failover_late_has_its_messages_loaded(
+    start: Start, configure: Configure, redis_server: RedisServer, to_redis: Proxy, replica: RedisServer
+) -> None:
+    """A worker has loaded the new master when a producer commits that still knows the old one only."""
+    # No sweep comes in time.
+    configure(GRACE=600)
+    with Proxy(redis_server.port) as of_worker, Proxy(redis_server.port) as own, of(replica) as client:
+        configure(REDIS=of_worker.url)
+        worker = start()
+        worker.wait_for("Loaded Redis")
+        configure(REDIS=own.url)
+        eventually(lambda: client.info("replication")["master_link_status"] == "up", "the replica follows")
+        to_redis.swallow()
+        last = schedule_message("t.tx", delay=300)
+        redis_server.kill()
+        client.replicaof("no", "one")
+        of_worker.turn_to(replica.port)
+        worker.wait_for("Loaded Redis from the record: 1 ")
+        assert client.zscore(KEYS.delayed, str(last.pk)) is not None
+        late = schedule_message("t.tx")
+        own.turn_to(replica.port)
+
+        def is_loaded() -> bool:
+            schedule_message("t.tx", delay=300)
+            return worker.count("Redis was out of reach for a process") > 0
+
+        eventually(is_loaded, "the producer asks for a load")
+        wait_until(late, State.CONSUMED)
+        assert effects_per_message() == once_each([late])
+        worker.stop()
+
+
 Write = Callable[[redis.Redis], object]
 
 
