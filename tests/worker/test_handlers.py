@@ -125,13 +125,14 @@ def test_a_process_whose_interpreter_is_held_is_killed_and_its_messages_go_on(
 
 @pytest.mark.parametrize("how", ["autocommit", "atomic", "begin"])
 def test_an_open_transaction_harms_neither_the_record_nor_the_next_message(start: Start, how: str) -> None:
-    start("--threads", "1")
+    worker = start("--threads", "1")
     dirty = schedule_message("t.dirty", how)
     after = [schedule_message(topic) for topic in ("t.effect", "t.tx", "t.async")]
     wait_until_all(State.CONSUMED, 4)
     assert effects_per_message() == once_each(after)
     assert log_of(dirty)[-1].to_state == State.CONSUMED
     assert not Effect.objects.filter(message_id=dirty.pk).exists()
+    worker.wait_for("The handler of t.dirty left a database connection in a transaction; that connection is closed")
 
 
 def test_the_log_asks_whether_a_known_topic_was_meant(start: Start) -> None:

@@ -24,6 +24,9 @@ CLOSED_CHECK_INTERVAL = 0.05
 # them. Seconds.
 IDLE_CLOSED_AFTER = 60.0
 
+# How a task left a connection: what it wrote there since its last commit is undone.
+IN_TRANSACTION = "in a transaction"
+
 T = TypeVar("T")
 
 
@@ -114,28 +117,28 @@ def leave_pools() -> None:
         connections.settings[alias].get("OPTIONS", {}).pop("pool", None)
 
 
-def after_task() -> bool:
+def after_task() -> str:
     """Close the connections of this thread that a task left dirty: in a transaction, or with a changed session.
 
-    Return whether there were any.
+    Return how it left one of them; "" if there were none.
     """
     here = _here.mine
     here.used = time.monotonic()
-    found = False
+    found = ""
     for connection in list(here.opened):
         # A handler may have left some behind.
         connection.execute_wrappers[:] = vars(connection)["delayq_wrappers"]
-        if connection.connection is not None and _is_dirty(connection):
+        if connection.connection is not None and (how := _dirty(connection)):
             discard(connection)
-            found = True
+            found = how
         connection.queries_log.clear()
     return found
 
 
-def _is_dirty(connection: BaseDatabaseWrapper) -> bool:
-    if connection.in_atomic_block or connection.needs_rollback:
-        return True
-    return hasattr(connection, "delayq_changed") or not is_clean(connection)
+def _dirty(connection: BaseDatabaseWrapper) -> str:
+    if connection.in_atomic_block or connection.needs_rollback or not is_clean(connection):
+        return "broken" if connection.errors_occurred else IN_TRANSACTION
+    return "with a changed session" if hasattr(connection, "delayq_changed") else ""
 
 
 def discard(connection: BaseDatabaseWrapper) -> None:

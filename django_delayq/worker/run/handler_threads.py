@@ -147,6 +147,8 @@ class HandlerThreads(Lane):
         # The threads that are offered nothing for a while because of that.
         self._resting: set[int] = set()
         self._stopping = threading.Event()
+        # The topics whose handlers have left a connection in a transaction.
+        self._dirtying: set[str] = set()
         workers = [
             threading.Thread(target=self._work, args=(number,), name=f"delayq-handler-{number}", daemon=True)
             for number in range(threads)
@@ -209,7 +211,13 @@ class HandlerThreads(Lane):
             return
         connections.before_task()
         outcome = self._execute(delivery, actor, number) if delivery.enter() else not_entered(delivery)
-        connections.after_task()
+        if connections.after_task() == connections.IN_TRANSACTION and delivery.topic not in self._dirtying:
+            self._dirtying.add(delivery.topic)
+            logger.warning(
+                "The handler of %s left a database connection in a transaction; that connection is closed, and what "
+                "the handler did not commit is undone",
+                delivery.topic,
+            )
         self._note_entry(delivery, outcome, number)
         self._note_outcome(delivery, outcome, actor)
 

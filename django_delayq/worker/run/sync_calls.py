@@ -115,13 +115,13 @@ class _Thread:
         except BaseException as raised:  # noqa: BLE001
             error = raised
         # Before the handler goes on: other handlers use this connection too.
-        if connections.after_task() and caller not in _dirtying:
+        if (how := connections.after_task()) and caller not in _dirtying:
             _dirtying.add(caller)
             logger.warning(
-                "%s left a database connection in a transaction, or with a changed session, when "
-                "a sync call had returned; that connection is closed. Do in one call what belongs together, or make "
-                "the handler transactional",
+                "%s left a database connection %s when a sync call had returned; that connection is closed. Do in one "
+                "call what belongs together, or make the handler transactional",
                 caller,
+                how,
             )
         if error is None:
             future.set_result(returned)
