@@ -533,7 +533,7 @@ def test_a_failure_that_its_policy_raises_again_is_logged_as_the_settings_say(
         ("'order-7'", "'order-8'"),
         ("3f2504e0-4f89-11d3-9a0c-0305e82c3301", "00000000-0000-0000-0000-000000000000"),
         ("<object at 0x7f966d122a10>", "<object at 0x7f966d046110>"),
-        ("outer\nValueError: 1", "other\nValueError: 2"),
+        ("taken\nDETAIL: Key (a)=(b)", "taken\nDETAIL: Key (a)=(c)"),
         ("x " * 999, "x " * 1000),
     ],
     ids=lambda text: text[:20],

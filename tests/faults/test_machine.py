@@ -424,16 +424,21 @@ class Machine(RuleBasedStateMachine):
         running = [held for held in self.held if held.row.key and not held.done]
         row = running[number % len(running)].row
         fate = self.fates[row.id]
-        over = Message.objects.get(pk=row.id).state in FINAL
+        now = Message.objects.get(pk=row.id)
+        over = now.state in FINAL
+        cancelled = now.cancel_requested or now.state == State.CANCELLED
         # Only the message that holds the key is in the way, and that not if it is the handler's own.
         others = {other.pk for other in Message.objects.filter(key="k") if other.holds_key}
         if fate.next_pk is not None:
             others = {fate.next_pk}
+        elif cancelled:
+            # A cancel ends the chain: the handler's own message stands for the next one.
+            others = {row.id}
         elif not over:
             others.discard(row.id)
         with actors.handling("default", TOPIC, "k", row.id):
             pk = self.schedule_beside(others, unique, fate.transactional)
-        if not over:
+        if not over and not cancelled:
             fate.next_pk = pk
 
     def succeed(self, held: Held) -> bool:
