@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from ...broker.base import IDS_PER_CALL
 from ...project.registry import Handler
 from ...record.sql.rows import Claimed
 from ..parts.lifetime import Budget
@@ -22,6 +21,9 @@ LEAST_SHARE = 1 / 16
 # While one lane is full, at least so many ids are taken to look for messages of the other one, but no more than four
 # times as many as it has room for.
 FEWEST = 20
+# While most ids that are taken are for nobody here, so many are: between two takes a place may become free, and whoever
+# waits for it waits for the take.
+LOOKED_PAST = 250
 # A process that could not record outcomes for this long takes nothing: that work might have to be repeated. Seconds.
 LONGEST_BEHIND = 5.0
 
@@ -55,7 +57,7 @@ class Wanted:
     def ids(self) -> int:
         """The number of ids to take now."""
         room = self.messages
-        return IDS_PER_CALL if room and self.looks_past else room
+        return max(room, LOOKED_PAST) if room and self.looks_past else room
 
     @property
     def messages(self) -> int:
