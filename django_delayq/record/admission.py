@@ -19,7 +19,7 @@ from ..core.limits import Limit, Usage, parts, queue_name, topic_name
 from ..project import conf, registry
 from . import transitions
 from .sql import limit_statements
-from .sql.limited import Candidate, Count, TakenPlace
+from .sql.limited import Candidate, Count, Taking
 from .sql.moves import writing
 from .sql.rows import Claimed, Ticket
 
@@ -163,13 +163,18 @@ def _claim_limited(
         chosen = _choose(rows, limits, usages, admitted)
         failpoints.reach("before_limited_claim")
         if chosen:
-            claimed = transitions.claim(using, [tickets[pk] for pk in chosen], leases, worker, queue=queue, ahead=ahead)
-            admitted.claimed += claimed
-            places = [TakenPlace(name, row.id, row.deliveries) for row in claimed for name in limits[row.id]]
             rates = {name: usage.full_at for name, usage in usages.items() if usage.is_charged and usage.full_at}
             # Deleted in heaps: each look at the places costs as much for those that run.
             littered = [name for name, count in counts.items() if count.ended > count.running]
-            statements.take(places, rates, littered)
+            admitted.claimed += transitions.claim(
+                using,
+                [tickets[pk] for pk in chosen],
+                leases,
+                worker,
+                queue=queue,
+                ahead=ahead,
+                taking=Taking(limits, rates, littered),
+            )
 
 
 def _choose(

@@ -95,9 +95,9 @@ def next_of(using: str, own: int) -> Message | None:
     """
     rows = Message.objects.using(using)
     message = _one(rows.filter(pk=own))
-    if message is None or (message.next_id is None and not rows.filter(CANCELLED, pk=own).exists()):
-        return None
-    return _one(rows.filter(pk=message.next_id)) or message
+    if message is not None and message.next_id is not None:
+        return _one(rows.filter(pk=message.next_id)) or message
+    return message if rows.filter(CANCELLED, pk=own).exists() else None
 
 
 def has_next(using: str, own: int) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import cache
+from functools import cache, partial
 
 from django.db import Error as DatabaseError
 from django.db import IntegrityError, connections, transaction
@@ -28,7 +28,8 @@ from ..models import Message, Transition
 from ..models.messages import Identity
 from ..project.validation import FARTHEST
 from .held_keys import CANCELLED, free_key, in_the_way
-from .sql import statements
+from .sql import limit_statements, statements
+from .sql.limited import Taking
 from .sql.moves import Decide, Decision, move, moved, writing
 from .sql.rows import Claimed, Failure, Inserted, Moved, NewMessage, Success, Ticket
 from .sql.sessions import own_transaction
@@ -238,17 +239,19 @@ def claim(
     *,
     queue: str | None = None,
     ahead: float = 0.0,
+    taking: Taking | None = None,
 ) -> list[Claimed]:
     """Move ``scheduled → running`` the messages that may start, of the topics in ``leases`` (topic → seconds).
 
     This statement decides every race. It returns no row for a message that is cancelled, finished, running, not due,
     expired, in a paused queue, in another queue than ``queue`` (None: any queue), or locked by another move. By the
     record's clock a message is claimed ``ahead`` seconds before its due time at most, whatever the clock of Redis says.
-    The rows come in the order of the tickets: the most urgent first.
+    The rows come in the order of the tickets: the most urgent first. ``taking`` is what they take of their limits.
     """
     unique = {ticket.id: ticket for ticket in tickets}
     asked = time.monotonic()
-    claimed = statements(using).claim(list(unique.values()), leases, worker, queue, ahead) if unique else []
+    claim_now = statements(using).claim if taking is None else partial(limit_statements(using).claim, taking)
+    claimed = claim_now(list(unique.values()), leases, worker, queue, ahead) if unique else []
     if claimed:
         record_clock(using).learn(asked, claimed[0].claimed_at)
     rows = {row.id: row for row in claimed}

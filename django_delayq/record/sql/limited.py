@@ -14,7 +14,8 @@ from ...core.states import State
 from ...models import Message
 from ...models.messages import LogRow, Place, Rate, lease_is_over
 from .moves import clock
-from .portable import may_claim
+from .portable import Portable, may_claim
+from .rows import Claimed, Ticket
 
 # The names of limits share this many locks: the table of locks of the server has room for some thousands.
 STRIPES = 64
@@ -49,12 +50,15 @@ class Count(NamedTuple):
     full_at: datetime | None = None
 
 
-class TakenPlace(NamedTuple):
-    """A place that is taken by a delivery."""
+class Taking(NamedTuple):
+    """What a claim takes of limits: a place under each for each message, and what is used up of rates then.
 
-    name: str
-    message_id: int
-    delivery: int
+    Of the ``littered`` limits the places are deleted whose deliveries have ended.
+    """
+
+    names: Mapping[int, Collection[str]]
+    rates: Mapping[str, datetime]
+    littered: Collection[str]
 
 
 def stripes(names: Iterable[str] | None) -> list[int]:
@@ -114,21 +118,35 @@ class PortableLimits:
         rates = Rate.objects.using(self.using).filter(full_at__gt=moment).values_list("name", flat=True)
         return self._counts({*places, *rates[:limit]}, since)
 
-    def take(self, places: Sequence[TakenPlace], rates: Mapping[str, datetime], littered: Collection[str]) -> None:
-        """Write places and what is used up of rates; delete the places of ``littered`` whose deliveries ended."""
-        self._drop(Place.objects.using(self.using).filter(name__in=list(littered)))
+    def claim(
+        self,
+        taking: Taking,
+        tickets: Sequence[Ticket],
+        leases: dict[str, float],
+        worker: str,
+        queue: str | None,
+        ahead: float,
+    ) -> list[Claimed]:
+        """Claim as ``Portable.claim`` does, and take what the messages need of their limits."""
+        claimed = Portable(self.using).claim(tickets, leases, worker, queue, ahead)
+        self._drop(Place.objects.using(self.using).filter(name__in=list(taking.littered)))
         Place.objects.using(self.using).bulk_create(
-            [Place(**place._asdict()) for place in places],
+            [
+                Place(name=name, message_id=row.id, delivery=row.deliveries)
+                for row in claimed
+                for name in taking.names[row.id]
+            ],
             update_conflicts=True,
             unique_fields=["name", "message_id"],
             update_fields=["delivery"],
         )
         Rate.objects.using(self.using).bulk_create(
-            [Rate(name=name, full_at=full_at) for name, full_at in rates.items()],
+            [Rate(name=name, full_at=full_at) for name, full_at in taking.rates.items()],
             update_conflicts=True,
             unique_fields=["name"],
             update_fields=["full_at"],
         )
+        return claimed
 
     def drop_places(self) -> None:
         """Delete all places whose deliveries have ended."""

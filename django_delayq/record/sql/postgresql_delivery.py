@@ -215,19 +215,7 @@ class PostgreSQLDelivery(PostgreSQLSession):
     def claim(
         self, tickets: Sequence[Ticket], leases: dict[str, float], worker: str, queue: str | None, ahead: float
     ) -> list[Claimed]:
-        rows = self._rows(
-            CLAIM,
-            {
-                "ids": array([ticket.id for ticket in tickets]),
-                "ready": array([ticket.ready_tenths for ticket in tickets]),
-                "topics": texts(leases),
-                "leases": array(leases.values()),
-                "worker": worker,
-                "queue": queue,
-                "ahead": ahead,
-            },
-        )
-        return [_claimed(row) for row in rows]
+        return [claimed(row) for row in self._rows(CLAIM, claiming(tickets, leases, worker, queue, ahead))]
 
     def succeed(self, successes: Sequence[Success], *, wait: bool) -> set[int]:
         ids, deliveries, actors, results = zip(*successes, strict=True)
@@ -271,7 +259,22 @@ def _columns(kind: type[Failure | LeaseRenewal], rows: Sequence[tuple[Any, ...]]
     return {name: [row[place] for row in rows] for place, name in enumerate(kind._fields)}
 
 
-def _claimed(row: tuple[Any, ...]) -> Claimed:
+def claiming(
+    tickets: Sequence[Ticket], leases: dict[str, float], worker: str, queue: str | None, ahead: float
+) -> dict[str, Any]:
+    """Return the parameters of ``CLAIM``."""
+    return {
+        "ids": array([ticket.id for ticket in tickets]),
+        "ready": array([ticket.ready_tenths for ticket in tickets]),
+        "topics": texts(leases),
+        "leases": array(leases.values()),
+        "worker": worker,
+        "queue": queue,
+        "ahead": ahead,
+    }
+
+
+def claimed(row: tuple[Any, ...]) -> Claimed:
     """Return a row of ``CLAIM`` with the values of its JSON columns."""
     values = list(row)
     for place in (5, 6, 9):

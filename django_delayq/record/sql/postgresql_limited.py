@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Collection, Sequence
+from datetime import timedelta
 
-from .limited import LOCKS, LONGEST_PAUSE, Candidate, Count, PortableLimits, TakenPlace, stripes
+from .limited import LOCKS, LONGEST_PAUSE, Candidate, Count, PortableLimits, Taking, stripes
 from .postgresql_base import IS_RUNNING, IS_SCHEDULED, LOOKS_LIKE_FEW, MAY_CLAIM, PostgreSQLSession, array, texts
+from .postgresql_delivery import CLAIM, claimed, claiming
+from .rows import Claimed, Ticket
 
 # The locks are taken in the order of the array. The statement after this one sees what others have committed.
 # The server would plan the statements of each claim anew, for a third of their time: with the lengths of its arrays a
@@ -60,10 +62,11 @@ SELECT coalesce(p.name, r.name), clock_timestamp(), coalesce(p.running, 0), coal
 """  # noqa: S608
 
 # A place that an earlier delivery of one of the messages has left is written again, and not deleted.
-TAKE = f"""
-WITH taken AS (
+CLAIM_AND_TAKE = f"""
+WITH claimed AS ({CLAIM}), taken AS (
     INSERT INTO delayq_place (name, message_id, delivery)
-    SELECT * FROM unnest(%(names)s::text[], %(ids)s::bigint[], %(deliveries)s::int[])
+    SELECT p.name, p.id, c.deliveries
+      FROM unnest(%(names)s::text[], %(named)s::bigint[]) p(name, id) JOIN claimed c ON c.id = p.id
         ON CONFLICT (name, message_id) DO UPDATE SET delivery = excluded.delivery
 ), used AS (
     INSERT INTO delayq_rate (name, full_at) SELECT * FROM unnest(%(rates)s::text[], %(full)s::timestamptz[])
@@ -72,7 +75,7 @@ WITH taken AS (
     DELETE FROM delayq_place p
      WHERE p.name = ANY(%(littered)s::text[]) AND p.message_id <> ALL(%(ids)s::bigint[]) AND NOT {IS_TAKEN}
 )
-SELECT 1
+SELECT * FROM claimed
 """  # noqa: S608
 
 # Limits and messages in one answer: a claim waits for each of its statements.
@@ -115,18 +118,24 @@ class PostgreSQLLimits(PostgreSQLSession, PortableLimits):
         sql = USED.format(counts=IS_TAKEN if since is None else WAS_TAKEN)
         return {row[0]: Count._make(row[1:]) for row in self._rows(sql, parameters)}
 
-    def take(self, places: Sequence[TakenPlace], rates: Mapping[str, datetime], littered: Collection[str]) -> None:
-        self._rows(
-            TAKE,
-            {
-                "names": texts([place.name for place in places]),
-                "ids": array([place.message_id for place in places]),
-                "deliveries": array([place.delivery for place in places]),
-                "rates": texts(rates),
-                "full": list(rates.values()),
-                "littered": texts(littered),
-            },
-        )
+    def claim(
+        self,
+        taking: Taking,
+        tickets: Sequence[Ticket],
+        leases: dict[str, float],
+        worker: str,
+        queue: str | None,
+        ahead: float,
+    ) -> list[Claimed]:
+        places = [(name, ticket.id) for ticket in tickets for name in taking.names[ticket.id]]
+        parameters = claiming(tickets, leases, worker, queue, ahead) | {
+            "names": texts([name for name, _id in places]),
+            "named": array([pk for _name, pk in places]),
+            "rates": texts(taking.rates),
+            "full": list(taking.rates.values()),
+            "littered": texts(taking.littered),
+        }
+        return [claimed(row) for row in self._rows(CLAIM_AND_TAKE, parameters)]
 
     def drop_places(self) -> None:
         self._rows(DROP_PLACES, None)
