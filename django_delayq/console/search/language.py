@@ -387,8 +387,7 @@ def _resolved(term: Term, using: str) -> Term:
         if is_key:
             return replace(term, unknown="")
         raise _Problem(_unknown(term))
-    found = _text("key" if is_key else "topic", Value(term.key_or_topic, quoted=True))
-    return replace(found, key_or_topic=term.key_or_topic)
+    return replace(_text("key" if is_key else "topic", Value(key, quoted=True)), key_or_topic=key)
 
 
 def _unknown(term: Term) -> str:
