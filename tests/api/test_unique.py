@@ -458,12 +458,14 @@ def test_deliveries_of_one_message_at_once_schedule_one_next_message(unique: str
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("unique", ["live", "scheduled", "1h"])
-def test_a_message_that_was_asked_to_stop_has_no_next_one_until_it_is_requeued(unique: str, policy: str) -> None:
+def test_a_message_that_was_asked_to_stop_has_no_next_one_until_it_is_requeued(unique: str, policy: OnConflict) -> None:
     first = claimed(key="k", unique=unique)
     assert cancel_message(first.id).verdict == Verdict.REQUESTED
-    for make in (due, lambda **options: schedule_messages([{"topic": TOPIC, **options}])[0]):
-        row = step(first.id, make=make, unique=unique, on_conflict=policy)
-        assert (row.pk, row.existed) == (first.id, True)
+    row = step(first.id, unique=unique, on_conflict=policy)
+    assert (row.pk, row.existed) == (first.id, True)
+    with own_run(first.id):
+        [row] = schedule_messages([{"topic": TOPIC, "key": "k", "on_conflict": policy}])
+    assert (row.pk, row.existed) == (first.id, True)
     assert fail(first.id)
     assert step(first.id, unique=unique).pk == first.id
     assert (state(first.id), Message.objects.count()) == (State.CANCELLED, 1)

@@ -92,7 +92,7 @@ class Gate:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.payload = {"folder": str(folder)}
+        self.payload: dict[str, Any] = {"folder": str(folder)}
 
     def begun(self, *names: int) -> bool:
         """Tell whether a handler has begun: that of this message, of this delivery of it, or any."""
