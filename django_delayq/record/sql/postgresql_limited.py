@@ -11,8 +11,8 @@ from .postgresql_delivery import CLAIM, claimed, claiming
 from .rows import Claimed, Ticket
 
 # The locks are taken in the order of the array. The statement after this one sees what others have committed.
-# The server would plan the statements of each claim anew, for a third of their time: with the lengths of its arrays each
-# plan looks cheaper than the one that is kept.
+# The server would plan the statements of each claim anew, for a third of their time: with the lengths of its arrays a
+# plan always looks cheaper than the one that is kept.
 LOCK = f"""
 SELECT set_config('idle_in_transaction_session_timeout', '{LONGEST_PAUSE}', true),
        set_config('plan_cache_mode', 'force_generic_plan', true),
