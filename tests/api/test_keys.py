@@ -182,6 +182,10 @@ def test_bulk_calls_lock_messages_in_one_order(
     needs_row_locks()
     # In the order of the keys these are the other way round than in that of the ids.
     first, second = schedule_message(TOPIC, key="b", delay="1h"), schedule_message(TOPIC, key="a", delay="1h")
+
+    def waits(number: int) -> bool:
+        return waiting_for_locks() == number
+
     both: dict[str, Callable[[], Any]] = {
         "the action": lambda: act(Message.objects.filter(topic=TOPIC)),
         "the call": lambda: schedule_messages(keyed("ab", on_conflict=on_conflict)),
@@ -192,7 +196,7 @@ def test_bulk_calls_lock_messages_in_one_order(
             started = {}
             for number, who in enumerate(sorted(both, key=lambda who: who != goes_first), 1):
                 started[who] = pool.submit(closing(both[who]))
-                eventually(lambda number=number: waiting_for_locks() == number, f"{who} waits")
+                eventually(partial(waits, number), f"{who} waits")
         assert started["the action"].result(PATIENCE) == {verdict: 2}
         assert {message.key for message in started["the call"].result(PATIENCE)} == {"a", "b"}
     assert second.key == "a"

@@ -29,7 +29,7 @@ NUMBER = 40
 class Standby(PostgresServer):
     """A PostgreSQL server that replicates another one until it is promoted."""
 
-    def __init__(self, primary: PostgresServer, network: Proxy, **settings: str | int) -> None:
+    def __init__(self, primary: PostgresServer, network: Proxy, **settings: Any) -> None:
         self._primary = primary.url.replace(str(primary.port), str(network.port))
         super().__init__(dbname=primary.dbname, **{**primary._settings, **settings})
         self._has_database = True

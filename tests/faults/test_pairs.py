@@ -277,6 +277,7 @@ def test_features_that_meet_keep_what_each_promises(_part: int, case: Case) -> N
 
 def test_each_run_draws_other_cases_and_says_how_to_repeat_one() -> None:
     """Also in CI, where Hypothesis has other habits."""
+    assert settings.default is not None
     assert (settings.default.derandomize, settings.default.print_blob) == (False, True)
 
 

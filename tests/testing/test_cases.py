@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unittest
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from django.db import connections, transaction
@@ -75,7 +75,7 @@ class ForOneDatabase(TestCase):
     """It is run while a connection to the other database is open, as after the making of the test databases."""
 
     __test__ = False
-    databases: ClassVar = {"default"}
+    databases = {"default"}
 
     def test_the_other_database_is_forbidden(self) -> None:
         calls: list[Callable[[], object]] = [
