@@ -21,7 +21,8 @@ from django_delayq.extensions import Service, WorkerExtension
 from django_delayq.models import Message
 from django_delayq.worker.parts.lifetime import BegunPage
 from django_delayq.worker.parts.service_turns import Runner, ServiceTurns
-from django_delayq.worker.processes.supervisor import Child, Supervisor
+from django_delayq.worker.processes.child import Child
+from django_delayq.worker.processes.supervisor import Supervisor
 from tests.support.assembled import Assemble, drain
 from tests.support.claims import DB, claimed
 from tests.support.receivers import heard
@@ -225,7 +226,7 @@ def test_a_claim_is_reported_after_its_commit(
 
 def release_claims_of(worker: str) -> None:
     """Have a supervisor do what it does after the death of a process."""
-    Supervisor(Options(DB))._release(Child(1, worker, 0.0, BegunPage(1)))
+    Supervisor(Options(DB)).releases.release(Child(1, worker, 0.0, BegunPage(1)))
 
 
 def test_a_dead_process_has_its_claims_released_and_reported(recording: list[Recording]) -> None:

@@ -22,6 +22,7 @@ from django_delayq.core.worker_options import Options
 from django_delayq.project import registry
 from django_delayq.record import crashes
 from django_delayq.worker.parts.lifetime import BegunPage
+from django_delayq.worker.processes.child import Child
 from django_delayq.worker.processes.process import (
     BROKEN,
     EXHAUSTED,
@@ -30,7 +31,7 @@ from django_delayq.worker.processes.process import (
     WorkerProcess,
     collect_less_often,
 )
-from django_delayq.worker.processes.supervisor import HUNG, STALE_AFTER, Child, Supervisor
+from django_delayq.worker.processes.supervisor import HUNG, STALE_AFTER, Supervisor
 from django_delayq.worker.run.recorder import Recorder
 from django_delayq.worker.upkeep.heartbeat import HeartbeatFile
 from tests.support.claims import DB, claimed, state
@@ -78,7 +79,10 @@ def test_a_child_that_shows_no_life_is_killed_and_not_from_outside(
     supervisor._handle_death(supervisor.children[process.pid], process.wait(60))
     other = Child(0, "host/2", time.monotonic(), page)
     supervisor._handle_death(other, -signal.SIGKILL)
-    assert [(dead.name, dead.death.by_kill) for dead in supervisor._to_release] == [("host/1", False), ("host/2", True)]
+    assert [(dead.name, dead.death.by_kill) for dead in supervisor.releases.waiting] == [
+        ("host/1", False),
+        ("host/2", True),
+    ]
 
 
 def test_a_child_that_ends_for_a_stuck_handler_has_its_successor_at_once(supervisor: Supervisor) -> None:
@@ -281,11 +285,11 @@ def test_claims_that_wait_for_the_database_are_told_once(
     monkeypatch.setattr(crashes, "release_worker", Mock(side_effect=OperationalError("gone")))
     ended(supervisor, 1, BROKEN)
     for _time in range(3):
-        supervisor._release_after = 0.0
-        supervisor._release_claims()
-        assert supervisor._releaser
+        supervisor.releases._after = 0.0
+        supervisor.releases.go_on()
+        assert supervisor.releases.pid
         _reap_releaser(supervisor)
-    assert [dead.pid for dead in supervisor._to_release] == [1]
+    assert [dead.pid for dead in supervisor.releases.waiting] == [1]
     assert caplog.text.count("The claims of host/1 are released as soon as possible") == 1
 
 
@@ -293,21 +297,21 @@ def test_claims_that_wait_for_the_database_are_told_once(
 def test_a_receiver_that_never_ends_keeps_no_supervisor_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     supervisor = Supervisor(Options(DB))
     [delivery] = claimed("t.ok", worker="host/1")
-    monkeypatch.setattr("django_delayq.worker.processes.supervisor.report_moves", lambda *_: time.sleep(3600))
+    monkeypatch.setattr("django_delayq.worker.processes.releases.report_moves", lambda *_: time.sleep(3600))
     ended(supervisor, 1, BROKEN)
-    supervisor._release_claims()
+    supervisor.releases.go_on()
     eventually(lambda: state(delivery) == State.SCHEDULED, "the claim is released")
     # As it is when so much time has passed.
-    supervisor._releaser_until = time.monotonic()
-    supervisor._release_claims()
+    supervisor.releases._until = time.monotonic()
+    supervisor.releases.go_on()
     _reap_releaser(supervisor)
-    assert supervisor._to_release
+    assert supervisor.releases.waiting
 
 
 def _reap_releaser(supervisor: Supervisor) -> None:
     def look() -> bool:
         supervisor._reap_children()
-        return not supervisor._releaser
+        return not supervisor.releases.pid
 
     eventually(look, "the process that releases claims ends")
 
@@ -341,7 +345,7 @@ def test_a_child_that_ends_after_it_was_replaced_is_no_crash(
     page.end()
     for _time in range(3):
         supervisor._handle_death(child, 0)
-    assert (supervisor._quick_deaths, supervisor._start_after, supervisor._to_release) == (0, 0.0, [])
+    assert (supervisor._quick_deaths, supervisor._start_after, supervisor.releases.waiting) == (0, 0.0, [])
     assert not supervisor._stopping
     assert not caplog.records
 

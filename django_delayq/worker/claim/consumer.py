@@ -54,8 +54,8 @@ RETRY_UNCLAIMED_AFTER = 1.0
 LAST_WAIT = 0.02
 # It ends with the error when so many turns in a row find no database that lets it work.
 LAST_TRIES = 5
-# The most calls to Redis by which a turn makes further ids ready, a thousand ids each. Other queues wait for them: beside
-# 100,000 messages that fall due at once ten calls made them 75 ms late, and four make them 45.
+# The most calls to Redis by which a turn makes further ids ready, a thousand ids each. Other queues wait for them:
+# beside 100,000 messages that fall due at once ten calls made them 75 ms late, and four make them 45.
 CATCH_UP = 4
 
 

@@ -12,29 +12,25 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import takewhile
+from collections.abc import Callable, Iterator
 
-from django.db import Error as DatabaseError
 from django.db import connections as django_connections
 
 from ...broker import publisher
 from ...core import actors
 from ...core.worker_options import Options
-from ...extensions import WorkerExtensions
 from ...project import registry
 from ...record import crashes
 from ...record.sql import statements
 from ...record.sql.sessions import name_sessions
-from ...record.sql.troubles import in_words
 from ..parts import connections
 from ..parts.lifetime import BegunPage, ProcessLock
-from ..parts.reporting import report_moves
 from ..parts.service_turns import backoff
-from ..upkeep.heartbeat import HeartbeatFile, delete_rows
+from ..upkeep.heartbeat import HeartbeatFile
 from . import output, plain_signals
+from .child import Child
 from .process import BROKEN, EXHAUSTED, STUCK, WorkerProcess, collect_less_often
+from .releases import TOGETHER, Releases
 
 logger = logging.getLogger("django_delayq")
 
@@ -47,43 +43,10 @@ STALE_AFTER = 30.0
 HUNG = 30.0
 # A child in which a message is to run alone takes nothing meanwhile: it is replaced after this time. Seconds.
 REPLACED_AFTER = 2.0
-# Children that are killed within this time died together. Seconds.
-TOGETHER = 0.25
-# A worker that ends waits so long at most for the release of the claims of its children. Seconds.
-FINAL_RELEASE = 5.0
 # The time between two checks of the children. Seconds.
 CHILD_CHECK_INTERVAL = 1.0
-
-
-@dataclass(slots=True)
-class Child:
-    """A worker process, as its supervisor sees it: while it lives, and until its claims are released."""
-
-    pid: int
-    name: str
-    started: float
-    page: BegunPage
-    killed: bool = False
-    # True when it showed no life and was killed for that.
-    hung: bool = False
-    # The signs of life at the last check, and for how many seconds there was none.
-    signs: float = 0.0
-    silent: float = 0.0
-    # When it was found dead (monotonic), and its traces.
-    died: float = 0.0
-    death: crashes.Death = crashes.UNSEEN
-    # True when the log says that its claims wait.
-    waits: bool = False
-
-    @property
-    def shut_down(self) -> bool:
-        """True when it has ended in order, or on command: none of its messages crashed."""
-        return self.page.ended or self.killed
-
-    def send(self, number: signal.Signals) -> None:
-        """Send a signal; nothing happens when the child is gone already."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, number)
+# A worker that ends waits so long at most for the release of the claims of its children. Seconds.
+FINAL_RELEASE = 5.0
 
 
 def _warn_of_threads() -> None:
@@ -95,10 +58,6 @@ def _warn_of_threads() -> None:
             "Unless a library starts them again after a fork, start them in a function with @worker_started",
             ", ".join(lost),
         )
-
-
-def _was_just_killed(dead: Child) -> bool:
-    return dead.death.by_kill and time.monotonic() - dead.died < TOGETHER
 
 
 class Supervisor:
@@ -118,13 +77,7 @@ class Supervisor:
         self._quick_deaths = 0
         self._start_after = 0.0
         self._is_refused = False
-        self._to_release: list[Child] = []
-        # The process that releases the claims of the first of these, and of how many; 0: there is none.
-        self._releaser = 0
-        self._releasing = 0
-        # When it is killed, and before when there is no other one (monotonic).
-        self._releaser_until = 0.0
-        self._release_after = 0.0
+        self.releases = Releases(options, self._fork_to)
         self._over_at = time.monotonic() + (math.inf if options.max_runtime is None else options.max_runtime)
         self._wake_read, self._wake_write = os.pipe()
         # A pipe that children see closed when the parent is gone.
@@ -144,8 +97,8 @@ class Supervisor:
         with self._handling_signals():
             self._loop()
             self._release_the_last()
-        if self._to_release:
-            names = ", ".join(dead.name for dead in self._to_release)
+        if self.releases.waiting:
+            names = ", ".join(dead.name for dead in self.releases.waiting)
             logger.warning("Stopped; other workers release the claims of %s when their leases end", names)
         else:
             logger.info("Stopped: all worker processes have ended, and their claims are released")
@@ -174,7 +127,7 @@ class Supervisor:
                 self._start_missing()
                 self._touch_heartbeat()
                 self._end_in_time()
-            self._release_claims()
+            self.releases.go_on()
             self._sleep(CHILD_CHECK_INTERVAL)
 
     def _end_in_time(self) -> None:
@@ -234,7 +187,7 @@ class Supervisor:
         logger.debug("Started worker process %s", name)
 
     def _fork_to(self, work: Callable[[], int]) -> int:
-        """Start a process that ends with what ``work`` returns, and return its pid."""
+        """Start a process that does ``work``, ends with what that returns, and return its pid."""
         # The child must not share any connection that is open here.
         connections.close_all()
         django_connections.close_all()
@@ -243,38 +196,40 @@ class Supervisor:
         output.flush()
         pid = os.fork()
         if pid == 0:
-            os._exit(work())
+            code = 1
+            try:
+                self._leave_the_supervisor()
+                code = work()
+            except BaseException:  # noqa: BLE001
+                with contextlib.suppress(Exception):
+                    traceback.print_exc()
+            finally:
+                output.flush()
+                os._exit(code)
         return pid
 
     def _be_child(self, page: BegunPage, run: str) -> int:
         """Run a worker process, in the child. Return its exit code."""
-        code = 1
-        try:
-            self._leave_the_supervisor()
-            name = actors.worker_name(self.options.name, os.getpid(), run)
-            process = WorkerProcess(self.options, self.quarantine_lock, page, name)
-            collect_less_often()
-            signal.signal(signal.SIGTERM, lambda *_: process.stop())
-            if self._signals:
-                # While the process was made.
-                process.stop()
-            plain_signals.switch(on=True)
+        name = actors.worker_name(self.options.name, os.getpid(), run)
+        process = WorkerProcess(self.options, self.quarantine_lock, page, name)
+        collect_less_often()
+        signal.signal(signal.SIGTERM, lambda *_: process.stop())
+        if self._signals:
+            # While the process was made.
+            process.stop()
+        plain_signals.switch(on=True)
 
-            def ask() -> None:
-                self._wake()
-                process.look()
+        def ask() -> None:
+            self._wake()
+            process.look()
 
-            def watch() -> bool:
-                page.set(process.beat)
-                return self._is_orphaned()
+        def watch() -> bool:
+            page.set(process.beat)
+            return self._is_orphaned()
 
-            process.parts.budget.ask = ask
-            code = process.run(watch)
-            page.end()
-        except BaseException:  # noqa: BLE001
-            with contextlib.suppress(Exception):
-                traceback.print_exc()
-        output.flush()
+        process.parts.budget.ask = ask
+        code = process.run(watch)
+        page.end()
         return code
 
     def _leave_the_supervisor(self) -> None:
@@ -307,8 +262,8 @@ class Supervisor:
             child = self.children.pop(pid, None)
             if child is not None:
                 self._handle_death(child, os.waitstatus_to_exitcode(status))
-            elif pid == self._releaser:
-                self._note_released(done=status == 0)
+            elif pid == self.releases.pid:
+                self.releases.note_end(done=status == 0)
 
     def _handle_death(self, child: Child, code: int) -> None:
         """Have the claims of a dead child released, and decide when its successor starts."""
@@ -320,8 +275,7 @@ class Supervisor:
             # The child is certainly dead: its claims need not wait for their leases.
             by_kill = code == -signal.SIGKILL and not child.hung
             child.died, child.death = time.monotonic(), crashes.Death(child.page.begun, by_kill)
-            self._to_release.append(child)
-            self._excuse_all()
+            self.releases.add(child, self.children.values())
         if self._stopping or (ended and child.page.replaced):
             return
         if ended and code == EXHAUSTED:
@@ -336,83 +290,14 @@ class Supervisor:
         pause = backoff(self._quick_deaths - 1, 1.0) if self._quick_deaths > 1 else 0.0
         self._start_after = time.monotonic() + pause
 
-    def _excuse_all(self) -> None:
-        """Accuse no message when all children were killed together: somebody else did that, and no single message."""
-        killed = [dead for dead in self._to_release if _was_just_killed(dead)]
-        if len(killed) > 1 and all(child.started > killed[0].died for child in self.children.values()):
-            for dead in killed:
-                dead.death = replace(dead.death, of_all=True)
-
-    def _may_have_company(self, dead: Child) -> bool:
-        """Return whether other children may turn out to have been killed together with this one."""
-        return self.options.processes > 1 and not dead.shut_down and _was_just_killed(dead)
-
-    def _release_claims(self, *, final: bool = False) -> None:
-        """Have a process of its own release the claims of dead children.
-
-        A silent database, or a receiver of the project, may keep it for long. Then it is killed, and another one tries
-        again. ``final``: no further children may turn out to have been killed together with these.
-        """
-        now = time.monotonic()
-        dead = [*takewhile(lambda dead: final or not self._may_have_company(dead), self._to_release)]
-        if self._releaser:
-            if now >= self._releaser_until:
-                os.kill(self._releaser, signal.SIGKILL)
-        elif dead and now >= self._release_after:
-            self._release_after, self._releaser_until = now + CHILD_CHECK_INTERVAL, now + HUNG
-            # If no process is left for it, it is tried again.
-            with contextlib.suppress(OSError):
-                self._releaser, self._releasing = self._fork_to(lambda: self._release_all(dead)), len(dead)
-
     def _release_the_last(self) -> None:
         """Have all claims released, but wait for that for five seconds at most."""
         deadline = time.monotonic() + FINAL_RELEASE
-        while self._to_release and (left := deadline - time.monotonic()) > 0:
-            self._release_claims(final=True)
+        while self.releases.waiting and (left := deadline - time.monotonic()) > 0:
+            self.releases.go_on(final=True)
             self._sleep(min(left, CHILD_CHECK_INTERVAL))
             self._reap_children()
-        if self._releaser:
-            os.kill(self._releaser, signal.SIGKILL)
-
-    def _note_released(self, *, done: bool) -> None:
-        """Take note of the end of the process that released claims, all of them or not."""
-        dead = self._to_release[: self._releasing]
-        if done:
-            del self._to_release[: self._releasing]
-            self._release_after = 0.0
-        elif not dead[0].waits:
-            logger.warning("The claims of %s are released as soon as possible", ", ".join(one.name for one in dead))
-        for one in dead:
-            one.waits = True
-        self._releaser = 0
-
-    def _release_all(self, dead: Sequence[Child]) -> int:
-        """Release the claims of dead children, in a process for that. Return its exit code."""
-        try:
-            self._leave_the_supervisor()
-            for child in dead:
-                self._release(child)
-        except DatabaseError as error:
-            if not dead[0].waits:
-                logger.warning("No claims can be released: %s", in_words(error))
-            return 1
-        except BaseException:  # noqa: BLE001
-            traceback.print_exc()
-            return 1
-        finally:
-            connections.close_all()
-            output.flush()
-        return 0
-
-    def _release(self, dead: Child) -> None:
-        """Release what a dead child had claimed, and take its row away."""
-        using, name = self.options.using, dead.name
-        actor = f"supervisor:{actors.host()}/{self._pid}"
-        moved = crashes.release_worker(using, name, actor=actor, shutdown=dead.shut_down, death=dead.death)
-        extensions = WorkerExtensions(using, name)
-        report_moves(using, moved, extensions)
-        delete_rows(using, [name])
-        extensions.stop()
+        self.releases.kill()
 
     def _kill_hung(self, elapsed: float) -> None:
         """Kill children that show no life. Their deliveries count as crashed, as those of any process that dies."""
@@ -485,7 +370,7 @@ class Supervisor:
         """Sleep until a signal comes or a child is to be started."""
         if not self._stopping and self._start_after > time.monotonic():
             seconds = min(seconds, self._start_after - time.monotonic() + 0.001)
-        if self._to_release and self._may_have_company(self._to_release[0]):
+        if self.releases.is_soon:
             seconds = min(seconds, TOGETHER)
         select.select([self._wake_read], [], [], seconds)
         with contextlib.suppress(BlockingIOError):

@@ -1,0 +1,134 @@
+"""Releases the claims of worker processes that have died."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import takewhile
+
+from django.db import Error as DatabaseError
+
+from ...core import actors
+from ...core.worker_options import Options
+from ...extensions import WorkerExtensions
+from ...record import crashes
+from ...record.sql.troubles import in_words
+from ..parts import connections
+from ..parts.reporting import report_moves
+from ..upkeep.heartbeat import delete_rows
+from .child import Child
+
+logger = logging.getLogger("django_delayq")
+
+# Children that are killed within this time died together. Seconds.
+TOGETHER = 0.25
+# The least time between two tries. Seconds.
+RETRY_AFTER = 1.0
+# A process that releases claims is killed after this time. Seconds.
+LONGEST_TRY = 30.0
+
+
+class Releases:
+    """The children of a supervisor that have died, and the process that releases their claims.
+
+    A silent database, or a receiver of the project, may keep that process for long. Then it is killed, and another one
+    tries again: the supervisor itself waits for nobody.
+    """
+
+    def __init__(self, options: Options, fork_to: Callable[[Callable[[], int]], int]) -> None:
+        """``fork_to`` starts a process that does its argument, ends with what that returns, and returns its pid."""
+        self.options = options
+        self._fork_to = fork_to
+        self._supervisor = os.getpid()
+        self.waiting: list[Child] = []
+        # The process that releases the claims of the first of these, and of how many; 0: there is none.
+        self.pid = 0
+        self._number = 0
+        # When it is killed, and before when there is no other one (monotonic).
+        self._until = 0.0
+        self._after = 0.0
+
+    def add(self, dead: Child, living: Iterable[Child]) -> None:
+        """Have the claims of a child released that has died.
+
+        No message is accused when all children were killed together: somebody else did that, and no single message.
+        """
+        self.waiting.append(dead)
+        killed = [dead for dead in self.waiting if _was_just_killed(dead)]
+        if len(killed) > 1 and all(child.started > killed[0].died for child in living):
+            for one in killed:
+                one.death = replace(one.death, of_all=True)
+
+    def go_on(self, *, final: bool = False) -> None:
+        """Start the process if there is something for it, and end one that has taken too long.
+
+        ``final``: no further children may turn out to have been killed together with these.
+        """
+        now = time.monotonic()
+        dead = [*takewhile(lambda dead: final or not self._may_have_company(dead), self.waiting)]
+        if self.pid:
+            if now >= self._until:
+                os.kill(self.pid, signal.SIGKILL)
+        elif dead and now >= self._after:
+            self._after, self._until = now + RETRY_AFTER, now + LONGEST_TRY
+            # If no process is left for it, it is tried again.
+            with contextlib.suppress(OSError):
+                self.pid, self._number = self._fork_to(lambda: self._release_all(dead)), len(dead)
+
+    @property
+    def is_soon(self) -> bool:
+        """True when it is known in a moment whether others were killed together with the first child."""
+        return bool(self.waiting) and self._may_have_company(self.waiting[0])
+
+    def note_end(self, *, done: bool) -> None:
+        """Take note of the end of the process that released claims, all of them or not."""
+        dead = self.waiting[: self._number]
+        if done:
+            del self.waiting[: self._number]
+            self._after = 0.0
+        elif not dead[0].waits:
+            logger.warning("The claims of %s are released as soon as possible", ", ".join(one.name for one in dead))
+        for one in dead:
+            one.waits = True
+        self.pid = 0
+
+    def kill(self) -> None:
+        """End the process: nobody waits for it any longer."""
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def _may_have_company(self, dead: Child) -> bool:
+        """Return whether other children may turn out to have been killed together with this one."""
+        return self.options.processes > 1 and not dead.shut_down and _was_just_killed(dead)
+
+    def _release_all(self, dead: Sequence[Child]) -> int:
+        """Release the claims of dead children, in a process for that. Return its exit code."""
+        try:
+            for child in dead:
+                self.release(child)
+        except DatabaseError as error:
+            if not dead[0].waits:
+                logger.warning("No claims can be released: %s", in_words(error))
+            return 1
+        finally:
+            connections.close_all()
+        return 0
+
+    def release(self, dead: Child) -> None:
+        """Release what a dead child had claimed, and take its row away."""
+        using, name = self.options.using, dead.name
+        actor = f"supervisor:{actors.host()}/{self._supervisor}"
+        moved = crashes.release_worker(using, name, actor=actor, shutdown=dead.shut_down, death=dead.death)
+        extensions = WorkerExtensions(using, name)
+        report_moves(using, moved, extensions)
+        delete_rows(using, [name])
+        extensions.stop()
+
+
+def _was_just_killed(dead: Child) -> bool:
+    return dead.death.by_kill and time.monotonic() - dead.died < TOGETHER
