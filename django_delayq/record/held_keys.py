@@ -97,7 +97,9 @@ def next_of(using: str, own: int) -> Message | None:
     message = _one(rows.filter(pk=own))
     if message is not None and message.next_id is not None:
         return _one(rows.filter(pk=message.next_id)) or message
-    return message if rows.filter(CANCELLED, pk=own).exists() else None
+    if message is not None and (message.cancel_requested or message.state == State.CANCELLED):
+        return message
+    return None
 
 
 def has_next(using: str, own: int) -> bool:

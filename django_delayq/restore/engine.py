@@ -47,7 +47,7 @@ Progress = Callable[[int], None]
 
 
 @contextmanager
-def _without_redis() -> Iterator[None]:
+def without_redis() -> Iterator[None]:
     """Go on while Redis is away: queues are paused until the record is changed. Not with one that must not be used."""
     try:
         yield
@@ -131,7 +131,7 @@ class Restore:
     def prepare(self) -> Report:
         """Prepare one of many short runs: like ``preview``, but count only what the run needs, also without Redis."""
         self._horizon = to_tenths(transitions.now(self.using)) + int(conf.get().HORIZON * SECOND)
-        with _without_redis():
+        with without_redis():
             self._read_horizon()
         for queue in self.selection.queues or queues(self.using):
             self.report.queues[queue] = Tally()
@@ -366,7 +366,7 @@ class Restore:
             if ids:
                 answers = change(tally, ids)
                 # Redis has them at their old due times, if at all. The next stage puts those that were spread.
-                with _without_redis():
+                with without_redis():
                     self.broker.remove(queue, [answer.id for answer in answers if answer and answer.id is not None])
             self._done += len(ids)
             self._renew_hold()
@@ -421,7 +421,7 @@ class Restore:
                     )
                     for one in moved:
                         signals.emit_end(Message, one, self.using)
-                    with _without_redis():
+                    with without_redis():
                         self.broker.remove(queue, [one.id for one in moved])
                     tally.expired += len(moved)
                     self._renew_hold()

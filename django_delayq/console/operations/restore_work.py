@@ -16,12 +16,12 @@ from django.db import DatabaseError, InterfaceError
 from ...api import pausing
 from ...broker import RedisBroker
 from ...core import actors
-from ...core.exceptions import BrokerUnavailable, UnusableBroker
+from ...core.exceptions import BrokerUnavailable
 from ...core.outcomes import storable
 from ...extensions import RestoreObserver, RestoreStart
 from ...record import transitions
 from ...record.sql.sessions import own_transaction
-from ...restore.engine import Restore
+from ...restore.engine import Restore, without_redis
 from ...restore.selection import Overdue, Selection, Tally
 from ..models import Operation, OperationState
 from ..statements import in_time
@@ -94,14 +94,11 @@ class RestoreWork(RedisWork):
         pausing.release(using, holder(operation))
 
     def count(self, using: str) -> int | None:
-        with self.redis(using) as broker:
-            try:
-                return in_time(using, COUNT_TIMEOUT_MS, lambda: self.restore(using, broker).preview().expected())
-            except UnusableBroker:
-                raise
-            except BrokerUnavailable:
-                # The overdue messages come first, and need no Redis.
-                return None
+        expected = None
+        # The overdue messages come first, and need no Redis.
+        with self.redis(using) as broker, without_redis():
+            expected = in_time(using, COUNT_TIMEOUT_MS, lambda: self.restore(using, broker).preview().expected())
+        return expected  # noqa: RET504 (None while Redis is away)
 
     def step(self, using: str, operation: Operation) -> Step:
         batches: list[int] = []
