@@ -25,7 +25,7 @@ def worker_started(function: F) -> F:
     in processes that have async handlers.
 
     A function that yields once is continued after the last message, when the process ends in order. One that raises
-    ends its process, and the supervisor starts another one.
+    ends its process, and the supervisor starts another one; what it raises behind its ``yield`` is logged.
 
     ::
 

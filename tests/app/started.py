@@ -1,7 +1,7 @@
 """What a project does with ``@worker_started``: DELAYQ_TEST_STARTED is a folder for its notes.
 
 A thread is started while this module is loaded, as by careless code. With DELAYQ_TEST_STARTED_FAILS the sync or the
-async function fails.
+async function fails, or the sync one at its end.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ def listen() -> Iterator[None]:
     yield
     logger.info("has listened")
     listener.stop()
+    if FAILS == "end":
+        raise RuntimeError("the project cannot stop")
 
 
 @worker_started

@@ -85,6 +85,17 @@ def test_a_function_that_fails_ends_its_process_and_costs_no_message_an_attempt(
     wait_until(message, State.CONSUMED)
 
 
+@pytest.mark.parametrize("arguments", [["--max-messages", "1"], ["--once"]], ids=["worker", "once"])
+def test_a_function_that_fails_at_the_end_is_logged_and_no_other_process_begins(
+    start: Start, tmp_path: Path, arguments: list[str]
+) -> None:
+    schedule_message("t.started", 1)
+    worker = start(*arguments, prefix=f"env DELAYQ_TEST_STARTED={tmp_path} DELAYQ_TEST_STARTED_FAILS=end")
+    assert worker.wait() == 0
+    assert lines(tmp_path) == [["listens", "has counted", "message 1", "has disconnected", "has listened"]]
+    assert worker.count("RuntimeError: the project cannot stop") == 1
+
+
 @pytest.mark.parametrize("is_early", [True, False], ids=["early", "none"])
 def test_threads_that_the_processes_will_lack_are_told_before_the_first_fork(
     start: Start, tmp_path: Path, is_early: bool

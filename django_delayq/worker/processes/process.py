@@ -156,10 +156,18 @@ class WorkerProcess:
     def run(self, watch: Callable[[], bool] = lambda: False) -> int:
         """Work until stopped, or until ``watch``, called twice a second or more, returns True. Return the exit code."""
         name_sessions(self.name)
-        with process_start.in_process():
-            # A function may have left a connection dirty.
-            connections.after_task()
-            self._work(watch)
+        is_done = False
+        try:
+            with process_start.in_process():
+                # A function may have left a connection dirty.
+                connections.after_task()
+                self._work(watch)
+                is_done = True
+        except BaseException:
+            if not is_done:
+                raise
+            # The process has done its work. With another code it would be replaced, for ever with --max-messages.
+            logger.exception("A function with @worker_started failed at the end of its process")
         return self.code
 
     def _work(self, watch: Callable[[], bool]) -> None:
