@@ -262,19 +262,19 @@ class ScheduleAdmin(_ModelAdmin):
     def pause(self, request: HttpRequest, queryset: QuerySet[Schedule]) -> None:
         done = self._do_all(request, "pause", queryset, schedules.pause_schedule)
         text = ngettext("%(count)d schedule is paused.", "%(count)d schedules are paused.", done) % {"count": done}
-        self.message_user(request, text, messages.SUCCESS)
+        self.message_user(request, text, messages.SUCCESS if done else messages.WARNING)
 
     @admin.action(description=gettext_lazy("Resume selected schedules"), permissions=["pause"])
     def resume(self, request: HttpRequest, queryset: QuerySet[Schedule]) -> None:
         done = self._do_all(request, "resume", queryset, schedules.resume_schedule)
         text = ngettext("%(count)d schedule is resumed.", "%(count)d schedules are resumed.", done) % {"count": done}
-        self.message_user(request, text, messages.SUCCESS)
+        self.message_user(request, text, messages.SUCCESS if done else messages.WARNING)
 
     @admin.action(description=gettext_lazy("Run selected schedules now"), permissions=["run"])
     def run(self, request: HttpRequest, queryset: QuerySet[Schedule]) -> None:
         done = self._do_all(request, "run", queryset, schedules.run_schedule)
         text = ngettext("%(count)d message is due now.", "%(count)d messages are due now.", done) % {"count": done}
-        self.message_user(request, text, messages.SUCCESS)
+        self.message_user(request, text, messages.SUCCESS if done else messages.WARNING)
 
     def _do_all(self, request: HttpRequest, verb: str, rows: Iterable[Schedule], act: Callable[..., Any]) -> int:
         done = 0

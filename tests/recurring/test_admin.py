@@ -149,6 +149,7 @@ def test_a_deleted_schedule_has_its_message_cancelled(chief: Client) -> None:
 def test_schedules_are_paused_resumed_and_run(chief: Client) -> None:
     create_schedule("s", "t.ok", every="1h")
     assert "1 schedule is paused" in text(act(chief, "pause", "s"))
+    assert '<li class="warning">0 schedules are paused' in text(act(chief, "pause", "s"))
     assert live() == []
     assert "1 schedule is resumed" in text(act(chief, "resume", "s"))
     assert live() == ["13:00"]
