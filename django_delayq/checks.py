@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,6 +15,7 @@ from django.utils.connection import ConnectionDoesNotExist
 
 from . import broker, middleware
 from .project import conf
+from .project.conf import Problem
 from .record.sql import commits_nothing, keeps_ambiguous_times, unsupported, vendor_name
 
 TAG = "delayq"
@@ -32,18 +33,18 @@ def check_settings(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[che
     return errors(problems)
 
 
-def errors(problems: Sequence[conf.Problem]) -> list[checks.CheckMessage]:
-    """Return the problems of settings as Django reports them."""
+def errors(problems: Iterable[Problem]) -> list[checks.CheckMessage]:
+    """Return problems of settings as Django reports them."""
     return [checks.Error(problem.message, hint=problem.hint, id=f"delayq.{problem.id}") for problem in problems]
 
 
 def check_project(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[checks.CheckMessage]:
     """Check the rest of the project's settings: ``delayq.E006`` to ``E008``, ``E010``, ``E012`` and ``E014``."""
     settings, _problems = conf.parse(conf.given())
-    return [*_check_times(), *_check_middleware(settings), *_check_redis(settings), *_check_tenants()]
+    return errors([*_check_times(), *_check_middleware(settings), *_check_redis(settings), *_check_tenants()])
 
 
-def _check_times() -> Iterator[checks.CheckMessage]:
+def _check_times() -> Iterator[Problem]:
     # Imported here: the models are not ready when the app registers its checks.
     from .models import Message
 
@@ -51,30 +52,23 @@ def _check_times() -> Iterator[checks.CheckMessage]:
     with suppress(ImproperlyConfigured, ConnectionDoesNotExist):
         using = router.db_for_write(Message)
         if keeps_ambiguous_times(using):
-            yield checks.Error(
+            yield Problem(
+                "E010",
                 f"DATABASES[{using!r}]['TIME_ZONE'] makes {vendor_name(using)} keep times without an offset from UTC.",
-                hint="Remove TIME_ZONE before the first message is scheduled: then all times are kept in UTC.",
-                id="delayq.E010",
+                "Remove TIME_ZONE before the first message is scheduled: then all times are kept in UTC.",
             )
 
 
-def _check_redis(settings: conf.Settings) -> Iterator[checks.CheckMessage]:
+def _check_redis(settings: conf.Settings) -> Iterator[Problem]:
     if settings.REDIS is None:
         return
     if "://" in settings.REDIS and not _is_redis_url(settings.REDIS):
-        yield checks.Error(
-            "DELAYQ['REDIS'] is not a Redis URL.",
-            hint="It begins with redis://, rediss:// or unix://.",
-            id="delayq.E006",
-        )
+        yield Problem("E006", "DELAYQ['REDIS'] is not a Redis URL.", "It begins with redis://, rediss:// or unix://.")
     elif "://" not in settings.REDIS and not _is_django_redis(settings.REDIS):
-        yield checks.Error(
-            f"DELAYQ['REDIS'] names {settings.REDIS!r}, which is not a django-redis cache.",
-            hint="Add it to CACHES with BACKEND 'django_redis.cache.RedisCache', or write a Redis URL.",
-            id="delayq.E007",
-        )
+        hint = "Add it to CACHES with BACKEND 'django_redis.cache.RedisCache', or write a Redis URL."
+        yield Problem("E007", f"DELAYQ['REDIS'] names {settings.REDIS!r}, which is not a django-redis cache.", hint)
     elif why := broker.problem(settings):
-        yield checks.Error("DELAYQ['REDIS'] is impossible.", hint=why, id="delayq.E008")
+        yield Problem("E008", "DELAYQ['REDIS'] is impossible.", why)
 
 
 def check_database(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[checks.CheckMessage]:
@@ -123,25 +117,25 @@ def _keeps_messages(key: Any) -> bool:
     return key.db_constraint and key.model._meta.managed and key.remote_field.on_delete not in FOLLOWED
 
 
-def _check_middleware(settings: conf.Settings) -> Iterator[checks.CheckMessage]:
+def _check_middleware(settings: conf.Settings) -> Iterator[Problem]:
     for path in settings.MIDDLEWARE:
         try:
             middleware.load(path)
         except ImproperlyConfigured as error:
             hint = "Write the dotted path of a subclass of django_delayq.middleware.Middleware."
-            yield checks.Error(f"{error}.", hint=hint, id="delayq.E012")
+            yield Problem("E012", f"{error}.", hint)
 
 
-def _check_tenants() -> Iterator[checks.CheckMessage]:
+def _check_tenants() -> Iterator[Problem]:
     """Refuse tables in the schema of each tenant: a process knows one identity, and one Redis, for a database."""
     types = getattr(django_settings, "TENANT_TYPES", {})
     several = [app for name, kind in types.items() if name != "public" for app in kind.get("APPS", ())]
     for app in dict.fromkeys([*getattr(django_settings, "TENANT_APPS", ()), *several]):
         if app.partition(".")[0] == "django_delayq":
-            yield checks.Error(
+            yield Problem(
+                "E014",
                 f"{app} is among the apps of tenants: each would have its own messages, and workers serve one schema.",
-                hint="Move it to SHARED_APPS, and give the schema of the tenant to the handler by a Middleware.",
-                id="delayq.E014",
+                "Move it to SHARED_APPS, and give the schema of the tenant to the handler by a Middleware.",
             )
 
 

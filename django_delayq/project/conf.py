@@ -197,13 +197,8 @@ def parse(given: Any) -> tuple[Settings, list[Problem]]:
         problems.append(Problem("E005", "USE_TZ is off.", "Due times need time zones: set USE_TZ = True."))
     settings = Settings(**found)
     if settings.QUEUES and settings.DEFAULT_QUEUE not in settings.QUEUES:
-        problems.append(
-            Problem(
-                "E004",
-                "DELAYQ['DEFAULT_QUEUE'] is not one of DELAYQ['QUEUES'].",
-                "No worker would serve it unless it is named with --queue.",
-            )
-        )
+        hint = "No worker would serve it unless it is named with --queue."
+        problems.append(Problem("E004", "DELAYQ['DEFAULT_QUEUE'] is not one of DELAYQ['QUEUES'].", hint))
     return settings, problems
 
 
