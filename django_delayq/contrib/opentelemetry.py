@@ -79,30 +79,17 @@ class _TracingMiddleware(middleware.Middleware):
         self._continue_trace = continue_trace
         self._tracer = trace.get_tracer(__name__, __version__, tracers)
         meter = metrics.get_meter(__name__, __version__, meters)
-        self._sent = meter.create_counter(
-            "messaging.client.sent.messages", "{message}", "Number of messages that calls were to schedule."
-        )
-        self._sent_in = meter.create_histogram(
-            "messaging.client.operation.duration",
-            "s",
-            "Duration of calls that schedule messages.",
-            explicit_bucket_boundaries_advisory=SECONDS,
-        )
-        self._consumed = meter.create_counter(
-            "messaging.client.consumed.messages", "{message}", "Number of deliveries."
-        )
-        self._processed_in = meter.create_histogram(
-            "messaging.process.duration",
-            "s",
-            "Duration of handlers.",
-            explicit_bucket_boundaries_advisory=SECONDS,
-        )
-        self._lateness = meter.create_histogram(
-            "delayq.lateness",
-            "s",
-            "Time from the due time of a message to its claim.",
-            explicit_bucket_boundaries_advisory=LATENESS,
-        )
+
+        def histogram(name: str, about: str, bounds: Sequence[float] = SECONDS) -> Any:
+            return meter.create_histogram(name, "s", about, explicit_bucket_boundaries_advisory=bounds)
+
+        about = "Number of messages that calls were to schedule."
+        self._sent = meter.create_counter("messaging.client.sent.messages", "{message}", about)
+        self._sent_in = histogram("messaging.client.operation.duration", "Duration of calls that schedule messages.")
+        about = "Number of deliveries."
+        self._consumed = meter.create_counter("messaging.client.consumed.messages", "{message}", about)
+        self._processed_in = histogram("messaging.process.duration", "Duration of handlers.")
+        self._lateness = histogram("delayq.lateness", "Time from the due time of a message to its claim.", LATENESS)
 
     @contextmanager
     def scheduling(self, drafts: Sequence[Draft]) -> Iterator[None]:

@@ -90,7 +90,7 @@ class DelayqBackend(BaseTaskBackend):
             "headers": results.headers(task, known.find(topic)),
         }
         using = router.db_for_write(Message)
-        message = scheduling.write(using, topic, results.payload(result.args, result.kwargs), options)
+        message = scheduling.write(using, topic, {"args": result.args, "kwargs": result.kwargs}, options)
         object.__setattr__(result, "id", str(message.pk))
         object.__setattr__(result, "enqueued_at", message.created_at)
         task_enqueued.send_robust(type(self), task_result=result)

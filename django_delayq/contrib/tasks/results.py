@@ -32,11 +32,6 @@ _STATUS = {
 _ENDS = {State.CANCELLED: TaskCancelled, State.EXPIRED: TaskExpired, State.DEAD: TaskGivenUp}
 
 
-def payload(args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the payload of a task's message."""
-    return {"args": args, "kwargs": kwargs}
-
-
 def headers(task: AnyTask, base: AnyTask | None) -> dict[str, Any]:
     """Return the headers of a task's message: in what the task differs from the one that was declared."""
     own: dict[str, Any] = {}
