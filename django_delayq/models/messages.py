@@ -40,18 +40,18 @@ WAITS_AGAIN = Q(
 AModel = TypeVar("AModel", bound=models.Model)
 
 
-def _refuse_write(model: type[models.Model]) -> NoReturn:
+def _refuse_write(rows: Any, *args: Any, **kwargs: Any) -> NoReturn:
     raise TypeError(
-        f"rows of {model.__name__} are not written directly, for that would bypass the log and "
-        "Redis: schedule_message() makes a message; reschedule_message(), run_message(), cancel_message() and "
+        f"rows of {getattr(rows, 'model', type(rows)).__name__} are not written directly, for that would bypass the "
+        "log and Redis: schedule_message() makes a message; reschedule_message(), run_message(), cancel_message() and "
         "requeue_message() change one"
     )
 
 
-def _refuse_delete(model: type[models.Model]) -> NoReturn:
+def _refuse_delete(rows: Any, *args: Any, **kwargs: Any) -> NoReturn:
     raise TypeError(
-        f"rows of {model.__name__} are not deleted directly, for a worker may be running the "
-        "message: cancel_message() keeps it from running; delayq_act purge deletes finished messages with their log"
+        f"rows of {getattr(rows, 'model', type(rows)).__name__} are not deleted directly, for a worker may be running "
+        "the message: cancel_message() keeps it from running; delayq_act purge deletes finished messages with their log"
     )
 
 
@@ -62,17 +62,8 @@ class RecordQuerySet(models.QuerySet[AModel]):
     ``save_base()``, and cascades by neither.
     """
 
-    def bulk_create(self, *args: Any, **kwargs: Any) -> NoReturn:
-        _refuse_write(self.model)
-
-    def bulk_update(self, *args: Any, **kwargs: Any) -> NoReturn:
-        _refuse_write(self.model)
-
-    def update(self, **kwargs: Any) -> NoReturn:
-        _refuse_write(self.model)
-
-    def delete(self) -> NoReturn:
-        _refuse_delete(self.model)
+    bulk_create = bulk_update = update = _refuse_write
+    delete = _refuse_delete
 
 
 class _Record(models.Model):
@@ -80,14 +71,11 @@ class _Record(models.Model):
 
     objects = RecordQuerySet.as_manager()
 
+    save = _refuse_write
+    delete = _refuse_delete
+
     class Meta:
         abstract = True
-
-    def save(self, *args: Any, **kwargs: Any) -> NoReturn:
-        _refuse_write(type(self))
-
-    def delete(self, *args: Any, **kwargs: Any) -> NoReturn:
-        _refuse_delete(type(self))
 
 
 class Message(_Record):

@@ -21,7 +21,7 @@ from . import transitions
 from .sql import limit_statements
 from .sql.limited import Candidate, Count, Taking
 from .sql.moves import writing
-from .sql.rows import Claimed, Ticket
+from .sql.rows import Claimed, Claiming, Ticket
 
 # Limits that are looked at, at most, to find those that are full.
 LIMITS_READ = 100_000
@@ -127,32 +127,24 @@ def claim(
     free = [ticket for ticket in tickets if not limits[ticket.id]]
     if free:
         admitted.claimed += transitions.claim(using, free, leases, worker, queue=queue, ahead=ahead)
-    rest = {ticket.id: ticket for ticket in tickets if limits[ticket.id]}
+    rest = [ticket for ticket in tickets if limits[ticket.id]]
     if rest:
-        names = {name for pk in rest for name in limits[pk]}
-        _claim_limited(using, rest, names, leases, worker, queue, ahead, admitted)
+        names = {name for ticket in rest for name in limits[ticket.id]}
+        _claim_limited(using, names, Claiming(rest, leases, worker, queue, ahead), admitted)
         order = {ticket.id: place for place, ticket in enumerate(tickets)}
         admitted.claimed.sort(key=lambda row: order[row.id])
     return admitted
 
 
-def _claim_limited(
-    using: str,
-    tickets: Mapping[int, Ticket],
-    names: Collection[str],
-    leases: dict[str, float],
-    worker: str,
-    queue: str | None,
-    ahead: float,
-    admitted: Admitted,
-) -> None:
+def _claim_limited(using: str, names: Collection[str], asked: Claiming, admitted: Admitted) -> None:
     statements = limit_statements(using)
+    tickets = {ticket.id: ticket for ticket in asked.tickets}
     # Without Redis one transaction makes several claims: one that took the locks of each in turn could wait for another
     # in a circle.
     makes_others = connections[using].in_atomic_block
     with writing(using):
         statements.lock(None if makes_others else names)
-        counts, rows = statements.look(names, list(tickets), leases, queue, ahead)
+        counts, rows = statements.look(names, asked)
         of_kind = {kind: limits_of(*kind) for kind in {row.kind for row in rows}}
         limits = {row.id: of_kind[row.kind] for row in rows}
         # A message that was replaced meanwhile may stand under other limits, which are not locked. One that is due
@@ -166,15 +158,8 @@ def _claim_limited(
             rates = {name: usage.full_at for name, usage in usages.items() if usage.is_charged and usage.full_at}
             # Deleted in heaps: each look at the places costs as much for those that run.
             littered = [name for name, count in counts.items() if count.ended > count.running]
-            admitted.claimed += transitions.claim(
-                using,
-                [tickets[pk] for pk in chosen],
-                leases,
-                worker,
-                queue=queue,
-                ahead=ahead,
-                taking=Taking(limits, rates, littered),
-            )
+            asked = asked._replace(tickets=[tickets[pk] for pk in chosen])
+            admitted.claimed += transitions.claim_asked(using, asked, Taking(limits, rates, littered))
 
 
 def _choose(

@@ -20,7 +20,7 @@ from ..models import Message
 from ..models.messages import Lease, lease_is_over
 from .low_water import LowWater
 from .sql import statements
-from .sql.log_in_row import claim_kept, claimed_after
+from .sql.log_in_row import claimed_after
 from .sql.moves import LEFT_ALONE, Decision
 from .sql.rows import BEGINNING, Moved
 from .transitions import MOVES_PER_TRANSACTION, move_unlocked, now
@@ -92,7 +92,8 @@ def judge(crashes: int, *, was_alone: bool, by_kill: bool) -> Judgement:
 def mark_alone(using: str, message_id: int, delivery: int, worker: str) -> None:
     """Note in the row that a delivery runs alone in its process, for the case that nobody sees the process die."""
     rows = Message._base_manager.using(using).filter(pk=message_id, state=State.RUNNING, deliveries=delivery)
-    rows.filter(worker=worker).update(worker=worker + ALONE, **claim_kept(worker))
+    # The log in the row needs the name without the mark.
+    rows.filter(worker=worker).update(worker=worker + ALONE, claimed_by=worker)
 
 
 def may_reap(using: str) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import cache, partial
+from functools import cache
 
 from django.db import Error as DatabaseError
 from django.db import IntegrityError, connections, transaction
@@ -31,7 +31,7 @@ from .held_keys import CANCELLED, free_key, in_the_way
 from .sql import limit_statements, statements
 from .sql.limited import Taking
 from .sql.moves import Decide, Decision, move, moved, writing
-from .sql.rows import Claimed, Failure, Inserted, Moved, NewMessage, Success, Ticket
+from .sql.rows import Claimed, Claiming, Failure, Inserted, Moved, NewMessage, Success, Ticket
 from .sql.sessions import own_transaction
 
 # Rows that one transaction locks and moves at most.
@@ -239,21 +239,26 @@ def claim(
     *,
     queue: str | None = None,
     ahead: float = 0.0,
-    taking: Taking | None = None,
 ) -> list[Claimed]:
     """Move ``scheduled → running`` the messages that may start, of the topics in ``leases`` (topic → seconds).
 
     This statement decides every race. It returns no row for a message that is cancelled, finished, running, not due,
     expired, in a paused queue, in another queue than ``queue`` (None: any queue), or locked by another move. By the
     record's clock a message is claimed ``ahead`` seconds before its due time at most, whatever the clock of Redis says.
-    The rows come in the order of the tickets: the most urgent first. ``taking`` is what they take of their limits.
+    The rows come in the order of the tickets: the most urgent first.
     """
-    unique = {ticket.id: ticket for ticket in tickets}
-    asked = time.monotonic()
-    claim_now = statements(using).claim if taking is None else partial(limit_statements(using).claim, taking)
-    claimed = claim_now(list(unique.values()), leases, worker, queue, ahead) if unique else []
+    return claim_asked(using, Claiming(tickets, leases, worker, queue, ahead))
+
+
+def claim_asked(using: str, asked: Claiming, taking: Taking | None = None) -> list[Claimed]:
+    """Claim as ``claim`` does. ``taking`` is what the messages take of their limits."""
+    unique = {ticket.id: ticket for ticket in asked.tickets}
+    if not unique:
+        return []
+    began, asked = time.monotonic(), asked._replace(tickets=[*unique.values()])
+    claimed = statements(using).claim(asked) if taking is None else limit_statements(using).claim(taking, asked)
     if claimed:
-        record_clock(using).learn(asked, claimed[0].claimed_at)
+        record_clock(using).learn(began, claimed[0].claimed_at)
     rows = {row.id: row for row in claimed}
     return [rows[pk] for pk in unique if pk in rows]
 

@@ -25,7 +25,7 @@ from django_delayq.core.known_record import forget_identity
 from django_delayq.models import Message
 from django_delayq.project import validation
 from django_delayq.record import transitions
-from django_delayq.record.sql.postgresql_scheduling import COPY_MESSAGES, GIVEN
+from django_delayq.record.sql.postgresql import COPY_MESSAGES, GIVEN
 from django_delayq.record.sql.rows import NewMessage
 from django_delayq.record.sql.sessions import IDLE
 from django_delayq.record.transitions import identity

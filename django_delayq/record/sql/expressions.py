@@ -31,6 +31,12 @@ def is_open(names: str) -> str:
     return f"{OF_TOPIC} NOT IN ({names}) AND 'queue ' || m.queue NOT IN ({names})"
 
 
+def _compiled(expression: Func, compiler: Any, sql: str) -> tuple[str, list[Any]]:
+    """Return SQL with the parts of an expression in its places, and their parameters."""
+    parts = [compiler.compile(part) for part in expression.get_source_expressions()]
+    return sql.format(*(part for part, _parameters in parts)), [value for _part, some in parts for value in some]
+
+
 class After(Func):
     """``(due_at, id) > (…, …)``: a comparison of rows, which an index answers even where many have one due time."""
 
@@ -41,9 +47,7 @@ class After(Func):
         super().__init__(F("due_at"), F("id"), Value(due, output_field=DateTimeField()), Value(pk))
 
     def as_sql(self, compiler: Any, connection: Any, **extra: Any) -> tuple[str, list[Any]]:  # type: ignore[override]
-        parts = [compiler.compile(part) for part in self.get_source_expressions()]
-        sql = f"({{}}, {{}}) {self.operator} ({{}}, {{}})".format(*(part for part, _parameters in parts))
-        return sql, [value for _part, parameters in parts for value in parameters]
+        return _compiled(self, compiler, f"({{}}, {{}}) {self.operator} ({{}}, {{}})")
 
 
 class UpTo(After):
@@ -108,11 +112,7 @@ class HoldsKeyAt(Func):
         super().__init__(F("finished_at"), F("key_for"), Value(at, output_field=DateTimeField()))
 
     def as_sql(self, compiler: Any, connection: Any, **extra: Any) -> tuple[str, list[Any]]:  # type: ignore[override]
-        return self._compiled(compiler, "({} + {} * interval '1 second' > {})")
+        return _compiled(self, compiler, "({} + {} * interval '1 second' > {})")
 
     def as_sqlite(self, compiler: Any, connection: Any, **extra: Any) -> tuple[str, list[Any]]:  # type: ignore[override]
-        return self._compiled(compiler, "(julianday({}) + {} / 86400.0 > julianday({}))")
-
-    def _compiled(self, compiler: Any, sql: str) -> tuple[str, list[Any]]:
-        parts = [compiler.compile(part) for part in self.get_source_expressions()]
-        return sql.format(*(part for part, _parameters in parts)), [value for _part, some in parts for value in some]
+        return _compiled(self, compiler, "(julianday({}) + {} / 86400.0 > julianday({}))")

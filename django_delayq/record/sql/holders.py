@@ -40,16 +40,12 @@ class Holder(NamedTuple):
     seconds: float | None
     transactions: int
 
-    @property
-    def is_old(self) -> bool:
-        """True when the dead rows that it keeps may slow searches down."""
-        return (self.seconds or 0.0) >= OLD or self.transactions >= OLD_TRANSACTIONS
-
 
 def oldest(holders: list[Holder]) -> list[Holder]:
     """Return the oldest of each kind, if it is old."""
     first: dict[str, Holder] = {}
     for holder in holders:
-        if holder.is_old:
+        # The dead rows that it keeps may slow searches down.
+        if (holder.seconds or 0.0) >= OLD or holder.transactions >= OLD_TRANSACTIONS:
             first.setdefault(holder.kind, holder)
     return [*first.values()]

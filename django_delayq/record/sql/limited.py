@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from ...models import Message
 from ...models.messages import LogRow, Place, Rate, lease_is_over
 from .moves import clock
 from .portable import Portable, may_claim
-from .rows import Claimed, Ticket
+from .rows import Claimed, Claiming
 
 # The names of limits share this many locks: the table of locks of the server has room for some thousands.
 STRIPES = 64
@@ -79,18 +79,13 @@ class PortableLimits:
         """Keep other transactions from these limits (None: from all) until this one ends."""
         # The one writer holds the lock of the whole database.
 
-    def look(
-        self, names: Collection[str], ids: Sequence[int], topics: Collection[str], queue: str | None, ahead: float
-    ) -> tuple[dict[str, Count], list[Candidate]]:
+    def look(self, names: Collection[str], asked: Claiming) -> tuple[dict[str, Count], list[Candidate]]:
         """Return what the record says about these limits, and those messages that a claim would take.
 
         The messages are locked; those that another transaction has locked are left out.
         """
-        rows = Message.objects.using(self.using).filter(
-            may_claim(self.using, topics, queue),
-            pk__in=list(ids),
-            due_at__lte=clock(self.using) + timedelta(seconds=ahead),
-        )
+        latest = clock(self.using) + timedelta(seconds=asked.ahead)
+        rows = Message.objects.using(self.using).filter(may_claim(self.using, asked), due_at__lte=latest)
         found = rows.order_by("pk").values_list(*Candidate._fields)
         return self.counts(names), [Candidate._make(row) for row in found]
 
@@ -118,17 +113,9 @@ class PortableLimits:
         rates = Rate.objects.using(self.using).filter(full_at__gt=moment).values_list("name", flat=True)
         return self._counts({*places, *rates[:limit]}, since)
 
-    def claim(
-        self,
-        taking: Taking,
-        tickets: Sequence[Ticket],
-        leases: dict[str, float],
-        worker: str,
-        queue: str | None,
-        ahead: float,
-    ) -> list[Claimed]:
+    def claim(self, taking: Taking, asked: Claiming) -> list[Claimed]:
         """Claim as ``Portable.claim`` does, and take what the messages need of their limits."""
-        claimed = Portable(self.using).claim(tickets, leases, worker, queue, ahead)
+        claimed = Portable(self.using).claim(asked)
         self._drop(Place.objects.using(self.using).filter(name__in=list(taking.littered)))
         Place.objects.using(self.using).bulk_create(
             [

@@ -32,11 +32,6 @@ from ...models.messages import LogRow
 CLEARED: dict[str, Any] = dict.fromkeys(("created_by", "claimed_at", "ready_at", "claimed_by"))
 
 
-def claim_kept(worker: str) -> dict[str, Any]:
-    """Return what an update sets that changes ``worker``, which was this until now."""
-    return {"claimed_by": worker}
-
-
 class Logged(NamedTuple):
     """A row to be added to the log, with the columns of ``LOG_COLUMNS``. Cheaper than an object of the model."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -181,18 +180,16 @@ def _plan(message: Message, decision: Decision, after: State, now: datetime) -> 
 
 
 def _write(using: str, plans: list[_Plan]) -> list[_Plan]:
-    """Update the rows, and the objects with them. Return the plans that were written."""
-    if connections[using].features.has_select_for_update:
-        _write_locked(using, plans)
-        written = plans
-    else:
-        # The condition on `moves` replaces the row lock.
-        rows = Message._base_manager.using(using)
-        written = [p for p in plans if rows.filter(pk=p.message.pk, moves=p.message.moves).update(**p.values)]
-    for plan in written:
+    """Update the objects, and the rows as they are. Return the plans that were written."""
+    for plan in plans:
         for name, value in plan.values.items():
             setattr(plan.message, name, value)
-    return written
+    if connections[using].features.has_select_for_update:
+        _write_locked(using, plans)
+        return plans
+    # The condition on `moves` replaces the row lock.
+    rows = Message._base_manager.using(using)
+    return [p for p in plans if rows.filter(pk=p.message.pk, moves=p.message.moves - 1).update(**p.values)]
 
 
 def _write_locked(using: str, plans: list[_Plan]) -> None:
@@ -204,19 +201,12 @@ def _write_locked(using: str, plans: list[_Plan]) -> None:
     rows = Message._base_manager.using(using)
     if len(groups) > MOST_GROUPS:
         # A column that a plan does not name keeps its value, which is written again: the rows are locked.
-        copies = [_copy(plan) for plan in plans]
-        rows.bulk_update(copies, sorted({name for plan in plans for name in plan.values}), batch_size=ROWS_PER_UPDATE)
+        names = sorted({name for plan in plans for name in plan.values})
+        rows.bulk_update([plan.message for plan in plans], names, batch_size=ROWS_PER_UPDATE)
         return
     for group in groups.values():
         values = {**group[0].values, "moves": F("moves") + 1}
         rows.filter(pk__in=[plan.message.pk for plan in group]).update(**values)
-
-
-def _copy(plan: _Plan) -> Message:
-    made = copy.copy(plan.message)
-    for name, value in plan.values.items():
-        setattr(made, name, value)
-    return made
 
 
 def _logged(plan: _Plan, actor: str, now: datetime) -> Logged:

@@ -24,6 +24,7 @@ from .rows import (
     BEGINNING,
     ROWS_PASSED,
     Claimed,
+    Claiming,
     Expired,
     Facts,
     Failure,
@@ -39,10 +40,16 @@ from .rows import (
 )
 
 
-def may_claim(using: str, topics: Iterable[str], queue: str | None) -> Q:
-    """Return what a claim asks of a message besides its due time. ``queue`` None: it may be in any."""
-    asked = Q(not_expired(RecordNow()), state=State.SCHEDULED, topic__in=list(topics)) & ~in_paused_queue(using)
-    return asked if queue is None else asked & Q(queue=queue)
+def may_claim(using: str, asked: Claiming) -> Q:
+    """Return what a claim asks of a message besides its due time."""
+    where = Q(
+        not_expired(RecordNow()),
+        pk__in=[ticket.id for ticket in asked.tickets],
+        state=State.SCHEDULED,
+        topic__in=list(asked.leases),
+    )
+    where &= ~in_paused_queue(using)
+    return where if asked.queue is None else where & Q(queue=asked.queue)
 
 
 class Portable:
@@ -196,14 +203,9 @@ class Portable:
         # A transaction that writes waits for those before it, so none is under way beside it.
         return set()
 
-    def claim(
-        self, tickets: Sequence[Ticket], leases: dict[str, float], worker: str, queue: str | None, ahead: float
-    ) -> list[Claimed]:
-        """Move ``scheduled → running`` the messages that may start, of the topics in ``leases`` (topic → seconds).
-
-        No message is claimed more than ``ahead`` seconds before its due time, whatever the ticket says.
-        """
-        by_id = {ticket.id: ticket for ticket in tickets}
+    def claim(self, asked: Claiming) -> list[Claimed]:
+        """Move ``scheduled → running`` the messages that may start."""
+        by_id = {ticket.id: ticket for ticket in asked.tickets}
         # The time that the log rows get.
         claimed_at: datetime
 
@@ -212,27 +214,27 @@ class Portable:
             claimed_at = now
             ticket = by_id[message.pk]
             ready_at = None if ticket.ready_tenths is None else from_tenths(ticket.ready_tenths)
-            latest = now + timedelta(seconds=ahead)
+            latest = now + timedelta(seconds=asked.ahead)
             if message.due_at > min(ready_at or latest, latest):
                 return LEFT_ALONE
             values = {
                 "deliveries": message.deliveries + 1,
-                "worker": worker,
-                "leased_until": now + timedelta(seconds=message.lease or leases[message.topic]),
+                "worker": asked.worker,
+                "leased_until": now + timedelta(seconds=message.lease or asked.leases[message.topic]),
             }
             return Decision(
                 State.RUNNING,
                 values,
-                actor=f"worker:{worker}",
+                actor=f"worker:{asked.worker}",
                 delivery=message.deliveries + 1,
                 ready_at=ready_at,
             )
 
-        where = Q(pk__in=list(by_id)) & may_claim(self.using, leases, queue)
+        where = may_claim(self.using, asked)
         return [
             # The time is in the row of the log.
             Claimed._make(getattr(m, name) for name in Claimed._fields)._replace(claimed_at=claimed_at)
-            for m, decision in move(self.using, where, decide, actor=worker, wait=False, with_content=True)
+            for m, decision in move(self.using, where, decide, actor=asked.worker, wait=False, with_content=True)
             if decision.to is not None
         ]
 

@@ -8,24 +8,37 @@ travel as parameters only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from functools import cache, lru_cache
 from itertools import chain
 from typing import Any, cast
 
+import psycopg
 from django.core.exceptions import EmptyResultSet
 from django.db import connections
 from django.db.models import QuerySet
 
+from ...core.clock import ceil_tenth
+from ...core.known_record import known_identity, learn_identity
+from ...core.states import LIVE
 from ...models import Message
-from .expressions import QUEUES, Microseconds
+from .expressions import OF_TOPIC, QUEUES, Microseconds, is_open
 from .holders import HOLDERS, Holder
+from .moves import IDENTITY
 from .portable import Portable
-from .postgresql_base import LOOKS_LIKE_FEW, array, texts
+from .postgresql_base import (
+    CEIL_TENTH,
+    IS_SCHEDULED,
+    LOOKS_LIKE_FEW,
+    NOT_EXPIRED,
+    NOW,
+    PAUSED,
+    array,
+    texts,
+)
 from .postgresql_delivery import PostgreSQLDelivery
-from .postgresql_looks import PostgreSQLLooks
-from .postgresql_scheduling import PostgreSQLScheduling
-from .rows import Facts
+from .rows import BEGINNING, ROWS_PASSED, Expired, Facts, Inserted, NewMessage, Seen, Spot, Ticket
 
 # The process that answers, and the connections that the user may have: nobody limits a superuser.
 MOST_CONNECTIONS = """
@@ -42,6 +55,237 @@ FACTS = f"""
 SELECT id, state, topic, queue, limit_key, due_at, priority FROM delayq_message
  WHERE id = ANY(%(ids)s::bigint[]) AND {LOOKS_LIKE_FEW}
 """  # noqa: S608
+
+# In the gaps between the queues that are known, and behind the last one, are no dead rows.
+OTHER_QUEUES = """
+WITH RECURSIVE known AS (
+    SELECT unnest(%(known)s::text[]) AS queue
+), gap AS (
+    SELECT lag(queue, 1, '') OVER (ORDER BY queue) AS low, queue AS high FROM known
+), among(queue, high) AS (
+    SELECT low, high FROM gap
+     UNION ALL
+    SELECT m.queue, q.high FROM among q CROSS JOIN LATERAL (
+        SELECT queue FROM delayq_message
+         WHERE state = 'scheduled' AND queue > q.queue AND queue < q.high ORDER BY queue LIMIT 1
+    ) m
+), behind(queue) AS (
+    SELECT max(queue) FROM known
+     UNION ALL
+    SELECT m.queue FROM behind q CROSS JOIN LATERAL (
+        SELECT queue FROM delayq_message WHERE state = 'scheduled' AND queue > q.queue ORDER BY queue LIMIT 1
+    ) m
+)
+(SELECT queue FROM among UNION SELECT queue FROM behind) EXCEPT (SELECT queue FROM known UNION SELECT '')
+"""
+
+# The names of the limits that are full. The server looks up a name in a table of hashes, however many there are.
+CLOSED = "SELECT unnest(%(closed)s::text[])"
+
+# The first row, and from there on the first one that may begin: dead rows are passed once.
+LOOK = f"""
+SELECT q.queue, clock_timestamp(), f.due_at, f.id, s.due_at, s.id, s.is_open
+  FROM unnest(%(queues)s::text[], %(dues)s::timestamptz[], %(ids)s::bigint[]) q(queue, due, id)
+  LEFT JOIN LATERAL (
+    SELECT due_at, id FROM delayq_message
+     WHERE state = 'scheduled' AND queue = q.queue AND (due_at, id) > (q.due, q.id)
+     ORDER BY due_at, id LIMIT 1
+  ) f ON true
+  LEFT JOIN LATERAL (
+    SELECT * FROM (
+        SELECT due_at, id, row_number() OVER (ORDER BY due_at, id) AS number,
+               topic = ANY(%(topics)s::text[]) AND {OF_TOPIC} NOT IN ({CLOSED}) AND {NOT_EXPIRED} AS is_open
+          FROM (SELECT * FROM delayq_message
+                 WHERE state = 'scheduled' AND queue = q.queue AND (due_at, id) >= (f.due_at, f.id)
+                   AND q.queue NOT IN ({PAUSED}) AND 'queue ' || q.queue NOT IN ({CLOSED})
+                 ORDER BY due_at, id LIMIT {ROWS_PASSED}) m
+    ) m WHERE is_open OR number = {ROWS_PASSED} ORDER BY due_at, id LIMIT 1
+  ) s ON true
+"""  # noqa: S608
+
+# What may be claimed of the messages behind a spot.
+MAY_BEGIN = f"""SELECT id, priority, due_at FROM (
+        SELECT * FROM delayq_message
+         WHERE state = 'scheduled' AND queue = %(queue)s AND due_at <= {NOW}
+           AND (due_at, id) > (%(due)s::timestamptz, %(id)s::bigint) AND %(queue)s NOT IN ({PAUSED})
+         ORDER BY due_at, id LIMIT {ROWS_PASSED}
+    ) m WHERE topic = ANY(%(topics)s::text[]) AND {is_open(CLOSED)} AND {NOT_EXPIRED} ORDER BY due_at, id"""  # noqa: S608
+
+LOCKED = f"""
+    SELECT m.id FROM delayq_message m WHERE m.id = head.id AND {IS_SCHEDULED} FOR NO KEY UPDATE SKIP LOCKED
+"""  # noqa: S608
+
+# Priority counts among the thousand most overdue rows: sorting all due rows of a backlog could not use the index.
+# Only the rows that are returned are locked, one by one until there are enough: another process would pass over the
+# others, and take less urgent ones.
+DUE = f"""
+SELECT l.id FROM (
+    SELECT * FROM ({MAY_BEGIN} LIMIT 1000) x ORDER BY priority DESC, due_at, id OFFSET 0
+) head CROSS JOIN LATERAL ({LOCKED}) l LIMIT %(limit)s
+"""  # noqa: S608
+
+# For the case that others have locked the thousand most overdue rows: these are the first that are not locked.
+DUE_UNLOCKED = f"""
+SELECT id FROM (
+    SELECT head.* FROM ({MAY_BEGIN} OFFSET 0) head CROSS JOIN LATERAL ({LOCKED}) l LIMIT 1000
+) x ORDER BY priority DESC, due_at, id LIMIT %(limit)s
+"""  # noqa: S608
+
+# The first rows in the order of an index: EXISTS has no order, and the planner reads the table for it, since it
+# believes that the time of every third row is over.
+ANYTHING_EXPIRED = f"""
+WITH leased AS MATERIALIZED (
+    SELECT leased_until AS at FROM delayq_message
+     WHERE state = 'running' AND leased_until >= %(leased)s::timestamptz ORDER BY leased_until LIMIT 1
+), waiting AS MATERIALIZED (
+    SELECT expires_at AS at FROM delayq_message
+     WHERE state = 'scheduled' AND expires_at IS NOT NULL AND expires_at >= %(waiting)s::timestamptz
+     ORDER BY expires_at LIMIT 1
+)
+SELECT coalesce((SELECT true FROM delayq_message m
+                  WHERE state = 'running' AND leased_until >= (SELECT at FROM leased) AND leased_until < {NOW}
+                    AND NOT EXISTS (SELECT FROM delayq_lease l
+                                     WHERE l.message_id = m.id AND l.delivery = m.deliveries AND l.until >= {NOW})
+                  ORDER BY leased_until LIMIT 1), false),
+       coalesce((SELECT at <= {NOW} FROM waiting), false), clock_timestamp(),
+       (SELECT at FROM leased), (SELECT at FROM waiting)
+"""  # noqa: S608
+
+
+def _spot(due: datetime | None, pk: int | None) -> Spot | None:
+    return None if due is None or pk is None else (due, pk)
+
+
+# The columns of every new message.
+FRESH = {
+    "state": "'scheduled'",
+    "headers": "'{}'",
+    "due_at": CEIL_TENTH.format("clock_timestamp() + %(delay)s * interval '1 microsecond'"),
+    "created_at": "clock_timestamp()",
+    **dict.fromkeys(("attempts", "deliveries", "reported", "excused"), "0"),
+    "moves": "1",
+    "worker": "''",
+    "cancel_requested": "false",
+}
+
+# The columns that a statement names only when the message has a value for them: each parameter costs both sides time.
+GIVEN = {
+    **{
+        name: f"%({name})s" for name in ("topic", "queue", "key", "priority", "max_attempts", "limit_key", "created_by")
+    },
+    **{name: f"%({name})s::jsonb" for name in ("payload", "headers", "retry")},
+    **{name: f"%({name})s::float8" for name in ("timeout", "lease", "key_for")},
+    "key_deliveries": "%(key_deliveries)s::int",
+    "due_at": CEIL_TENTH.format("%(due_at)s::timestamptz"),
+    "expires_at": "due + %(expires_at)s::float8 * interval '1 microsecond'",
+}
+
+# What decides how the statement reads.
+NAMED = (*GIVEN, "own")
+# The server gets spans as doubles: of whole microseconds up to 285 years these are exact.
+MICROSECOND = timedelta(microseconds=1)
+
+IS_LIVE = f"state IN ({', '.join(repr(state.value) for state in sorted(LIVE))})"
+
+# ``HOLDS_KEY`` of the model, for a message with a key.
+UNLESS_HELD = f"""
+    ON CONFLICT (topic, key)
+       WHERE key IS NOT NULL AND next_id IS NULL
+         AND (key_for IS NOT NULL OR {IS_LIVE} AND (key_deliveries IS NULL OR deliveries <= key_deliveries))
+       DO NOTHING
+"""
+
+# ``WAITS_AGAIN`` of the model, which is not in the way of what a handler schedules under its own key. A message that
+# comes back from a delivery while this statement runs counts as one that came back later.
+UNLESS_WAITING = """
+     WHERE NOT EXISTS (
+        SELECT FROM delayq_message
+         WHERE topic = %(topic)s::varchar AND key = %(key)s::varchar AND next_id IS NULL AND state = 'scheduled'
+           AND deliveries > key_deliveries AND deliveries = reported
+     )
+"""
+
+# A claim passes over the row until the caller's transaction ends. Several callers can hold it at once.
+KEEP_WAITING = "SELECT id FROM delayq_message WHERE id = %s AND state = 'scheduled' FOR SHARE"
+
+# OFFSET keeps the server from looking up the sequence for each id.
+RESERVE = f"""
+SELECT clock_timestamp(), array_agg(nextval(sequence)), ({IDENTITY})
+  FROM (SELECT pg_get_serial_sequence('delayq_message', 'id')::regclass OFFSET 0) s(sequence),
+       generate_series(1, %s::int)
+"""  # noqa: S608
+
+COPY_MESSAGES = """
+COPY delayq_message (id, topic, queue, priority, payload, headers, due_at, expires_at, retry, max_attempts,
+    timeout, lease, limit_key, key, key_deliveries, key_for, created_at, created_by, state, attempts, deliveries,
+    reported, excused, moves, worker, cancel_requested)
+    FROM STDIN
+"""
+
+# NULL as COPY writes it.
+NULL = "\\N"
+
+# Rows that are sent together: the server works on them while the next ones are made.
+ROWS_PER_WRITE = 50
+
+
+@cache
+def _insert(given: tuple[str, ...], *, knows: bool) -> str:
+    """Return the statement that inserts a message with these values.
+
+    ``knows``: this process knows the identity of the database. If not, it comes with the row, and costs no query of its
+    own. Checking for a conflict costs a second record in the server's log, so only a message with a key does.
+    """
+    values = FRESH | {name: GIVEN[name] for name in given if name in GIVEN}
+    rest = ""
+    if "expires_at" in given:
+        # The clock is read once.
+        rest, values["due_at"] = f" FROM (SELECT {values['due_at']}) d(due)", "due"
+    if "key" in given:
+        rest += UNLESS_HELD if "own" in given else UNLESS_WAITING + UNLESS_HELD
+    row = ", ".join(values.values())
+    # The server makes a subquery of each SELECT that reads the clock, which takes it longer.
+    chosen = f"SELECT {row}{rest}" if rest else f"VALUES ({row})"
+    return f"""
+INSERT INTO delayq_message ({", ".join(values)})
+{chosen}
+RETURNING id, due_at, created_at{"" if knows else f", ({IDENTITY})"}
+"""
+
+
+@lru_cache(maxsize=256)
+def _rounded(due: datetime) -> tuple[datetime, str]:
+    """Return the due time as the record has it, and as COPY reads it. Many messages in bulk fall due together."""
+    rounded = ceil_tenth(due)
+    return rounded, rounded.isoformat()
+
+
+def _copied(number: int, message: NewMessage, due: datetime, due_text: str) -> str:
+    """Return the columns up to the time of creation as COPY reads them.
+
+    A tab ends a column and a newline a row: a topic, a queue and a key contain neither, and JSON escapes them. Only the
+    backslashes of JSON itself have to be escaped.
+    """
+    payload, headers = message.payload.replace("\\", "\\\\"), message.headers.replace("\\", "\\\\")
+    expires = NULL if message.expires is None else (due + message.expires).isoformat()
+    retry = NULL if message.retry is None else message.retry.replace("\\", "\\\\")
+    attempts = NULL if message.max_attempts is None else message.max_attempts
+    timeout = NULL if message.timeout is None else message.timeout
+    lease = NULL if message.lease is None else message.lease
+    group = NULL if message.limit_key is None else message.limit_key.replace("\\", "\\\\")
+    key = NULL if message.key is None else message.key.replace("\\", "\\\\")
+    key_deliveries = NULL if message.key_deliveries is None else message.key_deliveries
+    key_for = NULL if message.key_for is None else message.key_for
+    return (
+        f"{number}\t{message.topic}\t{message.queue}\t{message.priority}\t{payload}\t{headers}\t{due_text}"
+        f"\t{expires}\t{retry}\t{attempts}\t{timeout}\t{lease}\t{group}\t{key}\t{key_deliveries}\t{key_for}\t"
+    )
+
+
+def _copied_text(text: str) -> str:
+    """Return any text as COPY reads it."""
+    return text.replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
+
 
 HEAD = """SELECT * FROM delayq_message m
      WHERE state = 'scheduled' AND queue = q.queue
@@ -86,7 +330,7 @@ SELECT (SELECT count(*) FROM gone), (SELECT finished_at FROM last), (SELECT id F
 """
 
 
-class PostgreSQL(PostgreSQLScheduling, PostgreSQLLooks, PostgreSQLDelivery, Portable):
+class PostgreSQL(PostgreSQLDelivery, Portable):
     """The statements on one database alias."""
 
     # The server itself sets to NULL, or deletes, what has another action. A partition has the key of its table once
@@ -106,6 +350,80 @@ class PostgreSQL(PostgreSQLScheduling, PostgreSQLLooks, PostgreSQLDelivery, Port
 
     def now(self) -> datetime:
         return cast(datetime, self._rows("SELECT clock_timestamp()")[0][0])
+
+    def insert(self, new: NewMessage, actor: str) -> Inserted | None:
+        parameters: dict[str, Any] = {**new._asdict(), "created_by": actor}
+        if new.headers == "{}":
+            parameters["headers"] = None
+        parameters["delay"] = None if new.due_at else new.delay / MICROSECOND
+        parameters["expires_at"] = None if new.expires is None else new.expires / MICROSECOND
+        given = tuple([name for name in NAMED if parameters[name] is not None])
+        knows = bool(known_identity(self.using))
+        rows = self._rows(_insert(given, knows=knows), parameters)
+        if not rows:
+            return None
+        if not knows:
+            learn_identity(self.using, rows[0][3])
+        return Inserted(*rows[0][:3])
+
+    def keep_waiting(self, message_id: int) -> bool:
+        return bool(self._rows(KEEP_WAITING, [message_id]))
+
+    def insert_many(self, new: Sequence[NewMessage], actor: str) -> Iterator[tuple[NewMessage, Inserted]]:
+        """Write messages by COPY, in the caller's transaction.
+
+        The caller prepares a message while the server works on those before it, so preparing costs no time.
+        """
+        now, ids, identity = self._rows(RESERVE, [len(new)])[0]
+        learn_identity(self.using, identity)
+        connection = connections[self.using]
+        with (
+            connection.wrap_database_errors,
+            psycopg.Cursor(connection.connection) as cursor,
+            cursor.copy(COPY_MESSAGES) as copy,
+        ):
+            rows = []
+            rest = f"{now.isoformat()}\t{_copied_text(actor)}\tscheduled\t0\t0\t0\t0\t1\t\tf\n"
+            for number, message in zip(ids, new, strict=True):
+                due, due_text = _rounded(message.due_at or now + message.delay)
+                rows.append(_copied(number, message, due, due_text) + rest)
+                if len(rows) == ROWS_PER_WRITE:
+                    copy.write("".join(rows))
+                    rows.clear()
+                yield message, Inserted(number, due, now)
+            copy.write("".join(rows))
+
+    def queues(self, known: Collection[str] = ()) -> list[str]:
+        rows = self._rows(OTHER_QUEUES, {"known": texts(known)}) if known else self._rows(QUEUES, None)
+        return [row[0] for row in rows]
+
+    def look(self, begins: Mapping[str, Spot], topics: Iterable[str], closed: Collection[str] = ()) -> dict[str, Seen]:
+        rows = self._rows(
+            LOOK,
+            {
+                "queues": texts(begins),
+                "dues": [due for due, _id in begins.values()],
+                "ids": array([pk for _due, pk in begins.values()]),
+                "topics": texts(topics),
+                "closed": texts(closed),
+            },
+        )
+        return {
+            queue: Seen(queue, now, _spot(*first), _spot(due, pk), bool(is_open))
+            for queue, now, *first, due, pk, is_open in rows
+        }
+
+    def due(
+        self, queue: str, topics: Iterable[str], limit: int, closed: Collection[str] = (), after: Spot = BEGINNING
+    ) -> list[Ticket]:
+        """Return due messages, and lock them until the end of the transaction."""
+        parameters: dict[str, Any] = {"queue": queue, "topics": texts(topics), "closed": texts(closed), "limit": limit}
+        parameters["due"], parameters["id"] = after
+        rows = self._rows(DUE, parameters) or self._rows(DUE_UNLOCKED, parameters)
+        return [Ticket(row[0]) for row in rows]
+
+    def anything_expired(self, leased_from: datetime, waiting_from: datetime) -> Expired:
+        return Expired(*self._rows(ANYTHING_EXPIRED, {"leased": leased_from, "waiting": waiting_from})[0])
 
     def facts(self, ids: Sequence[int]) -> dict[int, Facts]:
         return {row[0]: Facts._make(row) for row in self._rows(FACTS, {"ids": array(ids)})} if ids else {}

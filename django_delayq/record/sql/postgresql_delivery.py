@@ -22,7 +22,7 @@ from .postgresql_base import (
     array,
     texts,
 )
-from .rows import Claimed, Failure, LeaseRenewal, Moved, Success, Ticket, decoded
+from .rows import Claimed, Claiming, Failure, LeaseRenewal, Moved, Success, decoded
 
 # The due time that Redis has. Divided as a double it is the same as if it was divided as a numeric, for less work.
 READY = f"to_timestamp(t.ready / {SECOND}::float8)"
@@ -212,10 +212,8 @@ EXTENDS = {True: EXTEND, False: _passing_over(EXTEND)}
 class PostgreSQLDelivery(PostgreSQLSession):
     """The statements of deliveries."""
 
-    def claim(
-        self, tickets: Sequence[Ticket], leases: dict[str, float], worker: str, queue: str | None, ahead: float
-    ) -> list[Claimed]:
-        return [claimed(row) for row in self._rows(CLAIM, claiming(tickets, leases, worker, queue, ahead))]
+    def claim(self, asked: Claiming) -> list[Claimed]:
+        return [claimed(row) for row in self._rows(CLAIM, claiming(asked))]
 
     def succeed(self, successes: Sequence[Success], *, wait: bool) -> set[int]:
         ids, deliveries, actors, results = zip(*successes, strict=True)
@@ -259,18 +257,16 @@ def _columns(kind: type[Failure | LeaseRenewal], rows: Sequence[tuple[Any, ...]]
     return {name: [row[place] for row in rows] for place, name in enumerate(kind._fields)}
 
 
-def claiming(
-    tickets: Sequence[Ticket], leases: dict[str, float], worker: str, queue: str | None, ahead: float
-) -> dict[str, Any]:
+def claiming(asked: Claiming) -> dict[str, Any]:
     """Return the parameters of ``CLAIM``."""
     return {
-        "ids": array([ticket.id for ticket in tickets]),
-        "ready": array([ticket.ready_tenths for ticket in tickets]),
-        "topics": texts(leases),
-        "leases": array(leases.values()),
-        "worker": worker,
-        "queue": queue,
-        "ahead": ahead,
+        "ids": array([ticket.id for ticket in asked.tickets]),
+        "ready": array([ticket.ready_tenths for ticket in asked.tickets]),
+        "topics": texts(asked.leases),
+        "leases": array(asked.leases.values()),
+        "worker": asked.worker,
+        "queue": asked.queue,
+        "ahead": asked.ahead,
     }
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from datetime import timedelta
 
 from .limited import LOCKS, LONGEST_PAUSE, Candidate, Count, PortableLimits, Taking, stripes
 from .postgresql_base import IS_RUNNING, IS_SCHEDULED, LOOKS_LIKE_FEW, MAY_CLAIM, PostgreSQLSession, array, texts
 from .postgresql_delivery import CLAIM, claimed, claiming
-from .rows import Claimed, Ticket
+from .rows import Claimed, Claiming
 
 # The locks are taken in the order of the array. The statement after this one sees what others have committed.
 # The server would plan the statements of each claim anew, for a third of their time: with the lengths of its arrays a
@@ -93,17 +93,10 @@ class PostgreSQLLimits(PostgreSQLSession, PortableLimits):
     def lock(self, names: Collection[str] | None) -> None:
         self._rows(LOCK, {"stripes": stripes(names)})
 
-    def look(
-        self, names: Collection[str], ids: Sequence[int], topics: Collection[str], queue: str | None, ahead: float
-    ) -> tuple[dict[str, Count], list[Candidate]]:
-        parameters = {
-            "names": texts(names),
-            "ids": array(ids),
-            "topics": texts(topics),
-            "queue": queue,
-            "ahead": float(ahead),
-        }
-        rows = self._rows(LOOK, parameters)
+    def look(self, names: Collection[str], asked: Claiming) -> tuple[dict[str, Count], list[Candidate]]:
+        ids = array([ticket.id for ticket in asked.tickets])
+        parameters = {"names": texts(names), "ids": ids, "topics": texts(asked.leases)}
+        rows = self._rows(LOOK, {**parameters, "queue": asked.queue, "ahead": asked.ahead})
         counts = {row[6]: Count._make(row[7:]) for row in rows if row[0] is None}
         return counts, [Candidate._make(row[:6]) for row in rows if row[0] is not None]
 
@@ -116,17 +109,9 @@ class PostgreSQLLimits(PostgreSQLSession, PortableLimits):
         sql = USED.format(counts=IS_TAKEN if since is None else WAS_TAKEN)
         return {row[0]: Count._make(row[1:]) for row in self._rows(sql, parameters)}
 
-    def claim(
-        self,
-        taking: Taking,
-        tickets: Sequence[Ticket],
-        leases: dict[str, float],
-        worker: str,
-        queue: str | None,
-        ahead: float,
-    ) -> list[Claimed]:
-        places = [(name, ticket.id) for ticket in tickets for name in taking.names[ticket.id]]
-        parameters = claiming(tickets, leases, worker, queue, ahead) | {
+    def claim(self, taking: Taking, asked: Claiming) -> list[Claimed]:
+        places = [(name, ticket.id) for ticket in asked.tickets for name in taking.names[ticket.id]]
+        parameters = claiming(asked) | {
             "names": texts([name for name, _id in places]),
             "named": array([pk for _name, pk in places]),
             "rates": texts(taking.rates),

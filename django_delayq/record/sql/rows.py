@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -152,6 +153,20 @@ class Ticket(NamedTuple):
     ready_tenths: int | None = None
     rank: int = 0
     until: float = 0.0
+
+
+class Claiming(NamedTuple):
+    """What a claim asks for: messages by their tickets, of the topics in ``leases`` (topic → seconds).
+
+    ``queue`` None: they may be in any. None is claimed more than ``ahead`` seconds before its due time, whatever its
+    ticket says.
+    """
+
+    tickets: Sequence[Ticket]
+    leases: dict[str, float]
+    worker: str
+    queue: str | None
+    ahead: float
 
 
 class Facts(NamedTuple):
