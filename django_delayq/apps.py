@@ -46,7 +46,6 @@ def _calls() -> Any:
 def _bring_testing(*, setting: str, **kwargs: Any) -> None:
     """Import what reads ``DELAYQ["TESTING"]`` and runs messages at once, where the project has that setting."""
     if setting == "DELAYQ" and conf.section("TESTING") is not None:
-        from .testing import immediate  # noqa: F401
-        from .testing import setting as testing_setting
+        from .testing import immediate
 
-        testing_setting.register()
+        immediate.register()

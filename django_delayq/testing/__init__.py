@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING
 from ..core.lazy import at_first_use
 
 if TYPE_CHECKING:
-    from .deliverer import Ran
-    from .helper import Delayq
-    from .mixin import DelayqMixin
-    from .topics import UnknownTopic
+    from .deliverer import Ran, UnknownTopic
+    from .helper import Delayq, DelayqMixin
 
-_HOME = {"Delayq": "helper", "DelayqMixin": "mixin", "Ran": "deliverer", "UnknownTopic": "topics"}
+_HOME = {"Delayq": "helper", "DelayqMixin": "helper", "Ran": "deliverer", "UnknownTopic": "deliverer"}
 
 __all__ = ["Delayq", "DelayqMixin", "Ran", "UnknownTopic"]
 

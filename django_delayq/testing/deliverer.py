@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from difflib import get_close_matches
 
 from django.db import DatabaseError, connections
 from django.db.models import Q
@@ -19,7 +20,7 @@ from django.db.models import Q
 from ..api import pausing
 from ..core import actors
 from ..core.clock import from_us
-from ..core.exceptions import HandlerTimeout, MessageCancelled
+from ..core.exceptions import DelayqError, HandlerTimeout, MessageCancelled
 from ..core.outcomes import Outcome, Retry
 from ..core.states import State
 from ..extensions import WorkerExtensions
@@ -33,8 +34,25 @@ from ..worker.parts.delivery import Delivery
 from ..worker.parts.reporting import report_delivered, report_moves
 from ..worker.run.executor import answer, execute
 from ..worker.run.recorder import SUCCESS, Ended, Recorder
-from . import topics
 from .transactions import as_without_transaction, call_on_commit_functions, is_in_own_transaction
+
+
+class UnknownTopic(DelayqError, LookupError):
+    """No handler receives this topic."""
+
+
+def check_topic(topic: str, elsewhere: Collection[str] = ()) -> str:
+    """Return the topic. Raises ``UnknownTopic``, with the nearest names, when no handler here or elsewhere has it."""
+    known = {*registry.handlers(), *elsewhere}
+    if topic in known:
+        return topic
+    near = get_close_matches(str(topic), sorted(known), n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "no app registers one like it."
+    raise UnknownTopic(
+        f"no handler receives the topic {topic!r}; {hint}"
+        " If another project handles it, say so: delayq.handled_elsewhere(topic)"
+    )
+
 
 # A handler ends a delivery by these on purpose: they are its answers, not its errors.
 ANSWERS = (RetryLater, Reject, MessageCancelled)
@@ -200,7 +218,7 @@ class Deliverer:
         rows = Message.objects.using(self.using).filter(where).exclude(topic__in=known).order_by("due_at", "id")
         topic = rows.values_list("topic", flat=True).first()
         if topic is not None:
-            topics.check(topic, elsewhere)
+            check_topic(topic, elsewhere)
 
     def run(self, delivery: LocalDelivery) -> Ran:
         """Run the handler of a delivery, and record its outcome."""

@@ -5,34 +5,219 @@ from __future__ import annotations
 import contextvars
 import json
 from collections import Counter
-from collections.abc import Collection, Mapping
-from datetime import datetime
-from typing import Any, Self, Unpack
+from collections.abc import Collection, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypedDict, Unpack
 
 from django.db import connections, router
+from django.utils import timezone
 
 from ..api import pausing
-from ..core import clock
-from ..core.durations import Duration
+from ..core import clock, names
+from ..core.clock import ceil_tenth, iso
+from ..core.durations import Duration, brief, seconds
 from ..core.outcomes import Ack
 from ..core.states import State
 from ..core.twins import async_twin
+from ..core.values import same_json
 from ..models import Message, Transition
 from ..project import conf, registry, validation
 from ..record.sql.rows import Claimed, LeaseRenewal
 from ..worker.parts.delivery import Delivery
 from ..worker.run.executor import call, outcome_of
-from . import topics
-from .criteria import Criteria, Sought, described
-from .deliverer import Deliverer, Ran, at_work, must_be_raised, raise_error
-from .shifted_clock import QueueClock
+from .deliverer import Deliverer, Ran, at_work, check_topic, must_be_raised, raise_error
 from .transactions import call_on_commit_functions, is_in_own_transaction, notice_calls
 from .without_redis import use_no_redis
+
+if TYPE_CHECKING:
+    from unittest import TestCase, TestResult
+else:
+    TestCase = object
 
 # Deliveries that one drain makes at most: a handler that schedules its own message for now would go on for ever.
 MOST = 1000
 # Messages that a failure shows.
 MOST_SHOWN = 5
+
+
+class QueueClock:
+    """Goes with Python's clock, also where freezegun or time-machine move that one, plus the time travelled.
+
+    It is rounded up as due times are, so that a message without a delay is due at once also while Python's clock stands
+    still. It never goes back by itself.
+    """
+
+    def __init__(self) -> None:
+        self._travelled = timedelta(0)
+        # While the clock stands still: its time.
+        self._still: datetime | None = None
+
+    def now(self) -> datetime:
+        """Return the time."""
+        return self._still or ceil_tenth(timezone.now().astimezone(UTC) + self._travelled)
+
+    def moment(self, when: Duration | datetime) -> datetime:
+        """Return a time from now on: after a duration, or an aware datetime. Raises ``ValueError`` for the past."""
+        now = self.now()
+        if not isinstance(when, datetime):
+            when = now + timedelta(seconds=seconds(when))
+        elif when.utcoffset() is None:
+            raise ValueError("the time has no time zone; use an aware datetime, e.g. django.utils.timezone.now()")
+        if when < now:
+            raise ValueError(f"the queue's clock does not go back: it is {now.isoformat()} already")
+        return ceil_tenth(when.astimezone(UTC))
+
+    def move_to(self, moment: datetime) -> None:
+        """Go to a time, unless it is over."""
+        ahead = moment - self.now()
+        if ahead > timedelta(0):
+            self._travelled += ahead
+            if self._still is not None:
+                self._still = moment
+
+    def stand_still(self) -> None:
+        """Stop the clock: what is due in a moment must not depend on the speed of the machine."""
+        self._still = self.now()
+
+    def go_on(self) -> None:
+        """Let the clock run on, from the time that it shows."""
+        still, self._still = self._still, None
+        if still is not None:
+            self.move_to(still)
+
+
+# Characters of a payload that a failure shows.
+SHOWN = 300
+# A message may be due this much earlier or later than a test says. Seconds.
+WITHIN = 5.0
+
+
+# The value of a criterion that was not given: every value will do.
+ANYTHING: Any = object()
+
+# The criteria that a message has exactly, as the record has them, and what checks their values.
+_EXACT = {"key": validation.key, "queue": validation.queue, "priority": validation.priority}
+
+
+class Sought(TypedDict, total=False):
+    """What a test may look for, besides the topic. What it leaves out may have any value."""
+
+    payload: Any
+    payload__contains: Any
+    due: Duration | datetime | None
+    within: Duration
+    key: str | None
+    queue: str
+    priority: int
+
+
+class Criteria(NamedTuple):
+    """The values that a message must have. ``payload`` and ``contained`` are JSON, as the record has them."""
+
+    topic: str | None
+    payload: Any
+    contained: Any
+    due: datetime | None
+    within: timedelta
+    key: Any
+    queue: Any
+    priority: Any
+
+    @classmethod
+    def of(cls, now: datetime, topic: str | None, wanted: Sought) -> Criteria:
+        """Check what was given, and bring it into the form of the record. A duration ``due`` counts from ``now``.
+
+        Raises ``TypeError`` for a criterion that there is not, and ``ValueError`` for a value that cannot be.
+        """
+        known, given = Sought.__annotations__, dict[str, Any](wanted)
+        if unknown := wanted.keys() - known.keys():
+            raise TypeError(f"there is no criterion {names.unknown(unknown, known, {})}")
+        due = wanted.get("due")
+        if due is not None and not isinstance(due, datetime):
+            due = now + timedelta(seconds=seconds(due))
+        if due is not None and due.utcoffset() is None:
+            raise ValueError("due has no time zone; use an aware datetime or a duration")
+        return cls(
+            topic,
+            _json(wanted.get("payload", ANYTHING)),
+            _json(wanted.get("payload__contains", ANYTHING)),
+            due,
+            validation.delay(wanted.get("within", WITHIN), "within"),
+            *(check(given[name]) if name in given else ANYTHING for name, check in _EXACT.items()),
+        )
+
+    def differences(self, message: Message) -> list[str]:
+        """Return how a message differs, one line of text for each difference; none when it matches."""
+        return [*self._differences(message)]
+
+    def _differences(self, message: Message) -> Iterator[str]:
+        for name in _EXACT:
+            wanted, found = getattr(self, name), getattr(message, name)
+            if wanted is not ANYTHING and found != wanted:
+                yield f"{name} is {found!r}, not {wanted!r}"
+        if self.due is not None and abs(message.due_at - self.due) > self.within:
+            off = (message.due_at - self.due).total_seconds()
+            yield f"it is due {_span(abs(off))} {'later' if off > 0 else 'earlier'}"
+        if self.payload is not ANYTHING:
+            yield from _missing("payload", self.payload, message.payload, is_exact=True)
+        if self.contained is not ANYTHING:
+            yield from _missing("payload", self.contained, message.payload, is_exact=False)
+
+    def __str__(self) -> str:
+        """Return what a message must have, in words; "" when every message will do."""
+        parts = [f"topic {self.topic!r}"] if self.topic is not None else []
+        parts += [f"{name} {wanted!r}" for name in _EXACT if (wanted := getattr(self, name)) is not ANYTHING]
+        if self.due is not None:
+            parts.append(f"due at {iso(self.due)} (± {brief(self.within.total_seconds())})")
+        if self.payload is not ANYTHING:
+            parts.append(f"payload {_shown(self.payload)}")
+        if self.contained is not ANYTHING:
+            parts.append(f"a payload that contains {_shown(self.contained)}")
+        return ", ".join(parts)
+
+
+def _json(value: Any) -> Any:
+    return value if value is ANYTHING else json.loads(validation.payload(value))
+
+
+def _missing(place: str, wanted: Any, found: Any, *, is_exact: bool) -> Iterator[str]:
+    """Yield what ``found`` lacks of ``wanted``: names of dicts, items of lists. ``is_exact``: or has besides."""
+    if isinstance(wanted, dict) and isinstance(found, dict):
+        for name, value in wanted.items():
+            inside = f"{place}[{name!r}]"
+            if name not in found:
+                yield f"{place} has no {name!r}"
+            else:
+                yield from _missing(inside, value, found[name], is_exact=is_exact)
+        if is_exact:
+            yield from (f"{place} has {name!r} besides" for name in found if name not in wanted)
+    elif isinstance(wanted, list) and isinstance(found, list) and not is_exact:
+        for item in wanted:
+            if not any(not [*_missing(place, item, one, is_exact=False)] for one in found):
+                yield f"{place} does not contain {_shown(item)}"
+    elif not same_json(wanted, found):
+        yield f"{place} is {_shown(found)}, not {_shown(wanted)}"
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, sort_keys=True)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]} …"
+
+
+def _span(span: float) -> str:
+    """Return a span of seconds for people, rounded."""
+    return brief(round(span) if span >= 10 else span)
+
+
+def described(message: Message, now: datetime) -> str:
+    """Return one line about a message for people to read."""
+    wait = (message.due_at - now).total_seconds()
+    due = f"due in {_span(wait)}" if wait > 0 else "due"
+    facts = [f"#{message.pk} {message.topic}", due, f"payload {_shown(message.payload)}"]
+    if message.key is not None:
+        facts.insert(2, f"key {message.key!r}")
+    return ", ".join(facts)
+
 
 _used: list[Delayq] = []
 
@@ -214,7 +399,7 @@ class Delayq:
         What it raises is raised. The payload and the headers go through JSON, as in life. A transactional handler gets
         no transaction of its own, and no middleware surrounds the handler. ``deliveries`` is ``attempt`` by default.
         """
-        handler = registry.handlers()[topics.check(topic, ())]
+        handler = registry.handlers()[check_topic(topic, ())]
         if attempt < 1 or (deliveries is not None and deliveries < attempt):
             raise ValueError("attempt counts from 1, and deliveries is at least attempt")
         made = Claimed(
@@ -263,7 +448,7 @@ class Delayq:
     def _look(self, topic: str | None, wanted: Sought) -> tuple[Criteria, list[Message], list[Message]]:
         """Return the criteria, all scheduled messages of the topic (None: of all), and those of them that match."""
         if topic is not None:
-            topics.check(topic, self.elsewhere)
+            check_topic(topic, self.elsewhere)
         criteria = Criteria.of(self.now, topic, wanted)
         call_on_commit_functions()
         rows = Message.objects.using(self.using).filter(state=State.SCHEDULED).order_by("due_at", "id")
@@ -328,3 +513,23 @@ def _lines(head: str, delayq: Delayq, messages: list[Message]) -> str:
 
 def _more(number: int) -> str:
     return f"\n  … and {number - MOST_SHOWN} more" if number > MOST_SHOWN else ""
+
+
+# --- for Django's test cases ------------------------------------------------------------------------------------------
+
+
+class DelayqMixin(TestCase):
+    """Gives each test ``self.delayq``. Write it before ``TestCase``, ``TransactionTestCase`` or ``SimpleTestCase``.
+
+    ``delayq`` is there from before ``setUp`` until after the cleanups.
+    """
+
+    delayq: Delayq
+
+    def run(self, result: TestResult | None = None) -> TestResult | None:
+        with Delayq() as self.delayq:
+            return super().run(result)
+
+    def debug(self) -> None:
+        with Delayq() as self.delayq:
+            super().debug()

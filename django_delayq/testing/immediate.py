@@ -1,14 +1,55 @@
-"""``DELAYQ["TESTING"] = "immediate"``: a message that is due runs at the call that made it so."""
+"""``DELAYQ["TESTING"]``: with "immediate" a message that is due runs at the call that made it so."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+from django.core import checks
 
 from ..broker import publisher
+from ..checks import TAG, errors
 from ..core.states import State
 from ..models import Message
-from . import helper, setting, topics
-from .deliverer import Deliverer, at_work, raise_error
+from ..project import conf
+from . import helper
+from .deliverer import Deliverer, at_work, check_topic, raise_error
+
+MODES = ("manual", "immediate")
+
+
+def mode() -> str | None:
+    """Return the setting. Raises ``ImproperlyConfigured`` for a word that it does not know."""
+    conf.insist(problems())
+    word = conf.section("TESTING")
+    return None if word is None else str(word)
+
+
+def problems() -> list[conf.Problem]:
+    """Return what is wrong with the setting."""
+    if conf.section("TESTING") in (None, *MODES):
+        return []
+    return [conf.Problem("E003", "DELAYQ['TESTING'] is impossible.", f"must be one of {', '.join(MODES)}, or None.")]
+
+
+def check_setting(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Check the setting: ``delayq.E003``."""
+    return errors(problems())
+
+
+def check_deployment(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Check what must not be in production: ``delayq.W001``. Only ``check --deploy`` asks."""
+    if conf.section("TESTING") is None:
+        return []
+    hint = "Leave it to the settings of tests: it takes Redis away, and may run handlers where messages are scheduled."
+    return [checks.Warning("DELAYQ['TESTING'] is set.", hint=hint, id="delayq.W001")]
+
+
+def register() -> None:
+    """Register the checks with Django. This may be done again."""
+    checks.register(check_setting, TAG)
+    checks.register(check_deployment, TAG, deploy=True)
+
 
 # More deliveries than this from one call do not end.
 MOST = 1000
@@ -16,7 +57,7 @@ MOST = 1000
 
 def run_if_wanted(using: str, ids: Sequence[int]) -> None:
     """Run the messages if the settings of the project, which a test may change, say so."""
-    if setting.mode() == "immediate":
+    if mode() == "immediate":
         run(using, ids)
 
 
@@ -52,4 +93,4 @@ def _check_topic(using: str, message_id: int) -> None:
     """Raise ``UnknownTopic`` for a message that waits because no handler receives it."""
     rows = Message.objects.using(using).filter(pk=message_id, state=State.SCHEDULED)
     for topic in rows.values_list("topic", flat=True):
-        topics.check(topic, helper.elsewhere())
+        check_topic(topic, helper.elsewhere())

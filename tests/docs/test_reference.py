@@ -35,7 +35,7 @@ from django_delayq.management._common import MEANINGS
 from django_delayq.models import Message, Transition
 from django_delayq.project import conf
 from django_delayq.recurring import checks as recurring_checks
-from django_delayq.testing import setting
+from django_delayq.testing import immediate
 from django_delayq.worker.processes.process import ROLES
 from docs.findings import findings
 from tests.support.commands import run
@@ -160,7 +160,7 @@ def test_the_readme_names_every_command(command: str) -> None:
 @pytest.mark.parametrize("app", ["delayq", "delayq_recurring"])
 def test_every_check_is_described(app: str) -> None:
     homes: dict[str, list[ModuleType]] = {
-        "delayq": [checks, conf, setting, backend],
+        "delayq": [checks, conf, immediate, backend],
         "delayq_recurring": [recurring_checks],
     }
     raised = {number for home in homes[app] for number in re.findall(r"\b[EW]\d{3}\b", inspect.getsource(home))}
