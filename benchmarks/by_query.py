@@ -142,7 +142,7 @@ def beside_full_keys() -> None:
     """Print how long looks take while the limits of many keys are full."""
     from django_delayq import schedule_messages
     from django_delayq.core.limits import topic_name
-    from django_delayq.inspector.snapshot import take_snapshot
+    from django_delayq.inspector.stats import take_snapshot
     from django_delayq.record import admission
     from django_delayq.record.sql.rows import Ticket
 

@@ -27,11 +27,13 @@ signal                      arguments
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from django.db import DatabaseError, InterfaceError
 from django.dispatch import Signal
 
+from .core import actors
 from .core.commits import on_commit
 from .core.states import State
 
@@ -71,12 +73,23 @@ def emit(signal: Signal, sender: Any, **arguments: Any) -> list[Exception]:
     return failed
 
 
-def emit_action(sender: Any, **arguments: Any) -> None:
-    """Send ``operator_action``. Raises the error of a receiver that the database refused.
+def emit_action(
+    sender: Any,
+    using: str,
+    action: str,
+    target: str,
+    *,
+    message_id: int | None = None,
+    reason: str = "",
+    outcomes: Mapping[str, int] | None = None,
+) -> None:
+    """Send ``operator_action``: the current actor did this to this target (in words), with these outcomes.
 
-    An action without its audit must not look complete.
+    Raises the error of a receiver that the database refused: an action without its audit must not look complete.
     """
-    for error in emit(operator_action, sender, **arguments):
+    said = {"action": action, "target": target, "message_id": message_id, "reason": reason}
+    told = {"outcomes": dict(outcomes or {}), "actor": actors.current(), "using": using}
+    for error in emit(operator_action, sender, **said, **told):
         if isinstance(error, DatabaseError | InterfaceError):
             raise error
 

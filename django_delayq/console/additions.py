@@ -1,4 +1,4 @@
-"""Registers the console with the queue's extension point: for workers, restores, commands and ``delayq_stats``."""
+"""Registers the console with the queue's extension point, and the system check of its settings with Django."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
+from django.core import checks
 from django.db import DatabaseError, InterfaceError
 
 from .. import extensions, signals
+from ..checks import TAG, errors
 from ..core import actors
 from ..extensions import RestoreObserver, RestoreStart, Service, StatisticsSection, WorkerExtension
+from ..project import conf, console_conf
 from ..record.sql.rows import Claimed, Moved
 from ..signals import MessageFacts
 
@@ -22,7 +25,7 @@ class ConsoleExtension(WorkerExtension):
     """Counts what happens to messages, and runs operations in processes with the role ``operator``."""
 
     def __init__(self, using: str, worker: str) -> None:
-        from .operations.runner import OperationRunner
+        from .operations.lifecycle import OperationRunner
         from .statistics.rollups import RollupWriter, UnwrittenCounts
 
         super().__init__(using, worker)
@@ -63,7 +66,7 @@ class ConsoleExtension(WorkerExtension):
 
 
 def _observe_restore(start: RestoreStart) -> RestoreObserver:
-    from .operations.restore_work import RestoreOperation
+    from .operations.work import RestoreOperation
 
     return RestoreOperation(start)
 
@@ -83,9 +86,16 @@ def _record_action(**event: Any) -> None:
         audit.record(event["using"], event["action"], event["target"], **facts)
 
 
+def check_settings(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Check ``DELAYQ["CONSOLE"]``: ``delayq.E001`` to ``E003``. Touches neither the database nor Redis."""
+    _settings, problems = console_conf.parse(conf.section("CONSOLE"))
+    return errors(problems)
+
+
 def register() -> None:
-    """Register what the console adds. Called when the apps are ready; imports tables and services when needed."""
+    """Register all that. Called when the apps are ready; imports tables and services when needed."""
     extensions.add_to_workers(ConsoleExtension, roles=("operator",))
     extensions.observe_restores(_observe_restore)
     extensions.add_to_statistics(_statistics)
     signals.operator_action.connect(_record_action, dispatch_uid="django_delayq.console.additions")
+    checks.register(check_settings, TAG)

@@ -13,7 +13,6 @@ class ConsoleConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from . import additions, checks
+        from . import additions
 
         additions.register()
-        checks.register()

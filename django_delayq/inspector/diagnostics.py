@@ -31,10 +31,9 @@ from ..record.sql.holders import OLD, Holder, oldest
 from ..record.sql.troubles import Trouble, trouble
 from ..restore.horizon import is_filled, refuse_foreign
 from . import stats
-from .lines import LimitState, Lines, longest_lines
 from .migrations import pending_migrations
-from .unserved import asked, queues_without_worker, topics_without_handler
-from .worker_list import list_workers
+from .stats import LimitState, Lines, longest_lines
+from .worker_list import asked, list_workers, queues_without_worker, topics_without_handler
 
 # Messages, topics and queues that one finding names.
 MOST_NAMED = 5

@@ -1,38 +1,269 @@
-"""Collects the statistics of ``delayq_stats``. Fast on a table of any size: nothing is counted past a cap."""
+"""Counts queues, limits, lateness and what Redis holds. Fast on a table of any size: nothing is counted past a cap."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from django.db.models import QuerySet
 
 from ..broker import RedisBroker, describe
 from ..broker.base import ServerInfo
+from ..core import bounds
 from ..core.clock import from_tenths
 from ..core.exceptions import BrokerUnavailable, UnusableBroker
+from ..core.limits import Limit, queue_name, topic_name
 from ..core.states import FINAL, State
 from ..models import Message, Transition, Worker
+from ..models.messages import Place
 from ..models.workers import WorkerList, seen_lately
-from ..project import conf
-from ..record import admission
-from ..record.sql import statements
+from ..project import conf, registry
+from ..record import admission, transitions
+from ..record.sql import limit_statements, statements
+from ..record.sql.limited import Count
+from ..restore import reading
 from ..restore.horizon import refuse_foreign
-from .lines import Lines, longest_lines
-from .numbers import Capped, capped
-from .snapshot import Snapshot, overdue_cutoff, take_snapshot
-from .waiting import overdue_heads
+from .numbers import NONE, Capped, capped, total
+from .waiting import Due, count_waiting, may_be_more, overdue_heads, read_due
 from .worker_list import list_workers
 
+# --- queues: one walk along the index of scheduled messages -----------------------------------------------------------
+
+# Rows of each queue that are counted.
+ROWS_PER_QUEUE = 10_000
+
+
+class QueueSnapshot(NamedTuple):
+    """One queue in the record. ``ready`` messages are due, but not yet overdue, and wait for no limit."""
+
+    # All of them.
+    scheduled: Capped = NONE
+    ready: Capped = NONE
+    overdue: Capped = NONE
+    oldest_overdue: datetime | None = None
+    next_due: datetime | None = None
+    limited: Capped = NONE
+    # The earliest due time of its limited messages, which are neither ready nor overdue.
+    oldest_limited: datetime | None = None
+
+
+class Snapshot(NamedTuple):
+    """All queues in the record, at one moment of its clock."""
+
+    at: datetime
+    queues: dict[str, QueueSnapshot]
+    running: Capped
+    # Those that wait for limits are among them.
+    scheduled: Capped
+
+    @property
+    def limited(self) -> Capped:
+        return total(queue.limited for queue in self.queues.values())
+
+    @property
+    def ready(self) -> Capped:
+        return total(queue.ready for queue in self.queues.values())
+
+    @property
+    def overdue(self) -> Capped:
+        return total(queue.overdue for queue in self.queues.values())
+
+    @property
+    def oldest_overdue(self) -> datetime | None:
+        return min((q.oldest_overdue for q in self.queues.values() if q.oldest_overdue is not None), default=None)
+
+    @property
+    def next_due(self) -> datetime | None:
+        return min((q.next_due for q in self.queues.values() if q.next_due is not None), default=None)
+
+
+def take_snapshot(using: str, cap: int = ROWS_PER_QUEUE) -> Snapshot:
+    """Count the waiting messages of each queue, up to ``cap`` of each kind."""
+    now = transitions.now(using)
+    queues = dict.fromkeys(reading.queues(using), QueueSnapshot()) | _queues(using, now, cap)
+    if closed := admission.full_lately(using):
+        _take_limited_out(using, queues, closed, now)
+    scheduled = _guess(using, "delayq_todo", total(queue.scheduled for queue in queues.values()))
+    running = Message.objects.using(using).filter(state=State.RUNNING).order_by("leased_until")[: cap + 1].count()
+    return Snapshot(now, queues, capped(running, cap), scheduled)
+
+
+def overdue_cutoff(now: datetime) -> datetime:
+    """Return the moment OVERDUE_AFTER ago: scheduled messages that were due by then are overdue."""
+    return now - bounds.OVERDUE_AFTER
+
+
+def _queues(using: str, now: datetime, cap: int) -> dict[str, QueueSnapshot]:
+    rows = count_waiting(using, now=now, overdue_since=overdue_cutoff(now), limit=cap + 1)
+    return {
+        queue: QueueSnapshot(capped(scheduled, cap), capped(ready, cap), capped(overdue, cap), oldest, following)
+        for queue, scheduled, ready, overdue, oldest, following in rows
+    }
+
+
+def _take_limited_out(using: str, queues: dict[str, QueueSnapshot], closed: Collection[str], now: datetime) -> None:
+    """Count the messages that wait for limits by themselves. ``closed`` has the names of these limits."""
+    due: defaultdict[str, list[Due]] = defaultdict(list)
+    for each in read_due(using, closed, now=now, overdue_since=overdue_cutoff(now)):
+        due[each.queue].append(each)
+    oldest = {head.queue: head.due_at for head in overdue_heads(using, closed, overdue_cutoff(now))}
+    for name, some in due.items():
+        # A message may have come since the queues were counted. Limited ones may be behind those that were looked at.
+        if name in queues and (may_be_more(some) or any(each.limit is not None for each in some)):
+            queues[name] = _without_limited(queues[name], some, oldest.get(name))
+
+
+def _without_limited(queue: QueueSnapshot, due: Sequence[Due], oldest: datetime | None) -> QueueSnapshot:
+    """Return the numbers of a queue without the messages that wait for limits, which count by themselves.
+
+    ``oldest`` is the due time of the other message that is overdue for the longest time.
+    """
+    limited = [each for each in due if each.limit is not None]
+    others = [each for each in due if each.limit is None]
+    late = sum(each.overdue for each in others)
+    more = may_be_more(due)
+    return queue._replace(
+        ready=Capped(sum(each.number for each in others) - late, more),
+        overdue=NONE if oldest is None else Capped(max(1, late), more),
+        oldest_overdue=oldest,
+        limited=Capped(sum(each.number for each in limited), more),
+        oldest_limited=min((each.oldest for each in limited), default=None),
+    )
+
+
+def _guess(using: str, index: str, counted: Capped) -> Capped:
+    """Return the estimate of the entries in a partial index for a number that was not counted to its end."""
+    rows = (statements(using).estimated_rows(index) or 0) if counted.more else 0
+    return Capped(rows, about=True) if rows > counted.count else counted
+
+
+# --- limits: what runs under them, and the lines of messages that wait for them ---------------------------------------
+
+# Places that are looked at for limits under which messages run.
+PLACES_READ = 10_000
+
+
+class LimitState(NamedTuple):
+    """One limit at a moment."""
+
+    name: str
+    # As the code of this process declares it. None: the code has it no more, or not yet.
+    limit: Limit | None
+    # False when this process has no handler of the limit's topic, and so cannot tell its limit.
+    is_known: bool = True
+    waiting: Capped = NONE
+    # The earliest due time of the messages that wait.
+    oldest: datetime | None = None
+    running: int = 0
+    # When one more message may begin by the rate. None: at once.
+    slot: datetime | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """True when all places are taken."""
+        return self.limit is not None and self.limit.count is not None and self.running >= self.limit.count
+
+    def waited(self, now: datetime) -> float:
+        """Return for how many seconds the oldest message has waited; zero for two clocks that differ."""
+        return 0.0 if self.oldest is None else max(0.0, (now - self.oldest).total_seconds())
+
+
+class Lines(NamedTuple):
+    """The longest lines, those whose messages wait longest, and the number of all."""
+
+    number: Capped = NONE
+    longest: tuple[LimitState, ...] = ()
+    oldest: tuple[LimitState, ...] = ()
+
+
+def longest_lines(using: str, most: int) -> Lines:
+    """Return the longest lines, the longest first, and as many of those with the oldest messages, the oldest first."""
+    closed = admission.full_lately(using)
+    if not closed:
+        return Lines()
+    now = transitions.now(using)
+    numbers: Counter[str] = Counter()
+    oldest: dict[str, datetime] = {}
+    all_due = [*read_due(using, closed, now=now, overdue_since=now)]
+    for due in all_due:
+        if due.limit is not None:
+            numbers[due.limit] += due.number
+            oldest[due.limit] = min(due.oldest, oldest.get(due.limit, due.oldest))
+    more = may_be_more(all_due)
+    longest = sorted(numbers, key=lambda name: (-numbers[name], oldest[name], name))[:most]
+    first = sorted(oldest, key=lambda name: (oldest[name], name))[:most]
+    states = {
+        state.name: state._replace(waiting=Capped(numbers[state.name], more), oldest=oldest[state.name])
+        for state in read_limits(using, {*longest, *first})
+    }
+    return Lines(Capped(len(numbers), more), *(tuple(states[name] for name in names) for names in (longest, first)))
+
+
+def all_limits(using: str, most: int) -> Lines:
+    """Return the longest lines, and after them limits that are declared or under which messages run."""
+    lines = longest_lines(using, most)
+    names = {line.name for line in lines.longest}
+    # Limits without a line. Those of single keys are known only while messages run under them.
+    others = {queue_name(queue) for queue in conf.get().LIMITS or {}}
+    others |= {topic_name(h.topic, None) for h in registry.handlers().values() if h.limit and not h.limit_key}
+    others |= set(Place.objects.using(using).order_by("name").values_list("name", flat=True)[:PLACES_READ])
+    rest = read_limits(using, sorted(others - names)[: max(0, most - len(names))])
+    return Lines(lines.number, (*lines.longest, *rest))
+
+
+def waits_for(using: str, messages: Iterable[Message], now: datetime) -> dict[int, str]:
+    """Return the names of the limits for which those of the messages wait that are due, by their ids."""
+    due = [message for message in messages if message.state == State.SCHEDULED and message.due_at <= now]
+    closed = admission.full_lately(using) if due else set()
+    found = {each.pk: admission.refusing(closed, each.topic, each.queue, each.limit_key) for each in due}
+    return {pk: name for pk, name in found.items() if name is not None}
+
+
+def read_limits(using: str, names: Collection[str]) -> list[LimitState]:
+    """Return these limits as they are now, in this order, without the messages that wait for them."""
+    if not names:
+        return []
+    counts = limit_statements(using).counts(names)
+    return [_state(name, counts[name]) for name in names]
+
+
+def _state(name: str, count: Count) -> LimitState:
+    try:
+        limit, is_known = admission.declared(name), True
+    except KeyError:
+        limit, is_known = None, False
+    return LimitState(name, limit, is_known, running=count.running, slot=_slot(limit, count))
+
+
+def _slot(limit: Limit | None, count: Count) -> datetime | None:
+    """Return when one more message may begin by the rate; None: at once."""
+    if limit is None or limit.interval is None or count.full_at is None:
+        return None
+    slot = count.full_at - limit.tolerance
+    return slot if slot > count.now else None
+
+
+def limit_facts(limit: Limit | None) -> dict[str, Any] | None:
+    """Return a limit for ``--json``; ``interval`` is in seconds."""
+    if limit is None:
+        return None
+    if limit.interval is None:
+        return {"count": limit.count, "interval": None, "burst": None}
+    return {"count": limit.count, "interval": limit.interval.total_seconds(), "burst": limit.burst}
+
+
+# --- the statistics of delayq_stats -----------------------------------------------------------------------------------
+
+# The longest lines before limits that are read.
+LINES_READ = 20
 # Live messages are counted up to this number in each queue.
 LIVE_CAP = 1_000_000
 # Final states are counted among this many messages that finished last.
 FINISHED_CAP = 10_000
 # Lateness is measured on this many messages that finished last.
 LATENESS_OF = 1000
-# The longest lines before limits that are read.
-LINES_READ = 20
 
 
 class Lateness(NamedTuple):

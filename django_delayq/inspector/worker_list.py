@@ -1,16 +1,20 @@
-"""Lists the worker processes that are or were alive."""
+"""Lists the worker processes that are or were alive, and finds messages that wait because none of them serves them."""
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import NamedTuple
+from collections.abc import Mapping
+from datetime import datetime, timedelta
 
 from django.db.models import Q
 
+from ..core.names import near
 from ..core.states import State
 from ..models import Message, Worker
-from ..models.workers import WorkerList, seen_lately
+from ..models.workers import WorkerList, WorkerState, seen_lately
+from ..project import registry
 from ..record import crashes
+from ..record.sql import statements
+from .waiting import heads, topics_of_next
 
 # At most this many workers are listed, unless more of them are alive.
 MOST_WORKERS = 500
@@ -24,19 +28,60 @@ def list_workers(using: str, now: datetime) -> WorkerList:
     return WorkerList(now, list(rows.filter(seen_lately(now) | Q(pk__in=rows.values("pk")[:MOST_WORKERS]))))
 
 
-class RunningMessage(NamedTuple):
-    """A message that a worker has claimed."""
-
-    id: int
-    topic: str
-    queue: str
-
-
-def running(using: str) -> tuple[dict[str, list[RunningMessage]], bool]:
-    """Return the running messages by the name of their worker, and whether there are more than were read."""
+def running(using: str) -> tuple[dict[str, list[tuple[int, str]]], bool]:
+    """Return the ids and topics of running messages by their worker, and whether there are more than were read."""
     rows = Message.objects.using(using).filter(state=State.RUNNING).order_by("leased_until")
-    values = list(rows.values_list("worker", "id", "topic", "queue")[: MOST_RUNNING + 1])
-    found: dict[str, list[RunningMessage]] = {}
-    for worker, pk, topic, queue in values[:MOST_RUNNING]:
-        found.setdefault(worker.removesuffix(crashes.ALONE), []).append(RunningMessage(pk, topic, queue))
+    values = list(rows.values_list("worker", "id", "topic")[: MOST_RUNNING + 1])
+    found: dict[str, list[tuple[int, str]]] = {}
+    for worker, pk, topic in values[:MOST_RUNNING]:
+        found.setdefault(worker.removesuffix(crashes.ALONE), []).append((pk, topic))
     return found, len(values) > MOST_RUNNING
+
+
+# Waiting messages that are looked at for their topics, in all queues together.
+MESSAGES = 10_000
+# Waiting messages of each queue that are looked at at least.
+MESSAGES_PER_QUEUE = 50
+# A queue counts as unserved when its next message is older than this: workers search for new queues every 30 seconds,
+# and write down every 10 seconds which they serve. Seconds.
+NEW = 60.0
+
+
+def known_topics(workers: WorkerList) -> set[str]:
+    """Return the topics for which this project or a live worker has a handler."""
+    return set(registry.handlers()).union(*(worker.topics for worker in workers.of(WorkerState.ALIVE)))
+
+
+def served_queues(workers: WorkerList) -> set[str]:
+    """Return the queues that live workers with handlers serve."""
+    return {queue for worker in workers.of(WorkerState.ALIVE) if worker.topics for queue in worker.queues}
+
+
+def topics_without_handler(using: str, workers: WorkerList) -> dict[str, str | None]:
+    """Return the topics for which neither this project nor a live worker has a handler, by name.
+
+    Beside each stands the known topic that is like it, which may be the one that was meant, or None.
+
+    They are those of the messages that are due next in each queue: the table may have any number of rows, and no index
+    leads to the topics of waiting messages.
+    """
+    known = known_topics(workers)
+    queues = statements(using).queues()
+    limit = max(MESSAGES_PER_QUEUE, MESSAGES // max(1, len(queues)))
+    return {topic: near(topic, known) for topic in sorted(topics_of_next(using, limit) - known)}
+
+
+def queues_without_worker(using: str, workers: WorkerList) -> dict[str, str | None]:
+    """Return the queues that hold messages and that no live worker with handlers serves.
+
+    Beside each stands the served queue that is like it, or None.
+    """
+    served = served_queues(workers)
+    since = workers.at - timedelta(seconds=NEW)
+    old = sorted(head.queue for head in heads(using) if head.queue not in served and head.created_at < since)
+    return {queue: near(queue, served) for queue in old}
+
+
+def asked(unserved: Mapping[str, str | None]) -> list[str]:
+    """Return the names, each with the question whether the one that is like it was meant."""
+    return [f"{name} (did you mean {like}?)" if like else name for name, like in unserved.items()]

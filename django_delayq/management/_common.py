@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from functools import partial
 from types import FrameType
 from typing import Any, Self, TypeVar
 
@@ -21,7 +22,6 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, InterfaceError, connections, router
 from django.utils.dateparse import parse_datetime
 
-from .. import signals
 from ..broker import RedisBroker, check_settings, index
 from ..core import actors, values
 from ..core.clock import NO_TIME
@@ -89,39 +89,13 @@ class DelayqCommand(BaseCommand, ABC):
         """Write one JSON object to stdout."""
         self.stdout.write(json.dumps({"schema": SCHEMA, **facts}, default=str))
 
-    def record_action(
-        self,
-        using: str,
-        action: str,
-        target: str,
-        *,
-        message_id: int | None = None,
-        reason: str = "",
-        outcomes: Mapping[str, int] | None = None,
-    ) -> None:
-        """Send the signal ``operator_action``: which action was done to which target (in words), and its outcomes.
-
-        A receiver that cannot reach the database fails the command: an action without its audit must not look complete.
-        """
-        signals.emit_action(
-            Message,
-            action=action,
-            target=target,
-            message_id=message_id,
-            reason=reason,
-            outcomes=dict(outcomes or {}),
-            actor=actors.current(),
-            using=using,
-        )
-
     def confirm(self, what: str, *, yes: bool) -> None:
         """Ask before an action that cannot be undone. Raises ``CommandError`` for a no, and without a terminal."""
         if yes:
             return
         if not sys.stdin.isatty():
-            raise CommandError(
-                f"{what} Nothing was done: there is no terminal to ask on. Add --yes to go ahead without a question.",
-                returncode=USAGE,
+            raise wrong_usage(
+                f"{what} Nothing was done: there is no terminal to ask on. Add --yes to go ahead without a question."
             )
         self.stderr.write(f"{what} Go ahead? [y/N] ", self.style.WARNING, ending="")
         self.stderr.flush()
@@ -142,6 +116,11 @@ def errors_as_exit_codes() -> Iterator[None]:
         raise CommandError(str(error), returncode=MISCONFIGURED) from error
     except (DatabaseError, InterfaceError) as error:
         raise CommandError(in_words(error), returncode=_EXIT_CODES.get(trouble(error), 1)) from error
+
+
+def wrong_usage(text: str) -> CommandError:
+    """Return the error for options that do not go together, or not with what there is."""
+    return CommandError(text, returncode=USAGE)
 
 
 _EXIT_CODES = {
@@ -198,9 +177,8 @@ def checked(check: Callable[..., T], *given: Any) -> T:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def duration(text: str) -> float:
-    """Read a duration from 0 to 100 years, such as ``90s``. Return seconds."""
-    return checked(values.span, text)
+# Reads a duration from 0 to 100 years, such as ``90s``. Returns seconds.
+duration = partial(checked, values.span)
 
 
 def span(text: str) -> timedelta:
@@ -266,19 +244,10 @@ def message_id(text: str) -> int:
         raise argparse.ArgumentTypeError(f"not the id of a message: {shown(text)}") from None
 
 
-def queue_name(text: str) -> str:
-    """Read the name of a queue."""
-    return checked(validation.queue, text)
-
-
-def topic_name(text: str) -> str:
-    """Read the name of a topic."""
-    return checked(validation.topic, text)
-
-
-def key(text: str) -> str | None:
-    """Read the key of a message."""
-    return checked(validation.key, text)
+# Read the name of a queue, the name of a topic, and the key of a message.
+queue_name = partial(checked, validation.queue)
+topic_name = partial(checked, validation.topic)
+key = partial(checked, validation.key)
 
 
 def database(options: Mapping[str, Any]) -> str:
@@ -289,7 +258,7 @@ def database(options: Mapping[str, Any]) -> str:
     given: str | None = options["database"]
     using = router.db_for_write(Message) if given is None else given
     if using not in connections:
-        raise CommandError(f"There is no database {using!r} in DATABASES.", returncode=USAGE)
+        raise wrong_usage(f"There is no database {using!r} in DATABASES.")
     reason = unsupported(using) or commits_nothing(using)
     if reason is not None:
         raise CommandError(reason, returncode=MISCONFIGURED)

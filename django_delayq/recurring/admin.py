@@ -293,16 +293,8 @@ class ScheduleAdmin(_ModelAdmin):
         with actors.acting_as(f"user:{request.user.get_username()}"), writing(using):
             done = act()
             if done:
-                signals.emit_action(
-                    Message,
-                    action=f"{verb} schedule",
-                    target=name,
-                    message_id=done.pk if isinstance(done, Message) else None,
-                    reason="",
-                    outcomes={},
-                    actor=actors.current(),
-                    using=using,
-                )
+                made = done.pk if isinstance(done, Message) else None
+                signals.emit_action(Message, using, f"{verb} schedule", name, message_id=made)
         return done
 
 

@@ -13,7 +13,6 @@ class RecurringConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from . import checks, services
+        from . import services
 
-        checks.register()
         services.register()

@@ -1,20 +1,23 @@
-"""Registers recurring messages with the extension point: two services for workers with a role, and a finding."""
+"""Registers recurring messages: two services for workers with a role, a finding, and a system check of declarations."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import InterfaceError, OperationalError
 
 from .. import extensions
+from ..checks import TAG
 from ..core.actors import acting_as
 from ..core.exceptions import InvalidMessage, KeyConflict
 from ..extensions import Service, WorkerExtension
+from ..project import conf
 from ..record import transitions
 from ..record.sql.moves import writing
 from ..record.sql.troubles import Trouble, trouble
@@ -43,6 +46,28 @@ PRUNE_INTERVAL = 600.0
 ANNOUNCE_INTERVAL = 30.0
 # The row of a forgotten set is deleted after this time.
 KEPT_FOR = timedelta(days=7)
+
+
+def check_declarations(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Check the schedules that the code declares: ``delayq_recurring.E001``."""
+    _settings, problems = conf.parse(conf.given())
+    if problems:
+        # Nothing is known of a schedule until the settings are right, and their own check says what is wrong.
+        return []
+    _found, mistakes = declarations.collect()
+    places: dict[str, list[str]] = {}
+    for mistake in mistakes:
+        places.setdefault(mistake.reason, []).append(mistake.place)
+    return [
+        checks.Error(
+            f"The schedule of {' and of '.join(theirs)} is wrong: {reason}.",
+            hint="Correct the arguments of its @recurring, or install what is missing.",
+            id="delayq_recurring.E001",
+        )
+        for reason, theirs in places.items()
+    ]
+
+
 # What a schedule raises that is itself wrong.
 WRONG = (InvalidMessage, ImproperlyConfigured, KeyConflict, OverflowError)
 
@@ -240,6 +265,7 @@ def register() -> None:
     """Register the extension. Called when the apps are ready; imports tables when needed."""
     extensions.add_to_workers(RecurringExtension, roles=(ROLE,))
     extensions.add_to_check(_findings)
+    checks.register(check_declarations, TAG)
 
 
 def _findings(using: str, workers: WorkerList) -> Iterator[Finding]:

@@ -28,7 +28,7 @@ from django_delayq import (
     schedule_message,
     schedule_messages,
 )
-from django_delayq.api import new_messages, scheduling
+from django_delayq.api import scheduling
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
 from django_delayq.project import registry
@@ -184,8 +184,8 @@ def test_an_argument_that_does_not_exist_names_the_one_that_is_meant(name: str, 
 
 
 def test_every_argument_that_is_guessed_exists() -> None:
-    assert set(new_messages._MEANT.values()) <= new_messages._NAMES
-    assert not set(new_messages._MEANT) & new_messages._NAMES
+    assert set(scheduling._MEANT.values()) <= scheduling._NAMES
+    assert not set(scheduling._MEANT) & scheduling._NAMES
 
 
 def test_the_texts_of_the_calls_name_each_option_that_there_is() -> None:
@@ -298,7 +298,7 @@ def test_a_payload_that_the_caller_changes_later_stays_in_the_message_as_it_was(
 def test_many_messages_are_written_in_their_order_with_all_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduling, "INSERTED_TOGETHER", 100)
     monkeypatch.setattr(scheduling, "COLLECTED_TOGETHER", 500)
-    monkeypatch.setattr(new_messages.ManyChecks, "_MOST_KINDS", 700)
+    monkeypatch.setattr(scheduling.ManyChecks, "_MOST_KINDS", 700)
     wanted: list[MessageDict] = [
         {"topic": TOPIC, "payload": number, "priority": number % 7, "delay": 60 + number} for number in range(1_203)
     ]
@@ -349,7 +349,7 @@ def test_a_message_of_another_database_is_written_and_changed_there() -> None:
 def _debug(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.DEBUG = True
     settings.DELAYQ = {**settings.DELAYQ, "QUEUES": ["default", "mails"]}
-    monkeypatch.setattr(new_messages, "_asked", set())
+    monkeypatch.setattr(scheduling, "_asked", set())
     monkeypatch.setattr(registry, "_handlers", {})
     handler("orders.close", queue="invoices")(lambda message: None)
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 import redis
 from django.utils import timezone
 
-from django_delayq.api.new_messages import checked
+from django_delayq.api.scheduling import checked
 from django_delayq.broker.base import Broker, Entry
 from django_delayq.broker.database import DatabaseBroker
 from django_delayq.broker.redis import RedisBroker

@@ -12,7 +12,7 @@ from django_delayq import pause_queue, schedule_message, schedule_messages
 from django_delayq.console import audit
 from django_delayq.console.models import Operation, Rollup
 from django_delayq.console.operations import lifecycle
-from django_delayq.console.operations.bulk import Scope
+from django_delayq.console.operations.work import Scope
 from django_delayq.core import actors
 from django_delayq.core.states import State
 from django_delayq.models import Message

@@ -9,7 +9,7 @@ from django.core.management import call_command
 
 from django_delayq.core.states import State
 from django_delayq.management import _common as common
-from django_delayq.management._verbs import VERBS
+from django_delayq.management.commands.delayq_act import VERBS
 from django_delayq.models import Message
 from tests.support.commands import held, run, schedule
 

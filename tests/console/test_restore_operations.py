@@ -17,9 +17,9 @@ from django.utils import timezone
 from django_delayq import cancel_message, pause_queue
 from django_delayq.broker.base import Put
 from django_delayq.console.models import Operation, OperationState
-from django_delayq.console.operations import consistency_check, lifecycle
-from django_delayq.console.operations import restore_work as restoring
-from django_delayq.console.operations.restore_work import RestoreOperation
+from django_delayq.console.operations import lifecycle
+from django_delayq.console.operations import work as restoring
+from django_delayq.console.operations.work import RestoreOperation
 from django_delayq.core import bounds, clock
 from django_delayq.core.actors import acting_as
 from django_delayq.core.clock import from_tenths
@@ -644,7 +644,7 @@ def test_a_check_counts_the_mismatches_of_each_queue(redis_client: redis.Redis, 
     done = work_off(check())
 
     assert (done.state, done.error) == (OperationState.DONE, "")
-    found = consistency_check.results_of(done)
+    found = restoring.results_of(done)
     assert (found["default"].missing, found["default"].extra, found["default"].stuck) == (1, 1, 0)
     assert (found["other"].missing, found["other"].stuck, found["other"].agrees) == (0, 1, False)
     assert done.outcomes == {"missing": 1, "extra": 1}
@@ -657,4 +657,4 @@ def test_a_check_finds_the_queues_that_only_redis_knows(settings: Any) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "GRACE": 0.1}
     ensure_horizon(DB, broker(), lease=0.001, worker="test")
     Message._base_manager.filter(pk__in=schedule(1, queue="gone")).delete()
-    assert consistency_check.results_of(work_off(check()))["gone"].extra == 1
+    assert restoring.results_of(work_off(check()))["gone"].extra == 1

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from django_delayq import schedule_message
 from django_delayq.console.models import Rollup
-from django_delayq.console.operations.runner import OperationRunner
+from django_delayq.console.operations.lifecycle import OperationRunner
 from django_delayq.console.statements.portable_console import ROLLUPS_PER_STATEMENT
 from django_delayq.console.statistics import rollups
 from django_delayq.console.statistics.rollups import (

@@ -28,10 +28,9 @@ from prometheus_client.registry import Collector
 
 from django_delayq import extensions, pause_queue, schedule_message, schedule_messages
 from django_delayq.contrib.prometheus import apps as prometheus_apps
-from django_delayq.contrib.prometheus import counts, gauges, server
+from django_delayq.contrib.prometheus import counts, server
 from django_delayq.contrib.prometheus.counts import Counting, SharedCounts
-from django_delayq.contrib.prometheus.gauges import Gauges
-from django_delayq.contrib.prometheus.server import LOOK_INTERVAL, MetricsServer, _listen
+from django_delayq.contrib.prometheus.server import LOOK_INTERVAL, Gauges, MetricsServer, _listen
 from django_delayq.core import bounds
 from django_delayq.core.states import State
 from django_delayq.management.commands import run_delayq
@@ -429,7 +428,7 @@ def test_redis_is_up_while_nobody_can_tell_whose_it_is(
     def ask(*args: object) -> None:
         raise OperationalError("the database is away")
 
-    monkeypatch.setattr(gauges, "refuse_foreign", ask)
+    monkeypatch.setattr(server, "refuse_foreign", ask)
     assert collected(Gauges("default"))["delayq_redis_up"] == 1
 
 
@@ -437,7 +436,7 @@ def test_redis_is_up_while_nobody_can_tell_whose_it_is(
 @pytest.mark.postgresql("needs a statement timeout")
 def test_a_database_that_answers_too_late_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
 
-    monkeypatch.setattr(gauges, "TIMEOUT_MS", 100)
+    monkeypatch.setattr(server, "TIMEOUT_MS", 100)
     with unfinished(lambda: lock_table("delayq_message")):
         found = collected(Gauges("default"))
     assert found["delayq_database_up"] == 0
@@ -446,7 +445,7 @@ def test_a_database_that_answers_too_late_is_down(monkeypatch: pytest.MonkeyPatc
 
 @RECORD
 def test_the_gauges_of_queues_beyond_the_limit_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gauges, "MOST_QUEUES", 0)
+    monkeypatch.setattr(server, "MOST_QUEUES", 0)
     schedule(2, queue="one")
     schedule(1, queue="two", due=-100)
     schedule(1, queue="three")

@@ -17,7 +17,7 @@ from django.urls import resolve
 
 from django_delayq import pause_queue, schedule_message
 from django_delayq.contrib.prometheus.counts import BOUNDS, OUTCOMES, Counting, SharedCounts
-from django_delayq.contrib.prometheus.gauges import Gauges
+from django_delayq.contrib.prometheus.server import Gauges
 from tests.support.commands import run
 
 from .blocks import DOCS, blocks, text_of

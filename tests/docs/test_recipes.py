@@ -21,7 +21,7 @@ from django.test import RequestFactory
 from django.utils import timezone
 
 from django_delayq import handler, pause_queue, schedule_message, schedule_messages
-from django_delayq.contrib.prometheus.gauges import Gauges
+from django_delayq.contrib.prometheus.server import Gauges
 from django_delayq.models import Message
 from testproject.shop.models import Order
 from tests.support.commands import run

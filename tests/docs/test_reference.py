@@ -34,7 +34,7 @@ from django_delayq.contrib.tasks import backend
 from django_delayq.management._common import MEANINGS
 from django_delayq.models import Message, Transition
 from django_delayq.project import conf
-from django_delayq.recurring import checks as recurring_checks
+from django_delayq.recurring import services as recurring_checks
 from django_delayq.testing import immediate
 from django_delayq.worker.processes.process import ROLES
 from docs.findings import findings

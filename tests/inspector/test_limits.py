@@ -11,10 +11,10 @@ import pytest
 from django_delayq import reschedule_message, schedule_message, schedule_messages
 from django_delayq.core.findings import Finding, Level
 from django_delayq.core.states import State
-from django_delayq.inspector import diagnostics, lines, stats, waiting
+from django_delayq.inspector import diagnostics, stats, waiting
 from django_delayq.inspector.diagnostics import Thresholds
 from django_delayq.inspector.numbers import Capped
-from django_delayq.inspector.snapshot import take_snapshot
+from django_delayq.inspector.stats import take_snapshot
 from django_delayq.models import Message, Worker
 from django_delayq.project import conf
 from django_delayq.record import admission, transitions
@@ -153,20 +153,20 @@ def test_the_longest_lines_come_first_with_what_runs(declare: Declare) -> None:
     declare("l.one", limit=2)
     fill("l.one", 3, limit_key="a")
     fill("l.one", 5, limit_key="b b")
-    found = lines.longest_lines(DB, 10)
+    found = stats.longest_lines(DB, 10)
     assert found.number == Capped(2)
     assert [(line.name, line.waiting.count, line.running, line.is_full) for line in found.longest] == [
         ("topic l.one key b b", 3, 2, True),
         ("topic l.one key a", 1, 2, True),
     ]
-    assert len(lines.longest_lines(DB, 1).longest) == 1
+    assert len(stats.longest_lines(DB, 1).longest) == 1
 
 
 def test_lines_beyond_the_cap_are_at_least_so_long(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
     declare("l.one", limit=1)
     monkeypatch.setattr(waiting, "DUE_READ", 4)
     fill("l.one", 7, limit_key="a")
-    (line,) = lines.longest_lines(DB, 5).longest
+    (line,) = stats.longest_lines(DB, 5).longest
     assert line.waiting == Capped(4, more=True)
 
 
@@ -175,7 +175,7 @@ def test_a_message_under_two_full_limits_waits_for_the_first(declare: Declare, q
     declare("l.one", limit=1)
     fill("l.one", 2)
     fill("l.free", 2)
-    found = {line.name: line.waiting.count for line in lines.longest_lines(DB, 5).longest}
+    found = {line.name: line.waiting.count for line in stats.longest_lines(DB, 5).longest}
     assert found == {"topic l.one": 1, "queue default": 2}
 
 
@@ -185,7 +185,7 @@ def test_all_limits_have_those_that_are_declared_and_those_that_run(declare: Dec
     declare("l.free", limit=7)
     fill("l.one", 1, limit_key="runs")
     fill("l.two", 1)
-    found = {line.name: line for line in lines.all_limits(DB, 50).longest}
+    found = {line.name: line for line in stats.all_limits(DB, 50).longest}
     assert set(found) == {"topic l.one key runs", "topic l.free", "queue slow"}
     assert found["topic l.one key runs"].running == 1
     assert found["queue slow"].limit == (conf.get().LIMITS or {})["slow"]
@@ -194,7 +194,7 @@ def test_all_limits_have_those_that_are_declared_and_those_that_run(declare: Dec
 def test_a_rate_tells_its_next_slot(declare: Declare) -> None:
     declare("l.rate", rate="60/h")
     fill("l.rate", 2)
-    (line,) = lines.longest_lines(DB, 5).longest
+    (line,) = stats.longest_lines(DB, 5).longest
     assert line.slot is not None
     assert timedelta(seconds=50) < line.slot - transitions.now(DB) <= timedelta(minutes=1, seconds=1)
 

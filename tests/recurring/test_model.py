@@ -113,7 +113,7 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def crash(self) -> None:
         """Have a worker lose its connection before it commits."""
-        lost = patch("django_delayq.recurring.occurrences._write", side_effect=DatabaseError)
+        lost = patch("django_delayq.recurring.schedules._write", side_effect=DatabaseError)
         with lost, pytest.raises(DatabaseError):
             schedules.advance(DB, "s")
             raise DatabaseError

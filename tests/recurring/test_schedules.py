@@ -114,7 +114,7 @@ def test_times_missed_after_the_last_delivery_are_run_once(clock: Clock) -> None
 
 @pytest.mark.parametrize("made_together", [7, 1000])
 def test_all_of_forty_missed_times_are_run(clock: Clock, monkeypatch: pytest.MonkeyPatch, made_together: int) -> None:
-    monkeypatch.setattr("django_delayq.recurring.occurrences.MADE_TOGETHER", made_together)
+    monkeypatch.setattr("django_delayq.recurring.schedules.MADE_TOGETHER", made_together)
     hourly(missed=Missed.ALL)
     clock.advance(hours=40, minutes=30)
     look()

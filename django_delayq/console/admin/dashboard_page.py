@@ -13,13 +13,13 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, pgettext
 
-from ...inspector.snapshot import overdue_cutoff
+from ...inspector.stats import overdue_cutoff
 from ...models import Message, Queue, Worker
 from ...models.workers import WorkerState
 from ..models import Health, Limits
-from ..statistics.throughput import RollupSum, Throughput
-from ..statistics.upcoming import COMING_WINDOWS, Bar, Upcoming
-from . import banners, charts, facts, limits_page, page_data, queue_pages
+from ..statistics.throughput import WINDOWS, RollupSum, Throughput
+from ..statistics.upcoming import Bar, Upcoming
+from . import banners, charts, limits_page, page_data, queue_pages
 from .charts import Column
 from .explanation import span
 from .page import Page
@@ -65,14 +65,14 @@ class DashboardAdmin(Page):
             "limits_url": links(Limits),
             "workers_text": _workers(data),
             "workers_url": links(Worker),
-            "servers": [fact for fact in (*facts.of_redis(data), *facts.of_database(data)) if fact.is_main],
+            "servers": [fact for fact in (*banners.of_redis(data), *banners.of_database(data)) if fact.is_main],
             "health_url": links(Health),
         }
 
 
 def _window(request: HttpRequest, name: str) -> str:
     given = request.GET.get(name, "")
-    return given if given in COMING_WINDOWS else "hour"
+    return given if given in WINDOWS else "hour"
 
 
 def _choices(request: HttpRequest, name: str, chosen: str, labels: dict[str, Any]) -> list[SimpleNamespace]:

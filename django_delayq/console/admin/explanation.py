@@ -12,8 +12,8 @@ from django.utils.translation import ngettext
 from ...core.durations import brief
 from ...core.states import State
 from ...inspector.consistency import Mismatch
-from ...inspector.lines import LimitState
 from ...inspector.numbers import Capped
+from ...inspector.stats import LimitState
 from ...models import Message, Queue, Transition, Worker
 from ...models.workers import seen_lately
 from ..whereabouts import Whereabouts

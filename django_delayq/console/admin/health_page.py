@@ -1,46 +1,121 @@
-"""The health page: Redis, the database, and the consistency of the record and Redis."""
+"""The health page: Redis, the database, the consistency of the record and Redis; and the page that restores Redis."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from datetime import timedelta
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
+from django import forms
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
+from django.db import DatabaseError, InterfaceError
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
 
+from ...broker import publisher
+from ...core.exceptions import BrokerUnavailable
 from ...inspector import consistency as inspected
 from ...inspector import diagnostics, stats
-from ...project import conf
+from ...project import conf, console_conf
+from ...record import transitions
 from ...record.sql import statements
 from ...record.sql.holders import Holder
 from ...restore import reading
+from ...restore.selection import Overdue, Selection, Tally
 from ..models import Health, Operation, OperationState
 from ..operations import lifecycle
-from ..operations.consistency_check import results_of
-from ..operations.restore_work import RestoreWork
-from ..statements import console_statements
-from ..statements.shapes import Vacuum
+from ..operations.work import RestoreWork, arguments_of, results_of, scope_of
+from ..statements import TooSlow, console_statements, statement_timeout
+from ..statements.portable_console import Vacuum
 from ..whereabouts import sizes
-from . import banners, facts, page_data, panels
+from . import banners, page_data, panels
+from .banners import Fact
 from .explanation import moment, span
-from .facts import Fact
-from .page import acting_as_user, operation_url
+from .forms import DelayField, ReasonField, ReasonForm
+from .page import Page, acting_as_user, context, operation_url, start_operation
 from .page_data import PageData
 from .panels import Panel
-from .restore_page import RestorePage, alive
 
 # How long the numbers of the table are shown before they are read again. Seconds.
 TABLE_FRESH_SECONDS = 60.0
+
+# How long each statement of the preview may take. Milliseconds.
+PREVIEW_TIMEOUT_MS = 3000
+
+_POLICIES = (
+    (Overdue.RUN.value, gettext_lazy("start at once")),
+    (Overdue.SPREAD.value, gettext_lazy("get new due times, spread over a time")),
+    (Overdue.CANCEL.value, gettext_lazy("are cancelled: they do not run unless somebody requeues them")),
+    (Overdue.DEAD.value, gettext_lazy("are given up: they stay dead until somebody requeues them")),
+)
+
+
+class RestoreForm(forms.Form):
+    """The queues to restore, and what happens to overdue and expired messages."""
+
+    queues = forms.MultipleChoiceField(
+        label=gettext_lazy("Queues"),
+        required=False,
+        widget=forms.CheckboxSelectMultiple,
+        help_text=gettext_lazy("When none is ticked, all queues are restored."),
+    )
+    overdue = forms.ChoiceField(
+        label=gettext_lazy("Overdue messages"), choices=_POLICIES, initial=Overdue.RUN.value, required=False
+    )
+    spread = DelayField(label=gettext_lazy("Spread over"), help_text=gettext_lazy("For example 10m, from now on."))
+    no_expired = forms.BooleanField(
+        label=gettext_lazy("Expire messages that were not started in time"),
+        required=False,
+        help_text=gettext_lazy("Otherwise a worker expires them a little later."),
+    )
+
+    def __init__(self, data: Any, using: str) -> None:
+        super().__init__(data)
+        self.fields["queues"].choices = [(name, name) for name in reading.queues(using)]  # type: ignore[attr-defined]
+
+    def clean(self) -> dict[str, Any]:
+        cleaned = super().clean() or self.cleaned_data
+        cleaned["overdue"] = Overdue(cleaned.get("overdue") or Overdue.RUN)
+        if not self.errors and (cleaned["overdue"] == Overdue.SPREAD) != bool(cleaned.get("spread")):
+            raise forms.ValidationError(
+                _("“Spread over” belongs to the choice of new due times: give both, or neither.")
+            )
+        return cleaned
+
+    @property
+    def scope(self) -> dict[str, Any]:
+        return scope_of(Selection(queues=tuple(sorted(self.cleaned_data["queues"]))))
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        given = self.cleaned_data
+        spread = given["spread"].total_seconds() if given["spread"] else 0.0
+        return arguments_of(given["overdue"], spread, no_expired=given["no_expired"])
+
+    def described(self) -> str:
+        """Return the choice in words."""
+        given = self.cleaned_data
+        parts = [", ".join(sorted(given["queues"])) or _("all queues")]
+        if given["overdue"] != Overdue.RUN:
+            parts.append(_("overdue messages %(policy)s") % {"policy": dict(_POLICIES)[given["overdue"].value]})
+        return "; ".join(parts)
+
+
+class ConfirmForm(ReasonForm):
+    """The word to type, and the reason."""
+
+    reason = ReasonField(gettext_lazy("Written to the audit."))
 
 
 # The state of the table of messages: about how many rows it has, what is known of its dead rows, and who keeps them.
 TableState = tuple[int | None, Vacuum, list[Holder] | None]
 
 
-class HealthAdmin(RestorePage):
+class HealthAdmin(Page):
     template = "delayq_console/health.html"
 
     def content(self, request: HttpRequest) -> dict[str, Any]:
@@ -59,10 +134,10 @@ class HealthAdmin(RestorePage):
         last_restore = _("Last restore: #%(number)d by %(actor)s, %(state)s %(span)s ago (%(at)s).")
         return {
             "banners": banners.linked(self, data),
-            "has_worker": not facts.has_no_worker(data),
-            "redis": list(facts.of_redis(data)),
+            "has_worker": not banners.has_no_worker(data),
+            "redis": list(banners.of_redis(data)),
             "held": sorted((held.value or {}).items()),
-            "database": [*facts.of_database(data), *_table(table)],
+            "database": [*banners.of_database(data), *_table(table)],
             "problems": sorted({panel.problem for panel in asked if panel.problem}),
             "configured": conf.get().REDIS is not None,
             "stuck": stuck.value,
@@ -95,6 +170,55 @@ class HealthAdmin(RestorePage):
         if not alive(self.using):
             text, level = _("The check is queued and waits for a worker: none is alive."), messages.WARNING
         return self.leave(request, url, text, level)
+
+    def may_restore(self, request: HttpRequest) -> bool:
+        """Tell whether the user may compare the record with Redis and restore, and there is a Redis."""
+        return self.may(request, "restore") and conf.get().REDIS is not None
+
+    def restore_view(self, request: HttpRequest) -> HttpResponse:
+        """Show the preview on GET, which writes nothing; start an operation on POST."""
+        self.require(request, "restore")
+        if conf.get().REDIS is None:
+            unneeded = {**context(self, request, _("Restore Redis from the record")), "is_unneeded": True}
+            return TemplateResponse(request, "delayq_console/restore.html", unneeded)
+        using = self.using
+        is_post = request.method == "POST"
+        given = request.POST if is_post else request.GET
+        form = RestoreForm(given if given else {"overdue": Overdue.RUN.value}, using)
+        word = console_conf.get().ENVIRONMENT or "restore"
+        confirm = ConfirmForm(request.POST if is_post else None, many=False, typed=word)
+        _last, running = lifecycle.newest(using, RestoreWork.name)
+        if is_post and form.is_valid() and confirm.is_valid():
+            return self._start(request, form, confirm.cleaned_data["reason"])
+        shown = {
+            **context(self, request, _("Restore Redis from the record")),
+            "form": form,
+            "confirm": confirm,
+            "preview": _preview(using, form) if form.is_valid() else None,
+            "hidden": [field.as_hidden({"id": False}) for field in form],
+            "running": running,
+            "running_url": operation_url(self, request, running),
+            "workers": alive(using),
+            "url": self.url(Health, "restore"),
+            "back": self.url(Health),
+        }
+        return TemplateResponse(request, "delayq_console/restore.html", shown)
+
+    def _start(self, request: HttpRequest, form: RestoreForm, reason: str) -> HttpResponse:
+        with lifecycle.starting(self.using):
+            _last, running = lifecycle.newest(self.using, RestoreWork.name)
+            operation = running or start_operation(
+                request, RestoreWork.name, form.scope, form.arguments, described=form.described(), reason=reason
+            )
+        url = operation_url(self, request, operation) or self.url(Health)
+        if running is not None:
+            text = _("Restore #%(number)d is under way already, started by %(actor)s: nothing was done.")
+            text %= {"number": running.pk, "actor": running.started_by}
+            return self.leave(request, url, text, messages.ERROR)
+        text, level = _("Restore #%(number)d is queued: a worker begins within seconds."), messages.SUCCESS
+        if not alive(self.using):
+            text, level = _("Restore #%(number)d is queued and waits for a worker: none is alive."), messages.WARNING
+        return self.leave(request, url, text % {"number": operation.pk}, level)
 
 
 def _checks(using: str) -> tuple[Operation | None, Operation | None]:
@@ -133,10 +257,85 @@ def _table(panel: Panel[TableState]) -> Iterator[Fact]:
         vacuumed = _("never") if vacuum.at is None else moment(vacuum.at, "seconds")
         yield Fact(_("Dead rows"), f"{vacuum.dead_rows:,}", "", _("last vacuum: %(at)s") % {"at": vacuumed})
     if holders is not None:
-        yield facts.of_finding(diagnostics.of_snapshots(holders))
+        yield banners.of_finding(diagnostics.of_snapshots(holders))
     settings = conf.get()
     for name, kept in (
         (_("Finished messages are kept"), settings.RETENTION),
         (_("Dead messages are kept"), settings.DEAD_RETENTION),
     ):
         yield Fact(name, _("forever") if kept is False else span(timedelta(seconds=kept)))
+
+
+# --- the restore ------------------------------------------------------------------------------------------------------
+
+
+def _preview(using: str, form: RestoreForm) -> dict[str, Any]:
+    """Return what a restore would find, or why that is not known; ``refused``: it cannot be started."""
+    redis_publisher = publisher.get(using)
+    assert redis_publisher is not None
+    work = RestoreWork(form.scope, form.arguments)
+    try:
+        with statement_timeout(using, PREVIEW_TIMEOUT_MS):
+            report = work.restore(using, redis_publisher.broker).preview()
+            now = transitions.now(using)
+    except TooSlow:
+        text = _("The messages could not be counted within %(seconds)d s. You can start the restore all the same.")
+        return {"problem": text % {"seconds": PREVIEW_TIMEOUT_MS // 1000}}
+    except BrokerUnavailable as error:
+        return {"problem": _("Redis: %(error)s") % {"error": error}, "refused": True}
+    except (DatabaseError, InterfaceError) as error:
+        text = _("The database does not answer: %(error)s")
+        return {"problem": text % {"error": type(error).__name__}, "refused": True}
+    total = report.total()
+    return {
+        "rows": [_row(name, tally, now) for name, tally in sorted(report.queues.items())],
+        "total": _row(_("all"), total, now),
+        "overdue": _overdue_text(form, total.overdue),
+    }
+
+
+def _row(name: str, tally: Tally, now: datetime) -> SimpleNamespace:
+    return SimpleNamespace(
+        name=name,
+        tally=tally,
+        missing=max(0, tally.found - tally.beyond - tally.held),
+        oldest="–" if tally.oldest is None else span(now - tally.oldest),
+    )
+
+
+def _overdue_text(form: RestoreForm, number: int) -> str:
+    """Return in words what happens to the overdue messages."""
+    policy = form.cleaned_data["overdue"]
+    if not number:
+        return _("Nothing is overdue.")
+    texts: Mapping[Overdue, str] = {
+        Overdue.RUN: ngettext(
+            "%(number)s overdue message starts at once.", "%(number)s overdue messages start at once.", number
+        ),
+        Overdue.CANCEL: ngettext(
+            "%(number)s overdue message is cancelled: it does not run unless somebody requeues it.",
+            "%(number)s overdue messages are cancelled: they do not run unless somebody requeues them.",
+            number,
+        ),
+        Overdue.DEAD: ngettext(
+            "%(number)s overdue message is given up: it stays dead until somebody requeues it.",
+            "%(number)s overdue messages are given up: they stay dead until somebody requeues them.",
+            number,
+        ),
+        Overdue.SPREAD: ngettext(
+            "%(number)s overdue message gets a new due time within %(spread)s. Its queue is paused until it has it.",
+            "%(number)s overdue messages get new due times, evenly over %(spread)s. Their queues are paused until they "
+            "have them.",
+            number,
+        ),
+    }
+    spread = span(form.cleaned_data["spread"]) if form.cleaned_data["spread"] else ""
+    return texts[policy] % {"number": f"{number:,}", "spread": spread}
+
+
+def alive(using: str) -> int | None:
+    """Count the live workers; None when the database does not answer."""
+    try:
+        return stats.alive(using, transitions.now(using))
+    except (DatabaseError, InterfaceError):
+        return None

@@ -11,8 +11,8 @@ from django.http import HttpRequest
 
 from ...core.limits import parts
 from ...core.states import State
-from ...inspector import lines
-from ...inspector.lines import LimitState
+from ...inspector import stats
+from ...inspector.stats import LimitState
 from ...models import Message
 from ..search import texts as searches
 from . import banners, page_data, panels
@@ -32,7 +32,7 @@ class LimitsAdmin(Page):
     def content(self, request: HttpRequest) -> dict[str, Any]:
         data = page_data.gather()
         using = data.using
-        found = panels.load("all limits", using, lambda: lines.all_limits(using, LIMITS_SHOWN))
+        found = panels.load("all limits", using, lambda: stats.all_limits(using, LIMITS_SHOWN))
         limits = found.value.longest if found.value else ()
         return {
             "banners": banners.linked(self, data),

@@ -1,9 +1,10 @@
-"""The page of one message."""
+"""The page of one message, with its history from its log."""
 
 from __future__ import annotations
 
 import pprint
-from datetime import datetime
+from collections.abc import Sequence
+from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,10 +23,11 @@ from ...broker import publisher
 from ...core.durations import brief
 from ...core.exceptions import BrokerUnavailable
 from ...core.states import LIVE, State
-from ...inspector import lines
+from ...inspector import stats
 from ...inspector.consistency import Mismatch
 from ...inspector.numbers import capped
-from ...models import Message
+from ...models import Message, Transition
+from ...project import conf
 from ...record import transitions
 from ...record.sql import statements
 from ...record.sql.expressions import UnderLimits
@@ -34,8 +36,9 @@ from ...restore.selection import Selection
 from ..search import texts as searches
 from ..statements import in_time
 from ..whereabouts import Whereabouts, locate
-from . import explanation, page, payload, timeline
+from . import explanation, page, payload
 from .action_pages import ActionPages
+from .explanation import moment, span, state_label
 from .limits_page import running_text
 
 # Messages of a line that are counted before one of them.
@@ -110,7 +113,7 @@ class MessagePage(ActionPages):
         self, request: HttpRequest, message: Message, *, masked: bool, extra: dict[str, Any] | None = None
     ) -> HttpResponse:
         now = transitions.now(message._state.db or "default")
-        moves = timeline.log(message)
+        moves = log(message)
         where, in_line = locate(message), _in_line(message, now)
         content = payload.pretty(message.payload, masked=masked)
         result = "" if message.result is None else payload.pretty(message.result, masked=masked)
@@ -119,9 +122,9 @@ class MessagePage(ActionPages):
             "original": message,
             "state": State(message.state),
             "explanation": explanation.explain(message, moves[-1] if moves else None, now, where, in_line),
-            "timeline": timeline.steps(message, moves, now),
+            "timeline": steps(message, moves, now),
             "earlier": max(0, message.moves - len(moves)),
-            "deliveries": timeline.deliveries(moves, now),
+            "deliveries": deliveries(moves, now),
             "zone": timezone.get_current_timezone_name(),
             "actions": self.offered(request, message),
             "facts": self._facts(message, in_line),
@@ -191,10 +194,10 @@ class MessagePage(ActionPages):
 def _in_line(message: Message, now: datetime) -> explanation.InLine | None:
     """Return the limit for which a message waits, and its place among those that do."""
     using = message._state.db or "default"
-    name = lines.waits_for(using, [message], now).get(message.pk)
+    name = stats.waits_for(using, [message], now).get(message.pk)
     if name is None:
         return None
-    (limit,) = lines.read_limits(using, [name])
+    (limit,) = stats.read_limits(using, [name])
     line = Message.objects.using(using).filter(state=State.SCHEDULED, queue__in=statements(using).queues())
     line = line.filter(Q(UnderLimits([name])), due_at__lte=now)
     same = Q(priority=message.priority)
@@ -294,3 +297,95 @@ def _call(message: Message) -> str:
         given.append(f"retry={policy}")
     given += [f"{name}={value!r}" for name, value in options.items() if value is not None]
     return "schedule_message(\n    " + ",\n    ".join(given) + ",\n)"
+
+
+# --- the history, from the log: every transition as a step, every delivery as a row -----------------------------------
+
+# Steps that the page shows at most: the latest ones.
+STEPS_SHOWN = 200
+
+
+def log(message: Message) -> list[Transition]:
+    """Return the latest transitions of a message, in order."""
+    moves = Transition.objects.using(message._state.db).filter(message=message)
+    return list(moves.order_by("-number")[:STEPS_SHOWN])[::-1]
+
+
+def steps(message: Message, moves: Sequence[Transition], now: datetime) -> list[SimpleNamespace]:
+    """Return the transitions as steps, the due time only where it is new; then the steps that are expected next."""
+    found = [
+        SimpleNamespace(
+            at=move.at,
+            moment=moment(move.at),
+            before=state_label(move.from_state),
+            after=state_label(move.to_state),
+            delivery=move.delivery,
+            took=span(move.at - previous.at) if previous else "",
+            waited=_waited(move, previous),
+            due="" if previous and previous.due_at == move.due_at else moment(move.due_at),
+            actor=move.actor,
+            reason=move.reason,
+            error=move.error,
+            future=False,
+        )
+        for previous, move in zip((None, *moves), moves, strict=False)
+    ]
+    return found + [step for step in _to_come(message, now) if step.at > now]
+
+
+def _to_come(message: Message, now: datetime) -> list[SimpleNamespace]:
+    def step(at: datetime, before: str, after: str) -> SimpleNamespace:
+        texts = {"moment": moment(at), "before": before, "after": after, "took": span(at - now)}
+        return SimpleNamespace(at=at, **texts, delivery=0, waited="", due="", future=True)
+
+    if message.state == State.SCHEDULED:
+        coming = [step(message.due_at, state_label(message.state), _("due"))]
+        if message.expires_at is not None:
+            coming.append(step(message.expires_at, state_label(message.state), state_label(State.EXPIRED)))
+        return coming
+    if (until := message.lease_ends_at) is not None:
+        return [step(until, state_label(State.RUNNING), _("end of the lease"))]
+    settings = conf.get()
+    kept = settings.DEAD_RETENTION if message.state == State.DEAD else settings.RETENTION
+    if message.finished_at is None or kept is False:
+        return []
+    held = message.key_for or 0 if message.next_id is None else 0
+    return [step(message.finished_at + timedelta(seconds=max(kept, held)), state_label(message.state), _("purged"))]
+
+
+def deliveries(moves: Sequence[Transition], now: datetime) -> list[SimpleNamespace]:
+    """Return the deliveries that began within these transitions, in order. The outcome of one that runs is empty."""
+    found = []
+    for place, move in enumerate(moves):
+        if move.from_state != State.SCHEDULED or move.to_state != State.RUNNING:
+            continue
+        end = next((m for m in moves[place + 1 :] if m.to_state != State.RUNNING), None)
+        found.append(
+            SimpleNamespace(
+                number=move.delivery,
+                at=move.at,
+                started=moment(move.at),
+                late=span(move.at - move.due_at),
+                waited=_waited(move, moves[place - 1] if place else None),
+                took=span((end.at if end else now) - move.at),
+                worker=move.actor,
+                outcome=_outcome(end, move.delivery) if end else "",
+                error=end.error if end else "",
+                traceback=end.traceback if end else "",
+            )
+        )
+    return found
+
+
+def _outcome(end: Transition, delivery: int) -> str:
+    text = f"{state_label(end.to_state)}: {end.reason}" if end.reason else state_label(end.to_state)
+    # An earlier delivery, which was taken for lost, may be the one that succeeded.
+    return text if end.delivery == delivery else f"{text} (#{end.delivery})"
+
+
+def _waited(move: Transition, before: Transition | None) -> str:
+    """Return how long a message was ready before its claim: since it was due, and scheduled by the move before."""
+    if move.to_state != State.RUNNING:
+        return ""
+    ready_at = move.ready_at or move.due_at
+    return span(move.at - (ready_at if before is None else max(ready_at, before.at)))

@@ -13,12 +13,10 @@ from ... import extensions, models
 from ...api import pausing
 from ...broker import publisher
 from ...core.findings import Finding
-from ...inspector import lines, snapshot, stats, worker_list
-from ...inspector.lines import Lines
+from ...inspector import stats, worker_list
 from ...inspector.migrations import pending_migrations
 from ...inspector.numbers import NONE
-from ...inspector.snapshot import Snapshot
-from ...inspector.stats import RedisStats
+from ...inspector.stats import Lines, RedisStats, Snapshot
 from ...models.workers import WorkerList
 from ...project import conf
 from ..statistics import throughput, upcoming
@@ -58,7 +56,7 @@ class PageData:
 def gather() -> PageData:
     """Read the data of this moment."""
     using = router.db_for_read(models.Message)
-    seen = panels.load("snapshot", using, lambda: snapshot.take_snapshot(using))
+    seen = panels.load("snapshot", using, lambda: stats.take_snapshot(using))
     at = seen.value.at if seen.value else timezone.now()
     workers = panels.load("workers", using, lambda: worker_list.list_workers(using, at))
     language = translation.get_language()
@@ -81,7 +79,7 @@ def _findings(using: str, workers: WorkerList | None) -> list[Finding]:
 
 
 def _lines(using: str, seen: Snapshot | None) -> Lines:
-    return lines.longest_lines(using, LINES_READ) if seen is None or seen.limited.count else Lines()
+    return stats.longest_lines(using, LINES_READ) if seen is None or seen.limited.count else Lines()
 
 
 def _unfilled(using: str, seen: Snapshot | None) -> list[str]:

@@ -16,20 +16,19 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from ...api import pausing, targets
+from ...api import actions, pausing
 from ...broker.base import QueueSize
 from ...core.exceptions import InvalidMessage
 from ...core.states import State
 from ...inspector import worker_list
-from ...inspector.snapshot import QueueSnapshot
+from ...inspector.stats import QueueSnapshot
 from ...models import Message, Queue
 from ...models.messages import not_expired
 from ...models.workers import WorkerState
 from ...project import conf, validation
 from ...record import transitions
 from ...record.sql.moves import writing
-from ..operations.bulk import MOST_MESSAGES, Scope
-from ..operations.work import holder
+from ..operations.work import MOST_MESSAGES, Scope, holder
 from ..statements import in_time
 from ..whereabouts import sizes
 from . import action_table, banners, page, page_data, panels
@@ -150,7 +149,7 @@ class QueueAdmin(Page):
         may_spread = self.may(request, "run", "bulk")
         form = ResumeForm(request.POST if request.method == "POST" else None, number=number, may_spread=may_spread)
         if is_paused and form.is_valid() and form.cleaned_data.get("spread"):
-            ids = targets.selected(self._due(name)[: MOST_MESSAGES + 1])
+            ids = actions.selected(self._due(name)[: MOST_MESSAGES + 1])
             if len(ids) <= MOST_MESSAGES:
                 return self._resume_slowly(request, name, form, ids)
             text = _("An operation takes %(most)s messages at most. Spread some of them with “Run now” first.")

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 from urllib.parse import urlencode
 
+from django.conf import settings
 from django.contrib import admin, messages
 from django.contrib.admin import ShowFacets
 from django.core.exceptions import PermissionDenied
+from django.core.paginator import Paginator
 from django.db import router
-from django.db.models import Model
+from django.db.models import Model, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.http.response import HttpResponseBase
 from django.urls import NoReverseMatch, URLPattern, path, reverse
+from django.utils.functional import cached_property
 from django.utils.translation import gettext as _
 
 from ...core.outcomes import storable
@@ -21,7 +24,28 @@ from ...core.verbs import VERBS
 from ...models import Message, Queue
 from ...project import console_conf
 from ..models import Health, Operation
-from .paginator import CappedPaginator
+
+# Rows that are counted, paged through, or selected for one action at most.
+PAGED_CAP = 10_000
+
+
+class CappedCount(int):
+    """A number of rows that is at least so large, written as "10,000+"."""
+
+    def __str__(self) -> str:
+        # Templates that put separators in themselves would garble "10,000+".
+        return f">{int(self)}" if settings.USE_THOUSAND_SEPARATOR else f"{int(self):,}+"
+
+
+class CappedPaginator(Paginator):  # type: ignore[type-arg]
+    """A paginator whose count reads at most one row more than the cap."""
+
+    @cached_property
+    def count(self) -> int:
+        rows = cast(QuerySet[Model], self.object_list)
+        found = rows.order_by().values("pk")[: PAGED_CAP + 1].count()
+        return found if found <= PAGED_CAP else CappedCount(PAGED_CAP)
+
 
 View = Callable[..., HttpResponseBase]
 # The address of what a search finds: ``ReadOnly.list_url`` of a page.

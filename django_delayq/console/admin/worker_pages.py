@@ -13,7 +13,6 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ...inspector import worker_list
-from ...inspector.worker_list import RunningMessage
 from ...models import Message, Worker
 from ...models.workers import WorkerList, WorkerState, state_of
 from ...record import transitions
@@ -56,13 +55,13 @@ class WorkerAdmin(Page):
             "most": worker_list.MOST_RUNNING,
         }
 
-    def _rows(self, there: WorkerList, running: dict[str, list[RunningMessage]]) -> list[SimpleNamespace]:
+    def _rows(self, there: WorkerList, running: dict[str, list[tuple[int, str]]]) -> list[SimpleNamespace]:
         # A lost worker that still holds messages comes first: they wait for the end of their leases.
         order = {WorkerState.LOST: 1, WorkerState.LATE: 2, WorkerState.ALIVE: 3}
         rows = [self._row(worker, running.get(worker.name, []), there.at) for worker in there.workers]
         return sorted(rows, key=lambda row: 0 if row.running and row.health == WorkerState.LOST else order[row.health])
 
-    def _row(self, worker: Worker, held: list[RunningMessage], now: datetime) -> SimpleNamespace:
+    def _row(self, worker: Worker, held: list[tuple[int, str]], now: datetime) -> SimpleNamespace:
         health = state_of(worker, now)
         return SimpleNamespace(
             name=worker.name,
@@ -75,7 +74,7 @@ class WorkerAdmin(Page):
             seen=_("%(span)s ago") % {"span": span(now - worker.seen_at)},
             # The labels of its messages, with their addresses.
             running=[
-                (f"{one.topic} #{one.id}", self.url(Message, "change", quote(one.id))) for one in held[:_MESSAGES_SHOWN]
+                (f"{topic} #{pk}", self.url(Message, "change", quote(pk))) for pk, topic in held[:_MESSAGES_SHOWN]
             ],
             more=max(0, len(held) - _MESSAGES_SHOWN),
             url=self.url(Worker, "change", quote(worker.name)),

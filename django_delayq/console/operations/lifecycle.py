@@ -1,32 +1,31 @@
-"""The life of an operation: started, leased by a worker, done in steps, stopped, resumed, failed."""
+"""The life of an operation: started, leased by a worker, done in steps, stopped, resumed, failed; and who does it."""
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db import router
+from django.db import DatabaseError, InterfaceError, connections, router
 from django.db.models import DateTimeField, F, Q, QuerySet, Value
 
 from ...core import actors
+from ...core.exceptions import BrokerUnavailable
 from ...core.outcomes import storable
+from ...extensions import Service
 from ...record import transitions
 from ...record.sql.moves import writing
 from ..models import Operation, OperationState
 from ..statements import console_statements
-from .work import WORKS, OperationWork, Step
+from .work import FREE, WORKS, OperationWork, Step, lease_from
 
-# A worker that neither finishes a step nor renews the lease for this long loses the operation.
-LEASE_SECONDS = 10.0
 # What the name begins with under which a worker loads Redis by itself.
 LOADER = "loader:"
 
 OPEN = (OperationState.QUEUED, OperationState.RUNNING)
-# The columns of an operation that no worker has.
-FREE: dict[str, Any] = {"worker": "", "leased_until": None}
 # The states in which an operation may be resumed: it ended before all was done.
 ENDED_EARLY = (OperationState.STOPPED, OperationState.FAILED)
 
@@ -166,11 +165,6 @@ def run_step(using: str, operation: Operation, worker: str) -> bool:
     return not step.finished
 
 
-def lease_from(now: datetime) -> datetime:
-    """Return until when a lease lasts that begins or is renewed now."""
-    return now + timedelta(seconds=LEASE_SECONDS)
-
-
 def _free(now: datetime) -> Q:
     # No lease is longer, but of a clock that was ahead.
     longest = lease_from(now) + timedelta(minutes=1)
@@ -242,3 +236,74 @@ def _ended(using: str, operation: Operation) -> None:
 
 def _work(operation: Operation) -> OperationWork:
     return WORKS[operation.action](operation.scope, operation.arguments)
+
+
+logger = logging.getLogger("django_delayq")
+
+# After so many failures of a step in a row the operation fails.
+MAX_FAILURES = 5
+
+
+# --- the service in a worker ------------------------------------------------------------------------------------------
+
+
+class OperationRunner(Service):
+    """Does one operation at a time. While there is none it issues one small query every five seconds."""
+
+    # Also the role that runs it.
+    name = "operator"
+    thread = "operator"
+    is_shared = True
+    interval = 5.0
+
+    def __init__(self, using: str, worker: str) -> None:
+        self.using = using
+        self.worker = worker
+        self._current: Operation | None = None
+        self._failures = 0
+
+    def tick(self) -> float:
+        operation = self._current
+        if operation is None:
+            operation = self._current = lease_next(self.using, self.worker)
+            if operation is None:
+                return self.interval
+            logger.info("Working on operation %s", operation)
+        try:
+            more = run_step(self.using, operation, self.worker)
+        except Exception as error:
+            self._failed(operation, error)
+            raise
+        self._failures = 0
+        if not more:
+            self._current = None
+        return 0.0
+
+    def release(self) -> None:
+        """Release the operation, if there is one, when the process stops in order: another worker goes on at once."""
+        if self._current is not None:
+            release(self.using, self.worker)
+
+    def _failed(self, operation: Operation, error: Exception) -> None:
+        """Fail the operation after some failures in a row; those while the database or Redis is away do not count."""
+        if isinstance(error, BrokerUnavailable):
+            # It is leased again when its lease has run out. Until then those have their turn that need no Redis.
+            self._current = None
+            return
+        if not self._database_answers():
+            return
+        self._failures += 1
+        if self._failures >= MAX_FAILURES:
+            text = f"{type(error).__name__}: {error}"
+            logger.error("Operation %s failed after %d tries of a step: %s", operation, self._failures, text)
+            fail(self.using, operation, self.worker, text)
+            self._failures, self._current = 0, None
+
+    def _database_answers(self) -> bool:
+        connection = connections[self.using]
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT 1")
+        except (DatabaseError, InterfaceError):
+            return False
+        return True

@@ -1,21 +1,64 @@
-"""The base class of what operations do, and the table of all kinds of it."""
+"""What operations do: bulk actions on messages, the consistency check, and restores, also those of others."""
 
 from __future__ import annotations
 
+import base64
+import json
+import logging
+import os
+import secrets
+import time
+import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from itertools import accumulate, pairwise
+from typing import Any, ClassVar
 
+from django.db import DatabaseError, InterfaceError
+from django.db.models import F, OuterRef, Q, QuerySet, Subquery
+from django.db.models.functions import Coalesce
+from django.db.models.lookups import LessThanOrEqual
+
+from ...api import actions, pausing
+from ...api.actions import Action
 from ...broker import RedisBroker, index
+from ...core import actors
+from ...core.clock import NO_TIME
+from ...core.exceptions import BrokerUnavailable
+from ...core.outcomes import storable
+from ...extensions import RestoreObserver, RestoreStart
+from ...inspector.consistency import ConsistencyCheck, Mismatch, queues, stuck
+from ...models import Message
+from ...models.messages import LogRow
 from ...project import conf
-from ..models import Operation
+from ...record import transitions
+from ...record.sql.sessions import own_transaction
+from ...record.transitions import DueTimes
+from ...restore.engine import Restore, without_redis
+from ...restore.selection import Overdue, Selection, Tally
+from ..models import Operation, OperationState
+from ..search import language
+from ..search.conditions import of_states
+from ..statements import in_time
 
+# The columns of an operation that no worker has.
+FREE: dict[str, Any] = {"worker": "", "leased_until": None}
+# A worker that neither finishes a step nor renews the lease for this long loses the operation.
+LEASE_SECONDS = 10.0
 # Messages of one step at most.
 MESSAGES_PER_STEP = 1000
 # The statement timeout for counting what an operation has to do.
 COUNT_TIMEOUT_MS = 5000
+
+
+def lease_from(now: datetime) -> datetime:
+    """Return until when a lease lasts that begins or is renewed now."""
+    return now + timedelta(seconds=LEASE_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +134,412 @@ def holder(operation: Operation) -> str:
     return f"{operation.action} #{operation.pk}"
 
 
-WORKS: dict[str, type[OperationWork]] = {}
+# --- bulk actions -----------------------------------------------------------------------------------------------------
 
-AWork = TypeVar("AWork", bound=OperationWork)
+# An operation keeps the ids of its messages: so many at most.
+MOST_MESSAGES = 1_000_000
 
 
-def register(work: type[AWork]) -> type[AWork]:
-    """Add a kind of work to ``WORKS``, as a decorator of its class."""
-    WORKS[work.name] = work
-    return work
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """The messages of an action: those with these ids, or all that ``search`` finds, as they are at the moment ``at``.
+
+    A question previews them. ``frozen`` then turns the scope into the ids of the messages that the question has counted
+    and that have not changed since; an operation gets nothing but ids.
+    """
+
+    ids: tuple[int, ...] = ()
+    search: str | None = None
+    upto: int = 0
+    at: datetime | None = None
+    # Those of the ids whose due time is still to come: a requeue may leave it as it is.
+    later: tuple[int, ...] = ()
+    # How often each of the ids had moved at that moment, or -1.
+    moves: tuple[int, ...] = ()
+
+    def renewed(self, using: str) -> Scope:
+        """Return the scope as it is now; messages that are scheduled later do not belong to it."""
+        at = transitions.now(using)
+        if self.search is None:
+            found = dict(Message.objects.using(using).filter(pk__in=self.ids).values_list("pk", "moves"))
+            return replace(self, at=at, moves=tuple(found.get(pk, -1) for pk in self.ids))
+        newest = Message.objects.using(using).order_by("-pk").values_list("pk", flat=True).first()
+        return replace(self, upto=newest or 0, at=at)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Scope:
+        """Read a scope that ``to_json`` wrote."""
+        at = datetime.fromisoformat(value["at"]) if value.get("at") else None
+        if "ids" in value:
+            ids, later, moves = (_unpacked(value.get(name, "")) for name in ("ids", "later", "moves"))
+            return cls(ids=ids, at=at, later=later, moves=moves)
+        return cls(search=str(value["search"]), upto=int(value["upto"]), at=at)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the scope for ``Operation.scope`` and for a token."""
+        at = {} if self.at is None else {"at": self.at.isoformat()}
+        if self.search is None:
+            return {"ids": _packed(self.ids), "later": _packed(self.later), "moves": _packed(self.moves), **at}
+        return {"search": self.search, "upto": self.upto, **at}
+
+    def condition(self) -> Q:
+        """Return a condition for the messages: for none, if the search cannot be read any more."""
+        if self.search is None:
+            return Q(pk__in=self.ids)
+        assert self.at is not None
+        return language.parse(self.search, now=self.at).condition() & Q(pk__lte=self.upto)
+
+    def frozen(self, rows: QuerySet[Message], action: Action) -> Scope:
+        """Return the scope of those messages that the action changes and that have not changed since the question.
+
+        Ids that were given keep those for which the action comes too late: its answer says so.
+        """
+        assert self.at is not None
+        found = rows.filter(self.condition())
+        if self.search is None:
+            then = dict(zip(self.ids, self.moves, strict=False))
+            read = found.values_list("pk", "moves", "state")
+            found = rows.filter(pk__in=[pk for pk, n, state in read if then.get(pk) == n or state not in action.states])
+        else:
+            found = found.filter(_unchanged_since(self.at), of_states(action.states))
+        later = found.filter(due_at__gt=self.at) if action is actions.REQUEUE else found.none()
+        ids, to_come = (tuple(actions.selected(each[: MOST_MESSAGES + 1])) for each in (found, later))
+        return Scope(ids=ids, later=to_come)
+
+
+def _unchanged_since(at: datetime) -> Q:
+    """Return the condition that a message has not moved after ``at``, by its own row and by the last row of its log.
+
+    These have the time of a move, and not that of its commit.
+
+    The view of the whole log cannot answer this: joined to the messages, it reads all of them for each one.
+    """
+    # A value, and no EXISTS: the planner may turn that into a join, which reads the log from end to end.
+    logged = Subquery(LogRow.objects.filter(message_id=OuterRef("pk")).order_by("-number").values("at")[:1])
+    return Q(
+        Q(claimed_at__isnull=True) | Q(claimed_at__lte=at),
+        Q(finished_at__isnull=True) | Q(finished_at__lte=at),
+        LessThanOrEqual(Coalesce(logged, F("created_at")), at),
+        created_at__lte=at,
+    )
+
+
+def _packed(ids: Sequence[int]) -> str:
+    """Return ids, or other numbers, as a short text: the differences between them, compressed."""
+    differences = ",".join(str(after - before) for before, after in pairwise((0, *ids)))
+    return base64.b85encode(zlib.compress(differences.encode())).decode()
+
+
+def _unpacked(text: str) -> tuple[int, ...]:
+    differences = zlib.decompress(base64.b85decode(text)).decode() if text else ""
+    return tuple(accumulate(map(int, differences.split(",")))) if differences else ()
+
+
+class BulkAction(OperationWork):
+    """An action on many messages. ``arguments`` give the due times, and say what happens when all is done.
+
+    Due times: "due" (ISO 8601), or "shift" (seconds from each message's own due time), for a reschedule; "now" for a
+    requeue that gives up due times which are still to come; "spread" (seconds). "resume" names a queue whose pause the
+    operation took over: it is resumed when all is done.
+    """
+
+    action: ClassVar[Action]
+
+    def __init__(self, scope: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
+        super().__init__(scope, arguments)
+        self.ids = _unpacked(scope["ids"])
+        self.times = DueTimes(
+            due_at=datetime.fromisoformat(arguments["due"]) if arguments.get("due") else None,
+            delay=NO_TIME if arguments.get("now") else None,
+            shift=timedelta(seconds=arguments["shift"]) if arguments.get("shift") is not None else None,
+            spread=timedelta(seconds=arguments.get("spread") or 0),
+        )
+        # Those over which no spread goes.
+        self.keeping = _unpacked(scope.get("later", "")) if self.times.name_none else ()
+        if self.action is actions.RESCHEDULE and (self.times.due_at is None) == (self.times.shift is None):
+            raise ValueError("reschedule needs either due or shift")
+
+    @classmethod
+    def needed(cls, arguments: Mapping[str, Any]) -> tuple[str, ...]:
+        return (*cls.verbs, "resume") if arguments.get("resume") else cls.verbs
+
+    def act(self, using: str, ids: Sequence[int], times: DueTimes, reason: str) -> Counter[str]:
+        """Do the action to these messages, and return how many had which outcome."""
+        answers = self.action.apply(using, ids, times=times, reason=reason)
+        return Counter(str(answer.verdict.value) for answer in answers)
+
+    def at_once(self, using: str, reason: str) -> Counter[str]:
+        """Do the action to all messages."""
+        return self.act(using, self.ids, self.times, reason)
+
+    def count(self, using: str) -> int | None:
+        return len(self.ids)
+
+    def step(self, using: str, operation: Operation) -> Step:
+        place = bisect_right(self.ids, int(operation.position or 0))
+        page = self.ids[place : place + MESSAGES_PER_STEP]
+        times = replace(self.times, place=actions.place_among(self.ids, self.keeping))
+        outcomes = self.act(using, page, times, operation.reason)
+        is_finished = place + len(page) >= len(self.ids)
+        if is_finished and self.arguments.get("resume"):
+            pausing.release(using, holder(operation))
+        return Step(len(page), outcomes, str(page[-1]) if page else operation.position, is_finished)
+
+
+def _bulk(action: Action) -> type[BulkAction]:
+    """Return the work of an action."""
+    return type(
+        action.name.capitalize(), (BulkAction,), {"action": action, "name": action.name, "verbs": (action.name, "bulk")}
+    )
+
+
+# --- the consistency check --------------------------------------------------------------------------------------------
+
+
+# Mismatches are checked again after the grace period, but after this time at most.
+MAX_PAUSE_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class QueueCheck:
+    """The result for one queue: how many messages were compared, and how many mismatch in which way."""
+
+    compared: int
+    missing: int
+    extra: int
+    different: int
+    stuck: int
+
+    @property
+    def agrees(self) -> bool:
+        """True when no mismatch was found."""
+        return not (self.missing or self.extra or self.different or self.stuck)
+
+
+class CheckWork(RedisWork):
+    """Compares the record with Redis and changes nothing. The position of the operation keeps the results."""
+
+    name = "check"
+
+    def step(self, using: str, operation: Operation) -> Step:
+        results = results_of(operation)
+        with self.redis(using) as broker:
+            left = [queue for queue in queues(using, broker) if queue not in results]
+            if not left:
+                return Step(position=operation.position, finished=True)
+            check = ConsistencyCheck(using, broker, left[0], pause=min(conf.get().GRACE, MAX_PAUSE_SECONDS))
+            found = check.run(_LeaseRenewal(using, operation))
+        counts = {mismatch.value: found.counts[mismatch] for mismatch in Mismatch}
+        results[left[0]] = QueueCheck(found.compared, **counts, stuck=stuck(using, left[:1]).count)
+        outcomes = {word: number for word, number in counts.items() if number}
+        position = json.dumps({queue: asdict(result) for queue, result in results.items()})
+        return Step(found.compared, outcomes, position, finished=len(left) == 1)
+
+
+def results_of(operation: Operation) -> dict[str, QueueCheck]:
+    """Return what a check has found so far, by queue."""
+    return {queue: QueueCheck(**facts) for queue, facts in json.loads(operation.position or "{}").items()}
+
+
+class _LeaseRenewal:
+    """Renews the lease of an operation while a long step goes on."""
+
+    def __init__(self, using: str, operation: Operation) -> None:
+        self._rows = Operation.objects.using(using).filter(pk=operation.pk, worker=operation.worker)
+        self._using = using
+        self._renewed_at = time.monotonic()
+
+    def __call__(self, done: int) -> None:
+        if time.monotonic() - self._renewed_at >= 1.0:
+            self._renewed_at = time.monotonic()
+            self._rows.update(leased_until=lease_from(transitions.now(self._using)))
+
+
+logger = logging.getLogger("django_delayq")
+
+# --- restores ---------------------------------------------------------------------------------------------------------
+
+# The duration of a step.
+STEP_SECONDS = 1.0
+
+
+def scope_of(selection: Selection) -> dict[str, Any]:
+    """Return the selection for ``Operation.scope``."""
+    times = {"due_after": _iso(selection.due_after), "due_before": _iso(selection.due_before)}
+    return {**selection._asdict(), **times}
+
+
+def arguments_of(overdue: Overdue, spread: float, *, no_expired: bool) -> dict[str, Any]:
+    """Return the options of a restore for ``Operation.arguments``."""
+    return {"overdue": overdue.value, "spread": spread, "no_expired": no_expired}
+
+
+def outcomes_of(tally: Tally) -> dict[str, int]:
+    """Return the counts of a restore for ``Operation.outcomes``."""
+    words = {
+        "put": tally.put,
+        "there already": tally.present,
+        "given up": tally.dead,
+        "cancelled": tally.cancelled,
+        "spread": tally.spread,
+        "beyond": tally.later,
+        "expired": tally.expired,
+    }
+    return {word: number for word, number in words.items() if number}
+
+
+class RestoreWork(RedisWork):
+    """Restores in steps of about a second. It clears nothing, and a step that is done twice changes nothing."""
+
+    name = "restore"
+
+    def __init__(self, scope: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
+        super().__init__(scope, arguments)
+        chosen: dict[str, Any] = {name: tuple(scope.get(name, ())) for name in ("queues", "topics", "ids")}
+        chosen |= {name: _moment(scope.get(name)) for name in ("due_after", "due_before")}
+        self.selection = Selection(**chosen)
+        self.options: dict[str, Any] = {
+            "overdue": Overdue(arguments.get("overdue", Overdue.RUN)),
+            "spread": float(arguments.get("spread", 0.0)),
+            "no_expired": bool(arguments.get("no_expired", False)),
+        }
+
+    def restore(self, using: str, broker: RedisBroker, position: str = "", holder: str = "") -> Restore:
+        """Return the restore itself, from a position on."""
+        return Restore(using, broker, self.selection, **self.options, resume=position or None, holder=holder)
+
+    def queued(self, using: str, operation: Operation) -> None:
+        """Hold the queues until a worker has changed their overdue messages: it could claim some before that."""
+        with self.redis(using) as broker:
+            restore = self.restore(using, broker, operation.position, holder(operation))
+            restore.hold(None)
+        if restore.stood_still:
+            # What fell due meanwhile is overdue, too: it begins again.
+            Operation.objects.using(using).filter(pk=operation.pk).update(position="")
+
+    @classmethod
+    def ended(cls, using: str, operation: Operation) -> None:
+        pausing.release(using, holder(operation))
+
+    def count(self, using: str) -> int | None:
+        expected = None
+        # The overdue messages come first, and need no Redis.
+        with self.redis(using) as broker, without_redis():
+            expected = in_time(using, COUNT_TIMEOUT_MS, lambda: self.restore(using, broker).preview().expected())
+        return expected  # noqa: RET504 (None while Redis is away)
+
+    def step(self, using: str, operation: Operation) -> Step:
+        batches: list[int] = []
+        with self.redis(using) as broker:
+            restore = self.restore(using, broker, operation.position, holder(operation))
+            restore.prepare()
+            end = time.monotonic() + STEP_SECONDS
+            # At least one batch is done, or a restore with slow batches would never end.
+            try:
+                restore.run(should_stop=lambda: bool(batches) and time.monotonic() >= end, progress=batches.append)
+            except BrokerUnavailable:
+                # What was done until then counts. The next step raises.
+                if not batches:
+                    raise
+            report = restore.report
+        done, outcomes = sum(batches), outcomes_of(report.total())
+        if report.position is None and operation.total is not None:
+            counts = Counter(outcomes) + Counter(operation.outcomes)
+            gone = _gone(counts, operation.done + done, operation.total)
+            outcomes, done = outcomes | gone, max(done, operation.total - operation.done)
+        return Step(done, outcomes, report.position or "", report.position is None)
+
+
+def _gone(outcomes: Mapping[str, int], done: int, total: int) -> dict[str, int]:
+    """Return the outcome of the messages that a complete restore had counted, and that it found no more.
+
+    They ran, or were cancelled or rescheduled, before their turn came; or by a step of this restore whose worker died
+    before it could write its outcomes. Those that expired have an outcome of their own.
+    """
+    number = total - done - outcomes.get("expired", 0)
+    return {"no longer scheduled": number} if number > 0 else {}
+
+
+class RestoreOperation(RestoreObserver):
+    """Shows a restore of a command or a loader among the operations, and updates it once a second.
+
+    Its methods do not raise database errors: the restore goes on when its operation cannot be written. When the
+    process dies, a worker finishes the operation after its lease has run out.
+    """
+
+    def __init__(self, start: RestoreStart) -> None:
+        self.using = start.using
+        self.worker = f"{start.who}/{os.getpid()}/{secrets.token_hex(3)}"[: actors.LENGTH]
+        self._stop_requested = False
+        self._done = 0
+        self._total = start.total
+        self._written = time.monotonic()
+        self._operation: Operation | None = None
+        values = {
+            "action": RestoreWork.name,
+            "scope": scope_of(start.selection),
+            "arguments": arguments_of(start.overdue, start.spread, no_expired=start.no_expired),
+            "described": storable(start.described),
+            "started_by": actors.current(),
+            "state": OperationState.RUNNING,
+            "total": start.total,
+            "worker": self.worker,
+        }
+        self._try(lambda now: self._begin(now, values))
+
+    def progress(self, messages: int, tally: Tally, position: str | None) -> bool:
+        self._done += messages
+        if time.monotonic() - self._written >= 1.0:
+            self._write(tally, position, {})
+        return self._stop_requested
+
+    def ended(self, tally: Tally, position: str | None, error: str) -> None:
+        state = OperationState.DONE if position is None else OperationState.STOPPED
+        if error:
+            state = OperationState.FAILED
+        values: dict[str, Any] = {"state": state, "error": storable(error), **FREE}
+        if state == OperationState.DONE and self._total is not None:
+            outcomes = outcomes_of(tally)
+            values["outcomes"] = outcomes | _gone(outcomes, self._done, self._total)
+            self._done = max(self._done, self._total)
+        self._write(tally, position, values, ended=True)
+        self._operation = None
+
+    def _begin(self, now: datetime, values: dict[str, Any]) -> None:
+        rows = Operation.objects.using(self.using)
+        self._operation = rows.create(**values, created_at=now, started_at=now, leased_until=lease_from(now))
+
+    def _write(self, tally: Tally, position: str | None, values: dict[str, Any], *, ended: bool = False) -> None:
+        self._written = time.monotonic()
+        operation = self._operation
+        if operation is None:
+            return
+        rows = Operation.objects.using(self.using).filter(pk=operation.pk, worker=self.worker)
+
+        def write(now: datetime) -> None:
+            times = {"finished_at": now} if ended else {"leased_until": lease_from(now)}
+            counted = {"done": self._done, "outcomes": outcomes_of(tally), "position": position or ""}
+            rows.update(**{**counted, **values, **times})
+            if not ended:
+                self._stop_requested = rows.filter(stop_requested=True).exists()
+
+        self._try(write)
+
+    def _try(self, write: Any) -> None:
+        try:
+            with own_transaction(self.using):
+                write(transitions.now(self.using))
+        except (DatabaseError, InterfaceError) as error:
+            logger.debug("The operation that shows this restore could not be written; the restore goes on: %s", error)
+
+
+def _iso(when: datetime | None) -> str | None:
+    return None if when is None else when.astimezone(UTC).isoformat()
+
+
+def _moment(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)
+
+
+_KINDS: list[type[OperationWork]] = [*map(_bulk, actions.ACTIONS.values()), CheckWork, RestoreWork]
+WORKS = {kind.name: kind for kind in _KINDS}

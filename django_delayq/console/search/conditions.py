@@ -1,4 +1,4 @@
-"""Conditions on messages in the words that the indexes know: for their states, and for those that are due."""
+"""Conditions on messages in the words that the indexes know, and on what their payloads hold."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ from collections.abc import Collection
 from datetime import datetime
 from functools import reduce
 from operator import or_
+from typing import Any
 
-from django.db.models import Q
+from django.db.models import BooleanField, Case, F, Func, IntegerField, JSONField, Q, When
+from django.db.models.lookups import LessThanOrEqual
 
 from ...core import bounds
 from ...core.limits import parts
 from ...core.states import FINAL, State
 from ...record import admission
 from ...record.sql.expressions import UnderLimits
+from ..statements import console_statements
+from ..statements.portable_console import Scalar
 
 ALL_STATES = frozenset(State)
 SCHEDULED = frozenset({State.SCHEDULED})
@@ -67,3 +71,33 @@ def of_states(states: frozenset[State]) -> Q:
         finished = Q(finished_at__isnull=False)
         return finished if states == FINAL else finished & chosen
     return chosen
+
+
+class PayloadHas(Func):
+    """True when the payload has ``value`` under a path of names."""
+
+    output_field = BooleanField()
+
+    def __init__(self, path: tuple[str, ...], value: Scalar) -> None:
+        super().__init__(F("payload"))
+        self.path = path
+        self.value = value
+
+    def as_sql(self, compiler: Any, connection: Any, **extra: Any) -> tuple[str, Any]:  # type: ignore[override]
+        column, _none = compiler.compile(self.get_source_expressions()[0])
+        return console_statements(connection.alias).payload_has(column, self.path, self.value)
+
+
+class StoredSize(Func):
+    """The size of a column where it is stored, in about bytes."""
+
+    output_field = IntegerField()
+
+    def as_sql(self, compiler: Any, connection: Any, **extra: Any) -> tuple[str, Any]:  # type: ignore[override]
+        column, parameters = compiler.compile(self.get_source_expressions()[0])
+        return console_statements(connection.alias).stored_size(column), parameters
+
+
+def small(size: int) -> Case:
+    """Return an expression for the payload that is NULL when the payload is larger than ``size`` bytes."""
+    return Case(When(LessThanOrEqual(StoredSize(F("payload")), size), then=F("payload")), output_field=JSONField())

@@ -24,10 +24,9 @@ from ...core.states import FINAL, LIVE, State
 from ...core.values import row_id
 from ...models import Message
 from ..statements import in_time
-from ..statements.shapes import Scalar
+from ..statements.portable_console import Scalar
 from . import periods
-from .conditions import ALL_STATES, NOTHING, SCHEDULED, limited, of_states, overdue
-from .payloads import PayloadHas
+from .conditions import ALL_STATES, NOTHING, SCHEDULED, PayloadHas, limited, of_states, overdue
 from .texts import exact_error_text, quoted, term_text
 
 # The longest search, in characters.

@@ -6,13 +6,12 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from django.db import connections
 
 from ...record.sql.expressions import QUEUES
 from ..models import Rollup
-from .shapes import DueCount, RollupKey, Scalar, Vacuum
 
 # Rollups in one statement: SQLite takes some 32,000 parameters.
 ROLLUPS_PER_STATEMENT = 500
@@ -106,3 +105,31 @@ def _upsert(rows: int) -> str:
         f"INSERT INTO delayq_rollup ({', '.join(names)}) VALUES {', '.join([row] * rows)}"  # noqa: S608
         f" ON CONFLICT (seconds, at, queue, topic) DO UPDATE SET {added}"
     )
+
+
+Scalar = str | int | float | bool | None
+
+
+class RollupKey(NamedTuple):
+    """The key of one rollup: begin and length in seconds, queue and topic."""
+
+    at: datetime
+    seconds: int
+    queue: str
+    topic: str
+
+
+class DueCount(NamedTuple):
+    """The messages of one queue that fall due in the span at ``place``, with the topics of the first of them."""
+
+    place: int
+    # At most one more than the cap.
+    number: int
+    topics: Sequence[str]
+
+
+class Vacuum(NamedTuple):
+    """The state of the message table's storage: how many dead rows it has, and when it was last vacuumed."""
+
+    dead_rows: int | None = None
+    at: datetime | None = None

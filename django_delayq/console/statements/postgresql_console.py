@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 
 from ...record.sql.limited import LOCKS, STRIPES
 from ...record.sql.sessions import own_transaction
-from .portable_console import PortableConsole
-from .shapes import Scalar, Vacuum
+from .portable_console import PortableConsole, Scalar, Vacuum
 
 
 class PostgreSQLConsole(PortableConsole):

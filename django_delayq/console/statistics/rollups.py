@@ -17,7 +17,7 @@ from ...record.sql.rows import Claimed, Moved
 from ...signals import MessageFacts
 from ..models import Rollup
 from ..statements import console_statements
-from ..statements.shapes import RollupKey
+from ..statements.portable_console import RollupKey
 
 logger = logging.getLogger("django_delayq")
 

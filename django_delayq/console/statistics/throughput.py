@@ -1,22 +1,39 @@
-"""Throughput and lateness of the past: sums of the rollups that the workers write."""
+"""Throughput and lateness of the past: sums of the rollups that the workers write, in steps of local time."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.db.models import Sum
+from django.utils import timezone
 
 from ..models import Rollup
-from . import steps
 from .rollups import HOUR_SECONDS, MINUTE_SECONDS
-from .steps import Window
 
-# The last step is not over.
-PAST_WINDOWS = {"hour": Window(61, 60), "day": Window(49, 1800), "week": Window(57, 10_800)}
+# Steps are counted from here. No message is older.
+ORIGIN = datetime(2000, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A time to look ahead or back over: so many steps of so many seconds."""
+
+    steps: int
+    seconds: int
+
+
+def floor(now: datetime, step: timedelta) -> datetime:
+    """Return the beginning of the step of local time in which ``now`` lies."""
+    offset = timezone.localtime(now).utcoffset() or timedelta(0)
+    return ORIGIN + (now - ORIGIN + offset) // step * step - offset
+
+
+# The windows ahead and back. One step more than the time has: the last one back is not over, the first ahead has begun.
+WINDOWS = {"hour": Window(61, 60), "day": Window(49, 1800), "week": Window(57, 10_800)}
 
 
 class RollupSum(Counter[str]):
@@ -95,7 +112,7 @@ def _sums(using: str, column: str, since: datetime) -> Iterator[tuple[Any, Rollu
 
 
 def _empty(name: str, now: datetime) -> Throughput:
-    window = PAST_WINDOWS[name]
+    window = WINDOWS[name]
     step = timedelta(seconds=window.seconds)
-    newest = steps.floor(now, step)
+    newest = floor(now, step)
     return Throughput(name, newest - (window.steps - 1) * step, step, [RollupSum() for _ in range(window.steps)])

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from ...inspector.numbers import NONE, Capped, capped, total
-from ...inspector.snapshot import overdue_cutoff
+from ...inspector.stats import overdue_cutoff
 from ...inspector.waiting import may_be_more, read_due
 from ...record import admission
 from ...record.sql import statements
 from ..statements import console_statements
-from . import steps
-from .steps import Window
+from .throughput import ORIGIN, WINDOWS, floor
 
 # Rows that are counted in each bar, shared by the queues. PostgreSQL estimates the number of a bar that has more.
 BAR_CAP = 300
@@ -24,10 +23,6 @@ QUEUE_CAP = 100
 BAR_SAMPLE = 30
 # Rows of each queue in a bar whose topics are read at least.
 QUEUE_SAMPLE = 5
-
-
-# A bar more than the time has, for the first one has begun already.
-COMING_WINDOWS = {"hour": Window(61, 60), "day": Window(49, 1800), "week": Window(57, 10_800)}
 
 
 @dataclass(slots=True)
@@ -75,12 +70,12 @@ def count_upcoming(using: str, window: str, now: datetime, overdue_known: Capped
     ``overdue_known`` is the number of overdue messages as far as somebody has counted them already: a backlog has more
     of them than are counted for a bar.
     """
-    size = timedelta(seconds=COMING_WINDOWS[window].seconds)
+    size = timedelta(seconds=WINDOWS[window].seconds)
     late = overdue_cutoff(now)
-    begin = steps.floor(now, size)
+    begin = floor(now, size)
     overdue = Bar(None, late)
-    bars = [Bar(begin + place * size, begin + (place + 1) * size) for place in range(COMING_WINDOWS[window].steps)]
-    counted, start = [overdue, *bars], steps.ORIGIN
+    bars = [Bar(begin + place * size, begin + (place + 1) * size) for place in range(WINDOWS[window].steps)]
+    counted, start = [overdue, *bars], ORIGIN
     if closed := admission.full_lately(using):
         # The overdue ones are told from those that wait for limits.
         _count_overdue(using, closed, now, overdue)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from django.apps import AppConfig
 from django.core.exceptions import ImproperlyConfigured
@@ -13,13 +13,6 @@ from ... import extensions
 
 if TYPE_CHECKING:
     from ...core.worker_options import Options
-
-
-class Address(NamedTuple):
-    """The address to listen on; the host "" stands for all addresses of this machine."""
-
-    host: str
-    port: int
 
 
 class PrometheusConfig(AppConfig):
@@ -43,17 +36,17 @@ class PrometheusConfig(AppConfig):
         )
 
 
-def address(text: str) -> Address:
-    """Read ``PORT``, ``HOST:PORT`` or ``[IPV6]:PORT``."""
+def address(text: str) -> tuple[str, int]:
+    """Read ``PORT``, ``HOST:PORT`` or ``[IPV6]:PORT``; the host "" stands for all addresses of this machine."""
     host, _colon, port = text.rpartition(":")
     if not (port.isascii() and port.isdigit() and int(port) <= 65535):
         raise argparse.ArgumentTypeError(f"not a port: {text!r}; write 9808 or 127.0.0.1:9808")
     # Raises a ValueError, as argparse wants it, for what cannot be a name.
     host.encode("idna")
-    return Address(host.strip("[]"), int(port))
+    return host.strip("[]"), int(port)
 
 
-def _begin(options: Options, address: Address) -> None:
+def _begin(options: Options, address: tuple[str, int]) -> None:
     from .server import serve
 
-    serve(options, address.host, address.port)
+    serve(options, *address)

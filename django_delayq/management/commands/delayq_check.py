@@ -16,9 +16,8 @@ from ...core.retry import RetryPolicy
 from ...inspector import consistency, diagnostics
 from ...inspector.consistency import ConsistencyCheck, Mismatches
 from ...inspector.diagnostics import Thresholds
-from ...inspector.lines import limit_facts
-from ...inspector.unserved import topics_without_handler
-from ...inspector.worker_list import list_workers
+from ...inspector.stats import limit_facts
+from ...inspector.worker_list import list_workers, topics_without_handler
 from ...project import registry
 from ...project.registry import Handler
 from ...record import transitions
@@ -79,7 +78,7 @@ class Command(common.DelayqCommand):
         for what, names in WHAT.items():
             for name in names if what != options["what"] else ():
                 if options[name] not in (None, []) and options[name] is not False:
-                    raise CommandError(f"--{name.replace('_', '-')} belongs to {what}.", returncode=common.USAGE)
+                    raise common.wrong_usage(f"--{name.replace('_', '-')} belongs to {what}.")
         if options["what"] == "redis":
             compare(self, using, options)
         elif options["what"] == "handlers":
@@ -125,10 +124,9 @@ def compare(command: Command, using: str, options: dict[str, Any]) -> None:
         writable_server(broker)
         for queue in options["queue"]:
             if not consistency.is_known(using, broker, queue):
-                raise CommandError(
+                raise common.wrong_usage(
                     f"There is no queue {queue}: neither the record nor Redis has a message to deliver in it, "
-                    "and no setting or handler names it.",
-                    returncode=common.USAGE,
+                    "and no setting or handler names it."
                 )
         for queue in options["queue"] or consistency.queues(using, broker):
             found[queue] = ConsistencyCheck(using, broker, queue, fix=options["fix"]).run()

@@ -5,12 +5,14 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import CommandParser
 
+from ... import signals
 from ...api import pausing
 from ...core.clock import iso
 from ...core.exceptions import InvalidMessage
 from ...core.verbs import VERBS
+from ...models import Message
 from .. import _common as common
 
 
@@ -41,7 +43,7 @@ class Command(common.DelayqCommand):
         if options["action"] == "pause":
             self._pause(using, names, options)
         elif options["until"] is not None:
-            raise CommandError("--until belongs to pause.", returncode=common.USAGE)
+            raise common.wrong_usage("--until belongs to pause.")
         else:
             self._resume(using, names, options)
 
@@ -53,8 +55,8 @@ class Command(common.DelayqCommand):
             try:
                 queue = pausing.pause(using, name, until=until, duration=duration, reason=options["reason"])
             except InvalidMessage as error:
-                raise CommandError(str(error), returncode=common.USAGE) from error
-            self.record_action(using, "pause", name, reason=options["reason"])
+                raise common.wrong_usage(str(error)) from error
+            signals.emit_action(Message, using, "pause", name, reason=options["reason"])
             paused[name] = iso(queue.resumes_at)
         if options["json"]:
             self.say_json(database=using, paused_until=paused)
@@ -67,7 +69,7 @@ class Command(common.DelayqCommand):
         for name in names:
             resumed[name] = pausing.resume(using, name)
             if resumed[name]:
-                self.record_action(using, "resume", name, reason=options["reason"])
+                signals.emit_action(Message, using, "resume", name, reason=options["reason"])
         if options["json"]:
             self.say_json(database=using, resumed=resumed)
             return

@@ -14,9 +14,7 @@ from ...core.clock import iso
 from ...core.durations import brief
 from ...extensions import StatisticsSection
 from ...inspector import stats
-from ...inspector.lines import LimitState, limit_facts
-from ...inspector.snapshot import QueueSnapshot
-from ...inspector.stats import Lateness, QueueInRedis, RedisStats, Stats
+from ...inspector.stats import Lateness, LimitState, QueueInRedis, QueueSnapshot, RedisStats, Stats, limit_facts
 from ...models.workers import WorkerState, state_of
 from .. import _common as common
 

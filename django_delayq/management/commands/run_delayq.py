@@ -260,21 +260,18 @@ def _added(options: Mapping[str, Any]) -> dict[WorkerOption, Any]:
     added = {option: value for option in extensions.worker_options() if (value := options.get(option.name)) is not None}
     flags = [option.flag for option in added] + ["--reload"] * options["reload"]
     if flags and options["once"]:
-        raise CommandError(
-            f"{', '.join(flags)}: only for a worker that stays; leave out --once", returncode=common.USAGE
-        )
+        raise common.wrong_usage(f"{', '.join(flags)}: only for a worker that stays; leave out --once")
     return added
 
 
 def _check_once(options: Options, *, once: bool) -> None:
     """Raise ``CommandError`` if ``--once`` would not end, or its threads would not see what this one has written."""
     if once and not options.has("consumer"):
-        raise CommandError("--once delivers messages: give --roles that have the consumer", returncode=common.USAGE)
+        raise common.wrong_usage("--once delivers messages: give --roles that have the consumer")
     if once and connections[options.using].in_atomic_block:
-        raise CommandError(
+        raise common.wrong_usage(
             "run_delayq --once delivers in threads of its own, which do not see what this transaction has written. "
-            "In a test, deliver with django_delayq.testing: delayq.drain().",
-            returncode=common.USAGE,
+            "In a test, deliver with django_delayq.testing: delayq.drain()."
         )
 
 
@@ -293,24 +290,20 @@ def _check_lifetimes(options: Mapping[str, Any]) -> None:
     given = ", ".join(f"--{name.replace('_', '-')}" for name in names if counted[name])
     for mode in ("once", "reload"):
         if given and options[mode]:
-            raise CommandError(
-                f"{given}: only for a worker with worker processes; leave out --{mode}", returncode=common.USAGE
-            )
+            raise common.wrong_usage(f"{given}: only for a worker with worker processes; leave out --{mode}")
     if not limit and not options["max_tasks_per_child"]:
         return
     if options["max_messages"]:
-        raise CommandError(
+        raise common.wrong_usage(
             "--max-tasks-per-child and --max-memory-per-child replace a process, and --max-messages ends it for good; "
-            "leave one of them out",
-            returncode=common.USAGE,
+            "leave one of them out"
         )
     # This process has loaded the project, as its children will have.
     used = resident_memory()
     if limit and used >= limit:
-        raise CommandError(
+        raise common.wrong_usage(
             f"--max-memory-per-child {in_megabytes(limit)}: a worker process uses {in_megabytes(used)} before its "
-            "first message",
-            returncode=common.USAGE,
+            "first message"
         )
 
 
@@ -360,11 +353,9 @@ def _queues(given: Sequence[tuple[str, int]]) -> tuple[tuple[str, ...], tuple[in
     """Return the names of queues, and their weights if there are any."""
     names, weights = tuple(name for name, _weight in given), tuple(weight for _name, weight in given if weight)
     if len(set(names)) != len(names):
-        raise CommandError("--queue names a queue twice.", returncode=common.USAGE)
+        raise common.wrong_usage("--queue names a queue twice.")
     if weights and len(weights) != len(names):
-        raise CommandError(
-            "Give all queues a weight (--queue a=3 --queue b=1), or none (strict order).", returncode=common.USAGE
-        )
+        raise common.wrong_usage("Give all queues a weight (--queue a=3 --queue b=1), or none (strict order).")
     return names, weights
 
 

@@ -8,7 +8,7 @@ from django.test import Client
 from django.urls import reverse
 
 from django_delayq.console.models import Operation
-from django_delayq.console.operations.runner import OperationRunner
+from django_delayq.console.operations.lifecycle import OperationRunner
 from django_delayq.models import Message
 
 from . import samples

@@ -10,17 +10,16 @@ from django.test import Client
 
 from django_delayq.console.admin import (
     action_pages,
-    addresses,
     audit_pages,
+    dead_letters_page,
+    health_page,
+    message_list,
     message_page,
     panels,
-    preview,
     queue_pages,
-    restore_page,
 )
 from django_delayq.console.search import language, listing
 from django_delayq.console.statements import TooSlow
-from django_delayq.console.statistics import failures
 
 ACTION_PERMISSIONS = ("cancel_message", "reschedule_message", "run_message", "requeue_message")
 
@@ -84,8 +83,17 @@ def slow_searches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def raise_time_limits(patch: pytest.MonkeyPatch) -> None:
     """Raise the time limits of the pages, so that none gives up on a busy machine."""
-    pages = (action_pages, addresses, audit_pages, message_page, panels, preview, queue_pages, restore_page)
-    for module in (*pages, failures, language, listing):
+    pages = (
+        action_pages,
+        audit_pages,
+        message_list,
+        dead_letters_page,
+        health_page,
+        message_page,
+        action_pages,
+        queue_pages,
+    )
+    for module in (*pages, language, listing, panels):
         names = [name for name in vars(module) if name.endswith("TIMEOUT_MS")]
         assert names
         for name in names:

@@ -15,7 +15,7 @@ from django_delayq import cancel_message, schedule_message, schedule_messages
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.console.models import Operation
 from django_delayq.console.operations import lifecycle
-from django_delayq.console.operations.bulk import Scope
+from django_delayq.console.operations.work import Scope
 from django_delayq.core.actors import acting_as
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition, Worker

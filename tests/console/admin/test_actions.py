@@ -20,9 +20,9 @@ from django.utils import timezone
 
 from django_delayq import cancel_message, requeue_message, reschedule_message, run_message, schedule_messages
 from django_delayq.api import actions as table
-from django_delayq.console.admin import MessageAdmin, action_pages, action_table, explanation, preview
+from django_delayq.console.admin import MessageAdmin, action_pages, action_table, explanation
 from django_delayq.console.models import AuditEvent, Operation
-from django_delayq.console.operations import bulk
+from django_delayq.console.operations import work
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
 from django_delayq.record import crashes, transitions
@@ -101,7 +101,7 @@ def test_the_question_says_so_when_there_is_nothing_to_do(operator: Client) -> N
 
 
 def test_the_question_counts_exactly_whatever_the_list_shows(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preview, "COUNT_CAP", 3)
+    monkeypatch.setattr(action_pages, "COUNT_CAP", 3)
     monkeypatch.setattr(action_pages, "PAGED_CAP", 3)
     monkeypatch.setattr(action_pages, "AT_ONCE", 2)
     for _number in range(5):
@@ -118,11 +118,11 @@ def test_messages_that_cannot_be_counted_in_time_are_not_changed(
     chief: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     samples.scheduled()
-    monkeypatch.setattr(preview, "EXACT_TIMEOUT_MS", 20)
-    monkeypatch.setattr(preview, "HEAD_TIMEOUT_MS", 20)
+    monkeypatch.setattr(action_pages, "EXACT_TIMEOUT_MS", 20)
+    monkeypatch.setattr(action_pages, "HEAD_TIMEOUT_MS", 20)
     slow = RawSQL("(SELECT true FROM pg_sleep(30))", (), output_field=BooleanField())
-    condition = bulk.Scope.condition
-    monkeypatch.setattr(bulk.Scope, "condition", lambda scope: condition(scope) & Q(slow))
+    condition = work.Scope.condition
+    monkeypatch.setattr(work.Scope, "condition", lambda scope: condition(scope) & Q(slow))
     asked = ask_for_search(chief, "cancel", "is:live")
     page = samples.text(asked)
     assert "could not be counted within" in page
@@ -136,7 +136,7 @@ def test_messages_that_cannot_be_counted_in_time_are_not_changed(
 def test_more_messages_than_an_operation_takes_are_refused(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     for _number in range(3):
         samples.scheduled()
-    for module in (preview, action_pages):
+    for module in (action_pages, action_pages):
         monkeypatch.setattr(module, "MOST_MESSAGES", 2)
     asked = ask_for_search(chief, "cancel", "is:live")
     assert "An operation takes 2 messages at most." in samples.text(asked)
@@ -455,13 +455,13 @@ def test_more_messages_than_were_confirmed_are_asked_about_again(
     for _number in range(3):
         samples.scheduled()
     asked = ask_for_search(chief, "cancel", "is:live")
-    frozen = bulk.Scope.frozen
+    frozen = work.Scope.frozen
 
-    def one_more(scope: bulk.Scope, *given: Any) -> bulk.Scope:
+    def one_more(scope: work.Scope, *given: Any) -> work.Scope:
         # A transaction that was under way at the question has committed.
-        return bulk.Scope(ids=(*frozen(scope, *given).ids, 10**12))
+        return work.Scope(ids=(*frozen(scope, *given).ids, 10**12))
 
-    monkeypatch.setattr(bulk.Scope, "frozen", one_more)
+    monkeypatch.setattr(work.Scope, "frozen", one_more)
     assert "The number of messages has changed meanwhile." in samples.text(answer(chief, "cancel", asked))
     assert not Operation.objects.exists()
 

@@ -23,7 +23,7 @@ from django_delayq.console.models import Rollup
 from django_delayq.console.statements import TooSlow
 from django_delayq.console.statistics import throughput, upcoming
 from django_delayq.core import bounds, clock
-from django_delayq.inspector import snapshot, worker_list
+from django_delayq.inspector import stats, worker_list
 from django_delayq.inspector.migrations import pending_migrations
 from django_delayq.inspector.numbers import Capped, total
 from django_delayq.models import Message
@@ -127,7 +127,7 @@ def test_a_message_that_is_due_but_not_overdue_is_ready(viewer: Client, monkeypa
 
 def test_the_tiles_count_up_to_a_cap() -> None:
     late(4)
-    found = snapshot.take_snapshot(samples.DB, cap=3)
+    found = stats.take_snapshot(samples.DB, cap=3)
     assert found.queues["default"].overdue == Capped(3, more=True)
     assert str(found.overdue) == "3+"
 
@@ -167,7 +167,7 @@ def test_an_empty_install_says_how_to_begin(viewer: Client) -> None:
 @pytest.mark.parametrize(("window", "bars"), [("hour", 61), ("day", 49), ("week", 57)])
 def test_each_message_is_in_the_bar_of_its_due_time(window: str, bars: int) -> None:
     now = ago(seconds=0)
-    size = upcoming.COMING_WINDOWS[window].seconds
+    size = throughput.WINDOWS[window].seconds
     for place in (1, 5, 5, bars - 2):
         samples.scheduled(delay=size * place)
     late(2)
@@ -268,7 +268,7 @@ def test_a_window_that_is_none_is_the_hour(viewer: Client) -> None:
     week = viewer.get(URL, {"window": "week", "past": "day"})
     assert week.context["coming"].value.window == "week"
     assert {urlsplit(choice.url).query for choice in week.context["ahead"]} == {
-        f"window={window}&past=day" for window in upcoming.COMING_WINDOWS
+        f"window={window}&past=day" for window in throughput.WINDOWS
     }
 
 

@@ -11,9 +11,9 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
+from django_delayq.console.admin import dead_letters_page
 from django_delayq.console.models import AuditEvent
 from django_delayq.console.statements import TooSlow
-from django_delayq.console.statistics import failures
 from django_delayq.core.states import State
 from django_delayq.models import Message
 
@@ -41,7 +41,7 @@ def groups(client: Client, table: str) -> dict[tuple[str, str | None], Any]:
     return {(shown.group.topic, shown.group.error): shown.group for shown in response.context[table]}
 
 
-def press(client: Client, action: str, group: failures.DeadGroup, **data: Any) -> Any:
+def press(client: Client, action: str, group: dead_letters_page.DeadGroup, **data: Any) -> Any:
     """Press a button of the page and confirm."""
     page = client.get(reverse(PAGE)).content.decode()
     assert samples.action_url(action) in page
@@ -159,7 +159,6 @@ def test_a_whole_topic_is_purged_after_its_number_was_typed(chief: Client) -> No
 def test_only_the_newest_dead_letters_are_counted_and_the_page_says_so(
     viewer: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(failures, "DEAD_CAP", 2)
     monkeypatch.setattr("django_delayq.console.admin.dead_letters_page.DEAD_CAP", 2)
     died("t.old", ago=timedelta(days=1))
     died("t.a")

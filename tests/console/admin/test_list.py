@@ -17,7 +17,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from django_delayq import schedule_message
-from django_delayq.console.admin import MessageAdmin, paginator
+from django_delayq.console.admin import MessageAdmin, readonly
 from django_delayq.console.models import AuditEvent
 from django_delayq.console.search import language, listing
 from django_delayq.core import bounds
@@ -373,7 +373,7 @@ def test_a_capped_count_reads_well(settings: Any, separators: bool, shown: str) 
     from django.template import Context, Template
 
     settings.USE_THOUSAND_SEPARATOR = separators
-    rendered = Template("{{ count }}").render(Context({"count": paginator.CappedCount(10_000)}))
+    rendered = Template("{{ count }}").render(Context({"count": readonly.CappedCount(10_000)}))
     assert rendered.replace(">", "&gt;") == shown
 
 

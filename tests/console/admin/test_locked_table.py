@@ -8,8 +8,8 @@ import pytest
 from django.db import connection
 from django.test import Client
 
+from django_delayq.console.admin import dead_letters_page
 from django_delayq.console.search import language, listing
-from django_delayq.console.statistics import failures
 from tests.support.transactions import lock_table, unfinished
 
 from . import samples
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.postgresql("l
 def test_a_page_does_not_wait_for_a_lock(
     chief: Client, monkeypatch: pytest.MonkeyPatch, page: str, query: dict[str, Any]
 ) -> None:
-    for module in (failures, language, listing):
+    for module in (dead_letters_page, language, listing):
         for name in (name for name in vars(module) if name.endswith("TIMEOUT_MS")):
             monkeypatch.setattr(module, name, 50)
     with unfinished(lambda: lock_table("delayq_message")):

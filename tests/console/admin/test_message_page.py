@@ -263,7 +263,7 @@ def test_a_changed_payload_is_shown_with_its_delivery_and_worker(viewer: Client)
 
 
 def test_a_long_log_is_shown_by_its_latest_steps(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_delayq.console.admin.timeline.STEPS_SHOWN", 2)
+    monkeypatch.setattr("django_delayq.console.admin.message_page.STEPS_SHOWN", 2)
     response = page_of(viewer, samples.consumed())
     assert [step.after for step in response.context["timeline"]] == ["running", "consumed", "purged"]
     assert "1 earlier step is not shown." in samples.text(response)

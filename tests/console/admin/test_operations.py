@@ -19,10 +19,9 @@ from django.utils import timezone
 
 from django_delayq.api.actions import ACTIONS
 from django_delayq.console.models import AuditEvent, Operation
-from django_delayq.console.operations import bulk, lifecycle, work
-from django_delayq.console.operations.bulk import Scope
-from django_delayq.console.operations.runner import MAX_FAILURES, OperationRunner
-from django_delayq.console.operations.work import OperationWork, Step
+from django_delayq.console.operations import lifecycle, work
+from django_delayq.console.operations.lifecycle import MAX_FAILURES, OperationRunner
+from django_delayq.console.operations.work import OperationWork, Scope, Step
 from django_delayq.console.search.language import parse
 from django_delayq.core.actors import acting_as
 from django_delayq.core.exceptions import BrokerUnavailable
@@ -40,9 +39,8 @@ BATCH = 4
 
 @pytest.fixture(autouse=True)
 def _small_steps_and_long_leases(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifecycle, "LEASE_SECONDS", 3600.0)
-    for module in (work, bulk):
-        monkeypatch.setattr(module, "MESSAGES_PER_STEP", BATCH)
+    monkeypatch.setattr(work, "LEASE_SECONDS", 3600.0)
+    monkeypatch.setattr(work, "MESSAGES_PER_STEP", BATCH)
 
 
 def start(action: str, search: str = "", *, ids: list[int] | None = None, **arguments: Any) -> Operation:
@@ -161,7 +159,7 @@ def test_two_workers_never_do_one_operation_at_once() -> None:
 def test_the_lease_of_a_worker_whose_clock_was_ahead_ends_with_that() -> None:
     operation = start("cancel", "is:live")
     ahead = transitions.now(samples.DB) + timedelta(days=1)
-    Operation.objects.update(worker="w1", leased_until=lifecycle.lease_from(ahead))
+    Operation.objects.update(worker="w1", leased_until=work.lease_from(ahead))
     assert lifecycle.lease_next(samples.DB, "w2") == operation
 
 
@@ -174,7 +172,7 @@ def test_two_workers_lease_two_operations() -> None:
 def test_a_step_whose_lease_was_lost_is_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
     scheduled(3)
     operation = start("cancel", "is:live")
-    act = bulk.BulkAction.act
+    act = work.BulkAction.act
 
     def slowly(self: Any, using: str, *args: Any) -> Any:
         counts = act(self, using, *args)
@@ -182,7 +180,7 @@ def test_a_step_whose_lease_was_lost_is_rolled_back(monkeypatch: pytest.MonkeyPa
         assert lifecycle.lease_next(using, "w2") is not None
         return counts
 
-    monkeypatch.setattr(bulk.BulkAction, "act", slowly)
+    monkeypatch.setattr(work.BulkAction, "act", slowly)
     assert not step(operation, "w1")
     assert states() == {"scheduled": 3}
     monkeypatch.undo()

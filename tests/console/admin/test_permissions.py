@@ -16,7 +16,7 @@ from django_delayq import pause_queue
 from django_delayq.console import audit
 from django_delayq.console.models import AuditEvent, Operation
 from django_delayq.console.operations import lifecycle
-from django_delayq.console.operations.bulk import Scope
+from django_delayq.console.operations.work import Scope
 from django_delayq.core.actors import acting_as
 from django_delayq.core.states import State
 from django_delayq.models import Message, Queue

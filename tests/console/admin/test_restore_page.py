@@ -13,7 +13,7 @@ from django.db import connection, connections
 from django.test import Client
 from django.urls import reverse
 
-from django_delayq.console.admin import restore_page
+from django_delayq.console.admin import health_page
 from django_delayq.console.models import AuditEvent, Operation, OperationState
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
@@ -177,7 +177,7 @@ def test_a_preview_that_takes_too_long_says_so(restorer: Client, monkeypatch: py
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_sleep(30)")
 
-    monkeypatch.setattr(restore_page, "PREVIEW_TIMEOUT_MS", 20)
+    monkeypatch.setattr(health_page, "PREVIEW_TIMEOUT_MS", 20)
     monkeypatch.setattr(Restore, "preview", sleep)
     page = restorer.get(reverse(URL))
     assert "could not be counted" in text(page)

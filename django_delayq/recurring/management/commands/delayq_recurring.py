@@ -7,9 +7,11 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 
+from .... import signals
 from ....core.clock import iso
 from ....core.exceptions import InvalidMessage
 from ....management import _common as common
+from ....models import Message
 from ....record import transitions
 from ... import definition
 from ...models import Schedule
@@ -48,7 +50,7 @@ class Command(common.DelayqCommand):
         elif names:
             self._act_on(using, schedules, options)
         else:
-            raise CommandError("Name the schedules; delayq_recurring list shows them.", returncode=common.USAGE)
+            raise common.wrong_usage("Name the schedules; delayq_recurring list shows them.")
         if missing := set(names) - {schedule.pk for schedule in schedules}:
             unknown = ", ".join(map(repr, sorted(missing)))
             raise CommandError(f"There is no schedule {unknown}.", returncode=common.PARTIAL)
@@ -77,7 +79,8 @@ class Command(common.DelayqCommand):
         else:
             answer = (pause_schedule if action == "pause" else resume_schedule)(name, using=using)
         if answer:
-            self.record_action(using, f"{action} schedule", name, message_id=message_id, reason=options["reason"])
+            facts = {"message_id": message_id, "reason": options["reason"]}
+            signals.emit_action(Message, using, f"{action} schedule", name, **facts)
         return answer
 
     def _list(self, using: str, schedules: list[Schedule], options: dict[str, Any]) -> None:
