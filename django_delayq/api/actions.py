@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from typing import Any, overload
 
 from django.db import NotSupportedError, router
@@ -165,18 +166,6 @@ def place_among(ids: Sequence[int], without: Sequence[int] = ()) -> Callable[[in
     return lambda pk: (bisect_left(ids, pk) - bisect_left(without, pk)) / number
 
 
-def _cancel(using: str, ids: Sequence[int], times: DueTimes, reason: str) -> list[Answer]:
-    return transitions.cancel(using, ids, reason=reason)
-
-
-def _run(using: str, ids: Sequence[int], times: DueTimes, reason: str) -> list[Answer]:
-    return transitions.reschedule(using, ids, times, reason or "run now")
-
-
-def _requeue(using: str, ids: Sequence[int], times: DueTimes, reason: str) -> list[Answer]:
-    return transitions.requeue(using, ids, times, reason, free=make_way)
-
-
 def make_way(using: str, other: Message) -> bool:
     """Take the key from a message that has it only because nobody has looked; tell whether the key may be free.
 
@@ -269,10 +258,16 @@ def _by_state(verb: Verb, done: Verdict) -> Foresee:
     return lambda rows: _count(rows, ("state",), lambda state: done if state in verb.states else Verdict.TOO_LATE)
 
 
-CANCEL = Action(VERBS["cancel"], _cancel, foresee_cancel)
+CANCEL = Action(
+    VERBS["cancel"], lambda using, ids, _times, reason: transitions.cancel(using, ids, reason=reason), foresee_cancel
+)
 RESCHEDULE = Action(VERBS["reschedule"], transitions.reschedule, _by_state(VERBS["reschedule"], Verdict.RESCHEDULED))
-RUN = Action(VERBS["run"], _run, _by_state(VERBS["run"], Verdict.RESCHEDULED))
-REQUEUE = Action(VERBS["requeue"], _requeue, foresee_requeue)
+RUN = Action(
+    VERBS["run"],
+    lambda using, ids, times, reason: transitions.reschedule(using, ids, times, reason or "run now"),
+    _by_state(VERBS["run"], Verdict.RESCHEDULED),
+)
+REQUEUE = Action(VERBS["requeue"], partial(transitions.requeue, free=make_way), foresee_requeue)
 PURGE = Action(VERBS["purge"], _purge, foresee_purge)
 
 ACTIONS = {action.name: action for action in (CANCEL, RESCHEDULE, RUN, REQUEUE, PURGE)}

@@ -146,11 +146,8 @@ class Criteria(NamedTuple):
             *(check(given[name]) if name in given else ANYTHING for name, check in _EXACT.items()),
         )
 
-    def differences(self, message: Message) -> list[str]:
-        """Return how a message differs, one line of text for each difference; none when it matches."""
-        return [*self._differences(message)]
-
-    def _differences(self, message: Message) -> Iterator[str]:
+    def differences(self, message: Message) -> Iterator[str]:
+        """Yield how a message differs, one line of text for each difference; none when it matches."""
         for name in _EXACT:
             wanted, found = getattr(self, name), getattr(message, name)
             if wanted is not ANYTHING and found != wanted:
@@ -453,7 +450,7 @@ class Delayq:
         call_on_commit_functions()
         rows = Message.objects.using(self.using).filter(state=State.SCHEDULED).order_by("due_at", "id")
         candidates = list(rows if topic is None else rows.filter(topic=topic))
-        return criteria, candidates, [message for message in candidates if not criteria.differences(message)]
+        return criteria, candidates, [message for message in candidates if not [*criteria.differences(message)]]
 
     def _is_any_due(self, queue: str | None) -> bool:
         rows = Message.objects.using(self.using).filter(state=State.SCHEDULED, due_at__lte=self.now)
@@ -467,7 +464,7 @@ class Delayq:
         else:
             text = f"No scheduled message has {criteria}."
         others = sorted(
-            ((criteria.differences(message), message) for message in candidates if message not in found),
+            (([*criteria.differences(message)], message) for message in candidates if message not in found),
             key=lambda pair: len(pair[0]),
         )
         if others:

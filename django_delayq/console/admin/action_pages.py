@@ -257,7 +257,7 @@ class ActionPages(ReadOnly):
                 frozen, left = self._frozen(request, question)
                 work = WORKS[action.name](frozen.to_json(), form.arguments(transitions.now(self.using)))
                 assert isinstance(work, BulkAction)
-                counts = work.at_once(self.using, reason) + Counter(left)
+                counts = work.act(self.using, work.ids, work.times, reason) + Counter(left)
                 one = scope.ids[0] if len(scope.ids) == 1 else None
                 facts = {"message_id": one, "reason": reason, "outcomes": counts, "nonce": question.nonce}
                 page.record(request, action.name, _named(scope), **facts)

@@ -105,23 +105,20 @@ def start_operation(
     scope: Mapping[str, Any],
     arguments: Mapping[str, Any],
     *,
-    described: str,
-    reason: str,
     audited: tuple[str, str] | None = None,
     nonce: str | None = None,
-    outcomes: Mapping[str, int] | None = None,
+    **told: Any,
 ) -> Operation:
     """Queue an operation in the name of the user, and write that to the audit.
 
-    ``audited`` is what was done to what, unless that is the action to its messages.
+    ``audited`` is what was done to what, unless that is the action to its messages. ``told``: what ``lifecycle.start``
+    takes besides.
     """
     using = router.db_for_write(Message)
     with acting_as_user(request), writing(using):
-        operation = lifecycle.start(
-            using, action, scope, arguments, described=described, reason=reason, outcomes=outcomes
-        )
-        verb, target = audited or (action, described)
-        record(request, verb, target, reason=reason, operation=operation, nonce=nonce)
+        operation = lifecycle.start(using, action, scope, arguments, **told)
+        verb, target = audited or (action, operation.described)
+        record(request, verb, target, reason=operation.reason, operation=operation, nonce=nonce)
     return operation
 
 

@@ -268,10 +268,6 @@ class BulkAction(OperationWork):
         answers = self.action.apply(using, ids, times=times, reason=reason)
         return Counter(str(answer.verdict.value) for answer in answers)
 
-    def at_once(self, using: str, reason: str) -> Counter[str]:
-        """Do the action to all messages."""
-        return self.act(using, self.ids, self.times, reason)
-
     def count(self, using: str) -> int | None:
         return len(self.ids)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
@@ -118,9 +119,8 @@ class Command(common.DelayqCommand):
 
 def compare(command: Command, using: str, options: dict[str, Any]) -> None:
     """Compare all queues, or those of --queue, and repair them with --fix. Raise ``CommandError`` for problems."""
-    broker = common.required_broker(using)
     found: dict[str, Mismatches] = {}
-    try:
+    with closing(common.required_broker(using)) as broker:
         writable_server(broker)
         for queue in options["queue"]:
             if not consistency.is_known(using, broker, queue):
@@ -130,8 +130,6 @@ def compare(command: Command, using: str, options: dict[str, Any]) -> None:
                 )
         for queue in options["queue"] or consistency.queues(using, broker):
             found[queue] = ConsistencyCheck(using, broker, queue, fix=options["fix"]).run()
-    finally:
-        broker.close()
     stuck = consistency.stuck(using, options["queue"])
     if options["json"]:
         command.say_json(

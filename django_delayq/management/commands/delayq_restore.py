@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import closing
 from dataclasses import asdict
 from typing import Any
 
@@ -58,21 +59,10 @@ class Command(common.DelayqCommand):
         common.add_json(parser)
 
     def work(self, using: str, options: dict[str, Any]) -> None:
-        broker = common.required_broker(using)
         overdue, spread = options["overdue"]
-        job = Restore(
-            using,
-            broker,
-            _selection(options),
-            overdue=overdue,
-            spread=spread,
-            no_expired=options["no_expired"],
-            dry_run=options["dry_run"],
-        )
-        try:
-            self._run(using, job, options)
-        finally:
-            broker.close()
+        how = {"overdue": overdue, "spread": spread, "no_expired": options["no_expired"], "dry_run": options["dry_run"]}
+        with closing(common.required_broker(using)) as broker:
+            self._run(using, Restore(using, broker, _selection(options), **how), options)
 
     def _run(self, using: str, job: Restore, options: dict[str, Any]) -> None:
         found = job.preview().total()

@@ -96,7 +96,7 @@ class PostgreSQLLimits(PostgreSQLSession, PortableLimits):
     def look(self, names: Collection[str], asked: Claiming) -> tuple[dict[str, Count], list[Candidate]]:
         ids = array([ticket.id for ticket in asked.tickets])
         parameters = {"names": texts(names), "ids": ids, "topics": texts(asked.leases)}
-        rows = self._rows(LOOK, {**parameters, "queue": asked.queue, "ahead": asked.ahead})
+        rows = self._rows(LOOK, {**parameters, "queue": asked.queue, "ahead": float(asked.ahead)})
         counts = {row[6]: Count._make(row[7:]) for row in rows if row[0] is None}
         return counts, [Candidate._make(row[:6]) for row in rows if row[0] is not None]
 

@@ -468,7 +468,7 @@ def broken(*args: Any, **kwargs: Any) -> Any:
 @pytest.mark.parametrize(
     ("panel", "regions"),
     [
-        ("inspector.snapshot.take_snapshot", {"tiles", "queues"}),
+        ("inspector.stats.take_snapshot", {"tiles", "queues"}),
         ("inspector.worker_list.list_workers", {"state"}),
         ("console.statistics.upcoming.count_upcoming", {"upcoming"}),
         ("console.statistics.throughput.read_throughput", {"past"}),
