@@ -85,7 +85,11 @@ def take_snapshot(using: str, cap: int = ROWS_PER_QUEUE) -> Snapshot:
     queues = dict.fromkeys(reading.queues(using), QueueSnapshot()) | _queues(using, now, cap)
     if closed := admission.full_lately(using):
         _take_limited_out(using, queues, closed, now)
-    scheduled = _guess(using, "delayq_todo", total(queue.scheduled for queue in queues.values()))
+    scheduled = total(queue.scheduled for queue in queues.values())
+    # The estimate of the entries in the partial index, for a number that was not counted to its end.
+    guess = (statements(using).estimated_rows("delayq_todo") or 0) if scheduled.more else 0
+    if guess > scheduled.count:
+        scheduled = Capped(guess, about=True)
     running = Message.objects.using(using).filter(state=State.RUNNING).order_by("leased_until")[: cap + 1].count()
     return Snapshot(now, queues, capped(running, cap), scheduled)
 
@@ -131,12 +135,6 @@ def _without_limited(queue: QueueSnapshot, due: Sequence[Due], oldest: datetime 
         limited=Capped(sum(each.number for each in limited), more),
         oldest_limited=min((each.oldest for each in limited), default=None),
     )
-
-
-def _guess(using: str, index: str, counted: Capped) -> Capped:
-    """Return the estimate of the entries in a partial index for a number that was not counted to its end."""
-    rows = (statements(using).estimated_rows(index) or 0) if counted.more else 0
-    return Capped(rows, about=True) if rows > counted.count else counted
 
 
 # --- limits: what runs under them, and the lines of messages that wait for them ---------------------------------------

@@ -46,6 +46,8 @@ from ..search import language
 from ..search.conditions import of_states
 from ..statements import in_time
 
+logger = logging.getLogger("django_delayq")
+
 # The columns of an operation that no worker has.
 FREE: dict[str, Any] = {"worker": "", "leased_until": None}
 # A worker that neither finishes a step nor renews the lease for this long loses the operation.
@@ -319,12 +321,22 @@ class CheckWork(RedisWork):
 
     def step(self, using: str, operation: Operation) -> Step:
         results = results_of(operation)
+        mine = Operation.objects.using(using).filter(pk=operation.pk, worker=operation.worker)
+        renewed = time.monotonic()
+
+        def renew(_done: int) -> None:
+            """Renew the lease while a long step goes on."""
+            nonlocal renewed
+            if time.monotonic() - renewed >= 1.0:
+                renewed = time.monotonic()
+                mine.update(leased_until=lease_from(transitions.now(using)))
+
         with self.redis(using) as broker:
             left = [queue for queue in queues(using, broker) if queue not in results]
             if not left:
                 return Step(position=operation.position, finished=True)
             check = ConsistencyCheck(using, broker, left[0], pause=min(conf.get().GRACE, MAX_PAUSE_SECONDS))
-            found = check.run(_LeaseRenewal(using, operation))
+            found = check.run(renew)
         counts = {mismatch.value: found.counts[mismatch] for mismatch in Mismatch}
         results[left[0]] = QueueCheck(found.compared, **counts, stuck=stuck(using, left[:1]).count)
         outcomes = {word: number for word, number in counts.items() if number}
@@ -336,22 +348,6 @@ def results_of(operation: Operation) -> dict[str, QueueCheck]:
     """Return what a check has found so far, by queue."""
     return {queue: QueueCheck(**facts) for queue, facts in json.loads(operation.position or "{}").items()}
 
-
-class _LeaseRenewal:
-    """Renews the lease of an operation while a long step goes on."""
-
-    def __init__(self, using: str, operation: Operation) -> None:
-        self._rows = Operation.objects.using(using).filter(pk=operation.pk, worker=operation.worker)
-        self._using = using
-        self._renewed_at = time.monotonic()
-
-    def __call__(self, done: int) -> None:
-        if time.monotonic() - self._renewed_at >= 1.0:
-            self._renewed_at = time.monotonic()
-            self._rows.update(leased_until=lease_from(transitions.now(self._using)))
-
-
-logger = logging.getLogger("django_delayq")
 
 # --- restores ---------------------------------------------------------------------------------------------------------
 
