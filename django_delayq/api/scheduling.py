@@ -36,6 +36,8 @@ from .actions import make_way, publish_moves
 
 logger = logging.getLogger("django_delayq")
 
+# --- checked rows of the arguments, before anything is written --------------------------------------------------------
+
 # What other queues and the first guess call the arguments.
 _MEANT = {
     **names.DELAYS,
@@ -194,6 +196,8 @@ def _of_dict(message: Mapping[str, Any]) -> NewMessage:
     options = {name: value for name, value in message.items() if name not in ("topic", "payload")}
     return checked(message["topic"], message.get("payload"), options)
 
+
+# --- the calls --------------------------------------------------------------------------------------------------------
 
 # Messages that travel to the database together.
 INSERTED_TOGETHER = 5000

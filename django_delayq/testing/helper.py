@@ -86,6 +86,8 @@ class QueueClock:
             self.move_to(still)
 
 
+# --- what a test looks for among messages, and how far a message is from it, in words ---------------------------------
+
 # Characters of a payload that a failure shows.
 SHOWN = 300
 # A message may be due this much earlier or later than a test says. Seconds.

@@ -134,6 +134,8 @@ def _groups(rows: Iterable[DeadRow], now: datetime, chosen: DeadFilter, *, whole
     return sorted(groups.values(), key=lambda group: group.burst, reverse=True)
 
 
+# --- the page ---------------------------------------------------------------------------------------------------------
+
 # Groups that each table shows.
 GROUPS_SHOWN = 50
 

@@ -25,6 +25,8 @@ from ...record import purge, transitions
 from ...record.transitions import MOVES_PER_TRANSACTION, DueTimes
 from .. import _common as common
 
+# --- the verbs: what the command says about each action, and the options it has ---------------------------------------
+
 
 def _nothing(times: DueTimes, number: int, to_come: ToCome) -> str:
     return ""
@@ -172,6 +174,7 @@ VERBS = {
     )
 }
 
+# --- the command ------------------------------------------------------------------------------------------------------
 
 # The selectors: the name of an option, and the lookup that it stands for.
 SELECTORS = {
