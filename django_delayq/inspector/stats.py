@@ -329,7 +329,8 @@ def collect(using: str, broker: RedisBroker | None) -> Stats:
     """Read the record, then Redis. While Redis is away or foreign, ``redis`` says so and ``in_redis`` is empty."""
     snapshot = take_snapshot(using, LIVE_CAP)
     lines = longest_lines(using, LINES_READ) if snapshot.limited.count else Lines()
-    in_record = (snapshot, finished(using), estimate(using), lateness(using), list_workers(using, snapshot.at))
+    estimate = statements(using).estimated_rows("delayq_message")
+    in_record = (snapshot, finished(using), estimate, lateness(using), list_workers(using, snapshot.at))
     redis = ask_redis(broker)
     in_redis: dict[str, QueueInRedis] = {}
     if broker is not None and redis.reachable:
@@ -366,11 +367,6 @@ def finished(using: str) -> dict[State, Capped]:
         counts[State(state)] += 1
     more = sum(counts.values()) > FINISHED_CAP
     return {state: Capped(min(count, FINISHED_CAP), more) for state, count in counts.items()}
-
-
-def estimate(using: str) -> int | None:
-    """Return how many rows PostgreSQL estimates in the table of messages; None on other databases."""
-    return statements(using).estimated_rows("delayq_message")
 
 
 def lateness(using: str) -> Lateness:

@@ -242,7 +242,8 @@ def _ended(text: str, operation: Operation, data: PageData) -> str:
 
 
 def _table_state(using: str) -> TableState:
-    return stats.estimate(using), console_statements(using).vacuum(), statements(using).snapshot_holders()
+    vendor = statements(using)
+    return vendor.estimated_rows("delayq_message"), console_statements(using).vacuum(), vendor.snapshot_holders()
 
 
 def _table(panel: Panel[TableState]) -> Iterator[Fact]:

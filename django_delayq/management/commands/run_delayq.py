@@ -346,7 +346,10 @@ def _ensure_logging(verbosity: int) -> None:
 def _queue(text: str) -> tuple[str, int]:
     """Read the name of a queue, and its weight or 0."""
     name, sign, weight = (part.strip() for part in text.partition("="))
-    return common.queue_name(name), _weight(name, weight) if sign else 0
+    queue = common.queue_name(name)
+    if sign and not (weight.isascii() and weight.isdecimal() and len(weight) <= 4 and int(weight)):
+        raise argparse.ArgumentTypeError(f"{name}={weight}: a weight is a whole number from 1 to 9999")
+    return queue, int(weight) if sign else 0
 
 
 def _queues(given: Sequence[tuple[str, int]]) -> tuple[tuple[str, ...], tuple[int, ...]]:
@@ -377,12 +380,6 @@ def _with_hints(error: str) -> str:
     flags = [word.partition("=")[0] for word in error.split()]
     hints = [f"instead of {flag} write {_MEANT[flag]}" for flag in flags if flag in _MEANT]
     return "; ".join([error, *hints])
-
-
-def _weight(name: str, text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) <= 4 and int(text)):
-        raise argparse.ArgumentTypeError(f"{name}={text}: a weight is a whole number from 1 to 9999")
-    return int(text)
 
 
 def _in_words(options: Options) -> Iterable[str]:
