@@ -21,7 +21,7 @@ from django_delayq.extensions import Service, WorkerExtension
 from django_delayq.models import Message
 from django_delayq.worker.parts.lifetime import BegunPage
 from django_delayq.worker.parts.service_turns import Runner, ServiceTurns
-from django_delayq.worker.processes.child import Child
+from django_delayq.worker.processes.releases import Child
 from django_delayq.worker.processes.supervisor import Supervisor
 from tests.support.assembled import Assemble, drain
 from tests.support.claims import DB, claimed

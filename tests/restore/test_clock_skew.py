@@ -24,7 +24,7 @@ from django_delayq.core.states import State
 from django_delayq.models import Message
 from django_delayq.record import transitions
 from django_delayq.record.sql import statements
-from django_delayq.worker.processes.assembly import Parts
+from django_delayq.worker.processes.process import Parts
 from django_delayq.worker.upkeep.heartbeat import Heartbeat
 from django_delayq.worker.upkeep.loader import Loader
 from tests.support.assembled import Assemble

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from django_delayq.core.worker_options import Options
-from django_delayq.worker.processes.assembly import Parts
-from django_delayq.worker.processes.process import OnceProcess
+from django_delayq.worker.processes.process import OnceProcess, Parts
 from django_delayq.worker.run.recorder import Recorder
 
 Assemble = Callable[..., Parts]

@@ -12,7 +12,7 @@ from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
 from django_delayq.models.messages import LogRow
 from django_delayq.record import transitions
-from django_delayq.worker.run.claim_ahead import CLAIM_AHEAD
+from django_delayq.worker.run.pool import CLAIM_AHEAD
 from tests.app.models import Effect
 from tests.support.workers import PATIENCE, eventually
 

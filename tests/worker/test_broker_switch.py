@@ -17,7 +17,7 @@ from django_delayq.core.exceptions import BrokerUnavailable
 from django_delayq.core.states import State
 from django_delayq.models import Message
 from django_delayq.worker.parts import broker_switch
-from django_delayq.worker.processes.assembly import Parts
+from django_delayq.worker.processes.process import Parts
 from django_delayq.worker.upkeep.loader import Loader
 from tests.support.assembled import Assemble
 

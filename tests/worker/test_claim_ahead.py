@@ -20,8 +20,7 @@ from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Ticket
 from django_delayq.worker.claim.consumer import Consumer, due_in
 from django_delayq.worker.parts.delivery import Delivery
-from django_delayq.worker.run.claim_ahead import NEAR, ClaimAhead
-from django_delayq.worker.run.pool import QUEUED_TIME, Pool
+from django_delayq.worker.run.pool import NEAR, QUEUED_TIME, ClaimAhead, Pool
 from tests.support.assembled import Assemble
 from tests.support.clocks import stopped_at
 from tests.support.workers import eventually
@@ -37,9 +36,9 @@ CLAIM_AHEAD = 10.0
 @pytest.fixture
 def consumer(loaded: None, assembled: Assemble, monkeypatch: pytest.MonkeyPatch) -> Consumer:
     """A consumer with room for three messages, which asks in the middle of the time in which it may claim them."""
-    monkeypatch.setattr("django_delayq.worker.run.claim_ahead.TOGETHER", CLAIM_AHEAD / 2)
+    monkeypatch.setattr("django_delayq.worker.run.pool.TOGETHER", CLAIM_AHEAD / 2)
     # Nothing has run here, so handlers count as slow.
-    monkeypatch.setattr("django_delayq.worker.run.claim_ahead.NEAR", CLAIM_AHEAD)
+    monkeypatch.setattr("django_delayq.worker.run.pool.NEAR", CLAIM_AHEAD)
     return assembled(threads=3, claim_ahead=CLAIM_AHEAD).consumer
 
 
@@ -280,7 +279,7 @@ def test_handlers_are_slow_until_they_turn_out_to_be_quick(assembled: Assemble) 
     consumer = assembled(threads=2).consumer
     found = [consumer.wanted.are_quick]
     for mean in (QUEUED_TIME, 1.1 * QUEUED_TIME):
-        consumer.pool.threads._mean.seconds = mean
+        consumer.pool.threads._mean = mean
         found.append(consumer.wanted.are_quick)
     assert found == [False, True, False]
 

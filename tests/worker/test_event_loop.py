@@ -25,7 +25,7 @@ from django_delayq.models import Message
 from django_delayq.project import process_start, registry
 from django_delayq.project.registry import Delivered
 from django_delayq.worker.parts.delivery import Delivery
-from django_delayq.worker.processes.assembly import Parts
+from django_delayq.worker.processes.process import Parts
 from django_delayq.worker.run import event_loop, sync_calls
 from django_delayq.worker.run.event_loop import EventLoop, LoopWatch
 from django_delayq.worker.run.pool import TimeoutWatch

@@ -17,7 +17,7 @@ from django_delayq.core.exceptions import BrokerUnavailable
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
 from django_delayq.record.sql.rows import Ticket
-from django_delayq.worker.processes.assembly import Parts
+from django_delayq.worker.processes.process import Parts
 from django_delayq.worker.run.event_loop import EventLoop
 from tests.support.assembled import Assemble
 from tests.support.claims import DB

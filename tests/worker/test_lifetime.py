@@ -18,7 +18,7 @@ from django_delayq.core.worker_options import Options
 from django_delayq.models import Transition
 from django_delayq.worker.parts import lifetime as module
 from django_delayq.worker.parts.lifetime import PATIENCE, BegunPage, Budget, ProcessLock, resident_memory
-from django_delayq.worker.processes.assembly import Parts
+from django_delayq.worker.processes.process import Parts
 from tests.support.claims import DB
 from tests.support.forks import forked, kill
 from tests.support.metrics import scrape

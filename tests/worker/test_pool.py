@@ -20,7 +20,7 @@ from django_delayq.core.states import State
 from django_delayq.middleware import Handled, Middleware
 from django_delayq.models import Message
 from django_delayq.project.registry import Delivered
-from django_delayq.worker.processes.assembly import Parts
+from django_delayq.worker.processes.process import Parts
 from django_delayq.worker.run import handler_threads
 from django_delayq.worker.run import pool as module
 from django_delayq.worker.run.handler_threads import rest
@@ -187,7 +187,7 @@ def test_deliveries_queued_behind_a_handler_that_turned_out_slow_are_released(
     budget = parts.budget
     budget.count(3)
     pool, recorder = parts.pool, parts.recorder
-    pool.threads._mean.seconds = 0.0001
+    pool.threads._mean = 0.0001
     room = pool.threads.size
     pool.submit([first, *others])
     # As if a thread had it.

@@ -21,7 +21,7 @@ from django_delayq.record.sql import moves, statements
 from django_delayq.record.sql.rows import Failure, LeaseRenewal, Success, Ticket
 from django_delayq.worker.parts.delivery import Delivery
 from django_delayq.worker.parts.service_turns import ServiceTurns
-from django_delayq.worker.processes.assembly import Parts
+from django_delayq.worker.processes.process import Parts
 from django_delayq.worker.run.recorder import LeaseRenewer
 from django_delayq.worker.upkeep.janitor import DEAD_WORKER_RETENTION, Janitor
 from django_delayq.worker.upkeep.reaper import LONGEST_LOOK

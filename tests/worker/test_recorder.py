@@ -21,10 +21,10 @@ from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message
 from django_delayq.record import crashes, transitions
 from django_delayq.record.sql.rows import Success
-from django_delayq.worker.parts import signal_sender
+from django_delayq.worker.parts import reporting
 from django_delayq.worker.parts.delivery import Delivery
-from django_delayq.worker.parts.signal_sender import SignalSender
-from django_delayq.worker.processes.assembly import Parts
+from django_delayq.worker.parts.reporting import SignalSender
+from django_delayq.worker.processes.process import Parts
 from django_delayq.worker.run import recorder as module
 from django_delayq.worker.run.recorder import GATHER_TIME, Ended, LeaseRenewer, Recorder
 from tests.support.assembled import Assemble, deliver
@@ -221,7 +221,7 @@ def test_a_receiver_that_takes_its_time_holds_up_neither_outcomes_nor_upkeep(
 def test_no_message_is_taken_while_receivers_are_far_behind(
     assembled: Assemble, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(signal_sender, "MOST_WAITING", 2)
+    monkeypatch.setattr(reporting, "MOST_UNTOLD", 2)
     parts = assembled(redis=False)
     consumer, sender = parts.consumer, parts.recorder.sender
     may_end = threading.Event()

@@ -22,7 +22,6 @@ from django_delayq.core.worker_options import Options
 from django_delayq.project import registry
 from django_delayq.record import crashes
 from django_delayq.worker.parts.lifetime import BegunPage
-from django_delayq.worker.processes.child import Child
 from django_delayq.worker.processes.process import (
     BROKEN,
     EXHAUSTED,
@@ -31,6 +30,7 @@ from django_delayq.worker.processes.process import (
     WorkerProcess,
     collect_less_often,
 )
+from django_delayq.worker.processes.releases import Child
 from django_delayq.worker.processes.supervisor import HUNG, STALE_AFTER, Supervisor
 from django_delayq.worker.run.recorder import Recorder
 from django_delayq.worker.upkeep.heartbeat import HeartbeatFile

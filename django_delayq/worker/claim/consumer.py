@@ -28,19 +28,16 @@ from ...record.sql.rows import Claimed, Ticket
 from ...record.sql.sessions import is_waiting
 from ...record.sql.troubles import Trouble, in_words, trouble
 from ..parts import connections
-from ..parts.broker_switch import BrokerSwitch
+from ..parts.broker_switch import BrokerSwitch, WakeUps
 from ..parts.delivery import Delivery
 from ..parts.lifetime import Budget, ProcessLock
 from ..parts.reporting import report_moves
 from ..parts.service_turns import backoff
 from ..run.pool import Lane, Pool
-from .freed_places import FreedPlaces
 from .quarantine import Quarantine
 from .queues import Found, KnownPauses, QueueFinder, Queues
-from .sidings import Sidings
-from .sorting import Sorted, Sorter, Tickets
-from .unclaimed import OrphanedClaims, Unclaimed
-from .wake_ups import WakeUps
+from .sidings import FreedPlaces, Sidings
+from .sorting import OrphanedClaims, Sorted, Sorter, Tickets, Unclaimed
 from .wanted import Wanted
 
 logger = logging.getLogger("django_delayq")

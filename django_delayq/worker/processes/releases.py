@@ -1,4 +1,4 @@
-"""Releases the claims of worker processes that have died."""
+"""The processes of a worker as its supervisor sees them, and the release of the claims of those that have died."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from django.db import Error as DatabaseError
@@ -19,9 +19,9 @@ from ...extensions import WorkerExtensions
 from ...record import crashes
 from ...record.sql.troubles import in_words
 from ..parts import connections
+from ..parts.lifetime import BegunPage
 from ..parts.reporting import report_moves
 from ..upkeep.heartbeat import delete_rows
-from .child import Child
 
 logger = logging.getLogger("django_delayq")
 
@@ -31,6 +31,37 @@ TOGETHER = 0.25
 RETRY_AFTER = 1.0
 # A process that releases claims is killed after this time. Seconds.
 LONGEST_TRY = 30.0
+
+
+@dataclass(slots=True)
+class Child:
+    """A worker process, as its supervisor sees it: while it lives, and until its claims are released."""
+
+    pid: int
+    name: str
+    started: float
+    page: BegunPage
+    killed: bool = False
+    # True when it showed no life and was killed for that.
+    hung: bool = False
+    # The signs of life at the last check, and for how many seconds there was none.
+    signs: float = 0.0
+    silent: float = 0.0
+    # When it was found dead (monotonic), and its traces.
+    died: float = 0.0
+    death: crashes.Death = crashes.UNSEEN
+    # True when the log says that its claims wait.
+    waits: bool = False
+
+    @property
+    def shut_down(self) -> bool:
+        """True when it has ended in order, or on command: none of its messages crashed."""
+        return self.page.ended or self.killed
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal; nothing happens when the child is gone already."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
 
 
 class Releases:

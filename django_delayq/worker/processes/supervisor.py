@@ -28,9 +28,8 @@ from ..parts.lifetime import BegunPage, ProcessLock
 from ..parts.service_turns import backoff
 from ..upkeep.heartbeat import HeartbeatFile
 from . import output, plain_signals
-from .child import Child
 from .process import BROKEN, EXHAUSTED, STUCK, WorkerProcess, collect_less_often
-from .releases import TOGETHER, Releases
+from .releases import TOGETHER, Child, Releases
 
 logger = logging.getLogger("django_delayq")
 

@@ -5,6 +5,8 @@ A lane has places in which handlers of one kind run: the handler threads are one
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import logging
 import queue
 import threading
@@ -18,11 +20,18 @@ from ...extensions import Service
 from ...project.registry import Handler
 from ..parts.delivery import Delivery
 from ..parts.lifetime import BegunPage
-from .claim_ahead import ClaimAhead
 from .recorder import Recorder
 
 logger = logging.getLogger("django_delayq")
 
+# How long before its due time a message is claimed at most, so that its handler begins on time. Seconds.
+CLAIM_AHEAD = 0.05
+# Messages that fall due within this time are claimed together. A claim for each would cost more, and with a longer time
+# one process would take what several could share. Seconds.
+TOGETHER = 0.005
+# Messages are claimed so long before their due times at most where a claim takes something from others that are due
+# already: a place under a limit, or a free thread while handlers are slow. Seconds.
+NEAR = 0.01
 # At most as many claims wait in this process for a place as end within this time. With fewer, handlers wait for claims.
 # Seconds.
 QUEUED_TIME = 0.05
@@ -71,30 +80,10 @@ class HeldDeliveries:
         return len(self._deliveries)
 
 
-class _MeanRunTime:
-    """The mean run time of handlers, in seconds. Handlers' threads and the timeout watch change it, under the lock."""
-
-    def __init__(self, slow: float) -> None:
-        """``slow`` (seconds) is assumed until handlers turn out quicker."""
-        self._lock = threading.Lock()
-        self._slow = slow
-        self.seconds = slow
-
-    def learn(self, seconds: float) -> None:
-        """Add the run time of a handler that has ended."""
-        with self._lock:
-            self.seconds += (seconds - self.seconds) * 0.1
-
-    def assume_slow(self) -> None:
-        """Assume slow handlers: those that keep others waiting have not ended, so their run times are not known yet."""
-        with self._lock:
-            self.seconds = max(self.seconds, self._slow)
-
-
 class Lane:
     """What handler threads and the event loop have in common.
 
-    A delivery waits in ``_queue`` until a place is free, and whoever takes it out of there ends it. ``held``, ``_mean``
+    A delivery waits in ``_queue`` until a place is free, and whoever takes it out of there ends it. ``held``
     and ``_queue`` are safe from any thread. ``_is_releasing`` is written by the main thread; others only read it.
     """
 
@@ -113,8 +102,9 @@ class Lane:
         self.on_released: Callable[[], None] = lambda: None
         self._queue: queue.SimpleQueue[Delivery | None] = queue.SimpleQueue()
         self._is_releasing = False
-        # A mean so high that no delivery is queued until handlers turn out quicker.
-        self._mean = _MeanRunTime(max(1.0, 2 * places * QUEUED_TIME))
+        # The mean run time of handlers (seconds), an estimate, which may miss a run. So high a mean is assumed, until
+        # handlers turn out quicker, that no delivery is queued.
+        self._mean = self._slow = max(1.0, 2 * places * QUEUED_TIME)
 
     def start(self) -> None:
         """Start the threads."""
@@ -137,7 +127,7 @@ class Lane:
     @property
     def size(self) -> int:
         """The number of deliveries that may be held: one for each place, and more when handlers are quick."""
-        return self.places + min(MOST_QUEUED, int(self.places * QUEUED_TIME / max(self._mean.seconds, 1e-6)))
+        return self.places + min(MOST_QUEUED, int(self.places * QUEUED_TIME / max(self._mean, 1e-6)))
 
     @property
     def room(self) -> int:
@@ -167,7 +157,8 @@ class Lane:
         now = time.monotonic()
         # A delivery that was claimed ahead does not wait for a place before it is due.
         if any(not d.started_mono and now - max(d.queued_mono, d.due_mono) > longest for d in self.held.all()):
-            self._mean.assume_slow()
+            # The handlers that keep them waiting have not ended, so their run times are not known yet.
+            self._mean = max(self._mean, self._slow)
             self.release(self._queued(), Release("waited too long for a thread"))
 
     def release(self, deliveries: Iterable[Delivery], outcome: Release) -> None:
@@ -205,7 +196,7 @@ class Lane:
     def _note_outcome(self, delivery: Delivery, outcome: Outcome, actor: str) -> None:
         now = time.monotonic()
         if delivery.started_mono:
-            self._mean.learn(now - delivery.started_mono)
+            self._mean += (now - delivery.started_mono - self._mean) * 0.1
         if not delivery.started_mono or isinstance(outcome, Unentered):
             self.on_released()
         self.recorder.submit(delivery, outcome, actor, now)
@@ -218,6 +209,86 @@ class Lane:
         )
         text = storable(f"the worker failed: {type(error).__name__}")
         self._note_outcome(delivery, Retry(RETRY_FAILED_AFTER, text, counts=bool(delivery.started_mono)), actor)
+
+
+class ClaimAhead(threading.Thread):
+    """Decides how early this process asks for messages, and holds early claims until they fall due.
+
+    A claim is a commit, which waits for the disk: usually a millisecond, but up to a tenth of a second while the disk
+    is busy. The process asks so early that slow claims end in time, too. The thread calls ``begin`` with each delivery
+    when it is due, never before, so that no handler thread has to wait for it.
+
+    Any thread may hold and release deliveries: ``_changed`` guards the heap and ``_stopping``.
+    """
+
+    def __init__(self, longest: float, begin: Callable[[Delivery], object]) -> None:
+        """``longest`` (seconds) says how early a message is claimed at most. ``begin`` is called under a lock, and must
+        not block."""
+        super().__init__(name="delayq-due-timer", daemon=True)
+        self.longest = longest
+        self._leaves_to_others = False
+        self._begin = begin
+        # Each with its due time, its priority, the greatest first, and a number: deliveries cannot be compared.
+        self._waiting: list[tuple[float, int, int, Delivery]] = []
+        self._numbers = itertools.count()
+        self._changed = threading.Condition()
+        self._stopping = False
+
+    def leave_to_others(self) -> None:
+        """Claim nothing ahead in this process any more: it would take messages that only other processes can run."""
+        self._leaves_to_others = True
+
+    def lead(self, *, quick: bool) -> float:
+        """Return how many seconds before the next due time the process asks. ``quick``: as in ``reach``."""
+        reach = self.reach(quick=quick)
+        return max(reach - TOGETHER, reach / 2)
+
+    def reach(self, *, quick: bool) -> float:
+        """Return how many seconds ahead messages are taken. ``quick``: handlers take no thread for long."""
+        if self._leaves_to_others:
+            return 0.0
+        return self.longest if quick else min(self.longest, NEAR)
+
+    # --- until the due time -------------------------------------------------------------------------------------------
+
+    def hold(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
+        """Keep the deliveries that are not due yet until they are, and return the others."""
+        due = []
+        for delivery in deliveries:
+            if delivery.due_mono <= delivery.queued_mono:
+                due.append(delivery)
+            else:
+                self._add(delivery)
+        return due
+
+    def release(self) -> list[Delivery]:
+        """Return the held deliveries, and hold them no longer."""
+        with self._changed:
+            waiting, self._waiting = self._waiting, []
+        return [delivery for *_, delivery in waiting]
+
+    def stop(self) -> None:
+        """End the thread."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+
+    def run(self) -> None:
+        """Sleep until the first delivery is due or an earlier one is added."""
+        with self._changed:
+            while not self._stopping:
+                early = self._waiting[0][0] - time.monotonic() if self._waiting else None
+                if early is None or early > 0:
+                    self._changed.wait(early)
+                else:
+                    self._begin(heapq.heappop(self._waiting)[-1])
+
+    def _add(self, delivery: Delivery) -> None:
+        with self._changed:
+            waiting = (delivery.due_mono, -delivery.priority, next(self._numbers), delivery)
+            heapq.heappush(self._waiting, waiting)
+            if self._waiting[0] is waiting:
+                self._changed.notify()
 
 
 class Pool:

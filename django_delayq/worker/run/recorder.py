@@ -28,9 +28,8 @@ from ...record.sql.rows import Failure, LeaseRenewal, Moved, Success
 from ...record.sql.troubles import in_words
 from ..parts import connections
 from ..parts.delivery import Delivery
-from ..parts.reporting import OutcomeLog, publish_scheduled, report_failure, signal_success, try_to
+from ..parts.reporting import OutcomeLog, SignalSender, publish_scheduled, report_failure, signal_success, try_to
 from ..parts.service_turns import ServiceTurns, backoff
-from ..parts.signal_sender import SignalSender
 
 logger = logging.getLogger("django_delayq")
 
