@@ -200,24 +200,16 @@ class Broker:
     ``UnusableBroker`` when it must not be used.
     """
 
-    # True when ``take`` can return ids shortly before they fall due.
-    claims_ahead: ClassVar[bool] = False
-    # True when the broker no longer knows an id that was taken: an id that was not claimed has to be put back or
-    # parked.
-    forgets_taken: ClassVar[bool] = False
+    # True when ``take`` takes ids out, also shortly before they fall due: one that was not claimed has to be put back
+    # or parked.
+    holds_ids: ClassVar[bool] = False
 
     def put(self, queue: str, entries: Sequence[Entry]) -> Put:
         """Put ids into the places for their due times, wherever they are."""
         return Put(present=len(entries))
 
     def take(
-        self,
-        queue: str,
-        limit: int,
-        within: float = 0.0,
-        opened: Mapping[str, int] = {},
-        *,
-        both_ends: bool = False,
+        self, queue: str, limit: int, within: float = 0.0, opened: Mapping[str, int] = {}, *, both_ends: bool = False
     ) -> Taken:
         """Take up to ``limit`` ids that are due, best priority first, then ids that fall due within ``within`` seconds.
 

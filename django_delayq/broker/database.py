@@ -88,13 +88,7 @@ class DatabaseBroker(Broker):
         self._closed: frozenset[str] = frozenset()
 
     def take(
-        self,
-        queue: str,
-        limit: int,
-        within: float = 0.0,
-        opened: Mapping[str, int] = {},
-        *,
-        both_ends: bool = False,
+        self, queue: str, limit: int, within: float = 0.0, opened: Mapping[str, int] = {}, *, both_ends: bool = False
     ) -> Taken:
         """Find due rows. The rest is ignored: a query finds nothing early or aside, and passes over what is full."""
         closed, topics = self._closed_for([queue]), list(self.topics())

@@ -170,9 +170,9 @@ def remove_on_commit(using: str, queue: str, ids: list[int]) -> None:
     on_commit(using, remove)
 
 
-def by_queue(entries: Iterable[tuple[str, Entry]]) -> dict[str, list[Entry]]:
-    """Group entries by their queue."""
-    groups: dict[str, list[Entry]] = {}
+def by_queue(entries: Iterable[tuple[str, T]]) -> dict[str, list[T]]:
+    """Group entries, or ids, by their queue."""
+    groups: dict[str, list[T]] = {}
     for queue, entry in entries:
         groups.setdefault(queue, []).append(entry)
     return groups

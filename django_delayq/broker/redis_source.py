@@ -34,8 +34,7 @@ MANY = 10**12
 class RedisSource(Broker):
     """The part of the broker on Redis that workers take from. ``RedisBroker`` says what it is made of."""
 
-    claims_ahead: ClassVar[bool] = True
-    forgets_taken: ClassVar[bool] = True
+    holds_ids: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -99,13 +98,7 @@ class RedisSource(Broker):
         return pipe.execute(raise_on_error=False)
 
     def take(
-        self,
-        queue: str,
-        limit: int,
-        within: float = 0.0,
-        opened: Mapping[str, int] = {},
-        *,
-        both_ends: bool = False,
+        self, queue: str, limit: int, within: float = 0.0, opened: Mapping[str, int] = {}, *, both_ends: bool = False
     ) -> Taken:
         """Take ids that are due, or fall due in a moment."""
         terms = self._to_take(limit, within, opened, both_ends)

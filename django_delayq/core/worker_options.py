@@ -31,11 +31,7 @@ class Options(NamedTuple):
         return self.roles is None or role in self.roles
 
     @property
-    def has_successors(self) -> bool:
-        """True when processes are replaced in order, after so many messages or with so much memory."""
-        return self.max_tasks_per_child is not None or self.max_memory_per_child is not None
-
-    @property
     def most_processes(self) -> int:
         """The most processes at a time: one for a message that runs alone, and each may have a successor."""
-        return (2 if self.has_successors else 1) * self.processes + 1
+        has_successors = self.max_tasks_per_child is not None or self.max_memory_per_child is not None
+        return (2 if has_successors else 1) * self.processes + 1

@@ -88,21 +88,21 @@ def test_an_id_that_was_taken_and_parked_is_taken_again(bench: Bench) -> None:
     assert [row.id for row in bench.deliver()] == [id_]
 
 
-def test_a_taken_id_is_gone_from_a_broker_that_forgets_taken(bench: Bench) -> None:
+def test_a_taken_id_is_gone_from_a_broker_that_holds_ids(bench: Bench) -> None:
     id_ = bench.schedule()
     assert bench.take() == [id_]
-    assert bench.take() == ([] if bench.broker.forgets_taken else [id_])
+    assert bench.take() == ([] if bench.broker.holds_ids else [id_])
 
 
-def test_an_id_is_taken_early_from_a_broker_that_claims_ahead(bench: Bench) -> None:
+def test_an_id_is_taken_early_from_a_broker_that_holds_ids(bench: Bench) -> None:
     id_ = bench.schedule(due_in=60)
     assert [ticket.id for ticket in bench.broker.take(QUEUE, 10, within=90).tickets] == (
-        [id_] if bench.broker.claims_ahead else []
+        [id_] if bench.broker.holds_ids else []
     )
 
 
 def test_queues_are_kept_apart(bench: Bench) -> None:
-    bench.schedule(queue="elsewhere", put=not bench.broker.forgets_taken)
+    bench.schedule(queue="elsewhere", put=not bench.broker.holds_ids)
     own = bench.schedule()
     assert bench.take() == [own]
 

@@ -70,7 +70,7 @@ def test_a_server_that_is_not_redis_is_unavailable(strange: RedisBroker, method:
 def test_every_method_of_a_broker_is_tried_here() -> None:
     public = {name for name in dir(RedisBroker) if not name.startswith("_") and callable(getattr(RedisBroker, name))}
     without_redis = {"keys", "close", "wake", "exclusively", "stop_listening", "reset_listener", "flush", "now_tenths"}
-    assert {name.split(" ")[0] for name in METHODS} == public - without_redis - {"client", "claims_ahead"}
+    assert {name.split(" ")[0] for name in METHODS} == public - without_redis - {"client"}
 
 
 def test_a_cluster_error_is_told_in_words() -> None:

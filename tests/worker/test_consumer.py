@@ -199,7 +199,7 @@ def test_a_message_that_is_to_run_alone_runs_with_once_although_no_more_may_be_d
 def test_a_process_that_was_replaced_takes_nothing(assembled: Assemble) -> None:
     parts = assembled(threads=2, redis=False)
     schedule_message("t.ok")
-    parts.pool.page.replace()
+    parts.pool.page.replaced = True
     parts.consumer.turn()
     assert parts.pool.held() == []
 

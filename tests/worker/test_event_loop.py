@@ -570,7 +570,10 @@ def test_a_log_that_raises_for_a_dirty_connection_ends_no_thread(run: Run, monke
     assert [state(delivery) for delivery in run(work)] == [State.CONSUMED]
 
 
-def test_a_delivery_ends_only_when_its_sync_calls_have_ended(parts: Parts, submit: Run) -> None:
+def test_a_delivery_ends_only_when_its_sync_calls_have_ended(
+    parts: Parts, submit: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_delayq.worker.run.pool.STUCK_AFTER", 0.1)
     calling, release = threading.Event(), threading.Event()
     queued: list[int] = []
 
@@ -585,7 +588,7 @@ def test_a_delivery_ends_only_when_its_sync_calls_have_ended(parts: Parts, submi
     (one,) = submit(call, timeout="0.1s", retry=False)
     assert calling.wait(60)
     eventually(lambda: one.is_overtime(0.2), "the end of the timeout")
-    TimeoutWatch(parts.pool, stuck.extend, stuck_after=0.1).tick()
+    TimeoutWatch(parts.pool, stuck.extend).tick()
     assert stuck == [one]
     assert state(one) == State.RUNNING
     release.set()

@@ -71,7 +71,7 @@ def test_a_process_that_gets_no_successor_goes_on_after_a_while(monkeypatch: pyt
 def test_a_process_that_was_replaced_does_not_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     process = Asked(max_tasks_per_child=1)
     process.budget.count(1)
-    process.page.replace()
+    process.page.replaced = True
     monkeypatch.setattr(process.budget, "_spent_at", 0.0)
     assert not process.budget.check()
     assert not process.budget.grant(1)

@@ -64,7 +64,7 @@ def supervisor(process: subprocess.Popen[bytes], page: BegunPage) -> Supervisor:
 def ended(supervisor: Supervisor, pid: int, code: int) -> None:
     """Have a child end in order, with this exit code."""
     page = BegunPage(1)
-    page.end()
+    page.ended = True
     supervisor._handle_death(Child(pid, f"host/{pid}", time.monotonic(), page), code)
 
 
@@ -96,7 +96,7 @@ def test_a_child_that_shows_life_is_not_killed_although_its_supervisor_sleeps_in
     supervisor: Supervisor, process: subprocess.Popen[bytes], page: BegunPage
 ) -> None:
     for _day in range(LIMIT):
-        page.set(0.0)
+        page.show_life(0.0)
         supervisor._kill_hung(1.0)
         supervisor._kill_hung(86_400.0)
     assert process.poll() is None
@@ -129,7 +129,7 @@ def execute(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 DYING = """
 def die(self, page, run):
-    page.set(time.monotonic())
+    page.show_life(time.monotonic())
     return 1
 
 
@@ -210,7 +210,7 @@ def test_the_heartbeat_file_waits_for_the_first_turn_of_a_process(supervisor: Su
     (child,) = supervisor.children.values()
     supervisor._touch_heartbeat()
     assert not heartbeat.exists()
-    child.page.set(time.monotonic())
+    child.page.show_life(time.monotonic())
     supervisor._touch_heartbeat()
     assert heartbeat.exists()
 
@@ -221,12 +221,12 @@ def test_a_process_that_begins_in_the_place_of_another_keeps_no_worker_from_show
     """A function with ``@worker_started`` may take minutes."""
     heartbeat = tmp_path / "heartbeat"
     supervisor.heartbeat_file = HeartbeatFile(str(heartbeat))
-    page.set(time.monotonic())
+    page.show_life(time.monotonic())
     supervisor.children[1] = successor = Child(1, "host/2", time.monotonic(), BegunPage(1))
     supervisor._touch_heartbeat()
     assert heartbeat.exists()
     heartbeat.unlink()
-    successor.page.set(time.monotonic() - STALE_AFTER)
+    successor.page.show_life(time.monotonic() - STALE_AFTER)
     supervisor._touch_heartbeat()
     assert not heartbeat.exists()
 
@@ -341,8 +341,8 @@ def test_a_child_that_ends_after_it_was_replaced_is_no_crash(
     supervisor.options = supervisor.options._replace(max_runtime=3600.0)
     (child,) = supervisor.children.values()
     page.spent = True
-    page.replace()
-    page.end()
+    page.replaced = True
+    page.ended = True
     for _time in range(3):
         supervisor._handle_death(child, 0)
     assert (supervisor._quick_deaths, supervisor._start_after, supervisor.releases.waiting) == (0, 0.0, [])

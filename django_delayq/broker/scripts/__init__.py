@@ -20,8 +20,8 @@ from ..keys import Keys
 
 _HERE = Path(__file__).parent
 _INCLUDE = re.compile(r"^-- @include (\w+)$", re.MULTILINE)
-_SIGNATURE = re.compile(r"^local ([\w, ]+) = (.+)$", re.MULTILINE)
-_VALUE = re.compile(r"(?:tonumber\()?(KEYS|ARGV)\[(\d+)\]\)?|(\d+)")
+_SIGNATURE = re.compile(r"^local ([\w, ]+) = ((?:tonumber\()?(?:KEYS|ARGV)\[\d+\].*)$", re.MULTILINE)
+_PLACE = re.compile(r"(KEYS|ARGV)\[(\d+)\]")
 
 
 class Script:
@@ -60,30 +60,20 @@ class Script:
         return [*head, len(self.keys), *named, *rest]
 
 
-def _signature(source: str) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
-    found: dict[str, dict[int, str]] = {"KEYS": {}, "ARGV": {}}
-    rest = False
+def _signature(source: str) -> tuple[list[str], list[str], bool]:
+    names: dict[str, list[str]] = {"KEYS": [], "ARGV": []}
+    has_rest = False
     for line in _SIGNATURE.finditer(source):
-        names = [name.strip() for name in line[1].split(",")]
-        values = [value.strip() for value in line[2].split(",")]
-        if len(names) != len(values):
-            continue
-        for name, value in zip(names, values, strict=True):
-            match = _VALUE.fullmatch(value)
-            if match is None:
-                break
-            if match[1]:
-                found[match[1]].setdefault(int(match[2]), name)
-            elif int(match[3]) == len(found["ARGV"]) + 1 and name in ("entries", "ids", "names"):
-                rest = True
-    for kind, by_number in found.items():
-        if sorted(by_number) != list(range(1, len(by_number) + 1)):
-            raise ValueError(f"the {kind} of a script are not named one by one")
-    return (
-        tuple(found["KEYS"][n] for n in sorted(found["KEYS"])),
-        tuple(found["ARGV"][n] for n in sorted(found["ARGV"])),
-        rest,
-    )
+        for name, value in zip(line[1].split(", "), line[2].split(", "), strict=True):
+            place = _PLACE.search(value)
+            # The number of the list at the end stands alone.
+            kind, number = (place[1], place[2]) if place else ("ARGV", value)
+            if int(number) != len(names[kind]) + 1:
+                raise ValueError(f"the {kind} of a script are not named one by one")
+            if place:
+                names[kind].append(name)
+            has_rest = place is None
+    return names["KEYS"], names["ARGV"], has_rest
 
 
 @cache

@@ -220,8 +220,10 @@ class Consumer(threading.Thread):
             return 0.0
         turn = Turn()
         self.wanted.see()
-        self.sidings.see(sets_aside=broker.forgets_taken)
-        for take in self.queues.takes(broker, self._reach, both_ends=self.wanted.looks_past):
+        self.sidings.see(sets_aside=broker.holds_ids)
+        # Messages due within this many seconds are taken.
+        reach = self.claim_ahead.reach(quick=self.wanted.are_quick)
+        for take in self.queues.takes(broker, reach, both_ends=self.wanted.looks_past):
             room = 0 if turn.is_full else self.wanted.ids
             turn.found.append(found := self._take_and_claim(broker, partial(take, room)))
             more = self._catch_up(broker, found)
@@ -389,13 +391,8 @@ class Consumer(threading.Thread):
 
     def _lead(self, broker: Broker) -> float:
         """Return the seconds before the next due time at which to take: 0 where no id can be taken early."""
-        can_take = self.wanted.messages > 0 and broker.claims_ahead
+        can_take = self.wanted.messages > 0 and broker.holds_ids
         return self.claim_ahead.lead(quick=self.wanted.are_quick) if can_take else 0.0
-
-    @property
-    def _reach(self) -> float:
-        """Messages due within this many seconds are taken."""
-        return self.claim_ahead.reach(quick=self.wanted.are_quick)
 
     @property
     def _may_go_on(self) -> bool:

@@ -284,7 +284,7 @@ class Queues:
         """
         named = self.finder.named is not None
         found = Found()
-        if queues and not self._served_last and broker.forgets_taken:
+        if queues and not self._served_last and broker.holds_ids:
             taken = found.taken[queues[0]] = self._take_one(broker, queues[0], within, room)
             room -= len(taken.tickets)
             found.due = DueQueues(next_due=taken.other_due, at=taken.at)

@@ -92,9 +92,7 @@ class FreedPlaces(WorkerExtension):
         """Note the places that became free."""
         self._free(message.id for message in messages)
 
-    def retried(self, messages: Sequence[MessageFacts]) -> None:
-        """Note the places that became free."""
-        self._free(message.id for message in messages)
+    retried = consumed
 
     def ended(self, moves: Sequence[Moved]) -> None:
         """Note the places that became free."""

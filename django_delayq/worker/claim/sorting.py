@@ -142,7 +142,7 @@ class Unclaimed:
 
     def earliest(self, broker: Broker) -> float:
         """Return how many seconds before its due time a message may be claimed, by the record's clock."""
-        longest = self.claim_ahead.longest if broker.claims_ahead else 0.0
+        longest = self.claim_ahead.longest if broker.holds_ids else 0.0
         return longest + CLOCK_TOLERANCE if longest else 0.0
 
     def put_back(self, broker: Broker, found: Sorted, refused: Tickets) -> int:
@@ -151,7 +151,7 @@ class Unclaimed:
         Claimed messages must run, whatever happens here: a sweep finds what is left.
         """
         aside = 0
-        if not broker.forgets_taken:
+        if not broker.holds_ids:
             return aside
         try:
             for queue, tickets in found.left.items():

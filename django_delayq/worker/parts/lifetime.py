@@ -14,7 +14,9 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from operator import setitem
 from pathlib import Path
+from typing import Any
 
 from ...core.worker_options import Options
 
@@ -32,6 +34,11 @@ PATIENCE = 1.0
 MORE_MEMORY = 0.1
 
 
+def _number(place: int) -> Any:
+    """Return the property of a page that is the number at this place of its memory."""
+    return property(lambda page: page.memory[place], lambda page, value: setitem(page.memory, place, value))
+
+
 class BegunPage:
     """The signs of life of a process, the deliveries that it began last, and since when a message is to run alone.
 
@@ -42,9 +49,20 @@ class BegunPage:
     processes share, which a killed process would hold for ever.
     """
 
+    # When the consumer last began a turn (monotonic), and the number of signs of life.
+    beat, signs = _number(0), _number(1)
+    # True when the exit code is the worker's own: a handler may call ``os._exit`` with any code.
+    ended = _number(2)
+    # Since when the process takes nothing because a message is to run alone in it (monotonic); 0: it takes.
+    suspect_since = _number(3)
+    # True when another process has taken the place of this one, which takes nothing and ends when it holds nothing.
+    replaced = _number(4)
+    # True when the process has reached a limit of its lifetime: it claims nothing, and waits to be replaced.
+    spent = _number(5)
+
     def __init__(self, threads: int, tasks: int = 0) -> None:
         """``tasks`` handlers run at once on the event loop."""
-        self._memory = memoryview(mmap.mmap(-1, 6 * 8)).cast("d")
+        self.memory = memoryview(mmap.mmap(-1, 6 * 8)).cast("d")
         self._begun = memoryview(mmap.mmap(-1, (threads * NAMED + 2 * tasks) * 8)).cast("q")
         # For each handler thread, where its last delivery is named.
         self._places = [number * NAMED for number in range(threads)]
@@ -52,32 +70,10 @@ class BegunPage:
         # back is the last to be used again.
         self._free = deque(range(threads * NAMED, len(self._begun)))
 
-    # --- signs of life ------------------------------------------------------------------------------------------------
-
-    def set(self, value: float) -> None:
-        """Give a sign of life; ``value`` is when the consumer last began a turn (monotonic)."""
-        self._memory[0] = value
-        self._memory[2] += 1
-
-    def get(self) -> float:
-        """Return when the consumer last began a turn."""
-        return self._memory[0]
-
-    @property
-    def signs(self) -> float:
-        """The number of signs of life."""
-        return self._memory[2]
-
-    def end(self) -> None:
-        """Mark the exit code that follows as the worker's own: a handler may call ``os._exit`` with any code."""
-        self._memory[1] = 1.0
-
-    @property
-    def ended(self) -> bool:
-        """True when the exit code is the worker's own."""
-        return self._memory[1] == 1.0
-
-    # --- deliveries ---------------------------------------------------------------------------------------------------
+    def show_life(self, beat: float) -> None:
+        """Give a sign of life; ``beat`` is when the consumer last began a turn."""
+        self.beat = beat
+        self.signs += 1
 
     def note_begun(self, thread: int, pk: int) -> None:
         """Take note, before a handler begins, of its thread (from 0) and its message."""
@@ -99,37 +95,6 @@ class BegunPage:
     def begun(self) -> frozenset[int]:
         """The messages whose handlers ran last: all that run now are among them."""
         return frozenset(self._begun) - {0}
-
-    # --- running alone ------------------------------------------------------------------------------------------------
-
-    @property
-    def suspect_since(self) -> float:
-        """Since when the process takes nothing because a message is to run alone in it (monotonic); 0: it takes."""
-        return self._memory[3]
-
-    @suspect_since.setter
-    def suspect_since(self, moment: float) -> None:
-        self._memory[3] = moment
-
-    @property
-    def replaced(self) -> bool:
-        """True when another process has taken the place of this one, which ends as soon as it holds nothing."""
-        return self._memory[4] == 1.0
-
-    def replace(self) -> None:
-        """Have the process take nothing any more, and end when it holds nothing."""
-        self._memory[4] = 1.0
-
-    # --- the end of a lifetime ----------------------------------------------------------------------------------------
-
-    @property
-    def spent(self) -> bool:
-        """True when the process has reached a limit of its lifetime: it claims nothing, and waits to be replaced."""
-        return self._memory[5] == 1.0
-
-    @spent.setter
-    def spent(self, value: bool) -> None:
-        self._memory[5] = float(value)
 
 
 class Budget:

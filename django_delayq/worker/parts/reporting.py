@@ -13,6 +13,7 @@ from queue import Queue
 from typing import Any
 
 from django.conf import settings as django_settings
+from django.dispatch import Signal
 
 from ... import signals
 from ...broker import publisher
@@ -72,11 +73,7 @@ def publish_scheduled(using: str, moves: Sequence[Moved]) -> None:
 
 def _remove_expired(using: str, moves: Sequence[Moved]) -> None:
     """Have Redis forget expired messages: what stands aside may be taken by nobody."""
-    gone: dict[str, list[int]] = {}
-    for m in moves:
-        if m.after == State.EXPIRED:
-            gone.setdefault(m.queue, []).append(m.id)
-    for queue, ids in gone.items():
+    for queue, ids in publisher.by_queue((m.queue, m.id) for m in moves if m.after == State.EXPIRED).items():
         publisher.remove_on_commit(using, queue, ids)
 
 
@@ -91,16 +88,7 @@ def report_moves(using: str, moves: Sequence[Moved], extensions: WorkerExtension
     for m in moves:
         level = logging.ERROR if m.after == State.DEAD else logging.WARNING
         word = "released" if m.after == State.SCHEDULED else m.after.value
-        logger.log(
-            level,
-            "message %s id=%d topic=%s delivery=%d reason=%r",
-            word,
-            m.id,
-            m.topic,
-            m.deliveries,
-            m.reason,
-            extra={"delayq_event": word, "delayq": {"id": m.id, "topic": m.topic}},
-        )
+        log_event(level, word, m, reason=m.reason)
         _send_end(send or try_to, m, using)
 
 
@@ -114,12 +102,7 @@ def report_delivered(delivery: Delivery) -> None:
     if logger.isEnabledFor(logging.DEBUG):
         log_event(logging.DEBUG, "delivered", delivery, lateness_ms=delivery.lateness * 1000)
     if signals.message_delivered.receivers:
-        arguments = {
-            "delivery": delivery.deliveries,
-            "lateness": delivery.lateness,
-            **signals.message_arguments(delivery, delivery.using),
-        }
-        signals.emit(signals.message_delivered, Message, **arguments)
+        emit(signals.message_delivered, delivery, lateness=delivery.lateness)
 
 
 def log_success(delivery: Delivery, runtime: float) -> None:
@@ -140,10 +123,10 @@ def log_success(delivery: Delivery, runtime: float) -> None:
     logger.log(success_level(), line, extra={"delayq_event": "consumed", "delayq": facts})
 
 
-def signal_success(using: str, delivery: Delivery, runtime: float, send: Send) -> None:
-    """Signal a success that is recorded; its handler ran for ``runtime`` seconds."""
-    facts = {"delivery": delivery.deliveries, "runtime": runtime, **signals.message_arguments(delivery, using)}
-    send(partial(signals.emit, signals.message_succeeded, Message, **facts))
+def emit(signal: Signal, delivery: Delivery, **facts: Any) -> None:
+    """Send a signal about a delivery."""
+    facts |= signals.message_arguments(delivery, delivery.using)
+    signals.emit(signal, Message, delivery=delivery.deliveries, **facts)
 
 
 def guard_log() -> None:
@@ -172,7 +155,7 @@ def try_to(tell: Callable[..., object], *arguments: Any) -> None:
         traceback.print_exc()
 
 
-def report_failure(using: str, delivery: Delivery, failure: Failure, moved: Moved | None, cause: Raised | None) -> None:
+def report_failure(delivery: Delivery, failure: Failure, moved: Moved | None, cause: Raised | None) -> None:
     """Log and signal a failure and the move it led to; ``moved`` None: another delivery is the current one.
 
     The failure of a handler is logged in the handler's context, so that the line has what the handler's own lines have.
@@ -180,7 +163,7 @@ def report_failure(using: str, delivery: Delivery, failure: Failure, moved: Move
     if moved is None:
         logger.warning("Outcome refused, another delivery is the current one: %s", delivery)
         return
-    _send_end(try_to, moved, using, failure.error)
+    _send_end(try_to, moved, delivery.using, failure.error)
     # The first word of an error is its class; the rest may hold secrets.
     error = failure.error.split(":")[0][:80]
     reason = {"reason": failure.reason} if failure.reason else {}
@@ -194,9 +177,7 @@ def report_failure(using: str, delivery: Delivery, failure: Failure, moved: Move
         facts = {"due_at": moved.due_at, "error": error, "digest": digest, **reason}
         _log_failure(logging.WARNING, "retried", delivery, cause, **facts)
         if signals.message_retried.receivers:
-            told = {"delivery": delivery.deliveries, "due_at": moved.due_at, "error": failure.error}
-            told |= signals.message_arguments(delivery, using)
-            signals.emit(signals.message_retried, Message, **told)
+            emit(signals.message_retried, delivery, due_at=moved.due_at, error=failure.error)
     else:
         log_event(logging.INFO, "released", delivery, reason=failure.reason or error)
 
@@ -228,7 +209,9 @@ def _log_failure(level: int, event: str, delivery: Delivery, cause: Raised | Non
         cause.context.run(log_event, level, event, delivery, cause.error, **facts)
 
 
-def log_event(level: int, event: str, delivery: Delivery, shown: BaseException | None = None, **facts: Any) -> None:
+def log_event(
+    level: int, event: str, delivery: Delivery | Moved, shown: BaseException | None = None, **facts: Any
+) -> None:
     """Log one line about a delivery, with the facts as ``extra`` too, and the exception that may be shown.
 
     The facts never hold the payload, a key or the text of an error: those may be secret. The record has them.

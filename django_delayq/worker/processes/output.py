@@ -35,13 +35,7 @@ def drop_unwritten() -> None:
             stream.flush()
         except Exception:  # noqa: BLE001
             with suppress(Exception):
-                _lead_nowhere(stream.fileno())
-
-
-def _lead_nowhere(file: int) -> None:
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, file)
-    os.close(nowhere)
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class Output(OutputWrapper):

@@ -20,15 +20,8 @@ CAUGHT = (
 )
 
 _are_on = False
-
-
-class _Forking(threading.local):
-    """The signals that a thread blocked before it began to fork."""
-
-    mask: set[int] = set()
-
-
-_forking = _Forking()
+# Its ``mask``: the signals that a thread blocked before it began to fork.
+_forking = threading.local()
 
 
 def switch(*, on: bool) -> None:

@@ -30,7 +30,7 @@ from ..parts.service_turns import ServiceTurns, in_threads
 from ..run.event_loop import EventLoop
 from ..run.executor import timed_out
 from ..run.handler_threads import HandlerThreads
-from ..run.pool import CLAIM_AHEAD, NEAR, STUCK_AFTER, Pool, TimeoutWatch
+from ..run.pool import CLAIM_AHEAD, NEAR, Pool, TimeoutWatch
 from ..run.recorder import LeaseRenewer, Recorder
 from ..upkeep.duty import Duty
 from ..upkeep.heartbeat import Heartbeat
@@ -146,8 +146,6 @@ class WorkerProcess:
         quarantine_lock: ProcessLock | None = None,
         page: BegunPage | None = None,
         name: str | None = None,
-        *,
-        stuck_after: float = STUCK_AFTER,
     ) -> None:
         self.options = options
         self.code = FINISHED
@@ -170,7 +168,7 @@ class WorkerProcess:
         topics = registry.handlers() if self.consumer is not None else ()
         self.heartbeat = Heartbeat(options.using, parts.name, parts.queues, options.threads, topics)
         self.duty = Duty(parts.brokers, parts.name, parts.queues.named, registry.handlers(), self._roles())
-        self.runners = in_threads(self._services(stuck_after), self.duty.is_held)
+        self.runners = in_threads(self._services(), self.duty.is_held)
 
     def _assemble(self, lock: ProcessLock | None, page: BegunPage | None, name: str | None) -> Parts:
         return Parts(self.options, name=name, quarantine_lock=lock, page=page)
@@ -178,7 +176,7 @@ class WorkerProcess:
     def _roles(self) -> frozenset[str]:
         return frozenset(role for role in all_roles() if self.options.has(role))
 
-    def _services(self, stuck_after: float) -> Iterator[Service]:
+    def _services(self) -> Iterator[Service]:
         """Yield the services of the roles that this process has."""
         parts, using = self.parts, self.options.using
         roles = self._roles()
@@ -187,7 +185,7 @@ class WorkerProcess:
             yield parts.reaper
         yield from self._upkeep(roles)
         if self.consumer is not None:
-            yield from self._watches(stuck_after)
+            yield from self._watches()
         if parts.brokers.redis is None:
             return
         if "loader" in roles:
@@ -205,9 +203,9 @@ class WorkerProcess:
             yield Janitor(self.options.using)
         yield from self.parts.extensions.services(roles)
 
-    def _watches(self, stuck_after: float) -> Iterator[Service]:
+    def _watches(self) -> Iterator[Service]:
         """Yield the services that look after handlers."""
-        yield TimeoutWatch(self.pool, self._on_stuck, stuck_after)
+        yield TimeoutWatch(self.pool, self._on_stuck)
         for lane in self.pool.lanes:
             yield from lane.services
 
@@ -294,10 +292,6 @@ class WorkerProcess:
         self.code = STUCK
         self.stop()
 
-    def _is_all_stuck(self) -> bool:
-        """Return whether every held delivery is stuck, so that waiting longer would be in vain."""
-        return self._stuck.issuperset(self.pool.held())
-
     def _shut_down(self) -> None:
         """End all parts, in an order in which nothing is lost."""
         # First stop claiming, or the rest would never end.
@@ -313,7 +307,8 @@ class WorkerProcess:
         self.pool.release_unstarted()
         if self.pool.held():
             logger.info("Worker process %s takes no more messages and waits for its handlers", self.name)
-        finished = self.pool.finish(self.options.graceful_timeout, self._is_all_stuck)
+        # When every held delivery is stuck, waiting longer would be in vain.
+        finished = self.pool.finish(self.options.graceful_timeout, lambda: self._stuck.issuperset(self.pool.held()))
         if not finished:
             self.code = self.code or UNFINISHED
             for delivery in self.pool.held():
@@ -370,8 +365,8 @@ class OnceProcess(WorkerProcess):
     def _assemble(self, lock: ProcessLock | None, page: BegunPage | None, name: str | None) -> Parts:
         return Parts(self.options, redis=False, on_idle=self.look)
 
-    def _services(self, stuck_after: float) -> Iterator[Service]:
-        return self._watches(stuck_after)
+    def _services(self) -> Iterator[Service]:
+        return self._watches()
 
     @property
     def delivered(self) -> int:

@@ -150,9 +150,9 @@ class Supervisor:
             if page.replaced:
                 continue
             if page.spent and sum(finishing) < self.options.processes:
-                page.replace()
+                page.replaced = True
             elif since and time.monotonic() - since > REPLACED_AFTER and all(finishing):
-                page.replace()
+                page.replaced = True
                 logger.info("Worker process %s runs a message alone; another one takes its place", child.name)
 
     @property
@@ -223,12 +223,12 @@ class Supervisor:
             process.look()
 
         def watch() -> bool:
-            page.set(process.beat)
+            page.show_life(process.beat)
             return self._is_orphaned()
 
         process.parts.budget.ask = ask
         code = process.run(watch)
-        page.end()
+        page.ended = True
         return code
 
     def _leave_the_supervisor(self) -> None:
@@ -385,6 +385,6 @@ class Supervisor:
             # They die as soon as they are started.
             return
         # A function of the project may take minutes before the first turn of a successor.
-        beats = [beat for child in self.children.values() if (beat := child.page.get())]
+        beats = [beat for child in self.children.values() if (beat := child.page.beat)]
         if beats and now - min(beats) < STALE_AFTER:
             self.heartbeat_file.touch()

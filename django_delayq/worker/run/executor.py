@@ -37,7 +37,6 @@ from ...core.outcomes import (
     event,
     storable,
 )
-from ...models import Message
 from ...project import validation
 from ...project.answers import Reject, RetryLater
 from ...record import transitions
@@ -45,7 +44,7 @@ from ...record.sql.rows import Success
 from ...record.sql.sessions import conflict_in
 from ..parts import guard
 from ..parts.delivery import Delivery
-from ..parts.reporting import logs_whole_errors, report_after_commit
+from ..parts.reporting import emit, logs_whole_errors, report_after_commit
 from ..parts.service_turns import backoff
 
 logger = logging.getLogger("django_delayq")
@@ -278,10 +277,9 @@ def answer(delivery: Delivery, error: BaseException) -> Outcome:
     if not isinstance(outcome, Retry | GiveUp):
         return outcome
     if signals.message_failed.receivers and event(outcome) != "released":
-        arguments = signals.message_arguments(delivery, delivery.using)
-        facts = {"delivery": delivery.deliveries, "attempt": delivery.attempt, "outcome": delivery.fate(outcome)}
+        facts = {"attempt": delivery.attempt, "outcome": delivery.fate(outcome)}
         try:
-            signals.emit(signals.message_failed, Message, exception=error, **facts, **arguments)
+            emit(signals.message_failed, delivery, exception=error, **facts)
         except HandlerTimeout:
             # The handler itself has ended: nothing changes of what becomes of the message.
             logger.error("A receiver of message_failed ran past the timeout of topic %s, and was ended", delivery.topic)

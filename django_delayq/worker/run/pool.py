@@ -51,30 +51,26 @@ STUCK_AFTER = 5.0
 
 
 class HeldDeliveries:
-    """The held deliveries of a process, in the order in which they came. One lock guards them.
+    """The held deliveries of a process, in the order in which they came. Each method is one operation of a dict.
 
     The consumer adds deliveries; a handler thread, the timeout watch or the main thread removes those that it ends; the
     timeout watch, the lease renewer and the main thread read them.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._deliveries: dict[Delivery, None] = {}
 
     def add(self, deliveries: Iterable[Delivery]) -> None:
         """Hold these deliveries."""
-        with self._lock:
-            self._deliveries.update(dict.fromkeys(deliveries))
+        self._deliveries.update(dict.fromkeys(deliveries))
 
     def remove(self, delivery: Delivery) -> None:
         """Hold this delivery no longer."""
-        with self._lock:
-            del self._deliveries[delivery]
+        del self._deliveries[delivery]
 
     def all(self) -> list[Delivery]:
         """Return all held deliveries."""
-        with self._lock:
-            return list(self._deliveries)
+        return list(self._deliveries)
 
     def __len__(self) -> int:
         return len(self._deliveries)
@@ -402,13 +398,10 @@ class TimeoutWatch(Service):
     thread = "timeout-watch"
     longest_backoff = 1.0
 
-    def __init__(
-        self, pool: Pool, on_stuck: Callable[[list[Delivery]], None], stuck_after: float = STUCK_AFTER
-    ) -> None:
-        """``on_stuck`` is called with the deliveries that run on ``stuck_after`` seconds after their timeout."""
+    def __init__(self, pool: Pool, on_stuck: Callable[[list[Delivery]], None]) -> None:
+        """``on_stuck`` is called with the deliveries that are stuck."""
         self.pool = pool
         self.on_stuck = on_stuck
-        self.stuck_after = stuck_after
 
     def tick(self) -> float:
         """Interrupt handlers past their timeout; return when the next timeout ends, or a quarter of a second."""
@@ -421,6 +414,6 @@ class TimeoutWatch(Service):
         overtime = [d for d in held if d.is_overtime()]
         for delivery in overtime:
             delivery.interrupt()
-        stuck = [d for d in overtime if d.is_overtime(self.stuck_after)]
+        stuck = [d for d in overtime if d.is_overtime(STUCK_AFTER)]
         if stuck:
             self.on_stuck(stuck)

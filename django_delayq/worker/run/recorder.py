@@ -28,7 +28,7 @@ from ...record.sql.rows import Failure, LeaseRenewal, Moved, Success
 from ...record.sql.troubles import in_words
 from ..parts import connections
 from ..parts.delivery import Delivery
-from ..parts.reporting import OutcomeLog, SignalSender, publish_scheduled, report_failure, signal_success, try_to
+from ..parts.reporting import OutcomeLog, SignalSender, emit, publish_scheduled, report_failure, try_to
 from ..parts.service_turns import ServiceTurns, backoff
 
 logger = logging.getLogger("django_delayq")
@@ -263,8 +263,9 @@ class Recorder(threading.Thread):
         recorded = batch if len(consumed) == len(acks) else self._without_refused(batch, acks, consumed, again)
         self.extensions.consumed([ended.delivery for ended in recorded])
         self.log.consumed([(ended.delivery, ended.at) for ended in recorded])
-        for ended in recorded if signals.message_succeeded.receivers else ():
-            signal_success(self.using, ended.delivery, ended.at - ended.delivery.started_mono, self.sender.send)
+        for delivery, _outcome, _actor, at in recorded if signals.message_succeeded.receivers else ():
+            runtime = at - delivery.started_mono
+            self.sender.send(partial(emit, signals.message_succeeded, delivery, runtime=runtime))
 
     def _without_refused(
         self, batch: Sequence[Ended], acks: Sequence[Success], consumed: set[int], again: bool
@@ -305,7 +306,7 @@ class Recorder(threading.Thread):
             else:
                 cause = getattr(ended.outcome, "cause", None)
                 move = moved.get(failure.id)
-                self.sender.send(partial(report_failure, self.using, ended.delivery, failure, move, cause))
+                self.sender.send(partial(report_failure, ended.delivery, failure, move, cause))
 
     def _moved_before(self, ended: Ended) -> Moved | None:
         """Return the move that an earlier try has committed, if its reply was lost: the log has it."""
@@ -334,27 +335,13 @@ def _without_texts(outcome: Outcome) -> Outcome | None:
 
 
 def _failure(ended: Ended) -> Failure:
+    """Return what is to be recorded: all that the outcome says of a failure."""
     delivery, outcome = ended.delivery, ended.outcome
-    base = Failure(delivery.id, delivery.deliveries, ended.actor)
-    if isinstance(outcome, Retry | GiveUp) and outcome.payload is not None:
-        base = base._replace(payload=outcome.payload, reason=PAYLOAD_CHANGED)
-    match outcome:
-        case Retry():
-            return base._replace(
-                delay=outcome.delay,
-                counts=outcome.counts,
-                error=outcome.error,
-                traceback=outcome.traceback,
-                exception=outcome.exception,
-            )
-        case GiveUp():
-            return base._replace(
-                dead=True, error=outcome.error, traceback=outcome.traceback, exception=outcome.exception
-            )
-        case Release():
-            return base._replace(delay=outcome.delay, counts=False, conflict=outcome.conflict, reason=outcome.reason)
-        case _:
-            raise AssertionError(outcome)
+    said = {name: getattr(outcome, name) for name in Failure._fields if hasattr(outcome, name)}
+    if said.get("payload") is not None:
+        said["reason"] = PAYLOAD_CHANGED
+    is_dead, counts = isinstance(outcome, GiveUp), not isinstance(outcome, Release)
+    return Failure(delivery.id, delivery.deliveries, ended.actor, **{"dead": is_dead, "counts": counts, **said})
 
 
 class LeaseRenewer(Service):

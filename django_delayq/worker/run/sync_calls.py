@@ -131,17 +131,56 @@ class _Thread:
             error = None
 
 
-class _SensitiveExecutor(Executor):
-    """Gives each thread-sensitive call to the thread of its delivery. ``submit`` is called by the loop's thread."""
+class _OtherExecutor(ThreadPoolExecutor):
+    """The loop's default executor. Its threads keep no database connection between two calls."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        return super().submit(_call_and_close, fn, *args, **kwargs)
+
+
+def _call_and_close(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    try:
+        return fn(*args, **kwargs)
+    finally:
+        connections.close_all()
+
+
+class SyncCalls(Executor):
+    """The threads for sync code of one event loop.
+
+    As asgiref's executor it gives each thread-sensitive call to the thread of its delivery; the loop's thread submits.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, threads: int) -> None:
         self._loop = loop
-        self.threads = [_Thread(name=f"delayq-sync-{number}") for number in range(threads)]
-        self.started = _Thread(name=f"delayq-sync-{threads}")
+        self._threads = [_Thread(name=f"delayq-sync-{number}") for number in range(threads)]
+        # That of functions with ``@worker_started``.
+        self._started = _Thread(name=f"delayq-sync-{threads}")
+        self._other = _OtherExecutor(MOST_OTHER_THREADS, thread_name_prefix="delayq-other")
+        loop.set_default_executor(self._other)
+        # By this object asgiref finds the executor of a context.
+        self._context = ThreadSensitiveContext()
+        executors = getattr(SyncToAsync, "context_to_thread_executor", None)
+        self._has_executors = executors is not None
+        if executors is not None:
+            executors[self._context] = self
+
+    def enter(self) -> None:
+        """Have the sync calls in this context, which is that of the loop, made by these threads."""
+        _caller.set(Caller("A function with @worker_started", self._started))
+        if self._has_executors:
+            SyncToAsync.thread_sensitive_context.set(self._context)
+
+    @staticmethod
+    def enter_delivery(delivery: Delivery) -> Caller:
+        """Have the sync calls in this context, which is that of a delivery's task, made by a thread of the delivery."""
+        caller = Caller(f"The handler of topic {delivery.topic}")
+        _caller.set(caller)
+        return caller
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         caller = _caller.get()
-        thread = caller.thread = caller.thread or min(self.threads, key=lambda one: one.load)
+        thread = caller.thread = caller.thread or min(self._threads, key=lambda one: one.load)
         future: Future[Any] = Future()
         thread.load += 1
         thread.callers.add(caller)
@@ -158,51 +197,9 @@ class _SensitiveExecutor(Executor):
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(end)
 
-
-class _OtherExecutor(ThreadPoolExecutor):
-    """The loop's default executor. Its threads keep no database connection between two calls."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        return super().submit(_call_and_close, fn, *args, **kwargs)
-
-
-def _call_and_close(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    try:
-        return fn(*args, **kwargs)
-    finally:
-        connections.close_all()
-
-
-class SyncCalls:
-    """The threads for sync code of one event loop."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, threads: int) -> None:
-        self._sensitive = _SensitiveExecutor(loop, threads)
-        self._other = _OtherExecutor(MOST_OTHER_THREADS, thread_name_prefix="delayq-other")
-        loop.set_default_executor(self._other)
-        # By this object asgiref finds the executor of a context; it holds it weakly.
-        self._context = ThreadSensitiveContext()
-        executors = getattr(SyncToAsync, "context_to_thread_executor", None)
-        self._has_executors = executors is not None
-        if executors is not None:
-            executors[self._context] = self._sensitive
-
-    def enter(self) -> None:
-        """Have the sync calls in this context, which is that of the loop, made by these threads."""
-        _caller.set(Caller("A function with @worker_started", self._sensitive.started))
-        if self._has_executors:
-            SyncToAsync.thread_sensitive_context.set(self._context)
-
-    @staticmethod
-    def enter_delivery(delivery: Delivery) -> Caller:
-        """Have the sync calls in this context, which is that of a delivery's task, made by a thread of the delivery."""
-        caller = Caller(f"The handler of topic {delivery.topic}")
-        _caller.set(caller)
-        return caller
-
     def stop(self) -> None:
         """End the threads, each after its call."""
-        threads = (*self._sensitive.threads, self._sensitive.started)
+        threads = (*self._threads, self._started)
         for thread in threads:
             thread.stop()
         self._other.shutdown(wait=False, cancel_futures=True)
