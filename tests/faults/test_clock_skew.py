@@ -9,7 +9,7 @@ import pytest
 from django_delayq import schedule_message
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
-from django_delayq.worker.claim.sorting import CLOCK_TOLERANCE
+from django_delayq.worker.claim.sidings import CLOCK_TOLERANCE
 from testproject.servers import RedisServer
 from tests.support.processes import Configure, Start
 from tests.support.record_of import is_early, log_of, wait_until

@@ -25,9 +25,9 @@ from django_delayq.record import transitions
 from django_delayq.record.sql.rows import ROWS_PASSED, Ticket
 from django_delayq.worker.claim import wanted
 from django_delayq.worker.claim.consumer import CATCH_UP, Consumer
-from django_delayq.worker.claim.quarantine import FIRST_WAIT
 from django_delayq.worker.claim.queues import QueueFinder
 from django_delayq.worker.processes.process import Parts
+from django_delayq.worker.run.pool import FIRST_WAIT
 from django_delayq.worker.run.recorder import LeaseRenewer
 from django_delayq.worker.upkeep.janitor import Janitor
 from django_delayq.worker.upkeep.loader import Loader

@@ -33,11 +33,9 @@ from ..parts.delivery import Delivery
 from ..parts.lifetime import Budget, ProcessLock
 from ..parts.reporting import report_moves
 from ..parts.service_turns import backoff
-from ..run.pool import Lane, Pool
-from .quarantine import Quarantine
+from ..run.pool import Lane, Pool, Quarantine
 from .queues import Found, KnownPauses, QueueFinder, Queues
-from .sidings import FreedPlaces, Sidings
-from .sorting import OrphanedClaims, Sorted, Sorter, Tickets, Unclaimed
+from .sidings import FreedPlaces, OrphanedClaims, Sidings, Sorted, Sorter, Tickets, Unclaimed
 from .wanted import Wanted
 
 logger = logging.getLogger("django_delayq")
@@ -110,7 +108,7 @@ class Consumer(threading.Thread):
         self.sorter = Sorter(using, self.wanted, self.sidings)
         self.pauses = KnownPauses(using, finder)
         self.queues = Queues(finder, self.pauses, self.sidings, weights or {})
-        self.unclaimed = Unclaimed(using, brokers, self.pauses, self.sidings, pool.claim_ahead)
+        self.unclaimed = Unclaimed(using, brokers, self.pauses.is_paused, self.sidings, pool.claim_ahead)
         # When the last turn began, or a wait within it went on (monotonic), and the connection that it uses.
         self._beat = time.monotonic()
         self._connection: BaseDatabaseWrapper | None = None

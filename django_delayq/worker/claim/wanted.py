@@ -11,8 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from ...project.registry import Handler
 from ...record.sql.rows import Claimed
 from ..parts.lifetime import Budget
-from ..run.pool import Lane, Pool
-from .quarantine import Quarantine
+from ..run.pool import Lane, Pool, Quarantine
 
 # The weight of the newest ids in the share of the event loop.
 SHARE_WEIGHT = 1 / 8
