@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import islice
@@ -90,15 +90,14 @@ class Sweeper(Service):
         if self._cursor is None:
             self._cursor = self._beginning(overdue_since)
         read = partial(reading.merged, self.using, self.queues(), end=overdue_since, topics=list(self.topics()))
-        missing: dict[str, list[Entry]] = {}
+        missing: defaultdict[str, list[Entry]] = defaultdict(list)
         rows = 0
         for page in read(after=self._cursor):
             if not rows and self._is_loading():
                 # The load brings them, and Redis has not lost them: it was never told. The next tick begins here.
                 return Counter()
             self._first = self._first or page.first
-            for queue, entries in self._missing(page.by_queue):
-                missing.setdefault(queue, []).extend(entries)
+            self._note_missing(page.by_queue, missing)
             due_at, pk = page.end
             assert due_at is not None
             self._cursor = (due_at, pk)
@@ -111,8 +110,7 @@ class Sweeper(Service):
             # A round beside a backlog takes long: what has become overdue since the last tick does not wait for it.
             after = max(self._cursor, (self._looked or overdue_since, 0))
             for page in islice(read(after=after), NEW_PAGES):
-                for queue, entries in self._missing(page.by_queue):
-                    missing.setdefault(queue, []).extend(entries)
+                self._note_missing(page.by_queue, missing)
         self._looked = overdue_since
         return self._fill(missing)
 
@@ -121,12 +119,12 @@ class Sweeper(Service):
         meta = self.broker.read_meta()
         return meta.horizon_tenths is None or meta.is_loading
 
-    def _missing(self, entries: dict[str, list[Entry]]) -> Iterator[tuple[str, list[Entry]]]:
-        """Yield the messages that Redis lacks."""
+    def _note_missing(self, entries: dict[str, list[Entry]], missing: defaultdict[str, list[Entry]]) -> None:
+        """Add the messages that Redis lacks to those that are ``missing``."""
         for queue, ids in self.broker.missing(entries).items():
             if ids:
                 lacking = set(ids)
-                yield queue, [entry for entry in entries[queue] if entry.id in lacking]
+                missing[queue] += [entry for entry in entries[queue] if entry.id in lacking]
 
     def _fill(self, missing: dict[str, list[Entry]]) -> Counter[str]:
         """Put the messages of these that are still scheduled a moment later."""
