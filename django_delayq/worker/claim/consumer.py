@@ -8,7 +8,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -216,45 +215,49 @@ class Consumer(threading.Thread):
         if self._stopping.is_set():
             # A message may still run alone, and no other may begin beside it.
             return 0.0
-        turn = Turn()
+        taken: list[Found] = []
+        # When ids were left because there was no room for them, lower queues get none. While there is room for more ids
+        # that are ready, the next turn begins at once.
+        is_full = goes_on = False
         self.wanted.see()
         self.sidings.see(sets_aside=broker.holds_ids)
         # Messages due within this many seconds are taken.
         reach = self.claim_ahead.reach(quick=self.wanted.are_quick)
         for take in self.queues.takes(broker, reach, both_ends=self.wanted.looks_past):
-            room = 0 if turn.is_full else self.wanted.ids
-            turn.found.append(found := self._take_and_claim(broker, partial(take, room)))
+            room = 0 if is_full else self.wanted.ids
+            taken.append(found := self._take_and_claim(broker, partial(take, room)))
             more = self._catch_up(broker, found)
-            turn.goes_on |= more and self.wanted.is_worth_filling and self.wanted.messages > 0
+            goes_on |= more and self.wanted.is_worth_filling and self.wanted.messages > 0
             # Lower queues wait, but not while most of what is taken cannot run.
             if not self.wanted.looks_past:
-                if turn.goes_on:
+                if goes_on:
                     break
-                turn.is_full |= found.has_filled(room)
-        if turn.goes_on:
-            # More ids are ready and there is room: begin the next turn at once.
+                is_full |= found.has_filled(room)
+        if goes_on:
             self._found_nothing = False
             return 0.0
-        self._found_nothing = not turn.claimed
-        self.wake_ups.note_turn(claimed=turn.claimed, any_aside=turn.any_aside)
-        if turn.any_aside and self.sidings.look(broker) and self.queues.with_asides:
+        claimed, any_aside = any(found.claimed for found in taken), any(found.any_aside for found in taken)
+        self._found_nothing = not claimed
+        self.wake_ups.note_turn(claimed=claimed, any_aside=any_aside)
+        if any_aside and self.sidings.look(broker) and self.queues.with_asides:
             return 0.0
-        return self._wait_after(broker, turn)
+        return self._wait_after(broker, taken, any_aside=any_aside)
 
-    def _wait_after(self, broker: Broker, turn: Turn) -> float:
+    def _wait_after(self, broker: Broker, taken: Sequence[Found], *, any_aside: bool) -> float:
         """Return the seconds until the next turn: a message may fall due, or something may be known to change."""
         self.wanted.see()
-        waits_for_room = turn.waits_for_room or self.quarantine.is_waiting
+        waits_for_room = any(found.leaves_some for found in taken) or self.quarantine.is_waiting
         self._waits_for = (*(self.wanted.usual if waits_for_room else ()), *self.wanted.full)
         # Computed only now: during the claims the next message may have fallen due.
         lead = self._lead(broker)
-        wait = min([self.poll if broker is self.brokers.database else IDLE_WAIT, *turn.waits(lead)])
+        waits = [max(0.0, wait - lead) for found in taken for wait in found.waits]
+        wait = min([self.poll if broker is self.brokers.database else IDLE_WAIT, *waits])
         fills_up = waits_for_room and self.wanted.is_worth_filling
         if self._may_go_on and (fills_up or self.queues.with_asides):
             # A place became free between the take and the line above.
             return min(wait, 0.001)
         others = [self.pauses.seconds_to_check, self.sidings.seconds_to_slot]
-        if turn.any_aside:
+        if any_aside:
             others.append(self.sidings.seconds_to_look)
         if self.quarantine.is_waiting:
             others.append(self.quarantine.seconds_left)
@@ -402,37 +405,6 @@ class Consumer(threading.Thread):
         """Show that the consumer lives, and return whether it is to stop."""
         self._beat = time.monotonic()
         return self._stopping.is_set()
-
-
-@dataclass(slots=True)
-class Turn:
-    """What the takes of one turn have found."""
-
-    found: list[Found] = field(default_factory=list)
-    # True when ids were left because there was no room for them: lower queues get none.
-    is_full: bool = False
-    # True when there is room for further ids that are ready.
-    goes_on: bool = False
-
-    @property
-    def claimed(self) -> bool:
-        """True when a message was claimed."""
-        return any(found.claimed for found in self.found)
-
-    @property
-    def waits_for_room(self) -> bool:
-        """True when ids are ready for which there was no room."""
-        return any(found.left_out or any(taken.left for taken in found.taken.values()) for found in self.found)
-
-    @property
-    def any_aside(self) -> bool:
-        """True while ids stand aside, in whatever queue."""
-        return any(found.any_aside for found in self.found)
-
-    def waits(self, lead: float) -> list[float]:
-        """Return the seconds until the next messages of queues fall due, ``lead`` seconds less for each."""
-        waits = [wait for found in self.found for wait in (found.due.wait, *(t.wait for t in found.taken.values()))]
-        return [max(0.0, wait - lead) for wait in waits if wait is not None]
 
 
 def _without(tickets: Tickets, mine: Mapping[int, Claimed]) -> Tickets:

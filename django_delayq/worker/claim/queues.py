@@ -114,6 +114,17 @@ class Found:
         """True while ids stand aside, in whatever queue."""
         return self.set_aside or any(taken.any_aside for taken in self.taken.values())
 
+    @property
+    def leaves_some(self) -> bool:
+        """True when ids are ready for which there was no room."""
+        return self.left_out or any(taken.left for taken in self.taken.values())
+
+    @property
+    def waits(self) -> list[float]:
+        """The seconds until the next messages of queues fall due."""
+        waits = [self.due.wait, *(taken.wait for taken in self.taken.values())]
+        return [wait for wait in waits if wait is not None]
+
     def has_filled(self, room: int) -> bool:
         """Tell whether ids were left because a take gave as many as there is room for."""
         return any(taken.left > 0 and len(taken.tickets) >= room for taken in self.taken.values())
