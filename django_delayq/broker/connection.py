@@ -116,13 +116,7 @@ def _like(pool: Any, options: dict[str, Any]) -> redis.ConnectionPool:
     """Make a pool to the same server as the pool of a django-redis cache, with our own options."""
     given = dict(pool.connection_kwargs)
     # redis-py adds these to a pool's options, and each new pool makes its own.
-    for name in (
-        "connection_pool",
-        "parser_class",
-        "driver_info",
-        "maint_notifications_config",
-        "event_dispatcher",
-    ):
+    for name in ("connection_pool", "parser_class", "driver_info", "maint_notifications_config", "event_dispatcher"):
         given.pop(name, None)
     given.update(options | _keepalive(pool.connection_class))
     if isinstance(pool, SentinelConnectionPool):

@@ -131,14 +131,7 @@ class RedisBroker(RedisSource):
         return bool(scripts.load("clear")(self.client, k, queues, **terms) == b"ok")
 
     def load(
-        self,
-        *,
-        ahead: float,
-        worker: str,
-        lease: float,
-        identity: str,
-        server: ServerRun,
-        lost: bool,
+        self, *, ahead: float, worker: str, lease: float, identity: str, server: ServerRun, lost: bool
     ) -> tuple[int | None, int] | None:
         """Begin to load all queues up to a horizon that is ``ahead`` seconds from now.
 

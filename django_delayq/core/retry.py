@@ -14,6 +14,8 @@ from .durations import Duration, seconds
 
 # A longer delay is a mistake in a policy, and would overflow a timestamp.
 LONGEST = timedelta(days=366)
+# What is stored of an exponential policy.
+_STORED = ("base", "factor", "cap", "jitter")
 
 Chooser = Callable[[int, BaseException | None], "Duration | None"]
 
@@ -187,7 +189,7 @@ class RetryPolicy:
         if self.kind == "fixed":
             stored: dict[str, Any] = {"fixed": list(self.delays)}
         elif self.kind == "exponential":
-            stored = {name: getattr(self, name) for name in ("base", "factor", "cap", "jitter")}
+            stored = {name: getattr(self, name) for name in _STORED}
         else:
             raise ValueError("a retry policy that is a function belongs to the handler; it cannot be stored")
         if self.max_attempts is not None:
@@ -201,13 +203,7 @@ class RetryPolicy:
             limit = stored.get("max_attempts")
             if "fixed" in stored:
                 return cls.fixed(stored["fixed"]).limited(limit)
-            return cls.exponential(
-                stored["base"],
-                factor=stored["factor"],
-                cap=stored["cap"],
-                jitter=stored["jitter"],
-                max_attempts=limit,
-            )
+            return cls.exponential(**{name: stored[name] for name in _STORED}, max_attempts=limit)
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"not a stored retry policy: {error}") from error
 

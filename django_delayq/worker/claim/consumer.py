@@ -20,8 +20,8 @@ from ...broker.base import Broker
 from ...core import failpoints
 from ...core.exceptions import BrokerUnavailable
 from ...core.outcomes import Release
-from ...extensions import WorkerExtensions
-from ...project import registry
+from ...core.worker_options import Options
+from ...project import conf, registry
 from ...record import admission, transitions
 from ...record.sql.rows import Claimed, Ticket
 from ...record.sql.sessions import is_waiting
@@ -76,28 +76,24 @@ class Consumer(threading.Thread):
 
     def __init__(
         self,
-        using: str,
+        options: Options,
         brokers: BrokerSwitch,
         pool: Pool,
         finder: QueueFinder,
         worker: str,
         budget: Budget,
-        poll: float,
-        extensions: WorkerExtensions,
-        quarantine_lock: ProcessLock | None = None,
-        freed: FreedPlaces | None = None,
-        weights: Mapping[str, int] | None = None,
-        on_idle: Callable[[], None] | None = None,
+        quarantine_lock: ProcessLock | None,
+        freed: FreedPlaces | None,
+        on_idle: Callable[[], None] | None,
     ) -> None:
         """``on_idle``: end when nothing can begin any more, and call it then. None: never end by itself."""
         super().__init__(name="delayq-consumer", daemon=True)
-        self.using = using
+        self.using = using = options.using
         self.brokers = brokers
         self.pool = pool
         self.worker = worker
         self.budget = budget
-        self.poll = poll
-        self.extensions = extensions
+        self.extensions = pool.recorder.extensions
         self.claim_ahead = pool.claim_ahead
         self.quarantine = Quarantine(pool, worker, budget, quarantine_lock)
         self.orphaned_claims = OrphanedClaims(using, worker)
@@ -106,7 +102,8 @@ class Consumer(threading.Thread):
         self.sidings = Sidings(using, self.wanted.places_for, freed)
         self.sorter = Sorter(using, self.wanted, self.sidings)
         self.pauses = KnownPauses(using, finder)
-        self.queues = Queues(finder, self.pauses, self.sidings, weights or {})
+        weights = dict(zip(options.queues, options.weights, strict=True)) if options.weights else {}
+        self.queues = Queues(finder, self.pauses, self.sidings, weights)
         self.unclaimed = Unclaimed(using, brokers, self.pauses.is_paused, self.sidings, pool.claim_ahead)
         # When the last turn began, or a wait within it went on (monotonic), and the connection that it uses.
         self._beat = time.monotonic()
@@ -251,7 +248,7 @@ class Consumer(threading.Thread):
         # Computed only now: during the claims the next message may have fallen due.
         lead = self._lead(broker)
         waits = [max(0.0, wait - lead) for found in taken for wait in found.waits]
-        wait = min([self.poll if broker is self.brokers.database else IDLE_WAIT, *waits])
+        wait = min([conf.get().POLL_INTERVAL if broker is self.brokers.database else IDLE_WAIT, *waits])
         fills_up = waits_for_room and self.wanted.is_worth_filling
         if self._may_go_on and (fills_up or self.queues.with_asides):
             # A place became free between the take and the line above.

@@ -356,18 +356,13 @@ class Unclaimed:
     """Used by the thread that makes the consumer's turns."""
 
     def __init__(
-        self,
-        using: str,
-        brokers: BrokerSwitch,
-        is_paused: Callable[[str], bool],
-        sidings: Sidings,
-        claim_ahead: ClaimAhead,
+        self, using: str, brokers: BrokerSwitch, is_paused: Callable[[str], bool], sidings: Sidings, ahead: ClaimAhead
     ) -> None:
         self.using = using
         self.brokers = brokers
         self.is_paused = is_paused
         self.sidings = sidings
-        self.claim_ahead = claim_ahead
+        self.claim_ahead = ahead
         self._unknown: set[str] = set()
 
     def earliest(self, broker: Broker) -> float:

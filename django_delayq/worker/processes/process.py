@@ -15,7 +15,7 @@ from ... import extensions, middleware
 from ...core import actors
 from ...core.worker_options import Options
 from ...extensions import Service, WorkerExtensions
-from ...project import conf, process_start, registry
+from ...project import process_start, registry
 from ...record import admission
 from ...record.sql.sessions import name_sessions
 from ..claim.consumer import Consumer
@@ -103,18 +103,7 @@ class Parts:
         self.pool = self._pool(page, (NEAR if knows_limits else CLAIM_AHEAD) if claim_ahead is None else claim_ahead)
         self.budget = Budget(options, self.pool.page, name)
         self.consumer = Consumer(
-            using,
-            self.brokers,
-            self.pool,
-            self.queues,
-            name,
-            self.budget,
-            conf.get().POLL_INTERVAL,
-            self.extensions,
-            quarantine_lock,
-            freed,
-            dict(zip(options.queues, options.weights, strict=True)) if options.weights else None,
-            on_idle,
+            options, self.brokers, self.pool, self.queues, name, self.budget, quarantine_lock, freed, on_idle
         )
         for lane in self.pool.lanes:
             lane.on_freed, lane.on_released = self.consumer.on_freed, self.budget.refund

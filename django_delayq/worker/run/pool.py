@@ -309,17 +309,9 @@ class Pool:
     it.
     """
 
-    def __init__(
-        self,
-        # The handler threads.
-        threads: Lane,
-        # The event loop; None: no handler of this process runs on one.
-        loop: Lane | None,
-        recorder: Recorder,
-        page: BegunPage,
-        claim_ahead: float,
-    ) -> None:
-        """``claim_ahead`` is how many seconds early at most messages are claimed."""
+    def __init__(self, threads: Lane, loop: Lane | None, recorder: Recorder, page: BegunPage, ahead: float) -> None:
+        """``loop``: None when no handler of this process runs on the event loop. Messages are claimed by ``ahead``
+        seconds early at most."""
         self.threads = threads
         self.loop = loop
         self.lanes: tuple[Lane, ...] = (threads,) if loop is None else (threads, loop)
@@ -327,7 +319,7 @@ class Pool:
         self.page = page
         # The delivery that waits to run alone until no other is held.
         self.quarantined: Delivery | None = None
-        self.claim_ahead = ClaimAhead(claim_ahead, lambda delivery: self.lane_of(delivery.handler).put(delivery))
+        self.claim_ahead = ClaimAhead(ahead, lambda delivery: self.lane_of(delivery.handler).put(delivery))
         self.members = [self.claim_ahead, *(member for lane in self.lanes for member in lane.members)]
 
     def lane_of(self, handler: Handler) -> Lane:
