@@ -239,11 +239,12 @@ class Deliverer:
         return Ran(message, delivery.attempt, self._word(message, delivery, outcome), delivery.error)
 
     def _record(self, delivery: Delivery, outcome: Outcome, actor: str) -> None:
-        ended = Ended(delivery, outcome, actor, time.monotonic())
+        delivery.ended_mono = time.monotonic()
+        ended = Ended(delivery, outcome, actor)
         write = self._recorder.write_successes if isinstance(outcome, SUCCESS) else self._recorder.write_failures
         write([ended], False)
         if ended.has_run:
-            self.extensions.handled([ended])
+            self.extensions.handled([delivery])
 
     def _word(self, message: Message, delivery: Delivery, outcome: Outcome) -> str:
         """Return the word for the outcome. Receivers of signals may have moved the message on since."""

@@ -261,7 +261,7 @@ def test_a_success_whose_reply_was_lost_is_told_once(recorder: Recorder, again: 
     # The first try was committed, and its reply was lost; or else another delivery has ended the message.
     assert transitions.succeed(DB, [Success(one.id, one.deliveries, "worker:w", None)]) == {one.id}
     with heard(signals.message_succeeded) as seen:
-        recorder.write_successes([Ended(one, Ack(), "worker:w", time.monotonic())], again)
+        recorder.write_successes([Ended(one, Ack(), "worker:w")], again)
     assert [facts["message_id"] for facts in seen] == [one.id] * told
 
 

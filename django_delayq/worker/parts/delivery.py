@@ -78,6 +78,7 @@ class Delivery:
         "deliveries",
         "due_at",
         "due_mono",
+        "ended_mono",
         "entry_error",
         "expires_at",
         "handler",
@@ -125,7 +126,7 @@ class Delivery:
         # came.
         self.claimed_mono = self.leased_mono = time.monotonic() if asked is None else asked
         self.due_mono = self.claimed_mono + due_in
-        self.queued_mono = self.started_mono = 0.0
+        self.queued_mono = self.started_mono = self.ended_mono = 0.0
         self.lost = False
         self.cancel_requested = False
         # Once it is decided: the outcome, and the exception that it answers. Middleware may still fail then, and so may
@@ -261,6 +262,11 @@ class Delivery:
         if self.due_mono > self.claimed_mono:
             return max(0.0, (self.started_mono or time.monotonic()) - self.due_mono)
         return max(0.0, (self.claimed.claimed_at - self.due_at).total_seconds())
+
+    @property
+    def runtime(self) -> float:
+        """The seconds for which the handler ran; 0 when it has not begun."""
+        return self.ended_mono - (self.started_mono or self.ended_mono)
 
     @property
     def outcome(self) -> str | None:

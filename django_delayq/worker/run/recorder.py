@@ -55,33 +55,15 @@ UNSTORABLE_PAYLOAD = "InvalidMessage: the database refused the payload that the 
 
 
 class Ended(NamedTuple):
-    """A delivery that ended at ``at`` (monotonic), and its outcome. For extensions it is a ``HandledMessage``."""
+    """A delivery that ended, and its outcome."""
 
     delivery: Delivery
     outcome: Outcome
     actor: str
-    at: float
-
-    @property
-    def id(self) -> int:
-        return self.delivery.id
-
-    @property
-    def topic(self) -> str:
-        return self.delivery.topic
-
-    @property
-    def queue(self) -> str:
-        return self.delivery.queue
 
     @property
     def has_run(self) -> bool:
         return bool(self.delivery.started_mono) and not isinstance(self.outcome, Unentered)
-
-    @property
-    def runtime(self) -> float:
-        # A delivery that the worker failed to run has not begun.
-        return self.at - (self.delivery.started_mono or self.at)
 
 
 class Recorder(threading.Thread):
@@ -119,7 +101,8 @@ class Recorder(threading.Thread):
         """Have the outcome of a delivery written soon that ended ``at`` (monotonic), or now. Returns at once."""
         if self._is_idle.is_set():
             self._is_idle.clear()
-        self._pending.append(Ended(delivery, outcome, actor, time.monotonic() if at is None else at))
+        delivery.ended_mono = time.monotonic() if at is None else at
+        self._pending.append(Ended(delivery, outcome, actor))
         if not self._is_some.is_set():
             self._is_some.set()
 
@@ -189,7 +172,7 @@ class Recorder(threading.Thread):
         if failures or self._locked:
             done = [e for e in batch if e.has_run and e not in self._locked]
         self.delivered += len(done)
-        self.extensions.handled(done)
+        self.extensions.handled([ended.delivery for ended in done])
 
     def _run_meanwhile(self) -> float:
         self._asking_since = time.monotonic()
@@ -256,16 +239,16 @@ class Recorder(threading.Thread):
         """Write deliveries that succeeded, and report them. ``again``: an earlier try may have been committed."""
         acks = [
             Success(delivery.id, delivery.deliveries, actor, outcome.result)
-            for delivery, outcome, actor, _at in batch
+            for delivery, outcome, actor in batch
             if isinstance(outcome, Ack)
         ]
         consumed = transitions.succeed(self.using, acks, wait=False)
         recorded = batch if len(consumed) == len(acks) else self._without_refused(batch, acks, consumed, again)
-        self.extensions.consumed([ended.delivery for ended in recorded])
-        self.log.consumed([(ended.delivery, ended.at) for ended in recorded])
-        for delivery, _outcome, _actor, at in recorded if signals.message_succeeded.receivers else ():
-            runtime = at - delivery.started_mono
-            self.sender.send(partial(emit, signals.message_succeeded, delivery, runtime=runtime))
+        deliveries = [ended.delivery for ended in recorded]
+        self.extensions.consumed(deliveries)
+        self.log.consumed(deliveries)
+        for delivery in deliveries if signals.message_succeeded.receivers else ():
+            self.sender.send(partial(emit, signals.message_succeeded, delivery, runtime=delivery.runtime))
 
     def _without_refused(
         self, batch: Sequence[Ended], acks: Sequence[Success], consumed: set[int], again: bool
