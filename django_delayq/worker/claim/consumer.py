@@ -83,7 +83,7 @@ class Consumer(threading.Thread):
         worker: str,
         budget: Budget,
         quarantine_lock: ProcessLock | None,
-        freed: FreedPlaces | None,
+        freed: FreedPlaces,
         on_idle: Callable[[], None] | None,
     ) -> None:
         """``on_idle``: end when nothing can begin any more, and call it then. None: never end by itself."""
@@ -341,8 +341,7 @@ class Consumer(threading.Thread):
         self, ids: Sorted, using: str, tickets: Sequence[Ticket], *arguments: Any, **where: Any
     ) -> list[Claimed]:
         """Claim as far as limits allow. What they refuse stands aside until they have room."""
-        if self.freed is not None:
-            self.freed.ask()
+        self.freed.ask()
         admitted = admission.claim(using, tickets, *arguments, **where, limits=ids.limits)
         closed = {name: admitted.opens.get(name) for name in admitted.refused.values()}
         if closed and any(ids.left.values()):
@@ -355,11 +354,10 @@ class Consumer(threading.Thread):
                 if ticket.id in admitted.refused:
                     ids.aside[queue][admitted.refused[ticket.id]].append(ticket)
             ids.claimable[queue] = [ticket for ticket in some if ticket.id not in admitted.refused]
-        if self.freed is not None:
-            left = {ticket.id for ticket in tickets} - {row.id for row in admitted.claimed}
-            self.freed.hand_back(n for pk in left for n in ids.limits[pk] if n != admitted.refused.get(pk))
-            self.freed.answer(closed)
-            self.freed.hold({row.id: names for row in admitted.claimed if (names := ids.limits[row.id])})
+        left = {ticket.id for ticket in tickets} - {row.id for row in admitted.claimed}
+        self.freed.hand_back(n for pk in left for n in ids.limits[pk] if n != admitted.refused.get(pk))
+        self.freed.answer(closed)
+        self.freed.hold({row.id: names for row in admitted.claimed if (names := ids.limits[row.id])})
         return admitted.claimed
 
     def _hand_over(self, tickets: Tickets, mine: Mapping[int, Claimed], asked: float, took: float) -> None:

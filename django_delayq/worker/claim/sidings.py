@@ -59,7 +59,7 @@ Tickets = dict[str, list[Ticket]]
 class FreedPlaces(WorkerExtension):
     """The places under limits that this process has taken, and those that its deliveries have made free again.
 
-    Exists only in a process that knows a limit. The consumer's thread notes what it has claimed; any thread tells what
+    Of use only in a process that knows a limit. The consumer's thread notes what it has claimed; any thread tells what
     has ended, when that is recorded. ``_lock`` guards all. Nothing is decided by it: the record counts what runs.
     """
 
@@ -140,7 +140,7 @@ class Sidings:
     (``FreedPlaces``).
     """
 
-    def __init__(self, using: str, places_for: Callable[[str], int], freed: FreedPlaces | None) -> None:
+    def __init__(self, using: str, places_for: Callable[[str], int], freed: FreedPlaces) -> None:
         """``places_for`` returns how many messages of a topic may begin in this process now."""
         self.using = using
         self._places_for = places_for
@@ -151,10 +151,8 @@ class Sidings:
         # The limits that are full, and when they were found to be; and the rates, and when their next slots come.
         self._full: dict[str, float] = {}
         self._slots: dict[str, float] = {}
-        # None: this process knows no limit.
         self._freed = freed
-        if freed is not None:
-            freed.waited_for = self._full
+        freed.waited_for = self._full
 
     # --- limits -------------------------------------------------------------------------------------------------------
 
@@ -172,8 +170,7 @@ class Sidings:
 
     def use_up(self, names: Collection[str]) -> None:
         """Take note that a message under these limits is tried: of each, a place that became free is used up."""
-        if self._freed is not None:
-            self._freed.use_up(names)
+        self._freed.use_up(names)
 
     def see(self, *, sets_aside: bool) -> None:
         """Begin a turn: try the rates again whose slots have come.
@@ -196,7 +193,7 @@ class Sidings:
         if name in self._slots and self._slots[name] > time.monotonic():
             return 0
         if name in self._full and self._sets_aside:
-            return 0 if self._freed is None else self._freed.under(name)
+            return self._freed.under(name)
         return IDS_PER_CALL
 
     def _retry(self, now: float) -> None:
@@ -329,7 +326,8 @@ class Sorter:
             elif kind.lane is None or rooms[kind.lane] <= 0 or messages <= 0:
                 found.left[queue].append(ticket)
             else:
-                self.sidings.use_up(kind.limits)
+                if kind.limits:
+                    self.sidings.use_up(kind.limits)
                 found.claimable[queue].append(ticket)
                 rooms[kind.lane] -= 1
                 messages -= 1

@@ -96,8 +96,8 @@ class Parts:
         self.name = name = name or actors.worker_name(options.name, os.getpid(), actors.new_run())
         using, knows_limits = options.using, admission.any_declared()
         self.brokers = BrokerSwitch(using, lambda: self.consumer.wanted.topics, redis=redis)
-        freed = FreedPlaces(using, name, self.brokers.wake) if knows_limits else None
-        self.extensions = WorkerExtensions(using, name, () if freed is None else (freed,))
+        freed = FreedPlaces(using, name, self.brokers.wake)
+        self.extensions = WorkerExtensions(using, name, (freed,) if knows_limits else ())
         self.queues = QueueFinder(using, options.queues, self.brokers.wake)
         self.recorder = Recorder(using, self.extensions)
         self.pool = self._pool(page, (NEAR if knows_limits else CLAIM_AHEAD) if claim_ahead is None else claim_ahead)
