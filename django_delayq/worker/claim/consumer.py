@@ -277,7 +277,7 @@ class Consumer(threading.Thread):
                 if not later.behind:
                     break
                 later = broker.promote(queue)
-            more = more or (queue not in self.pauses and taken.left > 0 and bool(taken.tickets or taken.behind))
+            more = more or (queue not in self.pauses.known and taken.left > 0 and bool(taken.tickets or taken.behind))
         return more
 
     def _check_pauses(self, broker: Broker) -> None:

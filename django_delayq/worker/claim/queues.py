@@ -139,21 +139,13 @@ class KnownPauses:
     def __init__(self, using: str, queues: Callable[[], tuple[str, ...]]) -> None:
         self.using = using
         self.queues = queues
-        self._paused: set[str] = set()
+        self.known: set[str] = set()
         self._check_at = math.inf
-
-    def __contains__(self, queue: str) -> bool:
-        return queue in self._paused
-
-    @property
-    def any_known(self) -> bool:
-        """True when a queue is known to be paused."""
-        return bool(self._paused)
 
     @property
     def served(self) -> tuple[str, ...]:
         """The queues that are not known to be paused."""
-        return tuple(queue for queue in self.queues() if queue not in self._paused)
+        return tuple(queue for queue in self.queues() if queue not in self.known)
 
     @property
     def seconds_to_check(self) -> float:
@@ -163,18 +155,18 @@ class KnownPauses:
     def is_paused(self, queue: str) -> bool:
         """Ask the record whether a queue is paused. Called when a due message in it could not be claimed."""
         self._read()
-        return queue in self._paused
+        return queue in self.known
 
     def check(self) -> list[str]:
         """Ask the record again if it is time, and return the queues that are still paused then."""
         if self.seconds_to_check > 0:
             return []
         self._read()
-        return sorted(self._paused)
+        return sorted(self.known)
 
     def _read(self) -> None:
-        self._paused = pausing.paused(self.using).keys() & set(self.queues())
-        self._check_at = time.monotonic() + PAUSE_CHECK_INTERVAL if self._paused else math.inf
+        self.known = pausing.paused(self.using).keys() & set(self.queues())
+        self._check_at = time.monotonic() + PAUSE_CHECK_INTERVAL if self.known else math.inf
 
 
 class Shares:
@@ -252,10 +244,8 @@ class Queues:
     @property
     def with_asides(self) -> list[str]:
         """The queues of this process in which ids stand aside that may begin here."""
-        named = self.finder.named
-        return [
-            queue for queue in self.sidings.queues if queue not in self.pauses and (named is None or queue in named)
-        ]
+        named, paused = self.finder.named, self.pauses.known
+        return [q for q in self.sidings.queues if q not in paused and (named is None or q in named)]
 
     def takes(self, broker: Broker, within: float, *, both_ends: bool) -> Sequence[Callable[[int], Found]]:
         """Return the takes of a turn, in their order. Each is called with the room that the ones before it left.
@@ -306,9 +296,9 @@ class Queues:
             queues if named else None,
             within,
             after=self._served_last,
-            enough=None if named or self.pauses.any_known else max(room, ENOUGH_IDS),
+            enough=None if named or self.pauses.known else max(room, ENOUGH_IDS),
         )
-        rest = [queue for queue in due.queues if queue.name not in found.taken and queue.name not in self.pauses]
+        rest = [queue for queue in due.queues if queue.name not in found.taken and queue.name not in self.pauses.known]
         if queues and not (named or self._served_last):
             # The first of the list goes first. With Redis the take above was from that one.
             rest.sort(key=lambda queue: queue.name != queues[0])
