@@ -36,15 +36,5 @@ class Verdict(StrEnum):
     NOT_FOUND = "not found"
 
 
-# The verdicts that mean that the action was done.
-DONE = frozenset(
-    {
-        Verdict.CANCELLED,
-        Verdict.REQUESTED,
-        Verdict.OUTCOME_UNKNOWN,
-        Verdict.RESCHEDULED,
-        Verdict.REQUEUED,
-        Verdict.GIVEN_UP,
-        Verdict.PURGED,
-    }
-)
+# The verdicts that mean that the action was done: all but these.
+DONE = frozenset(set(Verdict) - {Verdict.REFERRED_TO, Verdict.TOO_LATE, Verdict.KEY_TAKEN, Verdict.NOT_FOUND})
