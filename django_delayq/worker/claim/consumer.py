@@ -207,7 +207,9 @@ class Consumer(threading.Thread):
 
     def _turn(self, broker: Broker) -> float:
         self._release_orphaned()
-        self._check_pauses(broker)
+        for queue in self.pauses.check():
+            # Ids that fall due during a pause become ready, so that the best priority goes first afterwards.
+            broker.promote(queue)
         self.quarantine.run(lambda: self.wake_ups.pass_on(broker), self._beat_and_check_stop)
         if self._stopping.is_set():
             # A message may still run alone, and no other may begin beside it.
@@ -245,8 +247,10 @@ class Consumer(threading.Thread):
         self.wanted.see()
         waits_for_room = any(found.leaves_some for found in taken) or self.quarantine.is_waiting
         self._waits_for = (*(self.wanted.usual if waits_for_room else ()), *self.wanted.full)
+        # The seconds before the next due time at which to take: 0 where no id can be taken early.
+        can_take = self.wanted.messages > 0 and broker.holds_ids
+        lead = self.claim_ahead.lead(quick=self.wanted.are_quick) if can_take else 0.0
         # Computed only now: during the claims the next message may have fallen due.
-        lead = self._lead(broker)
         waits = [max(0.0, wait - lead) for found in taken for wait in found.waits]
         wait = min([conf.get().POLL_INTERVAL if broker is self.brokers.database else IDLE_WAIT, *waits])
         fills_up = waits_for_room and self.wanted.is_worth_filling
@@ -279,11 +283,6 @@ class Consumer(threading.Thread):
                 later = broker.promote(queue)
             more = more or (queue not in self.pauses.known and taken.left > 0 and bool(taken.tickets or taken.behind))
         return more
-
-    def _check_pauses(self, broker: Broker) -> None:
-        for queue in self.pauses.check():
-            # Ids that fall due during a pause become ready, so that the best priority goes first afterwards.
-            broker.promote(queue)
 
     def _take_and_claim(self, broker: Broker, take: Callable[[], Found]) -> Found:
         """Take ids, claim their messages, and hand these over; what is not claimed goes back."""
@@ -384,11 +383,6 @@ class Consumer(threading.Thread):
         self.wanted.use(claimed)
         self.wanted.learn(sorted_ids.topics)
         self.queues.learn(found, Counter(row.queue for row in claimed))
-
-    def _lead(self, broker: Broker) -> float:
-        """Return the seconds before the next due time at which to take: 0 where no id can be taken early."""
-        can_take = self.wanted.messages > 0 and broker.holds_ids
-        return self.claim_ahead.lead(quick=self.wanted.are_quick) if can_take else 0.0
 
     @property
     def _may_go_on(self) -> bool:
