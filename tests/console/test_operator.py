@@ -18,6 +18,7 @@ from django_delayq.models import Message, Transition
 from django_delayq.record import transitions
 from tests.console.admin import samples
 from tests.support.processes import Start
+from tests.support.record_of import states
 from tests.support.transactions import waits_for_a_lock
 from tests.support.workers import eventually
 
@@ -42,15 +43,6 @@ def fresh(operation: Operation) -> Operation:
 
 def is_done(operation: Operation) -> bool:
     return fresh(operation).state == OperationState.DONE
-
-
-def all_is_well(operation: Operation) -> None:
-    now = fresh(operation)
-    assert (now.done, now.outcomes, now.worker) == (MANY, {"cancelled": MANY}, "")
-    assert Counter(Message.objects.values_list("state", flat=True)) == {State.CANCELLED.value: MANY}
-    moves = Transition.objects.filter(to_state=State.CANCELLED)
-    assert moves.count() == MANY
-    assert set(moves.values_list("actor", flat=True)) == {"user:anna"}
 
 
 @contextmanager
@@ -88,30 +80,22 @@ def test_a_worker_without_the_role_leaves_operations_queued(start: Start) -> Non
 
 
 @pytest.mark.postgresql("needs locks of rows")
-def test_an_operation_whose_worker_is_killed_is_finished_by_another(start: Start) -> None:
+@pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "stopped in order"])
+def test_an_operation_whose_worker_ends_is_finished_by_another(start: Start, is_killed: bool) -> None:
     ids = scheduled()
     operation = started()
     worker = start("--roles", "operator")
     with stuck_in_the_second_step(ids, operation):
-        worker.kill()
-    held = fresh(operation)
-    assert (held.state, held.done) == (OperationState.RUNNING, MESSAGES_PER_STEP)
-    # The lease of the killed worker runs out.
-    Operation.objects.update(leased_until=transitions.now(DB) - timedelta(seconds=1))
+        (worker.kill if is_killed else worker.stop)()
+        left = fresh(operation)
+    assert (left.done, left.state) == (MESSAGES_PER_STEP, "running" if is_killed else "queued")
+    if is_killed:
+        # The lease of the killed worker runs out. One that stops in order has released it.
+        Operation.objects.update(leased_until=transitions.now(DB) - timedelta(seconds=1))
     start("--roles", "operator")
     eventually(lambda: is_done(operation), "the rest")
-    all_is_well(operation)
-
-
-@pytest.mark.postgresql("needs locks of rows")
-def test_a_worker_that_stops_in_order_releases_its_operation_at_once(start: Start) -> None:
-    ids = scheduled()
-    operation = started()
-    worker = start("--roles", "operator")
-    with stuck_in_the_second_step(ids, operation):
-        worker.stop()
-        given_back = Operation.objects.values_list("state", "leased_until", "done").get()
-        assert given_back == (OperationState.QUEUED, None, MESSAGES_PER_STEP)
-    start("--roles", "operator")
-    eventually(lambda: is_done(operation), "the rest")
-    all_is_well(operation)
+    now = fresh(operation)
+    assert (now.done, now.outcomes, now.worker) == (MANY, {"cancelled": MANY}, "")
+    assert states() == {State.CANCELLED: MANY}
+    moves = Transition.objects.filter(to_state=State.CANCELLED).values_list("actor", flat=True)
+    assert Counter(moves) == {"user:anna": MANY}

@@ -1,8 +1,7 @@
-"""Restores as operations: started by people, commands and loaders; and a FLUSHALL in the middle of one."""
+"""Restores as operations: started by people, commands and loaders; and checks of what Redis holds."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -22,14 +21,13 @@ from django_delayq.console.operations import work as restoring
 from django_delayq.console.operations.work import RestoreOperation
 from django_delayq.core import bounds, clock
 from django_delayq.core.actors import acting_as
-from django_delayq.core.clock import from_tenths
 from django_delayq.core.exceptions import BrokerUnavailable
 from django_delayq.core.states import State
 from django_delayq.management import _common as common
 from django_delayq.models import Message, Queue, Transition
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Ticket
-from django_delayq.restore import engine, reading
+from django_delayq.restore import engine
 from django_delayq.restore.engine import Restore
 from django_delayq.restore.horizon import ensure_horizon
 from django_delayq.restore.selection import Overdue, Selection
@@ -54,12 +52,23 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restoring, "STEP_SECONDS", 0.0)
 
 
+Lost = Callable[..., list[int]]
+
+
+@pytest.fixture
+def lost(redis_client: redis.Redis) -> Lost:
+    """Schedule messages, and lose Redis."""
+
+    def do(number: int, **options: Any) -> list[int]:
+        ids = schedule(number, **options)
+        redis_client.flushall()
+        return ids
+
+    return do
+
+
 def begin(
-    selection: Selection | None = None,
-    overdue: Overdue = Overdue.RUN,
-    spread: float = 0.0,
-    *,
-    no_expired: bool = False,
+    selection: Selection | None = None, overdue: Overdue = Overdue.RUN, spread: float = 0.0, *, no_expired: bool = False
 ) -> Operation:
     """Start a restore as the admin does."""
     scope = restoring.scope_of(selection or Selection())
@@ -120,9 +129,8 @@ def test_a_count_that_outlasts_the_lease_is_not_repeated(monkeypatch: pytest.Mon
     assert only().done == 3
 
 
-def test_a_restore_is_stopped_between_two_steps_and_resumed(redis_client: redis.Redis) -> None:
-    ids = [*schedule(3), *schedule(3, queue="b")]
-    redis_client.flushall()
+def test_a_restore_is_stopped_between_two_steps_and_resumed(lost: Lost) -> None:
+    ids = [*schedule(3), *lost(3, queue="b")]
     operation = begin()
     work_off(operation, steps=1)
     assert lifecycle.stop(operation)
@@ -139,10 +147,9 @@ def overdue(number: int, **more: Any) -> list[int]:
     return schedule(number, due=-100, **more)
 
 
-def test_a_restore_with_a_spread_lets_no_overdue_message_run_at_once(start: Start, redis_client: redis.Redis) -> None:
+def test_a_restore_with_a_spread_lets_no_overdue_message_run_at_once(start: Start, lost: Lost) -> None:
     """Redis was lost while no worker was there. The worker that comes up loads the queue beside the restore."""
-    overdue(1500)
-    redis_client.flushall()
+    lost(1500, due=-100)
     before = transitions.now(DB)
     operation = begin(Selection(), Overdue.SPREAD, 5400.0)
     worker = start()
@@ -307,34 +314,20 @@ def test_a_loader_beside_a_restore_undoes_no_spread(loader: Loader) -> None:
         (Overdue.SPREAD, {"spread": 4, "put": 7, "beyond": 3, "no longer scheduled": 2}),
     ],
 )
-def test_a_restore_ends_with_all_done_and_tells_what_was_left(
-    redis_client: redis.Redis, policy: Overdue, expected: dict[str, int]
-) -> None:
+def test_a_restore_does_all_and_tells_what_was_left(lost: Lost, policy: Overdue, expected: dict[str, int]) -> None:
     ids = overdue(6)
-    schedule(6)
-    redis_client.flushall()
+    lost(6)
     operation = begin(Selection(), policy, 4 * 700.0 if policy == Overdue.SPREAD else 0.0)
-    restore_count = restoring.RestoreWork.count
-
-    def count_and_cancel(work: restoring.RestoreWork, using: str) -> int | None:
-        number = restore_count(work, using)
-        # Two of the overdue ones are cancelled after the messages were counted.
-        cancel_message(Message.objects.filter(pk__in=ids[:2]))
-        return number
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(restoring.RestoreWork, "count", count_and_cancel)
-        done = work_off(operation)
-    assert (done.state, done.outcomes) == (OperationState.DONE, expected)
-    assert done.done == done.total
+    # Two of the overdue ones are cancelled after a worker has counted the messages.
+    Operation.objects.update(started_at=timezone.now(), total=12)
+    cancel_message(Message.objects.filter(pk__in=ids[:2]))
+    done = work_off(operation)
+    assert (done.state, done.outcomes, done.done) == (OperationState.DONE, expected, 12)
 
 
-def test_a_restore_in_steps_never_says_that_the_whole_queue_is_loaded(
-    redis_client: redis.Redis, loader: Loader
-) -> None:
+def test_a_restore_in_steps_never_counts_as_a_whole_load(redis_client: redis.Redis, loader: Loader, lost: Lost) -> None:
     """Redis may be lost between two steps, and then only a loader puts what an earlier step had put."""
-    ids = [*schedule(3), *schedule(3, queue="other")]
-    redis_client.flushall()
+    ids = [*schedule(3), *lost(3, queue="other")]
     operation = begin()
     while lifecycle.run_step(DB, operation, OPERATOR):
         redis_client.flushall()
@@ -343,10 +336,9 @@ def test_a_restore_in_steps_never_says_that_the_whole_queue_is_loaded(
     assert held() | held("other") == due_tenths(*ids)
 
 
-def test_a_restore_puts_selected_messages_and_no_others(redis_client: redis.Redis) -> None:
-    ids = schedule(4)
+def test_a_restore_puts_selected_messages_and_no_others(lost: Lost) -> None:
     schedule(2, queue="elsewhere")
-    redis_client.flushall()
+    ids = lost(4)
     chosen = Selection(queues=("default",), topics=("t.ok",), ids=tuple(ids[:2]), due_after=timezone.now())
     assert work_off(begin(chosen)).outcomes == {"put": 2}
     assert held().keys() == set(ids[:2])
@@ -376,9 +368,10 @@ def test_a_count_that_takes_too_long_is_left_out(monkeypatch: pytest.MonkeyPatch
 # --- done by commands -------------------------------------------------------------------------------------------------
 
 
-def test_a_restore_by_command_is_shown_among_the_operations(redis_client: redis.Redis) -> None:
-    schedule(5)
-    redis_client.flushall()
+def test_a_restore_by_command_is_shown_among_the_operations_and_a_dry_run_is_not(lost: Lost) -> None:
+    lost(5)
+    assert run("delayq_restore", "--dry-run").code == 0
+    assert not Operation.objects.exists()
     assert run("delayq_restore", "--queue", "default").code == 0
     shown = only()
     assert (shown.action, shown.state, shown.described) == ("restore", OperationState.DONE, "default")
@@ -387,11 +380,6 @@ def test_a_restore_by_command_is_shown_among_the_operations(redis_client: redis.
     assert (shown.worker, shown.leased_until, shown.position) == ("", None, "")
     assert shown.started_at is not None
     assert shown.finished_at is not None
-
-
-def test_a_dry_run_is_not_shown_among_the_operations() -> None:
-    assert run("delayq_restore", "--dry-run").code == 0
-    assert not Operation.objects.exists()
 
 
 EveryBatch = Callable[[Callable[[], object]], None]
@@ -415,7 +403,7 @@ def every_batch(monkeypatch: pytest.MonkeyPatch) -> EveryBatch:
     return do
 
 
-def test_a_restore_by_command_is_leased_to_the_command(redis_client: redis.Redis, every_batch: EveryBatch) -> None:
+def test_a_restore_by_command_is_leased_to_the_command(lost: Lost, every_batch: EveryBatch) -> None:
     seen: list[Any] = []
 
     def look() -> None:
@@ -424,17 +412,15 @@ def test_a_restore_by_command_is_leased_to_the_command(redis_client: redis.Redis
         assert row.leased_until is not None
         assert row.leased_until > transitions.now(DB)
 
-    schedule(9)
-    redis_client.flushall()
+    lost(9)
     every_batch(look)
     assert run("delayq_restore", batch_size=3).code == 0
     assert seen == [(OperationState.RUNNING, number, None) for number in (3, 6, 9)]
     assert only().state == OperationState.DONE
 
 
-def test_a_command_stops_when_the_admin_asks(redis_client: redis.Redis, every_batch: EveryBatch) -> None:
-    ids = schedule(9)
-    redis_client.flushall()
+def test_a_command_stops_when_the_admin_asks(lost: Lost, every_batch: EveryBatch) -> None:
+    ids = lost(9)
     every_batch(lambda: lifecycle.stop(only()))
     ran = run("delayq_restore", batch_size=3)
     assert ran.code == 1
@@ -454,7 +440,7 @@ def test_a_command_stops_when_the_admin_asks(redis_client: redis.Redis, every_ba
     ("words", "put"), [((), 3), (("--due-after", "2020-01-01T00:00:00+02:00", "--overdue", "spread=5m", "--yes"), 0)]
 )
 def test_a_restore_whose_command_was_killed_is_finished_by_a_worker(
-    redis_client: redis.Redis, every_batch: EveryBatch, words: tuple[str, ...], put: int
+    lost: Lost, every_batch: EveryBatch, words: tuple[str, ...], put: int
 ) -> None:
     class Killed(BaseException):
         """Nothing is written any more."""
@@ -463,8 +449,7 @@ def test_a_restore_whose_command_was_killed_is_finished_by_a_worker(
         Operation.objects.update(worker="the killed one", leased_until=timezone.now() - timedelta(seconds=1))
         raise Killed
 
-    ids = [*schedule(3), *schedule(6, due=-100)]
-    redis_client.flushall()
+    ids = [*schedule(3), *lost(6, due=-100)]
     every_batch(die)
     with pytest.raises(Killed):
         run("delayq_restore", *words, batch_size=3)
@@ -475,35 +460,14 @@ def test_a_restore_whose_command_was_killed_is_finished_by_a_worker(
     assert held().keys() == set(ids)
 
 
-def test_the_operation_of_a_command_that_loses_redis_has_failed(
-    redis_client: redis.Redis, redis_server: RedisServer, every_batch: EveryBatch
-) -> None:
-    schedule(9)
-    redis_client.flushall()
+def test_a_command_that_loses_redis_has_failed(lost: Lost, redis_server: RedisServer, every_batch: EveryBatch) -> None:
+    lost(9)
     every_batch(redis_server.stop)
     assert run("delayq_restore", batch_size=3).code == common.UNREACHABLE
     failed = only()
     assert failed.state == OperationState.FAILED
     assert "BrokerUnavailable" in failed.error
     assert failed.state in lifecycle.ENDED_EARLY
-
-
-@pytest.fixture
-def no_operations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the table of operations be neither read nor written."""
-
-    def refuse(*args: Any, **facts: Any) -> Any:
-        raise DatabaseError("no")
-
-    monkeypatch.setattr(Operation.objects, "using", refuse)
-
-
-@pytest.mark.usefixtures("no_operations")
-def test_a_restore_goes_on_when_its_operation_cannot_be_written(redis_client: redis.Redis) -> None:
-    ids = schedule(3)
-    redis_client.flushall()
-    assert run("delayq_restore").code == 0
-    assert held() == due_tenths(*ids)
 
 
 # --- done by loaders --------------------------------------------------------------------------------------------------
@@ -516,11 +480,10 @@ def loader(redis_client: redis.Redis) -> Iterator[Loader]:
     brokers.close()
 
 
-def test_a_load_from_the_beginning_is_shown_and_an_ordinary_load_is_not(
-    loader: Loader, redis_client: redis.Redis
-) -> None:
-    ids = schedule(5)
-    redis_client.flushall()
+def test_a_load_is_shown_unless_ordinary_or_empty(loader: Loader, redis_client: redis.Redis, lost: Lost) -> None:
+    loader.tick()
+    assert not Operation.objects.exists()
+    ids = lost(5)
     for _ in range(4):
         loader.tick()
     shown = only()
@@ -534,25 +497,24 @@ def test_a_load_from_the_beginning_is_shown_and_an_ordinary_load_is_not(
     assert [row.outcomes for row in Operation.objects.all()] == [{"put": 5}] * 2
 
 
-def test_a_load_of_an_empty_queue_is_not_shown(loader: Loader) -> None:
-    loader.tick()
-    assert not Operation.objects.exists()
+def test_nothing_depends_on_the_table_of_operations(
+    loader: Loader, lost: Lost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any, **facts: Any) -> Any:
+        raise DatabaseError("no")
 
-
-@pytest.mark.usefixtures("no_operations")
-def test_a_loader_goes_on_without_the_table_of_operations(loader: Loader, redis_client: redis.Redis) -> None:
-    ids = schedule(5)
-    redis_client.flushall()
+    monkeypatch.setattr(Operation.objects, "using", refuse)
+    ids = lost(3)
+    assert run("delayq_restore").code == 0
+    assert held() == due_tenths(*ids)
+    ids += lost(2)
     loader.tick()
     assert held() == due_tenths(*ids)
 
 
-def test_a_load_that_its_worker_gives_up_is_told_in_words(
-    loader: Loader, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_load_that_is_given_up_says_so_in_words(loader: Loader, lost: Lost, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "PAGES_PER_TICK", 1)
-    schedule(5)
-    redis_client.flushall()
+    lost(5)
     loader.tick()
     loader.release()
     assert (only().state, only().error) == (
@@ -570,91 +532,27 @@ def test_a_load_that_fails_with_an_error_without_text_is_shown_as_failed() -> No
     assert "TimeoutError" in failed.error
 
 
-# --- a FLUSHALL in the middle -----------------------------------------------------------------------------------------
-
-
-def flush_after(client: redis.Redis, batches: int) -> Callable[[int], None]:
-    left = batches
-
-    def progress(done: int) -> None:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            client.flushall()
-
-    return progress
-
-
-def test_a_worker_heals_a_restore_that_was_flushed_in_the_middle(start: Start, redis_client: redis.Redis) -> None:
-    schedule(600, due=-1, topic="t.effect")
-    later = schedule(900, due=300)
-    redis_client.flushall()
-    there = broker()
-    job = Restore(DB, there, batch_size=100)
-    job.preview()
-    with pytest.raises(BrokerUnavailable):
-        job.run(progress=flush_after(redis_client, 7))
-    there.close()
-    worker = start()
-    eventually(lambda: states()[State.CONSUMED] == 600, "what was due is consumed")
-    worker.wait_for("Loaded Redis")
-    eventually(lambda: held() == due_tenths(*later), "only the later ones are left")
-
-
-def test_an_operation_that_is_flushed_in_the_middle_goes_on_and_a_loader_loads_the_rest(
-    redis_client: redis.Redis, loader: Loader
-) -> None:
-    ids = [*schedule(30), *schedule(30, queue="other")]
-    loader.tick()
-    operation = begin()
-    work_off(operation, steps=1)
-    redis_client.flushall()
-    work_off(operation)
-    assert operation.state == OperationState.DONE
-    for _ in range(4):
-        loader.tick()
-    assert held() | held("other") == due_tenths(*ids)
-
-
 # --- checks -----------------------------------------------------------------------------------------------------------
 
 
-def check() -> Operation:
-    with acting_as("user:anna"):
-        return lifecycle.start(DB, "check", {}, {}, described="", reason="")
-
-
 @pytest.mark.usefixtures("puts_are_flushed")
-def test_a_check_counts_the_mismatches_of_each_queue(redis_client: redis.Redis, settings: Any) -> None:
+def test_a_check_counts_mismatches_by_queue_also_those_only_in_redis(redis_client: redis.Redis, settings: Any) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "GRACE": 0.1}
     there = broker()
     ensure_horizon(DB, there, lease=0.001, worker="test")
-    there.put("default", [])
-    missing, extra = schedule(3)[:1], 999_999_999
-    schedule(2, queue="other")
-    for queue in ("default", "other"):
-        for batch in reading.merged(DB, [queue], end=from_tenths(2**46)):
-            there.fill(batch.by_queue)
-    there.remove("default", missing)
-    redis_client.zadd(there.keys("default").ready, {str(extra): 1.0})
-    stuck = schedule(1, due=-1, queue="other")
-    assert transitions.claim(DB, [Ticket(stuck[0])], {"t.ok": 1.0}, "w")
-    Message._base_manager.filter(pk=stuck[0]).update(leased_until=timezone.now() - timedelta(hours=1))
-
-    done = work_off(check())
-
-    assert (done.state, done.error) == (OperationState.DONE, "")
-    found = restoring.results_of(done)
-    assert (found["default"].missing, found["default"].extra, found["default"].stuck) == (1, 1, 0)
-    assert (found["other"].missing, found["other"].stuck, found["other"].agrees) == (0, 1, False)
-    assert done.outcomes == {"missing": 1, "extra": 1}
-    assert json.loads(done.position).keys() == {"default", "other"} | set(reading.queues(DB))
+    missing, _held = schedule(2)
+    there.remove("default", [missing])
+    redis_client.zadd(there.keys("default").ready, {"999999999": 1.0})
+    [stuck] = schedule(1, due=-1, queue="other")
+    assert claims(stuck)
+    Message._base_manager.filter(pk=stuck).update(leased_until=timezone.now() - timedelta(hours=1))
+    Message._base_manager.filter(pk__in=schedule(1, queue="gone")).delete()
     there.close()
 
+    with acting_as("user:anna"):
+        done = work_off(lifecycle.start(DB, "check", {}, {}, described="", reason=""))
 
-@pytest.mark.usefixtures("puts_are_flushed")
-def test_a_check_finds_the_queues_that_only_redis_knows(settings: Any) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "GRACE": 0.1}
-    ensure_horizon(DB, broker(), lease=0.001, worker="test")
-    Message._base_manager.filter(pk__in=schedule(1, queue="gone")).delete()
-    assert restoring.results_of(work_off(check()))["gone"].extra == 1
+    assert (done.state, done.error, done.outcomes) == (OperationState.DONE, "", {"missing": 1, "extra": 2})
+    found = consistency_check.results_of(done)
+    wrong = {queue: (each.missing, each.extra, each.stuck) for queue, each in found.items() if not each.agrees}
+    assert wrong == {"default": (1, 1, 0), "gone": (0, 1, 0), "other": (0, 0, 1)}

@@ -1,7 +1,7 @@
-"""Clocks differ: the record's decides. Nobody asks the clock of Redis, and what a process knows is corrected.
+"""Clocks differ: the record's decides, and what a process knows of it is corrected.
 
-The clock of Redis is set by libfaketime. A process is wrong about the record's clock after that was set; here it has
-learned from an answer that shows the wrong time.
+A process is wrong about the record's clock after that was set; here it has learned from an answer that shows the wrong
+time. What a Redis with a wrong clock does is in ``tests/faults/test_clock_skew.py``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from django_delayq.worker.processes.process import Parts
 from django_delayq.worker.upkeep.heartbeat import Heartbeat
 from django_delayq.worker.upkeep.loader import Loader
 from tests.support.assembled import Assemble
-from tests.support.skewed import SkewedRedis
 from tests.support.workers import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -75,26 +74,6 @@ def error() -> float:
 
 def state(message: Message) -> State:
     return State(Message.objects.get(pk=message.pk).state)
-
-
-@pytest.mark.parametrize("ahead", [HOUR, -30.0])
-def test_a_redis_with_a_wrong_clock_delivers_when_due_and_not_before(
-    assembled: Assemble, settings: Any, ahead: float
-) -> None:
-    with SkewedRedis() as server:
-        settings.DELAYQ = {**settings.DELAYQ, "REDIS": server.url}
-        server.set_ahead(ahead)
-        worker = Worker(assembled(threads=10))
-        due = schedule_message("t.ok", expires="1m")
-        later = schedule_message("t.ok", delay="5m")
-        worker.loader.tick()
-        for message in (due, later):
-            worker.put(message)
-        worker.consumer.turn()
-        assert (state(due), state(later)) == (State.RUNNING, State.SCHEDULED)
-        worker.consumer.turn()
-        assert worker.due_there(later) == to_tenths(later.due_at)
-        assert state(later) == State.SCHEDULED
 
 
 def test_a_process_ahead_of_the_record_claims_nothing_early_and_learns_the_time(worker: Worker) -> None:

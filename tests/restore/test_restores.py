@@ -36,7 +36,7 @@ def restore_again_and_again(until: int) -> int:
     return times
 
 
-def test_two_restores_two_workers_and_live_traffic_end_as_if_there_had_been_no_restore(
+def test_restores_and_traffic_beside_each_other_lose_and_double_nothing(
     start: Start, redis_server: RedisServer
 ) -> None:
     messages = schedule_messages({"topic": "t.tx", "delay": 0.005 * n} for n in range(300))
@@ -78,11 +78,3 @@ def test_a_restore_that_ends_early_lets_a_worker_load_the_rest_at_once(redis_cli
     Loader("default", brokers, "host/1").tick()
     assert redis_client.zcard(DELAYED) == len(messages)
     brokers.close()
-
-
-def test_a_restore_without_a_worker_leaves_redis_ready_for_one(start: Start, redis_server: RedisServer) -> None:
-    messages = schedule_messages({"topic": "t.tx"} for _ in range(50))
-    run("delayq_restore")
-    start("--roles", "consumer,recorder,mover")
-    eventually(lambda: states() == {State.CONSUMED: 50}, "a worker without a loader delivers all")
-    assert effects_per_message() == once_each(messages)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.db.models import F
 from django.utils import timezone
 
 from django_delayq import schedule_messages
@@ -92,9 +93,7 @@ def schedule(number: int = 1, *, due: float = 60.0, **more: Any) -> list[int]:
     ]
     ids = [message.pk for message in schedule_messages(given)]
     if due < -50:
-        for message in Message.objects.filter(pk__in=ids):
-            late = message.due_at + timedelta(seconds=due + 50)
-            Message._base_manager.filter(pk=message.pk).update(due_at=late)
+        Message._base_manager.filter(pk__in=ids).update(due_at=F("due_at") + timedelta(seconds=due + 50))
     return ids
 
 
