@@ -95,16 +95,25 @@ def reachable(page: Any, selector: str) -> None:
     assert page.eval_on_selector_all(selector, COVERED) == []
 
 
-def test_each_page_has_navigation_and_refresh(page: Any) -> None:
+def test_each_page_has_navigation_and_refresh_and_a_row_changes_without_a_reload(page: Any) -> None:
     for name in PAGES:
         page.goto(admin_url(f"{name}_changelist"))
         expect(page.locator(".dq-nav li a")).to_have_count(9)
         reachable(page, ".dq-nav li a")
         expect(page.get_by_label("Refresh every")).to_be_visible()
         reachable(page, ".dq-live select, .dq-live a")
+    message = samples.running()
+    page.goto(f"{admin_url('message_changelist')}?q={message.pk}")
+    row = page.locator("#result_list tr").filter(has_text=f"#{message.pk}")
+    expect(row).to_contain_text("running")
+    page.evaluate("window.loadedOnce = true")
+    samples.succeeded(message)
+    page.get_by_label("Refresh every").select_option("2")
+    expect(row).to_contain_text("consumed")
+    assert page.evaluate("window.loadedOnce")
 
 
-def test_the_list_has_tabs_search_and_buttons(page: Any, seeded: dict[State, Message]) -> None:
+def test_the_list_and_dead_letters_have_tabs_search_and_buttons(page: Any, seeded: dict[State, Message]) -> None:
     page.goto(f"{admin_url('message_changelist')}?state=all")
     reachable(page, ".dq-chips a")
     reachable(page, "#changelist-search input[type=text], #changelist-search input[type=submit]")
@@ -118,21 +127,6 @@ def test_the_list_has_tabs_search_and_buttons(page: Any, seeded: dict[State, Mes
     reachable(page, "[data-dq-region=actions] button")
     page.get_by_role("button", name="Cancel").click()
     expect(page.locator("#forecast")).to_contain_text("will be cancelled")
-
-
-def test_a_row_changes_without_a_reload(page: Any) -> None:
-    message = samples.running()
-    page.goto(f"{admin_url('message_changelist')}?q={message.pk}")
-    row = page.locator("#result_list tr").filter(has_text=f"#{message.pk}")
-    expect(row).to_contain_text("running")
-    page.evaluate("window.loadedOnce = true")
-    samples.succeeded(message)
-    page.get_by_label("Refresh every").select_option("2")
-    expect(row).to_contain_text("consumed")
-    assert page.evaluate("window.loadedOnce")
-
-
-def test_dead_letters_can_be_requeued(page: Any) -> None:
     page.goto(admin_url("deadletters_changelist"))
     reachable(page, ".dq-dead button")
     page.get_by_role("button", name="Requeue all").first.click()
