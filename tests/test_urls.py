@@ -48,12 +48,9 @@ def test_no_page_asks_another_database(settings: Any, monkeypatch: pytest.Monkey
     assert (ask("live")[0], ask("ready")[0]) == (200, 200)
 
 
-def test_a_working_process_is_alive_and_ready() -> None:
+def test_a_process_is_alive_and_ready_also_without_redis(redis_server: RedisServer, settings: Any) -> None:
     assert ask("live") == (200, {"status": "ok"})
     assert ask("ready") == (200, {"status": "ok", "database": "ok", "redis": "ok"})
-
-
-def test_a_process_is_ready_without_redis(redis_server: RedisServer, settings: Any) -> None:
     redis_server.kill()
     assert ask("ready") == (200, {"status": "degraded", "database": "ok", "redis": "unavailable"})
     settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}

@@ -88,16 +88,11 @@ def test_lateness_falls_into_the_smallest_class_that_holds_it(late_ms: float, co
     assert Rollup.objects.get().at == AT.replace(second=0)
 
 
-def test_only_first_deliveries_have_a_lateness() -> None:
+def test_only_first_deliveries_have_a_lateness_and_ends_without_a_report_are_counted() -> None:
     counts = UnwrittenCounts()
     counts.claimed([claimed(5, deliveries=2)])
     assert not counts.drain()
-
-
-def test_messages_that_end_without_a_report_are_counted() -> None:
-    counts = UnwrittenCounts()
-    moved = [Moved(1, "t.a", "default", 0, state, AT, 1) for state in State if state != State.RUNNING]
-    counts.moved(moved)
+    counts.moved([Moved(1, "t.a", "default", 0, state, AT, 1) for state in State if state != State.RUNNING])
     rollups.write(DB, counts.drain())
     assert totals() == {"dead": 1, "expired": 1}
 
@@ -127,21 +122,15 @@ def _delivery(*, lost: bool = False) -> Delivery:
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def test_written_counts_are_added_to_the_rollups() -> None:
+def test_written_counts_are_added_to_the_rollups_in_one_statement_or_several() -> None:
+    topics = ROLLUPS_PER_STATEMENT + 7
     for number in (1, 2):
         counts = UnwrittenCounts()
         counts.ended("consumed", [Counted("default", "t.a")] * number)
-        counts.ended("consumed", [Counted("other", "t.a")])
+        counts.ended("dead", [Counted("other", f"t.{place}") for place in range(topics)])
         rollups.write(DB, counts.drain())
     assert totals(queue="default") == {"consumed": 3}
-    assert totals(queue="other") == {"consumed": 2}
-
-
-def test_many_topics_are_written_in_several_statements() -> None:
-    counts = UnwrittenCounts()
-    counts.ended("dead", [Counted("default", f"t.{number}") for number in range(ROLLUPS_PER_STATEMENT + 7)])
-    rollups.write(DB, counts.drain())
-    assert totals() == {"dead": ROLLUPS_PER_STATEMENT + 7}
+    assert totals(queue="other") == {"dead": 2 * topics}
 
 
 def test_an_idle_process_issues_no_statement(django_assert_num_queries: Any) -> None:
@@ -207,13 +196,16 @@ def test_old_minutes_become_hours_with_the_same_sums_and_old_hours_are_deleted()
     assert totals(seconds=HOUR_SECONDS, at=older) == {"retried": 4}
 
 
-def test_compaction_goes_on_in_batches() -> None:
+def test_compaction_goes_on_in_batches_and_looks_cheaply(django_assert_max_num_queries: Any) -> None:
     for hour in range(3):
         store(hours_ago(60 + hour), consumed=1)
     assert RollupCompactor(DB).compact(2) is True
     assert Rollup.objects.filter(seconds=MINUTE_SECONDS).count() == 1
     assert RollupCompactor(DB).compact(2) is False
     assert totals(seconds=HOUR_SECONDS) == {"consumed": 3}
+    store(hours_ago(1), consumed=1)
+    with django_assert_max_num_queries(4):
+        RollupCompactor(DB).compact(10)
 
 
 def test_an_hour_is_compacted_when_all_of_it_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,12 +216,6 @@ def test_an_hour_is_compacted_when_all_of_it_is_old(monkeypatch: pytest.MonkeyPa
         assert RollupCompactor(DB).compact(10) is False
         assert Rollup.objects.filter(seconds=MINUTE_SECONDS).exists() is kept
     assert totals(seconds=HOUR_SECONDS) == {"consumed": 1}
-
-
-def test_compaction_of_young_minutes_issues_few_statements(django_assert_max_num_queries: Any) -> None:
-    store(hours_ago(1), consumed=1)
-    with django_assert_max_num_queries(4):
-        RollupCompactor(DB).compact(10)
 
 
 @pytest.mark.django_db(transaction=True)
@@ -243,9 +229,7 @@ def test_a_worker_that_stops_in_order_has_written_all_counts() -> None:
     assert sum(found.values()) == 5
 
 
-def test_a_worker_that_ends_without_a_database_logs_no_error(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_ending_without_a_database_is_quiet(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     def refuse(*args: Any) -> None:
         raise OperationalError("gone")
 

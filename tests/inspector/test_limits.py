@@ -16,7 +16,6 @@ from django_delayq.inspector.diagnostics import Thresholds
 from django_delayq.inspector.numbers import Capped
 from django_delayq.inspector.stats import take_snapshot
 from django_delayq.models import Message, Worker
-from django_delayq.project import conf
 from django_delayq.record import admission, transitions
 from django_delayq.record.sql import statements
 from django_delayq.record.sql.rows import LeaseRenewal
@@ -51,17 +50,6 @@ def findings(name: str = "Limited", **terms: Any) -> list[Finding]:
     return [each for each in diagnostics.check(DB, None, Thresholds(min_workers=0, **terms)) if each.name == name]
 
 
-def test_limited_messages_are_counted_by_queue_and_are_not_overdue(declare: Declare) -> None:
-    declare("l.one", limit=1)
-    made = fill("l.one", 3, timedelta(hours=2), queue="full")
-    seen = take_snapshot(DB)
-    assert (seen.limited, seen.scheduled, seen.ready, seen.overdue) == (Capped(2), Capped(2), Capped(0), Capped(0))
-    queue = seen.queues["full"]
-    assert (queue.limited, queue.oldest_overdue) == (Capped(2), None)
-    assert queue.oldest_limited == Message.objects.get(pk=made[2].pk).due_at
-    assert stats.oldest_overdue(DB, seen.at) == []
-
-
 def test_the_others_of_a_queue_with_limited_messages_are_ready_and_overdue(declare: Declare) -> None:
     declare("l.one", limit=1)
     fill("l.one", 4, timedelta(hours=2))
@@ -77,7 +65,7 @@ def test_the_others_of_a_queue_with_limited_messages_are_ready_and_overdue(decla
 
 
 @pytest.mark.parametrize("outcome", [State.CONSUMED, State.SCHEDULED, State.RUNNING])
-def test_messages_that_no_worker_takes_become_overdue_soon_after_the_end_of_what_ran(
+def test_what_no_worker_takes_is_overdue_soon_after_others_end(
     declare: Declare, delayq: Delayq, outcome: State
 ) -> None:
     """As when all workers have died, so that nothing is tidied up either."""
@@ -122,9 +110,7 @@ def test_a_message_that_is_rescheduled_long_after_its_delivery_keeps_no_place(de
     assert take_snapshot(DB).limited == Capped(0)
 
 
-def test_an_overdue_message_behind_many_limited_ones_is_found(
-    declare: Declare, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_overdue_message_behind_many_limited_is_found(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "DUE_READ", 3)
     declare("l.one", limit=1)
     fill("l.one", 8, timedelta(hours=2))
@@ -138,28 +124,13 @@ def test_an_overdue_message_behind_many_limited_ones_is_found(
     assert (queue.overdue, queue.ready) == (Capped(1, more=True), Capped(0, more=True))
 
 
-def test_limited_messages_behind_many_overdue_ones_are_not_overdue(
-    declare: Declare, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_limited_behind_many_overdue_ones_are_not_overdue(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "DUE_READ", 3)
     declare("l.one", limit=1)
     fill("l.one", 9, timedelta(hours=2))
     schedule_messages([{"topic": "l.free"}] * 3)
     Message._base_manager.filter(topic="l.free").update(due_at=transitions.now(DB) - timedelta(hours=3))
     assert take_snapshot(DB).overdue == Capped(3, more=True)
-
-
-def test_the_longest_lines_come_first_with_what_runs(declare: Declare) -> None:
-    declare("l.one", limit=2)
-    fill("l.one", 3, limit_key="a")
-    fill("l.one", 5, limit_key="b b")
-    found = stats.longest_lines(DB, 10)
-    assert found.number == Capped(2)
-    assert [(line.name, line.waiting.count, line.running, line.is_full) for line in found.longest] == [
-        ("topic l.one key b b", 3, 2, True),
-        ("topic l.one key a", 1, 2, True),
-    ]
-    assert len(stats.longest_lines(DB, 1).longest) == 1
 
 
 def test_lines_beyond_the_cap_are_at_least_so_long(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,27 +150,8 @@ def test_a_message_under_two_full_limits_waits_for_the_first(declare: Declare, q
     assert found == {"topic l.one": 1, "queue default": 2}
 
 
-def test_all_limits_have_those_that_are_declared_and_those_that_run(declare: Declare, queue_limits: Any) -> None:
-    queue_limits(slow={"rate": "60/m", "burst": 1})
-    declare("l.one", limit=1, limit_key=lambda message: message.payload.get("key"))
-    declare("l.free", limit=7)
-    fill("l.one", 1, limit_key="runs")
-    fill("l.two", 1)
-    found = {line.name: line for line in stats.all_limits(DB, 50).longest}
-    assert set(found) == {"topic l.one key runs", "topic l.free", "queue slow"}
-    assert found["topic l.one key runs"].running == 1
-    assert found["queue slow"].limit == (conf.get().LIMITS or {})["slow"]
-
-
-def test_a_rate_tells_its_next_slot(declare: Declare) -> None:
-    declare("l.rate", rate="60/h")
-    fill("l.rate", 2)
-    (line,) = stats.longest_lines(DB, 5).longest
-    assert line.slot is not None
-    assert timedelta(seconds=50) < line.slot - transitions.now(DB) <= timedelta(minutes=1, seconds=1)
-
-
 def test_stats_tell_the_lines(declare: Declare) -> None:
+    assert "Limited " not in run("delayq_stats").out
     declare("l.one", limit=1)
     fill("l.one", 3)
     found = stats.collect(DB, None)
@@ -213,11 +165,6 @@ def test_stats_tell_the_lines(declare: Declare) -> None:
     (line,) = told["limits"]
     assert (line["name"], line["running"]) == (LINE, 1)
     assert line["limit"] == {"count": 1, "interval": None, "burst": None}
-
-
-def test_stats_without_limits_say_nothing_of_them() -> None:
-    schedule_message("l.one")
-    assert "Limited " not in run("delayq_stats").out
 
 
 def test_a_check_tells_of_messages_that_wait_long(declare: Declare) -> None:
@@ -236,9 +183,7 @@ def test_a_check_tells_of_messages_that_wait_long(declare: Declare) -> None:
     assert all(each.level != Level.CRITICAL for each in diagnostics.check(DB, None, Thresholds(min_workers=0)))
 
 
-def test_the_message_that_waits_longest_is_told_of_behind_longer_lines(
-    declare: Declare, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_waits_longest_is_told_behind_longer_lines(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (diagnostics, stats):
         monkeypatch.setattr(module, "LINES_READ", 1)
     declare("l.one", limit=1)

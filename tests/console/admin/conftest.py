@@ -12,8 +12,6 @@ from django_delayq.console.admin import (
     action_pages,
     audit_pages,
     dead_letters_page,
-    health_page,
-    message_list,
     message_page,
     panels,
     queue_pages,
@@ -81,25 +79,16 @@ def slow_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listing.Listing, "ids", too_slow)
 
 
-def raise_time_limits(patch: pytest.MonkeyPatch) -> None:
-    """Raise the time limits of the pages, so that none gives up on a busy machine."""
-    pages = (
-        action_pages,
-        audit_pages,
-        message_list,
-        dead_letters_page,
-        health_page,
-        message_page,
-        action_pages,
-        queue_pages,
-    )
-    for module in (*pages, language, listing, panels):
+def limit_time(patch: pytest.MonkeyPatch, milliseconds: int) -> None:
+    """Set the time limits of the pages."""
+    pages = (action_pages, addresses, audit_pages, message_page, panels, preview, queue_pages, restore_page)
+    for module in (*pages, dead_letters_page, failures, language, listing):
         names = [name for name in vars(module) if name.endswith("TIMEOUT_MS")]
         assert names
         for name in names:
-            patch.setattr(module, name, 60_000)
+            patch.setattr(module, name, milliseconds)
 
 
 @pytest.fixture(autouse=True)
-def _raised_time_limits(monkeypatch: pytest.MonkeyPatch, redis_has_time: None) -> None:
-    raise_time_limits(monkeypatch)
+def _no_page_gives_up_on_a_busy_machine(monkeypatch: pytest.MonkeyPatch, redis_has_time: None) -> None:
+    limit_time(monkeypatch, 60_000)

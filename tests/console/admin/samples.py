@@ -105,9 +105,10 @@ def one_of_each() -> dict[State, Message]:
 
 def late(*messages: Message, seconds: float = 60) -> list[Message]:
     """Have messages be overdue by so much."""
-    due = transitions.now(DB) - timedelta(seconds=seconds)
-    Message._base_manager.filter(pk__in=[message.pk for message in messages]).update(due_at=due)
-    return [fresh(message) for message in messages]
+    rows = Message._base_manager.filter(pk__in=[message.pk for message in messages])
+    rows.update(due_at=transitions.now(DB) - timedelta(seconds=seconds))
+    found = rows.in_bulk()
+    return [found[message.pk] for message in messages]
 
 
 def worker(name: str = "w", queues: tuple[str, ...] = ("default",), *, seen: float = 0, **values: Any) -> Worker:

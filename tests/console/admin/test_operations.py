@@ -133,9 +133,7 @@ def test_a_spread_of_a_requeue_goes_over_those_that_would_be_due_at_once() -> No
         ("reschedule", Scope(ids=(1,)).to_json(), {"due": "2050-01-01T00:00:00+00:00", "shift": 5}),
     ],
 )
-def test_an_operation_that_no_worker_could_do_is_refused_at_the_start(
-    action: str, scope: dict[str, Any], arguments: dict[str, Any]
-) -> None:
+def test_what_no_worker_could_do_is_refused(action: str, scope: dict[str, Any], arguments: dict[str, Any]) -> None:
     with pytest.raises((KeyError, ValueError)):
         lifecycle.start(samples.DB, action, scope, arguments, described="", reason="")
     assert not Operation.objects.exists()
@@ -146,27 +144,18 @@ def test_an_operation_that_no_worker_could_do_is_refused_at_the_start(
 
 def test_two_workers_never_do_one_operation_at_once() -> None:
     scheduled(10)
-    operation = start("cancel", "is:live")
+    operation, other = start("cancel", "is:live"), start("run", "is:live")
     assert step(operation, "w1")
-    assert lifecycle.lease_next(samples.DB, "w2") is None
     before = samples.record()
     assert not step(operation, "w2")
     assert samples.record() == before
+    assert [lifecycle.lease_next(samples.DB, name) for name in ("w2", "w3")] == [other, None]
     assert fresh(operation).worker == "w1"
     assert step(operation, "w1")
-
-
-def test_the_lease_of_a_worker_whose_clock_was_ahead_ends_with_that() -> None:
-    operation = start("cancel", "is:live")
+    # No lease is so long: the clock of its worker was ahead.
     ahead = transitions.now(samples.DB) + timedelta(days=1)
-    Operation.objects.update(worker="w1", leased_until=work.lease_from(ahead))
-    assert lifecycle.lease_next(samples.DB, "w2") == operation
-
-
-def test_two_workers_lease_two_operations() -> None:
-    first, second = start("cancel", "is:live"), start("run", "is:live")
-    taken = [lifecycle.lease_next(samples.DB, name) for name in ("w1", "w2", "w3")]
-    assert taken == [first, second, None]
+    Operation.objects.filter(pk=operation.pk).update(leased_until=lifecycle.lease_from(ahead))
+    assert lifecycle.lease_next(samples.DB, "w3") == operation
 
 
 def test_a_step_whose_lease_was_lost_is_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,14 +176,6 @@ def test_a_step_whose_lease_was_lost_is_rolled_back(monkeypatch: pytest.MonkeyPa
     lease_runs_out(operation)
     worked_off()
     assert outcome(operation) == ("done", 3, {"cancelled": 3})
-
-
-def test_a_runner_without_operations_issues_one_query() -> None:
-    start("cancel", "is:live")
-    worked_off()
-    with CaptureQueriesContext(connection) as queries:
-        assert OperationRunner(samples.DB, "w1").tick() >= 5.0
-    assert len(queries) == 1
 
 
 # --- stop and resume --------------------------------------------------------------------------------------------------
@@ -229,12 +210,15 @@ def test_a_load_of_a_worker_cannot_be_stopped_while_that_lives(chief: Client) ->
     assert stop in page(chief, load).content.decode()
 
 
-def test_a_finished_operation_neither_stops_nor_resumes() -> None:
+def test_a_finished_operation_neither_stops_nor_resumes_and_costs_one_query() -> None:
     operation = start("cancel", "is:live")
     worked_off()
     assert not lifecycle.stop(operation)
     assert not lifecycle.resume(operation)
     assert fresh(operation).state == "done"
+    with CaptureQueriesContext(connection) as queries:
+        assert OperationRunner(samples.DB, "w1").tick() >= 5.0
+    assert len(queries) == 1
 
 
 # --- failures ---------------------------------------------------------------------------------------------------------
@@ -271,9 +255,7 @@ def tries(runner: OperationRunner, number: int) -> int:
     return raised
 
 
-def test_a_step_that_fails_again_and_again_fails_the_operation(
-    chief: Client, failing: type[Failing], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_failures_in_a_row_are_final(chief: Client, failing: type[Failing], caplog: pytest.LogCaptureFixture) -> None:
     operation, other = start("fail", ids=[]), start("cancel", ids=[])
     runner = OperationRunner(samples.DB, "w1")
     with caplog.at_level(logging.ERROR, "django_delayq"):
@@ -298,9 +280,7 @@ def test_operations_that_need_no_redis_are_done_while_it_is_away(settings: Any) 
 
 
 @pytest.mark.parametrize("away", [BrokerUnavailable("Redis is away"), OperationalError("the database is away")])
-def test_a_step_is_tried_again_while_a_server_is_away(
-    failing: type[Failing], monkeypatch: pytest.MonkeyPatch, away: Exception
-) -> None:
+def test_a_step_waits_for_its_servers(failing: type[Failing], monkeypatch: pytest.MonkeyPatch, away: Exception) -> None:
     operation = start("fail", ids=[])
     failing.error = away
     if isinstance(away, OperationalError):
@@ -369,9 +349,6 @@ def test_the_page_shows_an_operation_and_its_outcomes(chief: Client) -> None:
     text = samples.text(page(chief, operation))
     assert "a second" in text
     assert "Time left, about" in text
-
-
-def test_the_page_says_that_a_requeue_is_at_once(chief: Client) -> None:
     samples.cancelled(delay="2d")
     assert "Due at once" in samples.text(page(chief, start("requeue", "state:cancelled", now=True)))
 

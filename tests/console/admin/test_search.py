@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from django.utils import timezone
 
 from django_delayq import schedule_message
+from django_delayq.console.admin import action_table, search_box
 from django_delayq.console.search import language
 from django_delayq.console.search.language import Search
 from django_delayq.console.search.texts import term_text
 from django_delayq.core import bounds
-from django_delayq.core.states import State
 from django_delayq.models import Message
+from tests.browser.middleware import POLICY
 
 from . import samples
 
@@ -34,14 +37,8 @@ def found(text: str, now: datetime | None = None) -> set[int]:
 # --- parsing ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", ["", "   ", "\t\n"])
-def test_an_empty_search_finds_all_messages(text: str) -> None:
-    assert parse(text).terms == ()
-    assert parse(text).described == "all messages"
-    assert parse(text).states == frozenset(State)
-
-
 DESCRIBED = [
+    (" \t\n", "all messages"),
     ("12345", "id 12345"),
     ("id:5", "id 5"),
     ("id:7,5,7", "id 5, 7"),
@@ -75,10 +72,7 @@ DESCRIBED = [
     ("topic:a state:dead", "topic is “a”, dead"),
     ("due:2026-01-02", "due from 2026-01-02 00:00:00 until before 2026-01-03 00:00:00"),
     ("due:2026-01-02..2026-01-03", "due from 2026-01-02 00:00:00 until before 2026-01-04 00:00:00"),
-    (
-        "due:2026-01-02T10:00..2026-01-02T10:05",
-        "due from 2026-01-02 10:00:00 until before 2026-01-02 10:05:00",
-    ),
+    ("due:2026-01-02T10:00..2026-01-02T10:05", "due from 2026-01-02 10:00:00 until before 2026-01-02 10:05:00"),
     ("due:2026-01-02..", "due from 2026-01-02 00:00:00 on"),
     ("due:..2026-01-02", "due before 2026-01-03 00:00:00"),
     ("due:<2026-01-02", "due before 2026-01-02 00:00:00"),
@@ -132,10 +126,7 @@ def test_a_search_is_described_in_words(text: str, described: str) -> None:
         ("key:", "the value after the colon is missing"),
         ('""', "the text between the quotation marks is missing"),
         ('key:"a', "A quotation mark is not closed."),
-        (
-            "state:gone",
-            "state:gone: not a state. Write one of scheduled, running, consumed",
-        ),
+        ("state:gone", "state:gone: not a state. Write one of scheduled, running, consumed"),
         ("is:late", "is:late: unknown. Write is:overdue"),
         ("attempts:many", "not a number"),
         ("attempts:>", "not a number"),
@@ -195,7 +186,7 @@ def test_every_problem_is_listed_and_the_readable_terms_do_not_count(db: None) -
     "text",
     [
         *(text for text, _described in DESCRIBED if text != "is:overdue"),
-        *("", "mail:*", "is:finished", 'key:"a b"*', 'key:"\\"\\\\"'),
+        *("mail:*", "is:finished", 'key:"a b"*', 'key:"\\"\\\\"'),
         *('error:"no such"', "payload.a:null", "id:3,4 queue:q"),
     ],
 )
@@ -308,16 +299,6 @@ def test_a_payload_value_of_another_type_is_not_found(text: str) -> None:
 
 
 @pytest.mark.django_db
-def test_errors_are_found_by_a_part_of_their_kind_in_any_case() -> None:
-    message = samples.dead()
-    samples.scheduled()
-    assert samples.fresh(message).error
-    assert found("error:valueerror") == {message.pk}
-    assert found("error:value_error") == set()
-    assert found("error:%") == set()
-
-
-@pytest.mark.django_db
 def test_overdue_retrying_running_and_finished_messages_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "OVERDUE_AFTER", timedelta(seconds=60))
     overdue = samples.scheduled(delay=0)
@@ -340,3 +321,31 @@ def test_overdue_retrying_running_and_finished_messages_are_found(monkeypatch: p
     assert found("finished:>1h") == set()
     assert found("created:<1h state:consumed") == {consumed.pk}
     assert found("due:>2h") == {later.pk}
+
+
+# --- the documentation -----------------------------------------------------------------------------------------------
+
+ROOT = Path(__file__).resolve().parents[3]
+TEXT = "".join((ROOT / f"docs/reference/{page}.rst").read_text("utf-8") for page in ("console", "permissions"))
+
+
+@pytest.mark.parametrize("example", [example for example, _meaning in search_box.HELP])
+def test_every_kind_of_term_is_described(example: str) -> None:
+    assert f"``{example}``" in TEXT
+    assert not parse(example).problems
+
+
+def test_every_example_of_a_search_can_be_read() -> None:
+    table = TEXT.partition("term                             finds")[2].partition("The page says below the box")[0]
+    terms = [term for term in re.findall(r"``([^`]+)``", table) if term not in ("*", "created:", '"42"')]
+    assert len(terms) > 20
+    assert [term for term in terms if parse(term).problems] == []
+
+
+def test_every_action_is_described() -> None:
+    for action in action_table.CONSOLE_ACTIONS.values():
+        assert re.search(rf"^{action.label}  ", TEXT, re.MULTILINE)
+
+
+def test_the_policy_is_that_of_the_tests() -> None:
+    assert POLICY.rstrip(";") in " ".join(TEXT.split())

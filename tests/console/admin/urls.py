@@ -10,7 +10,4 @@ from django_delayq.console.admin import register
 backstage = admin.AdminSite(name="backstage")
 register(backstage)
 
-urlpatterns = [
-    path("admin/", admin.site.urls),
-    path("backstage/", backstage.urls),
-]
+urlpatterns = [path("admin/", admin.site.urls), path("backstage/", backstage.urls)]
