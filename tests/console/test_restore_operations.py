@@ -338,10 +338,10 @@ def test_a_restore_in_steps_never_counts_as_a_whole_load(redis_client: redis.Red
 
 def test_a_restore_puts_selected_messages_and_no_others(lost: Lost) -> None:
     schedule(2, queue="elsewhere")
-    ids = lost(4)
-    chosen = Selection(queues=("default",), topics=("t.ok",), ids=tuple(ids[:2]), due_after=timezone.now())
+    ids = [*schedule(1, topic="t.effect"), *schedule(1, due=-20), *lost(3)]
+    chosen = Selection(queues=("default",), topics=("t.ok",), ids=tuple(ids[:4]), due_after=timezone.now())
     assert work_off(begin(chosen)).outcomes == {"put": 2}
-    assert held().keys() == set(ids[:2])
+    assert held().keys() == set(ids[2:4])
     assert not held("elsewhere")
 
 
