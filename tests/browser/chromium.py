@@ -52,8 +52,8 @@ OF_DJANGO = {("link-in-text-block", ".breadcrumbs ")}
 
 
 def settle(page: Any) -> None:
-    """Wait until the colour transitions of Django's admin have ended."""
-    page.evaluate("Promise.all(document.getAnimations().map((one) => one.finished))")
+    """Wait until the colour transitions of Django's admin have ended, or were given up with what they changed."""
+    page.evaluate("Promise.allSettled(document.getAnimations().map((one) => one.finished)).then(() => null)")
 
 
 def inaccessible(page: Any, *rules: str) -> list[str]:
