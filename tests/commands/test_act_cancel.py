@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+from collections.abc import Callable
 from datetime import timedelta
 from io import StringIO
 from typing import Any
@@ -56,25 +59,23 @@ def test_selectors_narrow_the_cancelled_messages(words: list[str], chosen: set[s
     assert {names[pk] for pk in touched} == chosen
 
 
-@pytest.mark.parametrize("selector", ["--key", "--queue", "--topic", "--state", "--due-before", "--database"])
-def test_an_empty_selector_is_refused(selector: str) -> None:
+EMPTY = [(selector, "") for selector in ("--queue", "--topic", "--state", "--due-before", "--database")]
+NO_KEYS = [("--key", key) for key in ("", " ", " k", "\udcff", "k\n", "x" * 201)]
+
+
+@pytest.mark.parametrize(("selector", "value"), [*EMPTY, *NO_KEYS], ids=ascii)
+def test_a_selector_that_no_message_can_match_is_refused(selector: str, value: str) -> None:
     schedule(2)
-    assert run("delayq_act", "cancel", "--topic", "t.ok", selector, "", "--yes").code != 0
+    assert run("delayq_act", "cancel", "--topic", "t.ok", selector, value, "--yes").code != 0
     assert cancelled() == set()
 
 
-@pytest.mark.parametrize("key", ["", " ", " k", "\udcff", "k\n", "x" * 201], ids=ascii)
-def test_a_key_that_no_message_can_have_is_refused(key: str) -> None:
-    ran = run("delayq_act", "cancel", "--key", key, "--yes")
-    assert ran.code != 0
-    assert "--key: key must be 1 to 200 printable characters" in ran.err
-
-
-def test_an_empty_stdin_cancels_nothing(monkeypatch: Any) -> None:
+@pytest.mark.parametrize("words", [["-"], ["--topic", "t.gone"]], ids=["empty stdin", "no match"])
+def test_a_choice_of_no_messages_needs_no_confirmation(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     schedule(2)
     monkeypatch.setattr(sys, "stdin", StringIO(""))
-    assert run("delayq_act", "cancel", "-", "--yes").code == 0
-    assert cancelled() == set()
+    ran = run("delayq_act", "cancel", *words)
+    assert (ran.code, ran.out, cancelled()) == (0, "No message matches.\n", set())
 
 
 def test_messages_that_appear_while_a_cancel_asks_are_left_alone_and_changed_ones_are_told(
@@ -93,11 +94,6 @@ def test_messages_that_appear_while_a_cancel_asks_are_left_alone_and_changed_one
     assert (ran.code, ran.json["answers"]) == (4, {"cancelled": 2, "too late": 1})
     assert cancelled() == set(ids[1:])
     assert set(Message.objects.filter(state=State.SCHEDULED).values_list("pk", flat=True)) == set(added)
-
-
-def test_selectors_without_a_match_need_no_confirmation() -> None:
-    ran = run("delayq_act", "cancel", "--topic", "t.ok")
-    assert (ran.code, ran.out) == (0, "No message matches.\n")
 
 
 def test_options_of_django_may_stand_before_and_after_the_verb() -> None:
@@ -178,16 +174,6 @@ def test_ids_are_read_from_stdin_and_changed_in_batches(verb: list[str], monkeyp
 
 
 @EVERY_VERB
-def test_an_interrupted_command_stops_between_two_batches(verb: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    ids = messages_for(verb, 1_100)
-    monkeypatch.setattr(common.Interruptible, "asked", lambda self: True)
-    monkeypatch.setattr(common.Interruptible, "returncode", 130)
-    ran = run("delayq_act", *verb, *map(str, ids), "--yes", "--json")
-    assert (ran.code, [*ran.json["answers"].values()]) == (130, [1_000])
-    assert len(changed(*ids)) == 1_000
-
-
-@EVERY_VERB
 def test_several_messages_are_not_changed_without_a_confirmation(verb: list[str]) -> None:
     ids = messages_for(verb, 2)
     ran = run("delayq_act", *verb, *map(str, ids))
@@ -211,27 +197,43 @@ def test_a_call_without_one_selection_is_refused(verb: list[str]) -> None:
 @pytest.mark.console
 @EVERY_MOVE
 def test_the_action_is_in_the_audit(verb: list[str]) -> None:
-    from django_delayq.console.models import AuditEvent
-
     messages_for(verb, 3)
     run("delayq_act", *verb, "--topic", "t.ok", "--queue", "default", "--reason", "the bank asked", "--yes")
-    written = AuditEvent.objects.latest("pk")
-    assert (written.action, written.target) == (verb[0], "topic t.ok, queue default")
-    assert (written.reason, [*written.outcomes.values()]) == ("the bank asked", [3])
+    assert audited() == (verb[0], "topic t.ok, queue default", "the bank asked", [3])
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def fail() -> None:
+    raise OperationalError("deadlock detected")
 
 
 @pytest.mark.console
-@EVERY_VERB
-def test_what_was_done_before_an_error_is_told_and_audited(verb: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("happens", "code", "words"), [(interrupt, 130, "Interrupted"), (fail, 69, "deadlock detected")]
+)
+def test_what_was_done_before_the_end_of_a_command_is_told_and_audited(
+    happens: Callable[[], None], code: int, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = schedule(1_100)
+    asked = common.Interruptible.asked
+
+    def after_a_batch(interruption: common.Interruptible) -> bool:
+        happens()
+        return asked(interruption)
+
+    monkeypatch.setattr(common.Interruptible, "asked", after_a_batch)
+    ran = run("delayq_act", "cancel", *map(str, ids), "--yes", "--json")
+    assert (ran.code, ran.json["answers"], words in ran.err) == (code, {"cancelled": 1_000}, True)
+    assert len(cancelled()) == 1_000
+    assert audited()[::3] == ("cancel", [1_000])
+
+
+def audited() -> tuple[str, str, str, list[int]]:
+    """Return the last action of the audit: its name, its target, the reason and the numbers."""
     from django_delayq.console.models import AuditEvent
 
-    def fail(self: Any) -> bool:
-        raise OperationalError("deadlock detected")
-
-    monkeypatch.setattr(common.Interruptible, "asked", fail)
-    ids = messages_for(verb, 1_100)
-    ran = run("delayq_act", *verb, *map(str, ids), "--yes", "--json")
-    assert (ran.code, [*ran.json["answers"].values()]) == (69, [1_000])
-    assert "deadlock detected" in ran.err
-    written = AuditEvent.objects.latest("pk")
-    assert (written.action, [*written.outcomes.values()]) == (verb[0], [1_000])
+    last = AuditEvent.objects.latest("pk")
+    return last.action, last.target, last.reason, [*last.outcomes.values()]

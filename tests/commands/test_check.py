@@ -13,7 +13,7 @@ from django.db import connection, connections
 from django.test import Client
 from django.utils import timezone
 
-from django_delayq import extensions, pause_queue
+from django_delayq import extensions, pause_queue, schedule_messages
 from django_delayq.core.clock import to_tenths
 from django_delayq.extensions import Finding, Level
 from django_delayq.inspector.diagnostics import describe_holder
@@ -35,13 +35,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def worker() -> None:
     now = timezone.now()
     Worker.objects.create(name="w", host="h", pid=1, started_at=now, seen_at=now)
-
-
-@pytest.fixture
-def eviction(redis_client: redis.Redis) -> Iterator[None]:
-    redis_client.config_set("maxmemory-policy", "allkeys-lru")
-    yield
-    redis_client.config_set("maxmemory-policy", "noeviction")
 
 
 def levels(*words: str) -> dict[str, str]:
@@ -82,33 +75,37 @@ def test_an_unreachable_redis_is_exit_code_69(redis_server: RedisServer) -> None
 
 
 @pytest.mark.parametrize(
-    ("ill", "well"),
-    [("CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0"), ("REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE")],
-    ids=["full", "a replica"],
+    ("ill", "well", "finding"),
+    [
+        ("CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0", "Redis writes: "),
+        ("CONFIG SET min-replicas-to-write 1", "CONFIG SET min-replicas-to-write 0", "Redis writes: "),
+        ("REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE", "Redis role: slave"),
+    ],
+    ids=["full", "alone", "a replica"],
 )
-def test_a_redis_that_takes_no_writes_is_not_told_as_one_that_does_not_answer(
-    redis_client: redis.Redis, ill: str, well: str
+def test_a_redis_in_which_messages_cannot_be_kept_is_critical_and_not_told_as_one_that_does_not_answer(
+    redis_client: redis.Redis, ill: str, well: str, finding: str
 ) -> None:
     schedule(1)
     redis_client.flushall()
     redis_client.execute_command(ill)
     try:
-        ran = run("delayq_restore")
+        checked, stats = run("delayq_check"), run("delayq_stats", "--json").json["redis"]
+        restored = run("delayq_restore")
     finally:
         redis_client.execute_command(well)
-    assert (ran.code, ran.err.startswith("Redis cannot be used: ")) == (69, True)
+    assert (checked.code, f"CRITICAL {finding}" in checked.out, stats["reachable"]) == (3, True, True), checked.out
+    assert finding != "Redis writes: " or f"{finding}{stats['error']}; until" in checked.out
+    assert (restored.code, restored.err.startswith("Redis cannot be used: ")) == (69, True)
 
 
-@pytest.mark.parametrize("setting", ["maxmemory", "min-replicas-to-write"])
-def test_a_redis_that_answers_and_refuses_writes_is_critical(redis_client: redis.Redis, setting: str) -> None:
-    redis_client.config_set(setting, 1)
+def test_a_redis_that_may_evict_is_critical(redis_client: redis.Redis) -> None:
+    redis_client.config_set("maxmemory-policy", "allkeys-lru")
     try:
-        checked, stats = run("delayq_check"), run("delayq_stats", "--json").json["redis"]
+        ran = run("delayq_check")
     finally:
-        redis_client.config_set(setting, 0)
-    assert checked.code == 3, checked.out
-    assert f"CRITICAL Redis writes: {stats['error']}; until" in checked.out
-    assert stats["reachable"]
+        redis_client.config_set("maxmemory-policy", "noeviction")
+    assert (ran.code, "CRITICAL Redis maxmemory-policy: allkeys-lru" in ran.out) == (3, True)
 
 
 def test_an_unreachable_database_is_exit_code_69(postgres_server: PostgresServer) -> None:
@@ -126,13 +123,6 @@ def test_an_unreachable_database_is_exit_code_69(postgres_server: PostgresServer
     }
     for command in (["delayq_restore"], ["delayq_stats"], ["delayq_check", "redis"]):
         assert run(*command).code == 69
-
-
-@pytest.mark.usefixtures("eviction")
-def test_a_redis_that_may_evict_is_critical() -> None:
-    ran = run("delayq_check")
-    assert ran.code == 3
-    assert "allkeys-lru" in ran.out
 
 
 def test_a_redis_that_no_worker_fills_is_a_warning(redis_client: redis.Redis) -> None:
@@ -179,7 +169,11 @@ def test_local_times_are_exit_code_78(settings: Any, command: str) -> None:
     assert (ran.code, "set USE_TZ = True" in ran.err) == (78, True)
 
 
-def test_pending_migrations_are_exit_code_78() -> None:
+def test_pending_migrations_are_exit_code_78(settings: Any) -> None:
+    settings.MIGRATION_MODULES = {"delayq": None}
+    ran = run("delayq_check")
+    assert (ran.code, "pending: delayq has none; run migrate" in ran.out) == (78, True)
+    settings.MIGRATION_MODULES = {}
     call_command("migrate", "delayq", "zero", verbosity=0)
     try:
         ran = run("delayq_check")
@@ -204,24 +198,12 @@ def test_pending_migrations_of_the_console_are_found_too(caplog: pytest.LogCaptu
         call_command("migrate", verbosity=0)
 
 
-def test_an_app_whose_migrations_are_turned_off_has_none(settings: Any) -> None:
-    settings.MIGRATION_MODULES = {"delayq": None}
-    ran = run("delayq_check")
-    assert (ran.code, "pending: delayq has none; run migrate" in ran.out) == (78, True)
-
-
-def test_an_unknown_database_is_a_usage_error() -> None:
-    assert run("delayq_check", "--database", "nowhere").code == 2
-
-
 def test_a_missing_worker_is_critical_unless_none_is_required() -> None:
     assert run("delayq_check", "--min-workers", "2").code == 3
     Worker.objects.update(seen_at=timezone.now() - timedelta(seconds=60))
     assert run("delayq_check").code == 3
     assert run("delayq_check", "--min-workers", "0").code == 0
-
-
-def test_a_dead_worker_is_not_alive_because_its_clock_was_ahead() -> None:
+    # A dead one is not alive because its clock was ahead.
     Worker.objects.update(seen_at=timezone.now() + timedelta(days=1))
     assert run("delayq_check").code == 3
     assert "Workers      0 alive" in run("delayq_stats").out
@@ -264,13 +246,20 @@ def test_the_oldest_overdue_message_of_each_queue_is_named() -> None:
 def test_a_topic_that_nobody_handles_is_a_warning() -> None:
     schedule(1, topic="t.gone")
     schedule(1, topic="t.elsewhere", queue="mail")
+    schedule(1)
     # Another project on this database has a handler for it.
     Worker.objects.update(topics=["t.elsewhere"])
-    ran = run("delayq_check")
+    ran, listed = run("delayq_check"), run("delayq_check", "handlers")
     assert (ran.code, "Topics: no handler for t.gone\n" in ran.out) == (0, True)
     assert levels()["Topics"] == "warn"
+    assert (listed.code, listed.err) == (0, "Messages of topic t.gone wait, and no handler is known for it.\n")
+    assert run("delayq_check", "handlers", "--json").json["unhandled"] == ["t.gone"]
     Worker.objects.update(seen_at=timezone.now() - timedelta(seconds=60))
     assert "Topics: no handler for t.elsewhere, t.gone\n" in run("delayq_check").out
+    for number in range(6):
+        schedule(1, topic=f"t.gone.{number}")
+    # A finding names a few, and counts the rest.
+    assert "no handler for t.elsewhere, t.gone, t.gone.0, t.gone.1, t.gone.2 and 3 more\n" in run("delayq_check").out
 
 
 def test_workers_that_may_want_more_connections_than_there_are_are_a_warning() -> None:
@@ -363,13 +352,6 @@ def test_a_queue_that_no_worker_serves_is_a_warning() -> None:
     assert "Queues" not in levels()
 
 
-def test_a_finding_names_a_few_and_counts_the_rest() -> None:
-    for number in range(8):
-        schedule(1, topic=f"t.gone.{number}")
-    ran = run("delayq_check")
-    assert "no handler for t.gone.0, t.gone.1, t.gone.2, t.gone.3, t.gone.4 and 3 more\n" in ran.out
-
-
 def test_too_many_dead_messages_are_critical() -> None:
     transitions.give_up("default", schedule(3), reason="")
     assert run("delayq_check").code == 0
@@ -422,6 +404,13 @@ def test_a_misspelt_topic_or_queue_is_found_with_the_one_that_is_like_it() -> No
     )
 
 
+def fill(*queues: str) -> None:
+    """Put three overdue messages into each queue."""
+    rows = [{"topic": topic, "queue": queue} for queue in queues for topic in ("l.one", "l.one", "t.ok")]
+    made = [message.pk for message in schedule_messages(rows)]
+    Message._base_manager.filter(pk__in=made).update(due_at=timezone.now() - timedelta(seconds=8000))
+
+
 @pytest.mark.parametrize("limit", [None, 1], ids=["unlimited", "limited"])
 def test_many_queues_cost_no_statement_each(limit: int | None, declare: Declare) -> None:
     def check() -> None:
@@ -435,11 +424,8 @@ def test_many_queues_cost_no_statement_each(limit: int | None, declare: Declare)
     declare("l.one", limit=limit)
     running = Message.objects.get(pk=schedule(due=-9000, topic="l.one")[0])
     assert admit(running) == [running.pk]
-    schedule(2, due=-8000, topic="l.one", queue="q")
-    schedule(due=-7000, queue="q")
+    fill("q")
     few = count_statements(check)
-    for number in range(220):
-        schedule(2, due=-8000, topic="l.one", queue=f"q{number:03}")
-        schedule(due=-7000, queue=f"q{number:03}")
+    fill(*(f"q{number:03}" for number in range(220)))
     # On a busy machine some time passes, and what is known for a while is asked for again.
     assert count_statements(check) < few + 20

@@ -6,13 +6,11 @@ from typing import Any
 
 import pytest
 from django.db import connections
-from django.utils import timezone
 
 from django_delayq import RetryPolicy, handler
-from django_delayq.models import Worker
 from django_delayq.project import registry
 from testproject.servers import PostgresServer
-from tests.support.commands import run, schedule
+from tests.support.commands import run
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -82,18 +80,6 @@ def test_a_policy_that_names_exceptions_is_told_in_words() -> None:
     words = "after 4 m, on OSError, KeyError, never TimeoutError"
     assert run("delayq_check", "handlers", "--json").json["handlers"][-1]["retry"] == words
     assert words in run("delayq_check", "handlers").out
-
-
-def test_a_topic_that_nobody_handles_is_a_warning() -> None:
-    schedule(1, topic="t.gone")
-    schedule(1, topic="t.elsewhere")
-    schedule(1, topic="a.plain")
-    now = timezone.now()
-    Worker.objects.create(name="w", host="h", pid=1, started_at=now, seen_at=now, topics=["t.elsewhere"])
-    ran = run("delayq_check", "handlers")
-    assert ran.code == 0
-    assert ran.err == "Messages of topic t.gone wait, and no handler is known for it.\n"
-    assert run("delayq_check", "handlers", "--json").json["unhandled"] == ["t.gone"]
 
 
 def test_a_project_without_handlers_is_told() -> None:

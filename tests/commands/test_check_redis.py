@@ -7,7 +7,6 @@ import pytest
 import redis
 from django.utils import timezone
 
-from django_delayq.broker.keys import keys
 from django_delayq.core.clock import SECOND
 from django_delayq.core.states import State
 from django_delayq.models import Message
@@ -65,29 +64,21 @@ def test_a_queue_that_nothing_knows_is_told_and_leaves_no_key(arguments: list[st
     assert not redis_client.keys("*gone*")
 
 
-def test_a_queue_that_only_redis_knows_is_compared_and_emptied(redis_client: redis.Redis) -> None:
-    [pk] = schedule(1, queue="gone")
-    run("delayq_restore")
-    assert redis_client.zcard(keys("delayq", "gone").delayed) == 1
-    Message._base_manager.filter(pk=pk).delete()
-    ran = run("delayq_check", "redis", "--queue", "gone", "--json")
-    assert (ran.code, ran.json["queues"]["gone"]["extra"]) == (3, 1)
-    assert run("delayq_check", "redis", "--queue", "gone", "--fix").code == 0
-    assert run("delayq_check", "redis", "--queue", "gone").code == 2
-
-
 @pytest.mark.parametrize("place", ["delayed", "ready", "aside"])
-def test_a_check_of_all_queues_finds_those_that_only_redis_knows(place: str) -> None:
+def test_a_check_finds_and_empties_the_queues_that_only_redis_knows(place: str) -> None:
     [pk] = schedule(1, queue="gone", due=60 if place == "delayed" else -20)
     schedule(1)
     run("delayq_restore")
     if place == "aside":
         broker().stand_aside("gone", {"a limit": broker().take("gone", 1).tickets})
     Message._base_manager.filter(pk=pk).delete()
-    ran = run("delayq_check", "redis", "--json")
-    assert (ran.code, ran.json["queues"]["gone"]["extra"], found(ran)) == (3, 1, {})
+    for words in ([], ["--queue", "default", "--queue", "gone"]):
+        ran = run("delayq_check", "redis", "--json", *words)
+        assert (ran.code, ran.json["queues"]["gone"]["extra"], found(ran)) == (3, 1, {})
+    # Without --fix it changes nothing.
     assert run("delayq_check", "redis", "--fix").code == 0
     assert "gone" not in run("delayq_check", "redis", "--json").json["queues"]
+    assert run("delayq_check", "redis", "--queue", "gone").code == 2
 
 
 def test_ids_without_a_scheduled_row_are_extra(redis_client: redis.Redis) -> None:

@@ -24,7 +24,6 @@ from django_delayq.core.states import State
 from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message, Queue
 from django_delayq.models.messages import Identity
-from django_delayq.project import conf
 from django_delayq.record import transitions
 from django_delayq.record.sql import statements
 from django_delayq.record.sql.moves import move
@@ -98,7 +97,8 @@ def test_a_restore_after_a_flush_puts_exactly_the_scheduled_messages_within_the_
     cancel_message(cancelled)
     elsewhere = schedule(1, queue="elsewhere")
 
-    ran = run("delayq_restore", "--json")
+    with heard(signals.messages_restored) as restored:
+        ran = run("delayq_restore", "--json")
 
     assert ran.code == 0
     assert held() == {**due_tenths(*soon), **dict.fromkeys(overdue, 0)}
@@ -107,18 +107,35 @@ def test_a_restore_after_a_flush_puts_exactly_the_scheduled_messages_within_the_
     assert (total["found"], total["put"], total["present"], total["beyond"]) == (8, 6, 0, 2)
     assert (total["overdue"], total["running"]) == (2, 1)
     assert not set(later) & held().keys()
+    assert [(facts["queue"], facts["found"], facts["put"]) for facts in restored] == [
+        ("default", 7, 5),
+        ("elsewhere", 1, 1),
+    ]
+    assert all(facts["actor"].startswith("command:delayq_restore ") for facts in restored)
+    # Nothing is left for a loader.
+    meta = broker().read_meta()
+    assert meta.loaded_tenths == meta.horizon_tenths is not None
 
 
-def test_a_second_restore_changes_nothing(redis_client: redis.Redis) -> None:
-    schedule(5)
-    schedule(5, due=-20)
-    run("delayq_restore")
+def test_the_horizon_is_that_of_the_settings(settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "HORIZON": "30s"}
+    near, _far = schedule(1, due=20), schedule(1, due=40)
+    ran = run("delayq_restore", "--json")
+    assert (held().keys(), ran.json["total"]["beyond"]) == (set(near), 1)
+
+
+def test_a_second_restore_changes_nothing_and_a_dry_run_foresees_that(redis_client: redis.Redis) -> None:
+    ids = schedule(23) + schedule(5, due=-20)
+    # Batches end amid messages with one due time.
+    Message._base_manager.filter(pk__in=ids[:23]).update(due_at=timezone.now() + timedelta(seconds=60))
+    run("delayq_restore", batch_size=4)
+    assert held().keys() == set(ids)
     before = {key: value for key, value in everything(redis_client).items() if not key.endswith(b"meta")}
 
-    ran = run("delayq_restore", "--json")
-
-    assert (ran.json["total"]["put"], ran.json["total"]["present"]) == (0, 10)
-    assert {key: value for key, value in everything(redis_client).items() if not key.endswith(b"meta")} == before
+    for more in (["--dry-run"], []):
+        total = run("delayq_restore", "--json", *more).json["total"]
+        assert (total["put"], total["present"], total["held"]) == (0, 28, 28)
+        assert {key: value for key, value in everything(redis_client).items() if not key.endswith(b"meta")} == before
 
 
 def test_messages_beyond_the_horizon_are_left_to_the_worker_that_loads_the_queue() -> None:
@@ -149,22 +166,6 @@ def test_messages_put_by_producers_during_a_restore_stay_as_they_are() -> None:
     job.run(progress=producer)
 
     assert held() == due_tenths(*ids, *added)
-
-
-def test_messages_with_the_same_due_time_are_all_put() -> None:
-    ids = schedule(23)
-    Message._base_manager.update(due_at=timezone.now() + timedelta(seconds=60))
-
-    run("delayq_restore", batch_size=4)
-
-    assert held().keys() == set(ids)
-
-
-def test_a_restore_of_all_queues_leaves_nothing_for_a_loader() -> None:
-    schedule(3)
-    run("delayq_restore")
-    meta = broker().read_meta()
-    assert meta.loaded_tenths == meta.horizon_tenths is not None
 
 
 def test_a_partial_restore_leaves_the_loading_to_a_worker() -> None:
@@ -203,15 +204,6 @@ def test_selectors_narrow_the_restored_messages(words: list[str], chosen: set[st
     assert ran.json["total"]["put"] == ran.json["total"]["found"] == len(chosen)
 
 
-def test_a_restore_sends_its_signal_with_its_actor() -> None:
-    schedule(3)
-    with heard(signals.messages_restored) as restored:
-        run("delayq_restore")
-    [facts] = restored
-    assert (facts["queue"], facts["found"], facts["put"]) == ("default", 3, 3)
-    assert facts["actor"].startswith("command:delayq_restore ")
-
-
 # --- what is overdue --------------------------------------------------------------------------------------------------
 
 
@@ -221,7 +213,9 @@ def test_overdue_messages_end_and_leave_redis_and_can_be_requeued(state: State) 
     [running] = schedule(1, due=-20)
     claim(running)
     run("delayq_restore")
-    policy = "dead" if state == State.DEAD else "cancel"
+    policy, before = "dead" if state == State.DEAD else "cancel", record()
+    refused = run("delayq_restore", "--overdue", policy)
+    assert (refused.code, "--yes" in refused.err, record() == before) == (2, True, True)
 
     with heard(signals.message_cancelled, signals.message_dead) as ended:
         ran = run("delayq_restore", "--json", "--overdue", policy, "--yes", batch_size=3)
@@ -241,11 +235,15 @@ def test_overdue_messages_end_and_leave_redis_and_can_be_requeued(state: State) 
 def test_overdue_spread_spreads_due_times_evenly() -> None:
     overdue = schedule(10, due=-100, queue="a") + schedule(10, due=-100, queue="b")
     soon = schedule(2)
+    # What expires takes no part of the time.
+    schedule(5, due=-20, queue="a", expires="10s")
     began = timezone.now()
+    assert run("delayq_restore", "--overdue", "spread=500s").code == 2
 
-    ran = run("delayq_restore", "--json", "--overdue", "spread=500s", "--yes", batch_size=3)
+    ran = run("delayq_restore", "--json", "--no-expired", "--overdue", "spread=500s", "--yes", batch_size=3)
 
-    assert (ran.json["total"]["spread"], ran.json["total"]["put"]) == (20, 22)
+    total = ran.json["total"]
+    assert (total["expired"], total["overdue"], total["spread"], total["put"]) == (5, 20, 20, 22)
     dues = list(Message.objects.filter(pk__in=overdue).order_by("due_at").values_list("due_at", flat=True))
     assert began <= dues[0] <= timezone.now()
     offsets = [(due - dues[0]).total_seconds() for due in dues]
@@ -282,18 +280,6 @@ def test_messages_that_became_due_after_the_count_are_spread_over_the_same_time(
 
 
 @pytest.mark.parametrize("policy", ["cancel", "dead", "spread=10m"])
-def test_a_restore_that_changes_the_record_is_refused_without_a_confirmation(policy: str) -> None:
-    schedule(2, due=-20)
-    before = record()
-
-    ran = run("delayq_restore", "--overdue", policy)
-
-    assert ran.code == 2
-    assert "--yes" in ran.err
-    assert record() == before
-
-
-@pytest.mark.parametrize("policy", ["cancel", "dead", "spread=10m"])
 def test_an_overdue_message_rescheduled_meanwhile_is_left_alone(policy: str) -> None:
     [pk, other] = schedule(2, due=-20)
     job = previewed(overdue=Overdue(policy.partition("=")[0]), spread=600, selection=Selection())
@@ -320,18 +306,6 @@ def test_no_expired_expires_messages_that_did_not_start_in_time() -> None:
     assert (ran.json["total"]["expired"], ran.json["total"]["put"]) == (3, 1)
     assert held().keys() == set(still)
     assert set(Message.objects.filter(state=State.EXPIRED).values_list("pk", flat=True)) == set(late)
-
-
-def test_a_spread_takes_its_whole_time_beside_messages_that_expire() -> None:
-    schedule(5, due=-20, expires="10s")
-    late = schedule(5, due=-20)
-
-    ran = run("delayq_restore", "--yes", "--no-expired", "--overdue", "spread=1000s")
-
-    assert "Overdue: 5, the oldest since" in ran.out
-    due = Message.objects.filter(pk__in=late).order_by("due_at").values_list("due_at", flat=True)
-    gaps = [(after - before).total_seconds() for before, after in itertools.pairwise(due)]
-    assert gaps == pytest.approx([200.0] * 4, abs=0.01)
 
 
 # --- interrupted ------------------------------------------------------------------------------------------------------
@@ -381,40 +355,33 @@ def test_a_resumed_restore_never_says_that_the_whole_queue_is_loaded(redis_clien
     assert meta.loaded_tenths is None
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_stops_a_restore_after_the_batch_and_the_next_one_puts_the_rest(
-    number: signal.Signals, code: int, after_first: AfterFirst
-) -> None:
-    ids = schedule(50)
-    with after_first("fill", lambda: os.kill(os.getpid(), number)):
-        ran = run("delayq_restore", "--json", batch_size=5)
-
-    assert ran.code == code
-    assert not ran.json["complete"]
-    assert len(held()) < 50
-
-    ran = run("delayq_restore", "--json", batch_size=5)
-    assert (ran.code, ran.json["complete"]) == (0, True)
-    assert held() == due_tenths(*ids)
-
-
-@pytest.mark.parametrize("policy", ["cancel", "dead", "spread=1000s"])
-def test_a_restore_that_was_interrupted_ends_the_same_when_it_is_begun_again(
-    policy: str, after_first: AfterFirst
+@pytest.mark.parametrize(
+    ("policy", "number", "code"),
+    [
+        ("run", signal.SIGTERM, 143),
+        ("cancel", signal.SIGTERM, 143),
+        ("dead", signal.SIGINT, 130),
+        ("spread=1000s", signal.SIGINT, 130),
+    ],
+)
+def test_a_restore_that_was_interrupted_after_a_batch_ends_the_same_when_it_is_begun_again(
+    policy: str, number: signal.Signals, code: int, after_first: AfterFirst
 ) -> None:
     overdue = schedule(20, due=-100)
     soon = schedule(20)
     words = ["delayq_restore", "--json", "--yes", "--overdue", policy]
-    with after_first("remove", lambda: os.kill(os.getpid(), signal.SIGTERM)):
-        assert run(*words, batch_size=5).code == 143
-    assert set(Message.objects.filter(pk__in=overdue).values_list("moves", flat=True)) == {1, 2}
+    with after_first("fill" if policy == "run" else "remove", lambda: os.kill(os.getpid(), number)):
+        ran = run(*words, batch_size=5)
+    assert (ran.code, ran.json["complete"]) == (code, False)
+    assert len(held()) < 40
+    of_overdue = Message.objects.filter(pk__in=overdue)
+    assert set(of_overdue.values_list("moves", flat=True)) == ({1} if policy == "run" else {1, 2})
 
-    assert run(*words).code == 0
-
-    moves = Message.objects.filter(pk__in=overdue).values_list("state", "moves")
+    ran = run(*words)
+    assert (ran.code, ran.json["complete"]) == (0, True)
     state = {"cancel": State.CANCELLED, "dead": State.DEAD}.get(policy, State.SCHEDULED)
     # Each has moved once: no message is given up or spread twice.
-    assert set(moves) == {(state, 2)}
+    assert set(of_overdue.values_list("state", "moves")) == {(state, 1 if policy == "run" else 2)}
     assert held().keys() >= set(soon)
     assert (held().keys() & set(overdue) == set()) == (state != State.SCHEDULED)
 
@@ -450,13 +417,6 @@ def test_a_dry_run_of_a_restore_writes_nothing_and_foresees_the_same_numbers(
         assert would["total"][name] == did["total"][name], name
     assert (would["dry_run"], did["dry_run"]) == (True, False)
     assert would["total"]["beyond"] == did["total"]["beyond"] == 2
-
-
-def test_a_dry_run_counts_messages_that_redis_has_already() -> None:
-    ids = schedule(6)
-    run("delayq_restore", str(ids[0]), str(ids[1]))
-    total = run("delayq_restore", "--json", "--dry-run").json["total"]
-    assert (total["put"], total["present"], total["held"]) == (4, 2, 2)
 
 
 def test_the_preview_shows_the_oldest_overdue_message() -> None:
@@ -529,16 +489,6 @@ def test_selected_ids_are_read_by_primary_key() -> None:
         finally:
             cursor.execute("RESET ALL")
     assert "delayq_message_pkey" in plan
-
-
-def test_messages_beyond_the_horizon_of_the_settings_are_not_restored(settings: Any) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "HORIZON": "30s"}
-    assert conf.get().HORIZON == 30
-    near = schedule(1, due=20)
-    schedule(1, due=40)
-    ran = run("delayq_restore", "--json")
-    assert held().keys() == set(near)
-    assert ran.json["total"]["beyond"] == 1
 
 
 def test_batches_read_ahead_are_not_put_once_redis_is_away(monkeypatch: pytest.MonkeyPatch) -> None:

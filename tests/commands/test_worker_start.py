@@ -14,17 +14,20 @@ from tests.support.workers import ROOT, Worker
 pytestmark = pytest.mark.usefixtures("transactional_db")
 
 
-@pytest.mark.parametrize("arguments", [["--once"], ["--processes", "1"]], ids=["once", "worker"])
-@pytest.mark.parametrize("checks", [[], ["--skip-checks"]], ids=["checked", "unchecked"])
+VALUE, MIDDLEWARE = {"LEASE": -1}, {"MIDDLEWARE": ["nowhere.Tenants"]}
+
+
 @pytest.mark.parametrize(
-    ("delayq", "words"),
-    [({"LEASE": -1}, "DELAYQ['LEASE'] is impossible."), ({"MIDDLEWARE": ["nowhere.Tenants"]}, "names nowhere.Tenants")],
-    ids=["value", "middleware"],
+    ("arguments", "delayq", "words"),
+    [
+        (["--once"], VALUE, "DELAYQ['LEASE'] is impossible."),
+        (["--skip-checks"], VALUE, "DELAYQ['LEASE'] is impossible."),
+        (["--processes", "1"], MIDDLEWARE, "names nowhere.Tenants"),
+        (["--once", "--skip-checks"], MIDDLEWARE, "names nowhere.Tenants"),
+    ],
 )
-def test_a_wrong_setting_ends_it_with_exit_code_78(
-    arguments: list[str], checks: list[str], delayq: dict[str, Any], words: str
-) -> None:
-    with Worker(*arguments, *checks, delayq=delayq) as worker:
+def test_a_wrong_setting_ends_it_with_exit_code_78(arguments: list[str], delayq: dict[str, Any], words: str) -> None:
+    with Worker(*arguments, delayq=delayq) as worker:
         assert worker.wait() == 78
     assert worker.count(words.replace("[", r"\[").replace("]", r"\]")) == 1
     assert worker.count("Traceback") == 0
@@ -65,7 +68,6 @@ execute_from_command_line(sys.argv)
 """
 
 
-@pytest.mark.parametrize("arguments", [[], ["--once"]], ids=["worker", "once"])
 @pytest.mark.parametrize(
     ("system", "words"),
     [
@@ -74,8 +76,8 @@ execute_from_command_line(sys.argv)
     ],
     ids=["patched", "without POSIX"],
 )
-def test_an_impossible_process_is_refused_in_words(arguments: list[str], system: str, words: str) -> None:
-    command = [sys.executable, "-c", system + RUN, "run_delayq", *arguments]
+def test_an_impossible_process_is_refused_in_words(system: str, words: str) -> None:
+    command = [sys.executable, "-c", system + RUN, "run_delayq", "--once"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (78, "")
     assert done.stderr.startswith(f"CommandError: {words}")
