@@ -7,13 +7,16 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.workers import ROOT
+
+from .sources import PACKAGE
+
 TESTS = ROOT / "tests"
-PACKAGE = ROOT / "django_delayq"
 
 _PAGE = (ROOT / "CONTRIBUTING.rst").read_text("utf-8")
 _SECTION = _PAGE.partition("Where a test goes\n")[2].partition("\nHabits\n")[0]
 OTHERS = set(re.findall(r"^``(\w+)``  ", _SECTION, re.MULTILINE))
+assert len(OTHERS) > 5
 SUBJECTS = {"commands": PACKAGE / "management/commands", "testproject": ROOT / "testproject", "tools": ROOT / "tools"}
 
 
@@ -30,10 +33,6 @@ def test_a_folder_mirrors_a_package(name: str) -> None:
 def test_a_folder_that_mirrors_no_package_is_in_the_list_and_exists(name: str) -> None:
     assert (TESTS / name).is_dir()
     assert not (PACKAGE / name).exists()
-
-
-def test_the_list_of_the_other_folders_is_found() -> None:
-    assert len(OTHERS) > 5
 
 
 @pytest.mark.parametrize("file", sorted(TESTS.glob("test_*.py")), ids=lambda file: file.stem)
