@@ -19,6 +19,7 @@ from django.db import connection
 
 from django_delayq import (
     InvalidMessage,
+    KeyConflict,
     Reject,
     RetryLater,
     aschedule_message,
@@ -95,29 +96,29 @@ class Tenants(Middleware):
 class Watcher(Middleware):
     """Notes what it sees, and raises what it is told to."""
 
-    def __init__(self, name: str = "", enter: Exception | None = None, leave: Exception | None = None) -> None:
-        self.name = name
+    def __init__(self, enter: Exception | None = None, leave: Exception | None = None) -> None:
         self.enter, self.leave = enter, leave
-        self.seen: list[Any] = []
+        self.steps: list[tuple[str, str | None]] = []
+        self.threads: set[str] = set()
+
+    def _see(self, step: str, message: Handled) -> None:
+        self.steps.append((step, message.outcome))
+        self.threads.add(threading.current_thread().name)
 
     @contextmanager
     def handling(self, message: Handled) -> Iterator[None]:
-        self.seen.append((f"enter {self.name}".strip(), threading.current_thread().name, message.outcome))
+        self._see("enter", message)
         if self.enter is not None:
             raise self.enter
         try:
             yield
         except BaseException as error:
-            self.seen.append((type(error).__name__, threading.current_thread().name, message.outcome))
+            self._see(type(error).__name__, message)
             raise
         finally:
-            self.seen.append((f"leave {self.name}".strip(), threading.current_thread().name, message.outcome))
+            self._see("leave", message)
             if self.leave is not None:
                 raise self.leave
-
-    @property
-    def steps(self) -> list[tuple[str, str | None]]:
-        return [(step, outcome) for step, _thread, outcome in self.seen]
 
 
 class Swallower(Middleware):
@@ -136,7 +137,10 @@ class Swallower(Middleware):
 # --- around the handler -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("transactional", [False, True], ids=["plain", "transactional"])
+BOTH = pytest.mark.parametrize("transactional", [False, True], ids=["plain", "transactional"])
+
+
+@BOTH
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_the_context_of_a_call_reaches_the_handler(kind: str, transactional: bool) -> None:
     install(Tenants())
@@ -160,68 +164,45 @@ def test_the_context_of_a_call_reaches_the_handler(kind: str, transactional: boo
     assert seen == [("acme", {"a": 1, "tenant": "acme"})]
 
 
-def test_middleware_sees_a_success_in_the_thread_of_the_handler() -> None:
-    watcher = install(Watcher())
-    threads = []
-    message = run(lambda message: threads.append(threading.current_thread().name))
-    assert message.state == "consumed"
-    assert watcher.steps == [("enter", None), ("leave", "consumed")]
-    assert {thread for _step, thread, _outcome in watcher.seen} == set(threads)
-
-
 @pytest.mark.parametrize(
-    ("error", "terms", "outcome"),
+    ("error", "terms", "outcome", "state"),
     [
-        (ValueError("no"), {"retry": ["1h"]}, "retried"),
-        (ValueError("no"), {"retry": False}, "dead"),
-        (Reject("no"), {}, "dead"),
-        (RetryLater(3600), {}, "retried"),
-        (RetryLater(3600, counts=False), {}, "released"),
-        (SystemExit(3), {"retry": False}, "dead"),
-        (StopIteration(), {"retry": False}, "dead"),
+        (None, {}, "consumed", "consumed"),
+        (ValueError("no"), {"retry": ["1h"]}, "retried", "scheduled"),
+        (ValueError("no"), {"retry": False}, "dead", "dead"),
+        (Reject("no"), {}, "dead", "dead"),
+        (Reject("a cancel is requested"), {}, "cancelled", "cancelled"),
+        (RetryLater(3600), {}, "retried", "scheduled"),
+        (RetryLater(3600, counts=False), {}, "released", "scheduled"),
+        (SystemExit(3), {"retry": False}, "dead", "dead"),
+        (StopIteration(), {"retry": False}, "dead", "dead"),
     ],
-    ids=["retried", "dead", "rejected", "later", "later uncounted", "exit", "end of an iterator"],
 )
-def test_middleware_sees_the_exception_and_what_follows(
-    error: BaseException, terms: dict[str, Any], outcome: str
+def test_middleware_sees_the_exception_and_what_follows_in_the_thread_of_the_handler(
+    error: BaseException | None, terms: dict[str, Any], outcome: str, state: str
 ) -> None:
-    def raise_it(message: Any) -> None:
-        raise error
+    threads = set()
+
+    def end(message: Any) -> None:
+        threads.add(threading.current_thread().name)
+        if outcome == "cancelled":
+            assert cancel_message(message.id)
+            assert message.extend("1m")
+        if error is not None:
+            raise error
 
     watcher = install(Watcher())
-    message = run(raise_it, **terms)
-    assert message.state == ("dead" if outcome == "dead" else "scheduled")
-    assert watcher.steps == [("enter", None), (type(error).__name__, outcome), ("leave", outcome)]
+    assert run(end, **terms).state == state
+    raised = [] if error is None else [(type(error).__name__, outcome)]
+    assert watcher.steps == [("enter", None), *raised, ("leave", outcome)]
+    assert watcher.threads == threads
 
 
-def test_middleware_sees_that_a_requested_cancel_wins() -> None:
-    def reject(message: Any) -> None:
-        assert cancel_message(message.id)
-        assert message.extend("1m")
-        raise Reject("no")
-
-    watcher = install(Watcher())
-    assert run(reject).state == "cancelled"
-    assert watcher.steps == [("enter", None), ("Reject", "cancelled"), ("leave", "cancelled")]
-
-
-def test_the_first_middleware_is_the_outermost_and_an_error_on_entry_is_seen_outside() -> None:
-    outer, inner = Watcher("outer"), Watcher("inner", enter=LookupError("no such tenant"))
-    install(outer)
-    install(inner)
-    message = run(leave, retry=False)
-    assert message.state == "dead"
+def test_an_error_on_entry_keeps_the_handler_from_running() -> None:
+    inner = Watcher(enter=LookupError("no such tenant"))
+    assert steps_outside(inner, function=leave, state="dead") == [("LookupError", "dead"), ("leave", "dead")]
+    assert inner.steps == [("enter", None)]
     assert not Effect.objects.exists()
-    assert inner.steps == [("enter inner", None)]
-    assert outer.steps == [("enter outer", None), ("LookupError", "dead"), ("leave outer", "dead")]
-
-
-def test_an_exception_that_replaces_the_handlers_is_the_failure() -> None:
-    outer = install(Watcher())
-    install(Watcher(leave=RetryLater(3600)))
-    message = run(fail, retry=False)
-    assert message.state == "scheduled"
-    assert outer.steps == [("enter", None), ("RetryLater", "retried"), ("leave", "retried")]
 
 
 class Replacer(Middleware):
@@ -237,33 +218,42 @@ class Replacer(Middleware):
             raise RetryLater(3600) from error
 
 
-def test_an_exception_that_comes_back_after_another_one_is_the_failure() -> None:
+def steps_outside(
+    *inner: Middleware, function: Callable[[Any], Any], state: str, **terms: Any
+) -> list[tuple[str, str | None]]:
+    """Deliver a message within these, the first outermost. Return what a middleware around them has seen of its end."""
     outer = install(Watcher())
-    install(Replacer())
-    install(Replacer())
-    message = run(fail, retry=False)
-    assert (message.state, outer.steps[-1]) == ("dead", ("leave", "dead"))
+    for one in inner:
+        install(one)
+    assert run(function, retry=False, **terms).state == state
+    assert outer.steps[0] == ("enter", None)
+    return outer.steps[1:]
 
 
-@pytest.mark.parametrize("transactional", [False, True], ids=["plain", "transactional"])
+def test_the_last_exception_is_the_failure() -> None:
+    replaced = steps_outside(Watcher(leave=RetryLater(3600)), function=fail, state="scheduled")
+    assert replaced == [("RetryLater", "retried"), ("leave", "retried")]
+
+
+def test_an_exception_that_comes_back_after_another_one_is_the_failure() -> None:
+    assert steps_outside(Replacer(), Replacer(), function=fail, state="dead")[-1] == ("leave", "dead")
+
+
+@BOTH
 def test_a_swallowed_exception_stays_a_failure(transactional: bool) -> None:
-    install(Swallower())
-    message = run(fail, retry=False, transactional=transactional)
-    assert message.state == "dead"
+    assert steps_outside(Swallower(), function=fail, state="dead", transactional=transactional) == [("leave", "dead")]
     assert Transition.objects.get(to_state="dead").error == f"ValueError: {SECRET}"
 
 
 def test_lost_effects_stay_a_failure_when_another_middleware_swallows_the_error() -> None:
-    install(Swallower())
-    install(Watcher(leave=RuntimeError("the effects could not be committed")))
-    assert run(leave, retry=False).state == "dead"
+    lost = Watcher(leave=RuntimeError("the effects could not be committed"))
+    assert steps_outside(Swallower(), lost, function=leave, state="dead") == [("leave", "dead")]
 
 
 def test_middleware_that_fails_after_the_commit_of_a_success_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    outer = install(Watcher())
-    install(Watcher(leave=RuntimeError("too late")))
-    assert run(leave, retry=False, transactional=True).state == "consumed"
-    assert outer.steps == [("enter", None), ("RuntimeError", "consumed"), ("leave", "consumed")]
+    late = Watcher(leave=RuntimeError("too late"))
+    seen = steps_outside(late, function=leave, state="consumed", transactional=True)
+    assert seen == [("RuntimeError", "consumed"), ("leave", "consumed")]
     assert Effect.objects.count() == 1
     assert "After the commit of its handler, a function on commit or a middleware failed" in caplog.text
 
@@ -291,17 +281,14 @@ def test_middleware_that_hangs_ends_at_the_timeout_of_the_handler() -> None:
                 threading.Event().wait(0.01)
             yield
 
-    watcher = install(Watcher())
-    install(Hang())
-    message = run(leave, retry=False, timeout="1s")
-    assert message.state == "dead"
-    assert watcher.steps == [("enter", None), ("HandlerTimeout", "dead"), ("leave", "dead")]
+    seen = steps_outside(Hang(), function=leave, state="dead", timeout="1s")
+    assert seen == [("HandlerTimeout", "dead"), ("leave", "dead")]
 
 
 # --- around calls -----------------------------------------------------------------------------------------------------
 
 
-def test_one_call_is_surrounded_once_and_drafts_learn_their_ids() -> None:
+def test_one_call_is_surrounded_once_and_its_drafts_give_headers_and_learn_their_ids() -> None:
     class Look(Middleware):
         calls: list[Sequence[Draft]] = []
 
@@ -311,13 +298,23 @@ def test_one_call_is_surrounded_once_and_drafts_learn_their_ids() -> None:
             yield
             self.calls.append(drafts)
 
-    install(Look())
+    for surrounding in (Swallower(), Look(), Tenants()):
+        install(surrounding)
+    headers = {"a": 1, "tenant": ""}
     one = schedule_message(TOPIC, queue="slow", key="k", headers={"a": 1}, delay=60)
-    many = schedule_many([{"topic": TOPIC, "delay": 60, "key": "m"}, {"topic": TOPIC, "delay": 60}])
+    keyed, plain = schedule_many([{"topic": TOPIC, "delay": 60, "key": "m"}, {"topic": TOPIC, "delay": 60}])
     assert Look.calls == [
-        [Draft(TOPIC, "slow", "k", {"a": 1}, one.pk)],
-        [Draft(TOPIC, "default", "m", {}, many[0].pk), Draft(TOPIC, "default", None, {}, many[1].pk)],
+        [Draft(TOPIC, "slow", "k", headers, one.pk)],
+        [
+            Draft(TOPIC, "default", "m", {"tenant": ""}, keyed.pk),
+            Draft(TOPIC, "default", None, {"tenant": ""}, plain.pk),
+        ],
     ]
+    stored = dict(Message.objects.values_list("pk", "headers"))
+    assert stored == {one.pk: headers, keyed.pk: {"tenant": ""}, plain.pk: {"tenant": ""}}
+    # No middleware swallows the error of a call.
+    with pytest.raises(KeyConflict):
+        schedule_message(TOPIC, delay=60, key="k", queue="slow")
 
 
 def test_the_context_of_async_code_reaches_the_headers() -> None:
@@ -329,14 +326,6 @@ def test_the_context_of_async_code_reaches_the_headers() -> None:
     # async_to_sync carries what the coroutine sets back to its caller.
     scheduled = contextvars.copy_context().run(async_to_sync(schedule))
     assert scheduled.headers == {"tenant": "acme"}
-
-
-def test_headers_of_middleware_are_stored_with_every_message() -> None:
-    install(Tenants())
-    schedule_message(TOPIC, delay=60)
-    schedule_many([{"topic": TOPIC, "delay": 60, "key": "m"}, {"topic": TOPIC, "delay": 60, "headers": {"a": 1}}])
-    stored = list(Message.objects.order_by("pk").values_list("headers", flat=True))
-    assert sorted(stored, key=len) == [{"tenant": ""}, {"tenant": ""}, {"tenant": "", "a": 1}]
 
 
 class Headers(Middleware):
@@ -357,13 +346,6 @@ def test_impossible_headers_of_middleware_refuse_the_call(headers: dict[str, Any
     with pytest.raises(InvalidMessage, match="headers"):
         schedule_message(TOPIC)
     assert not Message.objects.exists()
-
-
-def test_an_error_of_a_call_is_not_swallowed() -> None:
-    install(Swallower())
-    schedule_message(TOPIC, delay=60, key="k")
-    with pytest.raises(Exception, match="is live and has this key"):
-        schedule_message(TOPIC, delay=60, key="k")
 
 
 def test_middleware_of_the_settings_is_made_once_inside_of_what_is_installed(settings: Any) -> None:
