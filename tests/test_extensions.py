@@ -79,13 +79,6 @@ class Counting(Service):
         return 0.01
 
 
-class Failing(Service):
-    """Fails in every tick."""
-
-    def tick(self) -> float:
-        raise RuntimeError("on purpose")
-
-
 @pytest.fixture
 def running() -> Iterator[Callable[..., None]]:
     """Run services in one thread until the test ends."""
@@ -101,29 +94,22 @@ def running() -> Iterator[Callable[..., None]]:
         runner.join(60)
 
 
-def test_errors_are_counted_for_each_of_two_services_of_one_name(
-    running: Callable[..., None], caplog: pytest.LogCaptureFixture
-) -> None:
-    good = Counting()
-    running(good, Failing())
-    eventually(lambda: good.ticks > 5, "the good service ticks")
-    assert "works again" not in caplog.text
-    assert caplog.text.count("The service failed") == 1
-
-
-@pytest.mark.parametrize("wait", [None, timedelta(seconds=1), "soon"], ids=["nothing", "timedelta", "text"])
-def test_a_service_that_returns_no_number_is_called_again_as_one_that_fails(
+@pytest.mark.parametrize("wait", [RuntimeError("on purpose"), None, timedelta(seconds=1), "soon"], ids=repr)
+def test_a_service_that_fails_or_returns_no_number_is_called_again_and_told_apart_from_its_namesake(
     running: Callable[..., None], caplog: pytest.LogCaptureFixture, wait: Any
 ) -> None:
     class Odd(Counting):
         def tick(self) -> float:
             super().tick()
+            if isinstance(wait, Exception):
+                raise wait
             return wait  # type: ignore[no-any-return, unused-ignore]
 
-    odd, good = Odd(), Counting()
-    running(odd, good)
+    good, odd = Counting(), Odd()
+    running(good, odd)
     eventually(lambda: odd.ticks > 2 and good.ticks > 2, "both services tick")
     assert caplog.text.count("The service failed") == 1
+    assert "works again" not in caplog.text
 
 
 def test_a_service_may_wait_for_ever() -> None:
@@ -135,7 +121,10 @@ def test_a_service_may_wait_for_ever() -> None:
 
 
 def test_each_outcome_reaches_an_extension_once(assembled: Assemble, recording: list[Recording]) -> None:
-    recorder = assembled().recorder
+    worker = assembled()
+    worker.reaper.tick()
+    assert recording[0].calls == []
+    recorder = worker.recorder
     topics = ("t.ok", "t.fail", "t.reject", "t.sleep")
     outcomes: tuple[Outcome, ...] = (Ack(), Retry(NO_TIME), GiveUp("E: e"), Release("shutdown"))
     for delivery, outcome in zip(claimed(*topics), outcomes, strict=True):
@@ -162,11 +151,6 @@ def test_a_handler_that_stops_on_request_has_run(recording: list[Recording]) -> 
     schedule_message("integration.extensions")
     assert drain(Options(DB, threads=1)) == 1
     assert ("handled", ["integration.extensions"]) in recording[0].calls
-
-
-def test_an_idle_reaper_calls_no_extension(assembled: Assemble, recording: list[Recording]) -> None:
-    assembled().reaper.tick()
-    assert recording[0].calls == []
 
 
 @pytest.mark.parametrize("broken", ["constructor", "services"])
@@ -229,20 +213,18 @@ def release_claims_of(worker: str) -> None:
     Supervisor(Options(DB)).releases.release(Child(1, worker, 0.0, BegunPage(1)))
 
 
-def test_a_dead_process_has_its_claims_released_and_reported(recording: list[Recording]) -> None:
+def unmade(using: str, worker: str) -> WorkerExtension:
+    raise RuntimeError("on purpose")
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_a_dead_process_has_its_claims_released_and_reported(
+    recording: list[Recording], added: Callable[[Made], None], is_broken: bool
+) -> None:
     [delivery] = claimed("t.ok", worker="host/1/abc")
+    if is_broken:
+        added(unmade)
     release_claims_of("host/1/abc")
     assert Message.objects.get(pk=delivery.id).state == State.SCHEDULED
-    assert [(made.worker, made.calls) for made in recording] == [
-        ("host/1/abc", [("ended", ["t.ok"]), ("stop", [])]),
-    ]
-
-
-def test_a_supervisor_outlives_an_extension_that_cannot_be_made(added: Callable[[Made], None]) -> None:
-    def make(using: str, worker: str) -> WorkerExtension:
-        raise RuntimeError("on purpose")
-
-    [delivery] = claimed("t.ok", worker="host/1/abc")
-    added(make)
-    release_claims_of("host/1/abc")
-    assert Message.objects.get(pk=delivery.id).state == State.SCHEDULED
+    told = [] if is_broken else [("host/1/abc", [("ended", ["t.ok"]), ("stop", [])])]
+    assert [(made.worker, made.calls) for made in recording] == told
