@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "django_delayq"
@@ -20,6 +21,7 @@ class Known:
     advice: list[str] = field(default_factory=list)
 
 
+@cache
 def findings() -> dict[str, Known]:
     """Return the findings that the code makes, by name, as they come in the code."""
     found: dict[str, Known] = {}
