@@ -64,9 +64,8 @@ def test_once_isolates_a_failure_and_leaves_its_retry_for_later(start: Start) ->
     assert fine.state == State.CONSUMED
 
 
-@BOTH
-@pytest.mark.parametrize("processes", [1, 2])
-def test_each_process_delivers_exactly_max_messages(start: Start, processes: int) -> None:
+def test_each_process_delivers_exactly_max_messages(start: Start, timed_by: str) -> None:
+    processes = 2 if timed_by == "redis" else 1
     schedule_messages({"topic": "t.effect"} for _ in range(60))
     worker = start("--max-messages", "25", "--processes", str(processes))
     assert worker.wait() == 0

@@ -23,11 +23,9 @@ def functions_of(path: str) -> set[str]:
 def rows() -> list[tuple[str, str]]:
     """What we have, and what shows it."""
     listed = text_of("explanation/compared").partition("\nUs\n==\n")[2].partition("\nWhat we have not")[0]
-    return re.findall(r"^(\S.+)\n((?:   .+\n)+)", listed, re.MULTILINE)
-
-
-def test_the_rows_are_found() -> None:
-    assert len(rows()) > 10
+    found = re.findall(r"^(\S.+)\n((?:   .+\n)+)", listed, re.MULTILINE)
+    assert len(found) > 10
+    return found
 
 
 @pytest.mark.parametrize(("what", "shown"), rows(), ids=[what for what, _shown in rows()])

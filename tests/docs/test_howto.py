@@ -362,7 +362,6 @@ def test_a_worker_host_runs_with_both_apps_and_without_the_admin(mysite: Project
         'INSTALLED_APPS = ["django_delayq", "django_delayq.console"]\nMIDDLEWARE = TEMPLATES = []\n'
         f'ROOT_URLCONF = None\nDELAYQ = {{"REDIS": "{mysite.redis_url}"}}\n',
     )
-    mysite.run("python manage.py check")
     mysite.run("python manage.py migrate")
     mysite.run("python manage.py run_delayq --once", "0 delivered")
     mysite.run("python manage.py delayq_stats", "Coming hour  nothing falls due")
