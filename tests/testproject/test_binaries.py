@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,24 +41,24 @@ VERSIONS = {
 }
 
 
-@pytest.mark.parametrize("name", ["redis-server", "valkey-server"])
-def test_the_machines_redis_is_taken_before_that_of_an_environment(machine: Path, name: str) -> None:
-    made = program(machine, name, VERSIONS[name])
-    assert find_redis() == made
-
-
 def test_a_redis_that_is_too_old_is_passed_over(machine: Path) -> None:
     program(machine, "redis-server", "Redis server v=6.0.16 sha=0")
     made = program(machine, "valkey-server", VERSIONS["valkey-server"])
     assert find_redis() == made
 
 
-def test_the_machines_postgresql_is_taken_before_that_of_an_environment(machine: Path) -> None:
-    for name in ("initdb", "postgres"):
-        program(machine, name, VERSIONS[name])
-    assert find_postgres() == machine
-
-
-def test_the_machines_pgbouncer_is_taken_before_that_of_an_environment(machine: Path) -> None:
-    made = program(machine, "pgbouncer", VERSIONS["pgbouncer"])
-    assert find_pgbouncer() == made
+@pytest.mark.parametrize(
+    ("find", "names"),
+    [
+        (find_redis, ["redis-server"]),
+        (find_redis, ["valkey-server"]),
+        (find_postgres, ["initdb", "postgres"]),
+        (find_pgbouncer, ["pgbouncer"]),
+    ],
+)
+def test_a_program_of_the_machine_is_taken_before_that_of_an_environment(
+    machine: Path, find: Callable[[], Path | None], names: list[str]
+) -> None:
+    made = [program(machine, name, VERSIONS[name]) for name in names]
+    # PostgreSQL is a folder of programs.
+    assert find() == (machine if find is find_postgres else made[0])
