@@ -43,6 +43,8 @@ def test_a_restored_redis_has_no_mismatch() -> None:
 @pytest.mark.parametrize("due", [60, -20])
 def test_ids_that_redis_lost_are_missing(due: float, redis_client: redis.Redis) -> None:
     ids = schedule(5, due=due)
+    # Without --fix it changes nothing.
+    assert (run("delayq_check", "redis").code, redis_client.keys("*")) == (3, [])
     run("delayq_restore")
     redis_client.zrem(DELAYED, *ids[:2])
     redis_client.zrem(READY, *ids[:2])
@@ -75,7 +77,6 @@ def test_a_check_finds_and_empties_the_queues_that_only_redis_knows(place: str) 
     for words in ([], ["--queue", "default", "--queue", "gone"]):
         ran = run("delayq_check", "redis", "--json", *words)
         assert (ran.code, ran.json["queues"]["gone"]["extra"], found(ran)) == (3, 1, {})
-    # Without --fix it changes nothing.
     assert run("delayq_check", "redis", "--fix").code == 0
     assert "gone" not in run("delayq_check", "redis", "--json").json["queues"]
     assert run("delayq_check", "redis", "--queue", "gone").code == 2
@@ -132,25 +133,17 @@ def test_an_id_that_was_on_its_way_is_no_mismatch(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_running_message_whose_lease_ran_out_long_ago_is_stuck() -> None:
-    claim(*schedule(1, due=-1))
-    Message._base_manager.filter(state=State.RUNNING).update(leased_until=timezone.now() - timedelta(seconds=20))
-    assert run("delayq_check", "redis").code == 0
-    Message._base_manager.filter(state=State.RUNNING).update(leased_until=timezone.now() - timedelta(seconds=40))
-    ran = run("delayq_check", "redis", "--json", "--fix")
-    assert (ran.code, ran.json["stuck"]["count"]) == (3, 1)
-    assert Message.objects.filter(state=State.RUNNING).count() == 1
-
-
-def test_a_lease_ran_out_at_the_end_of_its_renewal() -> None:
     (pk,) = schedule(1, due=-1)
     claim(pk)
+    running = Message._base_manager.filter(state=State.RUNNING)
+    running.update(leased_until=timezone.now() - timedelta(seconds=20))
+    assert run("delayq_check", "redis").code == 0
+    running.update(leased_until=timezone.now() - timedelta(seconds=40))
+    ran = run("delayq_check", "redis", "--json", "--fix")
+    assert (ran.code, ran.json["stuck"]["count"]) == (3, 1)
+    assert running.count() == 1
+    # A lease runs out at the end of its renewal.
     until = timezone.now() - timedelta(minutes=1)
-    Message._base_manager.filter(pk=pk).update(leased_until=until - timedelta(hours=5))
+    running.update(leased_until=until - timedelta(hours=5))
     Lease.objects.create(message_id=pk, delivery=1, until=until)
     assert f"ran out at {until:%Y-%m-%dT%H:%M:%S}" in run("delayq_check", "redis").out
-
-
-def test_a_check_without_fix_changes_nothing(redis_client: redis.Redis) -> None:
-    schedule(3)
-    assert run("delayq_check", "redis").code == 3
-    assert redis_client.keys("*") == []

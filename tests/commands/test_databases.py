@@ -95,11 +95,12 @@ def connect(postgres_server: PostgresServer, transactional_db: None) -> Iterator
 
     There is a user "guest" who may do nothing in it.
     """
-    own = connection.settings_dict
+    given = connection.settings_dict
+    own = dict(given)
 
     def use(**changed: Any) -> None:
         connection.close()
-        connection.settings_dict = {**own, "NAME": "fresh", **changed}
+        given.update({**own, "NAME": "fresh", **changed})
 
     with psycopg.connect(postgres_server.url, autocommit=True) as owner:
         owner.execute("CREATE DATABASE fresh")
@@ -107,28 +108,32 @@ def connect(postgres_server: PostgresServer, transactional_db: None) -> Iterator
         try:
             yield use
         finally:
-            connection.close()
-            connection.settings_dict = own
+            use(NAME=own["NAME"])
             owner.execute("DROP DATABASE fresh WITH (FORCE)")
             owner.execute("DROP ROLE guest")
 
 
-def test_a_command_tells_missing_tables_rights_and_servers_apart(connect: Callable[..., None]) -> None:
+def test_a_command_tells_missing_tables_rights_and_servers_apart(connect: Callable[..., None], settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
     connect()
     missing = run("delayq_stats")
     assert (missing.code, missing.err.startswith("The tables are missing or out of date: run migrate")) == (78, True)
     call_command("migrate", verbosity=0)
+    schedule_message("t.ok")
     connect(USER="guest")
     for words in (["delayq_stats"], ["run_delayq", "--once"], ["delayq_act", "cancel", "1"]):
         forbidden = run(*words)
         assert forbidden.code == 78, forbidden.err
         assert "The user of the database lacks a right: grant it: permission denied for table" in forbidden.err
     connect(OPTIONS={"options": "-c default_transaction_read_only=on"})
-    refused = run("delayq_queue", "pause", "default")
-    assert (refused.code, refused.err.startswith("The database takes no writes: cannot execute")) == (1, True)
+    for words in (["delayq_queue", "pause", "default"], ["run_delayq", "--once"]):
+        refused = run(*words)
+        assert refused.code == 1, refused.out
+        assert refused.err.startswith("The database takes no writes: cannot execute")
     connect(PORT=1)
-    nowhere = run("delayq_stats")
-    assert (nowhere.code, nowhere.err.startswith("The database does not answer: ")) == (69, True)
+    for words in (["delayq_stats"], ["run_delayq", "--once"]):
+        nowhere = run(*words)
+        assert (nowhere.code, nowhere.err.startswith("The database does not answer: ")) == (69, True)
 
 
 @pytest.mark.django_db(transaction=True)

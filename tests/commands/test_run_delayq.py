@@ -21,14 +21,17 @@ BOTH = pytest.mark.usefixtures("timed_by")
 
 
 @BOTH
-def test_once_delivers_what_is_due_and_leaves_the_rest(start: Start) -> None:
+def test_once_delivers_what_is_due_and_leaves_the_rest_and_a_retry(start: Start) -> None:
+    failing = schedule_message("t.fail_tx", retry=["1h"])
     due = schedule_messages({"topic": "t.tx"} for _ in range(30))
     schedule_message("t.tx", delay=3600)
     worker = start("--once", "--threads", "4")
     assert worker.wait() == 0
-    assert worker.lines[-1] == "30 delivered"
+    assert worker.lines[-1] == "31 delivered"
     assert effects_per_message() == once_each(due)
-    assert states() == {State.CONSUMED: 30, State.SCHEDULED: 1}
+    assert states() == {State.CONSUMED: 30, State.SCHEDULED: 2}
+    failing.refresh_from_db()
+    assert failing.attempts == 1
 
 
 @pytest.mark.parametrize("others", [0, 20], ids=["during the last handler", "in a backlog"])
@@ -44,24 +47,6 @@ def test_a_run_with_once_does_not_wait_for_a_database_that_goes_away(
     assert worker.wait() == 69
     assert worker.count("The database does not answer") >= 1
     assert worker.count("Traceback") == 0
-
-
-@pytest.mark.postgresql("SQLite knows no transactions that only read")
-def test_a_run_with_once_ends_on_a_database_that_takes_no_writes(start: Start) -> None:
-    schedule_message("t.ok")
-    worker = start("--once", prefix="env PGOPTIONS=-cdefault_transaction_read_only=on")
-    assert worker.wait() == 1
-    assert worker.count("CommandError: The database takes no writes: cannot execute") == 1
-
-
-def test_once_isolates_a_failure_and_leaves_its_retry_for_later(start: Start) -> None:
-    failing = schedule_message("t.fail", retry=["1h"])
-    fine = schedule_message("t.effect")
-    assert start("--once").wait() == 0
-    failing.refresh_from_db()
-    assert (failing.state, failing.attempts) == (State.SCHEDULED, 1)
-    fine.refresh_from_db()
-    assert fine.state == State.CONSUMED
 
 
 def test_each_process_delivers_exactly_max_messages(start: Start, timed_by: str) -> None:

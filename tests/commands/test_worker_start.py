@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from testproject.servers import PostgresServer
 from tests.support.workers import ROOT, Worker
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
@@ -31,17 +30,6 @@ def test_a_wrong_setting_ends_it_with_exit_code_78(arguments: list[str], delayq:
         assert worker.wait() == 78
     assert worker.count(words.replace("[", r"\[").replace("]", r"\]")) == 1
     assert worker.count("Traceback") == 0
-
-
-@pytest.mark.postgresql("SQLite is always there")
-def test_a_run_with_once_does_not_wait_for_a_database_that_is_away(postgres_server: PostgresServer) -> None:
-    postgres_server.stop()
-    try:
-        with Worker("--once") as worker:
-            assert worker.wait() == 69
-    finally:
-        postgres_server.start()
-    assert worker.count("Traceback") == worker.count("tries again") == 0
 
 
 # What gevent does to a process, as far as a worker notices it.
