@@ -230,9 +230,10 @@ def steps_outside(
     return outer.steps[1:]
 
 
-def test_the_last_exception_is_the_failure() -> None:
-    replaced = steps_outside(Watcher(leave=RetryLater(3600)), function=fail, state="scheduled")
-    assert replaced == [("RetryLater", "retried"), ("leave", "retried")]
+@pytest.mark.parametrize("around", [[], [Swallower()]], ids=["raised", "swallowed"])
+def test_the_last_exception_is_the_failure(around: list[Middleware]) -> None:
+    seen = steps_outside(*around, Watcher(leave=RetryLater(3600)), function=fail, state="scheduled")
+    assert seen == [*([] if around else [("RetryLater", "retried")]), ("leave", "retried")]
 
 
 def test_an_exception_that_comes_back_after_another_one_is_the_failure() -> None:

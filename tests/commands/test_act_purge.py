@@ -129,7 +129,7 @@ def test_a_purge_leaves_the_settings_of_the_session_alone(*, of_the_caller: bool
 
 
 def test_selectors_narrow_the_purged_messages() -> None:
-    made = [{"queue": "b", "topic": "t.effect"}, {"queue": "b"}, {"queue": "c"}, {}]
+    made: list[Any] = [{"queue": "b", "topic": "t.effect"}, {"queue": "b"}, {"queue": "c"}, {}]
     effect, b, c, default = (make_finished(1, days=1, **options)[0] for options in made)
     (dead,) = make_finished(1, days=1, state=State.DEAD)
     for words, chosen in (

@@ -401,7 +401,7 @@ def test_a_misspelt_topic_or_queue_is_found_with_the_one_that_is_like_it() -> No
 
 def fill(*queues: str) -> None:
     """Put three overdue messages into each queue."""
-    rows = [{"topic": topic, "queue": queue} for queue in queues for topic in ("l.one", "l.one", "t.ok")]
+    rows: list[Any] = [{"topic": topic, "queue": queue} for queue in queues for topic in ("l.one", "l.one", "t.ok")]
     made = [message.pk for message in schedule_messages(rows)]
     Message._base_manager.filter(pk__in=made).update(due_at=timezone.now() - timedelta(seconds=8000))
 

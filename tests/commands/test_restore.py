@@ -122,7 +122,8 @@ def test_the_horizon_is_that_of_the_settings(settings: Any) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "HORIZON": "30s"}
     near, _far = schedule(1, due=20), schedule(1, due=40)
     ran = run("delayq_restore", "--json")
-    assert (held().keys(), ran.json["total"]["beyond"]) == (set(near), 1)
+    assert held().keys() == set(near)
+    assert ran.json["total"]["beyond"] == 1
 
 
 def test_a_second_restore_changes_nothing_and_a_dry_run_foresees_that(redis_client: redis.Redis) -> None:

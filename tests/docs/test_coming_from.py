@@ -24,7 +24,6 @@ from django_delayq.recurring import Schedule, declarations
 from testproject.shop.models import Order
 from tests.support.workers import eventually
 
-from .blocks import DOCS, blocks
 from .conftest import Run, deliver
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("redis_client")]
@@ -218,13 +217,3 @@ def test_from_apscheduler_a_digest_has_its_times(ported: dict[str, Any], calls: 
     schedule_message("digests.send")
     deliver()
     assert len(calls.of("digest")) == 1
-
-
-def test_each_tool_has_a_table_and_something_that_is_ported() -> None:
-    page = DOCS / "howto/coming-from.rst"
-    sections = page.read_text("utf-8").split("\nFrom ")[1:]
-    assert len(sections) == 8
-    for section in sections:
-        assert ".. list-table::" in section
-        assert ".. code-block:: python" in section
-    assert len([block for block in blocks(page) if block.language == "python" and not block.is_run]) == 7

@@ -103,7 +103,9 @@ def exit_codes(command: str) -> tuple[int, ...]:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_is_documented_with_its_options_their_choices_and_its_exit_codes(command: str) -> None:
     assert f"``{command}``" in README.read_text("utf-8")
-    text, options, named = section(command), set(), set()
+    text = section(command)
+    options: set[str] = set()
+    named: set[str] = set()
     for line in re.findall(r"^\.\. option:: (.*)$", text, re.MULTILINE):
         options |= {option.split()[0] for option in re.split(r", (?=--)", line)}
     for action in actions(command):
