@@ -97,13 +97,6 @@ def test_a_wrong_unique_is_refused_at_the_call(value: Any) -> None:
     assert not Message.objects.exists()
 
 
-@pytest.mark.parametrize("value", ["scheduled", "1h", timedelta(hours=1), 60])
-def test_unique_without_a_key_is_refused(value: Any) -> None:
-    with pytest.raises(InvalidMessage, match="unique needs a key"):
-        later(unique=value)
-    assert not Message.objects.exists()
-
-
 @pytest.mark.parametrize(
     ("value", "shown"),
     [("live", "live"), ("scheduled", "scheduled"), ("1h30m", timedelta(minutes=90)), (60, timedelta(minutes=1))],
@@ -249,12 +242,11 @@ def test_a_message_holds_its_key_for_a_time_after_its_end_whatever_that_was(wher
 
 @pytest.mark.parametrize(("unique", "seconds"), [("live", 0), ("scheduled", 0), ("1h", 3601)])
 @pytest.mark.parametrize("where", sorted(FINAL))
-@pytest.mark.parametrize("policy", POLICIES)
 def test_the_key_is_free_when_the_message_or_its_time_after_the_end_is_over(
-    where: State, policy: str, unique: str, seconds: float
+    where: State, unique: str, seconds: float
 ) -> None:
     old = ended(seconds, where, key="k", unique=unique)
-    new = later(key="k", unique=unique, on_conflict=policy)
+    new = later(key="k", unique=unique)
     assert (new.pk != old, new.existed) == (True, False)
     assert state(old) == where
     assert holders() == [new.pk]
@@ -300,7 +292,7 @@ def fare(pk: int, fate: str) -> None:
         purge_ids("default", [pk])
 
 
-@pytest.mark.parametrize(("unique", "then"), [("live", "1h"), ("scheduled", "live"), ("1h", "1h")])
+@pytest.mark.parametrize(("unique", "then"), [("live", "1h"), ("scheduled", "live")])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("fate", ["scheduled", "running", "crashed", "consumed", "dead", "cancelled", "purged"])
 def test_a_handler_that_runs_again_finds_its_step_whatever_became_of_it(
@@ -557,7 +549,7 @@ def test_a_requeue_passes_over_a_message_that_holds_the_key_no_more() -> None:
 
 
 @pytest.mark.parametrize("unique", ["live", "scheduled", "retry"])
-def test_a_requeue_expires_a_message_with_its_key_that_can_start_no_more(
+def test_a_requeue_is_refused_unless_the_other_message_with_its_key_can_start_no_more(
     unique: str, django_capture_on_commit_callbacks: Any
 ) -> None:
     dead = bring(State.DEAD, key="k")
@@ -567,6 +559,8 @@ def test_a_requeue_expires_a_message_with_its_key_that_can_start_no_more(
     else:
         stale = due(key="k", unique=unique, expires="1h").pk
     assert foresee_requeue(Message.objects.filter(pk=dead)) == {Verdict.KEY_TAKEN: 1}
+    assert requeue_message(dead).verdict == Verdict.KEY_TAKEN
+    assert (state(dead), state(stale)) == (State.DEAD, State.SCHEDULED)
     Message._base_manager.filter(pk=stale).update(expires_at=ago(1))
     assert foresee_requeue(Message.objects.filter(pk=dead)) == {Verdict.REQUEUED: 1}
     with heard(message_expired) as expired, django_capture_on_commit_callbacks(execute=True):
@@ -587,15 +581,9 @@ def test_redis_forgets_a_message_that_expires_to_free_its_key(redis_client: redi
     assert held(redis_client) == {fresh}
 
 
-@pytest.mark.parametrize("in_the_way", ["waiting", "retry", "ended"])
-def test_a_requeue_is_refused_while_another_message_keeps_the_key(in_the_way: str) -> None:
+def test_a_requeue_is_refused_while_another_message_holds_the_key_after_its_end() -> None:
     dead = bring(State.DEAD, key="k")
-    if in_the_way == "waiting":
-        later(key="k", unique="scheduled")
-    elif in_the_way == "retry":
-        assert fail(claimed(key="k", unique="scheduled").id)
-    else:
-        ended(60, key="k", unique="1h")
+    ended(60, key="k", unique="1h")
     assert foresee_requeue(Message.objects.filter(pk=dead)) == {Verdict.KEY_TAKEN: 1}
     assert requeue_message(dead).verdict == Verdict.KEY_TAKEN
     assert state(dead) == State.DEAD
@@ -618,22 +606,15 @@ def raced(call: Callable[[int], Message]) -> list[Message]:
 
 
 @committed
-@pytest.mark.parametrize("policy", ["keep", "error", "replace", "debounce"])
-def test_eight_threads_schedule_one_message_beside_the_running_one(policy: str) -> None:
-    claimed(key="k", unique="scheduled")
-    rows = raced(lambda number: later(key="k", payload=number, unique="scheduled", on_conflict=policy))
+@pytest.mark.parametrize(
+    ("unique", "policy"), [*[("scheduled", policy) for policy in POLICIES], ("1h", "keep"), ("1h", "error")]
+)
+def test_eight_threads_schedule_one_message_when_the_key_is_free(unique: str, policy: str) -> None:
+    """Beside the running one, or when the time after its end is over."""
+    old = claimed(key="k", unique=unique).id if unique == "scheduled" else ended(3601, key="k", unique=unique)
+    rows = raced(lambda number: later(key="k", payload=number, unique=unique, on_conflict=policy))
     assert sum(not row.existed for row in rows) == 1
-    assert len({row.pk for row in rows}) == 1
-    assert Message.objects.count() == 2
-
-
-@committed
-@pytest.mark.parametrize("policy", ["keep", "error"])
-def test_eight_threads_schedule_one_message_when_the_time_after_the_end_is_over(policy: str) -> None:
-    old = ended(3601, key="k", unique="1h")
-    rows = raced(lambda number: later(key="k", payload=number, unique="1h", on_conflict=policy))
-    assert sum(not row.existed for row in rows) == 1
-    assert {row.pk for row in rows} != {old}
+    assert len({row.pk for row in rows} - {old}) == 1
     assert Message.objects.count() == 2
 
 
