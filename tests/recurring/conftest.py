@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from django.db import connection
 
 from django_delayq import handler
 from django_delayq.core.states import LIVE, State
@@ -69,6 +70,12 @@ def look() -> None:
         schedules.advance(DB, *names)
 
 
+def later(clock: Clock, **span: float) -> None:
+    """Let time pass, and look then."""
+    clock.advance(**span)
+    look()
+
+
 def deliver(clock: Clock, name: str = "s") -> list[str]:
     """Have all messages of a schedule whose time has come begin and end now. Return their times."""
     delivered = []
@@ -100,3 +107,9 @@ def live(name: str = "s") -> list[str]:
     """Return the times of a schedule whose message is live."""
     ids = Message.objects.filter(state__in=LIVE).values("pk")
     return [shown(row.at) for row in Occurrence.objects.filter(schedule=name, message_id__in=ids).order_by("at")]
+
+
+def no_table() -> None:
+    """Fail in the database, as a query of the project may."""
+    with connection.cursor() as cursor:
+        cursor.execute('SELECT * FROM "no tenant"')

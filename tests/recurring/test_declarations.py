@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from types import FunctionType
@@ -37,7 +37,7 @@ from django_delayq.recurring.diagnosis import find
 from django_delayq.recurring.models import Declarations, Occurrence
 from django_delayq.recurring.services import Declarer, Scheduler
 
-from .conftest import DB, NOON, Clock, deliver, live, occurrences
+from .conftest import DB, NOON, Clock, deliver, live, no_table, occurrences
 
 pytestmark = pytest.mark.usefixtures("without_redis")
 Code = list[Declaration]
@@ -121,20 +121,21 @@ def test_a_module_that_is_imported_again_declares_nothing_new(code: Code) -> Non
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("write", "words"),
     [
-        ({"cron": "0 25 * * *"}, "not a cron expression: '0 25 * * *'"),
-        ({"every": "10m", "payload": {1}}, "is not JSON"),
-        ({"every": "10m", "name": "a b"}, "the name of a schedule"),
+        (lambda: declare("0 25 * * *"), "declare.<locals>.handle is wrong: not a cron expression: '0 25 * * *'"),
+        (lambda: declare(every="10m", payload={1}), "is not JSON"),
+        (lambda: declare(every="10m", name="a b"), "the name of a schedule"),
+        (lambda: recurring(every="1h")(lambda message: None), "is no handler"),
+        (lambda: [recurring(every="1h", topic="t.ok")(twice) for twice in (print, len)], "has a schedule 't.ok' too"),
     ],
-    ids=repr,
+    ids=["cron", "payload", "name", "no handler", "one name twice"],
 )
-def test_a_wrong_declaration_is_found_by_the_system_check(code: Code, options: dict[str, Any], words: str) -> None:
-    declare(**options)
+def test_a_wrong_declaration_is_found_by_the_system_check(code: Code, write: Callable[[], Any], words: str) -> None:
+    write()
     [found] = run_checks(tags=["delayq"])
     assert found.id == "delayq_recurring.E001"
     assert found.hint
-    assert "declare.<locals>.handle" in found.msg
     assert words in found.msg
 
 
@@ -152,19 +153,6 @@ def test_one_missing_package_is_told_once_by_the_system_check(code: Code, monkey
     [found] = run_checks(tags=["delayq"])
     assert "cronsim" in found.msg
     assert "install what is missing" in str(found.hint)
-
-
-def test_a_function_that_is_no_handler_is_found_by_the_system_check(code: Code) -> None:
-    recurring(every="1h")(lambda message: None)
-    [found] = run_checks(tags=["delayq"])
-    assert "is no handler" in found.msg
-
-
-def test_two_schedules_of_one_name_are_found_by_the_system_check(code: Code) -> None:
-    declare(every="1h")
-    recurring(every="2h", topic="t.digest")(print)
-    [found] = run_checks(tags=["delayq"])
-    assert "has a schedule 't.digest' too" in found.msg
 
 
 def test_a_decorator_without_its_times_is_refused() -> None:
@@ -509,11 +497,6 @@ def no_tenant() -> None:
 
 def tenant_taken() -> None:
     raise IntegrityError("no tenant")
-
-
-def no_table() -> None:
-    with connection.cursor() as cursor:
-        cursor.execute('SELECT * FROM "no tenant"')
 
 
 failing = pytest.mark.parametrize("fail", [no_tenant, tenant_taken, no_table])

@@ -26,7 +26,7 @@ from django_delayq.recurring import (
 )
 from django_delayq.recurring.models import Occurrence
 
-from .conftest import DB, NOON, Clock, deliver, live, look, occurrences
+from .conftest import DB, NOON, Clock, deliver, later, live, look, occurrences
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("without_redis", "clock")]
 
@@ -70,8 +70,7 @@ def test_a_message_that_somebody_runs_early_is_not_made_again(clock: Clock) -> N
     run_early(clock)
     look()
     assert occurrences() == ["13:00"]
-    clock.advance(hours=1)
-    look()
+    later(clock, hours=1)
     assert occurrences() == ["13:00", "14:00"]
 
 
@@ -89,24 +88,15 @@ def test_a_schedule_ends_with_its_last_time(clock: Clock) -> None:
 # --- missed -----------------------------------------------------------------------------------------------------------
 
 
-def test_forty_missed_times_are_run_once(clock: Clock) -> None:
-    hourly()
-    clock.advance(hours=40, minutes=30)
-    look()
-    assert deliver(clock) == ["13:00"]
-    look()
-    assert deliver(clock) == []
-    assert live() == ["03 05:00"]
-
-
-def test_times_missed_after_the_last_delivery_are_run_once(clock: Clock) -> None:
-    # All workers ended after the delivery and before the next message was made.
+@pytest.mark.parametrize("late", ["13:00", "14:00"])
+def test_forty_missed_times_are_run_once(clock: Clock, late: str) -> None:
     hourly()
     clock.advance(hours=1)
-    deliver(clock)
-    clock.advance(hours=39, minutes=30)
-    look()
-    assert deliver(clock) == ["14:00"]
+    if late == "14:00":
+        # All workers ended after the delivery and before the next message was made.
+        deliver(clock)
+    later(clock, hours=39, minutes=30)
+    assert deliver(clock) == [late]
     look()
     assert deliver(clock) == []
     assert live() == ["03 05:00"]
@@ -116,34 +106,29 @@ def test_times_missed_after_the_last_delivery_are_run_once(clock: Clock) -> None
 def test_all_of_forty_missed_times_are_run(clock: Clock, monkeypatch: pytest.MonkeyPatch, made_together: int) -> None:
     monkeypatch.setattr("django_delayq.recurring.schedules.MADE_TOGETHER", made_together)
     hourly(missed=Missed.ALL)
-    clock.advance(hours=40, minutes=30)
-    look()
+    later(clock, hours=40, minutes=30)
     assert len(deliver(clock)) == 40
     look()
     assert live() == ["03 05:00"]
     assert Message.objects.filter(due_at__lte=clock.now).count() == 40
 
 
-def test_missed_times_are_skipped_and_expire(clock: Clock) -> None:
-    hourly(missed="skip")
+@pytest.mark.parametrize(
+    ("expires", "span"), [(None, timedelta(minutes=1)), ("250ms", timedelta(milliseconds=250))], ids=str
+)
+def test_missed_times_are_skipped_and_expire(clock: Clock, expires: str | None, span: timedelta) -> None:
+    hourly(missed="skip", expires=expires)
     first = message_of()
-    assert first.expires_at == first.due_at + timedelta(minutes=1)
-    clock.advance(hours=40, minutes=30)
-    look()
+    assert first.expires_at == first.due_at + span
+    later(clock, hours=40, minutes=30)
     assert occurrences() == ["13:00", "03 05:00"]
-
-
-def test_an_occurrence_expires_as_soon_after_its_time_as_the_schedule_says(clock: Clock) -> None:
-    hourly(missed="skip", expires="250ms")
-    assert message_of().expires_at == message_of().due_at + timedelta(milliseconds=250)
 
 
 @pytest.mark.parametrize("missed", ["once", "all"])
 def test_a_missed_time_that_can_start_no_more_is_not_made(clock: Clock, missed: str) -> None:
     hourly(missed=missed, expires="10m")
     cancel_message(message_of())
-    clock.advance(hours=5, minutes=30)
-    look()
+    later(clock, hours=5, minutes=30)
     assert occurrences() == ["13:00", "18:00"]
 
 
@@ -169,8 +154,7 @@ def test_a_time_that_has_just_passed_is_not_skipped(clock: Clock, missed: str) -
     if missed == "once":
         # It would stand for all that came while it waited.
         cancel_message(message_of())
-    clock.advance(hours=5, minutes=4)
-    look()
+    later(clock, hours=5, minutes=4)
     # With "once" the next one comes when this one has begun.
     assert occurrences() == ["13:00", "17:00", "18:00"][: 2 if missed == "once" else 3]
     late = Message.objects.get(headers__occurrence="2050-03-01T17:00:00Z")
@@ -180,21 +164,16 @@ def test_a_time_that_has_just_passed_is_not_skipped(clock: Clock, missed: str) -
 
 def test_a_clock_that_steps_back_repeats_no_time(clock: Clock) -> None:
     hourly(missed="all")
-    clock.advance(hours=3, minutes=30)
-    look()
-    clock.advance(hours=-3)
-    look()
-    clock.advance(hours=2)
-    look()
+    later(clock, hours=3, minutes=30)
+    later(clock, hours=-3)
+    later(clock, hours=2)
     assert occurrences() == ["13:00", "14:00", "15:00", "16:00"]
 
 
 def test_a_clock_that_steps_ahead_makes_up_for_the_times_between(clock: Clock) -> None:
     hourly(missed="all")
-    clock.advance(days=1)
-    look()
-    clock.advance(days=-1)
-    look()
+    later(clock, days=1)
+    later(clock, days=-1)
     assert len(occurrences()) == 25
 
 
@@ -209,14 +188,18 @@ def test_a_name_is_taken_once() -> None:
     assert Schedule.objects.get().payload is None
 
 
-def test_a_changed_schedule_makes_its_waiting_message_anew(clock: Clock) -> None:
+@pytest.mark.parametrize(
+    ("options", "time"), [({"every": "30m"}, "12:30"), ({"payload": 2}, "13:00")], ids=["times", "payload"]
+)
+def test_a_changed_schedule_makes_its_waiting_message_anew(options: dict[str, Any], time: str) -> None:
     hourly()
     old = message_of()
-    hourly(every="30m", on_conflict="replace")
+    replaced(**options)
     old.refresh_from_db()
     assert old.state == State.CANCELLED
     assert Transition.objects.filter(message=old).latest("number").reason == "schedule s was changed"
-    assert occurrences() == live() == ["12:30"]
+    assert occurrences() == live() == [time]
+    assert message_of().payload == options.get("payload")
 
 
 def test_a_schedule_that_is_written_again_unchanged_keeps_its_message() -> None:
@@ -237,33 +220,15 @@ def test_a_payload_that_says_true_where_it_said_1_is_another_one() -> None:
     assert message_of().pk == old
 
 
-def test_a_changed_schedule_may_have_the_same_next_time() -> None:
-    hourly()
-    hourly(payload=2, on_conflict="replace")
-    assert live() == ["13:00"]
-    assert message_of().payload == 2
-    assert Message.objects.filter(state="cancelled").count() == 1
-
-
-def test_a_change_does_not_repeat_an_occurrence_that_began_early(clock: Clock) -> None:
+@pytest.mark.parametrize("change", ["replaced", "made anew"])
+def test_a_change_does_not_repeat_an_occurrence_that_began_early(clock: Clock, change: str) -> None:
     hourly()
     # A worker claims a message a moment before its time.
     Message._base_manager.update(state="running", deliveries=1, leased_until=clock.now)
-    hourly(payload=2, on_conflict="replace")
+    replaced(payload=2) if change == "replaced" else made_anew()
     assert occurrences() == ["13:00"]
-    assert not Message.objects.get().cancel_requested
-    clock.advance(hours=1)
-    look()
-    assert occurrences() == ["13:00", "14:00"]
-
-
-def test_a_schedule_made_anew_does_not_repeat_an_occurrence_that_began_early(clock: Clock) -> None:
-    hourly()
-    Message._base_manager.update(state="running", deliveries=1, leased_until=clock.now)
-    assert delete_schedule("s")
-    hourly()
-    clock.advance(hours=1)
-    look()
+    assert not Message.objects.get(deliveries=1).cancel_requested
+    later(clock, hours=1)
     assert occurrences() == ["13:00", "14:00"]
 
 
@@ -320,8 +285,7 @@ def test_an_occurrence_that_was_run_early_is_not_repeated_when_its_message_is_pu
     schedules.prune(DB)
     change()
     assert live() == []
-    clock.advance(hours=1)
-    look()
+    later(clock, hours=1)
     assert live() == ["14:00"]
     schedules.prune(DB)
     assert occurrences() == ["14:00"]
@@ -338,8 +302,7 @@ def test_a_change_leaves_a_message_whose_time_has_come(clock: Clock) -> None:
 @pytest.mark.parametrize("missed", ["once", "all"])
 def test_a_change_of_the_topic_makes_a_message_whose_time_has_come_anew(clock: Clock, missed: str) -> None:
     hourly(missed=missed)
-    clock.advance(hours=2, minutes=30)
-    look()
+    later(clock, hours=2, minutes=30)
     create_schedule("s", "t.renamed", every="1h", missed=missed, on_conflict="replace")
     assert set(Message.objects.filter(topic=TOPIC).values_list("state", flat=True)) == {"cancelled"}
     look()
@@ -361,16 +324,14 @@ def test_a_schedule_that_had_ended_and_goes_on_has_missed_nothing(clock: Clock, 
 
 def test_a_deleted_schedule_has_its_waiting_messages_cancelled(clock: Clock) -> None:
     hourly(missed="all")
-    clock.advance(hours=3)
-    look()
+    later(clock, hours=3)
     assert delete_schedule("s")
     assert not delete_schedule("s")
     assert set(Message.objects.values_list("state", flat=True)) == {"cancelled"}
     assert set(Transition.objects.filter(to_state="cancelled").values_list("reason", flat=True)) == {
         "schedule s was deleted"
     }
-    clock.advance(hours=3)
-    look()
+    later(clock, hours=3)
     assert Message.objects.filter(state="scheduled").count() == 0
 
 
@@ -379,8 +340,7 @@ def test_a_paused_schedule_makes_nothing_until_it_is_resumed(clock: Clock) -> No
     assert pause_schedule("s")
     assert not pause_schedule("s")
     assert live() == []
-    clock.advance(hours=5, minutes=30)
-    look()
+    later(clock, hours=5, minutes=30)
     assert live() == []
     assert resume_schedule("s")
     assert not resume_schedule("s")
@@ -389,8 +349,7 @@ def test_a_paused_schedule_makes_nothing_until_it_is_resumed(clock: Clock) -> No
 
 def test_a_schedule_may_begin_paused(clock: Clock) -> None:
     assert hourly(paused=True).next_times(1, after=NOON) == [NOON + timedelta(hours=1)]
-    clock.advance(hours=1)
-    look()
+    later(clock, hours=1)
     assert occurrences() == []
     resume_schedule("s")
     assert live() == ["14:00"]
@@ -421,8 +380,7 @@ def test_a_time_cannot_have_two_messages_in_the_database() -> None:
 
 def test_a_lost_position_does_not_repeat_occurrences(clock: Clock) -> None:
     hourly(missed="all")
-    clock.advance(hours=2)
-    look()
+    later(clock, hours=2)
     Schedule._base_manager.update(last_at=NOON)
     look()
     assert occurrences() == ["13:00", "14:00", "15:00"]
@@ -462,8 +420,7 @@ def test_an_occurrence_lives_as_long_as_its_message(clock: Clock) -> None:
 def test_a_change_of_the_topic_repeats_no_time_that_was_delivered_and_purged(clock: Clock) -> None:
     hourly(missed="all")
     reschedule_message(message_of().pk, due_at=NOON + timedelta(days=60))
-    clock.advance(hours=1)
-    look()
+    later(clock, hours=1)
     clock.advance(hours=1)
     Message._base_manager.exclude(pk=Occurrence.objects.earliest("at").message_id).delete()
     schedules.prune(DB)
@@ -477,8 +434,7 @@ def test_a_requeued_message_does_not_hold_up_the_next_one_for_ever(clock: Clock)
     hourly()
     cancel_message(message_of().pk)
     requeue_message(message_of().pk)
-    clock.advance(hours=1)
-    look()
+    later(clock, hours=1)
     assert live() == ["13:00"]
     assert deliver(clock) == ["13:00"]
     look()
