@@ -143,11 +143,6 @@ class TestWithAFunctionOnCommitOfTheClass(DelayqMixin, TestCase):
         self.test_it_is_called_in_the_first_test()
 
 
-@pytest.fixture
-def immediate(settings: Any) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "TESTING": "immediate"}
-
-
 @pytest.mark.django_db(databases=["default", "other"])
 def test_an_immediate_message_runs_in_the_database_that_it_is_in(immediate: None) -> None:
     @handler("l.handler")

@@ -27,11 +27,6 @@ pytestmark = pytest.mark.usefixtures("either_database")
 
 
 @pytest.fixture
-def immediate(settings: Any) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "TESTING": "immediate"}
-
-
-@pytest.fixture
 def ran(immediate: None) -> list[str]:
     """The order in which handlers began and ended: one that schedules another, and one that asks to wait."""
     order: list[str] = []
