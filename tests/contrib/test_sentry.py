@@ -172,29 +172,30 @@ def test_a_wrong_choice_for_retries_is_refused() -> None:
         DelayqIntegration(retries="always")  # type: ignore[arg-type]
 
 
-def test_a_handler_that_asks_for_later_is_not_reported_and_one_that_rejects_is(init: Init) -> None:
-    def later(message: Any) -> None:
-        raise RetryLater(3600)
+def later(message: Any) -> None:
+    raise RetryLater(3600)
 
-    def reject(message: Any) -> None:
-        raise Reject("not wanted")
 
+def reject(message: Any) -> None:
+    raise Reject("not wanted")
+
+
+@pytest.mark.parametrize(
+    ("function", "attempts", "reported", "status"),
+    [
+        (later, 2, [], "ok"),
+        (later, 1, ["RetryLater"], "internal_error"),
+        (reject, 2, ["Reject"], "internal_error"),
+    ],
+    ids=["later", "later, once too often", "reject"],
+)
+def test_the_answer_of_a_handler_is_reported_only_when_its_message_is_dead(
+    init: Init, function: Callable[[Any], Any], attempts: int, reported: list[str], status: str
+) -> None:
     sent = init(DelayqIntegration(retries="event"))
-    run(later)
-    assert not sent.events
-    run(reject, OTHER)
-    assert [event["exception"]["values"][0]["type"] for event in sent.events] == ["Reject"]
-    assert [one["contexts"]["trace"]["status"] for one in sent.transactions] == ["ok", "internal_error"]
-
-
-def test_a_handler_that_asks_for_later_once_too_often_is_reported(init: Init) -> None:
-    def later(message: Any) -> None:
-        raise RetryLater(3600)
-
-    sent = init()
-    run(later, retry=retry.RetryPolicy.exponential(max_attempts=1))
-    assert [event["exception"]["values"][0]["type"] for event in sent.events] == ["RetryLater"]
-    assert [one["contexts"]["trace"]["status"] for one in sent.transactions] == ["internal_error"]
+    run(function, retry=retry.RetryPolicy.exponential(max_attempts=attempts))
+    assert [event["exception"]["values"][0]["type"] for event in sent.events] == reported
+    assert [one["contexts"]["trace"]["status"] for one in sent.transactions] == [status]
 
 
 def test_an_async_handler_that_is_cancelled_on_request_has_no_error(init: Init) -> None:

@@ -407,20 +407,26 @@ def _no_declarations(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(declarations, "_declared", [])
 
 
-def run_on_schedule(task: Any) -> AnyResult:
-    """Write the declared schedules, run that of a task, and return the result."""
+@pytest.mark.usefixtures("_no_declarations")
+@pytest.mark.parametrize(
+    ("task", "given", "args", "value"),
+    [
+        (tasks.add, {"args": [20], "kwargs": {"other": 22}}, [20], 42),
+        (tasks.add, {"payload": {"args": [1], "kwargs": {"other": 2}}}, [1], 3),
+        (tasks.tell_attempt, {"args": [1]}, [1], [1, 0]),
+    ],
+    ids=["args", "a payload made by hand", "with its context"],
+)
+def test_a_task_below_recurring_runs_with_its_arguments(
+    task: Any, given: dict[str, Any], args: list[Any], value: Any
+) -> None:
+    assert recurring("0 3 * * *", **given)(task) is task
     Declarer("default", "w").tick()
     message = run_schedule(task.module_path)
     deliver()
-    result: AnyResult = task.get_result(str(message.pk))
-    return result
-
-
-@pytest.mark.usefixtures("_no_declarations")
-def test_a_task_below_recurring_runs_with_its_arguments() -> None:
-    assert recurring("0 3 * * *", args=[20], kwargs={"other": 22})(tasks.add) is tasks.add
-    result = run_on_schedule(tasks.add)
-    assert (result.status, result.return_value, result.args) == (TaskResultStatus.SUCCESSFUL, 42, [20])
+    result = task.get_result(str(message.pk))
+    assert (result.status, result.args) == (TaskResultStatus.SUCCESSFUL, args)
+    assert result.return_value == ([result.id, *value] if task is tasks.tell_attempt else value)
 
 
 @pytest.mark.usefixtures("_no_declarations")
@@ -458,19 +464,6 @@ def test_a_recurring_task_that_could_not_run_is_a_mistake(decorated: Any, option
     recurring(every="1h", **options)(decorated)
     [mistake] = declarations.collect()[1]
     assert words in mistake.reason
-
-
-@pytest.mark.usefixtures("_no_declarations")
-def test_a_recurring_task_that_takes_its_context_is_called_with_it() -> None:
-    recurring(every="1h", args=[1])(tasks.tell_attempt)
-    result = run_on_schedule(tasks.tell_attempt)
-    assert result.return_value == [result.id, 1, 0]
-
-
-@pytest.mark.usefixtures("_no_declarations")
-def test_a_recurring_task_with_a_payload_made_by_hand_still_runs() -> None:
-    recurring(every="1h", topic=ADD, payload={"args": [1], "kwargs": {"other": 2}})(tasks.add)
-    assert run_on_schedule(tasks.add).return_value == 3
 
 
 # --- in the tests of a project ----------------------------------------------------------------------------------------
