@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -12,14 +13,21 @@ from typing import Any
 import pytest
 import redis
 from asgiref.sync import async_to_sync
-from django.db import connection
+from django.db import connection, transaction
 from django.db.models import QuerySet
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+import django_delayq
 from django_delayq import (
     InvalidMessage,
     Verdict,
+    acancel_message,
+    arequeue_message,
+    areschedule_message,
+    arun_message,
+    aschedule_message,
+    aschedule_messages,
     cancel_message,
     requeue_message,
     reschedule_message,
@@ -227,6 +235,7 @@ def test_one_of_two_messages_with_one_key_is_requeued_and_the_other_refused() ->
         ((), {"topic": TOPIC}, "name the message by its id, or by topic and key"),
         ((), {"key": "k"}, "name the message by its id, or by topic and key"),
         ((1.5,), {}, "^not the id of a message: float$"),
+        *[((number,), {}, "^not the id of a message: ") for number in (0, 2**63, True)],
         (("order-17",), {}, r"not the id.*: str; to name a message by its key, write topic= and key=$"),
     ],
 )
@@ -506,3 +515,59 @@ def test_an_argument_that_does_not_exist_names_the_one_that_is_meant(
     for each in (call, async_to_sync(getattr(actions, f"a{call.__name__}"))):
         with pytest.raises(TypeError, match=rf"^{call.__name__}\(\) has no such argument: {re.escape(name + hint)}$"):
             each(later(), **{name: 5})
+
+
+def test_a_reason_may_be_any_text() -> None:
+    row = schedule_message("t.ok", delay=60)
+    assert cancel_message(row, reason="\x00\ud800" + "x" * 100_000)
+    reason = row.transitions.get(to_state=State.CANCELLED).reason
+    assert reason.startswith("\ufffd?")
+    assert len(reason) < 5_000
+
+
+# --- async ------------------------------------------------------------------------------------------------------------
+
+VERBS = [name for name in django_delayq.__all__ if name.endswith(("_message", "_messages"))]
+
+
+def test_every_function_has_an_async_twin() -> None:
+    sync = {name for name in VERBS if not name.startswith("a")}
+    assert {name for name in VERBS if name.startswith("a")} == {f"a{name}" for name in sync}
+    assert len(sync) == 6
+    for name in sync:
+        assert inspect.iscoroutinefunction(getattr(django_delayq, f"a{name}"))
+
+
+@committed
+def test_the_async_twins_do_what_the_functions_do() -> None:
+    async def life() -> list[Any]:
+        one = await aschedule_message(TOPIC, {"n": 1}, delay="10m", key="k")
+        two, three = await aschedule_messages([{"topic": TOPIC, "delay": 60}, {"topic": TOPIC, "delay": 90}])
+        return [
+            one.pk,
+            await areschedule_message(one, delay=60),
+            await arun_message(one.pk),
+            await acancel_message(topic=TOPIC, key="k", reason="why"),
+            await arequeue_message(one),
+            await acancel_message(Message.objects.filter(pk__in=[two.pk, three.pk])),
+        ]
+
+    id_, *answers, counts = async_to_sync(life)()
+    assert [answer.verdict for answer in answers] == [
+        Verdict.RESCHEDULED,
+        Verdict.RESCHEDULED,
+        Verdict.CANCELLED,
+        Verdict.REQUEUED,
+    ]
+    assert counts == {Verdict.CANCELLED: 2}
+    assert message(id_).state == State.SCHEDULED
+    assert len(moves(id_)) == 5
+
+
+@committed
+def test_an_async_twin_takes_part_in_the_callers_transaction() -> None:
+    with transaction.atomic():
+        async_to_sync(aschedule_message)(TOPIC)
+        assert Message.objects.count() == 1
+        transaction.set_rollback(True)
+    assert not Message.objects.exists()

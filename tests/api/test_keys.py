@@ -24,8 +24,8 @@ from django_delayq import (
 from django_delayq.core.states import State
 from django_delayq.models import Message
 from django_delayq.record import held_keys
-from tests.support.claims import needs_row_locks
-from tests.support.steps import TOPIC, claimed, fail, later, log, message, moves
+from tests.support.claims import DB, needs_row_locks
+from tests.support.steps import TOPIC, at_once, claimed, fail, later, log, lose, message, moves, state, succeed
 from tests.support.together import Together
 from tests.support.transactions import unfinished, waits_for_a_lock
 from tests.support.workers import PATIENCE, eventually
@@ -92,6 +92,16 @@ def test_a_running_message_is_kept() -> None:
     assert (kept.pk, kept.state, kept.existed) == (row.id, State.RUNNING, True)
 
 
+def test_a_message_that_may_still_succeed_can_be_neither_replaced_nor_debounced() -> None:
+    row = claimed(payload={"v": 1}, key="k")
+    lose(row.id)
+    for policy in ("replace", "debounce"):
+        with pytest.raises(KeyConflict):
+            later({"v": 2}, key="k", on_conflict=policy)
+    assert succeed(row.id)
+    assert (state(row.id), message(row.id).payload) == (State.CONSUMED, {"v": 1})
+
+
 def test_a_conflict_leaves_the_callers_transaction_usable() -> None:
     with transaction.atomic():
         later(key="k")
@@ -109,6 +119,43 @@ def test_a_conflict_leaves_the_callers_transaction_usable() -> None:
 
 def keyed(keys: Iterable[str], **options: Any) -> list[Any]:
     return [{"topic": TOPIC, "key": key, "delay": "1h", **options} for key in keys]
+
+
+@committed
+def test_callers_with_the_same_keys_in_opposite_order_do_not_deadlock() -> None:
+    needs_row_locks()
+    names = [f"k{number}" for number in range(30)]
+    barrier = threading.Barrier(2)
+
+    def schedule(number: int) -> None:
+        for turn in range(10):
+            barrier.wait(60)
+            keys = names if number else names[::-1]
+            schedule_messages([{"topic": f"t.{turn}", "key": key, "on_conflict": "keep"} for key in keys])
+
+    assert at_once(2, schedule) == [None, None]
+    assert Message.objects.count() == 300
+
+
+@committed
+def test_callers_on_sqlite_with_its_default_transaction_mode_wait_for_each_other() -> None:
+    if connection.vendor != "sqlite":
+        pytest.skip("needs SQLite")
+    options = connections.settings[DB]["OPTIONS"]
+    mode = options.pop("transaction_mode")
+    connections.close_all()
+
+    def work(number: int) -> None:
+        for turn in range(15):
+            key = f"{number}-{turn}"
+            schedule_message("t.ok", key=key, delay=60)
+            assert cancel_message(topic="t.ok", key=key)
+
+    try:
+        assert at_once(3, work) == [None] * 3
+    finally:
+        connections.close_all()
+        options["transaction_mode"] = mode
 
 
 @committed

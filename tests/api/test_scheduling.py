@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import re
+import socket
 from datetime import UTC, datetime, timedelta
 from enum import Enum, IntEnum
 from typing import Any, get_type_hints
@@ -32,7 +33,9 @@ from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
 from django_delayq.project import registry
 from django_delayq.record import transitions
+from tests.conftest import close_publishers
 from tests.support.steps import TOPIC, later, log, message
+from tests.support.workers import is_quick
 
 pytestmark = pytest.mark.django_db
 both = pytest.mark.django_db(databases=["default", "other"])
@@ -110,9 +113,10 @@ def test_options_of_any_kind_are_written_alone_and_together_as_they_were_given()
 
 def test_the_defaults_are_now_the_default_queue_and_no_key() -> None:
     before = transitions.now("default")
-    row = schedule_message(TOPIC)
-    assert (row.queue, row.priority, row.key, row.payload, row.headers) == ("default", 0, None, None, {})
-    assert timedelta(0) <= row.due_at - before < timedelta(seconds=10)
+    nothing: Any = dict.fromkeys({*get_type_hints(MessageOptions)} - {"on_conflict", "unique"})
+    for row in (schedule_message(TOPIC), schedule_message(TOPIC, **nothing)):
+        assert (row.queue, row.priority, row.key, row.payload, row.headers) == ("default", 0, None, None, {})
+        assert timedelta(0) <= row.due_at - before < timedelta(seconds=60)
 
 
 def test_a_due_time_is_rounded_up_to_a_tenth_of_a_millisecond() -> None:
@@ -158,9 +162,9 @@ def test_a_policy_is_stored_as_json_and_one_with_code_is_refused() -> None:
 def test_a_choice_about_a_key_without_a_key_is_refused(choice: Any, words: str) -> None:
     with pytest.raises(InvalidMessage, match=f"^{words}"):
         schedule_message(TOPIC, **choice)
-    keyed: Any = {"topic": TOPIC, "key": "a", **choice}
+    batch: list[Any] = [{"topic": TOPIC, "key": "a", **choice}, {"topic": TOPIC, **choice}]
     with pytest.raises(InvalidMessage, match=f"^message 1: {words}"):
-        schedule_messages([keyed, {"topic": TOPIC, **choice}])
+        schedule_messages(batch)
     assert not Message.objects.exists()
 
 
@@ -247,10 +251,11 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize(("good", "wrong"), WRONG.values(), ids=list(WRONG))
 def test_an_impossible_message_is_refused_before_anything_is_written(good: Any, wrong: Any) -> None:
+    batch: list[Any] = [{"topic": TOPIC}, {"topic": TOPIC, **good}, {"topic": TOPIC, **wrong}]
     with pytest.raises(InvalidMessage) as alone:
-        schedule_message(**{"topic": TOPIC, **wrong})
+        schedule_message(**batch[2])
     with pytest.raises(type(alone.value), match=r"^message 2: "):
-        schedule_messages([{"topic": TOPIC}, {"topic": TOPIC, **good}, {"topic": TOPIC, **wrong}])
+        schedule_messages(batch)
     assert not Message.objects.exists()
     assert not Transition.objects.exists()
 
@@ -328,6 +333,35 @@ def test_a_message_of_another_database_is_written_and_changed_there() -> None:
     assert cancel_message(two.pk, using="other")
     assert set(Message.objects.using("other").values_list("state", flat=True)) == {State.CANCELLED}
     assert set(Message.objects.values_list("state", flat=True)) == {State.SCHEDULED}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_sentinels_that_say_nothing_do_not_delay_a_call(
+    redis_server: object, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        settings.CACHES = {
+            **settings.CACHES,
+            "sentinels": {
+                "BACKEND": "django_redis.cache.RedisCache",
+                "LOCATION": "redis://mymaster/0",
+                "OPTIONS": {
+                    "CLIENT_CLASS": "django_redis.client.SentinelClient",
+                    "CONNECTION_POOL_CLASS": "redis.sentinel.SentinelConnectionPool",
+                    "CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory",
+                    "SENTINELS": [mute.getsockname()],
+                },
+            },
+        }
+        settings.DELAYQ = {**settings.DELAYQ, "REDIS": "sentinels"}
+
+        def first_call() -> None:
+            close_publishers()
+            schedule_message("t.ok", delay=5)
+
+        # A client without timeouts of our own waits for 5 s.
+        is_quick(first_call, 4.5)
+    assert "MasterNotFoundError" in caplog.text
 
 
 @pytest.fixture
