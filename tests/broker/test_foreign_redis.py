@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -16,11 +15,13 @@ from django_delayq import cancel_message, reschedule_message, schedule_message, 
 from django_delayq.broker import publisher
 from django_delayq.broker.keys import keys
 from django_delayq.core.known_record import forget_identity, known_identity
+from django_delayq.models import Message
 from django_delayq.models.messages import Identity
 from django_delayq.record.transitions import identity
 from tests.broker.bench import load, redis_broker
+from tests.conftest import close_publishers
 from tests.support.commands import run
-from tests.support.in_redis import calls, held
+from tests.support.in_redis import calls, content, held
 from tests.support.known_scripts import teach
 from tests.support.steps import TOPIC
 
@@ -38,17 +39,6 @@ def foreign(redis_client: redis.Redis) -> redis.Redis:
     redis_client.zadd(KEYS.ready, {"3": 2**44, "4": 2**44})
     broker.close()
     return redis_client
-
-
-def content(client: redis.Redis) -> dict[Any, Any]:
-    return {key: client.dump(key) for key in client.scan_iter()}
-
-
-def flush() -> None:
-    there = publisher.get("default")
-    assert there is not None
-    there.broker.close()
-    publisher.get.cache_clear()
 
 
 @pytest.mark.parametrize("has_identity", [True, False], ids=["known database", "database of a test"])
@@ -69,7 +59,7 @@ def test_the_redis_of_another_database_is_left_as_it_is(
         schedule_messages([{"topic": TOPIC}] * 3)
         reschedule_message(moved, delay=5)
     cancel_message(cancelled)
-    flush()
+    close_publishers()
     assert content(foreign) == before
 
 
@@ -91,15 +81,15 @@ def test_the_operator_is_told_once(foreign: redis.Redis, caplog: pytest.LogCaptu
 def test_an_empty_redis_and_an_own_one_are_used(redis_client: redis.Redis) -> None:
     publisher.get.cache_clear()
     schedule_message(TOPIC, delay=60)
-    flush()
+    close_publishers()
     assert held(redis_client) == set()
     redis_broker().close()
     pk = schedule_message(TOPIC, delay=60).pk
-    flush()
+    close_publishers()
     assert held(redis_client) == {pk}
     redis_client.flushall()
     schedule_message(TOPIC, delay=60)
-    flush()
+    close_publishers()
     assert redis_client.dbsize() == 0
 
 
@@ -108,7 +98,7 @@ def test_an_identity_that_was_made_anew_is_noticed(redis_client: redis.Redis, ca
     publisher.get.cache_clear()
     redis_broker().close()
     schedule_message(TOPIC, delay=60)
-    flush()
+    close_publishers()
     Identity.objects.all().delete()
     redis_client.flushall()
     fresh = str(Identity.objects.create(id=1).value)
@@ -117,50 +107,40 @@ def test_an_identity_that_was_made_anew_is_noticed(redis_client: redis.Redis, ca
     broker.close()
     assert known_identity("default") != fresh
     ids = [schedule_message(TOPIC, delay=60).pk for _ in range(60)]
-    flush()
+    close_publishers()
     assert known_identity("default") == fresh
     assert ids[-1] in held(redis_client)
     assert caplog.records == []
 
 
-def all_verbs(number: int) -> None:
-    message = schedule_message(TOPIC, delay=60, key=f"k{number}")
-    schedule_messages([{"topic": TOPIC, "delay": 60}] * 2)
-    reschedule_message(message, delay=70)
-    cancel_message(message)
+VERBS: dict[str, Callable[[Message], object]] = {
+    "schedule": lambda _waiting: schedule_message(TOPIC, delay=60),
+    "schedule with a key": lambda _waiting: schedule_message(TOPIC, delay=60, key="k"),
+    "schedule many": lambda _waiting: schedule_messages([{"topic": TOPIC, "delay": 60}]),
+    "cancel": cancel_message,
+    "reschedule": lambda waiting: reschedule_message(waiting, delay=5),
+}
 
 
-def test_the_identity_costs_no_query_and_no_round_trip(redis_client: redis.Redis) -> None:
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_brings_the_identity_along_at_no_cost(redis_client: redis.Redis, verb: str) -> None:
     redis_broker().close()
     teach(redis_client)
     counted = []
     for number in range(2):
+        waiting = schedule_message(TOPIC, delay=60, key=f"waiting {number}")
+        identity("default")
         if number == 0:
             forget_identity("default")
-            publisher.get.cache_clear()
-            calls(redis_client)
+        close_publishers()
+        calls(redis_client)
         with CaptureQueriesContext(connection) as queries, transaction.atomic():
-            all_verbs(number)
-        flush()
+            VERBS[verb](waiting)
+        close_publishers()
         counted.append((len(queries), calls(redis_client)))
+        assert known_identity("default") == str(Identity.objects.get().value)
+        cancel_message(topic=TOPIC, key="k")
     assert counted[0] == counted[1]
-    assert known_identity("default") == str(Identity.objects.get().value)
-
-
-@pytest.mark.parametrize("verb", ["schedule", "schedule with a key", "schedule many", "cancel", "reschedule"])
-def test_every_verb_brings_the_identity_along(redis_client: redis.Redis, verb: str) -> None:
-    waiting = schedule_message(TOPIC, delay=60)
-    identity("default")
-    forget_identity("default")
-    verbs: dict[str, Callable[[], object]] = {
-        "schedule": lambda: schedule_message(TOPIC, delay=60),
-        "schedule with a key": lambda: schedule_message(TOPIC, delay=60, key="k"),
-        "schedule many": lambda: schedule_messages([{"topic": TOPIC, "delay": 60}]),
-        "cancel": lambda: cancel_message(waiting),
-        "reschedule": lambda: reschedule_message(waiting, delay=5),
-    }
-    verbs[verb]()
-    assert known_identity("default") == str(Identity.objects.get().value)
 
 
 def test_an_identity_is_forgotten_with_the_name_of_the_database(monkeypatch: pytest.MonkeyPatch) -> None:

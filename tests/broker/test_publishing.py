@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis
-from django.db import connection, connections, transaction
+from django.db import connection, transaction
 
 from django_delayq import cancel_message, requeue_message, reschedule_message, schedule_message, schedule_messages
 from django_delayq.broker import publisher
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from pytest_django import Settings
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]
-both = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
 # Django 6.1 has another name for it.
 savepoint: Any = getattr(transaction, "savepoint_create", None) or transaction.savepoint
@@ -46,13 +45,6 @@ def _horizon(redis_client: redis.Redis) -> None:
 
 def soon(queue: str = "default") -> Message:
     return schedule_message(TOPIC, delay=60, queue=queue)
-
-
-def test_a_message_in_a_transaction_is_published_after_the_commit(redis_client: redis.Redis) -> None:
-    with transaction.atomic():
-        id_ = soon().pk
-        assert held(redis_client) == set()
-    assert held(redis_client) == {id_}
 
 
 def test_a_message_that_is_rolled_back_is_not_published(redis_client: redis.Redis) -> None:
@@ -95,13 +87,16 @@ def test_a_savepoint_rolled_back_by_hand_leaves_at_most_an_id_that_no_claim_find
     assert sorted(row.id for row in claim(kept, gone, last)) == [kept, last]
 
 
-def test_many_messages_of_one_transaction_are_published_in_one_call(redis_client: redis.Redis) -> None:
+def test_messages_are_published_after_the_commit_in_a_call_for_each_queue(redis_client: redis.Redis) -> None:
     soon()
     calls(redis_client)
     with transaction.atomic():
-        ids = {soon().pk for _ in range(50)}
-    assert calls(redis_client) == 1
-    assert ids <= held(redis_client)
+        here = {soon().pk for _ in range(50)}
+        there = {soon("slow").pk for _ in range(50)}
+        assert calls(redis_client) == 0
+    assert calls(redis_client) == 2
+    assert here <= held(redis_client)
+    assert there == held(redis_client, "slow")
 
 
 def test_more_than_a_thousand_messages_are_published_in_calls_of_a_thousand(redis_client: redis.Redis) -> None:
@@ -112,13 +107,6 @@ def test_more_than_a_thousand_messages_are_published_in_calls_of_a_thousand(redi
     assert {row.pk for row in rows} <= held(redis_client)
 
 
-def test_the_queues_of_one_transaction_are_published_apart(redis_client: redis.Redis) -> None:
-    with transaction.atomic():
-        here, there, again = soon().pk, soon("slow").pk, soon().pk
-    assert held(redis_client) == {here, again}
-    assert held(redis_client, "slow") == {there}
-
-
 def test_a_message_scheduled_and_cancelled_in_one_transaction_is_not_left_in_redis(redis_client: redis.Redis) -> None:
     with transaction.atomic():
         id_, kept = soon().pk, soon().pk
@@ -127,20 +115,11 @@ def test_a_message_scheduled_and_cancelled_in_one_transaction_is_not_left_in_red
 
 
 def test_a_message_that_moves_in_the_record_moves_in_redis(redis_client: redis.Redis) -> None:
-    delayed = keys("delayq", "default").delayed
-    message = soon()
-    id_ = message.pk
-
-    def due_there() -> int:
-        score = redis_client.zscore(delayed, str(id_))
-        assert score is not None
-        return int(float(score))
-
-    assert due_there() == to_tenths(message.due_at)
+    id_ = soon().pk
     reschedule_message(id_, delay=120)
-    before, after = message.due_at, Message.objects.get(pk=id_).due_at
-    assert after > before
-    assert due_there() == to_tenths(after)
+    score = redis_client.zscore(keys("delayq", "default").delayed, str(id_))
+    assert score is not None
+    assert int(float(score)) == to_tenths(Message.objects.get(pk=id_).due_at)
     reschedule_message(id_, delay="2h")
     assert held(redis_client) == set()
     reschedule_message(id_, delay=60)
@@ -183,24 +162,24 @@ def test_the_clock_is_read_at_the_commit(redis_client: redis.Redis, monkeypatch:
     assert held(redis_client) == {id_}
 
 
-def test_a_message_that_moves_beyond_the_horizon_leaves_its_old_place(redis_client: redis.Redis) -> None:
-    schedule_message(TOPIC, delay=60, key="k")
-    schedule_message(TOPIC, delay="1d", key="k", on_conflict="replace")
-    assert held(redis_client) == set()
-
-
-def test_a_replaced_message_is_put_into_its_new_queue(redis_client: redis.Redis) -> None:
+def test_a_replaced_message_is_put_into_its_new_place(redis_client: redis.Redis) -> None:
     id_ = schedule_message(TOPIC, delay=60, key="k").pk
     schedule_message(TOPIC, delay=90, key="k", queue="slow", on_conflict="replace")
+    # A worker that takes it from the old one claims nothing.
     assert held(redis_client, "slow") == {id_}
+    schedule_message(TOPIC, delay="1d", key="k", queue="slow", on_conflict="replace")
+    assert held(redis_client, "slow") == set()
 
 
-@both
-def test_each_database_has_keys_of_its_own(redis_client: redis.Redis) -> None:
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
+def test_each_database_has_keys_and_commits_of_its_own(redis_client: redis.Redis) -> None:
     redis_broker(using="other").close()
     there = schedule_message(TOPIC, delay=60, using="other").pk
     assert held(redis_client) == set()
     assert held(redis_client, namespace="delayq@other") == {there}
+    with transaction.atomic(using="other"):
+        here = soon().pk
+        assert held(redis_client) == {here}
 
 
 def test_no_payload_key_or_topic_ever_reaches_redis(redis_client: redis.Redis) -> None:
@@ -303,14 +282,6 @@ def test_a_redis_that_answers_nonsense_harms_no_caller(
     assert Message.objects.count() == 1
     (record,) = caplog.records
     assert (record.levelname, record.getMessage().startswith("Redis cannot be used. ")) == ("WARNING", True)
-
-
-@both
-def test_the_connection_of_another_database_is_not_touched(redis_client: redis.Redis) -> None:
-    with transaction.atomic(using="other"):
-        soon()
-        assert len(held(redis_client)) == 1
-        assert connections["other"].run_on_commit == []
 
 
 def test_a_message_that_is_kept_until_a_commit_is_published_again(redis_client: redis.Redis) -> None:

@@ -16,6 +16,11 @@ def held(client: redis.Redis, queue: str = "default", namespace: str = "delayq")
     return {int(id_) for id_ in members}
 
 
+def content(client: redis.Redis) -> dict[Any, Any]:
+    """Return all keys, each with its value as Redis dumps it."""
+    return {key: client.dump(key) for key in client.scan_iter()}
+
+
 def calls(client: redis.Redis) -> int:
     """Return how many scripts ran since the last call."""
     stats = client.info("commandstats")

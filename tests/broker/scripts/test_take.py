@@ -19,58 +19,26 @@ class Case(NamedTuple):
     both_ends: bool = False
 
 
+AHEAD = 50
 # In the order of their due times.
 FOUR: Places = {1: Ready(NOW - 4), 2: Ready(NOW - 3), 3: Ready(NOW - 2), 4: Ready(NOW - 1)}
+MIXED: Places = {1: Ready(NOW - 1), 2: Ready(NOW - 3), 3: Ready(NOW - 2)}
+RANKS: Places = {1: Ready(NOW - 9_000, 100), 2: Ready(NOW, 99), 3: Ready(NOW - 1, 101)}
+SOON: Places = {1: Ready(NOW - 5, 200), 2: Delayed(NOW, 201), 3: Delayed(NOW + 20, 0), 4: Delayed(NOW + 10, 100)}
 CASES = [
     Case("nothing there, nothing taken", {}, 5, []),
-    Case("what is due is taken", {1: Delayed(NOW)}, 5, [1]),
-    Case("one ms early is early", {1: Delayed(NOW + 1)}, 5, []),
-    Case("a bad rank makes nothing late", {1: Delayed(NOW, 200)}, 5, [1]),
-    Case("a good rank makes nothing early", {1: Delayed(NOW + 1, 0)}, 5, []),
+    Case("what is due is taken, whatever its rank", {1: Delayed(NOW, 200), 2: Delayed(NOW + 1, 0)}, 5, [1]),
     Case("limit 0 only promotes, and keeps the rank", {1: Delayed(NOW - 5, 17), 2: Delayed(NOW + 300)}, 0, []),
-    Case(
-        "the better rank goes first, whenever it became ready",
-        {1: Ready(NOW - 9_000, 100), 2: Ready(NOW, 99), 3: Ready(NOW - 1, 101)},
-        5,
-        [2, 1, 3],
-    ),
-    Case(
-        "within a rank the longest overdue goes first",
-        {1: Ready(NOW - 1), 2: Ready(NOW - 3), 3: Ready(NOW - 2)},
-        5,
-        [2, 3, 1],
-    ),
+    Case("the better rank goes first, whenever it became ready", RANKS, 5, [2, 1, 3]),
+    Case("no more than the limit is taken", RANKS, 2, [2, 1]),
+    Case("within a rank the longest overdue goes first", MIXED, 5, [2, 3, 1]),
     Case("what has just fallen due can overtake by rank", {1: Ready(NOW - 1, 100), 2: Delayed(NOW, 0)}, 1, [2]),
-    Case(
-        "the limit is respected, and what is left is told",
-        {1: Ready(NOW, 1), 2: Ready(NOW, 2), 3: Ready(NOW, 3)},
-        2,
-        [1, 2],
-    ),
-    Case(
-        "the next due is told in tenths from now",
-        {1: Ready(NOW), 2: Delayed(NOW + 1_234, 200), 3: Delayed(NOW + 9_000)},
-        1,
-        [1],
-    ),
-    Case("what falls due in a moment is taken early", {1: Delayed(NOW + 50)}, 5, [1], 50),
-    Case("a bad rank makes it no later", {1: Delayed(NOW + 50, 200)}, 5, [1], 50),
-    Case("in another moment it is not", {1: Delayed(NOW + 51, 0)}, 5, [], 50),
-    Case(
-        "what is ready goes first, whatever its rank, and the earliest fill the room",
-        {1: Ready(NOW - 5, 200), 2: Delayed(NOW, 201), 3: Delayed(NOW + 20, 0), 4: Delayed(NOW + 10, 100)},
-        3,
-        [1, 2, 4],
-        50,
-    ),
-    Case(
-        "nothing is taken early while more is ready than there is room for",
-        {1: Ready(NOW, 1), 2: Ready(NOW, 2), 3: Delayed(NOW + 1)},
-        1,
-        [1],
-        50,
-    ),
-    Case("limit 0 takes nothing early", {1: Delayed(NOW + 1)}, 0, [], 50),
+    Case("the next due time is told", {1: Ready(NOW), 2: Delayed(NOW + 12, 200), 3: Delayed(NOW + 90)}, 1, [1]),
+    Case("what falls due in a moment is taken early", {1: Delayed(NOW + 50, 200)}, 5, [1], AHEAD),
+    Case("in another moment it is not", {1: Delayed(NOW + 51, 0)}, 5, [], AHEAD),
+    Case("what is ready goes first, and the earliest fill the room", SOON, 3, [1, 2, 4], AHEAD),
+    Case("nothing is taken early while more is ready", {**MIXED, 4: Delayed(NOW + 1)}, 1, [2], AHEAD),
+    Case("limit 0 takes nothing early", {1: Delayed(NOW + 1)}, 0, [], AHEAD),
     Case(
         "of both ends, half are those of the best rank that fell due last, also just now",
         {**FOUR, 5: Delayed(NOW), 6: Ready(NOW, 101)},
@@ -85,20 +53,8 @@ CASES = [
         [2, 3, 1],
         both_ends=True,
     ),
-    Case(
-        "both ends of what there is room for are taken in the order of ranks and due times",
-        {1: Ready(NOW - 1), 2: Ready(NOW - 3), 3: Ready(NOW - 2)},
-        3,
-        [2, 3, 1],
-        both_ends=True,
-    ),
-    Case(
-        "what a wrong clock made ready is at no end",
-        {1: Ready(NOW - 3), 2: Ready(NOW - 2), 3: Ready(NOW - 1), 4: Ready(NOW + 9)},
-        2,
-        [1, 3],
-        both_ends=True,
-    ),
+    Case("both ends of what there is room for are in order", MIXED, 3, [2, 3, 1], both_ends=True),
+    Case("what a wrong clock made ready is at no end", {**FOUR, 5: Ready(NOW + 9)}, 2, [1, 4], both_ends=True),
 ]
 
 
@@ -126,25 +82,11 @@ def test_take(bench: Bench, case: Case) -> None:
     assert bench.tokens() == (1 if left else 0)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.promise)
-def test_promoting_twice_is_promoting_once(bench: Bench, case: Case) -> None:
-    bench.set(case.before)
-    bench.take(0)
-    once = bench.places()
-    assert bench.take(0, now=NOW)[0] == 0
-    assert bench.places() == once
-
-
-def test_each_taken_id_comes_with_its_rank_and_its_due_time(bench: Bench) -> None:
-    bench.set({1: Ready(NOW - 70, 5), 2: Delayed(NOW - 90, 200)})
-    answer = bench.call("take", now=NOW, limit=5, batch=10, within=0, both_ends=0)
-    assert answer == [1, 0, "", "", 0, "1", str(5 * BAND + NOW - 70), "2", str(200 * BAND + NOW - 90)]
-
-
-def test_a_message_taken_early_comes_with_the_time_to_wait_for(bench: Bench) -> None:
-    bench.set({1: Ready(NOW - 70, 5), 2: Delayed(NOW + 30, 200)})
+def test_each_taken_id_comes_with_its_rank_and_the_time_to_wait_for(bench: Bench) -> None:
+    bench.set({1: Ready(NOW - 70, 5), 2: Delayed(NOW - 90, 200), 3: Delayed(NOW + 30, 200)})
     answer = bench.call("take", now=NOW, limit=5, batch=10, within=30, both_ends=0)
-    assert answer == [0, 0, "", "", 0, "1", str(5 * BAND + NOW - 70), "2", str(200 * BAND + NOW + 30)]
+    scores = {"1": 5 * BAND + NOW - 70, "2": 200 * BAND + NOW - 90, "3": 200 * BAND + NOW + 30}
+    assert answer == [1, 0, "", "", 0, *(text for id_, score in scores.items() for text in (id_, str(score)))]
 
 
 def test_ids_that_are_ready_before_they_fall_due_wait_for_their_due_times(bench: Bench) -> None:
