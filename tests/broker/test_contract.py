@@ -56,30 +56,17 @@ def test_a_backlog_that_was_put_back_keeps_its_order(bench: Bench) -> None:
     assert [row.id for row in bench.deliver()] == ids[::-1]
 
 
-def test_no_more_is_taken_than_asked_for(bench: Bench) -> None:
+def test_no_more_is_taken_than_asked_for_and_a_take_says_that_more_is_ready(bench: Bench) -> None:
     ids = bench.schedule_many(25)
-    first, second = bench.deliver(10), bench.deliver(10)
-    assert (len(first), len(second)) == (10, 10)
-    rest = bench.deliver(10)
-    assert sorted(row.id for row in [*first, *second, *rest]) == ids
-
-
-def test_a_take_reports_whether_more_is_ready(bench: Bench) -> None:
-    bench.schedule_many(3)
-    assert bench.broker.take(QUEUE, 2).left > 0
-    assert bench.broker.take(QUEUE, 0).left > 0
-
-
-def test_a_take_of_nothing_takes_nothing(bench: Bench) -> None:
-    id_ = bench.schedule()
-    assert bench.take(0) == []
-    assert [row.id for row in bench.deliver()] == [id_]
-
-
-def test_a_promote_takes_nothing(bench: Bench) -> None:
-    id_ = bench.schedule()
     assert bench.broker.promote(QUEUE).tickets == []
-    assert bench.take() == [id_]
+    for limit in (10, 0):
+        taken = bench.broker.take(QUEUE, limit)
+        assert len(taken.tickets) == limit
+        assert taken.left > 0
+        bench.broker.put_back(QUEUE, taken.tickets)
+    batches = [bench.deliver(10) for _ in range(3)]
+    assert [len(batch) for batch in batches] == [10, 10, 5]
+    assert sorted(row.id for batch in batches for row in batch) == ids
 
 
 def test_an_id_that_was_taken_and_parked_is_taken_again(bench: Bench) -> None:

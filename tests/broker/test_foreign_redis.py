@@ -78,21 +78,6 @@ def test_the_operator_is_told_once(foreign: redis.Redis, caplog: pytest.LogCaptu
     assert "CRITICAL Redis identity: " in ran.out
 
 
-def test_an_empty_redis_and_an_own_one_are_used(redis_client: redis.Redis) -> None:
-    publisher.get.cache_clear()
-    schedule_message(TOPIC, delay=60)
-    close_publishers()
-    assert held(redis_client) == set()
-    redis_broker().close()
-    pk = schedule_message(TOPIC, delay=60).pk
-    close_publishers()
-    assert held(redis_client) == {pk}
-    redis_client.flushall()
-    schedule_message(TOPIC, delay=60)
-    close_publishers()
-    assert redis_client.dbsize() == 0
-
-
 def test_an_identity_that_was_made_anew_is_noticed(redis_client: redis.Redis, caplog: pytest.LogCaptureFixture) -> None:
     """A test that empties all tables takes the identity along, and a worker makes another one."""
     publisher.get.cache_clear()

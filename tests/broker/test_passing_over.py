@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from django.db import connection
 
-from django_delayq import schedule_message
+from django_delayq import schedule_message, schedule_messages
 from django_delayq.broker.base import Taken
 from django_delayq.broker.database import LOOK_AGAIN, DatabaseBroker
 from django_delayq.core.states import State
@@ -31,18 +29,9 @@ def broker(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> DatabaseBroker:
     declare("l.one", limit=1)
     declare("l.free")
     first = schedule_message("l.one")
-    wait_behind(first)
+    schedule_messages([{"topic": "l.one"}] * LIMITED)
     assert admit(first) == [first.pk]
     return DatabaseBroker(DB, lambda: ["l.one", "l.free"])
-
-
-def wait_behind(message: Message) -> None:
-    """Write so many messages like this one."""
-    Message._base_manager.bulk_create([Message(**{**values_of(message), "id": None}) for _ in range(LIMITED)])
-
-
-def values_of(message: Message) -> dict[str, Any]:
-    return {field.attname: getattr(message, field.attname) for field in Message._meta.local_concrete_fields}
 
 
 def takes(broker: DatabaseBroker, limit: int = 10) -> list[Taken]:
@@ -108,7 +97,7 @@ def test_a_limit_that_opens_during_each_walk_keeps_nobody_from_what_is_behind(br
 def test_messages_of_later_are_not_passed_over(declare: Declare) -> None:
     declare("l.one", limit=1)
     # Before the claim: the server ends a transaction that has locked limits and then does nothing for seconds.
-    wait_behind(schedule_message("l.one", delay="1h"))
+    schedule_messages([{"topic": "l.one", "delay": "1h"}] * LIMITED)
     first = schedule_message("l.one")
     assert admit(first) == [first.pk]
     broker = DatabaseBroker(DB, lambda: ["l.one"])

@@ -49,11 +49,6 @@ def test_any_other_duration_is_refused(wrong: Any) -> None:
         seconds(wrong)
 
 
-@given(st.timedeltas())
-def test_a_timedelta_keeps_its_length(span: timedelta) -> None:
-    assert seconds(span) == span.total_seconds()
-
-
 @given(st.text(max_size=20))
 def test_no_text_gives_anything_but_a_finite_positive_number_or_an_error(text: str) -> None:
     try:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from django_delayq import RetryLater
 from django_delayq.core import values
 from django_delayq.core.exceptions import InvalidMessage
 from django_delayq.management import _common as common
@@ -79,6 +80,13 @@ def test_an_id_is_read(text: str, number: int) -> None:
 )
 def test_what_no_row_can_have_is_no_id(text: str) -> None:
     assert refused(values.row_id, text).startswith("must be the id of a row, not ")
+
+
+@pytest.mark.parametrize("delay", [-1, 1e15, "99999999999d", "soon"])
+def test_an_impossible_delay_of_a_retry_is_a_value_error(delay: Any) -> None:
+    assert refused(RetryLater, delay).startswith(
+        ("RetryLater needs a delay of 0 seconds to 100 years", "not a duration")
+    )
 
 
 def test_a_moment_is_aware_and_kept_in_utc() -> None:

@@ -190,12 +190,6 @@ class Nowhere(tzinfo):
     def utcoffset(self, moment: datetime | None, /) -> None:
         return None
 
-    def dst(self, moment: datetime | None, /) -> None:
-        return None
-
-    def tzname(self, moment: datetime | None, /) -> str:
-        return "nowhere"
-
 
 @pytest.mark.parametrize(
     ("value", "why"),

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
-from django_delayq import (
-    InvalidMessage,
-    cancel_message,
-    pause_queue,
-    resume_queue,
-    schedule_message,
-    schedule_messages,
-)
+from django_delayq import InvalidMessage, cancel_message, pause_queue, resume_queue, schedule_message, schedule_messages
 from django_delayq.core.clock import to_tenths
 from django_delayq.core.states import State
 from django_delayq.models import Message
@@ -43,27 +37,17 @@ pytestmark = pytest.mark.django_db
 LINE = "topic l.one"
 
 
-def test_no_more_messages_of_a_topic_run_than_its_limit(declare: Declare) -> None:
+def test_no_more_messages_of_a_topic_run_than_its_limit_and_nothing_is_written_about_the_others(
+    declare: Declare,
+) -> None:
     declare("l.one", limit=2)
     one, two, three = (schedule_message("l.one") for _ in range(3))
+    before = Message.objects.filter(pk=three.pk).values().get()
     admitted = claim_limited(DB, [Ticket(each.pk) for each in (one, two, three)], LEASES, "w")
     assert [row.id for row in admitted.claimed] == [one.pk, two.pk]
     assert (admitted.refused, admitted.opens) == ({three.pk: LINE}, {})
-
-
-def test_nothing_is_written_about_a_message_that_a_limit_refuses(declare: Declare) -> None:
-    declare("l.one", limit=1)
-    first, second = schedule_message("l.one"), schedule_message("l.one")
-    before = Message.objects.filter(pk=second.pk).values().get()
-    assert admit(first, second) == [first.pk]
-    assert Message.objects.filter(pk=second.pk).values().get() == before
-    assert len(reasons(second)) == 1
-
-
-def test_a_claim_tells_what_limits_count(declare: Declare) -> None:
-    declare("l.one", limit=1)
-    (row,) = admit_rows(schedule_message("l.one", queue="mail", limit_key="a"))
-    assert (row.topic, row.queue, row.limit_key) == ("l.one", "mail", "a")
+    assert Message.objects.filter(pk=three.pk).values().get() == before
+    assert len(reasons(three)) == 1
 
 
 def test_each_key_has_a_limit_of_its_own(declare: Declare) -> None:
@@ -138,11 +122,7 @@ def test_a_message_that_is_not_claimed_uses_up_no_rate(declare: Declare) -> None
 
 def test_only_messages_that_may_be_claimed_are_limited(declare: Declare) -> None:
     declare("l.one", limit=1)
-    first, later, cancelled = (
-        schedule_message("l.one"),
-        schedule_message("l.one", delay="1h"),
-        schedule_message("l.one"),
-    )
+    first, later, cancelled = (schedule_message("l.one", delay=delay) for delay in (0, "1h", 0))
     cancel_message(cancelled)
     assert admit(first, later, cancelled) == [first.pk]
     assert states(later, cancelled) == [State.SCHEDULED, State.CANCELLED]
@@ -279,10 +259,14 @@ def test_the_key_of_a_limit_is_found_where_the_message_is_scheduled(declare: Dec
     assert [Message.objects.get(pk=each.pk).limit_key for each in made] == ["tab\\n", "1", "2"]
 
 
-def test_a_limit_key_that_raises_writes_nothing(declare: Declare) -> None:
+def test_an_impossible_limit_key_is_refused_and_one_that_raises_writes_nothing(declare: Declare) -> None:
     declare("l.one", limit=1, limit_key=lambda message: message.payload["customer"])
     with pytest.raises(KeyError):
         schedule_message("l.one", {})
+    keys: Any = ["", " a", "a" * 201, "a\nb", 1.5, True, object()]
+    for key in keys:
+        with pytest.raises(InvalidMessage, match="limit key must be"):
+            schedule_message("l.one", {"customer": 1}, limit_key=key)
     with pytest.raises(InvalidMessage, match="limit key must be"):
         schedule_message("l.one", {"customer": 1.5})
     assert not Message.objects.exists()
@@ -303,13 +287,6 @@ def test_a_refusal_of_the_project_stays_what_it_is(declare: Declare) -> None:
     assert raised.value.__notes__ == ["message 0"]
 
 
-@pytest.mark.parametrize("key", ["", " a", "a" * 201, "a\nb", 1.5, True, object()])
-def test_an_impossible_limit_key_is_refused(declare: Declare, key: object) -> None:
-    declare("l.one", limit=1)
-    with pytest.raises(InvalidMessage, match="limit key must be"):
-        schedule_message("l.one", limit_key=key)  # type: ignore[arg-type]
-
-
 def test_a_limit_key_without_a_limit_is_an_error_where_the_handler_is_known(declare: Declare) -> None:
     declare("l.free")
     with pytest.raises(InvalidMessage, match="has no limit and no rate"):
@@ -317,7 +294,10 @@ def test_a_limit_key_without_a_limit_is_an_error_where_the_handler_is_known(decl
     assert schedule_message("l.elsewhere", limit_key="a").limit_key == "a"
 
 
-def test_the_claims_come_in_the_order_of_the_tickets(declare: Declare) -> None:
+def test_the_claims_come_in_the_order_of_the_tickets_with_what_limits_count(declare: Declare) -> None:
     declare("l.one", limit=5)
-    made = [schedule_message(topic) for topic in ("l.free", "l.one", "l.free", "l.one")]
-    assert [row.id for row in admit_rows(*reversed(made))] == [message.pk for message in reversed(made)]
+    made = [schedule_message(topic) for topic in ("l.free", "l.one", "l.free")]
+    made.insert(0, schedule_message("l.one", queue="mail", limit_key="a"))
+    rows = admit_rows(*reversed(made))
+    assert [row.id for row in rows] == [message.pk for message in reversed(made)]
+    assert (rows[-1].topic, rows[-1].queue, rows[-1].limit_key) == ("l.one", "mail", "a")

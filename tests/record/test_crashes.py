@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_delayq import cancel_message
+from django_delayq import cancel_message, requeue_message
 from django_delayq.core.states import State
 from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message
@@ -21,7 +21,7 @@ from django_delayq.record.crashes import (
     judge,
     mark_alone,
 )
-from tests.support.steps import ago, claim, due, log, message
+from tests.support.steps import ago, claim, due, fail, log, message
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -134,6 +134,27 @@ def test_a_message_that_crashed_alone_lets_others_go_first() -> None:
         assert (message(pk).due_at > before) == (crash >= SUSPECT_CRASHES)
     run([pk])
     assert die(death=Death(by_kill=True)) == {pk: State.DEAD}
+
+
+def test_reported_failures_do_not_count_as_crashes() -> None:
+    pk = due().pk
+    for delivery in (1, 2, 3):
+        run([pk])
+        assert fail(pk, delivery, delay=None)
+    run([pk])
+    assert die() == {pk: State.SCHEDULED}
+
+
+def test_a_requeue_excuses_the_crashes_and_counts_the_attempts_anew() -> None:
+    pk = due().pk
+    for _death in range(MAX_CRASHES):
+        run([pk])
+        die()
+    assert requeue_message(pk)
+    now = message(pk)
+    assert (now.attempts, now.crashes, now.deliveries) == (0, 0, MAX_CRASHES)
+    run([pk])
+    assert die() == {pk: State.SCHEDULED}
 
 
 def test_the_death_of_all_processes_accuses_nobody() -> None:

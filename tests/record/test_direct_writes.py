@@ -73,20 +73,17 @@ def test_a_direct_delete_is_refused_and_the_ways_to_delete_are_named(row: Messag
     assert everything() == before
 
 
-@pytest.mark.parametrize(
-    "write",
-    [
-        lambda log: log.create(number=2, at=timezone.now(), to_state="dead", due_at=timezone.now()),
-        lambda log: log.update(to_state="dead"),
-        lambda log: log.all().delete(),
-    ],
-    ids=["create", "update", "delete"],
-)
-def test_the_log_of_a_message_is_not_written_directly(write: Callable[[Any], Any]) -> None:
+def test_the_log_of_a_message_is_not_written_directly() -> None:
     message = schedule_message("t.ok")
     before = everything()
-    with pytest.raises(TypeError, match="rows of Transition are not"):
-        write(message.transitions)
+    times = {"at": timezone.now(), "due_at": timezone.now()}
+    for write in (
+        lambda: message.transitions.create(number=2, to_state="dead", **times),
+        lambda: message.transitions.update(to_state="dead"),
+        lambda: message.transitions.all().delete(),
+    ):
+        with pytest.raises(TypeError, match="rows of Transition are not"):
+            write()
     assert everything() == before
 
 

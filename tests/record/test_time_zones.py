@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any, cast
+from uuid import uuid4
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -63,48 +64,38 @@ def schedule(request: pytest.FixtureRequest) -> Any:
     """Schedule a message alone, or as bulk."""
     if request.param == "many":
         return lambda **options: schedule_messages([cast(Any, {"topic": TOPIC, **options})])[0]
-    key: dict[str, Any] = {"key": "k"} if request.param == "with a key" else {}
-    return lambda **options: schedule_message(TOPIC, **key, **options)
+    key = request.param == "with a key" or None
+    return lambda **options: schedule_message(TOPIC, key=key and str(uuid4()), **options)
 
 
 @pytest.mark.parametrize("days", DAYS)
 def test_a_delay_and_a_time_to_live_of_days_are_exact(zone: str, schedule: Any, days: int) -> None:
-    pk = schedule(delay=timedelta(days=days), expires=timedelta(days=days)).pk
-    message = row(pk)
+    span = timedelta(days=days)
+    message = row(schedule(delay=span, expires=span).pk)
     # Due times are rounded up to 100 µs. The time of creation is read a moment later.
     assert us(days) - 60_000_000 < after(message.created_at, message.due_at) < us(days) + 100
     assert after(message.due_at, message.expires_at) == us(days)
-
-
-@pytest.mark.parametrize("days", DAYS)
-def test_a_time_to_live_counts_from_a_due_time_in_any_zone(zone: str, schedule: Any, days: int) -> None:
     moment = (timezone.now() + timedelta(days=20)).astimezone(ZoneInfo(zone))
-    message = row(schedule(due_at=moment, expires=timedelta(days=days)).pk)
+    message = row(schedule(due_at=moment, expires=span).pk)
     assert after(message.due_at, message.expires_at) == us(days)
 
 
 @pytest.mark.parametrize("days", DAYS)
 def test_a_message_moved_by_days_moves_by_so_many_seconds_and_lives_as_long(zone: str, days: int) -> None:
-    before = row(schedule_message(TOPIC, delay=1000, expires="60d").pk)
-    assert transitions.reschedule("default", [before.pk], transitions.DueTimes(shift=timedelta(days=days)))[0]
+    before = row(schedule_message(TOPIC, key="k", delay=1000, expires="60d").pk)
+    span = timedelta(days=days)
+    assert transitions.reschedule("default", [before.pk], transitions.DueTimes(shift=span))[0]
     moved = row(before.pk)
     assert us(days) <= after(before.due_at, moved.due_at) < us(days) + 100
     assert after(moved.due_at, moved.expires_at) == us(60)
-    assert reschedule_message(before.pk, delay=timedelta(days=days))
-    moved = row(before.pk)
-    at = moved.transitions.latest("number").at
-    assert us(days) <= after(at, moved.due_at) < us(days) + 100
-    assert after(moved.due_at, moved.expires_at) == us(60)
-
-
-@pytest.mark.parametrize("days", DAYS)
-def test_a_message_replaced_by_key_gets_exact_times(zone: str, days: int) -> None:
-    schedule_message(TOPIC, key="k", delay=1000)
-    span = timedelta(days=days)
-    message = row(schedule_message(TOPIC, key="k", delay=span, expires=span, on_conflict="replace").pk)
-    at = message.transitions.latest("number").at
-    assert us(days) <= after(at, message.due_at) < us(days) + 100
-    assert after(message.due_at, message.expires_at) == us(days)
+    for act, lives in (
+        (lambda: reschedule_message(before.pk, delay=span), 60),
+        (lambda: schedule_message(TOPIC, key="k", delay=span, expires=span, on_conflict="replace"), days),
+    ):
+        assert act()
+        moved = row(before.pk)
+        assert us(days) <= after(moved.transitions.latest("number").at, moved.due_at) < us(days) + 100
+        assert after(moved.due_at, moved.expires_at) == us(lives)
 
 
 @pytest.mark.parametrize("days", DAYS)

@@ -39,8 +39,11 @@ def opened(bench: Bench, limit: int, *names: tuple[str, int]) -> list[int]:
 
 
 def test_what_stands_aside_is_taken_only_under_its_name(bench: Bench) -> None:
+    terms = {"now": NOW, "limit": 10, "batch": 10, "within": 0, "both_ends": 0}
+    # The last number tells whether anything stands aside.
+    assert bench.call("take", **terms) == [0, 0, "", "", 0]
     set_aside(bench, (1, NOW - 3, "a"), (2, NOW - 2, "b b"), (3, NOW - 1, "a"))
-    assert opened(bench, 10) == []
+    assert bench.call("take", **terms) == [0, 0, "", "", 1]
     assert opened(bench, 10, ("c", 5)) == []
     assert opened(bench, 10, ("a", 1)) == [1]
     assert opened(bench, 10, ("a", 5), ("b b", 5)) == [2, 3]
@@ -60,12 +63,6 @@ def test_what_was_opened_and_not_taken_is_ready_for_all(bench: Bench) -> None:
     assert opened(bench, 1, ("a", 1)) == [1]
     assert bench.places() == {4: Ready(NOW - 5)}
     assert aside(bench) == {"a": {5: 100 * BAND + NOW - 4}}
-
-
-def test_a_take_tells_whether_anything_stands_aside(bench: Bench) -> None:
-    assert bench.call("take", now=NOW, limit=1, batch=10, within=0, both_ends=0)[4] == 0
-    set_aside(bench, (4, NOW, "a"))
-    assert bench.call("take", now=NOW, limit=1, batch=10, within=0, both_ends=0)[4] == 1
 
 
 def test_an_id_stands_aside_under_its_last_name_only(bench: Bench) -> None:

@@ -110,16 +110,3 @@ def test_a_call_promotes_no_more_than_one_batch(bench: Bench) -> None:
     assert bench.take(0, batch=4) == (4, 4, -6, [])
     ready = {number for number, place in bench.places().items() if isinstance(place, Ready)}
     assert ready == {10, 9, 8, 7}
-
-
-def test_20_000_due_at_once_come_out_by_thousands_each_once_and_the_best_first(bench: Bench) -> None:
-    scores = {str(number): NOW - 30_000 + number + (number % 200) / 256 for number in range(1, 20_001)}
-    bench.client.zadd(bench.keys.delayed, scores)
-    taken: list[int] = []
-    for turn in range(20):
-        moved, left, _next_due, ids = bench.take(1000)
-        assert (moved, left, len(ids)) == (1000, 0, 1000), f"turn {turn}"
-        assert ids == sorted(ids, key=lambda number: (number % 200, number))
-        taken += ids
-    assert bench.take(1000) == (0, 0, None, [])
-    assert sorted(taken) == list(range(1, 20_001))
