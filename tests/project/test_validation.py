@@ -187,8 +187,11 @@ def test_a_delay_is_0_or_more(value: Any, meant: float) -> None:
 class Nowhere(tzinfo):
     """A time zone without an offset: a datetime with it is naive."""
 
-    def utcoffset(self, moment: datetime | None, /) -> None:
-        return None
+    def utcoffset(self, moment: datetime | None, /) -> None: ...
+
+    def dst(self, moment: datetime | None, /) -> None: ...
+
+    def tzname(self, moment: datetime | None, /) -> None: ...
 
 
 @pytest.mark.parametrize(

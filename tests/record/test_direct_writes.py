@@ -74,14 +74,15 @@ def test_a_direct_delete_is_refused_and_the_ways_to_delete_are_named(row: Messag
 
 
 def test_the_log_of_a_message_is_not_written_directly() -> None:
-    message = schedule_message("t.ok")
+    log: Any = schedule_message("t.ok").transitions
     before = everything()
     times = {"at": timezone.now(), "due_at": timezone.now()}
-    for write in (
-        lambda: message.transitions.create(number=2, to_state="dead", **times),
-        lambda: message.transitions.update(to_state="dead"),
-        lambda: message.transitions.all().delete(),
-    ):
+    writes: list[Callable[[], Any]] = [
+        lambda: log.create(number=2, to_state="dead", **times),
+        lambda: log.update(to_state="dead"),
+        lambda: log.all().delete(),
+    ]
+    for write in writes:
         with pytest.raises(TypeError, match="rows of Transition are not"):
             write()
     assert everything() == before

@@ -64,8 +64,9 @@ def schedule(request: pytest.FixtureRequest) -> Any:
     """Schedule a message alone, or as bulk."""
     if request.param == "many":
         return lambda **options: schedule_messages([cast(Any, {"topic": TOPIC, **options})])[0]
-    key = request.param == "with a key" or None
-    return lambda **options: schedule_message(TOPIC, key=key and str(uuid4()), **options)
+    if request.param == "with a key":
+        return lambda **options: schedule_message(TOPIC, key=str(uuid4()), **options)
+    return lambda **options: schedule_message(TOPIC, **options)
 
 
 @pytest.mark.parametrize("days", DAYS)

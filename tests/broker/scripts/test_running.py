@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import astuple
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,30 +18,6 @@ from django_delayq.core.exceptions import InvalidMessage
 from django_delayq.project import conf, validation
 
 from .bench import Bench
-
-# What follows the names of queues in the keys that a script builds.
-KEYS_BUILT = {"due": {":ready", ":delayed"}, "clear": {":delayed", ":ready", ":wake", ":aside"}}
-NAMES = sorted(path.stem for path in Path(scripts.__file__).parent.glob("*.lua"))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_key_that_a_script_uses_is_declared_and_of_the_queue(name: str) -> None:
-    script = scripts.load(name)
-    assert set(script.keys) <= {"delayed", "ready", "meta", "wake", "queues", "wake_all", "aside", "asides", "duty"}
-    called = set(re.findall(r'redis\.call\(\s*"\w+", (\w+)', script.source))
-    if name in ("due", "clear"):
-        # The keys of each queue in the index: they have the hash tag of the key that is declared.
-        assert called - {*script.keys} <= {"base", "base_of"}
-        assert re.findall(r"(\S+) \.\. (?:name|queue)\b", script.source)[0] == "-7)"
-        assert set(re.findall(r'base \.\. "(:\w+)"', script.source)) == KEYS_BUILT[name]
-        return
-    source = script.source
-    if "siding" in source:
-        # A set for each name under which ids stand aside: its key begins with one that is declared.
-        assert 'return aside .. ":" .. name' in source
-        called, source = called - {"siding"}, re.sub(r"(aside|queue) \.\. \":\" \.\. name", "", source)
-    assert called <= {*script.keys}
-    assert ".." not in re.sub(r"--.*|\"\(\" \.\. string\.format", "", source).replace("...", "")
 
 
 @pytest.mark.parametrize("values", [{}, {"upto": 2, "lise": 3}, {"upto": 2, "lease": 3, "rest": [1]}], ids=str)
