@@ -77,10 +77,12 @@ def test_tokens_and_wakes_come_also_where_redis_py_hides_its_socket(
     worker, producer = brokers
     assert worker.listen([QUEUE], 0) is False
     producer.put(QUEUE, [entry(1)])
+    began = time.monotonic()
     eventually(lambda: worker.listen([QUEUE], 300), "the token comes")
     assert [ticket.id for ticket in worker.take(QUEUE, 5).tickets] == [1]
     worker.wake()
     assert worker.listen([QUEUE], 300) is False
+    assert time.monotonic() - began < 100
 
 
 def test_a_message_due_earlier_than_the_earliest_ends_a_listen_and_a_later_one_does_not(

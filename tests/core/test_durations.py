@@ -68,7 +68,7 @@ def test_no_text_gives_anything_but_a_finite_positive_number_or_an_error(text: s
         (-3.04, "-3.0 s"),
         (60.0, "1 m"),
         (250.0, "4 m 10 s"),
-        (3600.0, "1 h"),
+        (3601.0, "1 h"),
         (5400.0, "1 h 30 m"),
         (90_000.0, "1 d 1 h"),
         (864_000.0, "10 d"),
