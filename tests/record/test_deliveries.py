@@ -264,6 +264,8 @@ def test_a_lease_is_extended_by_its_own_delivery_only_and_never_shortened() -> N
     longer = message(row.id).lease_ends_at
     assert longer is not None
     assert longer > until + timedelta(seconds=200)
+    assert statements("default").extend([LeaseRenewal(row.id, 1, 1.0)]) == {row.id: False}
+    assert message(row.id).lease_ends_at == longer
     assert statements("default").extend([LeaseRenewal(row.id, 2, 300.0), LeaseRenewal(10**12, 1, 9.0)]) == {}
     assert statements("default").extend([]) == {}
 
