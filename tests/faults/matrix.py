@@ -32,7 +32,7 @@ from tests.support.workers import Worker, eventually
 
 from .lossy import NEXT, Network
 from .messages import NUMBER, committed, schedule, schedule_all
-from .oracle import KILLED, LATE, POWER_CUT, SHUT, Verdict, Windows, judge
+from .oracle import DIED, RAN_OUT, SHUT, judge
 from .program import Program, freeze, wait_for_state
 
 PRODUCER = ("before_insert", "after_insert", "before_put", "after_put")
@@ -85,9 +85,10 @@ class Case(NamedTuple):
     def queue(self) -> str:
         return f"{self.who}-{self.point}-{self.action}"
 
-    def failpoints(self, delay: float) -> str:
+    @property
+    def failpoints(self) -> str:
         # "lose": the program waits there until the network knows which reply to lose.
-        action = {"power": "kill", "delay": f"delay={delay}", "lose": "stop"}.get(self.action, self.action)
+        action = {"power": "kill", "delay": "delay=2", "lose": "stop"}.get(self.action, self.action)
         port = self.port if self.action == "reset" else None
         actions = [action] if port is None else [action, f"reset={port}"]
         return ",".join(f"{self.point}:{action}:{self._nth}" for action in actions)
@@ -113,20 +114,18 @@ class Case(NamedTuple):
         return 3 if self.who in ("producer", "worker") else 1
 
     @property
-    def windows(self) -> Windows:
+    def windows(self) -> tuple[str, ...]:
         """The windows in which an effect outside a transaction may happen again."""
         if self.who != "worker" and self.point != "mid_load":
             # Nothing is handled there, or not yet.
             return SHUT
         match self.action:
             case "kill":
-                return KILLED
-            case "power":
-                return POWER_CUT
-            case "stop":
-                return LATE
+                return DIED
+            case "power" | "stop":
+                return RAN_OUT
             case "delay" if self.point in RECORDER:
-                return LATE
+                return RAN_OUT
         return SHUT
 
     @property
@@ -150,13 +149,16 @@ def every_case() -> list[Case]:
     ]
 
 
-def run(cases: Sequence[Case], folder: Path, *, delay: float = 2.0) -> dict[Case, Verdict]:
-    """Run cases side by side. At most one of them may be a reaper's: that one works for all queues."""
+def run(cases: Sequence[Case], folder: Path) -> dict[str, list[str]]:
+    """Run cases side by side, and return what is wrong in the queue of each.
+
+    At most one of them may be a reaper's: that one works for all queues.
+    """
     with override_settings(DELAYQ={**settings.DELAYQ, **HASTY}), ExitStack() as stack:
         assert servers.REDIS_SERVER is not None
         with redis.Redis(port=servers.REDIS_SERVER.port) as client:
             known_scripts.teach(client)
-        runs = [_Run(case, folder, delay) for case in cases]
+        runs = [_Run(case, folder) for case in cases]
         for one in runs:
             stack.enter_context(one.stack)
             one.start()
@@ -177,7 +179,7 @@ def run(cases: Sequence[Case], folder: Path, *, delay: float = 2.0) -> dict[Case
         healthy.wait_for_children(1)
         assert healthy.stop() == 0, healthy.log
         connections.close_all()
-        return {one.case: one.verdict() for one in runs}
+        return {one.case.queue: one.wrong() for one in runs}
 
 
 def wait_for_leases(number: int) -> None:
@@ -196,10 +198,9 @@ def _nothing_to_reap() -> bool:
 class _Run:
     """One case while it runs."""
 
-    def __init__(self, case: Case, folder: Path, delay: float) -> None:
+    def __init__(self, case: Case, folder: Path) -> None:
         self.case = case
         self.lines = folder / case.queue
-        self.failpoints = case.failpoints(delay)
         self.program: Program | None = None
         self.network: Network | None = None
         self.stack = ExitStack()
@@ -228,7 +229,7 @@ class _Run:
                 self.program = self._worker("loader,sweeper,consumer,recorder")
 
     def _program(self, *arguments: str) -> Program:
-        return self.stack.enter_context(Program(*arguments, failpoints=self.failpoints, network=self.network))
+        return self.stack.enter_context(Program(*arguments, failpoints=self.case.failpoints, network=self.network))
 
     def _worker(self, roles: str) -> Program:
         # Without a reaper: the healthy worker's, or the one of the reaper's own case, does the work. A loader has keys
@@ -294,7 +295,8 @@ class _Run:
         there = Message.objects.filter(queue=self.case.queue)
         return there.exists() and not there.filter(state__in=LIVE).exists()
 
-    def verdict(self) -> Verdict:
+    def wrong(self) -> list[str]:
+        """Return what is wrong in the queue, and why the case proves nothing."""
         found = judge(
             self.case.queue,
             NUMBER,
@@ -303,16 +305,12 @@ class _Run:
             victim=f"/{self._reached_by}/",
             failures=self.case.failures,
         )
-        found.wrong += self._not_injected()
-        return found
-
-    def _not_injected(self) -> list[str]:
-        """Return the reasons why the case proves nothing."""
         assert self.program is not None
         if self.network is not None:
             said = NEXT[self.case.who, self.case.point].words
-            return [] if self.network.lost == [said] else [f"lost the replies to {self.network.lost}, not to {said!r}"]
-        if self.case.action == "reset":
-            whose = self.case.port or "databases"
-            return [] if self.program.count(rf"Cut [1-9]\d* connections to {whose}") else ["no connection was reset"]
-        return []
+            if self.network.lost != [said]:
+                found.append(f"lost the replies to {self.network.lost}, not to {said!r}")
+        whose = self.case.port or "databases"
+        if self.case.action == "reset" and not self.program.count(rf"Cut [1-9]\d* connections to {whose}"):
+            found.append("no connection was reset")
+        return found

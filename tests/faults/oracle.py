@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from django.db.models import QuerySet
@@ -15,43 +14,21 @@ from tests.app.models import Effect
 from tests.support.record_of import is_early
 
 TRANSACTIONAL = "t.tx"
-# The reasons in the log of a delivery that crashed.
-DEATH = "worker process died"
-EXPIRY = "lease ran out"
 
-# The window through which the effect of a delivery that ended for this reason may come again. W1: death between the
-# effect and its record. W2: the lease ran out meanwhile.
-Windows = Mapping[str, str]
-SHUT: Windows = {}
-KILLED: Windows = {DEATH: "W1"}
-# After a power cut no supervisor sees the death.
-POWER_CUT: Windows = {EXPIRY: "W1"}
-LATE: Windows = {EXPIRY: "W2"}
+# The windows that are open, each by the reason in the log of a delivery whose effect may then come again. W1: death
+# between the effect and its record, which no supervisor sees after a power cut. W2: the lease ran out meanwhile.
+SHUT: tuple[str, ...] = ()
+DIED = ("worker process died",)
+RAN_OUT = ("lease ran out",)
 
 # A message and one of its deliveries.
 Delivery = tuple[int, int]
 
 
-@dataclass
-class Verdict:
-    """The number of messages, the effects that came more than once by their window, and everything that is wrong."""
-
-    messages: int = 0
-    w1: int = 0
-    w2: int = 0
-    wrong: list[str] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        if self.wrong:
-            return f"FAILED: {self.wrong[0]}" + (f" (+{len(self.wrong) - 1})" if len(self.wrong) > 1 else "")
-        excused = [f"{name} {count}" for name, count in (("W1", self.w1), ("W2", self.w2)) if count]
-        return ", ".join(["ok", *excused])
-
-
 def judge(
-    queue: str, number: int, lines: Path, *, windows: Windows = SHUT, victim: str = "", failures: int = 0
-) -> Verdict:
-    """Judge all that happened in a queue.
+    queue: str, number: int, lines: Path, *, windows: tuple[str, ...] = SHUT, victim: str = "", failures: int = 0
+) -> list[str]:
+    """Return everything that is wrong with what happened in a queue.
 
     ``number``: how many messages were committed. ``lines``: the file of effects outside the database. ``windows``:
     those that were open, and in deliveries of which worker: any whose name holds ``victim``. ``failures``: how many
@@ -61,29 +38,23 @@ def judge(
     logs: dict[int, list[Transition]] = defaultdict(list)
     for row in Transition.objects.filter(message__queue=queue):
         logs[row.message_id].append(row)
-    verdict = Verdict(len(messages))
+    wrong = []
     if len(messages) != number:
-        verdict.wrong.append(f"{len(messages)} messages, {number} were committed")
+        wrong.append(f"{len(messages)} messages, {number} were committed")
     for message in messages:
         if message.state != State.CONSUMED:
-            verdict.wrong.append(f"{message} is {message.state}")
-        verdict.wrong += [f"{message}: {what}" for what in illegal(message, logs[message.pk])]
-    verdict.wrong += early_effects(messages, logs)
+            wrong.append(f"{message} is {message.state}")
+        wrong += [f"{message}: {what}" for what in illegal(message, logs[message.pk])]
+    wrong += early_effects(messages, logs)
     effects = Counter(effects_of(messages)) + Counter(lines_of(lines))
-    excuses = {pk: _excuses(log, windows, victim) for pk, log in logs.items()}
-    _judge_effects(verdict, messages, effects, excuses, failures)
-    return verdict
+    excused = {pk: _excused(log, windows, victim) for pk, log in logs.items()}
+    return wrong + _strange_effects(messages, effects, excused, failures)
 
 
-def _excuses(log: list[Transition], windows: Windows, victim: str) -> dict[int, str]:
-    """Return the deliveries in which a window was open, with its name."""
+def _excused(log: list[Transition], windows: tuple[str, ...], victim: str) -> set[int]:
+    """Return the deliveries in which a window was open."""
     victims = {row.delivery for row in log if row.to_state == State.RUNNING and victim in row.actor}
-    return {
-        row.delivery: window
-        for row in log
-        for ending, window in windows.items()
-        if row.delivery in victims and row.reason.startswith(ending)
-    }
+    return {row.delivery for row in log if row.delivery in victims and row.reason.startswith(windows)}
 
 
 def effects_of(messages: Iterable[Message]) -> list[Delivery]:
@@ -137,35 +108,27 @@ def no_path(message: Message, log: list[Transition]) -> list[str]:
     return wrong
 
 
-def _judge_effects(
-    verdict: Verdict,
-    messages: list[Message],
-    effects: Counter[Delivery],
-    excuses: dict[int, dict[int, str]],
-    failures: int,
-) -> None:
-    topics = {message.pk: message.topic for message in messages}
-    by_message: dict[int, list[int]] = defaultdict(list)
+def _strange_effects(
+    messages: list[Message], effects: Counter[Delivery], excused: Mapping[int, Collection[int]], failures: int
+) -> list[str]:
+    wrong = []
+    by_message: dict[int, list[int]] = {message.pk: [] for message in messages}
     for (pk, delivery), count in effects.items():
-        if pk not in topics:
-            verdict.wrong.append(f"an effect of message {pk}, which was never committed")
-        by_message[pk] += [delivery] * count
-    for pk, topic in topics.items():
-        deliveries = by_message[pk]
+        if pk not in by_message:
+            wrong.append(f"an effect of message {pk}, which was never committed")
+        else:
+            by_message[pk] += [delivery] * count
+    for message in messages:
+        deliveries = by_message[message.pk]
         if not deliveries:
-            verdict.wrong.append(f"{topic} #{pk} had no effect")
-        if topic == TRANSACTIONAL:
+            wrong.append(f"{message} had no effect")
+        if message.topic == TRANSACTIONAL:
             if len(deliveries) > 1:
-                verdict.wrong.append(f"{topic} #{pk} had its effect in each of the deliveries {deliveries}")
+                wrong.append(f"{message} had its effect in each of the deliveries {deliveries}")
             continue
         # One effect in each delivery with an open window, and one in all the others together.
-        open_ = Counter(window for delivery, window in excuses[pk].items() if delivery in deliveries)
-        unexcused = len(deliveries) - open_.total()
-        if unexcused > 1:
-            failures -= unexcused - 1
-        extra = max(0, len(deliveries) - 1)
-        w1 = min(open_["W1"], extra)
-        verdict.w1 += w1
-        verdict.w2 += min(open_["W2"], extra - w1)
+        unexcused = len(deliveries) - len(set(deliveries) & set(excused[message.pk]))
+        failures -= max(0, unexcused - 1)
     if failures < 0:
-        verdict.wrong.append(f"{-failures} effects more than the windows excuse")
+        wrong.append(f"{-failures} effects more than the windows excuse")
+    return wrong

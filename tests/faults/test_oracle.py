@@ -15,7 +15,7 @@ from tests.app.models import Effect
 from tests.support.record_of import write_out_log
 
 from .messages import NUMBER, schedule_all
-from .oracle import DEATH, EXPIRY, KILLED, LATE, POWER_CUT, SHUT, TRANSACTIONAL, Verdict, Windows, judge
+from .oracle import DIED, RAN_OUT, SHUT, TRANSACTIONAL, judge
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -49,7 +49,7 @@ def append(lines: Path, line: str) -> None:
 
 def test_a_right_record_has_no_findings(tmp_path: Path) -> None:
     deliver(tmp_path / "lines")
-    assert judge("good", NUMBER, tmp_path / "lines") == Verdict(NUMBER)
+    assert judge("good", NUMBER, tmp_path / "lines") == []
 
 
 @pytest.mark.parametrize(
@@ -75,33 +75,27 @@ def test_a_corrupted_record_has_its_finding(tmp_path: Path, corrupt: Corruption,
     lines = tmp_path / "lines"
     deliver(lines)
     corrupt(lines)
-    assert any(finding in what for what in judge("good", NUMBER, lines).wrong)
-
-
-UNEXCUSED = Verdict(NUMBER, wrong=["1 effects more than the windows excuse"])
+    assert any(finding in what for what in judge("good", NUMBER, lines))
 
 
 @pytest.mark.parametrize(
-    ("ending", "windows", "victim", "found"),
+    ("reason", "windows", "victim", "found"),
     [
-        (DEATH, KILLED, "hand/1/", Verdict(NUMBER, w1=1)),
-        (EXPIRY, POWER_CUT, "hand/1/", Verdict(NUMBER, w1=1)),
-        (EXPIRY, LATE, "hand/1/", Verdict(NUMBER, w2=1)),
-        (EXPIRY, SHUT, "", UNEXCUSED),
-        (EXPIRY, KILLED, "", UNEXCUSED),
-        (DEATH, LATE, "", UNEXCUSED),
-        (DEATH, POWER_CUT, "", UNEXCUSED),
-        (EXPIRY, LATE, "/2/", UNEXCUSED),
+        (DIED, DIED, "hand/1/", []),
+        (RAN_OUT, RAN_OUT, "hand/1/", []),
+        (RAN_OUT, SHUT, "", ["1 effects more than the windows excuse"]),
+        (RAN_OUT, DIED, "", ["1 effects more than the windows excuse"]),
+        (RAN_OUT, RAN_OUT, "/2/", ["1 effects more than the windows excuse"]),
     ],
 )
 def test_a_window_excuses_one_more_effect_where_its_reason_can_happen(
-    tmp_path: Path, ending: str, windows: Windows, victim: str, found: Verdict
+    tmp_path: Path, reason: tuple[str], windows: tuple[str, ...], victim: str, found: list[str]
 ) -> None:
     lines = tmp_path / "lines"
     deliver(lines)
     pk: int = some("t.file").pk
-    LogRow._base_manager.filter(message_id=pk, number=3).update(reason=ending)
+    LogRow._base_manager.filter(message_id=pk, number=3).update(reason=reason[0])
     append(lines, f"{pk} 2\n")
     assert judge("good", NUMBER, lines, windows=windows, victim=victim) == found
     append(lines, f"{pk} 2\n")
-    assert judge("good", NUMBER, lines, windows=windows, victim=victim).wrong
+    assert judge("good", NUMBER, lines, windows=windows, victim=victim)
