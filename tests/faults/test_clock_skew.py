@@ -35,13 +35,10 @@ def deliver_some() -> None:
         wait_until(message, State.CONSUMED)
 
 
-@pytest.mark.parametrize("ahead", [3600, -120])
-def test_a_redis_with_a_wrong_clock_makes_no_message_early_or_late(
-    configure: Configure, start: Start, ahead: float
-) -> None:
+def test_a_redis_with_a_wrong_clock_makes_no_message_early_or_late(configure: Configure, start: Start) -> None:
     with SkewedRedis() as server:
         configure(REDIS=server.url)
-        server.set_ahead(ahead)
+        server.set_ahead(3600)
         worker = start()
         worker.wait_for("Loaded Redis from the record")
         failing = schedule_message("t.fail", retry=["5m"] * 9)
@@ -49,7 +46,7 @@ def test_a_redis_with_a_wrong_clock_makes_no_message_early_or_late(
         eventually(lambda: Message.objects.get(pk=failing.pk).attempts == 1, "the first attempt")
         deliver_some()
         # The clock is set while the worker runs.
-        for changed in (-ahead, ahead, 0):
+        for changed in (-120, -3600, 120, 0):
             server.set_ahead(changed)
             deliver_some()
         assert [state(message) for message in (failing, later)] == [(State.SCHEDULED, 1), (State.SCHEDULED, 0)]

@@ -81,12 +81,6 @@ def started_early(messages: Sequence[Message]) -> list[int]:
     return [claim.message_id for claim in claims if is_early(claim)]
 
 
-def test_a_check_says_that_a_standby_takes_no_writes(standby: Standby) -> None:
-    with speaking_to(standby):
-        ran = run("delayq_check", "--min-workers", "0")
-    assert (ran.code, "takes no writes; connect to the primary" in ran.out) == (3, True)
-
-
 def named_holders() -> str:
     (line,) = [line for line in run("delayq_check", "--min-workers", "0").out.splitlines() if "Snapshots" in line]
     return line
@@ -113,11 +107,17 @@ def prepared(transactional_db: None, postgres_server: PostgresServer) -> Iterato
         asked.execute("ROLLBACK PREPARED 'forgotten'")
 
 
-def test_a_check_names_the_slot_of_a_standby_that_is_gone_and_a_prepared_transaction(
+def test_a_check_says_that_a_standby_takes_no_writes_and_names_its_slot_when_it_is_gone(
     postgres_server: PostgresServer, to_database: Proxy, slot: str, prepared: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tells = {"hot_standby_feedback": "on", "wal_receiver_status_interval": "1s", "primary_slot_name": slot}
-    with Standby(postgres_server, to_database, **tells), psycopg.connect(postgres_server.url, autocommit=True) as asked:
+    with (
+        Standby(postgres_server, to_database, **tells) as standby,
+        psycopg.connect(postgres_server.url, autocommit=True) as asked,
+    ):
+        with speaking_to(standby):
+            ran = run("delayq_check", "--min-workers", "0")
+        assert (ran.code, "takes no writes; connect to the primary" in ran.out) == (3, True)
         asks = "SELECT xmin FROM pg_replication_slots WHERE xmin IS NOT NULL"
         eventually(lambda: asked.execute(asks).fetchone(), "the standby says what it needs")
     # What it needed is kept until it comes back.

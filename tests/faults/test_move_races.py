@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -19,6 +20,7 @@ from django_delayq import (
     reschedule_message,
     run_message,
     schedule_message,
+    schedule_messages,
 )
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
@@ -32,7 +34,7 @@ from tests.support.workers import eventually
 
 from .oracle import no_path
 
-ROUNDS = 30
+ROUNDS = 20
 DB = "default"
 
 
@@ -41,13 +43,24 @@ def rounds() -> range:
     return range(ROUNDS if connection.vendor == "postgresql" else ROUNDS // 3)
 
 
+def due_messages(number: int, **options: Any) -> list[Message]:
+    """Schedule messages that are surely due: "now" is rounded up, and would lose every race against a claim."""
+    past = timezone.now() - timedelta(seconds=1)
+    return schedule_messages([{"topic": "t.ok", "due_at": past, **options}] * number)
+
+
 def due_message(**options: Any) -> Message:
-    """Schedule a message that is surely due: "now" is rounded up, and would lose every race against a claim."""
-    return schedule_message("t.ok", due_at=timezone.now() - timedelta(seconds=1), **options)
+    return due_messages(1, **options)[0]
 
 
 def claim(*messages: Message, worker: str = "w1", lease: float = 60.0) -> list[Claimed]:
     return transitions.claim(DB, [Ticket(m.pk) for m in messages], {"t.ok": lease}, worker)
+
+
+def claim_after(milliseconds: int, message: Message) -> list[Claimed]:
+    """Claim a moment later, so that over the rounds of a race each side comes first at times."""
+    time.sleep(milliseconds / 1000)
+    return claim(message, worker="other")
 
 
 def overdue() -> tuple[Message, Claimed]:
@@ -67,11 +80,11 @@ def assert_the_log_tells_the_whole_story(message: Message) -> None:
 
 
 def test_no_delivery_starts_after_a_cancel_was_answered(together: Together) -> None:
-    for _ in rounds():
+    for number in rounds():
         message = due_message()
         (answer, after), claimed = together(
             lambda m=message: (cancel_message(m), claim(m, worker="after")),
-            lambda m=message: claim(m, worker="other"),
+            lambda m=message, n=number: claim_after(n, m),
         )
         if answer.verdict == Verdict.CANCELLED:
             assert claimed == after == []
@@ -84,11 +97,12 @@ def test_no_delivery_starts_after_a_cancel_was_answered(together: Together) -> N
 
 
 def test_a_reschedule_against_a_claim_has_one_winner(together: Together) -> None:
-    for _ in rounds():
+    for number in rounds():
         message = due_message()
         later = timezone.now() + timedelta(hours=1)
         answer, claimed = together(
-            lambda m=message, at=later: reschedule_message(m, due_at=at), lambda m=message: claim(m)
+            lambda m=message, at=later: reschedule_message(m, due_at=at),
+            lambda m=message, n=number: claim_after(n, m),
         )
         assert bool(answer) != bool(claimed)
         now = fresh(message)
@@ -113,7 +127,7 @@ def test_two_reschedules_are_both_logged_and_the_last_one_stands(together: Toget
 
 def test_two_consumers_that_claim_the_same_ids_share_them(together: Together) -> None:
     for _ in range(5):
-        messages = [due_message() for _ in range(40)]
+        messages = due_messages(40)
         shares = together(*[lambda w=w, m=messages: claim(*m, worker=f"w{w}") for w in range(4)])
         claimed = [row.id for share in shares for row in share]
         assert len(claimed) == len(set(claimed))
@@ -129,7 +143,7 @@ def test_two_consumers_that_claim_the_same_ids_share_them(together: Together) ->
 
 
 def test_consumers_that_find_messages_by_query_share_them(together: Together) -> None:
-    messages = [due_message() for _ in range(100)]
+    messages = due_messages(100)
 
     def take() -> list[int]:
         mine: list[int] = []
@@ -197,25 +211,22 @@ def test_two_requeues_requeue_a_message_once(together: Together) -> None:
 def test_requeues_of_two_messages_with_one_key_revive_one(together: Together) -> None:
     for number in rounds():
         key = f"k{number}"
-        pair = []
-        for _ in range(2):
-            message = due_message(key=key)
-            assert cancel_message(message)
-            pair.append(message)
+        pair: list[Message] = []
+        while len(pair) < 2:
+            pair.append(due_message(key=key))
+            assert cancel_message(pair[-1])
         answers = together(*[lambda m=message: requeue_message(m) for message in pair])
         assert sorted(str(getattr(answer, "verdict", answer)) for answer in answers) == ["key taken", "requeued"]
         assert Message.objects.filter(key=key, state=State.SCHEDULED).count() == 1
 
 
-def test_a_reaper_against_a_late_success_never_undoes_it(together: Together) -> None:
+def test_a_reaper_against_a_late_success_that_is_reported_twice_never_undoes_it(together: Together) -> None:
     for _ in rounds():
         message, claimed = overdue()
-        reaped, consumed = together(
-            lambda: crashes.reap(DB, actor="reaper"),
-            lambda c=claimed: transitions.succeed(DB, [Success(c.id, c.deliveries, "late")]),
-        )
+        report = lambda c=claimed: transitions.succeed(DB, [Success(c.id, c.deliveries, "late")])  # noqa: E731
+        reaped, *consumed = together(lambda: crashes.reap(DB, actor="reaper"), report, report)
         assert not isinstance(reaped, Exception), reaped
-        assert consumed == {message.pk}
+        assert sorted(map(len, consumed)) == [0, 1]
         assert fresh(message).state == State.CONSUMED
         assert_the_log_tells_the_whole_story(message)
 
@@ -241,19 +252,10 @@ def test_a_reaper_against_an_extension_takes_no_lease_that_was_just_extended(tog
         assert fresh(message).state == (State.SCHEDULED if reaped else State.RUNNING)
 
 
-def test_two_reports_of_one_success_are_recorded_once(together: Together) -> None:
-    for _ in rounds():
-        message = due_message()
-        [claimed] = claim(message)
-        report = lambda c=claimed: transitions.succeed(DB, [Success(c.id, c.deliveries, "a")])  # noqa: E731
-        assert sorted(map(len, together(report, report))) == [0, 1]
-        assert fresh(message).reported == 1
-
-
 def test_batches_in_opposite_order_do_not_wait_for_each_other(together: Together) -> None:
     """A deadlock would raise an error in one of the batches."""
     for _ in range(10):
-        messages = [due_message() for _ in range(50)]
+        messages = due_messages(50)
         ids = [m.pk for m in messages]
         answers = together(
             lambda i=ids: transitions.cancel(DB, i),
@@ -262,8 +264,6 @@ def test_batches_in_opposite_order_do_not_wait_for_each_other(together: Together
             lambda i=ids: transitions.reschedule(DB, i[::-1]),
         )
         assert [answer for answer in answers if isinstance(answer, Exception)] == []
-        for message in messages:
-            assert_the_log_tells_the_whole_story(message)
 
 
 def test_all_moves_at_once_leave_a_log_without_gaps(together: Together) -> None:

@@ -47,38 +47,26 @@ def pooler(postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> 
         yield server
 
 
-def test_views_and_workers_share_server_connections_without_any_setting(
-    start: Start, pooler: PgBouncerServer, monkeypatch: pytest.MonkeyPatch
+def test_views_workers_and_commands_share_server_connections_without_any_setting(
+    start: Start, pooler: PgBouncerServer, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workers = [start("--threads", "4"), start("--threads", "4")]
+    long = gate.running("t.short_lease_tx")
     with monkeypatch.context() as behind_it:
         behind_it.setitem(connections.settings["default"], "PORT", str(pooler.port))
         assert at_once(THREADS, schedule_by_turns) == [None] * THREADS
     live = Message.objects.exclude(state=State.CANCELLED)
-    assert live.count() == THREADS * EACH
-    eventually(lambda: not live.exclude(state=State.CONSUMED).exists(), "all are delivered")
-    assert effects_per_message() == once_each(list(live))
-    for worker in workers:
-        assert worker.count("prepared statement|does not exist|failed|claims nothing") == 0
-
-
-def test_commands_work_behind_a_pooler(start: Start, pooler: PgBouncerServer) -> None:
-    worker = start()
-    wait_until(schedule_message("t.ok"), State.CONSUMED)
+    assert live.count() == 1 + THREADS * EACH
+    eventually(consumed(THREADS * EACH), "the others are delivered beside the long one")
     for arguments in (["delayq_stats"], ["delayq_check"], ["delayq_check", "redis"], ["delayq_restore", "--dry-run"]):
         with Program("django", *arguments) as command:
             assert command.wait() == 0, (arguments, command.log)
-    assert worker.stop() == 0
-
-
-def test_a_long_handler_keeps_its_lease_behind_a_pooler(start: Start, pooler: PgBouncerServer, gate: Gate) -> None:
-    start("--threads", "2")
-    message = gate.running("t.short_lease_tx")
-    others = [schedule_message("t.tx") for _ in range(20)]
-    eventually(consumed(len(others)), "the others are delivered beside it")
     gate.open()
-    wait_until(message, State.CONSUMED)
-    assert message.deliveries == 1
+    assert wait_until(long, State.CONSUMED).deliveries == 1
+    assert effects_per_message() == once_each(list(live))
+    for worker in workers:
+        assert worker.count("prepared statement|does not exist|failed|claims nothing") == 0
+        assert worker.stop() == 0
 
 
 @pytest.mark.django_db(transaction=True)

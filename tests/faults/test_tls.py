@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import redis
 
 from django_delayq import schedule_message
-from django_delayq.broker import connection
 from django_delayq.core.states import State
 from testproject.servers import RedisServer
 from tests.support.processes import Configure, Start
@@ -27,43 +25,24 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("tls"), "ours")
 
 
-@pytest.fixture
-def port(authority: Authority) -> Iterator[int]:
-    """The port that speaks TLS as "localhost", before a Redis."""
+@pytest.mark.usefixtures("redis_has_time")
+def test_a_worker_delivers_over_tls(start: Start, configure: Configure, authority: Authority) -> None:
     certificate, key = authority.issue("localhost")
     with RedisServer() as server, Front(certificate, key, server.port) as front:
-        yield front.port
-
-
-@pytest.mark.usefixtures("redis_has_time")
-def test_a_worker_delivers_over_tls(start: Start, configure: Configure, port: int, authority: Authority) -> None:
-    configure(REDIS=f"rediss://localhost:{port}/0?ssl_ca_certs={authority.certificate}")
-    worker = start()
-    worker.wait_for("Loaded Redis")
-    message = wait_until(schedule_message("t.tx", delay=0.2), State.CONSUMED)
-    assert log_of(message)[1].ready_at is not None
+        configure(REDIS=f"rediss://localhost:{front.port}/0?ssl_ca_certs={authority.certificate}")
+        worker = start()
+        worker.wait_for("Loaded Redis")
+        message = wait_until(schedule_message("t.tx", delay=0.2), State.CONSUMED)
+        assert log_of(message)[1].ready_at is not None
+        assert worker.stop() == 0
     assert worker.count("Redis is away") == 0
 
 
-def test_a_certificate_of_somebody_else_or_for_another_host_is_refused(
-    port: int, authority: Authority, tmp_path: Path
-) -> None:
-    stranger = Authority(tmp_path, "stranger")
-    for host, query in (
-        ("localhost", f"ssl_ca_certs={stranger.certificate}"),
-        ("localhost", ""),
-        ("127.0.0.1", f"ssl_ca_certs={authority.certificate}"),
-    ):
-        with connection.connect(f"rediss://{host}:{port}/0?{query}", timeout=2) as client:
-            with pytest.raises(redis.ConnectionError, match="certificate verify failed"):
-                client.ping()
-            client.connection_pool.disconnect()
-
-
+@pytest.mark.parametrize(("issuer", "host"), [("ours", "elsewhere"), ("a stranger", "localhost")])
 def test_with_a_certificate_that_is_refused_delivery_goes_on_from_the_database(
-    start: Start, configure: Configure, authority: Authority
+    start: Start, configure: Configure, authority: Authority, tmp_path: Path, issuer: str, host: str
 ) -> None:
-    certificate, key = authority.issue("elsewhere")
+    certificate, key = (authority if issuer == "ours" else Authority(tmp_path, issuer)).issue(host)
     with RedisServer() as server, Front(certificate, key, server.port) as front:
         configure(REDIS=f"rediss://localhost:{front.port}/0?ssl_ca_certs={authority.certificate}")
         worker = start()
