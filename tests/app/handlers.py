@@ -150,23 +150,6 @@ def ask_for_later(message: Delivered) -> None:
     leave(message)
 
 
-def walk(message: Delivered) -> None:
-    """Take four steps, each in a delivery of its own, and leave the number of the delivery in the payload."""
-    if len(message.payload["left"]) < 4:
-        raise RetryLater(0.2, counts=False, payload={"left": [*message.payload["left"], message.deliveries]})
-    leave(message)
-
-
-receives("t.walk")(walk)
-receives("t.walk_tx", transactional=True)(walk)
-
-
-@receives("t.walk_async")
-async def walk_async(message: Delivered) -> None:
-    await asyncio.sleep(0)
-    await sync_to_async(walk)(message)
-
-
 @receives("t.reject", retry=SOON)
 def reject(message: Delivered) -> None:
     raise Reject("not wanted")
