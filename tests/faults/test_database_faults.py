@@ -23,7 +23,7 @@ from tests.support.processes import Configure, Gate, Start
 from tests.support.record_of import consumed, effects_per_message, once_each, states, wait_until, wait_until_all
 from tests.support.workers import eventually
 
-pytestmark = pytest.mark.usefixtures("timed_by")
+BOTH = pytest.mark.usefixtures("timed_by")
 
 
 def again(look: Callable[[], object], what: str) -> None:
@@ -39,6 +39,7 @@ def again(look: Callable[[], object], what: str) -> None:
     eventually(safely, what)
 
 
+@BOTH
 @pytest.mark.parametrize("how", ["stop", "kill"])
 def test_a_database_restarted_under_load_loses_nothing_and_leaves_nothing_running(
     start: Start, configure: Configure, postgres_server: PostgresServer, how: str
@@ -54,25 +55,36 @@ def test_a_database_restarted_under_load_loses_nothing_and_leaves_nothing_runnin
     assert effects_per_message() == once_each(messages)
 
 
-def test_an_outcome_while_the_database_is_away_is_recorded_when_it_is_back(
+def test_what_happens_while_the_database_is_away_is_recorded_when_it_is_back_and_said_once(
     start: Start, postgres_server: PostgresServer, gate: Gate
 ) -> None:
-    worker = start("--threads", "2")
-    message = schedule_message("t.file", str(gate.folder / "lines"))
-    wait_until(message, State.CONSUMED)
-    waiting = schedule_message("t.gate_file", {**gate.payload, "file": str(gate.folder / "lines")})
-    eventually(lambda: gate.begun(waiting.pk), "the handler begins")
+    worker = start("--processes", "1", "--threads", "2", "--graceful-timeout", "1")
+    lines = gate.folder / "lines"
+    message = wait_until(schedule_message("t.file", str(lines)), State.CONSUMED)
+    gate.payload["file"] = str(lines)
+    waiting = gate.running("t.gate_file")
+    later = schedule_message("t.ok", delay=2)
     postgres_server.stop()
     gate.open()
-    eventually(lambda: len((gate.folder / "lines").read_text().splitlines()) == 2, "the handler ends")
+    eventually(lambda: len(lines.read_text().splitlines()) == 2, "the handler ends")
     worker.wait_for("Outcomes wait for the database")
+    worker.wait_for("The consumer claims nothing")
     postgres_server.start()
     connections.close_all()
+    worker.wait_for("The consumer claims again")
     again(lambda: wait_until(waiting, State.CONSUMED), "the outcome is recorded")
     assert waiting.deliveries == 1
-    assert (gate.folder / "lines").read_text().splitlines() == [f"{message.pk} 1", f"{waiting.pk} 1"]
+    assert lines.read_text().splitlines() == [f"{message.pk} 1", f"{waiting.pk} 1"]
+    wait_until(later, State.CONSUMED)
+    assert worker.count("The consumer claims") == 2
+    postgres_server.stop()
+    assert worker.stop() == 0
+    postgres_server.start()
+    connections.close_all()
+    assert not Message.objects.filter(state=State.RUNNING).exists()
 
 
+@BOTH
 def test_connections_cut_at_any_moment_lose_nothing(
     start: Start, configure: Configure, postgres_server: PostgresServer
 ) -> None:
@@ -106,33 +118,6 @@ def test_a_database_that_hangs_for_a_while_costs_nothing_but_the_while(
     assert worker.count("died") == 0
 
 
-def test_a_consumer_says_once_that_it_claims_nothing_and_once_that_it_does_again(
-    start: Start, postgres_server: PostgresServer
-) -> None:
-    worker = start("--processes", "1")
-    wait_until(schedule_message("t.ok"), State.CONSUMED)
-    message = schedule_message("t.ok", delay=2)
-    postgres_server.stop()
-    worker.wait_for("The consumer claims nothing")
-    postgres_server.start()
-    connections.close_all()
-    worker.wait_for("The consumer claims again")
-    again(lambda: wait_until(message, State.CONSUMED), "it is delivered")
-    assert worker.count("The consumer claims") == 2
-
-
-def test_a_signal_while_the_database_is_away_still_ends_the_worker(
-    start: Start, postgres_server: PostgresServer
-) -> None:
-    worker = start("--graceful-timeout", "1")
-    wait_until(schedule_message("t.ok"), State.CONSUMED)
-    postgres_server.stop()
-    assert worker.stop() == 0
-    postgres_server.start()
-    connections.close_all()
-    assert not Message.objects.filter(state=State.RUNNING).exists()
-
-
 # --- a database that is silent ----------------------------------------------------------------------------------------
 
 
@@ -151,39 +136,28 @@ def silenced(server: PostgresServer, how: str) -> Iterator[None]:
         server.thaw()
 
 
-SILENT = pytest.mark.parametrize("how", ["frozen", "locked"])
-
-
-@SILENT
-def test_a_silent_database_makes_no_process_look_dead(
+@BOTH
+@pytest.mark.parametrize("how", ["frozen", "locked"])
+def test_a_silent_database_makes_no_process_look_dead_and_keeps_no_supervisor_waiting(
     start: Start,
     postgres_server: PostgresServer,
+    gate: Gate,
     set_pace: Callable[[dict[str, float]], None],
     tmp_path: Path,
     how: str,
 ) -> None:
     set_pace({"supervisor.STALE_AFTER": 2.0, "consumer.IDLE_WAIT": 0.1})
     heartbeat = tmp_path / "heartbeat"
-    start("--heartbeat-file", str(heartbeat))
-    eventually(heartbeat.exists, "the first beat")
-    message = schedule_message("t.ok", delay=1)
-    with silenced(postgres_server, how):
-        # After a second the consumer waits for an answer about the message, without Redis even earlier.
-        last = time.time() + 6
-        eventually(lambda: heartbeat.stat().st_mtime > last, "the worker still shows life")
-    wait_until(message, State.CONSUMED)
-
-
-@SILENT
-def test_a_supervisor_does_not_wait_for_a_silent_database(
-    start: Start, postgres_server: PostgresServer, gate: Gate, tmp_path: Path, how: str
-) -> None:
-    heartbeat = tmp_path / "heartbeat"
     worker = start("--heartbeat-file", str(heartbeat))
     (first,) = worker.wait_for_children(1)
     gate.running()
     eventually(heartbeat.exists, "the first beat")
+    schedule_message("t.ok", delay=1)
     with silenced(postgres_server, how):
+        # After a second the consumer waits for an answer about the message, without Redis even earlier.
+        last = time.time() + 6
+        eventually(lambda: heartbeat.stat().st_mtime > last, "the worker still shows life")
+        assert worker.count("died") == 0
         os.kill(first, signal.SIGKILL)
         worker.wait_for(r"died \(killed by signal 9\)")
         died = time.time()
@@ -224,25 +198,23 @@ def _role(transactional_db: None, postgres_server: PostgresServer, monkeypatch: 
 
 
 @pytest.mark.usefixtures("_role")
-def test_a_handler_that_gets_no_connection_has_not_failed(start: Start, gate: Gate) -> None:
+def test_a_handler_that_gets_no_connection_has_not_failed_and_keeps_no_outcome_from_its_record(
+    start: Start, gate: Gate
+) -> None:
     ask(f"ALTER ROLE {ROLE} CONNECTION LIMIT {OWN + 3}")
     worker = start("--threads", "8")
-    messages = schedule_messages({"topic": "t.once_tx", "payload": gate.payload} for _ in range(20))
-    worker.wait_for("The database gave handler thread . no transaction; .* takes no message for 5 s: .*too many")
-    gate.open()
-    wait_until_all(State.CONSUMED, 20)
-    assert effects_per_message() == once_each(messages)
-    assert set(Message.objects.values_list("attempts", flat=True)) == {0}
-
-
-@pytest.mark.usefixtures("_role")
-def test_outcomes_are_recorded_while_handlers_have_all_other_connections(start: Start, gate: Gate) -> None:
-    ask(f"ALTER ROLE {ROLE} CONNECTION LIMIT {OWN + 3}")
-    worker = start("--processes", "1", "--threads", "8")
     schedule_messages({"topic": "t.gate", "payload": gate.payload} for _ in range(8))
     eventually(lambda: gate.how_many_began() == 8, "all handlers wait, and none has used the database")
+    messages = schedule_messages({"topic": "t.once_tx", "payload": gate.payload} for _ in range(20))
     gate.open()
-    eventually(lambda: states()[State.CONSUMED] > 0, "those that got a connection are recorded")
+    worker.wait_for("The database gave handler thread . no transaction; .* takes no message for 5 s: .*too many")
+    transactional = Message.objects.filter(topic="t.once_tx")
+    eventually(lambda: not transactional.exclude(state=State.CONSUMED).exists(), "all of them are delivered")
+    assert set(transactional.values_list("attempts", flat=True)) == {0}
+    effects = effects_per_message()
+    assert {effects[message.pk] for message in messages} == {1}
+    # Those of the others that got a connection are recorded too.
+    eventually(lambda: states()[State.CONSUMED] > 20, "some are recorded")
     assert worker.count("Outcomes wait for the database") == 0
 
 
