@@ -18,8 +18,6 @@ pytestmark = [
     pytest.mark.postgresql("a process that freezes in a transaction keeps the place of SQLite's one writer"),
 ]
 
-BOTH = pytest.mark.usefixtures("timed_by")
-
 
 def taken_over(start: Start, gate: Gate, topic: str) -> tuple[Message, Worker, Worker]:
     """Return a message whose first delivery is frozen, the frozen worker, and the one that runs the second delivery."""
@@ -36,7 +34,6 @@ def taken_over(start: Start, gate: Gate, topic: str) -> tuple[Message, Worker, W
     return message, frozen, other
 
 
-@BOTH
 def test_the_late_failure_of_a_frozen_worker_is_refused(start: Start, gate: Gate) -> None:
     message, frozen, _other = taken_over(start, gate, "t.short_lease")
     gate.open("fail-1")
@@ -64,7 +61,6 @@ def test_the_late_success_of_a_frozen_worker_counts_while_the_message_is_live(st
     assert (message.state, message.attempts) == (State.CONSUMED, 0)
 
 
-@BOTH
 @pytest.mark.parametrize(
     ("topic", "words", "effects"),
     [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from random import Random
 from typing import Any
 
 import pytest
@@ -113,38 +112,4 @@ def test_once_delivers_what_waits_for_a_place_and_what_is_behind_it(start: Start
     schedule_messages([{"topic": "t.sleep", "payload": {"seconds": 0}}] * 5)
     assert start("--once", "--threads", threads).wait() == 0
     assert states() == {State.CONSUMED: 75}
-    assert oracle.faults(limits_of) == []
-
-
-@pytest.mark.usefixtures("timed_by")
-def test_others_of_the_queue_run_while_the_messages_of_a_full_limit_wait(start: Start) -> None:
-    schedule_messages([{"topic": "t.limited", "payload": {"seconds": 600}}] * 10)
-    start("--threads", "8")
-    eventually(lambda: states()[State.RUNNING] == 3, "as many run as may")
-    schedule_messages([{"topic": "t.ok"}] * 10)
-    eventually(lambda: states()[State.CONSUMED] == 10, "the others run")
-    assert states() == {State.RUNNING: 3, State.SCHEDULED: 7, State.CONSUMED: 10}
-
-
-@pytest.mark.usefixtures("timed_by")
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_whatever_meets_under_limits_all_is_delivered_and_no_limit_is_exceeded(start: Start, seed: int) -> None:
-    random = Random(seed)
-
-    def one() -> Any:
-        limited = random.random() < 0.7
-        return {
-            "topic": "t.limited" if limited else random.choice(["t.rated", "t.sleep"]),
-            "payload": {"seconds": random.choice([0, 0.02, 0.1]), "fails": random.randrange(4)},
-            "queue": random.choice(["default", "narrow"]),
-            "priority": random.choice([0, 0, 5, 100]),
-            "delay": random.choice([0, 0, 0.3, 0.9]),
-            **({"limit_key": random.choice(["a", "b c"])} if limited and random.random() < 0.6 else {}),
-        }
-
-    schedule_messages([one() for _ in range(60)])
-    for _ in range(2):
-        start("--threads", str(random.choice([1, 4, 8])))
-    schedule_messages([one() for _ in range(60)])
-    wait_until_all(State.CONSUMED, 120)
     assert oracle.faults(limits_of) == []
