@@ -42,6 +42,7 @@ from tests.support.record_of import (
     wait_until,
     wait_until_all,
 )
+from tests.support.steps import claimed, succeed
 from tests.support.transactions import unfinished, waits_for_a_lock
 from tests.support.workers import eventually
 
@@ -194,20 +195,21 @@ def test_a_pause_holds_from_its_commit_on(start: Start, isolation: str) -> None:
     wait_until(held, State.CONSUMED)
 
 
-def test_a_move_that_waited_for_a_row_decides_by_what_the_row_holds_now(isolation: str) -> None:
-    message = schedule_message("t.ok", delay="1h")
+@pytest.mark.parametrize("runs", [False, True], ids=["reschedule", "success"])
+def test_a_move_that_waited_for_a_row_decides_by_what_the_row_holds_now(isolation: str, runs: bool) -> None:
+    pk = claimed().id if runs else schedule_message("t.ok", delay="1h").pk
 
-    def reschedule() -> object:
+    def move() -> object:
         try:
-            return reschedule_message(message, delay="2h").verdict
+            return succeed(pk) if runs else reschedule_message(pk, delay="2h").verdict
         finally:
             connections.close_all()
 
-    with ThreadPoolExecutor(1) as pool, unfinished(lambda: cancel_message(message)) as go:
-        answer = pool.submit(reschedule)
+    with ThreadPoolExecutor(1) as pool, unfinished(lambda: cancel_message(pk)) as go:
+        answer = pool.submit(move)
         eventually(waits_for_a_lock, "the second move waits for the row")
         go.set()
-        assert answer.result(90) == Verdict.TOO_LATE
+        assert answer.result(90) == (True if runs else Verdict.TOO_LATE)
 
 
 def test_a_serialization_failure_costs_no_attempt(start: Start, isolation: str, gate: Gate) -> None:
