@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -57,10 +57,21 @@ def claim(*messages: Message, worker: str = "w1", lease: float = 60.0) -> list[C
     return transitions.claim(DB, [Ticket(m.pk) for m in messages], {"t.ok": lease}, worker)
 
 
-def claim_after(milliseconds: int, message: Message) -> list[Claimed]:
-    """Claim a moment later, so that over the rounds of a race each side comes first at times."""
-    time.sleep(milliseconds / 1000)
-    return claim(message, worker="other")
+def against_a_claim(together: Together, number: int, message: Message, move: Callable[[], Any]) -> list[Any]:
+    """Move a message while it is claimed, in every second round before; return the answer, and what was claimed."""
+    moved = threading.Event()
+
+    def answer() -> Any:
+        try:
+            return move()
+        finally:
+            moved.set()
+
+    def claim_it() -> list[Claimed]:
+        assert number % 2 or moved.wait(60)
+        return claim(message, worker="other")
+
+    return together(answer, claim_it)
 
 
 def overdue() -> tuple[Message, Claimed]:
@@ -82,9 +93,8 @@ def assert_the_log_tells_the_whole_story(message: Message) -> None:
 def test_no_delivery_starts_after_a_cancel_was_answered(together: Together) -> None:
     for number in rounds():
         message = due_message()
-        (answer, after), claimed = together(
-            lambda m=message: (cancel_message(m), claim(m, worker="after")),
-            lambda m=message, n=number: claim_after(n, m),
+        (answer, after), claimed = against_a_claim(
+            together, number, message, lambda m=message: (cancel_message(m), claim(m, worker="after"))
         )
         if answer.verdict == Verdict.CANCELLED:
             assert claimed == after == []
@@ -100,9 +110,8 @@ def test_a_reschedule_against_a_claim_has_one_winner(together: Together) -> None
     for number in rounds():
         message = due_message()
         later = timezone.now() + timedelta(hours=1)
-        answer, claimed = together(
-            lambda m=message, at=later: reschedule_message(m, due_at=at),
-            lambda m=message, n=number: claim_after(n, m),
+        answer, claimed = against_a_claim(
+            together, number, message, lambda m=message, at=later: reschedule_message(m, due_at=at)
         )
         assert bool(answer) != bool(claimed)
         now = fresh(message)
