@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -93,9 +94,11 @@ def assert_the_log_tells_the_whole_story(message: Message) -> None:
 def test_no_delivery_starts_after_a_cancel_was_answered(together: Together) -> None:
     for number in rounds():
         message = due_message()
-        (answer, after), claimed = against_a_claim(
-            together, number, message, lambda m=message: (cancel_message(m), claim(m, worker="after"))
-        )
+
+        def cancel_and_claim(message: Message = message) -> Any:
+            return cancel_message(message), claim(message, worker="after")
+
+        (answer, after), claimed = against_a_claim(together, number, message, cancel_and_claim)
         if answer.verdict == Verdict.CANCELLED:
             assert claimed == after == []
             assert path_of(message) == ["scheduled", "cancelled"]
@@ -110,9 +113,8 @@ def test_a_reschedule_against_a_claim_has_one_winner(together: Together) -> None
     for number in rounds():
         message = due_message()
         later = timezone.now() + timedelta(hours=1)
-        answer, claimed = against_a_claim(
-            together, number, message, lambda m=message, at=later: reschedule_message(m, due_at=at)
-        )
+        put_off = partial(reschedule_message, message, due_at=later)
+        answer, claimed = against_a_claim(together, number, message, put_off)
         assert bool(answer) != bool(claimed)
         now = fresh(message)
         if answer:
