@@ -39,11 +39,11 @@ def locked_by_a_cancel(message_id: int) -> AbstractContextManager[threading.Even
     return unfinished(lambda: cancel_message(message_id))
 
 
-def state(delivery: Delivery) -> str:
-    """Return the state of the message of a delivery."""
-    return Message.objects.get(pk=delivery.id).state
+def state(of: Delivery | Message) -> str:
+    """Return the state of a message, or of that of a delivery."""
+    return Message.objects.get(pk=of.id).state
 
 
-def last_move(delivery: Delivery) -> Transition:
-    """Return the last row in the log of the message of a delivery."""
-    return Transition.objects.filter(message=delivery.id).latest("number")
+def last_move(of: Delivery | Message) -> Transition:
+    """Return the last row in the log of a message, or of that of a delivery."""
+    return Transition.objects.filter(message=of.id).latest("number")

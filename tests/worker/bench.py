@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
-from django_delayq import handler
+from django_delayq import handler, schedule_message
 from django_delayq.core.outcomes import Outcome
 from django_delayq.middleware import Middleware, install, remove
 from django_delayq.models import Message
@@ -14,6 +14,7 @@ from django_delayq.project import registry
 from django_delayq.worker.claim.consumer import Consumer
 from django_delayq.worker.parts.broker_switch import BrokerSwitch
 from django_delayq.worker.parts.delivery import Delivery
+from django_delayq.worker.processes.assembly import Parts
 from django_delayq.worker.run import executor
 from django_delayq.worker.run.pool import Pool
 from django_delayq.worker.run.recorder import Recorder
@@ -77,6 +78,24 @@ def installed(middleware: Middleware) -> Iterator[None]:
 def redis_of(brokers: BrokerSwitch) -> RedisBroker:
     """Return the broker of Redis that a worker uses, for tests that look into Redis."""
     return cast("RedisBroker", brokers.redis)
+
+
+def turn(parts: Parts) -> None:
+    """Make turns of a worker until it would wait for something."""
+    while parts.consumer.turn() == 0:
+        pass
+
+
+def held(parts: Parts) -> list[int]:
+    """Return the ids of the messages that a worker holds."""
+    return [delivery.id for delivery in parts.pool.held()]
+
+
+def suspect(topic: str = "t.ok") -> Message:
+    """Schedule a message that is to run alone, because it has crashed twice."""
+    message = schedule_message(topic)
+    Message._base_manager.filter(pk=message.pk).update(deliveries=2)
+    return message
 
 
 @contextmanager

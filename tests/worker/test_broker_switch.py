@@ -10,16 +10,15 @@ import pytest
 import redis
 
 from django_delayq import schedule_message
-from django_delayq.broker import RedisBroker
 from django_delayq.broker.keys import keys
 from django_delayq.core.clock import SECOND
 from django_delayq.core.exceptions import BrokerUnavailable
 from django_delayq.core.states import State
-from django_delayq.models import Message
 from django_delayq.worker.parts import broker_switch
 from django_delayq.worker.processes.process import Parts
 from django_delayq.worker.upkeep.loader import Loader
 from tests.support.assembled import Assemble
+from tests.support.claims import state
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]
 
@@ -105,39 +104,25 @@ RUBBISH: dict[str, Write] = {
 
 
 class Worker:
-    """A worker process, assembled but not running."""
+    """A worker process with a loader, assembled but not running."""
 
     def __init__(self, parts: Parts) -> None:
-        assert parts.brokers.redis is not None
         self.brokers = parts.brokers
-        self.broker: RedisBroker = parts.brokers.redis
         self.brokers.has_loader = True
         self.consumer = parts.consumer
         self.loader = Loader(DB, parts.brokers, "w")
+        self.broker = self.loader.broker
+        self.work()
 
-    def work(self, times: int = 3) -> None:
-        for _time in range(times):
+    def work(self) -> None:
+        for _time in range(3):
             self.consumer.turn()
             self.loader.tick()
-
-    def is_away(self) -> bool:
-        """Tell whether messages are delivered by query."""
-        return self.brokers.is_away
-
-    def places(self, message: Message) -> bool:
-        """Tell whether Redis has a place for a message."""
-        return not self.broker.places(message.queue, [message.pk])[0].is_nowhere
 
 
 @pytest.fixture
 def worker(redis_client: redis.Redis, assembled: Assemble) -> Worker:
-    made = Worker(assembled(threads=10, queues=None))
-    made.work()
-    return made
-
-
-def state(message: Message) -> State:
-    return State(Message.objects.get(pk=message.pk).state)
+    return Worker(assembled(threads=10, queues=None))
 
 
 @pytest.mark.parametrize("write", RUBBISH.values(), ids=RUBBISH)
@@ -147,8 +132,7 @@ def test_rubbish_stops_no_delivery_and_is_replaced(worker: Worker, redis_client:
     due = schedule_message("t.ok")
     worker.work()
     assert state(due) == State.RUNNING
-    assert not worker.is_away()
-    assert worker.places(waiting)
+    assert not worker.brokers.is_away
     assert list(worker.broker.ids(QUEUE)) == [[waiting.pk]]
     assert redis_client.zrange(KEYS.queues, 0, -1) == [QUEUE.encode()]
     meta = worker.broker.read_meta()
@@ -162,17 +146,17 @@ def test_rubbish_that_comes_again_within_half_a_minute_is_left_and_delivery_goes
     now = broker.now
     RUBBISH["a member that is no id"](redis_client)
     worker.work()
-    assert not worker.is_away()
+    assert not worker.brokers.is_away
     monkeypatch.setattr(broker, "now", lambda: now() + 29)
     RUBBISH["a member that is no id"](redis_client)
     message = schedule_message("t.ok")
     worker.work()
-    assert worker.is_away()
+    assert worker.brokers.is_away
     assert state(message) == State.RUNNING
     assert redis_client.hget(KEYS.meta, "cleared") is not None
     monkeypatch.setattr(broker, "now", lambda: now() + 31)
     worker.work()
-    assert not worker.is_away()
+    assert not worker.brokers.is_away
     assert redis_client.exists(KEYS.ready) == 0
 
 
@@ -180,7 +164,6 @@ def test_what_another_process_has_deleted_since_is_not_deleted_again(
     worker: Worker, assembled: Assemble, redis_client: redis.Redis
 ) -> None:
     other = Worker(assembled(threads=10, queues=None))
-    other.work()
     for each in (worker, other):
         RUBBISH["a member that is no id"](redis_client)
         each.consumer.turn()
@@ -188,9 +171,9 @@ def test_what_another_process_has_deleted_since_is_not_deleted_again(
     message = schedule_message("t.ok", delay=60)
     cleared = redis_client.hget(KEYS.meta, "cleared")
     other.loader.tick()
-    assert not other.is_away()
+    assert not other.brokers.is_away
     assert redis_client.hget(KEYS.meta, "cleared") == cleared
-    assert worker.places(message)
+    assert list(worker.broker.ids(QUEUE)) == [[message.pk]]
 
 
 @pytest.mark.parametrize("write", RUBBISH.values(), ids=RUBBISH)
@@ -206,7 +189,7 @@ def test_under_the_identity_of_another_database_nothing_is_deleted(
     message = schedule_message("t.ok")
     worker.work()
     assert state(message) == State.RUNNING
-    assert worker.is_away()
+    assert worker.brokers.is_away
     assert {key: redis_client.dump(key) for key in redis_client.scan_iter()} == before
 
 
@@ -216,6 +199,6 @@ def test_keys_of_others_are_never_deleted(worker: Worker, redis_client: redis.Re
         redis_client.set(key, "somebody's")
     RUBBISH["a meta of another type"](redis_client)
     worker.work()
-    assert not worker.is_away()
+    assert not worker.brokers.is_away
     assert redis_client.exists(*others) == len(others)
     assert worker.broker.read_meta().now_tenths > DAY * SECOND

@@ -14,7 +14,7 @@ from django_delayq.broker.keys import keys
 from django_delayq.core.clock import SECOND, ceil_tenth, to_tenths
 from django_delayq.core.outcomes import Release
 from django_delayq.core.states import State
-from django_delayq.models import Message, Transition
+from django_delayq.models import Message
 from django_delayq.project import registry
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Ticket
@@ -22,6 +22,7 @@ from django_delayq.worker.claim.consumer import Consumer, due_in
 from django_delayq.worker.parts.delivery import Delivery
 from django_delayq.worker.run.pool import NEAR, QUEUED_TIME, ClaimAhead, Pool
 from tests.support.assembled import Assemble
+from tests.support.claims import last_move, state
 from tests.support.clocks import stopped_at
 from tests.support.workers import eventually
 from tests.worker.bench import redis_of, running
@@ -55,48 +56,39 @@ def place(consumer: Consumer, message: Message) -> float | None:
     return redis_of(consumer.brokers).client.zscore(keys("delayq", QUEUE).delayed, str(message.pk))
 
 
-def claimed_early(consumer: Consumer) -> Message:
-    """Have a message claimed that falls due in eight seconds."""
+@pytest.mark.parametrize("is_ahead", [False, True], ids=["", "by a process whose clock is ahead"])
+def test_a_message_is_claimed_a_moment_before_it_falls_due_and_waits_for_the_records_clock(
+    consumer: Consumer, is_ahead: bool
+) -> None:
     (message,) = due_soon(consumer, 8)
+    if is_ahead:
+        redis_of(consumer.brokers).now = stopped_at(to_tenths(message.due_at) + SECOND)
     consumer.turn()
-    return message
-
-
-def states(messages: list[Message]) -> list[str]:
-    found = dict(Message.objects.values_list("pk", "state"))
-    return [found[message.pk] for message in messages]
-
-
-def test_a_message_is_claimed_a_moment_before_it_falls_due_and_waits(consumer: Consumer) -> None:
-    message = claimed_early(consumer)
     (held,) = consumer.pool.held()
-    assert (held.id, states([message])) == (message.pk, [State.RUNNING])
-    assert held.lateness == 0
-    row = Transition.objects.get(message_id=message.pk, to_state=State.RUNNING)
-    assert row.at < message.due_at == row.ready_at
+    assert (held.id, held.lateness, state(message)) == (message.pk, 0, State.RUNNING)
+    row = last_move(message)
+    assert row.at < message.due_at
+    assert is_ahead or row.ready_at == message.due_at
     left = (message.due_at - row.at).total_seconds()
     assert held.claimed_mono + left <= held.due_mono <= time.monotonic() + left
 
 
-def test_no_message_is_claimed_earlier_than_the_setting_allows(consumer: Consumer) -> None:
-    messages = due_soon(consumer, CLAIM_AHEAD + 0.0001)
-    assert consumer.turn() > 0.4
-    assert (consumer.pool.held(), states(messages)) == ([], [State.SCHEDULED])
-
-
-def test_the_consumer_comes_back_in_time_to_claim_ahead(consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> None:
-    consumer.pauses.queues = lambda: ("other", QUEUE)
-    due_soon(consumer, CLAIM_AHEAD + 0.0001)
+def test_no_message_is_claimed_earlier_than_the_setting_allows_and_the_consumer_comes_back_in_time(
+    consumer: Consumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("django_delayq.worker.claim.consumer.IDLE_WAIT", 100.0)
-    assert 0 < consumer.turn() <= CLAIM_AHEAD / 2 + 0.0001
+    consumer.pauses.queues = lambda: ("other", QUEUE)
+    (message,) = due_soon(consumer, CLAIM_AHEAD + 0.0001)
+    assert 0.4 < consumer.turn() <= CLAIM_AHEAD / 2 + 0.0001
+    assert (consumer.pool.held(), state(message)) == ([], State.SCHEDULED)
 
 
 def test_a_consumer_that_lacks_a_handler_claims_nothing_ahead_once_it_knows(consumer: Consumer) -> None:
     due_soon(consumer, 4, topic="t.of_another")
     consumer.turn()
-    later = due_soon(consumer, 4)
+    (later,) = due_soon(consumer, 4)
     assert consumer.turn() > 0.4
-    assert states(later) == [State.SCHEDULED]
+    assert state(later) == State.SCHEDULED
 
 
 def test_an_id_taken_ahead_in_a_paused_queue_is_put_back_where_it_was(consumer: Consumer) -> None:
@@ -104,13 +96,14 @@ def test_an_id_taken_ahead_in_a_paused_queue_is_put_back_where_it_was(consumer: 
     pause_queue(QUEUE)
     (message,) = due_soon(consumer, 4)
     consumer.turn()
-    assert states([message]) == [State.SCHEDULED]
+    assert state(message) == State.SCHEDULED
     assert place(consumer, message) == pytest.approx(to_tenths(message.due_at), abs=1)
 
 
 def test_a_message_claimed_ahead_and_released_falls_due_no_earlier(consumer: Consumer) -> None:
     """It is to run alone while another process runs a message alone, and is put off for a moment."""
-    message = claimed_early(consumer)
+    (message,) = due_soon(consumer, 8)
+    consumer.turn()
     (held,) = consumer.pool.held()
     consumer.pool.recorder.submit(held, Release("makes way", timedelta(milliseconds=1)), "worker:w")
     consumer.pool.recorder.flush(5)
@@ -129,16 +122,16 @@ def test_a_consumer_that_delivers_by_query_sleeps_until_something_is_due(
 def test_no_more_messages_are_claimed_ahead_than_there_is_room_for(consumer: Consumer) -> None:
     messages = due_soon(consumer, 4, 5)
     assert consumer.turn() > 0.4
-    assert sorted(states(messages)) == [State.RUNNING] * 3 + [State.SCHEDULED] * 2
+    assert sorted(map(state, messages)) == [State.RUNNING] * 3 + [State.SCHEDULED] * 2
     # The consumer does not come back before the others are due, or it would come back without end.
     assert consumer.turn() > 0.4
 
 
 def test_a_consumer_that_may_deliver_no_more_claims_nothing_ahead(assembled: Assemble, consumer: Consumer) -> None:
     consumer = assembled(threads=3, claim_ahead=CLAIM_AHEAD, max_messages=0).consumer
-    messages = due_soon(consumer, 4)
+    (message,) = due_soon(consumer, 4)
     assert consumer.turn() > 0.4
-    assert states(messages) == [State.SCHEDULED]
+    assert state(message) == State.SCHEDULED
 
 
 def test_a_message_due_later_than_redis_believes_is_not_claimed_ahead(consumer: Consumer) -> None:
@@ -146,18 +139,8 @@ def test_a_message_due_later_than_redis_believes_is_not_claimed_ahead(consumer: 
     later = message.due_at + timedelta(seconds=1)
     Message._base_manager.filter(pk=message.pk).update(due_at=later)
     consumer.turn()
-    assert (consumer.pool.held(), states([message])) == ([], [State.SCHEDULED])
+    assert (consumer.pool.held(), state(message)) == ([], State.SCHEDULED)
     assert place(consumer, message) == pytest.approx(to_tenths(later), abs=1)
-
-
-def test_a_handler_waits_for_the_record_when_its_process_is_ahead_of_it(consumer: Consumer) -> None:
-    (message,) = due_soon(consumer, 8)
-    redis_of(consumer.brokers).now = stopped_at(to_tenths(message.due_at) + SECOND)
-    consumer.turn()
-    (held,) = consumer.pool.held()
-    row = Transition.objects.get(message_id=message.pk, to_state=State.RUNNING)
-    left = (message.due_at - row.at).total_seconds()
-    assert held.claimed_mono + left <= held.due_mono <= time.monotonic() + left
 
 
 @pytest.mark.parametrize(
@@ -191,15 +174,20 @@ def pool(assembled: Assemble) -> Iterator[Pool]:
 
 
 def has_run(delivery: Delivery) -> Callable[[], bool]:
-    return lambda: Message.objects.get(pk=delivery.id).state == State.CONSUMED
+    return lambda: state(delivery) == State.CONSUMED
 
 
-def test_a_delivery_that_waits_for_its_due_time_keeps_no_other_waiting(pool: Pool) -> None:
+def test_a_delivery_that_waits_for_its_due_time_keeps_no_other_waiting_and_is_released_at_a_shutdown(
+    pool: Pool,
+) -> None:
     early, due = claimed(due_in=60), claimed(due_in=0)
     pool.submit([early, due])
     eventually(has_run(due), "the end of the delivery")
-    assert not early.started_mono
-    assert pool.is_busy
+    assert (early.started_mono, pool.held()) == (0, [early])
+    pool.release_unstarted()
+    assert not pool.is_busy
+    assert pool.recorder.flush(60)
+    assert (last_move(early).to_state, last_move(early).reason) == (State.SCHEDULED, "shutdown")
 
 
 def test_of_deliveries_due_together_the_greatest_priority_begins_first(pool: Pool) -> None:
@@ -234,17 +222,6 @@ def test_a_delivery_that_falls_due_in_the_moment_of_a_shutdown_is_released(
     monkeypatch.setattr(pool.claim_ahead, "release", begin_first)
     pool.release_unstarted()
     assert not pool.is_busy
-
-
-def test_a_delivery_that_waits_for_its_due_time_is_released_at_a_shutdown(pool: Pool) -> None:
-    delivery = claimed(due_in=60)
-    pool.submit([delivery])
-    pool.release_unstarted()
-    assert not pool.is_busy
-    pool.recorder.flush(5)
-    row = Transition.objects.filter(message_id=delivery.id).latest("number")
-    assert (row.to_state, row.reason) == (State.SCHEDULED, "shutdown")
-    assert not delivery.started_mono
 
 
 def test_a_delivery_waits_for_a_thread_only_once_it_is_due(assembled: Assemble) -> None:
@@ -308,7 +285,7 @@ def test_no_message_is_claimed_before_its_due_time_when_claiming_ahead_is_off(
     consumer = assembled(threads=3, claim_ahead=0.0).consumer
     (message,) = due_soon(consumer, 0.0001)
     assert 0 <= consumer.turn() <= 0.0001
-    assert (consumer.pool.held(), states([message])) == ([], [State.SCHEDULED])
+    assert (consumer.pool.held(), state(message)) == ([], State.SCHEDULED)
     redis_of(consumer.brokers).now = stopped_at(to_tenths(message.due_at))
     eventually(lambda: transitions.now(DB) >= message.due_at)
     consumer.turn()

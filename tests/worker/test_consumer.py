@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from datetime import timedelta
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import redis
 from django.utils import timezone
 
 from django_delayq import MessageDict, cancel_message, pause_queue, resume_queue, schedule_message, schedule_messages
-from django_delayq.broker.base import IDS_PER_CALL, Entry, Taken
+from django_delayq.broker.base import IDS_PER_CALL, Taken
 from django_delayq.broker.keys import RANKS, keys
 from django_delayq.core.clock import SECOND
 from django_delayq.core.exceptions import BrokerUnavailable
@@ -20,7 +20,6 @@ from django_delayq.core.states import State
 from django_delayq.core.worker_options import Options
 from django_delayq.models import Message, Transition
 from django_delayq.models.messages import Place
-from django_delayq.project import registry
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import ROWS_PASSED, Ticket
 from django_delayq.worker.claim import wanted
@@ -33,10 +32,10 @@ from django_delayq.worker.upkeep.janitor import Janitor
 from django_delayq.worker.upkeep.loader import Loader
 from tests.app.models import Effect
 from tests.support.assembled import Assemble, drain
-from tests.support.claims import DB, claimed
-from tests.support.limits import Declare, admit, claim_limited, states, succeed
+from tests.support.claims import DB, claimed, state
+from tests.support.limits import Declare, admit, states, succeed
 from tests.support.workers import PATIENCE, eventually
-from tests.worker.bench import running
+from tests.worker.bench import held, redis_of, running, suspect
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -44,36 +43,24 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def test_claimed_messages_run_although_redis_goes_away_while_the_rest_is_put_back(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ready = schedule_message("t.ok")
-    early = schedule_message("t.ok", delay=60)
-    brokers, consumer = parts.brokers, parts.consumer
-    assert brokers.redis is not None
+    ready, early = schedule_message("t.ok"), schedule_message("t.ok", delay=60)
     now_tenths = int((time.time() + 0.01) * SECOND)
-
-    def take(queue: str, limit: int, _within: float, _opened: object, **_how: bool) -> Taken:
-        tickets = [Ticket(pk, now_tenths) for pk in (ready.pk, early.pk)]
-        return Taken(tickets)
-
-    def put(queue: str, entries: list[Entry], *, fill: bool = False) -> None:
-        raise BrokerUnavailable
-
-    monkeypatch.setattr(brokers.redis, "take", take)
-    monkeypatch.setattr(brokers.redis, "put", put)
-    consumer.turn()
-    assert [delivery.id for delivery in parts.pool.held()] == [ready.pk]
-    assert brokers.current() is brokers.database
+    taken = Taken([Ticket(message.pk, now_tenths) for message in (ready, early)])
+    redis = redis_of(parts.brokers)
+    monkeypatch.setattr(redis, "take", lambda *_asked, **_how: taken)
+    monkeypatch.setattr(redis, "put", Mock(side_effect=BrokerUnavailable))
+    parts.consumer.turn()
+    assert held(parts) == [ready.pk]
+    assert parts.brokers.current() is parts.brokers.database
 
 
 def test_a_message_that_falls_due_while_others_are_claimed_is_not_slept_through(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    brokers, consumer = parts.brokers, parts.consumer
-    assert brokers.redis is not None
-
     def wait_after_answer(ago: float) -> float:
         answer = Taken(next_due=1.5, at=time.monotonic() - ago)
-        monkeypatch.setattr(brokers.redis, "take", lambda queue, limit, within, opened, both_ends: answer)
-        return consumer.turn()
+        monkeypatch.setattr(redis_of(parts.brokers), "take", lambda *_asked, **_how: answer)
+        return parts.consumer.turn()
 
     assert wait_after_answer(ago=1.0) <= 0.5
     assert wait_after_answer(ago=60.0) == 0.0
@@ -95,11 +82,11 @@ def test_a_worker_whose_lease_renewals_get_no_answer_claims_nothing(
     eventually(lambda: parts.recorder.behind > 0.05, "a renewal waits")
     message = schedule_message("t.ok")
     parts.consumer.turn()
-    assert Message.objects.get(pk=message.pk).state == State.SCHEDULED
+    assert state(message) == State.SCHEDULED
     answers.set()
     eventually(lambda: not parts.recorder.behind, "the renewal has its answer")
     parts.consumer.turn()
-    assert Message.objects.get(pk=message.pk).state == State.RUNNING
+    assert state(message) == State.RUNNING
 
 
 def test_a_consumer_that_may_deliver_no_more_does_not_ask_again_and_again(assembled: Assemble) -> None:
@@ -121,8 +108,7 @@ def test_a_message_that_is_to_run_alone_waits_longer_each_time(assembled: Assemb
     consumer, recorder = parts.consumer, parts.recorder
     (busy,) = claimed("t.ok")
     consumer.pool.threads.held.add([busy])
-    message = schedule_message("t.ok")
-    Message._base_manager.filter(pk=message.pk).update(deliveries=2)
+    message = suspect()
     waits = []
     for _time in range(3):
         consumer.turn()
@@ -139,31 +125,29 @@ def test_a_message_that_is_to_run_alone_waits_longer_each_time(assembled: Assemb
     with running(consumer.pool):
         consumer.turn()
         consumer.turn()
-        eventually(lambda: Message.objects.get(pk=message.pk).state == State.CONSUMED, "it runs alone")
+        eventually(lambda: state(message) == State.CONSUMED, "it runs alone")
 
 
 def test_a_message_that_is_cancelled_while_it_waits_to_run_alone_does_not_run(assembled: Assemble) -> None:
     parts = assembled(threads=2, redis=False)
     parts.pool.threads.held.add(claimed("t.ok"))
-    message = schedule_message("t.effect")
-    Message._base_manager.filter(pk=message.pk).update(deliveries=2)
+    message = suspect("t.effect")
     parts.consumer.turn()
-    (waiting,) = (delivery for delivery in parts.pool.held() if delivery.id == message.pk)
+    assert parts.pool.quarantined is not None
     cancel_message(message)
-    eventually(lambda: waiting.cancel_requested, "the worker knows")
+    eventually(lambda: parts.pool.quarantined.cancel_requested, "the worker knows")
     parts.consumer.turn()
     assert parts.recorder.flush(60)
-    assert Message.objects.get(pk=message.pk).state == State.CANCELLED
+    assert state(message) == State.CANCELLED
     assert not Effect.objects.exists()
 
 
 def test_a_process_whose_last_message_runs_alone_has_no_successor(assembled: Assemble) -> None:
     for most, has_successor in ((1, False), (2, True)):
         parts = assembled(threads=2, redis=False, max_messages=most)
-        message = schedule_message("t.ok")
-        Message._base_manager.filter(pk=message.pk).update(deliveries=2)
+        message = suspect()
         parts.consumer.turn()
-        assert [delivery.id for delivery in parts.pool.held()] == [message.pk]
+        assert held(parts) == [message.pk]
         assert bool(parts.pool.page.suspect_since) == has_successor
 
 
@@ -172,28 +156,24 @@ def test_an_async_handler_runs_alone_when_neither_a_thread_nor_the_loop_is_busy(
     consumer, (threads, loop) = parts.consumer, parts.pool.lanes
     for lane, topic in ((threads, "t.ok"), (loop, "t.async")):
         lane.held.add(claimed(topic))
-    message = schedule_message("t.async")
-    Message._base_manager.filter(pk=message.pk).update(deliveries=2)
+    message = suspect("t.async")
     with running(parts.pool):
         consumer.turn()
         for lane in (threads, loop):
             consumer.turn()
-            quarantined = parts.pool.quarantined
-            assert quarantined is not None
-            assert quarantined.id == message.pk
+            assert parts.pool.quarantined is not None
             (busy,) = lane.held.all()
             lane.held.remove(busy)
         consumer.turn()
         assert parts.recorder.flush(60)
-    assert Message.objects.get(pk=message.pk).state == State.CONSUMED
+    assert state(message) == State.CONSUMED
     assert Transition.objects.get(message=message, to_state=State.CONSUMED).actor == "worker:w/async"
 
 
 def test_a_message_that_is_to_run_alone_runs_with_once_although_no_more_may_be_delivered() -> None:
-    message = schedule_message("t.ok")
-    Message._base_manager.filter(pk=message.pk).update(deliveries=2)
+    message = suspect()
     assert drain(Options(DB, threads=2, max_messages=1)) == 1
-    assert Message.objects.get(pk=message.pk).state == State.CONSUMED
+    assert state(message) == State.CONSUMED
 
 
 def test_a_process_that_was_replaced_takes_nothing(assembled: Assemble) -> None:
@@ -234,11 +214,11 @@ def test_without_redis_a_limit_is_tried_as_soon_as_the_record_has_room(declare: 
     worker = assembled(4, name="worker", redis=False)
     first, second, third = (schedule_message("l.one") for _ in range(3))
     worker.consumer.turn()
-    assert [delivery.id for delivery in worker.pool.held()] == [first.pk]
+    assert held(worker) == [first.pk]
     worker.pool.threads.held.remove(worker.pool.held()[0])
     succeed(first)
     worker.consumer.turn()
-    assert [delivery.id for delivery in worker.pool.held()] == [second.pk]
+    assert held(worker) == [second.pk]
     assert states(third) == [State.SCHEDULED]
 
 
@@ -247,12 +227,6 @@ def test_the_janitor_deletes_places_that_are_free(three: list[Message]) -> None:
     assert Place.objects.exists()
     Janitor(DB).tick()
     assert not Place.objects.exists()
-
-
-def test_a_message_of_an_unknown_topic_is_not_judged(three: list[Message]) -> None:
-    registry.unregister("l.one")
-    admitted = claim_limited(DB, [Ticket(three[1].pk)], {"l.free": 60.0}, "w")
-    assert (admitted.claimed, admitted.refused) == ([], {})
 
 
 # --- order, and the queues that are found -----------------------------------------------------------------------------
@@ -340,16 +314,12 @@ def test_a_queue_that_runs_empty_is_still_served(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_first_message_of_a_new_queue_is_found_by_the_next_poll_without_redis(
-    settings: Any, monkeypatch: pytest.MonkeyPatch
+    assembled: Assemble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
-    parts = Parts(Options("default", threads=1))
+    parts = assembled(queues=(), redis=False)
     # Handlers of the tests have queues of their own, which the worker would know.
     monkeypatch.setattr(parts.queues, "_found", ("default",))
-    try:
-        parts.consumer.turn()
-        message = schedule_message("t.ok", queue="never-used")
-        parts.consumer.turn()
-        assert Message.objects.get(pk=message.pk).state == State.RUNNING
-    finally:
-        parts.brokers.close()
+    parts.consumer.turn()
+    message = schedule_message("t.ok", queue="never-used")
+    parts.consumer.turn()
+    assert state(message) == State.RUNNING

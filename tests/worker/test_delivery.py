@@ -46,50 +46,41 @@ def test_every_message_is_delivered_and_none_before_its_time(start: Start) -> No
         assert Effect.objects.get(message_id=message.pk).at >= message.due_at
 
 
-def test_a_message_exists_exactly_when_its_transaction_committed(start: Start) -> None:
-    start()
+def test_each_message_has_the_fate_that_its_handler_decides_and_the_log_tells(start: Start) -> None:
+    late = schedule_message("t.effect", expires=0.01)
+    eventually(lambda: timezone.now() > late.due_at + timedelta(seconds=0.02))
+    second_time, never, never_tx, later, rejected = (
+        schedule_message(topic) for topic in ("t.second_time", "t.fail", "t.fail_tx", "t.later", "t.reject")
+    )
     with pytest.raises(RuntimeError), transaction.atomic():
         schedule_message("t.effect")
         raise RuntimeError
     with transaction.atomic():
         kept = schedule_message("t.effect")
-    wait_until(kept, State.CONSUMED)
-    assert Message.objects.count() == 1
-    assert effects_per_message() == once_each([kept])
-
-
-def test_a_failed_message_comes_back_as_its_policy_says_and_the_log_tells(start: Start) -> None:
     start()
-    message = wait_until(schedule_message("t.second_time"), State.CONSUMED)
-    assert path_of(message) == ["scheduled", "running", "scheduled", "running", "consumed"]
-    assert (message.attempts, message.deliveries, message.reported) == (1, 2, 2)
-    first, failure, second = log_of(message)[1:4]
+
+    wait_until(second_time, State.CONSUMED)
+    assert path_of(second_time) == ["scheduled", "running", "scheduled", "running", "consumed"]
+    assert (second_time.attempts, second_time.deliveries, second_time.reported) == (1, 2, 2)
+    first, failure, second = log_of(second_time)[1:4]
     assert failure.error == "RuntimeError: not yet"
     assert "handlers.py" in failure.traceback
     assert failure.due_at - first.at >= timedelta(seconds=0.05)
     assert not is_early(second)
 
-
-def test_a_message_that_never_works_is_dead_with_the_reason(start: Start) -> None:
-    start()
-    message = wait_until(schedule_message("t.fail"), State.DEAD)
-    assert (message.attempts, message.deliveries) == (3, 3)
-    assert log_of(message)[-1].error == "RuntimeError: it never works"
-    assert effects_per_message() == {message.pk: 3}
-
-
-def test_a_failed_transactional_handler_leaves_nothing_behind(start: Start) -> None:
-    start()
-    wait_until(schedule_message("t.fail_tx"), State.DEAD)
-    assert not Effect.objects.exists()
-
-
-def test_retry_later_costs_no_attempt_when_it_says_so_and_reject_is_final(start: Start) -> None:
-    start()
-    later = wait_until(schedule_message("t.later"), State.CONSUMED)
+    for message in (never, never_tx):
+        wait_until(message, State.DEAD)
+        assert (message.attempts, message.deliveries) == (3, 3)
+        assert log_of(message)[-1].error == "RuntimeError: it never works"
+    wait_until(later, State.CONSUMED)
     assert (later.attempts, later.deliveries) == (0, 3)
-    rejected = wait_until(schedule_message("t.reject"), State.DEAD)
+    wait_until(rejected, State.DEAD)
     assert (rejected.deliveries, log_of(rejected)[-1].error) == (1, "Reject: not wanted")
+    wait_until(late, State.EXPIRED)
+    wait_until(kept, State.CONSUMED)
+    # A failed transactional handler leaves nothing behind, and a message whose transaction was rolled back is none.
+    assert effects_per_message() == {second_time.pk: 1, never.pk: 3, later.pk: 1, kept.pk: 1}
+    assert Message.objects.count() == 7
 
 
 def test_a_cancelled_message_never_runs_and_a_rescheduled_one_runs_at_its_new_time(start: Start) -> None:
@@ -109,41 +100,31 @@ def test_a_cancelled_message_never_runs_and_a_rescheduled_one_runs_at_its_new_ti
     assert path_of(cancelled) == ["scheduled", "cancelled"]
 
 
-@pytest.mark.parametrize("options", [{}, {"retry": False}], ids=["first attempt", "last attempt"])
-def test_the_handler_sees_a_cancel_and_neither_a_retry_nor_a_dead_letter_follows(
-    start: Start, gate: Gate, options: dict[str, Any]
-) -> None:
+def test_the_handler_sees_a_cancel_and_neither_a_retry_nor_a_dead_letter_follows(start: Start, gate: Gate) -> None:
     start()
-    message = gate.running("t.cancellable", **options)
-    assert cancel_message(message).verdict == Verdict.REQUESTED
-    wait_until(message, State.CANCELLED)
-    assert Effect.objects.get().note == "saw the cancel"
-    assert (message.attempts, log_of(message)[-1].error) == (1, "RuntimeError: cancelled")
-    assert cancel_message(message).verdict == Verdict.TOO_LATE
+    for message in (gate.running("t.cancellable"), gate.running("t.cancellable", retry=False)):
+        assert cancel_message(message).verdict == Verdict.REQUESTED
+        wait_until(message, State.CANCELLED)
+        assert Effect.objects.get(message_id=message.pk).note == "saw the cancel"
+        assert (message.attempts, log_of(message)[-1].error) == (1, "RuntimeError: cancelled")
+        assert cancel_message(message).verdict == Verdict.TOO_LATE
 
 
-@pytest.mark.parametrize("topic", ["t.stop", "t.stop_tx", "t.stop_async"])
+@pytest.mark.parametrize("transactional", [False, True], ids=["plain", "transactional"])
 def test_a_handler_that_stops_when_it_is_asked_to_ends_its_message_as_cancelled(
-    start: Start, gate: Gate, topic: str
+    start: Start, gate: Gate, transactional: bool
 ) -> None:
-    if topic == "t.stop_tx":
+    if transactional:
         # On SQLite, the open transaction would keep the cancel from writing.
         needs_row_locks()
     start()
-    message = gate.running(topic)
-    assert cancel_message(message).verdict == Verdict.REQUESTED
-    wait_until(message, State.CANCELLED)
-    assert (message.attempts, message.deliveries, message.error) == (0, 1, "")
-    assert log_of(message)[-1].reason.startswith("cancel requested; ")
-    assert Effect.objects.count() == (topic != "t.stop_tx")
-
-
-def test_a_message_that_was_not_started_in_its_time_expires(start: Start) -> None:
-    message = schedule_message("t.effect", expires=0.01)
-    eventually(lambda: timezone.now() > message.due_at + timedelta(seconds=0.02))
-    start()
-    wait_until(message, State.EXPIRED)
-    assert not Effect.objects.exists()
+    for topic in ["t.stop_tx"] if transactional else ["t.stop", "t.stop_async"]:
+        message = gate.running(topic)
+        assert cancel_message(message).verdict == Verdict.REQUESTED
+        wait_until(message, State.CANCELLED)
+        assert (message.attempts, message.deliveries, message.error) == (0, 1, "")
+        assert log_of(message)[-1].reason.startswith("cancel requested; ")
+        assert Effect.objects.filter(message_id=message.pk).exists() != transactional
 
 
 def test_the_payload_arrives_as_it_was_given(start: Start) -> None:

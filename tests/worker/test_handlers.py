@@ -27,16 +27,14 @@ from tests.support.workers import eventually
 pytestmark = pytest.mark.usefixtures("transactional_db")
 
 
-@pytest.mark.parametrize("topic", ["t.slow", "t.slow_async", "t.slow_returned"])
-def test_a_handler_past_its_timeout_is_ended(start: Start, topic: str) -> None:
+def test_a_handler_past_its_timeout_is_ended(start: Start) -> None:
     worker = start("--threads", "1")
-    message = schedule_message(topic)
-    after = schedule_message("t.effect")
-    wait_until(message, State.DEAD)
-    end = log_of(message)[-1]
-    assert end.error.startswith("HandlerTimeout: ran longer than its timeout of 0.3 s")
-    assert (end.at - log_of(message)[1].at).total_seconds() >= 0.3
-    wait_until(after, State.CONSUMED)
+    for topic in ("t.slow", "t.slow_async", "t.slow_returned"):
+        message = wait_until(schedule_message(topic), State.DEAD)
+        end = log_of(message)[-1]
+        assert end.error.startswith("HandlerTimeout: ran longer than its timeout of 0.3 s")
+        assert (end.at - log_of(message)[1].at).total_seconds() >= 0.3
+    wait_until(schedule_message("t.effect"), State.CONSUMED)
     assert worker.count("replaced") == 0
 
 
@@ -72,7 +70,6 @@ def give_later_deliveries_time() -> None:
     Message._base_manager.update(timeout=60.0)
 
 
-@pytest.mark.usefixtures("timed_by")
 def test_handlers_that_do_not_let_go_get_their_process_replaced_and_are_retried_elsewhere(start: Start) -> None:
     worker = start("--threads", "2")
     children = worker.wait_for_children(1)
@@ -123,23 +120,16 @@ def test_a_process_whose_interpreter_is_held_is_killed_and_its_messages_go_on(
     assert message.crashes == message.deliveries - 1 >= 1
 
 
-@pytest.mark.parametrize("how", ["autocommit", "atomic", "begin"])
-def test_an_open_transaction_harms_neither_the_record_nor_the_next_message(start: Start, how: str) -> None:
+def test_an_open_transaction_harms_neither_the_record_nor_the_next_message(start: Start) -> None:
     worker = start("--threads", "1")
-    dirty = schedule_message("t.dirty", how)
-    after = [schedule_message(topic) for topic in ("t.effect", "t.tx", "t.async")]
-    wait_until_all(State.CONSUMED, 4)
+    after: list[Message] = []
+    for how in ("autocommit", "atomic", "begin"):
+        dirty = schedule_message("t.dirty", how)
+        after += [schedule_message(topic) for topic in ("t.effect", "t.tx", "t.async")]
+        for message in (dirty, *after):
+            wait_until(message, State.CONSUMED)
     assert effects_per_message() == once_each(after)
-    assert log_of(dirty)[-1].to_state == State.CONSUMED
-    assert not Effect.objects.filter(message_id=dirty.pk).exists()
     worker.wait_for("The handler of t.dirty left a database connection in a transaction; that connection is closed")
-
-
-def test_the_log_asks_whether_a_known_topic_was_meant(start: Start) -> None:
-    worker = start("--threads", "1")
-    schedule_message("t.deadlok")
-    worker.wait_for("No handler for topic t.deadlok here; its messages are left for another worker. Did you mean t.de")
-    assert worker.count("Did you mean t.deadlock?") == 1
 
 
 def test_messages_of_a_new_topic_go_from_old_workers_to_a_new_one_at_once(
@@ -207,59 +197,31 @@ def test_unreadable_columns_are_in_nobodys_way(start: Start) -> None:
 # --- processes that handlers start ------------------------------------------------------------------------------------
 
 
-SIGNALS = pytest.mark.parametrize(
-    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=["SIGTERM", "SIGINT", "SIGHUP"]
-)
+# What handlers start, and the codes with which that may end. Python ends with code 1 after KeyboardInterrupt, and by
+# the signal when that comes before the interpreter is up.
+STARTED = [
+    *(("t.child", {"way": way, "signal": signal.SIGTERM}, {"-15"}) for way in WAYS),
+    *(("t.child", {"way": way, "signal": signal.SIGINT}, {"1", "-2"}) for way in WAYS),
+    *(
+        (topic, {"signal": number}, {str(-number)})
+        # From an event loop, and by a signal that comes right after the fork.
+        for topic in ("t.child_async", "t.child_early")
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    ),
+    # The child of a child has the handlers that its parent chose.
+    ("t.child_of_child", None, {"42"}),
+    # The signals that the handler, its child and a program block.
+    ("t.mask", None, {"[] [] []"}),
+]
 
 
-@pytest.fixture(params=["worker", "once"])
-def deliver(request: pytest.FixtureRequest, start: Start) -> Callable[[Message], str]:
-    """Deliver a message by a worker, or by ``--once``. Return the note that its handler leaves."""
-
-    def run(message: Message) -> str:
-        if request.param == "once":
-            assert start("--once", "--threads", "2").wait() == 0
-        else:
-            start("--threads", "2")
-        wait_until(message, State.CONSUMED)
-        return Effect.objects.get(message_id=message.pk).note
-
-    return run
-
-
-@pytest.mark.parametrize("way", WAYS)
-# Python ends with code 1 after KeyboardInterrupt, and by the signal when that comes before the interpreter is up.
-@pytest.mark.parametrize(("number", "codes"), [(signal.SIGTERM, {"-15"}), (signal.SIGINT, {"1", "-2"})])
-def test_a_process_that_a_handler_starts_is_ended_by_a_signal(
-    start: Start, way: str, number: signal.Signals, codes: set[str]
-) -> None:
-    message = schedule_message("t.child", {"way": way, "signal": number})
-    start("--threads", "2")
-    wait_until(message, State.CONSUMED)
-    assert Effect.objects.get().note in codes
-
-
-@SIGNALS
-def test_a_process_that_an_async_handler_starts_is_ended_by_a_signal(start: Start, number: signal.Signals) -> None:
-    message = schedule_message("t.child_async", {"signal": number})
-    start("--threads", "2")
-    wait_until(message, State.CONSUMED)
-    assert Effect.objects.get().note == str(-number)
-
-
-@SIGNALS
-def test_a_signal_that_comes_right_after_the_fork_is_not_lost(
-    deliver: Callable[[Message], str], number: signal.Signals
-) -> None:
-    assert deliver(schedule_message("t.child_early", {"signal": number})) == str(-number)
-
-
-def test_the_child_of_a_child_has_the_handlers_that_its_parent_chose(deliver: Callable[[Message], str]) -> None:
-    assert deliver(schedule_message("t.child_of_child")) == "42"
-
-
-def test_neither_a_handler_nor_what_it_starts_blocks_a_signal(deliver: Callable[[Message], str]) -> None:
-    assert deliver(schedule_message("t.mask")) == "[] [] []"
+@pytest.mark.parametrize("mode", [[], ["--once"]], ids=["worker", "once"])
+def test_a_process_that_a_handler_starts_has_plain_signals_and_is_ended_by_them(start: Start, mode: list[str]) -> None:
+    messages = [schedule_message(topic, payload) for topic, payload, _codes in STARTED]
+    start(*mode, "--threads", "1")
+    wait_until_all(State.CONSUMED, len(messages))
+    for message, (topic, payload, codes) in zip(messages, STARTED, strict=True):
+        assert Effect.objects.get(message_id=message.pk).note in codes, (topic, payload)
 
 
 def test_pools_of_processes_end(start: Start) -> None:

@@ -71,19 +71,19 @@ def test_leaked_threads_and_a_closed_stdout_do_not_keep_a_worker_from_ending_in_
     assert there.count("died|Traceback|CRITICAL|ERROR") == 0, there.log
 
 
-@pytest.mark.parametrize("topic", ["h.fork", "h.fork_tx", "h.fork_async"])
-def test_a_forked_child_that_comes_out_of_its_handler_is_ended_there(worker: Start, topic: str) -> None:
+def test_a_forked_child_that_comes_out_of_its_handler_is_ended_there(worker: Start) -> None:
     there = worker("--threads", "1")
     # A process that is forked while other threads import modules, as at the start, may wait for their locks for ever.
     wait_until(schedule_message("t.tx"), State.CONSUMED)
-    for how, code in (("returns", "0"), ("raises", "1"), ("exits", "3")):
-        message = wait_until(schedule_message(topic, how), State.CONSUMED)
-        assert list(Effect.objects.filter(message_id=message.pk).values_list("note", flat=True)) == [code]
-        wait_until(schedule_message("t.tx"), State.CONSUMED)
-    # A child that exits has ended itself.
-    told = f"A process that the handler of topic {topic} forked came out of the handler, and is ended"
-    wait_until_told(there, told, 2)
-    wait_until_told(there, "RuntimeError: in the child", 1)
+    for topic in ("h.fork", "h.fork_tx", "h.fork_async"):
+        for how, code in (("returns", "0"), ("raises", "1"), ("exits", "3")):
+            message = wait_until(schedule_message(topic, how), State.CONSUMED)
+            assert list(Effect.objects.filter(message_id=message.pk).values_list("note", flat=True)) == [code]
+            wait_until(schedule_message("t.tx"), State.CONSUMED)
+        # A child that exits has ended itself.
+        told = f"A process that the handler of topic {topic} forked came out of the handler, and is ended"
+        wait_until_told(there, told, 2)
+    wait_until_told(there, "RuntimeError: in the child", 3)
     assert there.count("died") == 0
 
 
@@ -190,22 +190,18 @@ def test_the_settings_of_a_handlers_session_are_gone_for_the_next(worker: Start)
 
 
 @on_postgresql
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(
-    ("sets", "shows"), [("h.sets", "h.session"), ("h.sets_tx", "h.session"), ("h.sets_async", "h.session_async")]
-)
-def test_the_search_path_of_one_tenant_is_gone_for_the_next(
-    worker: Start, monkeypatch: pytest.MonkeyPatch, sets: str, shows: str, form: str
-) -> None:
+def test_the_search_path_of_one_tenant_is_gone_for_the_next(worker: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """The session is made anew by Django: its time zone is that of DATABASES, and not that of the server."""
     monkeypatch.setenv("DELAYQ_TEST_TIME_ZONE", "Asia/Tokyo")
     worker("--threads", "1")
-    before = found_by(wait_until(schedule_message(shows), State.CONSUMED))
-    assert before["TimeZone"] == "Asia/Tokyo"
-    for sql in ("SET search_path TO tenant_a, public", "SET TIME ZONE 'Asia/Kathmandu'"):
-        wait_until(schedule_message(sets, {"sql": [sql], "form": form}), State.CONSUMED)
-        after = wait_until(schedule_message(shows), State.CONSUMED)
-        assert found_by(after) == before, sql
+    for sets, shows in (("h.sets", "h.session"), ("h.sets_tx", "h.session"), ("h.sets_async", "h.session_async")):
+        before = found_by(wait_until(schedule_message(shows), State.CONSUMED))
+        assert before["TimeZone"] == "Asia/Tokyo"
+        for sql in ("SET search_path TO tenant_a, public", "SET TIME ZONE 'Asia/Kathmandu'"):
+            for form in FORMS:
+                wait_until(schedule_message(sets, {"sql": [sql], "form": form}), State.CONSUMED)
+                after = wait_until(schedule_message(shows), State.CONSUMED)
+                assert found_by(after) == before, (sets, sql, form)
 
 
 def found_by(message: Message) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from itertools import pairwise
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import pytest
 import redis
@@ -46,6 +47,21 @@ class Upkeep(NamedTuple):
     sweeper: Sweeper
     broker: RedisBroker
 
+    def held(self) -> set[int]:
+        """Return the ids that Redis has."""
+        return {pk for queue in QUEUES for batch in self.broker.ids(queue) for pk in batch}
+
+    def lose(self, messages: list[Message]) -> None:
+        """Have Redis lose the ids of messages."""
+        for message in messages:
+            self.broker.remove(message.queue, [message.pk])
+
+    def begin_load(self, lease: float) -> None:
+        """Have another process begin a load, and go no further."""
+        self.broker.load(
+            ahead=600, worker="other", lease=lease, identity=identity(DB), server=self.broker.server(), lost=False
+        )
+
 
 @pytest.fixture
 def upkeep(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Iterator[Upkeep]:
@@ -69,10 +85,6 @@ def overdue(each: int = 1) -> list[Message]:
     messages = schedule(each)
     Message._base_manager.update(due_at=F("due_at") - timedelta(seconds=3660))
     return messages
-
-
-def held(broker: RedisBroker) -> set[int]:
-    return {pk for queue in QUEUES for batch in broker.ids(queue) for pk in batch}
 
 
 def ids(messages: list[Message]) -> set[int]:
@@ -146,26 +158,21 @@ def backlog(number: int = 200) -> list[Message]:
     return messages
 
 
-def test_a_load_puts_what_falls_due_soon_before_a_backlog(upkeep: Upkeep, filled: list[set[int]]) -> None:
-    late = backlog()
-    urgent = schedule_message(TOPIC, queue=QUEUES[0], priority=100)
+def test_a_load_puts_what_falls_due_soon_first_and_then_gives_each_queue_its_turn_beside_a_backlog(
+    upkeep: Upkeep, filled: list[set[int]]
+) -> None:
+    late = [*backlog(), schedule_message(TOPIC, queue=QUEUES[1])]
+    # It is overdue, and fell due after all of the backlog.
+    Message._base_manager.filter(pk=late[-1].pk).update(due_at=F("due_at") - timedelta(minutes=5))
+    urgent = schedule_message(TOPIC, queue=QUEUES[2], priority=100)
     soon = [urgent, *(schedule_message(TOPIC, queue=QUEUES[number % 3], delay=number) for number in range(1, 10))]
     upkeep.broker.client.flushall()
     upkeep.loader.tick()
-    assert held(upkeep.broker) == ids(late) | ids(soon)
+    assert upkeep.held() == ids(late) | ids(soon)
     assert filled[0] == ids(soon)
+    assert late[-1].pk in filled[1]
     # Its priority has come back with it.
     assert [ticket.id for ticket in upkeep.broker.take(urgent.queue, 1).tickets] == [urgent.pk]
-
-
-def test_a_load_gives_each_queue_its_turn_beside_a_backlog(upkeep: Upkeep, filled: list[set[int]]) -> None:
-    messages = [*backlog(), schedule_message(TOPIC, queue=QUEUES[1])]
-    # It is overdue, and fell due after all of the backlog.
-    Message._base_manager.filter(pk=messages[-1].pk).update(due_at=F("due_at") - timedelta(seconds=30))
-    upkeep.broker.client.flushall()
-    upkeep.loader.tick()
-    assert held(upkeep.broker) == ids(messages)
-    assert messages[-1].pk in filled[0]
 
 
 def test_a_loader_that_ends_in_the_middle_is_followed_by_another(
@@ -176,33 +183,26 @@ def test_a_loader_that_ends_in_the_middle_is_followed_by_another(
     monkeypatch.setattr("django_delayq.restore.filling.RENEWAL_INTERVAL", 0.0)
     messages = schedule(4)
     assert [upkeep.loader.tick(), upkeep.loader.tick()] == [0.0, 0.0]
-    assert held(upkeep.broker) == filled[0] | filled[1] < ids(messages)
+    assert upkeep.held() == filled[0] | filled[1] < ids(messages)
     upkeep.broker.client.hset(upkeep.broker.keys("").meta, "loader_until", 0)
     follower = Loader(DB, upkeep.loader.brokers, "host/2")
     while follower.tick() == 0.0:
         pass
-    assert held(upkeep.broker) == ids(messages)
+    assert upkeep.held() == ids(messages)
     meta = upkeep.broker.read_meta()
     assert meta.loaded_tenths == meta.horizon_tenths
 
 
-@pytest.mark.usefixtures("filled")
 def test_a_load_that_the_database_ended_is_begun_by_another_one_at_once(
     upkeep: Upkeep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     messages = schedule(4)
     upkeep.broker.client.flushall()
-    with monkeypatch.context() as patch:
-        patch.setattr(reading, "merged", lambda *_, **__: broken())
-        with pytest.raises(OperationalError):
-            upkeep.loader.tick()
+    with monkeypatch.context() as patch, pytest.raises(OperationalError):
+        patch.setattr(reading, "merged", Mock(side_effect=OperationalError("gone")))
+        upkeep.loader.tick()
     Loader(DB, upkeep.loader.brokers, "host/2").tick()
-    assert held(upkeep.broker) == ids(messages)
-
-
-def broken() -> Iterator[reading.Batch]:
-    yield from ()
-    raise OperationalError("gone")
+    assert upkeep.held() == ids(messages)
 
 
 def test_a_sweep_during_a_load_claims_no_loss(
@@ -213,7 +213,7 @@ def test_a_sweep_during_a_load_claims_no_loss(
     upkeep.broker.client.flushall()
     while upkeep.loader.tick() == 0.0:
         upkeep.sweeper.tick()
-    assert held(upkeep.broker) == ids(messages)
+    assert upkeep.held() == ids(messages)
     # The loader put each message once, and the sweeper none.
     assert sum(map(len, filled)) == len(messages)
     assert not [record for record in caplog.records if "sweep" in record.getMessage()]
@@ -233,32 +233,27 @@ def test_one_sweep_finds_what_sixty_queues_have_lost_with_one_pause(
     pauses: list[float] = []
     monkeypatch.setattr(time, "sleep", pauses.append)
     upkeep.sweeper.tick()
-    assert held(upkeep.broker) == ids(messages)
+    assert upkeep.held() == ids(messages)
     assert pauses == [0.0]
 
 
-def test_a_sweep_claims_no_loss_at_the_first_start(upkeep: Upkeep, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_sweep_claims_no_loss_at_the_first_start_and_does_the_work_of_a_loader_that_died(
+    upkeep: Upkeep, caplog: pytest.LogCaptureFixture
+) -> None:
     messages = overdue()
     upkeep.sweeper.tick()
-    upkeep.broker.load(
-        ahead=600, worker="other", lease=10, identity=identity(DB), server=upkeep.broker.server(), lost=False
-    )
+    upkeep.begin_load(lease=10)
     upkeep.sweeper.tick()
-    assert held(upkeep.broker) == set()
+    assert upkeep.held() == set()
     upkeep.broker.loaded(worker="other", upto_tenths=None, lease=None)
     upkeep.loader.tick()
     upkeep.sweeper.tick()
-    assert held(upkeep.broker) == ids(messages)
+    assert upkeep.held() == ids(messages)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-
-
-def test_a_sweep_does_the_work_of_a_loader_that_died(upkeep: Upkeep) -> None:
-    messages = overdue()
-    upkeep.broker.load(
-        ahead=600, worker="dead", lease=0.0, identity=identity(DB), server=upkeep.broker.server(), lost=False
-    )
+    upkeep.broker.client.flushall()
+    upkeep.begin_load(lease=0)
     upkeep.sweeper.tick()
-    assert held(upkeep.broker) == ids(messages)
+    assert upkeep.held() == ids(messages)
 
 
 def test_a_round_of_the_sweep_covers_the_backlog_that_the_round_before_it_found(upkeep: Upkeep) -> None:
@@ -266,11 +261,10 @@ def test_a_round_of_the_sweep_covers_the_backlog_that_the_round_before_it_found(
     upkeep.loader.tick()
     upkeep.sweeper.tick()
     lost = messages[: len(messages) // 2]
-    for message in lost:
-        upkeep.broker.remove(message.queue, [message.pk])
-    assert held(upkeep.broker) == ids(messages) - ids(lost)
+    upkeep.lose(lost)
+    assert upkeep.held() == ids(messages) - ids(lost)
     upkeep.sweeper.tick()
-    assert held(upkeep.broker) == ids(messages)
+    assert upkeep.held() == ids(messages)
 
 
 def test_a_round_of_the_sweep_begins_where_the_last_one_came_to_however_long_that_is_ago(upkeep: Upkeep) -> None:
@@ -279,10 +273,9 @@ def test_a_round_of_the_sweep_begins_where_the_last_one_came_to_however_long_tha
     upkeep.sweeper._sweep(now - timedelta(days=2))
     # A machine that was suspended for a day: its clock that counts seconds stood still.
     messages = overdue()
-    for message in messages:
-        upkeep.broker.remove(message.queue, [message.pk])
+    upkeep.lose(messages)
     upkeep.sweeper._sweep(now - timedelta(seconds=conf.get().GRACE))
-    assert held(upkeep.broker) == ids(messages)
+    assert upkeep.held() == ids(messages)
 
 
 def test_a_sweep_goes_on_where_the_last_tick_stopped(
@@ -291,12 +284,11 @@ def test_a_sweep_goes_on_where_the_last_tick_stopped(
     monkeypatch.setattr(sweeping, "ROWS_PER_TICK", 50)
     upkeep.loader.tick()
     messages = overdue(2)
-    for message in messages:
-        upkeep.broker.remove(message.queue, [message.pk])
+    upkeep.lose(messages)
     found = []
     for _tick in range(3):
         upkeep.sweeper.tick()
-        found.append(len(held(upkeep.broker)))
+        found.append(len(upkeep.held()))
     assert found == [50, 100, 120]
 
 
@@ -314,10 +306,10 @@ def test_what_becomes_overdue_waits_for_no_round_over_a_backlog(
     for _tick in range(ticks):
         upkeep.sweeper.tick()
     lost = schedule_message(TOPIC, queue=QUEUES[1])
-    upkeep.broker.remove(lost.queue, [lost.pk])
+    upkeep.lose([lost])
     time.sleep(0.2)
     upkeep.sweeper.tick()
-    assert lost.pk in held(upkeep.broker)
+    assert lost.pk in upkeep.held()
 
 
 # --- delivering -------------------------------------------------------------------------------------------------------
