@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
+
+import psycopg
+from django.db import connection
 
 from django_delayq import handler, schedule_message
 from django_delayq.core.outcomes import Outcome
@@ -73,6 +77,13 @@ def installed(middleware: Middleware) -> Iterator[None]:
         yield
     finally:
         remove(middleware)
+
+
+def cut() -> None:
+    """End the server process of this thread's connection, which the driver does not notice yet."""
+    with psycopg.connect(os.environ["DATABASE_URL"], dbname=connection.settings_dict["NAME"], autocommit=True) as other:
+        pid = connection.connection.info.backend_pid
+        assert other.execute("SELECT pg_terminate_backend(%s, 60000)", [pid]).fetchone() == (True,)
 
 
 def redis_of(brokers: BrokerSwitch) -> RedisBroker:

@@ -127,13 +127,6 @@ def test_no_more_messages_are_claimed_ahead_than_there_is_room_for(consumer: Con
     assert consumer.turn() > 0.4
 
 
-def test_a_consumer_that_may_deliver_no_more_claims_nothing_ahead(assembled: Assemble, consumer: Consumer) -> None:
-    consumer = assembled(threads=3, claim_ahead=CLAIM_AHEAD, max_messages=0).consumer
-    (message,) = due_soon(consumer, 4)
-    assert consumer.turn() > 0.4
-    assert state(message) == State.SCHEDULED
-
-
 def test_a_message_due_later_than_redis_believes_is_not_claimed_ahead(consumer: Consumer) -> None:
     (message,) = due_soon(consumer, 4)
     later = message.due_at + timedelta(seconds=1)

@@ -100,16 +100,6 @@ def test_a_cancelled_message_never_runs_and_a_rescheduled_one_runs_at_its_new_ti
     assert path_of(cancelled) == ["scheduled", "cancelled"]
 
 
-def test_the_handler_sees_a_cancel_and_neither_a_retry_nor_a_dead_letter_follows(start: Start, gate: Gate) -> None:
-    start()
-    for message in (gate.running("t.cancellable"), gate.running("t.cancellable", retry=False)):
-        assert cancel_message(message).verdict == Verdict.REQUESTED
-        wait_until(message, State.CANCELLED)
-        assert Effect.objects.get(message_id=message.pk).note == "saw the cancel"
-        assert (message.attempts, log_of(message)[-1].error) == (1, "RuntimeError: cancelled")
-        assert cancel_message(message).verdict == Verdict.TOO_LATE
-
-
 @pytest.mark.parametrize("transactional", [False, True], ids=["plain", "transactional"])
 def test_a_handler_that_stops_when_it_is_asked_to_ends_its_message_as_cancelled(
     start: Start, gate: Gate, transactional: bool
@@ -124,6 +114,7 @@ def test_a_handler_that_stops_when_it_is_asked_to_ends_its_message_as_cancelled(
         wait_until(message, State.CANCELLED)
         assert (message.attempts, message.deliveries, message.error) == (0, 1, "")
         assert log_of(message)[-1].reason.startswith("cancel requested; ")
+        assert cancel_message(message).verdict == Verdict.TOO_LATE
         assert Effect.objects.filter(message_id=message.pk).exists() != transactional
 
 

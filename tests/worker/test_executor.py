@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import functools
 import itertools
-import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from concurrent.futures import Future
@@ -32,7 +31,7 @@ from tests.app.handlers import leave
 from tests.app.models import Effect
 from tests.support.claims import DB, claimed, needs_row_locks
 from tests.support.receivers import heard, receiving
-from tests.worker.bench import TOPIC, delivery_to, execute, installed, raises, returns, run
+from tests.worker.bench import TOPIC, cut, delivery_to, execute, installed, raises, returns, run
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -330,13 +329,6 @@ def test_what_answers_a_failure_and_runs_past_the_timeout_changes_nothing_of_it(
 
 
 # --- the transaction --------------------------------------------------------------------------------------------------
-
-
-def cut() -> None:
-    """End the server process of this thread's connection, which the driver does not notice yet."""
-    with psycopg.connect(os.environ["DATABASE_URL"], dbname=connection.settings_dict["NAME"], autocommit=True) as other:
-        pid = connection.connection.info.backend_pid
-        assert other.execute("SELECT pg_terminate_backend(%s, 60000)", [pid]).fetchone() == (True,)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])

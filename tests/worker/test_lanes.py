@@ -21,6 +21,7 @@ from django_delayq.worker.processes.process import Parts
 from django_delayq.worker.run.event_loop import EventLoop
 from tests.support.assembled import Assemble
 from tests.support.claims import DB
+from tests.worker.bench import turn
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("loaded", "puts_are_flushed")]
 
@@ -44,23 +45,15 @@ def ready() -> set[int]:
     return {pk for some in broker.ids("default") for pk in some}
 
 
-def turn(parts: Parts) -> None:
-    """Make turns until the consumer would wait for something."""
-    while parts.consumer.turn() == 0:
-        pass
-
-
 @WITH_REDIS
 def test_no_more_messages_of_a_kind_are_claimed_than_there_is_room_for(assembled: Assemble, with_redis: bool) -> None:
     parts = assembled(2, tasks=5, redis=with_redis)
-    for topic in [SYNC] * 8 + [ASYNC] * 8:
-        schedule_message(topic)
+    schedule_messages({"topic": topic} for topic in [SYNC] * 8 + [ASYNC] * 8)
     for _ in range(12):
         turn(parts)
-        counts = held(parts).count(SYNC), held(parts).count(ASYNC)
-        assert counts[0] <= 2
-        assert counts[1] <= 5
-    assert counts == (2, 5)
+        assert held(parts).count(SYNC) <= 2
+        assert held(parts).count(ASYNC) <= 5
+    assert held(parts) == [ASYNC] * 5 + [SYNC] * 2
     if with_redis:
         assert ready() == scheduled()
 
@@ -71,8 +64,7 @@ def test_a_full_lane_does_not_hold_up_the_other_one(
     assembled: Assemble, full: str, other: str, with_redis: bool
 ) -> None:
     parts = assembled(3, tasks=3, redis=with_redis)
-    for _ in range(5):
-        schedule_message(full)
+    schedule_messages([{"topic": full}] * 5)
     for _ in range(4):
         turn(parts)
     assert held(parts) == [full] * 3
@@ -132,8 +124,7 @@ def test_a_lost_reply_while_ids_stand_aside_orphans_no_claim(
 
 def test_ids_for_a_full_lane_are_taken_once(assembled: Assemble, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = assembled(1, tasks=20)
-    for _ in range(60):
-        schedule_message(SYNC)
+    schedule_messages([{"topic": SYNC}] * 60)
     taken: list[int] = []
     broker = parts.brokers.current()
     stand_aside = broker.stand_aside

@@ -44,8 +44,12 @@ class Asked:
     def ask(self) -> None:
         self.times += 1
 
+    def wait(self) -> None:
+        """Let the time be over in which its successor should have come."""
+        self.budget._spent_at -= PATIENCE
 
-def test_a_process_claims_its_share_and_asks_once_for_a_successor() -> None:
+
+def test_a_process_claims_its_share_asks_once_for_a_successor_and_goes_on_if_none_comes() -> None:
     process = Asked(max_tasks_per_child=5)
     process.budget.count(4)
     process.budget.refund()
@@ -55,26 +59,14 @@ def test_a_process_claims_its_share_and_asks_once_for_a_successor() -> None:
     process.budget.refund()
     assert not process.budget.check()
     assert (process.page.spent, process.budget.grant(1), process.times) == (True, 0, 1)
-
-
-def test_a_process_that_gets_no_successor_goes_on_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    process = Asked(max_tasks_per_child=5)
-    process.budget.count(5)
-    assert not process.budget.check()
-    monkeypatch.setattr(process.budget, "_spent_at", process.budget._spent_at - PATIENCE)
+    process.wait()
     assert process.budget.check()
     assert process.budget.grant(100) == 5
     process.budget.count(5)
     assert (process.page.spent, process.times) == (True, 2)
-
-
-def test_a_process_that_was_replaced_does_not_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    process = Asked(max_tasks_per_child=1)
-    process.budget.count(1)
-    process.page.replaced = True
-    monkeypatch.setattr(process.budget, "_spent_at", 0.0)
-    assert not process.budget.check()
-    assert not process.budget.grant(1)
+    process.page.replace()
+    process.wait()
+    assert (process.budget.check(), process.budget.grant(1)) == (False, 0)
 
 
 def test_processes_are_not_spent_at_the_same_moment() -> None:
@@ -95,7 +87,7 @@ def test_a_process_is_spent_when_it_uses_too_much_memory(monkeypatch: pytest.Mon
     process.budget.count(1)
     process.budget.check()
     assert (process.budget.grant(1), process.times) == (0, 1)
-    monkeypatch.setattr(process.budget, "_spent_at", 0.0)
+    process.wait()
     assert process.budget.check()
     used = 109 * MB
     process.budget.check()

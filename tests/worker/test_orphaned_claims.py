@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from unittest.mock import Mock
 
 import pytest
 from django.db import OperationalError, connections
 from pytest_django import DjangoAssertNumQueries
 
 from django_delayq import cancel_message, schedule_message
-from django_delayq.broker.base import Entry
 from django_delayq.core import failpoints
 from django_delayq.core.exceptions import BrokerUnavailable
 from django_delayq.core.states import State
@@ -21,19 +20,21 @@ from django_delayq.record import crashes, transitions
 from django_delayq.worker.claim.consumer import Consumer
 from django_delayq.worker.parts.delivery import Delivery
 from tests.support.assembled import Assemble
+from tests.support.claims import state
 from tests.support.record_of import log_of
 from tests.support.workers import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-DB = QUEUE = "default"
+DB = "default"
 LOST = "the answer to its claim was lost"
 
 Cut = Callable[[], None]
+REFUSE = Mock(side_effect=OperationalError("there is no database"))
 
 
 @pytest.fixture(params=["redis", "query"])
-def consumer(request: pytest.FixtureRequest, loaded: None, assembled: Assemble) -> Consumer:
+def consumer(request: pytest.FixtureRequest, loaded: None, puts_are_flushed: None, assembled: Assemble) -> Consumer:
     """A consumer with room for three messages."""
     return assembled(threads=3, redis=request.param == "redis").consumer
 
@@ -66,20 +67,9 @@ def cut(consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> Cut:
     return arm
 
 
-def due_message(consumer: Consumer) -> Message:
-    message = schedule_message("t.ok")
-    put(consumer, message)
-    return message
-
-
-def put(consumer: Consumer, message: Message) -> None:
-    if consumer.brokers.redis is not None:
-        consumer.brokers.redis.put(QUEUE, [Entry.at(message.pk, message.due_at, message.priority)])
-
-
 def orphan(consumer: Consumer, cut: Cut) -> Message:
     """Have a message claimed without the worker knowing it."""
-    message = due_message(consumer)
+    message = schedule_message("t.ok")
     cut()
     with pytest.raises(OperationalError, match="cut"):
         consumer.turn()
@@ -103,7 +93,7 @@ def test_an_orphaned_claim_is_released_and_delivered_as_soon_as_the_database_ans
 
 
 def test_a_claim_whose_answer_came_is_kept(consumer: Consumer, cut: Cut) -> None:
-    held = due_message(consumer)
+    held = schedule_message("t.ok")
     consumer.turn()
     # Redis may give its id a second time, and it may be among the ids of a claim whose answer was lost.
     consumer.orphaned_claims.note_unanswered([held.pk])
@@ -117,7 +107,7 @@ def test_a_claim_whose_answer_came_is_kept(consumer: Consumer, cut: Cut) -> None
 
 
 def test_a_message_that_another_worker_claimed_is_not_released(consumer: Consumer, assembled: Assemble) -> None:
-    message = due_message(consumer)
+    message = schedule_message("t.ok")
     assembled(name="w2", redis=consumer.brokers.redis is not None).consumer.turn()
     consumer.orphaned_claims.note_unanswered([message.pk])
     consumer.turn()
@@ -126,11 +116,10 @@ def test_a_message_that_another_worker_claimed_is_not_released(consumer: Consume
 
 
 def test_a_claim_that_was_not_committed_leaves_no_trace(consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> None:
-    message = due_message(consumer)
+    message = schedule_message("t.ok")
     with monkeypatch.context() as broken, pytest.raises(OperationalError):
-        broken.setattr(transitions, "claim", refuse)
+        broken.setattr(transitions, "claim", REFUSE)
         consumer.turn()
-    put(consumer, message)
     assert held_again(consumer, message).deliveries == 1
 
 
@@ -140,7 +129,7 @@ def test_an_orphaned_claim_is_remembered_while_the_database_is_away(
     message = orphan(consumer, cut)
     for _turn in range(2):
         with monkeypatch.context() as broken, pytest.raises(OperationalError):
-            broken.setattr(crashes, "release_orphaned", refuse)
+            broken.setattr(crashes, "release_orphaned", REFUSE)
             consumer.turn()
     assert held_again(consumer, message).deliveries == 2
 
@@ -148,14 +137,11 @@ def test_an_orphaned_claim_is_remembered_while_the_database_is_away(
 def test_an_orphaned_claim_is_released_when_redis_was_away_too(consumer: Consumer, cut: Cut) -> None:
     if consumer.brokers.redis is None:
         pytest.skip("there is none")
-    message = due_message(consumer)
+    message = schedule_message("t.ok")
     cut()
 
-    def park(*_given: Any) -> NoReturn:
-        raise BrokerUnavailable("no answer")
-
     with pytest.MonkeyPatch.context() as broken:
-        broken.setattr(consumer.brokers.redis, "park", park)
+        broken.setattr(consumer.brokers.redis, "park", Mock(side_effect=BrokerUnavailable("no answer")))
         consumer.turn()
     assert consumer.brokers.current() is consumer.brokers.database
     assert held_again(consumer, message).deliveries == 2
@@ -174,11 +160,10 @@ def test_a_worker_that_ends_without_a_database_leaves_orphaned_claims_to_their_l
     consumer: Consumer, cut: Cut, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     message = orphan(consumer, cut)
-    monkeypatch.setattr(crashes, "release_orphaned", refuse)
+    monkeypatch.setattr(crashes, "release_orphaned", REFUSE)
     consumer.stop()
     consumer.run()
-    message.refresh_from_db()
-    assert message.state == State.RUNNING
+    assert state(message) == State.RUNNING
 
 
 def test_an_orphaned_claim_of_a_message_to_be_cancelled_is_cancelled(consumer: Consumer, cut: Cut) -> None:
@@ -198,7 +183,3 @@ def held_again(consumer: Consumer, message: Message) -> Delivery:
 
     eventually(found, "it is delivered again")
     return found()[0]
-
-
-def refuse(*_given: Any, **_named: Any) -> NoReturn:
-    raise OperationalError("there is no database")

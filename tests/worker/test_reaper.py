@@ -24,7 +24,7 @@ from django_delayq.worker.parts.service_turns import ServiceTurns
 from django_delayq.worker.processes.process import Parts
 from django_delayq.worker.run.recorder import LeaseRenewer
 from django_delayq.worker.upkeep.janitor import DEAD_WORKER_RETENTION, Janitor
-from django_delayq.worker.upkeep.reaper import LONGEST_LOOK
+from django_delayq.worker.upkeep.reaper import LONGEST_LOOK, Reaper
 from tests.support.claims import DB, claimed, state
 from tests.support.receivers import receiving
 from tests.support.transactions import lock_table, unfinished
@@ -41,18 +41,31 @@ def expired(*topics: str) -> list[Delivery]:
     return deliveries
 
 
+@pytest.fixture
+def reaper(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> Reaper:
+    """A reaper that ends leases which are still over at its next look, however late that is."""
+    monkeypatch.setattr(crashes, "may_reap", lambda using: True)
+    monkeypatch.setattr(parts.reaper, "confirm_after", 0.0)
+    return parts.reaper
+
+
+@pytest.fixture
+def has_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a look take long on a busy machine."""
+    monkeypatch.setattr("django_delayq.worker.upkeep.reaper.LONGEST_LOOK", 60.0)
+
+
+@pytest.mark.usefixtures("has_time")
 def test_no_lease_is_reaped_before_its_holder_could_report_after_a_restart(
-    parts: Parts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    reaper: Reaper, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (one,) = expired("t.ok")
-    monkeypatch.setattr("django_delayq.worker.upkeep.reaper.LONGEST_LOOK", 60.0)
-    monkeypatch.setattr(parts.reaper, "confirm_after", 0.0)
-    monkeypatch.setattr(crashes, "may_reap", lambda using: False)
-    parts.reaper.tick()
-    parts.reaper.tick()
+    with monkeypatch.context() as patch:
+        patch.setattr(crashes, "may_reap", lambda using: False)
+        reaper.tick()
+        reaper.tick()
     assert state(one) == State.RUNNING
-    monkeypatch.setattr(crashes, "may_reap", lambda using: True)
-    parts.reaper.tick()
+    reaper.tick()
     assert state(one) == State.SCHEDULED
     assert [record.delayq_event for record in caplog.records if hasattr(record, "delayq_event")] == ["released"]
 
@@ -78,43 +91,30 @@ def test_a_lease_that_ran_out_is_ended_only_when_it_is_still_over_later(
     assert (state(one), parts.reaper.is_confirming) == (State.RUNNING, False)
 
 
-def test_a_process_without_the_duty_looks_again_at_leases_that_ran_out(
-    parts: Parts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_without_the_duty_looks_again_at_leases_that_ran_out(reaper: Reaper) -> None:
     """The holder of the duty may live and do nothing. And a look of two minutes ago would confirm a lease that was
     renewed meanwhile."""
     (one,) = expired("t.ok")
-    monkeypatch.setattr(parts.reaper, "confirm_after", 0.001)
-    monkeypatch.setattr(crashes, "may_reap", lambda using: True)
-    turns = ServiceTurns([parts.reaper], lambda: False)
+    turns = ServiceTurns([reaper], lambda: False)
     assert turns.run_due() < 1.0
     eventually(lambda: turns.run_due() > 0 and state(one) == State.SCHEDULED, "the message is taken back")
 
 
-def test_a_new_delivery_is_not_ended_for_the_lease_of_an_earlier_one(
-    parts: Parts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_delivery_is_not_ended_for_the_lease_of_an_earlier_one(reaper: Reaper) -> None:
     (one,) = expired("t.ok")
-    monkeypatch.setattr(crashes, "may_reap", lambda using: True)
-    parts.reaper.tick()
+    reaper.tick()
     crashes.release_worker(DB, "w", actor="test", shutdown=True)
     assert transitions.claim(DB, [Ticket(one.id)], {"t.ok": 60.0}, "w")
     Message._base_manager.filter(pk=one.id).update(leased_until=transitions.now(DB) - timedelta(seconds=1))
     assert crashes.reap(DB, actor="test", among={(one.id, 1)}) == []
-    monkeypatch.setattr(parts.reaper, "confirm_after", 0.0)
-    parts.reaper.tick()
+    reaper.tick()
     assert state(one) == State.RUNNING
 
 
 @pytest.mark.parametrize("table", ["delayq_message", "delayq_lease"])
 @pytest.mark.postgresql("needs locks on tables")
-def test_a_reaper_that_waited_for_a_lock_on_a_table_waits_for_the_renewals_too(
-    parts: Parts, monkeypatch: pytest.MonkeyPatch, table: str
-) -> None:
+def test_a_reaper_that_waited_for_a_lock_on_a_table_waits_for_the_renewals_too(reaper: Reaper, table: str) -> None:
     (one,) = expired("t.ok")
-    reaper = parts.reaper
-    monkeypatch.setattr(crashes, "may_reap", lambda using: True)
-    monkeypatch.setattr(reaper, "confirm_after", 0.0)
     reaper.tick()
 
     def tick() -> None:
@@ -158,15 +158,13 @@ def test_a_lease_that_is_renewed_while_the_reaper_looks_is_kept(monkeypatch: pyt
     assert state(one) == State.RUNNING
 
 
+@pytest.mark.usefixtures("has_time")
 @pytest.mark.parametrize("extended", [False, True])
 def test_a_live_holder_keeps_its_lease_when_the_databases_clock_is_set_ahead(
-    parts: Parts, monkeypatch: pytest.MonkeyPatch, extended: bool
+    reaper: Reaper, monkeypatch: pytest.MonkeyPatch, extended: bool
 ) -> None:
     shown = clock.ceil_tenth(transitions.now(DB)) + timedelta(seconds=1)
     monkeypatch.setattr(clock, "of_tests", lambda: shown)
-    monkeypatch.setattr(crashes, "may_reap", lambda using: True)
-    monkeypatch.setattr("django_delayq.worker.upkeep.reaper.LONGEST_LOOK", 60.0)
-    monkeypatch.setattr(parts.reaper, "confirm_after", 0.0)
     (one,) = claimed("t.ok")
     # It has run for five seconds: less than a third of its lease.
     one.claimed_mono -= 5
@@ -174,9 +172,9 @@ def test_a_live_holder_keeps_its_lease_when_the_databases_clock_is_set_ahead(
     if extended:
         one.extend("1h")
     shown += timedelta(hours=2)
-    parts.reaper.tick()
+    reaper.tick()
     LeaseRenewer(DB, lambda: [one]).tick()
-    parts.reaper.tick()
+    reaper.tick()
     assert (state(one), one.lost) == (State.RUNNING, False)
 
 
