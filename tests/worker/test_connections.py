@@ -5,10 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-import psycopg
 import pytest
 import redis
 from asgiref.sync import sync_to_async
@@ -20,22 +17,19 @@ from django_delayq.inspector.diagnostics import OWN_CONNECTIONS
 from django_delayq.models import Message
 from django_delayq.worker.parts import connections as upkeep
 from django_delayq.worker.processes.process import OnceProcess, WorkerProcess
-from testproject.servers import PostgresServer
 from tests.support.claims import DB
 from tests.support.workers import ROOT, eventually
+from tests.worker.bench import cut
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.mark.postgresql
-def test_a_closed_connection_is_replaced_in_a_thread_without_a_pause(
-    postgres_server: PostgresServer,
-) -> None:
+def test_a_closed_connection_is_replaced_in_a_thread_without_a_pause() -> None:
     upkeep.before_task()
     connection.ensure_connection()
     raw = connection.connection
-    with psycopg.connect(postgres_server.url, autocommit=True) as other:
-        assert other.execute("SELECT pg_terminate_backend(%s, 5000)", [raw.info.backend_pid]).fetchone() == (True,)
+    cut()
 
     def is_replaced() -> bool:
         upkeep.after_task()
@@ -124,21 +118,9 @@ def test_calls_and_commands_leave_the_names_of_sessions_to_the_project() -> None
 TO_REDIS = 4
 
 
-@contextmanager
-def running(process: WorkerProcess) -> Iterator[None]:
-    """Run a process in a thread."""
-    thread = threading.Thread(target=process.run)
-    thread.start()
-    try:
-        yield
-    finally:
-        process.stop()
-        thread.join()
-
-
 @pytest.mark.postgresql("SQLite has no sessions")
-@pytest.mark.parametrize("threads", [1, 4])
-def test_a_busy_process_has_the_connections_that_the_documents_count(threads: int, redis_client: redis.Redis) -> None:
+def test_a_busy_process_has_the_connections_that_the_documents_count(redis_client: redis.Redis) -> None:
+    threads = 4
     gate, begun = threading.Event(), []
 
     def hold() -> None:
@@ -167,17 +149,20 @@ def test_a_busy_process_has_the_connections_that_the_documents_count(threads: in
 
     others = in_redis()
     process = WorkerProcess(Options(DB, threads=threads, async_concurrency=threads, graceful_timeout=0))
-    with running(process):
-        try:
-            for _ in range(threads):
-                schedule_message("t.held")
-                schedule_message("t.held_async")
-            eventually(lambda: len(begun) == 2 * threads, "all threads run a handler")
-            # The recorder has its connection when it renews the leases.
-            eventually(lambda: own_sessions() == OWN_CONNECTIONS + 2 * threads, "each thread has its connection")
-            # The first put of this process is the test's own. A client of an earlier test may still come and go.
-            eventually(lambda: len(in_redis() - others) <= TO_REDIS + 1, "no more connections to Redis stay")
-            # The operator of the console has one while it looks for work.
-            assert max(own_sessions() for _ in range(50)) <= OWN_CONNECTIONS + 1 + 2 * threads
-        finally:
-            gate.set()
+    running = threading.Thread(target=process.run)
+    running.start()
+    try:
+        for _ in range(threads):
+            schedule_message("t.held")
+            schedule_message("t.held_async")
+        eventually(lambda: len(begun) == 2 * threads, "all threads run a handler")
+        # The recorder has its connection when it renews the leases.
+        eventually(lambda: own_sessions() == OWN_CONNECTIONS + 2 * threads, "each thread has its connection")
+        # The first put of this process is the test's own. A client of an earlier test may still come and go.
+        eventually(lambda: len(in_redis() - others) <= TO_REDIS + 1, "no more connections to Redis stay")
+        # The operator of the console has one while it looks for work.
+        assert max(own_sessions() for _ in range(50)) <= OWN_CONNECTIONS + 1 + 2 * threads
+    finally:
+        gate.set()
+        process.stop()
+        running.join()

@@ -133,9 +133,10 @@ def test_a_message_that_is_cancelled_while_it_waits_to_run_alone_does_not_run(as
     parts.pool.threads.held.add(claimed("t.ok"))
     message = suspect("t.effect")
     parts.consumer.turn()
-    assert parts.pool.quarantined is not None
+    waiting = parts.pool.quarantined
+    assert waiting is not None
     cancel_message(message)
-    eventually(lambda: parts.pool.quarantined.cancel_requested, "the worker knows")
+    eventually(lambda: waiting.cancel_requested, "the worker knows")
     parts.consumer.turn()
     assert parts.recorder.flush(60)
     assert state(message) == State.CANCELLED

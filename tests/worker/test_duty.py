@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from unittest.mock import Mock
 
 import pytest
 import redis
@@ -42,72 +43,64 @@ def _redis(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("django_delayq.worker.upkeep.duty.DUTY_LEASE", LEASE)
 
 
-def test_one_of_two_processes_with_the_same_work_has_the_duty() -> None:
+@pytest.fixture
+def two() -> tuple[Duty, Duty]:
+    """Two processes with the same work, of which the first has the duty."""
     first, second = duty("w1"), duty("w2", topics=("b", "a"))
-    assert first.tick() == HOLDER_INTERVAL
-    assert second.tick() == STANDBY_INTERVAL
-    assert first.tick() == HOLDER_INTERVAL
-    assert (first.is_held(), second.is_held()) == (True, False)
+    assert (first.tick(), second.tick()) == (HOLDER_INTERVAL, STANDBY_INTERVAL)
+    return first, second
+
+
+def who_has_it(*processes: Duty) -> list[bool]:
+    """Have processes ask for the duty, and return which of them have it."""
+    for process in processes:
+        process.tick()
+    return [process.is_held() for process in processes]
+
+
+def test_one_of_two_processes_with_the_same_work_has_the_duty(two: tuple[Duty, Duty]) -> None:
+    assert who_has_it(*two) == [True, False]
 
 
 def test_processes_with_other_work_have_a_duty_each() -> None:
-    all_of_them = [duty("w1"), duty("w2", queues=("mail",)), duty("w3", topics=("a", "b", "new"))]
-    for each in all_of_them:
-        each.tick()
-    assert [each.is_held() for each in all_of_them] == [True, True, True]
+    all_of_them = duty("w1"), duty("w2", queues=("mail",)), duty("w3", topics=("a", "b", "new"))
+    assert who_has_it(*all_of_them) == [True, True, True]
 
 
-def test_the_duty_of_a_process_that_ends_is_free_at_once() -> None:
-    first, second = duty("w1"), duty("w2")
-    first.tick()
-    second.tick()
+def test_the_duty_of_a_process_that_ends_is_free_at_once(two: tuple[Duty, Duty]) -> None:
+    first, second = two
     first.release()
-    second.tick()
-    assert second.is_held()
+    assert who_has_it(second) == [True]
     # A process that does not have the duty takes it from nobody.
     first._is_held = True
     first.release()
-    second.tick()
-    assert second.is_held()
+    assert who_has_it(second) == [True]
 
 
-def test_the_duty_of_a_process_that_died_ends_with_its_lease(redis_client: redis.Redis) -> None:
-    first, second = duty("w1"), duty("w2")
-    first.tick()
+def test_the_duty_of_a_process_that_died_ends_with_its_lease(redis_client: redis.Redis, two: tuple[Duty, Duty]) -> None:
+    first, second = two
     key = f"{keys('delayq', '').duty}:{first.name_in_redis}"
     assert 0 < redis_client.pttl(key) <= LEASE * 1000
     redis_client.delete(key)
-    second.tick()
-    first.tick()
-    assert (first.is_held(), second.is_held()) == (False, True)
+    assert who_has_it(second, first) == [True, False]
 
 
 def test_a_holder_without_a_database_goes_on_with_the_duty_only_when_that_answers(
-    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    redis_client: redis.Redis, two: tuple[Duty, Duty], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(using: str) -> None:
-        raise OperationalError("gone")
-
-    first, second = duty("w1"), duty("w2")
-    first.tick()
-    second.tick()
+    first, second = two
     redis_client.pexpire(f"{keys('delayq', '').duty}:{first.name_in_redis}", 60)
     with monkeypatch.context() as patch:
-        patch.setattr(transitions, "now", refuse)
+        patch.setattr(transitions, "now", Mock(side_effect=OperationalError("gone")))
         with pytest.raises(OperationalError):
             first.tick()
     eventually(lambda: second.tick() == HOLDER_INTERVAL, "the lease is over")
-    first.tick()
-    assert (first.is_held(), second.is_held()) == (False, True)
+    assert who_has_it(second, first) == [True, False]
 
 
-def test_every_process_has_its_duty_while_redis_is_away() -> None:
-    first, second = duty("w1"), duty("w2")
-    first.tick()
-    second.tick()
-    second.brokers.report_failure(BrokerUnavailable("gone"))
-    second.tick()
-    assert (first.is_held(), second.is_held()) == (True, True)
+def test_every_process_has_its_duty_while_redis_is_away(two: tuple[Duty, Duty]) -> None:
+    two[1].brokers.report_failure(BrokerUnavailable("gone"))
+    assert who_has_it(*two) == [True, True]
 
 
 def test_one_process_has_the_services_that_work_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,22 +120,38 @@ def test_one_process_has_the_services_that_work_for_all(monkeypatch: pytest.Monk
 
 
 class Counted(Service):
-    """Counts its ticks; it is always due. Its first ``halves`` ticks leave work half done."""
+    """Counts its ticks, which call ``act``; it is always due. Its first ``halves`` ticks leave work half done."""
 
-    def __init__(self, *, is_shared: bool, halves: int = 0) -> None:
+    def __init__(
+        self,
+        name: str = "counted",
+        *,
+        is_shared: bool = False,
+        halves: int = 0,
+        act: Callable[[], object] = lambda: None,
+    ) -> None:
+        self.name = name
         self.is_shared = is_shared
         self.halves = halves
+        self.act = act
         self.ticks = 0
 
     def tick(self) -> float:
+        self.act()
         self.ticks += 1
         return 0.0 if self.ticks <= self.halves else 1e-9
 
 
-def test_a_process_without_the_duty_does_shared_work_once_and_then_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have processes without the duty do its work once, and then not for years."""
     monkeypatch.setattr(service_turns, "STANDBY", 1e9)
+
+
+@pytest.mark.usefixtures("rarely")
+def test_a_process_without_the_duty_does_shared_work_once_and_then_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     held = False
-    shared, own = Counted(is_shared=True), Counted(is_shared=False)
+    shared, own = Counted(is_shared=True), Counted()
     turns = ServiceTurns([shared, own], lambda: held)
     for _ in range(3):
         turns.run_due()
@@ -157,24 +166,16 @@ def test_a_process_without_the_duty_does_shared_work_once_and_then_rarely(monkey
     assert shared.ticks == 3
 
 
-def test_a_process_without_the_duty_tries_again_what_has_failed(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Failing(Service):
-        name = "sweeper"
-        is_shared = True
-
-        def tick(self) -> float:
-            raise OperationalError("gone")
-
-    monkeypatch.setattr(service_turns, "STANDBY", 1e9)
-    wait = ServiceTurns([Failing()], lambda: False).run_due()
+@pytest.mark.usefixtures("rarely")
+def test_a_process_without_the_duty_tries_again_what_has_failed(caplog: pytest.LogCaptureFixture) -> None:
+    failing = Counted("sweeper", is_shared=True, act=Mock(side_effect=OperationalError("gone")))
+    wait = ServiceTurns([failing], lambda: False).run_due()
     assert f"The sweeper failed and is tried again in {wait:.1f} s" in caplog.text
 
 
-def test_a_process_without_the_duty_ends_what_it_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("rarely")
+def test_a_process_without_the_duty_ends_what_it_has_begun() -> None:
     """The holder of the duty would wait for a load, or an operation, that nobody goes on with."""
-    monkeypatch.setattr(service_turns, "STANDBY", 1e9)
     shared = Counted(is_shared=True, halves=2)
     turns = ServiceTurns([shared], lambda: False)
     assert [turns.run_due() > 1, shared.ticks] == [False, 1]
@@ -183,44 +184,22 @@ def test_a_process_without_the_duty_ends_what_it_has_begun(monkeypatch: pytest.M
     assert shared.ticks == 3
 
 
-# --- services that take turns -----------------------------------------------------------------------------------------
-
-
-class Writer(Service):
-    """Changes a row that a frozen process has locked."""
-
-    name = "writer"
-
-    def __init__(self) -> None:
-        self.written = 0
-
-    def tick(self) -> float:
-        with writing(DB):
-            Queue.objects.filter(name="locked").update(reason="written")
-        self.written += 1
-        return 0.0
-
-
-class Other(Service):
-    name = "other"
-    ticks = 0
-
-    def tick(self) -> float:
-        self.ticks += 1
-        return 60.0
-
-
 @pytest.mark.postgresql("SQLite has one lock, and a timeout for it")
 def test_a_lock_that_a_frozen_process_holds_stops_no_other_service(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(service_turns, "LOCK_TIMEOUT", 50)
     Queue.objects.create(name="locked")
-    writer, other = Writer(), Other()
+
+    def write() -> None:
+        with writing(DB):
+            Queue.objects.filter(name="locked").update(reason="written")
+
+    writer, other = Counted("writer", act=write), Counted("other")
     with unfinished(lambda: Queue.objects.filter(name="locked").update(reason="frozen")) as thaw:
         ServiceTurns([writer, other]).run_due()
         assert not thaw.is_set()
-        assert (writer.written, other.ticks) == (0, 1)
+        assert (writer.ticks, other.ticks) == (0, 1)
     assert "The writer failed and is tried again" in caplog.text
     ServiceTurns([writer]).run_due()
-    assert writer.written == 1
+    assert writer.ticks == 1

@@ -97,27 +97,24 @@ if connection.vendor == "postgresql":
 FORMS = ["text", "bytes", "composed"]
 
 
-def test_a_transactional_handler_cannot_end_its_transaction_by_hand(worker: Start) -> None:
-    worker("--threads", "1")
+def test_a_transactional_handler_cannot_end_its_transaction_by_hand_and_savepoints_are_its_own(worker: Start) -> None:
+    there = worker("--threads", "1")
+    savepoints = wait_until(schedule_message("h.savepoints"), State.CONSUMED)
+    assert there.count("ERROR") == 0
     messages = schedule_messages(
         {"topic": "h.ends_its_transaction", "payload": {"sql": sql, "then_fails": then_fails}}
         for sql in ENDS
         for then_fails in (False, True)
     )
-    after = schedule_message("t.tx")
+    # It swallows the refusal, which changes nothing.
+    swallows, after = schedule_message("h.ends_it_twice"), schedule_message("t.tx")
     for message in messages:
         wait_until(message, State.DEAD)
         assert "is ended by the worker" in log_of(message)[-1].error, message.payload
         assert message.deliveries == 2
+    assert wait_until(swallows, State.CONSUMED).deliveries == 2
     wait_until(after, State.CONSUMED)
-    assert effects_per_message() == once_each([after])
-
-
-def test_a_refused_commit_that_is_swallowed_changes_nothing(worker: Start) -> None:
-    worker("--threads", "1")
-    message = wait_until(schedule_message("h.ends_it_twice"), State.CONSUMED)
-    assert message.deliveries == 2
-    assert effects_per_message() == once_each([message])
+    assert effects_per_message() == once_each([savepoints, swallows, after])
 
 
 @on_postgresql
@@ -131,13 +128,6 @@ def test_a_commit_on_the_drivers_own_connection_harms_no_other_message(worker: S
         found = effects_per_message()
         assert (found[returned.pk], found[after.pk]) == (1, 1)
     assert there.count("died") == 0
-
-
-def test_savepoints_are_a_transactional_handlers_own(worker: Start) -> None:
-    there = worker("--threads", "1")
-    message = wait_until(schedule_message("h.savepoints"), State.CONSUMED)
-    assert effects_per_message() == once_each([message])
-    assert there.count("ERROR") == 0
 
 
 BROKEN = ["h.set_rollback", "h.closes_tx", "h.closes_raw_tx"]
@@ -228,7 +218,6 @@ def test_whatever_is_raised_ends_its_message_with_a_reason_and_harms_no_thread(w
         assert len(end.traceback) < 100_000
     assert not Effect.objects.exists()
     # Both threads still exist.
-    wait_until(schedule_message("t.tx"), State.CONSUMED)
     gates = schedule_messages({"topic": "t.sleep", "payload": {"seconds": 0.5}} for _ in range(2))
     for gate in gates:
         wait_until(gate, State.CONSUMED)
@@ -236,13 +225,10 @@ def test_whatever_is_raised_ends_its_message_with_a_reason_and_harms_no_thread(w
     assert there.count("died") == 0
     assert there.count("CRITICAL") == 0
     assert "no words" not in there.log
-
-
-def test_a_retry_policy_that_fails_on_a_hostile_error_does_not_decide(worker: Start) -> None:
-    worker("--threads", "1")
-    message = schedule_message("h.bad_policy")
-    eventually(lambda: log_of(message)[-1].error, "its failure is recorded")
-    message.refresh_from_db()
-    assert message.state == State.SCHEDULED
-    assert message.due_at > log_of(message)[-1].at
+    # A retry policy that fails on such an error does not decide.
+    unanswered = schedule_message("h.bad_policy")
+    eventually(lambda: log_of(unanswered)[-1].error, "its failure is recorded")
+    unanswered.refresh_from_db()
+    assert unanswered.state == State.SCHEDULED
+    assert unanswered.due_at > log_of(unanswered)[-1].at
     wait_until(schedule_message("t.tx"), State.CONSUMED)

@@ -12,10 +12,11 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from django.db import OperationalError
+from django.db import OperationalError, connections
 
 from django_delayq.core.states import State
 from django_delayq.core.worker_options import Options
@@ -35,11 +36,17 @@ from django_delayq.worker.processes.supervisor import HUNG, STALE_AFTER, Supervi
 from django_delayq.worker.run.recorder import Recorder
 from django_delayq.worker.upkeep.heartbeat import HeartbeatFile
 from tests.support.claims import DB, claimed, state
-from tests.support.workers import PATIENCE, ROOT, eventually
+from tests.support.forks import forked
+from tests.support.workers import PATIENCE, eventually
 
 LEASE = max(handler.lease for handler in registry.handlers().values())
 GRACEFUL = 10.0
 LIMIT = int(HUNG + 2 * (LEASE + GRACEFUL))
+
+
+def child(pid: int, page: BegunPage | None = None) -> Child:
+    """Return a worker process as its supervisor sees it."""
+    return Child(pid, f"host/{pid}", time.monotonic(), page or BegunPage(1))
 
 
 @pytest.fixture
@@ -56,16 +63,16 @@ def page() -> BegunPage:
 
 @pytest.fixture
 def supervisor(process: subprocess.Popen[bytes], page: BegunPage) -> Supervisor:
-    made = Supervisor(Options("default", graceful_timeout=GRACEFUL))
-    made.children[process.pid] = Child(process.pid, "host/1", time.monotonic(), page)
+    made = Supervisor(Options(DB, graceful_timeout=GRACEFUL))
+    made.children[process.pid] = child(process.pid, page)
     return made
 
 
 def ended(supervisor: Supervisor, pid: int, code: int) -> None:
     """Have a child end in order, with this exit code."""
-    page = BegunPage(1)
-    page.ended = True
-    supervisor._handle_death(Child(pid, f"host/{pid}", time.monotonic(), page), code)
+    dead = child(pid)
+    dead.page.end()
+    supervisor._handle_death(dead, code)
 
 
 def test_a_child_that_shows_no_life_is_killed_and_not_from_outside(
@@ -77,12 +84,8 @@ def test_a_child_that_shows_no_life_is_killed_and_not_from_outside(
     supervisor._kill_hung(1.0)
     supervisor._kill_hung(1.0)
     supervisor._handle_death(supervisor.children[process.pid], process.wait(60))
-    other = Child(0, "host/2", time.monotonic(), page)
-    supervisor._handle_death(other, -signal.SIGKILL)
-    assert [(dead.name, dead.death.by_kill) for dead in supervisor.releases.waiting] == [
-        ("host/1", False),
-        ("host/2", True),
-    ]
+    supervisor._handle_death(child(0), -signal.SIGKILL)
+    assert [dead.death.by_kill for dead in supervisor.releases.waiting] == [False, True]
 
 
 def test_a_child_that_ends_for_a_stuck_handler_has_its_successor_at_once(supervisor: Supervisor) -> None:
@@ -102,60 +105,30 @@ def test_a_child_that_shows_life_is_not_killed_although_its_supervisor_sleeps_in
     assert process.poll() is None
 
 
-PREAMBLE = """
-import errno
-import gc
-import os
-import signal
-import sys
-import time
+def supervise(kind: type[Supervisor] = Supervisor, **options: Any) -> None:
+    """Run a supervisor of one process in a process of its own, and see that it ends in order."""
 
-import django
+    def run() -> bool:
+        # As when Python begins.
+        gc.set_threshold(700, 11, 12)
+        return kind(Options(DB, processes=1, **options)).run() == 0
 
-django.setup()
-
-from django_delayq.core.worker_options import Options
-from django_delayq.worker.processes import process, supervisor
-
-"""
+    connections.close_all()
+    with forked(run):
+        pass
 
 
-def execute(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a program that is a supervisor."""
-    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", PREAMBLE + program, *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, timeout=PATIENCE, text=True, check=False)
+@pytest.mark.django_db(transaction=True)
+def test_a_worker_process_looks_less_often_for_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
 
+    def tell(self: WorkerProcess, watch: object) -> int:
+        os.write(writing, f"{gc.get_threshold()} {gc.get_freeze_count() > 10_000}".encode())
+        return 0
 
-DYING = """
-def die(self, page, run):
-    page.show_life(time.monotonic())
-    return 1
-
-
-supervisor.Supervisor._be_child = die
-options = Options("default", max_runtime=5.0, processes=1, heartbeat_file=sys.argv[1])
-sys.exit(supervisor.Supervisor(options).run())
-"""
-
-
-COLLECTING = """
-gc.set_threshold(700, 11, 12)
-
-
-def run(self, watch):
-    print(gc.get_threshold(), gc.get_freeze_count() > 10_000, flush=True)
-    return 0
-
-
-process.WorkerProcess.run = run
-sys.exit(supervisor.Supervisor(Options("default", max_runtime=0.0, processes=1)).run())
-"""
-
-
-def test_a_worker_process_looks_less_often_for_garbage() -> None:
-    ran = execute(COLLECTING)
-    assert ran.stdout.splitlines()[0] == "(5000, 11, 12) True", ran.stderr
+    monkeypatch.setattr(WorkerProcess, "run", tell)
+    supervise(max_runtime=0.0)
+    assert os.read(reading, 100) == b"(5000, 11, 12) True"
 
 
 @pytest.mark.parametrize("chosen", [0, 9000])
@@ -165,34 +138,32 @@ def test_a_project_chooses_how_often_its_workers_look_for_garbage(monkeypatch: p
     collect_less_often()
 
 
+@pytest.mark.django_db(transaction=True)
 def test_a_worker_whose_processes_die_at_once_ends_at_its_max_runtime_and_shows_no_life(tmp_path: Path) -> None:
-    heartbeat = tmp_path / "heartbeat"
-    ran = execute(DYING, str(heartbeat))
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stderr.count("died") > 2
+    heartbeat, deaths = tmp_path / "heartbeat", tmp_path / "deaths"
+
+    class Dying(Supervisor):
+        def _be_child(self, page: BegunPage, run: str) -> int:
+            with deaths.open("a") as file:
+                file.write("died\n")
+            page.set(time.monotonic())
+            return 1
+
+    supervise(Dying, max_runtime=5.0, heartbeat_file=str(heartbeat))
+    assert deaths.read_text().count("died") > 2
     # At most once: before the second death nobody knows that they die.
     assert not heartbeat.exists() or time.time() - heartbeat.stat().st_mtime > 1.0
 
 
-STOPPED_EARLY = """
-class Process(supervisor.WorkerProcess):
-    def __init__(self, *arguments):
-        os.kill(os.getppid(), signal.SIGTERM)
-        until = time.monotonic() + 30
-        while not parent._signals and time.monotonic() < until:
-            time.sleep(0.01)
-        super().__init__(*arguments)
-
-
-supervisor.WorkerProcess = Process
-parent = supervisor.Supervisor(Options("default", processes=1, graceful_timeout=600.0))
-sys.exit(parent.run())
-"""
-
-
+@pytest.mark.django_db(transaction=True)
 def test_a_process_that_is_told_to_end_while_it_is_made_ends() -> None:
-    ran = execute(STOPPED_EARLY)
-    assert ran.returncode == 0, ran.stderr
+    class Stopped(Supervisor):
+        def _be_child(self, page: BegunPage, run: str) -> int:
+            os.kill(os.getppid(), signal.SIGTERM)
+            eventually(lambda: self._signals, "the supervisor has passed the signal on")
+            return super()._be_child(page, run)
+
+    supervise(Stopped, graceful_timeout=600.0)
 
 
 def test_a_child_that_does_not_end_is_killed_and_that_is_told_once(
@@ -201,43 +172,37 @@ def test_a_child_that_does_not_end_is_killed_and_that_is_told_once(
     for _time in range(2):
         supervisor._kill()
     assert process.wait(PATIENCE) == -signal.SIGKILL
-    assert caplog.text.count("Worker process host/1 has not ended, and is killed") == 1
+    assert caplog.text.count("has not ended, and is killed") == 1
 
 
-def test_the_heartbeat_file_waits_for_the_first_turn_of_a_process(supervisor: Supervisor, tmp_path: Path) -> None:
-    heartbeat = tmp_path / "heartbeat"
-    supervisor.heartbeat_file = HeartbeatFile(str(heartbeat))
-    (child,) = supervisor.children.values()
-    supervisor._touch_heartbeat()
-    assert not heartbeat.exists()
-    child.page.show_life(time.monotonic())
-    supervisor._touch_heartbeat()
-    assert heartbeat.exists()
-
-
-def test_a_process_that_begins_in_the_place_of_another_keeps_no_worker_from_showing_life(
+def test_a_worker_shows_life_while_its_processes_make_turns_that_have_begun_to(
     supervisor: Supervisor, page: BegunPage, tmp_path: Path
 ) -> None:
     """A function with ``@worker_started`` may take minutes."""
     heartbeat = tmp_path / "heartbeat"
     supervisor.heartbeat_file = HeartbeatFile(str(heartbeat))
-    page.show_life(time.monotonic())
-    supervisor.children[1] = successor = Child(1, "host/2", time.monotonic(), BegunPage(1))
-    supervisor._touch_heartbeat()
-    assert heartbeat.exists()
-    heartbeat.unlink()
-    successor.page.show_life(time.monotonic() - STALE_AFTER)
-    supervisor._touch_heartbeat()
-    assert not heartbeat.exists()
+
+    def shows_life() -> bool:
+        heartbeat.unlink(missing_ok=True)
+        supervisor._touch_heartbeat()
+        return heartbeat.exists()
+
+    assert not shows_life()
+    page.set(time.monotonic())
+    assert shows_life()
+    supervisor.children[1] = successor = child(1)
+    assert shows_life()
+    successor.page.set(time.monotonic() - STALE_AFTER)
+    assert not shows_life()
 
 
 def test_a_child_that_has_delivered_its_messages_has_no_successor(monkeypatch: pytest.MonkeyPatch) -> None:
-    supervisor = Supervisor(Options("default", processes=2, max_messages=5))
+    supervisor = Supervisor(Options(DB, processes=2, max_messages=5))
     started: list[str] = []
 
     def fork() -> None:
         started.append("child")
-        supervisor.children[9] = Child(9, "host/9", time.monotonic(), BegunPage(1))
+        supervisor.children[9] = child(9)
 
     monkeypatch.setattr(supervisor, "_fork", fork)
     ended(supervisor, 1, EXHAUSTED)
@@ -255,8 +220,8 @@ def test_a_child_that_has_delivered_its_messages_has_no_successor(monkeypatch: p
 def test_a_child_that_somebody_ended_before_the_runtime_was_over_has_a_successor(
     monkeypatch: pytest.MonkeyPatch, max_runtime: float, successors: int
 ) -> None:
-    supervisor = Supervisor(Options("default", processes=2, max_runtime=max_runtime))
-    supervisor.children[9] = other = Child(9, "host/9", time.monotonic(), BegunPage(1))
+    supervisor = Supervisor(Options(DB, processes=2, max_runtime=max_runtime))
+    supervisor.children[9] = other = child(9)
     monkeypatch.setattr(Child, "send", lambda self, number: None)
     monkeypatch.setattr(supervisor, "_fork", lambda: supervisor.children.update({1: other}))
     ended(supervisor, 1, 0)
@@ -268,7 +233,7 @@ def test_a_child_that_somebody_ended_before_the_runtime_was_over_has_a_successor
 def test_a_fork_that_the_system_refuses_is_tried_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    supervisor = Supervisor(Options("default", processes=1))
+    supervisor = Supervisor(Options(DB, processes=1))
     refusing = BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
     monkeypatch.setattr(os, "fork", Mock(side_effect=refusing))
     for _time in range(3):
@@ -281,7 +246,7 @@ def test_a_fork_that_the_system_refuses_is_tried_again(
 def test_claims_that_wait_for_the_database_are_told_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    supervisor = Supervisor(Options("default"))
+    supervisor = Supervisor(Options(DB))
     monkeypatch.setattr(crashes, "release_worker", Mock(side_effect=OperationalError("gone")))
     ended(supervisor, 1, BROKEN)
     for _time in range(3):
@@ -317,34 +282,32 @@ def _reap_releaser(supervisor: Supervisor) -> None:
 
 
 def test_no_more_spent_children_finish_than_children_work() -> None:
-    supervisor = Supervisor(Options("default", processes=2, max_tasks_per_child=1))
+    supervisor = Supervisor(Options(DB, processes=2, max_tasks_per_child=1))
     assert supervisor.options.most_processes == 5
-    pages = {pid: BegunPage(1) for pid in range(5)}
-    for pid in range(3):
-        supervisor.children[pid] = Child(pid, f"host/{pid}", time.monotonic(), pages[pid])
-        pages[pid].spent = True
+    supervisor.children = {pid: child(pid) for pid in range(4)}
+    *spent, alone = (one.page for one in supervisor.children.values())
+    for page in spent:
+        page.spent = True
     supervisor._replace_in_order()
-    assert [pages[pid].replaced for pid in range(3)] == [True, True, False]
+    assert [page.replaced for page in (*spent, alone)] == [True, True, False, False]
     # A message that runs alone has a place of its own.
-    supervisor.children[3] = Child(3, "host/3", time.monotonic(), pages[3])
-    pages[3].suspect_since = time.monotonic() - 60.0
+    alone.suspect_since = time.monotonic() - 60.0
     supervisor._replace_in_order()
-    assert pages[3].replaced
+    assert alone.replaced
     del supervisor.children[0]
     supervisor._replace_in_order()
-    assert pages[2].replaced
+    assert spent[2].replaced
 
 
 def test_a_child_that_ends_after_it_was_replaced_is_no_crash(
     supervisor: Supervisor, process: subprocess.Popen[bytes], page: BegunPage, caplog: pytest.LogCaptureFixture
 ) -> None:
     supervisor.options = supervisor.options._replace(max_runtime=3600.0)
-    (child,) = supervisor.children.values()
     page.spent = True
     page.replaced = True
     page.ended = True
     for _time in range(3):
-        supervisor._handle_death(child, 0)
+        supervisor._handle_death(supervisor.children[process.pid], 0)
     assert (supervisor._quick_deaths, supervisor._start_after, supervisor.releases.waiting) == (0, 0.0, [])
     assert not supervisor._stopping
     assert not caplog.records
