@@ -91,9 +91,12 @@ def test_a_lease_that_ran_out_is_ended_only_when_it_is_still_over_later(
     assert (state(one), parts.reaper.is_confirming) == (State.RUNNING, False)
 
 
-def test_a_process_without_the_duty_looks_again_at_leases_that_ran_out(reaper: Reaper) -> None:
+def test_a_process_without_the_duty_looks_again_at_leases_that_ran_out(
+    reaper: Reaper, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The holder of the duty may live and do nothing. And a look of two minutes ago would confirm a lease that was
     renewed meanwhile."""
+    monkeypatch.setattr(reaper, "confirm_after", 0.001)
     (one,) = expired("t.ok")
     turns = ServiceTurns([reaper], lambda: False)
     assert turns.run_due() < 1.0
