@@ -292,7 +292,7 @@ def test_a_payload_that_the_caller_changes_later_stays_in_the_message_as_it_was(
 def test_many_messages_are_written_in_their_order_with_all_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduling, "INSERTED_TOGETHER", 20)
     monkeypatch.setattr(scheduling, "COLLECTED_TOGETHER", 90)
-    monkeypatch.setattr(new_messages.ManyChecks, "_MOST_KINDS", 120)
+    monkeypatch.setattr(scheduling.ManyChecks, "_MOST_KINDS", 120)
     wanted: list[MessageDict] = [
         {"topic": TOPIC, "payload": number, "priority": number % 7, "delay": 60 + number} for number in range(203)
     ]

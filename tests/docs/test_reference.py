@@ -200,7 +200,7 @@ LISTS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "checks": (
         listed("reference/checks"),
-        checks_of("delayq", checks, conf, setting, backend) | checks_of("delayq_recurring", recurring_checks),
+        checks_of("delayq", checks, conf, immediate, backend) | checks_of("delayq_recurring", recurring_checks),
     ),
     "record: Message": (listed("reference/record", "\nMessage\n===", "\nTransition\n==="), columns(Message)),
     "record: Transition": (listed("reference/record", "\nTransition\n==="), columns(Transition)),

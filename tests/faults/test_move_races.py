@@ -13,6 +13,7 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from django_delayq import (
+    Answer,
     KeyConflict,
     OnConflict,
     Verdict,
@@ -89,6 +90,10 @@ def fresh(message: Message) -> Message:
 
 def assert_the_log_tells_the_whole_story(message: Message) -> None:
     assert no_path(fresh(message), log_of(message)) == []
+
+
+def cancel_and_claim(message: Message) -> tuple[Answer, list[Claimed]]:
+    return cancel_message(message), claim(message, worker="after")
 
 
 def test_no_delivery_starts_after_a_cancel_was_answered(together: Together) -> None:

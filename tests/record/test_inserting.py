@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from psycopg.pq import TransactionStatus
 
 from django_delayq import schedule_message
-from django_delayq.api.new_messages import checked
+from django_delayq.api.scheduling import checked
 from django_delayq.models import Message
 from django_delayq.project import validation
 from django_delayq.record import transitions

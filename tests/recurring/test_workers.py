@@ -79,7 +79,7 @@ def test_cron_alone_makes_the_messages_of_schedules_and_deletes_old_ones(code: l
 
 def test_cron_alone_makes_all_that_was_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(services, "ADVANCED_TOGETHER", 3)
-    monkeypatch.setattr("django_delayq.recurring.occurrences.MADE_TOGETHER", 3)
+    monkeypatch.setattr("django_delayq.recurring.schedules.MADE_TOGETHER", 3)
     for number in range(5):
         create_schedule(f"s{number}", "t.ok", every="1m", missed="all")
     Schedule._base_manager.update(last_at=timezone.now() - timedelta(minutes=5, seconds=1))

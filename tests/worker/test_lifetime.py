@@ -64,7 +64,7 @@ def test_a_process_claims_its_share_asks_once_for_a_successor_and_goes_on_if_non
     assert process.budget.grant(100) == 5
     process.budget.count(5)
     assert (process.page.spent, process.times) == (True, 2)
-    process.page.replace()
+    process.page.replaced = True
     process.wait()
     assert (process.budget.check(), process.budget.grant(1)) == (False, 0)
 

@@ -163,7 +163,7 @@ def test_deliveries_queued_behind_a_handler_that_turned_out_slow_are_released(
     parts = assembled(max_messages=3)
     pool, budget = parts.pool, parts.budget
     budget.count(3)
-    pool.threads._mean.seconds = 0.0001
+    pool.threads._mean = 0.0001
     assert pool.threads.size > 2
     pool.submit([first, *others])
     # As if a thread had it.

@@ -71,7 +71,7 @@ def supervisor(process: subprocess.Popen[bytes], page: BegunPage) -> Supervisor:
 def ended(supervisor: Supervisor, pid: int, code: int) -> None:
     """Have a child end in order, with this exit code."""
     dead = child(pid)
-    dead.page.end()
+    dead.page.ended = True
     supervisor._handle_death(dead, code)
 
 
@@ -146,7 +146,7 @@ def test_a_worker_whose_processes_die_at_once_ends_at_its_max_runtime_and_shows_
         def _be_child(self, page: BegunPage, run: str) -> int:
             with deaths.open("a") as file:
                 file.write("died\n")
-            page.set(time.monotonic())
+            page.show_life(time.monotonic())
             return 1
 
     supervise(Dying, max_runtime=5.0, heartbeat_file=str(heartbeat))
@@ -188,11 +188,11 @@ def test_a_worker_shows_life_while_its_processes_make_turns_that_have_begun_to(
         return heartbeat.exists()
 
     assert not shows_life()
-    page.set(time.monotonic())
+    page.show_life(time.monotonic())
     assert shows_life()
     supervisor.children[1] = successor = child(1)
     assert shows_life()
-    successor.page.set(time.monotonic() - STALE_AFTER)
+    successor.page.show_life(time.monotonic() - STALE_AFTER)
     assert not shows_life()
 
 

@@ -12,6 +12,8 @@ from django_delayq.console.admin import (
     action_pages,
     audit_pages,
     dead_letters_page,
+    health_page,
+    message_list,
     message_page,
     panels,
     queue_pages,
@@ -81,8 +83,8 @@ def slow_searches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def limit_time(patch: pytest.MonkeyPatch, milliseconds: int) -> None:
     """Set the time limits of the pages."""
-    pages = (action_pages, addresses, audit_pages, message_page, panels, preview, queue_pages, restore_page)
-    for module in (*pages, dead_letters_page, failures, language, listing):
+    pages = (action_pages, audit_pages, dead_letters_page, health_page, message_list, message_page, queue_pages)
+    for module in (*pages, panels, language, listing):
         names = [name for name in vars(module) if name.endswith("TIMEOUT_MS")]
         assert names
         for name in names:

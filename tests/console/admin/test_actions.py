@@ -131,8 +131,7 @@ def test_what_cannot_be_counted_in_time_is_not_changed(chief: Client, monkeypatc
 
 def test_more_messages_than_an_operation_takes_are_refused(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     samples.many(3)
-    for module in (preview, action_pages):
-        monkeypatch.setattr(module, "MOST_MESSAGES", 2)
+    monkeypatch.setattr(action_pages, "MOST_MESSAGES", 2)
     asked = ask_for_search(chief, "cancel", "is:live")
     assert "An operation takes 2 messages at most." in samples.text(asked)
     assert 'name="token"' not in asked.content.decode()

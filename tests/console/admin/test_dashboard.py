@@ -24,7 +24,7 @@ from django_delayq.console.models import Rollup
 from django_delayq.console.statements import TooSlow
 from django_delayq.console.statistics import throughput, upcoming
 from django_delayq.core import bounds, clock
-from django_delayq.inspector import snapshot, worker_list
+from django_delayq.inspector import stats, worker_list
 from django_delayq.inspector.numbers import Capped, total
 from django_delayq.models import Message
 from django_delayq.record import transitions

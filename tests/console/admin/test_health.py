@@ -17,7 +17,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from django_delayq.broker.redis import RedisBroker
-from django_delayq.console.admin import panels, restore_page
+from django_delayq.console.admin import health_page, panels
 from django_delayq.console.models import AuditEvent, Operation, OperationState
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
@@ -328,7 +328,7 @@ def test_a_preview_that_takes_too_long_says_so(restorer: Client, monkeypatch: py
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_sleep(30)")
 
-    monkeypatch.setattr(restore_page, "PREVIEW_TIMEOUT_MS", 20)
+    monkeypatch.setattr(health_page, "PREVIEW_TIMEOUT_MS", 20)
     monkeypatch.setattr(Restore, "preview", sleep)
     page = restorer.get(url("restore"))
     assert "could not be counted" in text(page)

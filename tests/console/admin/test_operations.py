@@ -154,7 +154,7 @@ def test_two_workers_never_do_one_operation_at_once() -> None:
     assert step(operation, "w1")
     # No lease is so long: the clock of its worker was ahead.
     ahead = transitions.now(samples.DB) + timedelta(days=1)
-    Operation.objects.filter(pk=operation.pk).update(leased_until=lifecycle.lease_from(ahead))
+    Operation.objects.filter(pk=operation.pk).update(leased_until=work.lease_from(ahead))
     assert lifecycle.lease_next(samples.DB, "w3") == operation
 
 
