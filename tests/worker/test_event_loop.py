@@ -531,7 +531,10 @@ def test_a_dirty_connection_of_a_sync_call_is_closed_before_another_handler_gets
     assert f"The handler of topic {TOPIC} left a database connection" in text
 
 
-def test_a_delivery_ends_only_when_its_sync_calls_have_ended(parts: Parts, submit: Run) -> None:
+def test_a_delivery_ends_only_when_its_sync_calls_have_ended(
+    parts: Parts, submit: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_delayq.worker.run.pool.STUCK_AFTER", 0.1)
     calling, release = threading.Event(), threading.Event()
     queued: list[int] = []
 
