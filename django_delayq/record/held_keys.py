@@ -15,6 +15,7 @@ from ..core.states import FINAL, LIVE, State
 from ..models import Message
 from ..models.messages import HOLDS_KEY, WAITS_AGAIN
 from .sql import statements
+from .sql.expressions import HasKey
 from .sql.moves import locked, writing
 
 # Rows that one statement looks for at most.
@@ -61,7 +62,7 @@ def lock_keys(using: str, keys: Iterable[Key], changing: Collection[Key]) -> set
     for topic, some in by_topic.items():
         for part in chunks(sorted(some), ROWS_TOGETHER):
             for where in (HOLDS_KEY, WAITS_AGAIN):
-                rows = Message.objects.using(using).filter(where, topic=topic, key__in=part).order_by()
+                rows = Message.objects.using(using).filter(where, HasKey(part), topic=topic).order_by()
                 for message in rows.only("key", "state"):
                     held = (topic, message.key or "")
                     taken.add(held)
