@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from types import SimpleNamespace
@@ -207,6 +210,31 @@ def test_a_receiver_that_takes_its_time_holds_up_neither_outcomes_nor_upkeep(
         may_end.set()
         sender.join(60)
     assert told == [one.id, other.id, late.pk]
+
+
+class Payload(dict[str, Any]):
+    """A payload to which a weak reference is possible."""
+
+
+def test_successes_that_wait_for_slow_receivers_keep_no_payload_in_memory(
+    parts: Parts, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Otherwise the writer of the log keeps the last ones.
+    caplog.set_level(logging.WARNING, "django_delayq")
+    may_end, sender = threading.Event(), parts.recorder.sender
+    sender.start()
+    deliveries = claimed("t.ok", "t.ok")
+    for delivery in deliveries:
+        delivery.payload = Payload()
+    kept = [weakref.ref(delivery.payload) for delivery in deliveries]
+    del delivery
+    with receiving(lambda **facts: may_end.wait(PATIENCE), signals.message_succeeded):
+        while deliveries:
+            parts.recorder.submit(deliveries.pop(), Ack(), "worker:w")
+        assert parts.recorder.flush(60)
+        eventually(lambda: gc.collect() >= 0 and [one() for one in kept] == [None, None], "both are forgotten")
+        may_end.set()
+        sender.finish(60)
 
 
 def test_no_message_is_taken_while_receivers_are_far_behind(

@@ -121,10 +121,15 @@ def log_success(delivery: Delivery) -> None:
     logger.log(success_level(), line, extra={"delayq_event": "consumed", "delayq": facts})
 
 
+def emission(signal: Signal, delivery: Delivery, **facts: Any) -> Callable[[], object]:
+    """Return what sends a signal about a delivery. It keeps no delivery: thousands of payloads may be large."""
+    facts |= signals.message_arguments(delivery, delivery.using)
+    return partial(signals.emit, signal, Message, delivery=delivery.deliveries, **facts)
+
+
 def emit(signal: Signal, delivery: Delivery, **facts: Any) -> None:
     """Send a signal about a delivery."""
-    facts |= signals.message_arguments(delivery, delivery.using)
-    signals.emit(signal, Message, delivery=delivery.deliveries, **facts)
+    emission(signal, delivery, **facts)()
 
 
 def guard_log() -> None:

@@ -28,7 +28,7 @@ from ...record.sql.rows import Failure, LeaseRenewal, Moved, Success
 from ...record.sql.troubles import in_words
 from ..parts import connections
 from ..parts.delivery import Delivery
-from ..parts.reporting import OutcomeLog, SignalSender, emit, publish_scheduled, report_failure, try_to
+from ..parts.reporting import OutcomeLog, SignalSender, emission, publish_scheduled, report_failure, try_to
 from ..parts.service_turns import ServiceTurns, backoff
 
 logger = logging.getLogger("django_delayq")
@@ -248,7 +248,7 @@ class Recorder(threading.Thread):
         self.extensions.consumed(deliveries)
         self.log.consumed(deliveries)
         for delivery in deliveries if signals.message_succeeded.receivers else ():
-            self.sender.send(partial(emit, signals.message_succeeded, delivery, runtime=delivery.runtime))
+            self.sender.send(emission(signals.message_succeeded, delivery, runtime=delivery.runtime))
 
     def _without_refused(
         self, batch: Sequence[Ended], acks: Sequence[Success], consumed: set[int], again: bool

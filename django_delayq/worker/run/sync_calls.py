@@ -158,18 +158,17 @@ class SyncCalls(Executor):
         self._started = _Thread(name=f"delayq-sync-{threads}")
         self._other = _OtherExecutor(MOST_OTHER_THREADS, thread_name_prefix="delayq-other")
         loop.set_default_executor(self._other)
-        # By this object asgiref finds the executor of a context.
-        self._context = ThreadSensitiveContext()
-        executors = getattr(SyncToAsync, "context_to_thread_executor", None)
-        self._has_executors = executors is not None
-        if executors is not None:
-            executors[self._context] = self
 
     def enter(self) -> None:
         """Have the sync calls in this context, which is that of the loop, made by these threads."""
         _caller.set(Caller("A function with @worker_started", self._started))
-        if self._has_executors:
-            SyncToAsync.thread_sensitive_context.set(self._context)
+        executors = getattr(SyncToAsync, "context_to_thread_executor", None)
+        if executors is not None:
+            # By this object asgiref finds the executor of a context. Only contexts hold it: what is found by it must
+            # not, for asgiref forgets that when the object is gone.
+            context = ThreadSensitiveContext()
+            executors[context] = self
+            SyncToAsync.thread_sensitive_context.set(context)
 
     @staticmethod
     def enter_delivery(delivery: Delivery) -> Caller:
