@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from .project.registry import Delivered, HandlerFunction, RegisteredHandler, handler
     from .record.transitions import Answer
 
-__version__ = "0.1.0"
+__version__ = "0.9.0"
 
 # The names are loaded at first use: importing the package must not import models before the apps are ready.
 _HOMES = {
