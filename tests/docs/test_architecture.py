@@ -1,4 +1,4 @@
-"""The files, functions, Redis keys and threads that ARCHITECTURE.rst names exist."""
+"""The files and functions that the pages for developers name exist; so do the Redis keys, the threads and the parts of a decision."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from django_delayq.broker.redis import META_FIELDS
 
 PACKAGE = Path(django_delayq.__file__).parent
 ROOT = PACKAGE.parent
-TEXT = (ROOT / "ARCHITECTURE.rst").read_text(encoding="utf-8")
-LITERALS = re.findall(r"``([^`]+)``", TEXT)
+THREADS = ROOT / "docs/explanation/threads.rst"
+KEYS = ROOT / "docs/reference/redis-keys.rst"
+DECISIONS = sorted(path for path in (ROOT / "docs/explanation/decisions").glob("*.rst") if path.stem != "index")
+PAGES = [ROOT / "ARCHITECTURE.rst", THREADS, *DECISIONS]
+LITERALS = [text for page in PAGES for text in re.findall(r"``([^`]+)``", page.read_text(encoding="utf-8"))]
 # ``worker/run/pool.py:Pool.submit`` and ``worker/run/pool.py``
 PLACES = sorted({text for text in LITERALS if re.fullmatch(r"[\w/]+\.py:[\w.]+", text)})
 FILES = sorted({text for text in LITERALS if re.fullmatch(r"[\w/-]+\.(py|lua|rst|toml)", text)})
@@ -50,9 +53,10 @@ def test_every_file_that_is_named_exists(file: str) -> None:
 
 
 def test_every_redis_key_is_named_with_all_its_fields() -> None:
-    named = set(re.findall(r"``(\{N\}:[\w:]+)``", TEXT))
-    assert named == set(astuple(keys("N", "Q")))
-    assert {field for field in META_FIELDS if f"``{field}``" not in TEXT} == set()
+    text = KEYS.read_text(encoding="utf-8")
+    named = set(re.findall(r"``(\{delayq\}:[\w:]+)``", text))
+    assert named == set(astuple(keys("delayq", "mail")))
+    assert {field for field in META_FIELDS if f"``{field}``" not in text} == set()
 
 
 def test_every_thread_that_is_named_exists_and_none_is_missing() -> None:
@@ -61,5 +65,20 @@ def test_every_thread_that_is_named_exists_and_none_is_missing() -> None:
     made |= {
         name.rstrip("-") for source in sources for name in re.findall(r"name(?:_prefix)?=f?\"(delayq-[\w-]+)", source)
     }
-    named = {name.removesuffix("-N") for name in re.findall(r"^``(delayq-[\w-]+)``", TEXT, re.M)}
+    text = THREADS.read_text(encoding="utf-8")
+    named = {name.removesuffix("-N") for name in re.findall(r"^``(delayq-[\w-]+)``", text, re.M)}
     assert made == named
+
+
+@pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.stem)
+def test_a_decision_has_a_date_and_says_what_was_dropped(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert re.search(r"^:Date: 20\d\d-\d\d-\d\d$", text, re.M)
+    assert re.findall(r"^\*\*(\w+)\.\*\*", text, re.M) == ["Context", "Choice", "Dropped"]
+
+
+def test_decisions_are_listed_once_each_with_the_newest_first() -> None:
+    listed = re.findall(r"^   ([\w-]+)$", (DECISIONS[0].parent / "index.rst").read_text(encoding="utf-8"), re.M)
+    assert sorted(listed) == [page.stem for page in DECISIONS]
+    dates = {page.stem: re.findall(r"^:Date: (.+)$", page.read_text(encoding="utf-8"), re.M)[0] for page in DECISIONS}
+    assert [dates[name] for name in listed] == sorted(dates.values(), reverse=True)
