@@ -113,6 +113,8 @@ def remaining(version: str, missing: Iterable[str]) -> Iterator[str]:
         yield "Give pyproject.toml its [project.urls], and the picture of the README its address, once they exist."
     if not re.search(rf"^{re.escape(version)} \(\d{{4}}-\d\d-\d\d\)$", changelog, re.MULTILINE):
         yield f"Choose the version (it is {version}), and give CHANGELOG.rst a section named 'VERSION (YYYY-MM-DD)'."
+    if "(to be filled in)" in (ROOT / "CONTRIBUTING.rst").read_text(encoding="utf-8"):
+        yield "Name the maintainers, in CONTRIBUTING.rst and in .github/CODEOWNERS."
     if migrations.released(ROOT) != migrations.digests(ROOT):
         yield "Freeze the migrations, in the commit of the version: python -m tools.migrations"
     yield "Give the repository an environment 'release' that asks a reviewer, once: without it a tag publishes at once."

@@ -1,4 +1,4 @@
-"""The files and functions that the pages for developers name exist; so do the Redis keys, the threads and the parts of a decision."""
+"""What the pages for developers name exists: files, functions, Redis keys, threads, and the parts of a decision."""
 
 from __future__ import annotations
 

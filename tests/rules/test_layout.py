@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import tests.support
 from tests.support.workers import ROOT
 
 from .sources import PACKAGE
@@ -45,3 +46,9 @@ def test_helpers_of_several_tests_are_not_in_one_of_them() -> None:
     imported = re.compile(r"^from [\w.]*\.(test_\w+) import", re.MULTILINE)
     found = {path: imported.findall(path.read_text("utf-8")) for path in TESTS.rglob("*.py")}
     assert {path.name: names for path, names in found.items() if names} == {}
+
+
+def test_the_index_of_the_helpers_names_each_module() -> None:
+    index = set(re.findall(r"``(\w+)``", tests.support.__doc__ or ""))
+    places = [*(TESTS / "support").glob("*.py"), *(place.parent for place in (TESTS / "support").glob("*/__init__.py"))]
+    assert {place.stem for place in places} - {"__init__"} == index - {"eventually", "run_delayq"}

@@ -63,6 +63,7 @@ def test_a_release_asks_for_the_freeze_until_it_is_done(checkout: Path, monkeypa
     monkeypatch.setattr(release, "ROOT", checkout)
     (checkout / "pyproject.toml").write_text("[project]\n")
     (checkout / "CHANGELOG.rst").write_text("Unreleased\n==========\n")
+    (checkout / "CONTRIBUTING.rst").write_text("")
     assert "python -m tools.migrations" in "\n".join(release.remaining("1.2.3", []))
     migrations.freeze(checkout)
     assert "python -m tools.migrations" not in "\n".join(release.remaining("1.2.3", []))

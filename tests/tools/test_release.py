@@ -52,12 +52,15 @@ def test_what_remains_names_what_is_missing(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(release, "ROOT", tmp_path)
     (tmp_path / "pyproject.toml").write_text("[project]\n", "utf-8")
     (tmp_path / "CHANGELOG.rst").write_text("Unreleased\n==========\n", "utf-8")
+    (tmp_path / "CONTRIBUTING.rst").write_text("(to be filled in)\n", "utf-8")
     tasks = "\n".join(release.remaining("1.2.3", ["3.14"]))
+    assert "Name the maintainers" in tasks
     assert all(text in tasks for text in ("Python 3.14", "[project.urls]", "CHANGELOG.rst a section", "v1.2.3"))
     (tmp_path / "pyproject.toml").write_text('[project.urls]\nSource = "…"\n', "utf-8")
     (tmp_path / "CHANGELOG.rst").write_text("1.2.3 (2026-01-02)\n==================\n", "utf-8")
+    (tmp_path / "CONTRIBUTING.rst").write_text("", "utf-8")
     tasks = "\n".join(release.remaining("1.2.3", []))
-    assert not any(text in tasks for text in ("Python", "[project.urls]", "CHANGELOG.rst a section"))
+    assert not any(text in tasks for text in ("Python", "[project.urls]", "CHANGELOG.rst a section", "maintainers"))
 
 
 def test_the_lowest_versions_that_are_tested_are_those_that_the_metadata_allows() -> None:

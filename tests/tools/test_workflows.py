@@ -78,6 +78,12 @@ def test_the_package_is_tried_on_each_python_before_it_is_published() -> None:
     assert workflow["jobs"]["publish"]["needs"] == "build"
 
 
+def test_each_action_is_pinned_by_a_digest_with_its_version_beside_it() -> None:
+    lines = [line for path in WORKFLOWS for line in path.read_text("utf-8").splitlines() if "uses:" in line]
+    assert len(lines) > 10
+    assert [line for line in lines if not re.search(r"uses: [\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$", line)] == []
+
+
 def test_no_job_but_the_publisher_has_more_than_the_right_to_read() -> None:
     for path in WORKFLOWS:
         workflow = yaml.safe_load(path.read_text("utf-8"))
