@@ -21,8 +21,9 @@ from ..models.messages import Lease, lease_is_over
 from .low_water import LowWater
 from .sql import statements
 from .sql.log_in_row import claimed_after
-from .sql.moves import LEFT_ALONE, Decision
+from .sql.moves import LEFT_ALONE, Decision, locked
 from .sql.rows import BEGINNING, Moved
+from .sql.sessions import own_transaction
 from .transitions import MOVES_PER_TRANSACTION, move_unlocked, now
 
 # A message with this many crashed deliveries is dead, if it ran alone in its process in the last of them and that
@@ -118,9 +119,13 @@ def anything_expired(using: str, leases: LowWater | None = None, waiting: LowWat
 
 
 def expired_leases(using: str, *, limit: int = MOVES_PER_TRANSACTION) -> set[Held]:
-    """Return deliveries whose lease ran out, those first whose lease ended first."""
-    rows = Message.objects.using(using).filter(lease_is_over(now(using))).order_by("leased_until")
-    return set(rows.values_list("pk", "deliveries")[:limit])
+    """Return deliveries whose lease ran out, those first whose lease ended first.
+
+    Rows that another transaction has locked are passed over: a holder that lives could not write to them either.
+    """
+    with own_transaction(using):
+        rows = Message.objects.using(using).filter(lease_is_over(now(using))).order_by("leased_until")
+        return set(locked(using, rows, wait=False).values_list("pk", "deliveries")[:limit])
 
 
 def reap(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import AbstractContextManager
+from typing import Any
 
 import pytest
 from django.db import connection
@@ -25,9 +26,9 @@ def needs_row_locks() -> None:
         pytest.skip("needs row locks")
 
 
-def claimed(*topics: str, worker: str = "w") -> list[Delivery]:
+def claimed(*topics: str, worker: str = "w", **options: Any) -> list[Delivery]:
     """Schedule a message of each topic, and claim them."""
-    ids = [schedule_message(topic).pk for topic in topics]
+    ids = [schedule_message(topic, **options).pk for topic in topics]
     handlers = registry.handlers()
     leases = {topic: handlers[topic].lease for topic in topics}
     rows = {row.id: row for row in transitions.claim(DB, [Ticket(pk) for pk in ids], leases, worker)}

@@ -4,38 +4,42 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.db import connections
+from django.db import connections, transaction
 from django.db.models.signals import post_delete
 
-from django_delayq.core import clock
+from django_delayq import cancel_message, run_message, schedule_message
+from django_delayq.core import actors, clock
+from django_delayq.core.outcomes import Ack
 from django_delayq.core.states import State
 from django_delayq.models import Message, Worker
-from django_delayq.models.messages import Lease
+from django_delayq.models.messages import Lease, lease_is_over
 from django_delayq.record import crashes, transitions
 from django_delayq.record.sql import moves, statements
 from django_delayq.record.sql.rows import Failure, LeaseRenewal, Success, Ticket
 from django_delayq.worker.parts.delivery import Delivery
 from django_delayq.worker.parts.service_turns import ServiceTurns
 from django_delayq.worker.processes.process import Parts
-from django_delayq.worker.run.recorder import LeaseRenewer
+from django_delayq.worker.run.recorder import Ended, LeaseRenewer
 from django_delayq.worker.upkeep.janitor import DEAD_WORKER_RETENTION, Janitor
 from django_delayq.worker.upkeep.reaper import LONGEST_LOOK, Reaper
-from tests.support.claims import DB, claimed, state
+from tests.support.claims import DB, claimed, last_move, locked_by_a_cancel, needs_row_locks, state
 from tests.support.receivers import receiving
+from tests.support.statements import count_statements
 from tests.support.transactions import lock_table, unfinished
 from tests.support.workers import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def expired(*topics: str) -> list[Delivery]:
+def expired(*topics: str, **options: Any) -> list[Delivery]:
     """Claim messages of these topics, and let their leases run out."""
-    deliveries = claimed(*topics)
+    deliveries = claimed(*topics, **options)
     over = transitions.now(DB) - timedelta(seconds=1)
     Message._base_manager.filter(pk__in=[delivery.id for delivery in deliveries]).update(leased_until=over)
     return deliveries
@@ -91,6 +95,13 @@ def test_a_lease_that_ran_out_is_ended_only_when_it_is_still_over_later(
     assert (state(one), parts.reaper.is_confirming) == (State.RUNNING, False)
 
 
+@pytest.mark.postgresql("the ORM asks for each kind, and for the time")
+def test_a_look_that_finds_no_lease_over_is_one_statement(reaper: Reaper) -> None:
+    claimed("t.ok", "t.ok")
+    reaper.tick()
+    assert count_statements(reaper.tick) == 1
+
+
 def test_a_process_without_the_duty_looks_again_at_leases_that_ran_out(
     reaper: Reaper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,6 +153,92 @@ def test_a_reaper_that_waited_for_a_lock_on_a_table_waits_for_the_renewals_too(r
 
     # A look that is slow for another reason confirms nothing either.
     eventually(ends, "the lease is ended")
+
+
+def hand_the_key_over(message_id: int) -> None:
+    """Do what a handler does that schedules the next message under the key of its own, in a transaction."""
+    with actors.handling(DB, "t.ok", "chain", message_id):
+        schedule_message("t.ok", key="chain", delay="1h")
+
+
+# What locks the row of a running message until its transaction ends, and does not end the delivery.
+LOCKS = {
+    "an action that is too late": run_message,
+    "a cancel": cancel_message,
+    "the next one of a chain": hand_the_key_over,
+}
+
+
+@pytest.mark.usefixtures("has_time")
+@pytest.mark.parametrize("lock", LOCKS.values(), ids=LOCKS)
+@pytest.mark.parametrize("is_rolled_back", [False, True], ids=["committed", "rolled back"])
+def test_a_holder_that_could_not_renew_a_locked_row_has_its_time_when_the_lock_goes(
+    reaper: Reaper, lock: Callable[[int], object], is_rolled_back: bool
+) -> None:
+    """The reaper is the first who comes after the lock, each time."""
+    needs_row_locks()
+    (one,) = expired("t.ok", key="chain")
+    # Its worker knows that it is late.
+    one.leased_mono -= one.lease
+
+    def act() -> None:
+        lock(one.id)
+        transaction.set_rollback(is_rolled_back)
+
+    with unfinished(act):
+        reaper.tick()
+        reaper.tick()
+    reaper.tick()
+    LeaseRenewer(DB, lambda: [one]).tick()
+    reaper.tick()
+    assert (state(one), one.lost) == (State.RUNNING, False)
+
+
+@pytest.mark.usefixtures("has_time")
+@pytest.mark.parametrize("lock", [cancel_message, run_message], ids=["cancel", "reschedule"])
+def test_a_success_that_waits_for_a_locked_row_is_recorded_when_the_lock_goes(
+    reaper: Reaper, parts: Parts, lock: Callable[[int], object]
+) -> None:
+    """Nobody renews the lease of a handler that has returned."""
+    needs_row_locks()
+    (one,) = expired("t.ok")
+    ended = Ended(one, Ack(), "test")
+    with unfinished(lambda: lock(one.id)):
+        parts.recorder.write_successes([ended], False)
+        reaper.tick()
+        reaper.tick()
+    reaper.tick()
+    parts.recorder.write_successes([ended], False)
+    assert (last_move(one).from_state, state(one)) == (State.RUNNING, State.CONSUMED)
+
+
+@pytest.mark.usefixtures("has_time")
+def test_the_lease_of_a_dead_holder_is_ended_after_the_lock_and_others_do_not_wait_for_it(reaper: Reaper) -> None:
+    needs_row_locks()
+    one, other = expired("t.ok", "t.ok")
+    with locked_by_a_cancel(one.id):
+        reaper.tick()
+        reaper.tick()
+        assert (state(one), state(other)) == (State.RUNNING, State.SCHEDULED)
+    reaper.tick()
+    reaper.tick()
+    assert state(one) == State.CANCELLED
+
+
+@pytest.mark.usefixtures("has_time")
+def test_a_lease_is_renewed_while_its_row_is_locked(reaper: Reaper) -> None:
+    """Else whoever reads leases takes the delivery for a dead one."""
+    needs_row_locks()
+    (one,) = expired("t.ok")
+    # Its worker knows that it is late.
+    one.leased_mono -= one.lease
+    with locked_by_a_cancel(one.id):
+        LeaseRenewer(DB, lambda: [one]).tick()
+        assert not Message.objects.filter(lease_is_over(transitions.now(DB))).exists()
+    crashes.release_worker(DB, "w", actor="test", shutdown=True)
+    one.leased_mono -= one.lease
+    LeaseRenewer(DB, lambda: [one]).tick()
+    assert one.lost
 
 
 def test_a_lease_that_is_renewed_while_the_reaper_looks_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

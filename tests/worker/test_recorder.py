@@ -58,7 +58,7 @@ def finishes(act: Callable[[], object]) -> bool:
     return not thread.is_alive()
 
 
-def test_a_long_transaction_that_cancels_one_message_costs_the_others_no_lease(parts: Parts) -> None:
+def test_a_long_transaction_that_cancels_one_message_costs_nobody_a_lease(parts: Parts) -> None:
     needs_row_locks()
     one, other = claimed("t.ok", "t.ok")
     renewer = LeaseRenewer(DB, parts.pool.held)
@@ -69,11 +69,12 @@ def test_a_long_transaction_that_cancels_one_message_costs_the_others_no_lease(p
         # The other transaction ends when the block does, or else after PATIENCE.
         assert time.monotonic() - before < PATIENCE / 2
         assert not one.lost
-        assert (one.leased_mono < before - 30, other.leased_mono >= before) == (True, True)
+        assert (one.leased_mono >= before, other.leased_mono >= before) == (True, True)
+        assert not one.cancel_requested
     renewer._renew_at = 0.0
+    one.claimed_mono -= 40
     renewer.tick()
     assert one.cancel_requested
-    assert one.leased_mono >= before
 
 
 def test_a_lost_lease_is_noticed(parts: Parts) -> None:

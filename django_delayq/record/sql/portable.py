@@ -298,8 +298,8 @@ class Portable:
     def extend(self, renewals: Sequence[LeaseRenewal], *, wait: bool = True) -> dict[int, bool]:
         """Extend leases. Return id → whether a cancel was requested; a delivery whose id is missing has lost its lease.
 
-        With no renewals this waits for the same locks on tables as a renewal would. ``wait=False`` passes over rows
-        that another transaction has locked.
+        With no renewals this waits for the same locks on tables as a renewal would. ``wait=False`` waits for no row
+        that another transaction has locked, and extends its lease all the same.
         """
         answers = {}
         with writing(self.using):

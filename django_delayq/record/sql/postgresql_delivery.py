@@ -141,7 +141,8 @@ WITH o AS (
 SELECT id, topic, queue, priority, after, due_at, deliveries, reason FROM u
 """  # noqa: S608
 
-# The row of the message is locked against the reaper, and not changed: see ``Lease``.
+# The row of the message is locked against the reaper, and not changed: see ``Lease``. One that somebody else has locked
+# is read without a lock (None): the reaper leaves it alone until its lock goes, and then sees the new lease.
 EXTEND = f"""
 WITH o AS (
     SELECT * FROM unnest(%(id)s::bigint[], %(delivery)s::int[], %(lease)s::float8[]) AS o(id, delivery, lease)
@@ -206,7 +207,7 @@ FAILS = {(True, changes): sql for changes, sql in CHANGING.items()} | {
     (False, changes): _passing_over(sql) for changes, sql in CHANGING.items()
 }
 
-EXTENDS = {True: EXTEND, False: _passing_over(EXTEND)}
+EXTENDS = {True: EXTEND, False: _passing_over(EXTEND), None: EXTEND.replace("FOR SHARE OF m", "")}
 
 
 class PostgreSQLDelivery(PostgreSQLSession):
@@ -248,8 +249,13 @@ class PostgreSQLDelivery(PostgreSQLSession):
         return [Moved(row[0], row[1], row[2], row[3], State(row[4]), row[5], row[6], row[7]) for row in rows]
 
     def extend(self, renewals: Sequence[LeaseRenewal], *, wait: bool = True) -> dict[int, bool]:
-        rows = self._rows(EXTENDS[wait], _columns(LeaseRenewal, renewals))
-        return {row[0]: row[1] for row in rows}
+        answers = self._extend(EXTENDS[wait], renewals)
+        if not wait and (unanswered := [renewal for renewal in renewals if renewal.id not in answers]):
+            answers |= self._extend(EXTENDS[None], unanswered)
+        return answers
+
+    def _extend(self, sql: str, renewals: Sequence[LeaseRenewal]) -> dict[int, bool]:
+        return {row[0]: row[1] for row in self._rows(sql, _columns(LeaseRenewal, renewals))}
 
 
 def _columns(kind: type[Failure | LeaseRenewal], rows: Sequence[tuple[Any, ...]]) -> dict[str, list[Any]]:

@@ -362,20 +362,14 @@ class LeaseRenewer(Service):
             LeaseRenewal(d.id, d.deliveries, d.lease if now - d.leased_mono > d.lease / 3 else -d.lease)
             for d in deliveries
         ]
-        # A row that somebody's long transaction has locked must not cost the others their leases.
+        # A row that somebody's long transaction has locked must cost neither the others nor its delivery their leases.
         answers = statements(self.using).extend(holdings, wait=False)
-        locked = self._still_ours([d for d in deliveries if d.id not in answers])
         for delivery, holding in zip(deliveries, holdings, strict=True):
             cancel_requested = answers.get(delivery.id)
             if cancel_requested is not None:
                 delivery.note_renewal(now if holding.lease > 0 else None, cancel_requested=cancel_requested)
-            elif delivery not in locked:
+            else:
                 self._note_lost(delivery)
-
-    def _still_ours(self, unanswered: list[Delivery]) -> list[Delivery]:
-        """Return the deliveries whose rows are locked and still ours: the reaper passes over locked rows, too."""
-        rows = transitions.live_deliveries(self.using, [d.id for d in unanswered]) if unanswered else {}
-        return [d for d in unanswered if rows.get(d.id) == (State.RUNNING, d.deliveries)]
 
     def _note_lost(self, delivery: Delivery) -> None:
         # A delivery that has ended meanwhile has no lease to lose.

@@ -20,8 +20,9 @@ class Reaper(Service):
     """Takes messages back and expires messages every few seconds. A message taken back is due at once.
 
     While a lock on a table (of VACUUM FULL or a migration) lasts, no lease can be renewed, though its holder is well.
-    So a lease that ran out is ended only if it is still over ``confirm_after`` seconds later, and no look at the leases
-    has waited for a lock in between: the renewals that waited have been made by then.
+    While a lock on its row lasts, no outcome of a delivery that has ended can be written. So a lease that ran out is
+    ended only if it is still over ``confirm_after`` seconds later, both looks have found its row free, and none has
+    waited for a lock on a table: the renewals and the outcomes that waited have been written by then.
     """
 
     name = "reaper"
