@@ -262,10 +262,14 @@ class Lease(models.Model):
     A renewal must not change that row: a transactional handler changes it at its end, and at REPEATABLE READ and above
     its transaction could not be committed if another one had changed the row meanwhile. The janitor deletes leases of
     deliveries that have ended.
+
+    When the success of an earlier delivery ends the message while a later one runs, that one's lease gets a row here
+    with the negative number of the delivery: it keeps the places under limits.
     """
 
     pk = models.CompositePrimaryKey("message_id", "delivery")
     message_id = models.BigIntegerField()
+    # Negative: of a delivery whose message is over.
     delivery = models.IntegerField()
     until = models.DateTimeField()
 
@@ -292,7 +296,8 @@ class Place(models.Model):
     """A place under a limit: that of a running delivery.
 
     It counts while its message runs with that delivery, so nothing has to be given back: whatever ends the delivery
-    frees the place. Rows of places that are free are deleted later.
+    frees the place. It counts, too, while that delivery runs on though an earlier one has ended the message: see
+    ``Lease``. Rows of places that are free are deleted later.
     """
 
     pk = models.CompositePrimaryKey("name", "message_id")

@@ -6,7 +6,7 @@ count exists that could get lost. Nothing is written about a message that is ref
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -16,12 +16,13 @@ from django.db import connections
 from ..core import failpoints
 from ..core.clock import NO_TIME, from_tenths
 from ..core.limits import Limit, Usage, parts, queue_name, topic_name
+from ..models.messages import Lease
 from ..project import conf, registry
 from . import transitions
 from .sql import limit_statements
 from .sql.limited import Candidate, Count, Taking
 from .sql.moves import writing
-from .sql.rows import Claimed, Claiming, Ticket
+from .sql.rows import Claimed, Claiming, LeaseRenewal, Ticket
 
 # Limits that are looked at, at most, to find those that are full.
 LIMITS_READ = 100_000
@@ -189,6 +190,22 @@ def _choose(
 
 def _is_due(row: Candidate, ticket: Ticket) -> bool:
     return ticket.ready_tenths is None or row.due_at <= from_tenths(ticket.ready_tenths)
+
+
+def keep_places(using: str, renewals: Iterable[LeaseRenewal]) -> None:
+    """Keep the places of deliveries that run on though an earlier one has ended their message.
+
+    Those that have no place, or whose lease was over, get none.
+    """
+    now = transitions.now(using)
+    for renewal in renewals:
+        kept = Lease.objects.using(using).filter(message_id=renewal.id, delivery=-renewal.delivery, until__gte=now)
+        kept.update(until=now + timedelta(seconds=renewal.lease))
+
+
+def give_back(using: str, message_id: int, delivery: int) -> None:
+    """Give the places of such a delivery back, which has ended now."""
+    Lease.objects.using(using).filter(message_id=message_id, delivery=-delivery).delete()
 
 
 def tidy(using: str) -> None:

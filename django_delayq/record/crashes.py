@@ -158,9 +158,10 @@ def reap(
 
 
 def drop_leases(using: str) -> None:
-    """Delete the leases of deliveries that have ended."""
+    """Delete the leases of deliveries that have ended, and those that keep places no longer."""
     running = Message.objects.filter(pk=OuterRef("message_id"), deliveries=OuterRef("delivery"), state=State.RUNNING)
-    Lease.objects.using(using).filter(~Exists(running)).delete()
+    kept = Q(delivery__lt=0, until__gte=now(using))
+    Lease.objects.using(using).filter(~Exists(running), ~kept).delete()
 
 
 def release_worker(using: str, worker: str, *, actor: str, shutdown: bool, death: Death = UNSEEN) -> list[Moved]:

@@ -9,7 +9,9 @@ import pytest
 from django_delayq import schedule_message
 from django_delayq.core.states import State
 from django_delayq.models import Message
-from tests.support.processes import Gate, Start
+from django_delayq.record.sql.rows import Ticket
+from tests.support.limits import DB, claim_limited
+from tests.support.processes import Configure, Gate, Start
 from tests.support.record_of import effects_per_message, log_of, path_of, wait_past_the_lease, wait_until
 from tests.support.workers import Worker, eventually
 
@@ -59,6 +61,25 @@ def test_the_late_success_of_a_frozen_worker_counts_while_the_message_is_live(st
     other.wait_for("Outcome refused")
     message.refresh_from_db()
     assert (message.state, message.attempts) == (State.CONSUMED, 0)
+
+
+def test_a_late_success_gives_no_place_away_while_the_next_delivery_runs(
+    start: Start, gate: Gate, configure: Configure
+) -> None:
+    """Until that delivery has ended no other message begins, and then the next one does."""
+    configure(LIMITS={"default": {"limit": 1}})
+    message, frozen, worker = taken_over(start, gate, "t.short_lease")
+    other = schedule_message("t.short_lease", gate.payload)
+    gate.open("go-1")
+    frozen.send_all(signal.SIGCONT)
+    wait_until(message, State.CONSUMED)
+    frozen.send_all(signal.SIGTERM)
+    assert frozen.wait() == 0
+    admitted = claim_limited(DB, [Ticket(other.pk)], {other.topic: 60.0}, "a third worker")
+    assert admitted.refused, "another message may begin beside the one that runs"
+    gate.open("go-2")
+    worker.wait_for("Outcome refused")
+    eventually(lambda: gate.begun(other.pk, 1), "the other one begins")
 
 
 @pytest.mark.parametrize(

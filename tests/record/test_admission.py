@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -11,11 +11,12 @@ import pytest
 from django_delayq import InvalidMessage, cancel_message, pause_queue, resume_queue, schedule_message, schedule_messages
 from django_delayq.core.clock import to_tenths
 from django_delayq.core.states import State
+from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message
-from django_delayq.models.messages import Place, Rate
-from django_delayq.record import admission, crashes, transitions
+from django_delayq.models.messages import Lease, Place, Rate
+from django_delayq.record import admission, crashes, purge, transitions
 from django_delayq.record.sql import statements
-from django_delayq.record.sql.rows import Success, Ticket
+from django_delayq.record.sql.rows import LeaseRenewal, Success, Ticket
 from tests.support.limits import (
     DB,
     LEASES,
@@ -30,7 +31,7 @@ from tests.support.limits import (
     states,
     succeed,
 )
-from tests.support.steps import until_due
+from tests.support.steps import lose, until_due
 
 pytestmark = pytest.mark.django_db
 
@@ -139,6 +140,61 @@ def test_a_late_success_ends_a_message_that_waits_again(declare: Declare) -> Non
     assert states(first, second) == [State.SCHEDULED, State.RUNNING]
     assert transitions.succeed(DB, [Success(first.pk, 1, "worker:w")])
     assert states(first, second) == [State.CONSUMED, State.RUNNING]
+
+
+def superseded(declare: Declare, *, lease: float = 0.0) -> tuple[Message, Message]:
+    """Return a message that its first delivery has ended while the second one ran, and one that waits for its place.
+
+    The second delivery was renewed by ``lease`` seconds (0: not at all).
+    """
+    declare("l.one", limit=1)
+    first, second = schedule_message("l.one"), schedule_message("l.one")
+    assert admit(first, second) == [first.pk]
+    lose(first.pk)
+    assert admit(first) == [first.pk]
+    if lease:
+        statements(DB).extend([LeaseRenewal(first.pk, 2, lease)])
+    succeed(first, 1)
+    assert states(first, second) == [State.CONSUMED, State.SCHEDULED]
+    return first, second
+
+
+def lease_of(message: Message, delivery: int) -> datetime | None:
+    """Return the end of the lease of a delivery whose message is over."""
+    return Lease.objects.filter(message_id=message.pk, delivery=-delivery).values_list("until", flat=True).first()
+
+
+def test_a_delivery_keeps_its_place_when_an_earlier_one_has_ended_its_message(declare: Declare) -> None:
+    first, second = superseded(declare)
+    assert refused(second) == {second.pk: LINE}
+    assert admission.full(DB) == admission.full_lately(DB) == {LINE}
+    admission.tidy(DB)
+    crashes.drop_leases(DB)
+    assert purge.purge_ids(DB, [first.pk]) == {first.pk: Verdict.PURGED}
+    assert refused(second) == {second.pk: LINE}
+    assert admission.full(DB) == admission.full_lately(DB) == {LINE}
+    admission.give_back(DB, first.pk, 2)
+    assert admission.full(DB) == set()
+    assert admit(second) == [second.pk]
+
+
+def test_such_a_place_is_free_when_the_lease_is_over(declare: Declare) -> None:
+    first, second = superseded(declare, lease=3600.0)
+    until = lease_of(first, 2)
+    assert until is not None
+    assert until > transitions.now(DB) + timedelta(minutes=30)
+    admission.keep_places(DB, [LeaseRenewal(first.pk, 2, 7200.0), LeaseRenewal(second.pk, 1, 7200.0)])
+    kept = lease_of(first, 2)
+    assert kept is not None
+    assert kept > until
+    assert lease_of(second, 1) is None
+    Lease.objects.update(until=transitions.now(DB) - timedelta(seconds=10))
+    # No later renewal takes it again.
+    admission.keep_places(DB, [LeaseRenewal(first.pk, 2, 7200.0)])
+    assert admission.full(DB) == set()
+    assert admit(second) == [second.pk]
+    crashes.drop_leases(DB)
+    assert not Lease.objects.exists()
 
 
 def test_a_rate_spaces_deliveries(declare: Declare) -> None:

@@ -17,20 +17,25 @@ from django.db.models import F
 from django.dispatch import Signal
 
 from django_delayq import LeaseLost, cancel_message, handler, schedule_message, signals
-from django_delayq.core.outcomes import Ack, GiveUp, Release, Retry
+from django_delayq.core.outcomes import Ack, GiveUp, Outcome, Release, Retry
 from django_delayq.core.states import State
 from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message
+from django_delayq.models.messages import Lease
+from django_delayq.project import registry
 from django_delayq.record import crashes, transitions
 from django_delayq.record.sql.rows import Success
 from django_delayq.worker.parts import reporting
 from django_delayq.worker.parts.delivery import Delivery
 from django_delayq.worker.processes.process import Parts
 from django_delayq.worker.run import recorder as module
-from django_delayq.worker.run.recorder import GATHER_TIME, LeaseRenewer, Recorder
+from django_delayq.worker.run.recorder import GATHER_TIME, Ended, LeaseRenewer, Recorder
+from tests.support import limits
 from tests.support.assembled import Assemble, deliver
 from tests.support.claims import DB, claimed, last_move, locked_by_a_cancel, needs_row_locks, state
+from tests.support.limits import admit, admit_rows, refused
 from tests.support.receivers import heard, receiving
+from tests.support.steps import lose
 from tests.support.workers import PATIENCE, eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -41,6 +46,13 @@ def hold_with_old_leases(parts: Parts, *deliveries: Delivery) -> None:
     for delivery in deliveries:
         delivery.leased_mono -= 40
     parts.pool.threads.held.add(deliveries)
+
+
+@pytest.fixture
+def limits_of_one(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One message of a queue runs at once."""
+    settings.DELAYQ = {**settings.DELAYQ, "LIMITS": {"default": {"limit": 1}}}
+    monkeypatch.setitem(limits.LEASES, "t.ok", 60.0)
 
 
 def finishes(act: Callable[[], object]) -> bool:
@@ -83,6 +95,35 @@ def test_a_lost_lease_is_noticed(parts: Parts) -> None:
     hold_with_old_leases(parts, one)
     LeaseRenewer(DB, parts.pool.held).tick()
     assert one.lost
+
+
+@pytest.mark.usefixtures("limits_of_one")
+@pytest.mark.parametrize(
+    ("outcome", "write"),
+    [(Ack(), Recorder.write_successes), (GiveUp("failed"), Recorder.write_failures)],
+    ids=["success", "failure"],
+)
+def test_a_delivery_keeps_its_place_until_it_ends_though_an_earlier_one_has_succeeded(
+    parts: Parts, outcome: Outcome, write: Callable[[Recorder, list[Ended], bool], None]
+) -> None:
+    first, other = (schedule_message("t.ok") for _ in range(2))
+    assert admit(first, other) == [first.pk]
+    lose(first.pk)
+    (row,) = admit_rows(first)
+    delivery = Delivery(row, registry.handlers()["t.ok"], DB)
+    transitions.succeed(DB, [Success(first.pk, 1, "test")])
+    hold_with_old_leases(parts, delivery)
+    renewer = LeaseRenewer(DB, parts.pool.held)
+    renewer.tick()
+    assert delivery.lost
+    # The lease is half over once more, and later the one that it had would be over.
+    Lease.objects.update(until=transitions.now(DB) + timedelta(seconds=10))
+    delivery.leased_mono -= 40
+    renewer.tick()
+    assert Lease.objects.get().until > transitions.now(DB) + timedelta(seconds=30)
+    assert refused(other)
+    write(parts.recorder, [Ended(delivery, outcome, "test")], False)
+    assert admit(other) == [other.pk]
 
 
 def test_an_extension_within_the_handlers_transaction_counts_at_once_and_locks_nothing() -> None:

@@ -12,7 +12,7 @@ from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from ...core.states import State
 from ...models import Message
-from ...models.messages import LogRow, Place, Rate, lease_is_over
+from ...models.messages import Lease, LogRow, Place, Rate, lease_is_over
 from .moves import clock
 from .portable import Portable, may_claim
 from .rows import Claimed, Claiming
@@ -97,7 +97,7 @@ class PortableLimits:
         now = clock(self.using)
         places = Place.objects.using(self.using).filter(name__in=list(names))
         of_all = Counter(places.values_list("name", flat=True))
-        counting = self._runs() if since is None else self._ran(now - since)
+        counting = self._runs(now) if since is None else self._ran(now - since)
         running = Counter(places.filter(counting).values_list("name", flat=True))
         full = dict(Rate.objects.using(self.using).filter(name__in=list(names)).values_list("name", "full_at"))
         return {name: Count(now, running[name], of_all[name] - running[name], full.get(name)) for name in names}
@@ -140,13 +140,12 @@ class PortableLimits:
         self._drop(Place.objects.using(self.using))
 
     def _drop(self, places: QuerySet[Place]) -> None:
-        places.filter(~self._runs()).delete()
+        places.filter(~self._runs(clock(self.using))).delete()
 
     @staticmethod
-    def _runs() -> Exists:
-        return Exists(
-            Message.objects.filter(pk=OuterRef("message_id"), deliveries=OuterRef("delivery"), state=State.RUNNING)
-        )
+    def _runs(at: datetime) -> Q:
+        rows = Message.objects.filter(pk=OuterRef("message_id"), deliveries=OuterRef("delivery"), state=State.RUNNING)
+        return Q(Exists(rows)) | _is_kept(at)
 
     @staticmethod
     def _ran(since: datetime) -> Q:
@@ -155,8 +154,15 @@ class PortableLimits:
         runs = message.filter(~lease_is_over(since), deliveries=OuterRef("delivery"), state=State.RUNNING)
         ended = LogRow.objects.filter(message_id=OuterRef("message_id"), delivery=OuterRef("delivery"))
         ended = ended.filter(from_state=State.RUNNING, at__gte=since)
-        return Q(Exists(runs)) | Q(Exists(message.filter(finished_at__gte=since))) | Q(Exists(ended))
+        ran = Q(Exists(runs)) | Q(Exists(message.filter(finished_at__gte=since))) | Q(Exists(ended))
+        return ran | _is_kept(since)
 
     def drop_rates(self, since: timedelta) -> None:
         """Delete rates of which nothing has been used up for so long."""
         Rate.objects.using(self.using).filter(full_at__lt=clock(self.using) - since).delete()
+
+
+def _is_kept(at: datetime) -> Q:
+    """Return the condition that the delivery of a place ran on at this time though its message was over."""
+    rows = Lease.objects.filter(message_id=OuterRef("message_id"), delivery=-OuterRef("delivery"), until__gte=at)
+    return Q(Exists(rows))

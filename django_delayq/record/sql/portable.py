@@ -248,6 +248,12 @@ class Portable:
             values: dict[str, Any] = {"reported": reported}
             if success.result is not None:
                 values["result"] = json.loads(success.result)
+            if message.state == State.RUNNING and success.delivery < message.deliveries:
+                # The later delivery runs on, and keeps its places under limits.
+                until = message.lease_ends_at
+                assert until is not None
+                rows = Lease.objects.using(self.using)
+                rows.create(message_id=message.pk, delivery=-message.deliveries, until=until)
             return Decision(State.CONSUMED, values, actor=success.actor, delivery=success.delivery)
 
         where = Q(pk__in=list(by_id), state__in=LIVE)

@@ -75,12 +75,13 @@ UPDATE delayq_message m
 RETURNING m.id
 """  # noqa: S608
 
-# The success of an earlier delivery, which has crashed as far as the record knows.
+# The success of an earlier delivery, which has crashed as far as the record knows. A later one that runs goes on, and
+# keeps its places under limits: see ``Lease``.
 SUCCEED_LATE = f"""
 WITH o AS (
     {SUCCESSES}
 ), x AS (
-    SELECT m.id, m.state, o.delivery, (%(actors)s::text[])[o.place] AS actor{{its}}
+    SELECT m.id, m.state, m.deliveries, m.leased_until, o.delivery, (%(actors)s::text[])[o.place] AS actor{{its}}
       FROM o JOIN delayq_message m ON m.id = o.id
      WHERE m.state IN ('running', 'scheduled')
      ORDER BY m.id
@@ -92,6 +93,11 @@ WITH o AS (
            reported = least(m.reported + 1, m.deliveries - m.excused), moves = m.moves + 1{{kept}}
       FROM x WHERE m.id = x.id
     RETURNING m.id, m.moves, m.finished_at, m.due_at, x.state, x.delivery, x.actor
+), l AS (
+    INSERT INTO delayq_lease (message_id, delivery, until)
+    SELECT id, -deliveries,
+           greatest(leased_until, (SELECT until FROM delayq_lease WHERE message_id = id AND delivery = deliveries))
+      FROM x WHERE state = 'running' AND delivery < deliveries
 )
 INSERT INTO delayq_log ({LOG_COLUMNS})
 SELECT id, moves, finished_at, state, 'consumed', delivery, due_at, NULL, actor, '', '', '', '' FROM u

@@ -6,7 +6,16 @@ from collections.abc import Collection
 from datetime import timedelta
 
 from .limited import LOCKS, LONGEST_PAUSE, Candidate, Count, PortableLimits, Taking, stripes
-from .postgresql_base import IS_RUNNING, IS_SCHEDULED, LOOKS_LIKE_FEW, MAY_CLAIM, PostgreSQLSession, array, texts
+from .postgresql_base import (
+    IS_RUNNING,
+    IS_SCHEDULED,
+    LOOKS_LIKE_FEW,
+    MAY_CLAIM,
+    NOW,
+    PostgreSQLSession,
+    array,
+    texts,
+)
 from .postgresql_delivery import CLAIM, claimed, claiming
 from .rows import Claimed, Claiming
 
@@ -30,20 +39,25 @@ SELECT m.id, m.topic, m.queue, m.limit_key, m.priority, m.due_at
    FOR NO KEY UPDATE OF m SKIP LOCKED
 """  # noqa: S608
 
+# A place ``p`` whose delivery ran on at a time though its message was over.
+IS_KEPT = """EXISTS (SELECT FROM delayq_lease l WHERE l.message_id = p.message_id
+                  AND l.delivery = -p.delivery AND l.until >= {since} OFFSET 0)"""
+
 # A place ``p`` that counts.
-IS_TAKEN = f"""EXISTS (SELECT FROM delayq_message m
-                WHERE m.id = p.message_id AND {IS_RUNNING} AND m.deliveries = p.delivery OFFSET 0)"""
+IS_TAKEN = f"""(EXISTS (SELECT FROM delayq_message m
+                WHERE m.id = p.message_id AND {IS_RUNNING} AND m.deliveries = p.delivery OFFSET 0)
+             OR {IS_KEPT.format(since=NOW)})"""
 
 # A place ``p`` whose delivery ran so long ago, within its lease. See ``LogRow``: no row of the log tells of a success.
 SINCE = "(SELECT clock_timestamp() - %(since)s * interval '1 second')"
-WAS_TAKEN = f"""EXISTS (SELECT FROM delayq_message m WHERE m.id = p.message_id
+WAS_TAKEN = f"""(EXISTS (SELECT FROM delayq_message m WHERE m.id = p.message_id
                   AND (m.finished_at >= {SINCE}
                        OR {IS_RUNNING} AND m.deliveries = p.delivery AND (m.leased_until >= {SINCE}
                           OR EXISTS (SELECT FROM delayq_lease l WHERE l.message_id = p.message_id
                                       AND l.delivery = p.delivery AND l.until >= {SINCE}))
                        OR EXISTS (SELECT FROM delayq_log l WHERE l.message_id = p.message_id
                                    AND l.delivery = p.delivery AND l.from_state = 'running' AND l.at >= {SINCE}))
-                OFFSET 0)"""  # noqa: S608
+                OFFSET 0) OR {IS_KEPT.format(since=SINCE)})"""  # noqa: S608
 
 # Looks at each place once: there may be thousands.
 PLACES = "count(*) AS places, count(*) FILTER (WHERE {counts}) AS running FROM delayq_place p"

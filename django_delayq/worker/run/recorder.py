@@ -22,7 +22,7 @@ from ...core.outcomes import Ack, GiveUp, Outcome, Recorded, Release, Retry, Une
 from ...core.states import State
 from ...extensions import Service, WorkerExtensions
 from ...models import Transition
-from ...record import transitions
+from ...record import admission, transitions
 from ...record.sql import statements
 from ...record.sql.rows import Failure, LeaseRenewal, Moved, Success
 from ...record.sql.troubles import in_words
@@ -264,6 +264,7 @@ class Recorder(threading.Thread):
                 recorded.append(ended)
             else:
                 logger.warning("Outcome refused, the message was ended by another move: %s", ended.delivery)
+                self._give_back(ended.delivery)
         return recorded
 
     def write_failures(self, batch: Sequence[Ended], again: bool) -> None:
@@ -289,7 +290,16 @@ class Recorder(threading.Thread):
             else:
                 cause = getattr(ended.outcome, "cause", None)
                 move = moved.get(failure.id)
+                if move is None:
+                    self._give_back(ended.delivery)
                 self.sender.send(partial(report_failure, ended.delivery, failure, move, cause))
+
+    def _give_back(self, delivery: Delivery) -> None:
+        """Give the places back that a delivery has kept though an earlier one had ended its message."""
+        if _is_limited(delivery):
+            # Otherwise they are free when its lease is over.
+            with contextlib.suppress(DatabaseError):
+                admission.give_back(self.using, delivery.id, delivery.deliveries)
 
     def _moved_before(self, ended: Ended) -> Moved | None:
         """Return the move that an earlier try has committed, if its reply was lost: the log has it."""
@@ -346,11 +356,13 @@ class LeaseRenewer(Service):
     def tick(self) -> float:
         """Renew the leases of long-running handlers once a second, and at once when a lease is half over."""
         now = time.monotonic()
-        held = [d for d in self.held() if not d.lost]
+        held = [d for d in self.held() if not d.lost or _is_limited(d)]
         # A lease of one or two seconds cannot wait for its turn.
         if now >= self._renew_at or any(_is_half_over(d, now) for d in held):
             self._renew_at = now + RENEWAL_INTERVAL
-            self._renew([d for d in held if now - d.claimed_mono > RENEWAL_INTERVAL or _is_half_over(d, now)])
+            due = [d for d in held if now - d.claimed_mono > RENEWAL_INTERVAL or _is_half_over(d, now)]
+            self._renew([d for d in due if not d.lost])
+            self._keep_places([d for d in due if d.lost])
         return LEASE_CHECK_INTERVAL
 
     def _renew(self, deliveries: list[Delivery]) -> None:
@@ -371,11 +383,23 @@ class LeaseRenewer(Service):
             else:
                 self._note_lost(delivery)
 
+    def _keep_places(self, lost: list[Delivery]) -> None:
+        """Keep the places of deliveries that lost their leases, but not to time: an earlier one has succeeded."""
+        if lost:
+            now = time.monotonic()
+            admission.keep_places(self.using, [LeaseRenewal(d.id, d.deliveries, d.lease) for d in lost])
+            for delivery in lost:
+                delivery.note_renewal(now, cancel_requested=False)
+
     def _note_lost(self, delivery: Delivery) -> None:
         # A delivery that has ended meanwhile has no lease to lose.
         if delivery in self.held():
             delivery.lost = True
             logger.warning("The lease of %r is lost; its failure will be refused, its success accepted", delivery)
+
+
+def _is_limited(delivery: Delivery) -> bool:
+    return bool(admission.limits_of(delivery.topic, delivery.queue, None))
 
 
 def _is_half_over(delivery: Delivery, now: float) -> bool:
