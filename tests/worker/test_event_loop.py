@@ -277,6 +277,25 @@ def test_a_requested_cancel_cancels_the_task_of_a_transactional_handler(parts: P
     assert (state(one), one.cancel_requested) == (State.CANCELLED, True)
 
 
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError])
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_receiver_of_a_failure_that_raises_anything_gives_no_attempt_that_the_policy_refuses(
+    run: Run, is_async: bool, error: type[BaseException]
+) -> None:
+    def receiver(**_facts: Any) -> None:
+        raise error
+
+    async def fail(message: Delivered) -> None:
+        raise ValueError
+
+    def fail_in_a_thread(message: Delivered) -> None:
+        raise ValueError
+
+    with receiving(receiver, signals.message_failed):
+        deliveries = run(fail if is_async else fail_in_a_thread, 2, retry=False)
+    assert {state(delivery) for delivery in deliveries} == {State.DEAD}
+
+
 def test_an_async_receiver_of_a_failure_hinders_no_outcome(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     async def receiver(**_facts: Any) -> None: ...
 

@@ -202,17 +202,30 @@ def found_by(message: Message) -> dict[str, Any]:
 # --- what it raises ---------------------------------------------------------------------------------------------------
 
 
+# The topics of handlers that await something that raises.
+AWAITING = ("h.raises_awaited", "h.raises_awaited_tx", "h.raises_awaitable")
+
+
 def test_whatever_is_raised_ends_its_message_with_a_reason_and_harms_no_thread(worker: Start) -> None:
     there = worker("--threads", "2")
     topics = ("h.raises", "h.raises_tx", "h.raises_async")
-    messages = schedule_messages(
-        {"topic": topic, "payload": name, "max_attempts": 1} for topic in topics for name in RAISES
-    )
+    wanted: list[Any] = [{"topic": topic, "payload": name} for topic in topics for name in RAISES]
+    wanted += [
+        {"topic": topic, "payload": name, "headers": {"awaits": awaited}}
+        for topic in AWAITING
+        for awaited in ("task", "future")
+        # No future takes it.
+        for name in RAISES.keys() - {"stop_iteration"}
+    ]
+    for one in wanted:
+        one["max_attempts"] = 1
+    messages = schedule_messages(wanted)
     eventually(all_are_final, "all are final")
     for message in messages:
         message.refresh_from_db()
         end = log_of(message)[-1]
         assert message.state == State.DEAD, message.payload
+        assert not end.error.startswith("NameError")
         assert end.error
         assert len(end.error) < 10_000
         assert len(end.traceback) < 100_000

@@ -22,6 +22,7 @@ from ...project.registry import Handler
 from ...record import crashes
 from ..parts.delivery import Delivery
 from ..parts.lifetime import BegunPage, Budget, ProcessLock
+from .executor import outcome_of
 from .recorder import Recorder
 
 logger = logging.getLogger("django_delayq")
@@ -39,7 +40,7 @@ NEAR = 0.01
 QUEUED_TIME = 0.05
 # Never more than this many wait: a process ends them in a tenth of a second if handlers do nothing.
 MOST_QUEUED = 1500
-# A delivery that the worker itself failed to run is tried again after this time.
+# A delivery whose handler the worker failed to begin is tried again after this time.
 RETRY_FAILED_AFTER = timedelta(seconds=10)
 # Async handlers that are cancelled because their process ends have this time to clean up. Seconds.
 CANCEL_TIME = 2.0
@@ -211,13 +212,18 @@ class Lane:
         self.recorder.submit(delivery, outcome, actor, now)
 
     def _note_failure(self, delivery: Delivery, error: BaseException, actor: str) -> None:
-        """Have a delivery retried that the worker failed to run. That is no error of the handler, but, for example, of
-        a receiver of a signal, which may raise anything. It costs no attempt if the handler has not begun."""
-        logger.error(
-            "The worker failed to run %r, which is retried in %s", delivery, RETRY_FAILED_AFTER, exc_info=error
-        )
+        """Have a delivery end that the worker failed to run to its end.
+
+        When the handler has begun, its retry policy decides: asyncio closes all that a task awaits, and so also what
+        turns errors into outcomes, when a future raises GeneratorExit. Before that it is no error of the handler, but,
+        for example, of a receiver of a signal, which may raise anything. Then it costs no attempt.
+        """
+        logger.error("The worker failed to run %r", delivery, exc_info=error)
+        if delivery.started_mono:
+            self._note_outcome(delivery, outcome_of(delivery, error), actor)
+            return
         text = storable(f"the worker failed: {type(error).__name__}")
-        self._note_outcome(delivery, Retry(RETRY_FAILED_AFTER, text, counts=bool(delivery.started_mono)), actor)
+        self._note_outcome(delivery, Retry(RETRY_FAILED_AFTER, text, counts=False), actor)
 
 
 class ClaimAhead(threading.Thread):

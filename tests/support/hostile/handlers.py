@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import resource
@@ -315,6 +316,7 @@ RAISES: dict[str, Callable[[], BaseException]] = {
     "reject_megabyte": lambda: Reject("x" * MEGABYTE),
     "later_mute": lambda: RetryLater(0, cast(Any, Mute())),
     "later_forever": lambda: RetryLater(1e9),
+    "cancelled": asyncio.CancelledError,
     "generator_exit": GeneratorExit,
     "exit": lambda: SystemExit(3),
     "base": lambda: BaseException("not an Exception"),
@@ -337,6 +339,36 @@ def raise_it_with_effects(message: Delivered) -> None:
 @handler("h.raises_async", retry=False)
 async def raise_it_async(message: Delivered) -> None:
     raise RAISES[message.payload]()
+
+
+async def _raise_elsewhere(message: Delivered) -> None:
+    """Await a task or a future that raises it: asyncio throws it into the task of the handler."""
+
+    async def work() -> None:
+        await asyncio.sleep(0)
+        raise RAISES[message.payload]()
+
+    if message.headers["awaits"] == "task":
+        await asyncio.create_task(work())
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[None] = loop.create_future()
+    loop.call_soon(future.set_exception, RAISES[message.payload]())
+    await future
+
+
+@handler("h.raises_awaited", retry=False)
+async def await_what_raises_it(message: Delivered) -> None:
+    await _raise_elsewhere(message)
+
+
+@handler("h.raises_awaited_tx", retry=False, transactional=True)
+async def await_what_raises_it_in_a_transaction(message: Delivered) -> None:
+    await _raise_elsewhere(message)
+
+
+@handler("h.raises_awaitable", retry=False)
+def return_what_raises_it(message: Delivered) -> Any:
+    return _raise_elsewhere(message)
 
 
 def _bad_policy(attempt: int, error: BaseException | None) -> Any:
