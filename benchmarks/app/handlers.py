@@ -7,7 +7,8 @@ import time
 from datetime import datetime
 
 from benchmarks.peers.adapter_process import AT_ONCE, mark, wait
-from django_delayq import Delivered, handler
+from django_delayq import Delivered, RetryLater, handler
+from django_delayq.models import Message
 
 
 @handler("bench.noop")
@@ -78,3 +79,28 @@ def twice(message: Delivered) -> None:
     """Fail twice, then succeed."""
     if message.attempt <= 2:
         raise ConnectionError("the far end did not answer")
+
+
+if os.environ.get("BENCH_FAN_IN"):
+    from .models import Effect, Row
+
+    @handler("bench.counts", transactional=True)
+    def counts(message: Delivered) -> None:
+        """Insert a row, and count that in a row of all."""
+        Effect.objects.create(number=message.id, payload=0)
+        row = Row.objects.select_for_update().get(pk=message.payload)
+        row.payload += 1
+        row.save()
+
+    @handler("bench.plain", transactional=True)
+    def plain(message: Delivered) -> None:
+        """Insert a row."""
+        Effect.objects.create(number=message.id, payload=0)
+
+    @handler("bench.looks")
+    def looks(message: Delivered) -> None:
+        """Note when nothing is left in a queue."""
+        left = Message.objects.filter(queue=message.payload["queue"], state__in=["scheduled", "running"])
+        if left.exists():
+            raise RetryLater("1s", counts=False)
+        Row.objects.filter(pk=message.payload["row"]).update(done=True)

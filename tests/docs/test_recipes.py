@@ -20,7 +20,14 @@ from django.db import connection
 from django.test import RequestFactory
 from django.utils import timezone
 
-from django_delayq import handler, pause_queue, schedule_message, schedule_messages
+from django_delayq import (
+    handler,
+    pause_queue,
+    reschedule_message,
+    run_message,
+    schedule_message,
+    schedule_messages,
+)
 from django_delayq.contrib.prometheus.server import Gauges
 from django_delayq.models import Message
 from testproject.shop.models import Order
@@ -92,6 +99,27 @@ def test_a_webhook_that_goes_out_is_signed(recipes: dict[str, Any], posted: list
     ((to, body, headers),) = posted
     assert (to, json.loads(body)) == ("https://shop.example.com", {"id": message.pk, "event": "paid"})
     assert headers == {"X-Signature": recipes["signature"](body)}
+
+
+def test_what_follows_a_mailing_comes_when_the_last_of_it_has_ended(
+    recipes: dict[str, Any], posted: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipes["start"](7, ["a", "b", "c"])
+    last = Message.objects.filter(topic="mailing.send").latest("pk")
+    reschedule_message(last, delay="1h")
+
+    def look() -> tuple[str, int]:
+        run_message(topic="mailing.finish", key="mailing-7")
+        deliver()
+        return Message.objects.values_list("state", "attempts").get(topic="mailing.finish")
+
+    # A look costs no attempt.
+    assert look() == ("scheduled", 0)
+    assert sorted(to for to, *_rest in posted) == ["a", "b"]
+    run_message(last)
+    deliver()
+    assert look() == ("consumed", 0)
+    assert "0 could not be sent" in capsys.readouterr().out
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "other"])
