@@ -274,6 +274,15 @@ def succeed(using: str, successes: Iterable[Success], *, wait: bool = True) -> s
     return statements(using).succeed(list(unique.values()), wait=wait) if unique else set()
 
 
+def commit_success(using: str, success: Success) -> bool:
+    """Move a message to *consumed* as ``succeed`` does, as the last statement of its handler's own transaction, which
+    may be committed with it.
+
+    Returns False when the message is no longer live: then nothing is committed.
+    """
+    return statements(using).commit_success(success)
+
+
 def fail(using: str, failures: Iterable[Failure], *, wait: bool = True) -> list[Moved]:
     """Move ``running → scheduled | dead | cancelled``, for the current delivery only. Idempotent.
 

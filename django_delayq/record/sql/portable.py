@@ -259,6 +259,14 @@ class Portable:
         where = Q(pk__in=list(by_id), state__in=LIVE)
         return {m.pk for m, _decision in move(self.using, where, decide, actor="", wait=wait)}
 
+    def commit_success(self, success: Success) -> bool:
+        """Record a success as the last statement of the transaction that is open in this thread, which may commit it.
+
+        The block that has opened the transaction then finds nothing to commit. Returns whether the message moved: if
+        not, the transaction is still open.
+        """
+        return bool(self.succeed([success], wait=True))
+
     def begin(self) -> None:
         """Have the transaction that Django has just opened in this thread begin now, not with its first statement."""
         # SQLite has begun it; another vendor begins it with the first statement.

@@ -6,23 +6,27 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import psycopg
 from django.db import connections
 
 from ...core.clock import SECOND
 from ...core.outcomes import error_kind
 from ...core.states import State
+from . import requests
 from .log_in_row import CLAIM_IN_ROW, CLEAR, COLUMNS, EARLIER_ROWS, KEEP_CLAIM, LOG_COLUMNS, SUCCESS_IN_ROW
 from .postgresql_base import (
     CEIL_TENTH,
     IS_RUNNING,
     IS_SCHEDULED,
     LOOKS_LIKE_FEW,
+    LOST_STATEMENT,
     MAY_CLAIM,
     PostgreSQLSession,
     array,
     texts,
 )
 from .rows import Claimed, Claiming, Failure, LeaseRenewal, Moved, Success, decoded
+from .sessions import is_failed, known_session
 
 # The due time that Redis has. Divided as a double it is the same as if it was divided as a numeric, for less work.
 READY = f"to_timestamp(t.ready / {SECOND}::float8)"
@@ -74,6 +78,24 @@ UPDATE delayq_message m
   FROM x WHERE m.id = x.id
 RETURNING m.id
 """  # noqa: S608
+
+# The same for one delivery by a thread of the worker that claimed it, in the transaction of its handler. One request
+# records it and commits: see ``PostgreSQLDelivery.commit_success``. Where no row moves, the division fails, and with it
+# what follows. All parameters are numbers, for a statement of SQL takes them as text.
+PREPARE_SUCCESS = f"""
+PREPARE delayq_success (bigint, int, int) AS
+WITH x AS (
+    UPDATE delayq_message m
+       SET state = 'consumed', finished_at = clock_timestamp(), leased_until = NULL, worker = '',
+           {KEEP_CLAIM}, consumed_by = 'worker:' || m.worker || '/' || $3,
+           reported = m.reported + 1, moves = m.moves + 1
+     WHERE m.id = $1 AND {IS_RUNNING} AND m.deliveries = $2
+    RETURNING m.id
+)
+SELECT 1 / count(*) FROM x
+"""  # noqa: S608
+COMMIT_SUCCESS = "SAVEPOINT delayq_success; EXECUTE delayq_success ({:d}, {:d}, {:d}); COMMIT"
+UNDO_SUCCESS = b"ROLLBACK TO SAVEPOINT delayq_success"
 
 # The success of an earlier delivery, which has crashed as far as the record knows. A later one that runs goes on, and
 # keeps its places under limits: see ``Lease``.
@@ -240,11 +262,42 @@ class PostgreSQLDelivery(PostgreSQLSession):
             done.update(row[0] for row in self._rows(late, parameters))
         return done
 
+    def commit_success(self, success: Success) -> bool:
+        connection = connections[self.using]
+        session, number = known_session(connection), success.actor.rpartition("/")[2]
+        can_prepare = session is not None and session.keeps_plans and not is_failed(connection)
+        if session is None or not can_prepare or success.result is not None or not number.isdecimal():
+            return bool(self.succeed([success], wait=True))
+        connection.validate_no_broken_transaction()
+        raw = connection.connection
+        with connection.wrap_database_errors:
+            if not session.knows_success:
+                raw.execute(PREPARE_SUCCESS, prepare=False)
+                session.knows_success = True
+            try:
+                requests.send(raw, COMMIT_SUCCESS.format(success.id, success.delivery, int(number)).encode())
+            except psycopg.Error as error:
+                if not is_failed(connection):
+                    # The commit failed, or the connection.
+                    raise
+                if error.sqlstate in LOST_STATEMENT:
+                    session.knows_success = False
+                requests.send(raw, UNDO_SUCCESS)
+            else:
+                return True
+        # This delivery is not the current one, or something else is wrong, which shows now.
+        return bool(self.succeed([success], wait=True))
+
     def begin(self) -> None:
         connection = connections[self.using]
+        raw, session = connection.connection, known_session(connection)
+        command = requests.begin(raw) if session is not None and session.keeps_plans else None
         with connection.wrap_database_errors:
-            # psycopg begins a transaction with its first statement. Django would count this among the handler's.
-            connection.connection.execute("SELECT 1", prepare=False)
+            if command is None:
+                # psycopg begins a transaction with its first statement. Django would count this among the handler's.
+                raw.execute("SELECT 1", prepare=False)
+            else:
+                requests.send(raw, command)
 
     def fail(self, failures: Sequence[Failure], *, wait: bool) -> list[Moved]:
         columns = _columns(Failure, failures)

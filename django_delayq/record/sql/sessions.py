@@ -63,11 +63,13 @@ class Session:
 
     ``keeps_plans``: a statement that was prepared is there for the next one. Behind a pooler the next statement may go
     to another server process, where a client of the same pooler has prepared something else under the same name.
-    ``is_read_committed``: a statement outside of a transaction runs at READ COMMITTED.
+    ``is_read_committed``: a statement outside of a transaction runs at READ COMMITTED. ``knows_success``: the statement
+    of one success has been prepared.
     """
 
     keeps_plans: bool
     is_read_committed: bool
+    knows_success: bool = False
     # The cursor for the next statement, by the time zone of the session, in which it reads times, and the encoding of
     # its texts. It is taken out while it is in use: threads may share a connection.
     cursors: dict[tuple[bytes | None, bytes | None], Any] = field(default_factory=dict)

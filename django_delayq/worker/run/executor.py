@@ -199,7 +199,14 @@ def _perform(delivery: Delivery, actor: str) -> Outcome:
         # The last statement: a handler that swallowed a database error leaves a transaction that would be rolled back
         # without an error, and this statement is the one that raises it.
         failpoints.reach("before_succeed")
-        if not transitions.succeed(delivery.using, [Success(delivery.id, delivery.deliveries, actor, result)]):
+        success = Success(delivery.id, delivery.deliveries, actor, result)
+        # A transaction around that of the handler, as in a test, goes on.
+        is_recorded = (
+            transitions.commit_success(delivery.using, success)
+            if delivery.is_outermost
+            else transitions.succeed(delivery.using, [success])
+        )
+        if not is_recorded:
             raise Superseded
         failpoints.reach("after_succeed")
     failpoints.reach("after_commit")
