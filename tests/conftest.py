@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,12 +10,13 @@ from typing import Any, TypeVar
 
 import pytest
 from django.apps import apps
-from django.db import connection, connections
+from django.db import DatabaseError, InterfaceError, connection, connections, transaction
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
 from django_delayq.broker import publisher
 from django_delayq.core.known_record import forget_identity
+from django_delayq.models.messages import IS_CONSISTENT, Message
 from django_delayq.project import registry
 from testproject.servers import PostgresServer, Server
 from tests import settings
@@ -97,6 +99,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=list(left_out))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Ask after each test whether a row contradicts itself: no constraint of the table says so."""
+    if not uses_database(item) or connection.connection is None or connection.needs_rollback:
+        return
+    # A test may have stopped the server, left the connection in any state, or been skipped before it had a database
+    # (RuntimeError, of pytest-django).
+    found: list[int] = []
+    with contextlib.suppress(DatabaseError, InterfaceError, RuntimeError), transaction.atomic():
+        found += Message._base_manager.filter(~IS_CONSISTENT).values_list("pk", flat=True)
+    assert found == [], "these messages have rows that contradict themselves"
 
 
 def uses_database(item: pytest.Item) -> bool:

@@ -22,7 +22,7 @@ from ..core.states import LIVE, State
 from ..core.values import CENTURY
 from ..models import Message
 from ..models.fields import UTCDateTimeField
-from ..models.messages import Lease, lease_is_over
+from ..models.messages import IS_CONSISTENT, Lease, lease_is_over
 from ..project import conf
 from ..record import transitions
 from ..record.sql import statements
@@ -73,6 +73,22 @@ class Stuck:
 
     count: int
     oldest: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Inconsistent:
+    """The rows of the record that contradict themselves: their number, and some ids."""
+
+    count: int
+    examples: list[int]
+
+
+def inconsistent(using: str) -> Inconsistent:
+    """Find rows of messages whose columns contradict each other (``IS_CONSISTENT``). Reads all rows."""
+    rows = Message.objects.using(using).filter(~IS_CONSISTENT)
+    found = list(rows.order_by("pk").values_list("pk", flat=True)[: EXAMPLES_SHOWN + 1])
+    count = rows.count() if len(found) > EXAMPLES_SHOWN else len(found)
+    return Inconsistent(count, found[:EXAMPLES_SHOWN])
 
 
 def classify(

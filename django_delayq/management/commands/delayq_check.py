@@ -30,6 +30,7 @@ from .. import _common as common
 WHAT: dict[str, tuple[str, ...]] = {
     "health": ("min_workers", "max_overdue_age", "max_dead", "max_limited_age"),
     "redis": ("queue", "fix"),
+    "record": (),
     "handlers": (),
 }
 
@@ -41,8 +42,9 @@ class Command(common.DelayqCommand):
         "that are missing in Redis, ids that are extra there, due times that are different, and running messages whose "
         "lease ran out long ago. A mismatch counts if it is still there after DELAYQ['GRACE'], because a message may "
         "be on its way. Workers repair all of this by themselves in time; --fix repairs it at once, except for running "
-        "messages. handlers: list the topics of this project with their functions and options, and warn of topics of "
-        "waiting messages that have no handler here and in no live worker."
+        "messages. record: read the rows of all messages, and find those whose columns contradict each other, which "
+        "somebody else has written. handlers: list the topics of this project with their functions and options, and "
+        "warn of topics of waiting messages that have no handler here and in no live worker."
     )
     exits = (0, 1, 2, 3, 69, 78)
 
@@ -82,6 +84,8 @@ class Command(common.DelayqCommand):
                     raise common.wrong_usage(f"--{name.replace('_', '-')} belongs to {what}.")
         if options["what"] == "redis":
             compare(self, using, options)
+        elif options["what"] == "record":
+            check_rows(self, using, options)
         elif options["what"] == "handlers":
             list_handlers(self, using, options)
         else:
@@ -171,6 +175,30 @@ def _plain_mismatches(one: Mismatches) -> dict[str, Any]:
         **{str(mismatch): number for mismatch, number in one.counts.items()},
         "examples": {str(mismatch): ids for mismatch, ids in one.examples.items()},
     }
+
+
+# --- record -----------------------------------------------------------------------------------------------------------
+
+
+def check_rows(command: Command, using: str, options: dict[str, Any]) -> None:
+    """Look for rows of messages that contradict themselves. Raise ``CommandError`` when there are some."""
+    found = consistency.inconsistent(using)
+    if options["json"]:
+        command.say_json(database=using, inconsistent=found.count, examples=found.examples)
+    elif not found.count:
+        command.say("No row of a message contradicts itself.")
+    if found.count:
+        ids = ", ".join(map(str, found.examples)) + " …" * (found.count > len(found.examples))
+        rows = (
+            "the row of 1 message contradicts itself"
+            if found.count == 1
+            else (f"the rows of {found.count:,} messages contradict themselves")
+        )
+        raise CommandError(
+            f"State, lease, end or counts in {rows}: {ids}. This package writes no such row: find out who writes to "
+            "delayq_message, and cancel or purge these messages.",
+            returncode=common.PROBLEMS,
+        )
 
 
 # --- handlers ---------------------------------------------------------------------------------------------------------
