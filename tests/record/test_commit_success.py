@@ -76,7 +76,7 @@ def test_the_transaction_is_over_when_the_success_is_recorded() -> None:
 
 
 def test_what_waits_for_the_commit_is_called_once() -> None:
-    called = []
+    called: list[int] = []
     for _ in range(2):
         row = delivered()
         with transaction.atomic(durable=True):

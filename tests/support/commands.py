@@ -36,7 +36,7 @@ _ARGUMENTS = {
         ["requeue", "1"],
         ["run", "1"],
     ],
-    "delayq_check": [[], ["redis"], ["handlers"]],
+    "delayq_check": [[], ["redis"], ["record"], ["handlers"]],
     "delayq_queue": [["pause", "default"], ["resume", "default"]],
     "delayq_recurring": [["list"]],
     "run_delayq": [["--max-runtime", "1"]],

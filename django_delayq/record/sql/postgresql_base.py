@@ -11,7 +11,7 @@ import psycopg
 from django.db import NotSupportedError, OperationalError, ProgrammingError, connections
 
 from ...core import clock
-from .sessions import ask_session, ensure_usable, known_session, own_transaction
+from .sessions import Session, ask_session, ensure_usable, is_failed, known_session, own_transaction
 
 # The codes of a prepared statement that does not exist, and of a name that another one has.
 LOST_STATEMENT = ("26000", "42P05")
@@ -102,6 +102,12 @@ class PostgreSQLSession:
             if connection.in_atomic_block or not connection.get_autocommit():
                 raise
             return self._run(connection, sql, parameters, keep=keep)
+
+    def _session_with_plans(self, connection: Any) -> Session | None:
+        """Return the session if it keeps what is prepared in it, and would take a statement now; else None."""
+        connection.validate_no_broken_transaction()
+        session = known_session(connection)
+        return session if session is not None and session.keeps_plans and not is_failed(connection) else None
 
     def _run(self, connection: Any, sql: str, parameters: Any, *, keep: bool) -> list[tuple[Any, ...]]:
         """Run a statement at READ COMMITTED, or at the level of the transaction that is open.

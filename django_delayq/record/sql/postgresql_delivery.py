@@ -26,7 +26,7 @@ from .postgresql_base import (
     texts,
 )
 from .rows import Claimed, Claiming, Failure, LeaseRenewal, Moved, Success, decoded
-from .sessions import is_failed, known_session
+from .sessions import is_failed
 
 # The due time that Redis has. Divided as a double it is the same as if it was divided as a numeric, for less work.
 READY = f"to_timestamp(t.ready / {SECOND}::float8)"
@@ -264,11 +264,9 @@ class PostgreSQLDelivery(PostgreSQLSession):
 
     def commit_success(self, success: Success) -> bool:
         connection = connections[self.using]
-        session, number = known_session(connection), success.actor.rpartition("/")[2]
-        can_prepare = session is not None and session.keeps_plans and not is_failed(connection)
-        if session is None or not can_prepare or success.result is not None or not number.isdecimal():
+        session, number = self._session_with_plans(connection), success.actor.rpartition("/")[2]
+        if session is None or success.result is not None or not number.isdecimal():
             return bool(self.succeed([success], wait=True))
-        connection.validate_no_broken_transaction()
         raw = connection.connection
         with connection.wrap_database_errors:
             if not session.knows_success:
@@ -290,8 +288,8 @@ class PostgreSQLDelivery(PostgreSQLSession):
 
     def begin(self) -> None:
         connection = connections[self.using]
-        raw, session = connection.connection, known_session(connection)
-        command = requests.begin(raw) if session is not None and session.keeps_plans else None
+        raw, session = connection.connection, self._session_with_plans(connection)
+        command = None if session is None else requests.begin(raw)
         with connection.wrap_database_errors:
             if command is None:
                 # psycopg begins a transaction with its first statement. Django would count this among the handler's.
