@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from functools import cache, lru_cache
+from functools import cache
 from itertools import chain
 from typing import Any, cast
 
@@ -253,13 +253,6 @@ RETURNING id, due_at, created_at{"" if knows else f", ({IDENTITY})"}
 """
 
 
-@lru_cache(maxsize=256)
-def _rounded(due: datetime) -> tuple[datetime, str]:
-    """Return the due time as the record has it, and as COPY reads it. Many messages in bulk fall due together."""
-    rounded = ceil_tenth(due)
-    return rounded, rounded.isoformat()
-
-
 def _copied(number: int, message: NewMessage, due: datetime, due_text: str) -> str:
     """Return the columns up to the time of creation as COPY reads them.
 
@@ -382,10 +375,14 @@ class PostgreSQL(PostgreSQLDelivery, Portable):
             psycopg.Cursor(connection.connection) as cursor,
             cursor.copy(COPY_MESSAGES) as copy,
         ):
-            rows = []
+            rows: list[str] = []
+            asked, due, due_text = None, now, ""
             rest = f"{now.isoformat()}\t{_copied_text(actor)}\tscheduled\t0\t0\t0\t0\t1\t\tf\n"
             for number, message in zip(ids, new, strict=True):
-                due, due_text = _rounded(message.due_at or now + message.delay)
+                if (wanted := message.due_at or now + message.delay) != asked:
+                    # Many messages in bulk fall due together, one after another.
+                    asked, due = wanted, ceil_tenth(wanted)
+                    due_text = due.isoformat()
                 rows.append(_copied(number, message, due, due_text) + rest)
                 if len(rows) == ROWS_PER_WRITE:
                     copy.write("".join(rows))
