@@ -14,7 +14,8 @@ from django.db import models, router
 from django.utils.connection import ConnectionDoesNotExist
 
 from . import broker, middleware
-from .project import conf
+from .core.names import near
+from .project import conf, registry
 from .project.conf import Problem
 from .record.sql import commits_nothing, keeps_ambiguous_times, unsupported, vendor_name
 
@@ -23,7 +24,7 @@ TAG = "delayq"
 
 def register() -> None:
     """Register the checks with Django when the apps are ready."""
-    for check in (check_settings, check_project, check_database, check_foreign_keys):
+    for check in (check_settings, check_project, check_database, check_foreign_keys, check_names):
         checks.register(check, TAG)
 
 
@@ -115,6 +116,20 @@ def check_foreign_keys(app_configs: Sequence[Any] | None, **kwargs: Any) -> list
 
 def _keeps_messages(key: Any) -> bool:
     return key.db_constraint and key.model._meta.managed and key.remote_field.on_delete not in FOLLOWED
+
+
+def check_names(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Find queues that settings and handlers do not spell alike: ``delayq.W005``."""
+    settings, _problems = conf.parse(conf.given())
+    handled = {handler.queue for handler in registry.handlers().values() if handler.queue is not None}
+    served = {*settings.QUEUES, settings.DEFAULT_QUEUE}
+    limit = "DELAYQ['LIMITS'] has a limit for the queue {!r}, which nothing else in the settings and no handler names."
+    likes = {limit.format(queue): near(queue, served | handled) for queue in settings.LIMITS or ()}
+    if settings.QUEUES:
+        queue_of = "A handler has the queue {!r}, and DELAYQ['QUEUES'] does not."
+        likes |= {queue_of.format(queue): near(queue, served) for queue in sorted(handled)}
+    hint = "Did you mean {!r}? If there are two such queues, silence this check."
+    return [checks.Warning(told, hint=hint.format(like), id="delayq.W005") for told, like in likes.items() if like]
 
 
 def _check_middleware(settings: conf.Settings) -> Iterator[Problem]:

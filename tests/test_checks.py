@@ -10,6 +10,8 @@ from django.core.checks import ERROR, run_checks
 from django.db import connections, models
 from django.test import override_settings
 
+from django_delayq import handler
+from django_delayq.project import registry
 from tests.support.referring import ON_DELETE, known_model
 
 LOCMEM = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
@@ -76,6 +78,29 @@ def test_a_deployment_with_the_settings_of_tests_is_warned() -> None:
     assert (warning.id, bool(warning.hint)) == ("delayq.W001", True)
     with override_settings(DELAYQ={"TESTING": None}):
         assert run_checks(tags=["delayq"], include_deployment_checks=True) == []
+
+
+@pytest.mark.parametrize(
+    ("delayq", "told"),
+    [
+        ({"LIMITS": {"letters": {"limit": 1}, "lettres": {"limit": 1}}}, ["lettres"]),
+        ({"QUEUES": ["default", "lettres"]}, ["letters"]),
+        ({"QUEUES": ["default", "letters"], "LIMITS": {"lettres": {"limit": 1}}}, ["lettres"]),
+        ({"LIMITS": {"tenant-1": {"limit": 1}}}, []),
+        ({"QUEUES": ["default", "elsewhere"], "LIMITS": {"default": {"limit": 1}, "reports": {"limit": 1}}}, []),
+    ],
+    ids=repr,
+)
+def test_a_misspelt_queue_in_the_settings_is_a_warning(
+    delayq: Any, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "_handlers", {})
+    handler("letters.send", queue="letters")(lambda message: None)
+    handler("tenants.bill", queue="tenant-2")(lambda message: None)
+    with override_settings(DELAYQ=delayq):
+        found = run_checks(tags=["delayq"])
+    assert [warning.id for warning in found] == ["delayq.W005"] * len(told)
+    assert all(repr(name) in one.msg and "Did you mean" in str(one.hint) for name, one in zip(told, found, strict=True))
 
 
 LONG = "a" * 70

@@ -14,6 +14,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any, overload
 
+from django.conf import settings
 from django.db import NotSupportedError, router
 from django.db.models import Count, Exists, Max, Min, OuterRef, Q, QuerySet
 
@@ -35,6 +36,7 @@ from ..project import validation
 from ..record import held_keys, purge, transitions
 from ..record.sql.expressions import HoldsKeyAt
 from ..record.transitions import MOVES_PER_TRANSACTION, NO_TIMES, Answer, DueTimes
+from . import asking
 
 # --- which messages a call means --------------------------------------------------------------------------------------
 
@@ -471,6 +473,8 @@ def _apply(
         # Its handler may have handed the key over meanwhile, and kept this call waiting until its transaction ended.
         if answer.verdict in (Verdict.TOO_LATE, Verdict.REQUESTED) and held_keys.has_next(using, pk):
             pk = find(using, topic, key, finished=action is REQUEUE)
+    if answer.id is None and settings.DEBUG:
+        asking.ask(f"There is no message to {action.name} with this key and", topic)
     return answer
 
 

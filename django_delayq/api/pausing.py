@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -16,10 +16,11 @@ from ..core import actors
 from ..core.commits import on_commit
 from ..core.durations import Duration
 from ..core.exceptions import InvalidMessage
+from ..core.names import near
 from ..core.outcomes import storable
 from ..core.twins import async_twin
 from ..models import Message, Queue
-from ..project import validation
+from ..project import registry, validation
 from ..record import transitions
 from ..record.sql import statements
 from ..record.sql.moves import writing
@@ -47,10 +48,14 @@ def pause_queue(
     it lasts until ``resume_queue``. A queue that is paused already gets the new end and reason.
 
     In a transaction the pause begins with the commit. Then the signal ``operator_action`` is sent, so that the audit
-    names who paused the queue. Raises ``InvalidMessage`` for an impossible name or time.
+    names who paused the queue. A queue that nothing names yet is paused, too; the log asks about one that is like a
+    known queue. Raises ``InvalidMessage`` for an impossible name or time.
     """
     using = using or router.db_for_write(Message)
     queue = pause(using, name, until=until, duration=duration, reason=reason)
+    if like := _meant(using, queue.name):
+        unknown = "no setting and no handler names it, and no message waits in it"
+        logger.warning("The queue %s is paused: %s. Did you mean %s?", queue.name, unknown, like)
     _tell(using, "pause", queue.name, queue.reason)
     return queue
 
@@ -58,14 +63,29 @@ def pause_queue(
 def resume_queue(name: str, *, reason: str = "", using: str | None = None) -> bool:
     """Resume a paused queue: workers see it within about a second. Return whether the queue was paused.
 
-    If it was, the signal ``operator_action`` is sent on commit, with the ``reason``.
+    If it was, the signal ``operator_action`` is sent on commit, with the ``reason``. If it was not, and nothing knows
+    the queue, the log asks about a paused one that is like it.
     """
     using = using or router.db_for_write(Message)
     reason = validation.reason(reason)
     was_paused = resume(using, name)
     if was_paused:
         _tell(using, "resume", name, reason)
+    elif like := _meant(using, name, paused(using)):
+        logger.warning("The queue %s was not paused. Did you mean %s, which is paused?", name, like)
     return was_paused
+
+
+def _meant(using: str, name: str, among: Collection[str] | None = None) -> str | None:
+    """Return the queue that is like one which no setting, handler or waiting message names. None: it is right.
+
+    The queue is one of those that are known, or one ``among`` these.
+    """
+    known = registry.queues()
+    if name in known:
+        return None
+    known.update(statements(using).queues())
+    return None if name in known else near(name, known if among is None else among)
 
 
 apause_queue = async_twin(pause_queue)

@@ -32,6 +32,7 @@ from ..record import held_keys, transitions
 from ..record.sql import statements
 from ..record.sql.moves import writing
 from ..record.sql.rows import ALIKE_FROM, Inserted, NewMessage, decoded
+from . import asking
 from .actions import make_way, publish_moves
 
 logger = logging.getLogger("django_delayq")
@@ -79,33 +80,10 @@ def checked(topic: Any, payload: Any, options: Mapping[str, Any]) -> NewMessage:
     if new.key is None and not _OF_KEYS.isdisjoint(given):
         _refuse_without_key(new)
     if settings.DEBUG:
-        _ask_of(new)
+        asking.ask("A message is scheduled for", new.topic, new.queue)
     if handler is None or (handler.limit_key is None and new.limit_key is None):
         return new
     return _with_limit_key(new, handler, payload, options.get("headers"))
-
-
-# What was asked already, so that each name is logged once.
-_asked: set[tuple[str, str]] = set()
-
-
-def _ask(what: str, name: str, known: Iterable[str]) -> None:
-    """Log a topic or a queue that this project does not know, if it knows one that is like it."""
-    like = None if (what, name) in _asked else names.near(name, known)
-    if like is not None:
-        _asked.add((what, name))
-        text = "A message is scheduled for the %s %s, which no code here names. Did you mean %s?"
-        logger.warning(text, what, name, like)
-
-
-def _ask_of(new: NewMessage) -> None:
-    """Log what is probably a typing error in the topic or the queue of a message."""
-    handlers = registry.handlers()
-    if new.topic not in handlers:
-        _ask("topic", new.topic, handlers)
-    queues = {*conf.get().QUEUES, conf.get().DEFAULT_QUEUE, *(one.queue for one in handlers.values() if one.queue)}
-    if new.queue not in queues:
-        _ask("queue", new.queue, queues)
 
 
 def _refuse_without_key(new: NewMessage) -> None:

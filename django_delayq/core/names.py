@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from typing import Any, TypeVar, cast
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_NUMBER = re.compile(r"\d+")
 
 # What another queue asks for and this one does without.
 NOTHING = ""
@@ -18,9 +21,15 @@ DUE_TIMES = dict.fromkeys(("at", "eta", "run_at", "run_after", "schedule_at", "s
 
 
 def near(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that is most like ``name``; None when none is like it, or ``name`` itself is known."""
+    """Return the known name that is most like ``name``; None when none is like it, or ``name`` itself is known.
+
+    Names that differ in a number only, such as ``tenant-16`` and ``tenant-17``, are none that were misspelt.
+    """
     known = set(known)
-    return None if name in known else _like(name, known, 0.75)
+    if name in known:
+        return None
+    shape = _NUMBER.sub("0", name)
+    return _like(name, {other for other in known if _NUMBER.sub("0", other) != shape}, 0.75)
 
 
 def _like(name: str, known: Iterable[str], share: float) -> str | None:

@@ -203,12 +203,18 @@ def all_limits(using: str, most: int) -> Lines:
     """Return the longest lines, and after them limits that are declared or under which messages run."""
     lines = longest_lines(using, most)
     names = {line.name for line in lines.longest}
-    # Limits without a line. Those of single keys are known only while messages run under them.
-    others = {queue_name(queue) for queue in conf.get().LIMITS or {}}
-    others |= {topic_name(h.topic, None) for h in registry.handlers().values() if h.limit and not h.limit_key}
-    others |= set(Place.objects.using(using).order_by("name").values_list("name", flat=True)[:PLACES_READ])
-    rest = read_limits(using, sorted(others - names)[: max(0, most - len(names))])
+    rest = read_limits(using, sorted(known_limits(using) - names)[: max(0, most - len(names))])
     return Lines(lines.number, (*lines.longest, *rest))
+
+
+def known_limits(using: str) -> set[str]:
+    """Return the names of limits that are declared or under which messages run.
+
+    Those of single keys are known only while messages run under them.
+    """
+    found = {queue_name(queue) for queue in conf.get().LIMITS or {}}
+    found |= {topic_name(h.topic, None) for h in registry.handlers().values() if h.limit and not h.limit_key}
+    return found.union(Place.objects.using(using).order_by("name").values_list("name", flat=True)[:PLACES_READ])
 
 
 def waits_for(using: str, messages: Iterable[Message], now: datetime) -> dict[int, str]:

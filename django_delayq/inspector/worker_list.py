@@ -9,11 +9,12 @@ from django.db.models import Q
 
 from ..core.names import near
 from ..core.states import State
-from ..models import Message, Worker
+from ..models import Message, Queue, Worker
 from ..models.workers import WorkerList, WorkerState, seen_lately
 from ..project import registry
-from ..record import crashes
+from ..record import crashes, transitions
 from ..record.sql import statements
+from ..restore import reading
 from .waiting import heads, topics_of_next
 
 # At most this many workers are listed, unless more of them are alive.
@@ -55,6 +56,12 @@ def known_topics(workers: WorkerList) -> set[str]:
 def served_queues(workers: WorkerList) -> set[str]:
     """Return the queues that live workers with handlers serve."""
     return {queue for worker in workers.of(WorkerState.ALIVE) if worker.topics for queue in worker.queues}
+
+
+def known_queues(using: str) -> set[str]:
+    """Return the queues that something knows: settings, handlers, live workers, waiting messages, and pauses."""
+    served = served_queues(list_workers(using, transitions.now(using)))
+    return served.union(reading.queues(using), Queue.objects.using(using).values_list("name", flat=True))
 
 
 def topics_without_handler(using: str, workers: WorkerList) -> dict[str, str | None]:

@@ -20,15 +20,19 @@ from typing import Any, Self, TypeVar
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, InterfaceError, connections, router
+from django.db.models import QuerySet
 from django.utils.dateparse import parse_datetime
 
 from ..broker import RedisBroker, check_settings, index
 from ..core import actors, values
 from ..core.clock import NO_TIME
 from ..core.exceptions import BrokerUnavailable, UnusableBroker
+from ..core.names import near
 from ..core.text import shown
+from ..inspector import worker_list
 from ..models import Message
 from ..project import validation
+from ..record import transitions
 from ..record.sql import commits_nothing, unsupported
 from ..record.sql.troubles import Trouble, in_words, trouble
 
@@ -101,6 +105,32 @@ class DelayqCommand(BaseCommand, ABC):
         self.stderr.flush()
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             raise CommandError("Nothing was done.")
+
+    def ask_about(self, unknown: Mapping[str, str | None], *, yes: bool) -> None:
+        """Tell of names that nothing knows, and ask before going on where a known name is like one of them.
+
+        ``unknown`` has a sentence for each name, with the known name that is like it, or None. With ``yes`` nothing is
+        asked, but it is told all the same.
+        """
+        asked = [f"{text}. Did you mean {like}?" for text, like in unknown.items() if like is not None]
+        for told in [f"{text}." for text, like in unknown.items() if like is None] + asked * yes:
+            self.stderr.write(told, self.style.WARNING)
+        if asked:
+            self.confirm(" ".join(asked), yes=yes)
+
+    def ask_about_selectors(self, rows: QuerySet[Message], options: Mapping[str, Any]) -> None:
+        """Ask about the names of --queue and --topic that none of these messages has, and that nothing knows."""
+        using, unknown = rows.db, dict[str, str | None]()
+        for what, names in (("queue", options["queue"]), ("topic", options["topic"])):
+            if not names:
+                continue
+            known = worker_list.known_queues(using)
+            if what == "topic":
+                known = worker_list.known_topics(worker_list.list_workers(using, transitions.now(using)))
+            for name in sorted(set(names) - known):
+                if not rows.filter(**{what: name}).exists():
+                    unknown[f"No message matches the {what} {name}, and nothing knows it"] = near(name, known)
+        self.ask_about(unknown, yes=options["yes"] or options["dry_run"])
 
 
 @contextmanager
@@ -258,7 +288,9 @@ def database(options: Mapping[str, Any]) -> str:
     given: str | None = options["database"]
     using = router.db_for_write(Message) if given is None else given
     if using not in connections:
-        raise wrong_usage(f"There is no database {using!r} in DATABASES.")
+        like = near(using, connections)
+        hint = f" Did you mean {like}?" if like else ""
+        raise wrong_usage(f"There is no database {using!r} in DATABASES.{hint}")
     reason = unsupported(using) or commits_nothing(using)
     if reason is not None:
         raise CommandError(reason, returncode=MISCONFIGURED)

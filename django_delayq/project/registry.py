@@ -406,6 +406,13 @@ def default_queue(topic: str) -> str:
     return found.queue if found is not None and found.queue is not None else conf.get().DEFAULT_QUEUE
 
 
+def queues() -> set[str]:
+    """Return the queues that the settings and the handlers name."""
+    given = conf.get()
+    named = {handler.queue for handler in _handlers.values() if handler.queue is not None}
+    return {given.DEFAULT_QUEUE, *given.QUEUES, *(given.LIMITS or ()), *named}
+
+
 def autodiscover() -> None:
     """Import the handlers module of each installed app, and the modules in which its task backends look for tasks."""
     autodiscover_modules("handlers", *_modules_of_tasks())

@@ -127,7 +127,7 @@ def run_schedule(name: str, *, using: str | None = None) -> Message:
     Raises ``Schedule.DoesNotExist``, and ``InvalidMessage`` for what cannot be a name.
     """
     using = _using(using)
-    schedule = Schedule.objects.using(using).get(pk=definitions.name(name))
+    schedule = _given(using, name, Schedule.objects.using(using).filter(pk=definitions.name(name)).first())
     return schedule_message(**content(schedule), headers={"schedule": name}, using=using)
 
 
@@ -333,9 +333,13 @@ def _locked(using: str, name: str) -> Schedule | None:
 
 
 def _existing(using: str, name: str) -> Schedule:
-    schedule = _locked(using, definitions.name(name))
+    return _given(using, name, _locked(using, definitions.name(name)))
+
+
+def _given(using: str, name: str, schedule: Schedule | None) -> Schedule:
     if schedule is None:
-        raise Schedule.DoesNotExist(f"there is no schedule {name!r}")
+        like = names.near(name, Schedule.objects.using(using).values_list("pk", flat=True))
+        raise Schedule.DoesNotExist(f"there is no schedule {name!r}{f'; did you mean {like!r}?' if like else ''}")
     return schedule
 
 

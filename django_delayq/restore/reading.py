@@ -13,7 +13,7 @@ from ..broker.publisher import by_queue
 from ..core.chunks import chunks
 from ..core.states import State
 from ..models import Message
-from ..project import conf, registry
+from ..project import registry
 from ..record.sql import statements
 from ..record.sql.rows import BEGINNING
 
@@ -141,8 +141,4 @@ def _walks(
 
 def queues(using: str) -> list[str]:
     """Return the queues that the settings or handlers name, and those that hold scheduled messages."""
-    settings = conf.get()
-    found = {settings.DEFAULT_QUEUE, *settings.QUEUES}
-    found |= {handler.queue for handler in registry.handlers().values() if handler.queue is not None}
-    found.update(statements(using).queues())
-    return sorted(found)
+    return sorted(registry.queues().union(statements(using).queues()))

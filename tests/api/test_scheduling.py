@@ -28,7 +28,7 @@ from django_delayq import (
     schedule_message,
     schedule_messages,
 )
-from django_delayq.api import scheduling
+from django_delayq.api import asking, scheduling
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
 from django_delayq.project import registry
@@ -368,7 +368,7 @@ def test_sentinels_that_say_nothing_do_not_delay_a_call(
 def _debug(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.DEBUG = True
     settings.DELAYQ = {**settings.DELAYQ, "QUEUES": ["default", "mails"]}
-    monkeypatch.setattr(scheduling, "_asked", set())
+    monkeypatch.setattr(asking, "_asked", set())
     monkeypatch.setattr(registry, "_handlers", {})
     handler("orders.close", queue="invoices")(lambda message: None)
 
@@ -386,10 +386,22 @@ def test_a_name_like_a_known_one_is_asked_for_once_in_development(caplog: pytest
 
 
 @pytest.mark.usefixtures("_debug")
+def test_an_action_by_key_that_finds_no_message_asks_about_the_topic(caplog: pytest.LogCaptureFixture) -> None:
+    schedule_message("orders.close", key="5")
+    assert not cancel_message(topic="order.close", key="5")
+    told = "There is no message to cancel with this key and the topic order.close, which no code here names. Did you"
+    assert [record.getMessage() for record in caplog.records] == [f"{told} mean orders.close?"]
+    assert cancel_message(topic="orders.close", key="5")
+    assert not cancel_message(topic="orders.close", key="6")
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.usefixtures("_debug")
 def test_no_name_is_asked_for_in_production_nor_one_that_is_like_none(
     settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     schedule_message("mail.send", queue="elsewhere")
     settings.DEBUG = False
     schedule_message("order.close", queue="mail")
+    cancel_message(topic="order.close", key="5")
     assert "Did you mean" not in caplog.text

@@ -12,10 +12,16 @@ from django.utils import timezone
 from django_delayq import signals
 from django_delayq.api import pausing
 from django_delayq.models import Queue
-from tests.support.commands import run
+from tests.support.commands import run, schedule
 from tests.support.receivers import heard
 
 pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def _a_known_queue(transactional_db: None) -> None:
+    """Have a message in the queue ``mail``: about one that is like another queue the command would ask."""
+    schedule(1, queue="mail")
 
 
 def paused() -> dict[str, Queue]:

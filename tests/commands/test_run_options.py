@@ -37,7 +37,7 @@ def test_a_role_of_an_extension_may_end_in_s(monkeypatch: pytest.MonkeyPatch) ->
     chosen = run_delayq.Command().create_parser("", "").parse_args(["--roles", "metrics, consumers"])
     assert chosen.roles == {"metrics", "consumer"}
     ran = run("run_delayq", "--roles", "metric")
-    assert "there is no role metric; the roles are" in ran.err
+    assert "there is no role metric (did you mean metrics?); the roles are" in ran.err
 
 
 @pytest.mark.django_db(transaction=True)

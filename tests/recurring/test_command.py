@@ -10,7 +10,14 @@ from django.contrib.auth.models import User
 
 from django_delayq import handler
 from django_delayq.models import Message
-from django_delayq.recurring import Schedule, create_schedule, delete_schedule, pause_schedule
+from django_delayq.recurring import (
+    Schedule,
+    create_schedule,
+    delete_schedule,
+    pause_schedule,
+    resume_schedule,
+    run_schedule,
+)
 from django_delayq.signals import message_scheduled
 from tests.support.commands import run
 from tests.support.receivers import receiving
@@ -159,3 +166,13 @@ def test_a_name_that_no_schedule_can_have_is_refused(action: str, name: str) -> 
     ran = run("delayq_recurring", action, name)
     assert ran.code not in (0, 4)
     assert "the name of a schedule must be 1 to 100 of the characters" in ran.err
+
+
+def test_a_misspelt_schedule_is_asked_about() -> None:
+    ran = run("delayq_recurring", "pause", "digets", "zzz")
+    assert (ran.code, ran.err) == (4, "There is no schedule 'digets' (did you mean digest?), 'zzz'.")
+    for act in (pause_schedule, resume_schedule, run_schedule):
+        with pytest.raises(Schedule.DoesNotExist, match=r"^there is no schedule 'digets'; did you mean 'digest'\?$"):
+            act("digets")
+    with pytest.raises(Schedule.DoesNotExist, match=r"^there is no schedule 'zzz'$"):
+        pause_schedule("zzz")

@@ -84,7 +84,7 @@ class MessageList(ChangeList):
         # Searches in payloads for an e-mail address that is no key: texts and query strings.
         address = "" if ids else next(filter(is_address, self.asked.box.bare), "")
         self.suggestions = [_link(text) for text in searches(rows, address)] if address else []
-        # Searches for a topic or a queue that is like the one of a search without results: likewise.
+        # Searches for a topic, queue or limit that is like the one of a search without results: likewise.
         self.near = (
             [] if ids else in_time(rows.db, listing.PAGE_TIMEOUT_MS, lambda: _near(rows.db, self.asked.box)) or []
         )
@@ -163,9 +163,9 @@ def _link(text: str) -> tuple[str, str]:
 
 
 def _near(using: str, search: Search) -> list[tuple[str, str]]:
-    """Return searches for what is like the topic and the queue of a search, if these may be typing errors."""
-    topic, queue = search.only("topic"), search.only("queue")
-    if topic is None and queue is None:
+    """Return searches for what is like the topic, queue and limit of a search, if these may be typing errors."""
+    topic, queue, limit = (search.only(name) for name in ("topic", "queue", "limit"))
+    if (topic, queue, limit) == (None, None, None):
         return []
     workers = list_workers(using, transitions.now(using))
     found = []
@@ -174,6 +174,8 @@ def _near(using: str, search: Search) -> list[tuple[str, str]]:
     queues = worker_list.served_queues(workers).union(statements(using).queues())
     if queue is not None and (near := names.near(queue, queues)):
         found.append(_link(term_text("queue", near)))
+    if limit is not None and (near := names.near(limit, stats.known_limits(using))):
+        found.append(_link(term_text("limit", near)))
     return found
 
 

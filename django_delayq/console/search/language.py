@@ -79,7 +79,7 @@ class Term:
     states: frozenset[State] = ALL_STATES
     # True when the term names so few rows that all of them can be read.
     selective: bool = False
-    # The column of which only one value can match, and this value.
+    # The column, or "limit", of which only one value can match, and this value.
     exactly: tuple[str, str] = ("", "")
     # The names of the path that it reads in payloads.
     payload_names: tuple[str, ...] = ()
@@ -266,7 +266,8 @@ def _limit(name: str, value: Value, now: datetime) -> Term:
     if whole:
         described = _("waiting for the limit “%(text)s”")
     frozen = f"{term_text('limit', text)}{'' if whole else '*'} {_due_before(now)}"
-    return Term(limited(now, text, whole=whole), described % {"text": text}, frozen, SCHEDULED)
+    exactly = ("limit", text) if whole else ("", "")
+    return Term(limited(now, text, whole=whole), described % {"text": text}, frozen, SCHEDULED, exactly=exactly)
 
 
 def _due_before(end: datetime) -> str:

@@ -219,11 +219,13 @@ class Command(common.DelayqCommand):
                 options[name] = transitions.now(using) - options[name]
         by_selectors = _by_selectors(verb, options)
         work = _Work(using, verb, _times(options), options)
+        rows = _narrowed(Message.objects.using(using).filter(state__in=sorted(verb.action.states)), options)
+        if by_selectors:
+            self.ask_about_selectors(rows, options)
         if by_selectors and verb.action is actions.PURGE:
             work.choose_finished()
         else:
-            rows = Message.objects.using(using).filter(state__in=sorted(verb.action.states))
-            work.choose(selected(_narrowed(rows, options)) if by_selectors else _ids(options["ids"]))
+            work.choose(selected(rows) if by_selectors else _ids(options["ids"]))
         verdicts = work.verdicts
         stopped: Exception | None = None
         if not options["dry_run"]:

@@ -13,12 +13,13 @@ from ...broker import index
 from ...core.clock import iso
 from ...core.durations import brief
 from ...core.findings import Level
+from ...core.names import near
 from ...core.retry import RetryPolicy
 from ...inspector import consistency, diagnostics
 from ...inspector.consistency import ConsistencyCheck, Mismatches
 from ...inspector.diagnostics import Thresholds
 from ...inspector.stats import limit_facts
-from ...inspector.worker_list import list_workers, topics_without_handler
+from ...inspector.worker_list import known_queues, list_workers, topics_without_handler
 from ...project import registry
 from ...project.registry import Handler
 from ...record import transitions
@@ -128,9 +129,10 @@ def compare(command: Command, using: str, options: dict[str, Any]) -> None:
         writable_server(broker)
         for queue in options["queue"]:
             if not consistency.is_known(using, broker, queue):
+                like = near(queue, known_queues(using))
                 raise common.wrong_usage(
                     f"There is no queue {queue}: neither the record nor Redis has a message to deliver in it, "
-                    "and no setting or handler names it."
+                    f"and no setting or handler names it.{f' Did you mean {like}?' if like else ''}"
                 )
         for queue in options["queue"] or consistency.queues(using, broker):
             found[queue] = ConsistencyCheck(using, broker, queue, fix=options["fix"]).run()

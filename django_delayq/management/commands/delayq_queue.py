@@ -11,7 +11,9 @@ from ... import signals
 from ...api import pausing
 from ...core.clock import iso
 from ...core.exceptions import InvalidMessage
+from ...core.names import near
 from ...core.verbs import VERBS
+from ...inspector import worker_list
 from ...models import Message
 from .. import _common as common
 
@@ -21,7 +23,8 @@ class Command(common.DelayqCommand):
         "Pause queues, or resume paused ones. When pause has ended, no worker starts a message of these queues any "
         "more. Running messages go on; messages that fall due wait. The pause ends with resume, or by itself with "
         "--until. A queue that is paused already gets the new end and reason. After resume, workers start messages of "
-        "these queues again within about a second."
+        "these queues again within about a second. A queue that nothing knows yet can be paused; if its name is like "
+        "a known one, the command asks first, or needs --yes."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -36,16 +39,26 @@ class Command(common.DelayqCommand):
             help="pause: end it at this time (ISO 8601 with time zone), or after this time from now, e.g. 30m",
         )
         parser.add_argument("--reason", default="", help="shown with the queue, and recorded with the action")
+        common.add_yes(parser)
         common.add_json(parser)
 
     def work(self, using: str, options: dict[str, Any]) -> None:
         names = sorted(set(options["queues"]))
+        if options["action"] == "resume" and options["until"] is not None:
+            raise common.wrong_usage("--until belongs to pause.")
+        self._ask_about(using, names, options)
         if options["action"] == "pause":
             self._pause(using, names, options)
-        elif options["until"] is not None:
-            raise common.wrong_usage("--until belongs to pause.")
         else:
             self._resume(using, names, options)
+
+    def _ask_about(self, using: str, names: list[str], options: dict[str, Any]) -> None:
+        """Ask about queues that nothing knows and that are like a known one; for a resume like one that is paused."""
+        known = worker_list.known_queues(using)
+        meant = known if options["action"] == "pause" else {*pausing.paused(using)}
+        text = "Nothing knows the queue {}: no setting, handler or live worker names it, and no message waits in it"
+        unknown = {text.format(name): near(name, meant) for name in names if name not in known}
+        self.ask_about(unknown, yes=options["yes"])
 
     def _pause(self, using: str, names: list[str], options: dict[str, Any]) -> None:
         end = options["until"]

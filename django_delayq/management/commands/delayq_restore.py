@@ -14,7 +14,9 @@ from ...core import actors
 from ...core.clock import iso
 from ...core.durations import brief
 from ...core.exceptions import BrokerUnavailable
+from ...core.states import State
 from ...extensions import RestoreObservers, RestoreStart
+from ...models import Message
 from ...record import transitions
 from ...restore.engine import Restore
 from ...restore.selection import Overdue, Report, Selection, Tally
@@ -62,6 +64,7 @@ class Command(common.DelayqCommand):
         overdue, spread = options["overdue"]
         how = {"overdue": overdue, "spread": spread, "no_expired": options["no_expired"], "dry_run": options["dry_run"]}
         with closing(common.required_broker(using)) as broker:
+            self.ask_about_selectors(Message.objects.using(using).filter(state=State.SCHEDULED), options)
             self._run(using, Restore(using, broker, _selection(options), **how), options)
 
     def _run(self, using: str, job: Restore, options: dict[str, Any]) -> None:

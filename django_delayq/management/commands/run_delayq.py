@@ -20,13 +20,16 @@ from django.db import connections
 from ... import __version__, extensions, middleware
 from ...broker import check_settings, describe
 from ...core import values
+from ...core.names import near
 from ...core.worker_options import Options
 from ...extensions import WorkerOption
 from ...inspector.migrations import pending_migrations
+from ...inspector.worker_list import asked
 from ...models import Message
 from ...project import conf, registry
 from ...record.sql import has_one_writer
 from ...record.sql.troubles import Trouble, in_words, trouble
+from ...restore import reading
 from ...worker.parts.connections import leave_pools
 from ...worker.parts.lifetime import in_megabytes, resident_memory
 from ...worker.parts.reporting import be_verbose, guard_log
@@ -132,6 +135,7 @@ class Command(BaseCommand):
             leave_pools()
         with common.errors_as_exit_codes():
             _check_tables(chosen.using, waits=not options["once"])
+        _log_unknown(chosen)
         if options["once"]:
             self._once(chosen, is_silent=options["verbosity"] == 0)
         elif options["reload"]:
@@ -331,6 +335,21 @@ def _check_tables(using: str, *, waits: bool) -> None:
         logger.warning("Migrations are not applied yet (%s): run manage.py migrate", ", ".join(pending))
 
 
+def _log_unknown(options: Options) -> None:
+    """Log the queues of --queue that no setting, handler or waiting message names: one may be misspelt."""
+    try:
+        known = reading.queues(options.using) if options.queues else []
+    except DatabaseError:
+        # The worker waits until the database can be asked.
+        return
+    for queue in options.queues:
+        if like := near(queue, known):
+            text = "This worker serves the queue %s, which nothing else names. Did you mean %s?"
+            logger.warning(text, queue, like)
+        elif queue not in known:
+            logger.info("This worker serves the queue %s, which nothing else names yet", queue)
+
+
 def _ensure_logging(verbosity: int) -> None:
     """Write the log to stderr if the project has configured no logging; with verbosity 0 write it nowhere."""
     if logger.hasHandlers():
@@ -394,7 +413,6 @@ def _roles(text: str) -> frozenset[str]:
     names = frozenset(name if name in known else name.removesuffix("s") for name in given)
     unknown = names - known
     if unknown:
-        raise argparse.ArgumentTypeError(
-            f"there is no role {', '.join(sorted(unknown))}; the roles are {', '.join(all_roles())}"
-        )
+        said = ", ".join(asked({name: near(name, known) for name in sorted(unknown)}))
+        raise argparse.ArgumentTypeError(f"there is no role {said}; the roles are {', '.join(all_roles())}")
     return names

@@ -407,11 +407,13 @@ def test_a_worker_has_a_page_without_a_history(viewer: Client) -> None:
     assert viewer.get(history).status_code == 404
 
 
-def test_a_search_without_results_leads_to_the_names_that_are_like_its_own(viewer: Client) -> None:
+def test_a_search_without_results_leads_to_the_names_that_are_like_its_own(viewer: Client, settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "LIMITS": {"reports": {"limit": 1}}}
     samples.worker(queues=("mails",), topics=["orders.close"])
     for search, near in (
         ("topic:order.close queue:mail", ["topic:orders.close", "queue:mails"]),
         ("order.close", ["topic:orders.close"]),
+        ('limit:"queue reprots"', ['limit:"queue reports"']),
         ("orders.close", []),
         ("topic:order.*", []),
         ("zzz", []),

@@ -10,6 +10,8 @@ from django.core.management.base import CommandError, CommandParser
 from .... import signals
 from ....core.clock import iso
 from ....core.exceptions import InvalidMessage
+from ....core.names import near
+from ....inspector.worker_list import asked
 from ....management import _common as common
 from ....models import Message
 from ....record import transitions
@@ -52,7 +54,8 @@ class Command(common.DelayqCommand):
         else:
             raise common.wrong_usage("Name the schedules; delayq_recurring list shows them.")
         if missing := set(names) - {schedule.pk for schedule in schedules}:
-            unknown = ", ".join(map(repr, sorted(missing)))
+            known = set(rows.values_list("pk", flat=True))
+            unknown = ", ".join(asked({repr(name): near(name, known) for name in sorted(missing)}))
             raise CommandError(f"There is no schedule {unknown}.", returncode=common.PARTIAL)
 
     def _act_on(self, using: str, schedules: list[Schedule], options: dict[str, Any]) -> None:

@@ -1,0 +1,29 @@
+"""Asks in the log of a project under development about names that are probably typing errors."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+
+from ..core import names
+from ..project import registry
+
+logger = logging.getLogger("django_delayq")
+
+# What was asked already, so that each name is logged once.
+_asked: set[tuple[str, str]] = set()
+
+
+def ask(what_happens: str, topic: str, queue: str = "") -> None:
+    """Log a topic or a queue that no code here names, if it is like one that some code names."""
+    _ask(what_happens, "topic", topic, registry.handlers())
+    if queue:
+        _ask(what_happens, "queue", queue, registry.queues())
+
+
+def _ask(what_happens: str, what: str, name: str, known: Collection[str]) -> None:
+    like = None if name in known or (what, name) in _asked else names.near(name, known)
+    if like is not None:
+        _asked.add((what, name))
+        text = "%s the %s %s, which no code here names. Did you mean %s?"
+        logger.warning(text, what_happens, what, name, like)
