@@ -13,6 +13,7 @@ from django.db import router
 
 from .. import signals
 from ..core import actors
+from ..core.clock import iso
 from ..core.commits import on_commit
 from ..core.durations import Duration
 from ..core.exceptions import InvalidMessage
@@ -135,6 +136,18 @@ def resume(using: str, name: str) -> bool:
 def paused(using: str) -> dict[str, Queue]:
     """Return the queues that are paused now, by name."""
     return {queue.name: queue for queue in Queue.objects.using(using).filter(Queue.PAUSED).order_by("name")}
+
+
+def described(queue: Queue) -> str:
+    """Return in one line until when a queue is paused, by whom and why."""
+    text = f"until {iso(queue.resumes_at) or 'it is resumed'}"
+    text += f", by {queue.paused_by}" if queue.paused_by else ""
+    return f"{text}: {' '.join(queue.reason.split())}" if queue.reason else text
+
+
+def log_paused(queue: Queue) -> None:
+    """Log, for a worker that serves a queue, that it is paused."""
+    logger.info("The queue %s is paused %s: its messages wait", queue.name, described(queue))
 
 
 def hold(using: str, names: Sequence[str], *, holder: str, seconds: float | None, reason: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from django.db.models import QuerySet
 
+from ..api import pausing
 from ..broker import RedisBroker, describe
 from ..broker.base import ServerInfo
 from ..core import bounds
@@ -16,7 +17,7 @@ from ..core.clock import from_tenths
 from ..core.exceptions import BrokerUnavailable, UnusableBroker
 from ..core.limits import Limit, queue_name, topic_name
 from ..core.states import FINAL, State
-from ..models import Message, Transition, Worker
+from ..models import Message, Queue, Transition, Worker
 from ..models.messages import Place
 from ..models.workers import WorkerList, seen_lately
 from ..project import conf, registry
@@ -36,7 +37,10 @@ ROWS_PER_QUEUE = 10_000
 
 
 class QueueSnapshot(NamedTuple):
-    """One queue in the record. ``ready`` messages are due, but not yet overdue, and wait for no limit."""
+    """One queue in the record. ``ready`` messages are due, but not yet overdue, and wait for no limit.
+
+    Those of a paused queue count as if it went on, unless ``Snapshot.without_paused`` tells them apart.
+    """
 
     # All of them.
     scheduled: Capped = NONE
@@ -47,6 +51,8 @@ class QueueSnapshot(NamedTuple):
     limited: Capped = NONE
     # The earliest due time of its limited messages, which are neither ready nor overdue.
     oldest_limited: datetime | None = None
+    # Those that are due and wait for the end of a pause alone, which are neither ready nor overdue.
+    held: Capped = NONE
 
 
 class Snapshot(NamedTuple):
@@ -67,6 +73,10 @@ class Snapshot(NamedTuple):
         return total(queue.ready for queue in self.queues.values())
 
     @property
+    def held(self) -> Capped:
+        return total(queue.held for queue in self.queues.values())
+
+    @property
     def overdue(self) -> Capped:
         return total(queue.overdue for queue in self.queues.values())
 
@@ -77,6 +87,15 @@ class Snapshot(NamedTuple):
     @property
     def next_due(self) -> datetime | None:
         return min((q.next_due for q in self.queues.values() if q.next_due is not None), default=None)
+
+    def without_paused(self, paused: Collection[str]) -> Snapshot:
+        """Return the snapshot with what is due in paused queues as *held*: it is meant to wait."""
+        queues = dict(self.queues)
+        for name in sorted(paused):
+            queue = queues.get(name, QueueSnapshot())
+            waiting = total([queue.ready, queue.overdue])
+            queues[name] = queue._replace(held=waiting, ready=NONE, overdue=NONE, oldest_overdue=None)
+        return self._replace(queues=queues)
 
 
 def take_snapshot(using: str, cap: int = ROWS_PER_QUEUE) -> Snapshot:
@@ -319,6 +338,8 @@ class Stats(NamedTuple):
     in_redis: dict[str, QueueInRedis]
     # The messages that wait for limits.
     lines: Lines
+    # The paused queues, whose due messages the snapshot calls *held*.
+    paused: dict[str, Queue]
 
     @property
     def at(self) -> datetime:
@@ -333,7 +354,8 @@ class Stats(NamedTuple):
 
 def collect(using: str, broker: RedisBroker | None) -> Stats:
     """Read the record, then Redis. While Redis is away or foreign, ``redis`` says so and ``in_redis`` is empty."""
-    snapshot = take_snapshot(using, LIVE_CAP)
+    paused = pausing.paused(using)
+    snapshot = take_snapshot(using, LIVE_CAP).without_paused(paused)
     lines = longest_lines(using, LINES_READ) if snapshot.limited.count else Lines()
     estimate = statements(using).estimated_rows("delayq_message")
     in_record = (snapshot, finished(using), estimate, lateness(using), list_workers(using, snapshot.at))
@@ -348,7 +370,7 @@ def collect(using: str, broker: RedisBroker | None) -> Stats:
                 in_redis[queue] = QueueInRedis(held.delayed, held.ready, horizon)
         except BrokerUnavailable as error:
             redis = RedisStats(redis.where, redis.health if isinstance(error, UnusableBroker) else None, str(error))
-    return Stats(*in_record, redis, in_redis, lines)
+    return Stats(*in_record, redis, in_redis, lines, paused)
 
 
 def count_capped(rows: QuerySet[Message], cap: int) -> Capped:

@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 import re
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 import redis
 from django.utils import timezone
 
-from django_delayq import cancel_message
+from django_delayq import cancel_message, pause_queue
 from django_delayq.core.clock import to_tenths
 from django_delayq.core.states import State
 from django_delayq.inspector import stats
@@ -49,6 +49,39 @@ def test_messages_are_counted_by_state_and_queue() -> None:
     assert found["queues"]["default"]["horizon"] > found["at"]
     assert found["redis"]["reachable"] is True
     assert found["redis"]["maxmemory_policy"] == "noeviction"
+
+
+def test_messages_of_a_paused_queue_are_held_and_not_overdue() -> None:
+    schedule(2, due=-100)
+    schedule(3, due=-300, queue="letters")
+    schedule(1, due=100, queue="letters")
+    before = run("delayq_stats", "--json").json
+    assert (before["overdue"]["count"], before["paused"], before["held"]["count"]) == (5, [], 0)
+    assert "Paused" not in run("delayq_stats").out
+    pause_queue("letters", reason="the provider\nis down")
+    pause_queue("reports", until=datetime(2090, 1, 31, tzinfo=UTC))
+
+    found, out = run("delayq_stats", "--json").json, run("delayq_stats").out
+
+    assert (found["overdue"]["count"], found["held"]["count"], found["paused"]) == (2, 3, ["letters", "reports"])
+    assert found["oldest_overdue"] == found["queues"]["default"]["oldest_overdue"] > before["oldest_overdue"]
+    letters, reports = found["queues"]["letters"], found["queues"]["reports"]
+    assert {name: letters[name] for name in ("scheduled", "overdue", "held", "oldest_overdue")} == {
+        "scheduled": {"count": 4, "exact": True},
+        "overdue": {"count": 0, "exact": True},
+        "held": {"count": 3, "exact": True},
+        "oldest_overdue": None,
+    }
+    assert (letters["paused"]["until"], letters["paused"]["reason"]) == (None, "the provider\nis down")
+    assert letters["paused"]["by"].startswith("process:")
+    assert letters["paused"]["since"] < reports["paused"]["since"] < found["at"]
+    assert reports["paused"]["until"] == "2090-01-31T00:00:00.000Z"
+    assert found["queues"]["default"]["paused"] is None
+    assert "\nOverdue      2, the oldest for 1 m" in out
+    assert "\nPaused       2 queues, in which 3 due messages wait\n" in out
+    assert re.search(r"\n  letters: 3 due, paused until it is resumed, by process:\S+: the provider is down\n", out)
+    assert re.search(r"\n  reports: 0 due, paused until 2090-01-31T00:00:00.000Z, by process:\S+\n", out)
+    assert "\n  letters: paused, 4 scheduled, 0 overdue, " in out
 
 
 def test_finished_messages_are_not_counted_past_a_cap(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -255,6 +255,36 @@ def test_a_worker_that_is_killed_during_a_pause_costs_nothing(start: Start) -> N
     assert effects_per_message() == once_each(messages)
 
 
+def test_a_worker_says_which_queues_are_paused_at_its_start_and_later(start: Start) -> None:
+    pause_queue(QUEUE, reason="the provider is down")
+    worker = start("--queue", QUEUE, "--queue", "other", "--processes", "1")
+    told = r"The queue mail is paused until it is resumed, by process:\S+: the provider is down"
+    worker.wait_for(f"{told}: its messages wait")
+    pause_queue("other", duration="1h")
+    due(1, queue="other")
+    worker.wait_for("The queue other is paused until 20")
+    resume_queue("other")
+    worker.wait_for("The queue other is paused no more")
+
+
+def test_a_worker_without_redis_says_which_queues_are_paused(
+    assembled: Assemble, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queues_module, "PAUSE_LOOK_INTERVAL", 0.0)
+    monkeypatch.setattr(queues_module, "PAUSE_CHECK_INTERVAL", 0.0)
+    consumer = assembled(1, queues=(QUEUE,), redis=False).consumer
+    due()
+    for act in (pause_queue, resume_queue):
+        act(QUEUE)
+        for _ in range(2):
+            consumer.turn()
+    told = [record.getMessage() for record in caplog.records if record.name == "django_delayq"]
+    assert [line.partition(",")[0] for line in told if "is paused" in line] == [
+        "The queue mail is paused until it is resumed",
+        "The queue mail is paused no more: its messages start",
+    ]
+
+
 # --- a consumer that knows --------------------------------------------------------------------------------------------
 
 

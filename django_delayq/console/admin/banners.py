@@ -203,11 +203,9 @@ def _overdue(data: PageData) -> Iterator[Banner]:
     snapshot, paused = data.snapshot.value, data.paused.value
     if snapshot is None or has_no_worker(data):
         return
-    waiting = [
-        q.oldest_overdue for name, q in snapshot.queues.items() if q.oldest_overdue and name not in (paused or {})
-    ]
-    if waiting and snapshot.at - min(waiting) > timedelta(seconds=Thresholds().max_overdue_age):
-        age = span(snapshot.at - min(waiting))
+    oldest = snapshot.without_paused(paused or ()).oldest_overdue
+    if oldest and snapshot.at - oldest > timedelta(seconds=Thresholds().max_overdue_age):
+        age = span(snapshot.at - oldest)
         text = _("The oldest overdue message has waited for %(age)s.") % {"age": age}
         yield Banner("warning", text, _("Overdue messages"), Message, "is:overdue")
 

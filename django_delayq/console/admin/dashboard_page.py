@@ -95,17 +95,20 @@ def _tiles(data: PageData, past: Panel[dict[str, Throughput]], links: Links) -> 
     tiles = []
     snapshot = data.snapshot.value
     if snapshot is not None:
-        following, oldest = snapshot.next_due, snapshot.oldest_overdue
+        late = snapshot.without_paused(data.paused.value or ())
+        following, oldest = snapshot.next_due, late.oldest_overdue
         ahead = _("next in %(span)s") % {"span": span(following - snapshot.at)} if following else ""
         waiting = _("none, every message is on time")
         if oldest:
             waiting = _("oldest: %(span)s") % {"span": span(snapshot.at - oldest)}
+        elif snapshot.overdue.count:
+            waiting = _("in paused queues")
         # No search leaves out those that wait for limits.
         ready = "" if snapshot.limited.count else _due(overdue_cutoff(snapshot.at), snapshot.at)
         tiles += [
             tile(_("Scheduled"), snapshot.scheduled, ahead, "state:scheduled"),
             tile(_("Ready"), snapshot.ready, _("due, waiting for a worker"), ready),
-            tile(_("Overdue"), snapshot.overdue, waiting, "is:overdue", alert=bool(snapshot.overdue.count)),
+            tile(_("Overdue"), snapshot.overdue, waiting, "is:overdue", alert=bool(late.overdue.count)),
         ]
         if snapshot.limited.count:
             longest = data.lines.value.longest if data.lines.value else ()
@@ -245,7 +248,7 @@ def _late(tally: RollupSum) -> str:
 
 def _lateness_now(hour: Throughput, data: PageData) -> str:
     snapshot = data.snapshot.value
-    oldest = snapshot.oldest_overdue if snapshot else None
+    oldest = snapshot.without_paused(data.paused.value or ()).oldest_overdue if snapshot else None
     if snapshot is None or oldest is None:
         return _late(hour.sum)
     waits = _("The oldest overdue message has waited for %(age)s.") % {"age": span(snapshot.at - oldest)}

@@ -9,12 +9,14 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from ... import extensions
+from ...api import pausing
 from ...broker import index
 from ...core.clock import iso
 from ...core.durations import brief
 from ...extensions import StatisticsSection
 from ...inspector import stats
 from ...inspector.stats import Lateness, LimitState, QueueInRedis, QueueSnapshot, RedisStats, Stats, limit_facts
+from ...models import Queue
 from ...models.workers import WorkerState, state_of
 from .. import _common as common
 
@@ -26,10 +28,10 @@ LINES_SHOWN = 8
 
 class Command(common.DelayqCommand):
     help = (
-        "Show how many messages are in each state, how many are overdue, when the next one falls due, how late "
-        "messages start, the workers and Redis. The command is fast on a table of any size: only the last "
-        f"{stats.FINISHED_CAP:,} finished messages are counted, and a + after a number means that there are more. It "
-        "works while Redis is away."
+        "Show how many messages are in each state, how many are overdue, which queues are paused, when the next one "
+        "falls due, how late messages start, the workers and Redis. The command is fast on a table of any size: only "
+        f"the last {stats.FINISHED_CAP:,} finished messages are counted, and a + after a number means that there are "
+        "more. It works while Redis is away."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -58,6 +60,7 @@ def _lines(found: Stats, sections: list[StatisticsSection]) -> Iterator[str]:
     oldest, due = found.snapshot.oldest_overdue, found.snapshot.next_due
     age = "" if oldest is None else f", the oldest for {brief((found.at - oldest).total_seconds())}"
     yield f"Overdue      {found.snapshot.overdue}{age}"
+    yield from _paused(found)
     yield f"Next due     {'none' if due is None else 'in ' + brief((due - found.at).total_seconds())}"
     yield f"Lateness     {_lateness(found.lateness)}"
     yield from _limits(found)
@@ -67,13 +70,23 @@ def _lines(found: Stats, sections: list[StatisticsSection]) -> Iterator[str]:
     yield from _workers(found)
     yield f"Redis        {_redis_line(found.redis)}"
     for name, queue in found.snapshot.queues.items():
-        yield f"  {name}: {_queue_line(found.at, queue, found.in_redis.get(name))}"
+        paused = "paused, " if name in found.paused else ""
+        yield f"  {name}: {paused}{_queue_line(found.at, queue, found.in_redis.get(name))}"
 
 
 def _lateness(late: Lateness) -> str:
     if late.p50 is None or late.p95 is None:
         return "nothing was delivered yet"
     return f"p50 {brief(late.p50)}, p95 {brief(late.p95)} (of the last {late.of:,} finished)"
+
+
+def _paused(found: Stats) -> Iterator[str]:
+    """Yield the paused queues. Nothing while none is paused."""
+    if found.paused:
+        number = f"{len(found.paused)} queue{'' if len(found.paused) == 1 else 's'}"
+        yield f"Paused       {number}, in which {found.snapshot.held} due messages wait"
+    for name, pause in found.paused.items():
+        yield f"  {name}: {found.snapshot.queues[name].held} due, paused {pausing.described(pause)}"
 
 
 def _limits(found: Stats) -> Iterator[str]:
@@ -142,6 +155,8 @@ def _plain(using: str, found: Stats, sections: list[StatisticsSection]) -> dict[
         "estimated_rows": found.estimate,
         "overdue": found.snapshot.overdue.as_json(),
         "oldest_overdue": iso(found.snapshot.oldest_overdue),
+        "held": found.snapshot.held.as_json(),
+        "paused": [*found.paused],
         "next_due": iso(found.snapshot.next_due),
         "limits": [_plain_limit(line) for line in found.lines.longest],
         "lateness": {"of": found.lateness.of, "p50": found.lateness.p50, "p95": found.lateness.p95},
@@ -169,7 +184,8 @@ def _plain(using: str, found: Stats, sections: list[StatisticsSection]) -> dict[
             "maxmemory_policy": health.policy if health else None,
         },
         "queues": {
-            name: _plain_queue(queue, found.in_redis.get(name)) for name, queue in found.snapshot.queues.items()
+            name: _plain_queue(queue, found.in_redis.get(name), found.paused.get(name))
+            for name, queue in found.snapshot.queues.items()
         },
     }
 
@@ -185,7 +201,7 @@ def _plain_limit(line: LimitState) -> dict[str, Any]:
     }
 
 
-def _plain_queue(queue: QueueSnapshot, in_redis: QueueInRedis | None) -> dict[str, Any]:
+def _plain_queue(queue: QueueSnapshot, in_redis: QueueInRedis | None, pause: Queue | None) -> dict[str, Any]:
     return {
         "scheduled": queue.scheduled.as_json(),
         "limited": queue.limited.as_json(),
@@ -195,4 +211,12 @@ def _plain_queue(queue: QueueSnapshot, in_redis: QueueInRedis | None) -> dict[st
         "delayed": in_redis.delayed if in_redis else None,
         "ready": in_redis.ready if in_redis else None,
         "horizon": iso(in_redis.horizon) if in_redis else None,
+        "held": queue.held.as_json(),
+        "paused": pause
+        and {
+            "since": iso(pause.paused_at),
+            "until": iso(pause.resumes_at),
+            "by": pause.paused_by,
+            "reason": pause.reason,
+        },
     }

@@ -18,6 +18,7 @@ from django.db import Error as DatabaseError
 from django.db import connections
 
 from ... import __version__, extensions, middleware
+from ...api import pausing
 from ...broker import check_settings, describe
 from ...core import values
 from ...core.names import near
@@ -135,7 +136,7 @@ class Command(BaseCommand):
             leave_pools()
         with common.errors_as_exit_codes():
             _check_tables(chosen.using, waits=not options["once"])
-        _log_unknown(chosen)
+        _log_queues(chosen)
         if options["once"]:
             self._once(chosen, is_silent=options["verbosity"] == 0)
         elif options["reload"]:
@@ -335,13 +336,16 @@ def _check_tables(using: str, *, waits: bool) -> None:
         logger.warning("Migrations are not applied yet (%s): run manage.py migrate", ", ".join(pending))
 
 
-def _log_unknown(options: Options) -> None:
-    """Log the queues of --queue that no setting, handler or waiting message names: one may be misspelt."""
+def _log_queues(options: Options) -> None:
+    """Log which queues are paused, and those of --queue that nothing else names: one may be misspelt."""
     try:
         known = reading.queues(options.using) if options.queues else []
+        paused = pausing.paused(options.using)
     except DatabaseError:
         # The worker waits until the database can be asked.
         return
+    for name in sorted(paused.keys() & set(options.queues or conf.get().QUEUES or paused)):
+        pausing.log_paused(paused[name])
     for queue in options.queues:
         if like := near(queue, known):
             text = "This worker serves the queue %s, which nothing else names. Did you mean %s?"

@@ -207,7 +207,7 @@ class Consumer(threading.Thread):
 
     def _turn(self, broker: Broker) -> float:
         self._release_orphaned()
-        for queue in self.pauses.check():
+        for queue in self.pauses.check(looks=not broker.holds_ids):
             # Ids that fall due during a pause become ready, so that the best priority goes first afterwards.
             broker.promote(queue)
         self.quarantine.run(lambda: self.wake_ups.pass_on(broker), self._beat_and_check_stop)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -17,12 +18,16 @@ from ...record.sql import statements
 from ...record.sql.rows import Ticket
 from .sidings import Sidings
 
+logger = logging.getLogger("django_delayq")
+
 # A worker that names at most so many queues takes from one after another. One with more asks the index of queues first.
 FEW_QUEUES = 3
 # The index of queues counts the ids of the next queues until it has found so many, or as many as there is room for.
 ENOUGH_IDS = 100
 # While a queue is known to be paused, the record is asked this often whether it still is. Seconds.
 PAUSE_CHECK_INTERVAL = 1.0
+# While none is, and no id tells of a message that could not start, it is looked for a pause this often. Seconds.
+PAUSE_LOOK_INTERVAL = 30.0
 # A queue that is named nowhere is served for this long after it held a message. Seconds.
 REMEMBERED = 3600.0
 # The time between two searches of the record for queues that hold messages, in the process that has the duty. The
@@ -141,6 +146,7 @@ class KnownPauses:
         self.queues = queues
         self.known: set[str] = set()
         self._check_at = math.inf
+        self._look_at = time.monotonic() + PAUSE_LOOK_INTERVAL
 
     @property
     def served(self) -> tuple[str, ...]:
@@ -157,16 +163,25 @@ class KnownPauses:
         self._read()
         return queue in self.known
 
-    def check(self) -> list[str]:
-        """Ask the record again if it is time, and return the queues that are still paused then."""
-        if self.seconds_to_check > 0:
+    def check(self, *, looks: bool = False) -> list[str]:
+        """Ask the record again if it is time, and return the queues that are still paused then.
+
+        With ``looks`` this is asked from time to time while no pause is known, too: a query passes over paused queues.
+        """
+        if self.seconds_to_check > 0 and not (looks and time.monotonic() >= self._look_at):
             return []
         self._read()
         return sorted(self.known)
 
     def _read(self) -> None:
-        self.known = pausing.paused(self.using).keys() & set(self.queues())
+        before, paused = self.known, pausing.paused(self.using)
+        self.known = paused.keys() & set(self.queues())
         self._check_at = time.monotonic() + PAUSE_CHECK_INTERVAL if self.known else math.inf
+        self._look_at = time.monotonic() + PAUSE_LOOK_INTERVAL
+        for queue in sorted(self.known - before):
+            pausing.log_paused(paused[queue])
+        for queue in sorted(before - self.known):
+            logger.info("The queue %s is paused no more: its messages start", queue)
 
 
 class Shares:

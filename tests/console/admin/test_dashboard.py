@@ -125,6 +125,18 @@ def test_the_tiles_count_up_to_a_cap() -> None:
     assert str(found.overdue) == "3+"
 
 
+def test_what_waits_in_a_paused_queue_is_no_alarm(viewer: Client) -> None:
+    late(queue="letters", seconds=300)
+    for act, note in ((None, "oldest: "), (pause_queue, "in paused queues")):
+        if act is not None:
+            act("letters")
+        page = viewer.get(URL)
+        [tile] = [tile for tile in page.context["tiles"] if tile.label == "Overdue"]
+        assert (tile.number, tile.note.startswith(note), tile.alert) == ("1", True, act is None)
+        assert ("The oldest overdue message has waited" in page.content.decode()) == (act is None)
+        panels.forget()
+
+
 def test_the_queues_with_most_overdue_come_first(viewer: Client) -> None:
     samples.scheduled(queue="a-calm-one")
     late(1, queue="busy")
