@@ -14,6 +14,7 @@ from django.db import models, router
 from django.utils.connection import ConnectionDoesNotExist
 
 from . import broker, middleware
+from .core.durations import brief
 from .core.names import near
 from .project import conf, registry
 from .project.conf import Problem
@@ -24,7 +25,7 @@ TAG = "delayq"
 
 def register() -> None:
     """Register the checks with Django when the apps are ready."""
-    for check in (check_settings, check_project, check_database, check_foreign_keys, check_names):
+    for check in (check_settings, check_project, check_database, check_foreign_keys, check_names, check_retention):
         checks.register(check, TAG)
 
 
@@ -130,6 +131,24 @@ def check_names(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[checks
         likes |= {queue_of.format(queue): near(queue, served) for queue in sorted(handled)}
     hint = "Did you mean {!r}? If there are two such queues, silence this check."
     return [checks.Warning(told, hint=hint.format(like), id="delayq.W005") for told, like in likes.items() if like]
+
+
+# Messages that are kept for less were probably meant to be kept for longer. Seconds.
+SHORT_RETENTION = 3600.0
+
+
+def check_retention(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Warn of messages that are deleted soon after they finished: ``delayq.W006``."""
+    settings, _problems = conf.parse(conf.given())
+    return [
+        checks.Warning(
+            f"DELAYQ[{name!r}] is {brief(kept)}: messages are deleted with their history that soon after their end.",
+            hint="A number is seconds: write '30d' for days, or False for never. If it is meant, silence this check.",
+            id="delayq.W006",
+        )
+        for name, kept in (("RETENTION", settings.RETENTION), ("DEAD_RETENTION", settings.DEAD_RETENTION))
+        if kept is not False and kept < SHORT_RETENTION
+    ]
 
 
 def _check_middleware(settings: conf.Settings) -> Iterator[Problem]:

@@ -103,6 +103,17 @@ def test_a_misspelt_queue_in_the_settings_is_a_warning(
     assert all(repr(name) in one.msg and "Did you mean" in str(one.hint) for name, one in zip(told, found, strict=True))
 
 
+@pytest.mark.parametrize("name", ["RETENTION", "DEAD_RETENTION"])
+@pytest.mark.parametrize(
+    ("value", "is_told"), [(30, True), ("59m", True), ("1h", False), (False, False), (-1, None), ("", None)], ids=repr
+)
+def test_a_history_that_is_deleted_within_an_hour_is_a_warning(name: str, value: Any, is_told: bool | None) -> None:
+    with override_settings(DELAYQ={name: value}):
+        messages = run_checks(tags=["delayq"])
+    assert [message.id for message in messages] == (["delayq.E003"] if is_told is None else ["delayq.W006"] * is_told)
+    assert all(name in message.msg and message.hint for message in messages)
+
+
 LONG = "a" * 70
 IMPOSSIBLE = {
     "redis://localhost:abc/0": "port",

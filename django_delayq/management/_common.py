@@ -211,6 +211,10 @@ def checked(check: Callable[..., T], *given: Any) -> T:
 duration = partial(checked, values.span)
 
 
+# The same, but for 0.
+lasting = partial(checked, partial(values.span, lowest=values.SHORTEST))
+
+
 def span(text: str) -> timedelta:
     """Read a time from 0 to 100 years, such as ``90s``."""
     return timedelta(seconds=duration(text))

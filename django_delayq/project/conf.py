@@ -12,6 +12,7 @@ from django.core.signals import setting_changed
 
 from ..core import retry, values
 from ..core.bounds import QUEUE_LENGTH
+from ..core.durations import seconds
 from ..core.limits import Limit, declare
 from ..core.retry import RetryPolicy
 
@@ -35,9 +36,22 @@ def _or_never(parse: Parser) -> Parser:
     def parse_or_never(value: Any) -> Any:
         if value is None:
             raise ValueError("must not be None: write False for never, or leave the setting out for its default")
-        return False if value is False else parse(value)
+        if value is False:
+            return False
+        # Elsewhere it means never. For a time to keep messages it would delete all of them at once.
+        if _is_zero(value):
+            raise ValueError("must not be 0: write False for never, or a time such as '30d'")
+        return parse(value)
 
     return parse_or_never
+
+
+def _is_zero(value: Any) -> bool:
+    try:
+        return not seconds(value)
+    except ValueError:
+        # What it must be is said where it is checked.
+        return False
 
 
 def _list(value: Any, what: str) -> list[Any]:
@@ -127,6 +141,7 @@ class Settings(NamedTuple):
     # Larger payloads are refused at the call. Bytes of JSON.
     PAYLOAD_MAX_BYTES: Annotated[int, partial(values.whole, lowest=1, highest=64 * 1024 * 1024)] = 262_144
     # Consumed, cancelled and expired messages are deleted with their log this long after they finished. False: never.
+    # 0 is refused, and less than an hour is warned of.
     RETENTION: Annotated[float | Literal[False], _or_never(values.span)] = 30 * 86_400.0
     # The same for dead messages. False: never.
     DEAD_RETENTION: Annotated[float | Literal[False], _or_never(values.span)] = 90 * 86_400.0

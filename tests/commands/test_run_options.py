@@ -28,6 +28,11 @@ def test_an_option_of_another_queue_is_refused_with_the_one_that_is_meant(words:
     assert ran.err.endswith(f"unrecognized arguments: {' '.join(words)}; {hint}")
 
 
+def test_a_runtime_of_zero_is_refused() -> None:
+    """Else a worker would exit at once, and be started again and again. No limit is said by leaving it out."""
+    assert "--max-runtime: must be more than 0" in run("run_delayq", "--max-runtime", "0").err
+
+
 def test_an_option_that_nobody_has_is_refused_without_a_hint() -> None:
     assert run("run_delayq", "--zzz").err.endswith("unrecognized arguments: --zzz")
 

@@ -28,6 +28,14 @@ def test_times_may_be_written_as_people_write_them() -> None:
 
 
 @pytest.mark.parametrize("name", ["TIMEOUT", "RETENTION", "DEAD_RETENTION"])
+@pytest.mark.parametrize("zero", [0, 0.0, "0", "0s", timedelta(0)], ids=repr)
+def test_zero_is_refused_where_others_mean_never_by_it(name: str, zero: Any) -> None:
+    _settings, [problem] = conf.parse({name: zero})
+    told = "must not be 0: write False for never, or a time such as '30d'."
+    assert problem == ("E003", f"DELAYQ[{name!r}] is impossible.", told)
+
+
+@pytest.mark.parametrize("name", ["TIMEOUT", "RETENTION", "DEAD_RETENTION"])
 def test_never_is_false_and_nothing_else(name: str) -> None:
     settings, problems = conf.parse({name: False})
     assert not problems

@@ -210,7 +210,7 @@ class Command(BaseCommand):
 def _add_limits(parser: CommandParser) -> None:
     """Add the options that say when a worker, or one of its processes, ends."""
     parser.add_argument("--max-messages", type=common.positive, help="each process ends after this number of messages")
-    parser.add_argument("--max-runtime", type=common.duration, help="exit after this time, e.g. 1h")
+    parser.add_argument("--max-runtime", type=common.lasting, help="exit after this time, e.g. 1h")
     parser.add_argument(
         "--max-tasks-per-child",
         type=common.positive,
