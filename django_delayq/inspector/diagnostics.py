@@ -31,7 +31,7 @@ from ..record.sql.holders import OLD, Holder, oldest
 from ..record.sql.troubles import Trouble, trouble
 from ..restore.horizon import is_filled, refuse_foreign
 from . import stats
-from .migrations import pending_migrations
+from .migrations import own_tables, pending_migrations
 from .stats import LimitState, Lines, longest_lines
 from .worker_list import asked, list_workers, queues_without_worker, topics_without_handler
 
@@ -70,6 +70,7 @@ def _check(using: str, broker: RedisBroker | None, limits: Thresholds) -> Iterat
     if ready:
         migrations = of_migrations(pending_migrations(using))
         yield migrations
+        yield from of_row_security(hidden_rows(using))
         ready = migrations.level == Level.OK
     if broker is None:
         yield Finding("Redis", Level.OK, describe(conf.get()))
@@ -112,6 +113,30 @@ def of_migrations(pending: Sequence[str]) -> Finding:
         return Finding(_("Migrations"), Level.OK, _("all applied"))
     detail = _("pending: %(names)s") % {"names": ", ".join(pending)}
     return Finding(_("Migrations"), Level.CRITICAL, detail, Cause.MISCONFIGURED, _("run migrate"))
+
+
+# Tables whose rows policies may hide: each with the role, and whether any policy shows rows.
+HiddenRows = list[tuple[str, str, bool]]
+
+
+def hidden_rows(using: str) -> HiddenRows:
+    """Return the tables of the queue whose rows the database may hide from the role of this process."""
+    return statements(using).row_security(own_tables())
+
+
+def of_row_security(hidden: HiddenRows) -> Iterator[Finding]:
+    """Name the tables whose rows are hidden. Nothing fails then: the queue only looks empty."""
+    if not hidden:
+        return
+    name, advice = _("Row security"), _("give the role BYPASSRLS, or a policy for all rows")
+    if unseen := [table for table, _role, shows in hidden if not shows]:
+        detail = _("%(tables)s: all rows are hidden from the role %(role)s")
+        detail %= {"tables": _some(unseen), "role": hidden[0][1]}
+        yield Finding(name, Level.CRITICAL, detail, Cause.MISCONFIGURED, advice)
+    else:
+        detail = _("%(tables)s: rows may be hidden from the role %(role)s")
+        detail %= {"tables": _some([table for table, _role, _shows in hidden]), "role": hidden[0][1]}
+        yield Finding(name, Level.WARN, detail, advice=advice)
 
 
 def _redis(using: str, broker: RedisBroker, *, ready: bool) -> Iterator[Finding]:

@@ -125,6 +125,7 @@ def of_database(data: PageData) -> Iterator[Fact]:
         yield Fact(_("Migrations"), data.pending.problem, is_main=True)
     else:
         yield of_finding(diagnostics.of_migrations(data.pending.value))
+    yield from map(of_finding, diagnostics.of_row_security(data.hidden.value or []))
 
 
 def has_no_worker(data: PageData) -> bool:

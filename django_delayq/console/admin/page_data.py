@@ -14,6 +14,7 @@ from ...api import pausing
 from ...broker import publisher
 from ...core.findings import Finding
 from ...inspector import stats, worker_list
+from ...inspector.diagnostics import HiddenRows, hidden_rows
 from ...inspector.migrations import pending_migrations
 from ...inspector.numbers import NONE
 from ...inspector.stats import Lines, RedisStats, Snapshot
@@ -28,7 +29,7 @@ from .panels import Panel
 
 # How long rollups are shown before they are read again: workers add to them every ten seconds. Seconds.
 ROLLUPS_FRESH_SECONDS = 5.0
-# How long the pending migrations are shown before they are read again. Seconds.
+# How long the pending migrations and the row security are shown before they are read again. Seconds.
 MIGRATIONS_FRESH_SECONDS = 30.0
 # The longest lines before limits that pages name.
 LINES_READ = 10
@@ -49,6 +50,8 @@ class PageData:
     # Queues with scheduled messages with which Redis is not filled, the fullest first.
     unfilled: Panel[list[str]]
     pending: Panel[list[str]]
+    # The tables whose rows the database may hide from the role of this process.
+    hidden: Panel[HiddenRows]
     # What extensions add to the checks.
     findings: Panel[list[Finding]]
 
@@ -70,6 +73,7 @@ def gather() -> PageData:
         panels.load(f"redis {conf.get().REDIS!r}", using, redis),
         panels.load("unfilled", using, lambda: _unfilled(using, seen.value)),
         panels.load("pending", using, lambda: pending_migrations(using), MIGRATIONS_FRESH_SECONDS),
+        panels.load("hidden rows", using, lambda: hidden_rows(using), MIGRATIONS_FRESH_SECONDS),
         panels.load(f"findings {language}", using, lambda: _findings(using, workers.value)),
     )
 

@@ -16,14 +16,17 @@ from typing import Any, TextIO
 from django.core.management.base import BaseCommand, CommandError, CommandParser, SystemCheckError
 from django.db import Error as DatabaseError
 from django.db import connections
+from django.utils import translation
 
 from ... import __version__, extensions, middleware
 from ...api import pausing
 from ...broker import check_settings, describe
 from ...core import values
+from ...core.findings import Level
 from ...core.names import near
 from ...core.worker_options import Options
 from ...extensions import WorkerOption
+from ...inspector import diagnostics
 from ...inspector.migrations import pending_migrations
 from ...inspector.worker_list import asked
 from ...models import Message
@@ -325,6 +328,7 @@ def _check_tables(using: str, *, waits: bool) -> None:
     try:
         pending = pending_migrations(using)
         missing = Message._meta.db_table not in connections[using].introspection.table_names()
+        hidden = diagnostics.of_row_security(diagnostics.hidden_rows(using))
     except DatabaseError as error:
         if not waits or trouble(error) in (Trouble.OUTDATED, Trouble.FORBIDDEN):
             raise
@@ -334,6 +338,10 @@ def _check_tables(using: str, *, waits: bool) -> None:
         raise CommandError("The tables are missing: run manage.py migrate.", returncode=common.MISCONFIGURED)
     if pending:
         logger.warning("Migrations are not applied yet (%s): run manage.py migrate", ", ".join(pending))
+    with translation.override(None):
+        for finding in hidden:
+            level = logging.ERROR if finding.level == Level.CRITICAL else logging.WARNING
+            logger.log(level, "%s: %s", finding.name, finding.text)
 
 
 def _log_queues(options: Options) -> None:

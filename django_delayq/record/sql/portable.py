@@ -389,6 +389,13 @@ class Portable:
         """Return how many connections the user of this one may have at once; None where nothing limits them."""
         return None
 
+    def row_security(self, tables: Collection[str]) -> list[tuple[str, str, bool]]:
+        """Return those of the tables whose rows policies may hide from the role of this connection.
+
+        Each with the role, and whether some policy shows rows: without one all are hidden.
+        """
+        return []
+
     def snapshot_holders(self) -> list[Holder] | None:
         """Return who holds snapshots, those first that keep the most rows; None where snapshots keep no rows."""
         return None

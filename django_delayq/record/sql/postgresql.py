@@ -51,6 +51,17 @@ SELECT pg_backend_pid(),
  WHERE rolname = session_user AND datname = current_database()
 """
 
+# A policy of the role 0 counts for every role.
+ROW_SECURITY = """
+SELECT c.relname::text, current_user::text,
+       EXISTS (SELECT FROM pg_policy p, unnest(p.polroles) r
+                WHERE p.polrelid = c.oid AND p.polpermissive AND p.polcmd IN ('r', '*')
+                  AND CASE WHEN r = 0 THEN true ELSE pg_has_role(r, 'USAGE') END)
+  FROM unnest(%s::text[]) t JOIN pg_class c ON c.oid = to_regclass(t)
+ WHERE row_security_active(c.oid)
+ ORDER BY 1
+"""
+
 FACTS = f"""
 SELECT id, state, topic, queue, limit_key, due_at, priority FROM delayq_message
  WHERE id = ANY(%(ids)s::bigint[]) AND {LOOKS_LIKE_FEW}
@@ -487,6 +498,9 @@ class PostgreSQL(PostgreSQLDelivery, Portable):
         pid, most = self._rows(MOST_CONNECTIONS)[0]
         # A pooler tells its clients another process id, and has many of them share a connection.
         return most if pid == connections[self.using].connection.info.backend_pid else None
+
+    def row_security(self, tables: Collection[str]) -> list[tuple[str, str, bool]]:
+        return [(table, role, shows) for table, role, shows in self._rows(ROW_SECURITY, [texts(tables)])]
 
     def snapshot_holders(self) -> list[Holder] | None:
         return [Holder(*row) for row in self._rows(HOLDERS)]
