@@ -117,6 +117,7 @@ def remaining(version: str, missing: Iterable[str]) -> Iterator[str]:
         yield "Name the maintainers, in CONTRIBUTING.rst and in .github/CODEOWNERS."
     if migrations.released(ROOT) != migrations.digests(ROOT):
         yield "Freeze the migrations, in the commit of the version: python -m tools.migrations"
+    yield "See tests/console/admin/test_language.py skip nothing: what it skips are texts that want their translation."
     yield "Give the repository an environment 'release' that asks a reviewer, once: without it a tag publishes at once."
     yield "Register the workflow release.yml as a trusted publisher with the package index, once."
     yield f"See the workflows green on main; then: git tag --sign v{version} && git push origin v{version}"

@@ -54,8 +54,13 @@ def test_what_remains_names_what_is_missing(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "CHANGELOG.rst").write_text("Unreleased\n==========\n", "utf-8")
     (tmp_path / "CONTRIBUTING.rst").write_text("(to be filled in)\n", "utf-8")
     tasks = "\n".join(release.remaining("1.2.3", ["3.14"]))
-    assert "Name the maintainers" in tasks
-    assert all(text in tasks for text in ("Python 3.14", "[project.urls]", "CHANGELOG.rst a section", "v1.2.3"))
+    assert all(
+        text in tasks
+        for text in (
+            *("Python 3.14", "[project.urls]", "CHANGELOG.rst a section", "v1.2.3"),
+            *("test_language", "Name the maintainers"),
+        )
+    )
     (tmp_path / "pyproject.toml").write_text('[project.urls]\nSource = "…"\n', "utf-8")
     (tmp_path / "CHANGELOG.rst").write_text("1.2.3 (2026-01-02)\n==================\n", "utf-8")
     (tmp_path / "CONTRIBUTING.rst").write_text("", "utf-8")

@@ -1,4 +1,7 @@
-"""The texts in Simplified Chinese: nothing is left in English, and no new text goes unnoticed."""
+"""The texts in Simplified Chinese: no translation is wrong, and those that are still wanted are named.
+
+A text may come without its translation: whoever adds it need not know Chinese. A release has them all.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import gettext
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +47,10 @@ class Entry:
     texts: tuple[str, ...]
     fuzzy: bool
 
+    @property
+    def is_translated(self) -> bool:
+        return not self.fuzzy and all(self.texts)
+
 
 def entries(content: str) -> list[Entry]:
     found = []
@@ -68,16 +76,16 @@ def catalog(app: Path, suffix: str) -> Path:
 
 # By app: each has a catalog of its own.
 CATALOGS = {app: entries(catalog(app, "po").read_text(encoding="utf-8")) for app in (QUEUE, CONSOLE, RECURRING)}
-ENTRIES = [entry for found in CATALOGS.values() for entry in found]
+ENTRIES = [entry for found in CATALOGS.values() for entry in found if entry.is_translated]
 
 each_app = pytest.mark.parametrize("app", CATALOGS, ids=lambda app: app.name)
 
 
 @each_app
-def test_every_text_is_translated(app: Path) -> None:
+def test_every_text_is_there_once(app: Path) -> None:
     found = CATALOGS[app]
     assert len(found) > {QUEUE: 40, CONSOLE: 400, RECURRING: 40}[app]
-    assert [entry for entry in found if entry.fuzzy or len(entry.texts) != 1 or not entry.texts[0]] == []
+    assert [entry for entry in found if len(entry.texts) != 1] == []
     assert len({entry.key for entry in found}) == len(found)
 
 
@@ -108,7 +116,7 @@ def test_the_compiled_texts_are_those_of_the_source(app: Path) -> None:
     known: dict[Any, str] = dict(compiled._catalog)  # type: ignore[attr-defined]
     known.pop("")
     expected = {}
-    for entry in CATALOGS[app]:
+    for entry in filter(lambda entry: entry.is_translated, CATALOGS[app]):
         context, text = entry.key
         name = text if context is None else f"{context}\x04{text}"
         expected[(name, 0) if entry.plural else name] = entry.texts[0]
@@ -170,17 +178,44 @@ def all_marked(app: Path) -> Iterator[tuple[Key, str]]:
         yield from marked_in_template(path.read_text(encoding="utf-8"))
 
 
+@cache
+def texts_of(app: Path) -> dict[Key, str]:
+    """Return the texts that the sources of an app mark, with their plurals."""
+    found: dict[Key, str] = {}
+    for key, plural in all_marked(app):
+        found[key] = found.get(key) or plural
+    return found
+
+
+def wanting(texts: dict[Key, str], catalogue: list[Entry]) -> list[str]:
+    """Return the texts that have no translation."""
+    there = {entry.key for entry in catalogue if entry.is_translated}
+    return [text for context, text in texts if (context, text) not in there]
+
+
 @each_app
-def test_the_catalog_has_what_the_sources_mark_and_nothing_else(app: Path) -> None:
-    """When it fails: run makemessages in the folder of the app, translate, and run compilemessages.
+def test_the_catalog_has_nothing_but_what_the_sources_mark(app: Path) -> None:
+    """When it fails: run makemessages in the folder of the app, and compilemessages.
 
     python -m django makemessages -l zh_Hans --no-location --no-wrap --no-obsolete
     (in the queue: --ignore for the folders of the other apps)
     """
-    found: dict[Key, str] = {}
-    for key, plural in all_marked(app):
-        found[key] = found.get(key) or plural
-    assert found == {entry.key: entry.plural for entry in CATALOGS[app]}
+    found = texts_of(app)
+    assert {entry.key: entry.plural for entry in CATALOGS[app] if found.get(entry.key) != entry.plural} == {}
+
+
+@each_app
+def test_texts_that_want_a_translation_are_named(app: Path) -> None:
+    """It is skipped, with their names, while there are some: a change may come without them, and a release may not."""
+    if names := wanting(texts_of(app), CATALOGS[app]):
+        where = catalog(app, "po").relative_to(QUEUE.parent)
+        pytest.skip(f"{where} wants the translation of: {', '.join(map(repr, names))}")
+
+
+def test_a_text_wants_a_translation_that_is_missing_empty_or_a_guess() -> None:
+    texts: dict[Key, str] = {(None, text): "" for text in ("Age", "Host", "Name", "Pid")}
+    po = 'msgid "Host"\nmsgstr ""\n\nmsgid "Name"\nmsgstr "名称"\n\n#, fuzzy\nmsgid "Pid"\nmsgstr "名称"\n'
+    assert wanting(texts, entries(po)) == ["Age", "Host", "Pid"]
 
 
 TEMPLATES = sorted((CONSOLE / "templates").rglob("*.html"))
@@ -219,6 +254,15 @@ def main(response: Any) -> str:
 
 _TEXTS = [entry.key[1] for entry in ENTRIES]
 OURS = {text for text in _TEXTS if text.strip().count(" ") > 1 and not _PLACEHOLDER.search(text)}
+
+
+def translated(text: str) -> str:
+    """Return a text without what stays English because it has no translation yet."""
+    for app, catalogue in CATALOGS.items():
+        for english in wanting(texts_of(app), catalogue):
+            pattern = ".*?".join(map(re.escape, re.split(r"%\(\w+\)[a-z]", english)))
+            text = re.sub(pattern, " ", text)
+    return text
 
 
 def speaks_chinese(response: Any, *words: str) -> None:
@@ -263,7 +307,7 @@ def test_the_dashboard_has_no_english_sentence(boss: Client) -> None:
     samples.one_of_each()
     pause_queue("mails")
     text = main(boss.get(page("dashboard"), headers=CHINESE))
-    assert _SENTENCE.findall(text) == []
+    assert _SENTENCE.findall(translated(text)) == []
     # The page for a browser that asks for English shows that the search finds sentences.
     english = main(boss.get(page("dashboard"), headers={"accept-language": "en"}))
     assert _SENTENCE.findall(english)
@@ -280,7 +324,7 @@ def test_every_question_and_its_answer_are_chinese(boss: Client, action: str) ->
         given: dict[str, Any] = {"delay": "1h"} if action == "reschedule" else {}
         [said] = samples.said(asking.answer(boss, action, asked, **given))
     assert re.search(r"6 条消息：\d+ 条", said)
-    assert not re.search(r"[a-z]{3}", said)
+    assert not re.search(r"[a-z]{3}", translated(said))
 
 
 @pytest.mark.django_db
