@@ -75,6 +75,20 @@ def test_json_has_the_same_in_numbers() -> None:
     assert found["handlers"][2]["retry"] == "as choose says"
 
 
+def test_the_limits_of_queues_are_a_table_of_their_own(settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "LIMITS": {"reports": {"limit": 2}, "mail": {"rate": "60/m", "burst": 3}}}
+    rows = [line.split("  ") for line in run("delayq_check", "handlers").out.partition("\n\n")[2].splitlines()]
+    assert [" | ".join(cell.strip() for cell in row if cell.strip()) for row in rows] == [
+        "QUEUE | LIMIT",
+        "mail | one in 1.0 s, 3 together",
+        "reports | 2 at once",
+    ]
+    assert run("delayq_check", "handlers", "--json").json["queue_limits"] == {
+        "mail": {"count": None, "interval": 1.0, "burst": 3},
+        "reports": {"count": 2, "interval": None, "burst": None},
+    }
+
+
 def test_a_policy_that_names_exceptions_is_told_in_words() -> None:
     handler("e.some", retry=RetryPolicy.fixed(["4m"], on=(OSError, KeyError), never=TimeoutError))(_plain)
     words = "after 4 m, on OSError, KeyError, never TimeoutError"

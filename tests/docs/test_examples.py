@@ -94,6 +94,20 @@ def test_every_page_is_in_a_table_of_contents() -> None:
     assert listed == {page.relative_to(DOCS).with_suffix("").as_posix() for page in DOCS.rglob("*.rst")}
 
 
+def test_the_list_of_guides_has_a_line_for_each() -> None:
+    listed, _toctree, names = (DOCS / "howto/index.rst").read_text("utf-8").partition(".. toctree::")
+    pages = re.findall(r"^   ([\w-]+)$", names, re.MULTILINE)
+    assert re.findall(r"^\* :doc:`(?:[^`<]*<)?([\w-]+)>?`: \S", listed, re.MULTILINE) == pages
+
+
+@pytest.mark.parametrize("word", ["GDPR", "approval", "pydantic", "dataclass", "progress", "trigger"])
+def test_a_search_for_what_people_ask_finds_a_section_of_a_guide(word: str) -> None:
+    """Sphinx puts a page first that has the word in a heading."""
+    texts = [page.read_text("utf-8") for page in PAGES if page.parent.name == "howto"]
+    headings = [line for text in texts for line in re.findall(r"^(.+)\n=+$", text, re.MULTILINE)]
+    assert [line for line in headings if re.search(rf"\b{word}\b", line, re.IGNORECASE)]
+
+
 def test_files_that_the_texts_name_exist() -> None:
     for page in PAGES:
         for name in re.findall(r"``((?:docs|tests|testproject|benchmarks)/[\w./-]*\w)/?``", page.read_text("utf-8")):

@@ -84,6 +84,14 @@ def test_the_handlers_of_the_guide_to_limits_have_them(run_page: Run, settings: 
         "one in 600 ms, 10 together",
         "5 at once; one in 600 ms, 10 together",
     ]
+    both = admission.limits_of("invoices.send", "invoices", "7")
+    assert {name: str(limit) for name, limit in both.items()} == {
+        "topic invoices.send key 7": "2 at once",
+        "queue invoices": "one in 600 ms, 1 together",
+    }
+    invoice = names["send_invoice"].schedule({"customer": 7})
+    assert (invoice.queue, invoice.limit_key) == ("invoices", "7")
+    assert cancel_message(invoice)
     assert schedule_message("reports.build", {"customer": 7}).limit_key == "7"
     schedule_message("reports.build", {"customer": 7})
     deliver()

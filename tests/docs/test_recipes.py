@@ -175,6 +175,36 @@ def test_admins_get_a_mail_while_no_worker_runs(recipes: dict[str, Any], setting
     assert "Workers" in sent.body
 
 
+def test_an_order_is_shipped_when_it_was_approved_in_time_and_refused_otherwise(recipes: dict[str, Any]) -> None:
+    shipped: list[int] = []
+    handler("orders.ship")(lambda message: shipped.append(message.payload["order"]))
+    in_time, late = (Order.objects.create(email="a@example.com") for _ in range(2))
+    for order in (in_time, late):
+        recipes["ask_for_approval"](order)
+    assert recipes["approve"](in_time)
+    run_message(topic="orders.refuse", key=f"order-{late.pk}")
+    deliver()
+    assert not recipes["approve"](late)
+    late.refresh_from_db()
+    assert (shipped, late.status) == ([in_time.pk], "closed")
+
+
+def test_a_dataclass_is_a_payload_and_again_one_in_the_handler(recipes: dict[str, Any]) -> None:
+    Invoice = recipes["Invoice"]
+    message = recipes["bill"](Invoice(order=5, total="12.50"))
+    assert message.payload == {"order": 5, "total": "12.50"}
+    message = recipes["bill"](Invoice(order=6, total="x"))
+    deliver()
+    assert recipes["BILLED"] == [Invoice(order=5, total="12.50"), Invoice(order=6, total="x")]
+
+
+def test_a_page_can_show_how_far_a_handler_is(recipes: dict[str, Any]) -> None:
+    order = Order.objects.create(email="a@example.com")
+    recipes["print_catalogue"].schedule({"order": order.pk, "pages": 4})
+    deliver()
+    assert recipes["progress_of"](order) == "4 of 4 pages"
+
+
 def test_a_customer_is_forgotten(recipes: dict[str, Any]) -> None:
     handler("docs.ok")(lambda message: None)
     schedule_message("docs.ok", {"customer": 7})

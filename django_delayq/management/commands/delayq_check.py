@@ -20,7 +20,7 @@ from ...inspector.consistency import ConsistencyCheck, Mismatches
 from ...inspector.diagnostics import Thresholds
 from ...inspector.stats import limit_facts
 from ...inspector.worker_list import known_queues, list_workers, topics_without_handler
-from ...project import registry
+from ...project import conf, registry
 from ...project.registry import Handler
 from ...record import transitions
 from ...record.sql.troubles import in_words
@@ -45,7 +45,7 @@ class Command(common.DelayqCommand):
         "be on its way. Workers repair all of this by themselves in time; --fix repairs it at once, except for running "
         "messages. record: read the rows of all messages, and find those whose columns contradict each other, which "
         "somebody else has written. handlers: list the topics of this project with their functions and options, and "
-        "warn of topics of waiting messages that have no handler here and in no live worker."
+        "the limits of queues, and warn of topics of waiting messages that have no handler here and in no live worker."
     )
     exits = (0, 1, 2, 3, 69, 78)
 
@@ -211,11 +211,13 @@ HEAD = ("TOPIC", "FUNCTION", "QUEUE", "RETRY", "TIMEOUT", "LEASE", "LIMIT", "TRA
 def list_handlers(command: Command, using: str, options: dict[str, Any]) -> None:
     """List the handlers, and warn of topics of waiting messages that have none here and in no live worker."""
     handlers = [handler for _topic, handler in sorted(registry.handlers().items())]
+    queue_limits = sorted((conf.get().LIMITS or {}).items())
     unhandled = _unhandled(command, using)
     if options["json"]:
         command.say_json(
             database=using,
             handlers=[_plain_handler(handler) for handler in handlers],
+            queue_limits={queue: limit_facts(limit) for queue, limit in queue_limits},
             unhandled=None if unhandled is None else [*unhandled],
         )
     elif handlers:
@@ -223,6 +225,10 @@ def list_handlers(command: Command, using: str, options: dict[str, Any]) -> None
             command.say(line)
     else:
         command.say("This project has no handlers.")
+    if queue_limits and not options["json"]:
+        command.say("")
+        for line in _table([("QUEUE", "LIMIT"), *((queue, str(limit)) for queue, limit in queue_limits)]):
+            command.say(line)
     for topic, like in (unhandled or {}).items():
         meant = f" Did you mean {like}?" if like else ""
         text = f"Messages of topic {topic} wait, and no handler is known for it.{meant}"
