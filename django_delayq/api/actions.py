@@ -35,7 +35,7 @@ from ..models.messages import HOLDS_KEY, WAITS_AGAIN, not_expired
 from ..project import validation
 from ..record import held_keys, purge, transitions
 from ..record.sql.expressions import HoldsKeyAt
-from ..record.transitions import MOVES_PER_TRANSACTION, NO_TIMES, Answer, DueTimes
+from ..record.transitions import ANY, MOVES_PER_TRANSACTION, NO_TIMES, Answer, DueTimes
 from . import asking
 
 # --- which messages a call means --------------------------------------------------------------------------------------
@@ -55,8 +55,8 @@ def id_of(target: Any) -> int:
     return number
 
 
-def find(using: str, topic: str, key: str | None, *, finished: bool) -> int | None:
-    """Return the id of the message that holds a key, or else has it; with ``finished`` of a finished one, if any.
+def find(using: str, topic: str, key: str | None, *, finished: bool) -> Message | None:
+    """Return the message that holds a key, or else has it; with ``finished`` a finished one, if any.
 
     Raises ``InvalidMessage`` when the key is not given.
     """
@@ -66,10 +66,9 @@ def find(using: str, topic: str, key: str | None, *, finished: bool) -> int | No
     assert checked is not None
     live = held_keys.named(using, topic, checked)
     if not finished or (live is not None and live.holds_key):
-        return None if live is None else live.pk
+        return live
     rows = Message.objects.using(using).filter(topic=topic, key=checked, state__in=sorted(FINAL))
-    youngest = rows.order_by("-pk").values_list("pk", flat=True).first()
-    return live.pk if youngest is None and live is not None else youngest
+    return rows.defer("payload", "headers").order_by("-pk").first() or live
 
 
 def selected(queryset: QuerySet[Message]) -> array[int]:
@@ -102,7 +101,7 @@ def refuse_others(queryset: QuerySet[Message]) -> None:
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-Move = Callable[[str, Sequence[int], DueTimes, str], list[Answer]]
+Move = Callable[[str, Sequence[int], DueTimes, str, Q], list[Answer]]
 Foresee = Callable[[QuerySet[Message]], Counter[Verdict]]
 
 
@@ -123,19 +122,42 @@ class Action:
     def states(self) -> frozenset[State]:
         return self.verb.states
 
-    def apply(self, using: str, ids: Sequence[int], *, times: DueTimes = NO_TIMES, reason: str = "") -> list[Answer]:
+    def apply(
+        self, using: str, ids: Sequence[int], *, times: DueTimes = NO_TIMES, reason: str = "", among: Q = ANY
+    ) -> list[Answer]:
         """Apply the action to messages. Return an answer for each, in the order of ``ids``.
 
         Each batch is a transaction. Redis and the receivers of signals are told on commit. A spread goes over those
-        that get a new due time.
+        that get a new due time. A message is not found unless it is ``among`` those that a condition names when its row
+        is locked.
         """
         # An impossible DELAYQ["REDIS"] raises before anything moves.
         publisher.get(using)
-        answers = self.move(using, ids, self._spread(using, ids, times), reason)
+        answers = self.move(using, ids, self._spread(using, ids, times), reason, among)
         publish_moves(using, answers)
         waiting = [pk for pk, answer in zip(ids, answers, strict=True) if answer and answer.state == State.SCHEDULED]
         publisher.run_at_once(using, waiting)
         return answers
+
+    def apply_by_key(
+        self, using: str, topic: str, key: str | None, *, times: DueTimes = NO_TIMES, reason: str = ""
+    ) -> Answer:
+        """Apply the action to the message that a topic and a key mean, and return the answer.
+
+        That message may hand the key over to its next one before its row is locked. Then it stays as it is, and the
+        call goes on with the one that the key means now: ``KEY_ROUNDS`` times at most, and then it is too late.
+        """
+        answer = Answer(None, Verdict.NOT_FOUND)
+        for _round in range(held_keys.KEY_ROUNDS):
+            meant = find(using, topic, key, finished=self is REQUEUE)
+            if meant is None:
+                return Answer(None, Verdict.NOT_FOUND)
+            as_found = Q(next_id=meant.next_id)
+            [answer] = self.apply(using, [meant.pk], times=times, reason=reason, among=as_found)
+            if answer.verdict != Verdict.NOT_FOUND:
+                break
+            answer = Answer(meant.pk, Verdict.TOO_LATE, State(meant.state))
+        return answer
 
     def apply_in_batches(
         self, using: str, ids: Sequence[int], *, times: DueTimes = NO_TIMES, reason: str = ""
@@ -184,7 +206,7 @@ def make_way(using: str, other: Message) -> bool:
     return bool(gone)
 
 
-def _purge(using: str, ids: Sequence[int], times: DueTimes, reason: str) -> list[Answer]:
+def _purge(using: str, ids: Sequence[int], times: DueTimes, reason: str, among: Q) -> list[Answer]:
     verdicts = purge.purge_ids(using, ids)
     return [Answer(pk, verdicts.get(pk, Verdict.NOT_FOUND)) for pk in ids]
 
@@ -261,12 +283,14 @@ def _by_state(verb: Verb, done: Verdict) -> Foresee:
 
 
 CANCEL = Action(
-    VERBS["cancel"], lambda using, ids, _times, reason: transitions.cancel(using, ids, reason=reason), foresee_cancel
+    VERBS["cancel"],
+    lambda using, ids, _times, reason, among: transitions.cancel(using, ids, reason=reason, among=among),
+    foresee_cancel,
 )
 RESCHEDULE = Action(VERBS["reschedule"], transitions.reschedule, _by_state(VERBS["reschedule"], Verdict.RESCHEDULED))
 RUN = Action(
     VERBS["run"],
-    lambda using, ids, times, reason: transitions.reschedule(using, ids, times, reason or "run now"),
+    lambda using, ids, times, reason, among: transitions.reschedule(using, ids, times, reason or "run now", among),
     _by_state(VERBS["run"], Verdict.RESCHEDULED),
 )
 REQUEUE = Action(VERBS["requeue"], partial(transitions.requeue, free=make_way), foresee_requeue)
@@ -322,7 +346,8 @@ def cancel_message(
 ) -> Answer | Counter[Verdict]:
     """Cancel a message, given by id, by ``topic`` and ``key``, or as a queryset of messages.
 
-    ``topic`` and ``key`` name the live message that holds the key; if none does, the youngest live one that has it.
+    ``topic`` and ``key`` name the live message that holds the key when its row is locked; if none does, the youngest
+    live one that has it. One that hands the key over to its next message stays as it is, and that one is meant.
 
     The answer's ``verdict`` is true at the commit: CANCELLED (no delivery is running, none has crashed with an unknown
     result, and none will start), REQUESTED (a delivery is running or about to start: a handler that runs for another
@@ -466,13 +491,7 @@ def _apply(
     using = using or router.db_for_write(Message, **hints)
     if target is not None:
         return action.apply(using, [id_of(target)], times=times, reason=reason)[0]
-    answer = Answer(None, Verdict.NOT_FOUND)
-    pk = find(using, topic, key, finished=action is REQUEUE)
-    while pk not in (None, answer.id):
-        answer = action.apply(using, [pk], times=times, reason=reason)[0]
-        # Its handler may have handed the key over meanwhile, and kept this call waiting until its transaction ended.
-        if answer.verdict in (Verdict.TOO_LATE, Verdict.REQUESTED) and held_keys.has_next(using, pk):
-            pk = find(using, topic, key, finished=action is REQUEUE)
+    answer = action.apply_by_key(using, topic, key, times=times, reason=reason)
     if answer.id is None and settings.DEBUG:
         asking.ask(f"There is no message to {action.name} with this key and", topic)
     return answer

@@ -182,8 +182,6 @@ INSERTED_TOGETHER = 5000
 # The garbage collector rests while so many messages are checked or written: it would look at all of their objects again
 # and again, and all of them are in use.
 COLLECTED_TOGETHER = 10_000
-# The call is refused after this many rounds in which the key's holder changed between the insert and the query for it.
-KEY_ROUNDS = 20
 
 
 def schedule_message(
@@ -249,7 +247,7 @@ def _schedule(using: str, new: NewMessage) -> Message:
     if key is not None:
         new = new._replace(own=actors.own_message(using, new.topic, key))
     # Between the refused insert and the query for the message in its way, that one may move: then the key may be free.
-    for _round in range(KEY_ROUNDS):
+    for _round in range(held_keys.KEY_ROUNDS):
         inserted = transitions.insert(using, new, actor)
         if inserted is not None:
             return _scheduled(using, [(new, inserted)])[0]
@@ -425,7 +423,7 @@ def _existing(using: str, new: NewMessage, other: Message) -> Message | None:
         elif answer.state == State.SCHEDULED:
             refusal = f"a delivery of message {other.pk}, which has this key, may still report its success"
         else:
-            # It has ended, or did not hold the key, and another message has taken that.
+            # It has ended, or is in the way no more: the key is free, or another message has taken it.
             return None
     if new.own is not None:
         # The next message of the handler's own is no conflict.
@@ -438,7 +436,7 @@ def _kept(using: str, new: NewMessage, other: Message) -> Message | None:
     if new.key_deliveries is None or other.state != State.SCHEDULED:
         return other
     # Its handler is to see what the caller's transaction writes.
-    if not statements(using).keep_waiting(other.pk):
+    if not statements(using).keep_waiting(other.pk, is_next=new.own is not None):
         return None
     other = Message.objects.using(using).get(pk=other.pk)
     if other.state == State.SCHEDULED:

@@ -24,6 +24,13 @@ ROWS_TOGETHER = 1000
 # A message that is cancelled, or will be unless its handler succeeds.
 CANCELLED = Q(cancel_requested=True) | Q(state=State.CANCELLED)
 
+# The condition that a message keeps out others with its key, but for those that a handler schedules under its own.
+IN_THE_WAY = HOLDS_KEY | WAITS_AGAIN
+
+# Between a look at who has a key and the lock on that row the key may change hands: then the call looks again, so often
+# at most.
+KEY_ROUNDS = 20
+
 # A topic and a key.
 Key = tuple[str, str]
 
@@ -43,9 +50,16 @@ def holder(using: str, topic: str, key: str) -> Message | None:
 
 
 def named(using: str, topic: str, key: str) -> Message | None:
-    """Return the live message that a topic and a key name: the one that holds the key, else the youngest one."""
+    """Return the live message that a topic and a key name, without its content.
+
+    It is the one that holds the key, else the youngest one that has not handed it over, else the youngest one.
+    """
     live = Message.objects.using(using).filter(topic=topic, key=key, state__in=LIVE).order_by()
-    return max(live, key=lambda message: (message.holds_key, message.pk), default=None)
+    return max(
+        live.defer("payload", "headers"),
+        key=lambda message: (message.holds_key, message.next_id is None, message.pk),
+        default=None,
+    )
 
 
 def lock_keys(using: str, keys: Iterable[Key], changing: Collection[Key]) -> set[Key]:
@@ -101,11 +115,6 @@ def next_of(using: str, own: int) -> Message | None:
     if message is not None and (message.cancel_requested or message.state == State.CANCELLED):
         return message
     return None
-
-
-def has_next(using: str, own: int) -> bool:
-    """Tell whether the handler of a message has scheduled the next one under its key."""
-    return Message.objects.using(using).filter(pk=own, next_id__isnull=False).exists()
 
 
 def note_next(using: str, own: int, message_id: int) -> None:

@@ -27,7 +27,7 @@ from ..core.verdicts import DONE, Verdict
 from ..models import Message, Transition
 from ..models.messages import Identity
 from ..project.validation import FARTHEST
-from .held_keys import CANCELLED, free_key, in_the_way
+from .held_keys import CANCELLED, IN_THE_WAY, free_key, in_the_way
 from .sql import limit_statements, statements
 from .sql.limited import Taking
 from .sql.moves import Decide, Decision, move, moved, writing
@@ -36,6 +36,9 @@ from .sql.sessions import own_transaction
 
 # Rows that one transaction locks and moves at most.
 MOVES_PER_TRANSACTION = 1000
+
+# The condition that is true of each message.
+ANY = Q()
 
 # Decisions that leave a message as it is.
 TOO_LATE = Decision(verdict=Verdict.TOO_LATE)
@@ -159,7 +162,10 @@ def insert_many(using: str, new: Sequence[NewMessage], actor: str) -> Iterator[t
 
 
 def replace(using: str, message_id: int, new: NewMessage) -> Answer:
-    """Give a waiting message the content and due time of ``new``."""
+    """Give a waiting message the content and due time of ``new``.
+
+    Here and in ``debounce`` it is not found when it is not in the way of ``new`` any more.
+    """
 
     def decide(message: Message, at: datetime) -> Decision:
         if not _is_replaceable(message):
@@ -170,7 +176,7 @@ def replace(using: str, message_id: int, new: NewMessage) -> Answer:
             values["key_deliveries"] = message.deliveries
         return Decision(State.SCHEDULED, values, "replaced", Verdict.RESCHEDULED)
 
-    return _act(using, [message_id], decide)[0]
+    return _act(using, [message_id], decide, _in_the_way_of(new))[0]
 
 
 def debounce(using: str, message_id: int, new: NewMessage) -> Answer:
@@ -183,7 +189,13 @@ def debounce(using: str, message_id: int, new: NewMessage) -> Answer:
         due = max(ceil_tenth(new.due_at or at + new.delay), message.due_at)
         return Decision(State.SCHEDULED, moved_due(message, due, at), "debounced", Verdict.RESCHEDULED)
 
-    return _act(using, [message_id], decide)[0]
+    return _act(using, [message_id], decide, _in_the_way_of(new))[0]
+
+
+def _in_the_way_of(new: NewMessage) -> Q:
+    """Return the condition that a message that was in the way of ``new`` still is."""
+    # The next message of a handler's own stays that, whatever becomes of its key.
+    return IN_THE_WAY if new.own is None else ANY
 
 
 def _is_replaceable(message: Message) -> bool:
@@ -320,10 +332,18 @@ def move_unlocked(
 # --- act --------------------------------------------------------------------------------------------------------------
 
 
-def cancel(using: str, ids: Sequence[int], *, overdue_since: datetime | None = None, reason: str = "") -> list[Answer]:
+def cancel(
+    using: str,
+    ids: Sequence[int],
+    *,
+    overdue_since: datetime | None = None,
+    reason: str = "",
+    among: Q = ANY,
+) -> list[Answer]:
     """Cancel messages, and ask running ones to stop. ``Verdict`` lists the possible answers.
 
-    ``overdue_since`` as in ``reschedule``: then running messages go on.
+    ``overdue_since`` as in ``reschedule``: then running messages go on. Here and below, a message is not found unless
+    it is ``among`` those that a condition names when its row is locked.
     """
 
     def decide(message: Message, at: datetime) -> Decision:
@@ -331,7 +351,7 @@ def cancel(using: str, ids: Sequence[int], *, overdue_since: datetime | None = N
             return TOO_LATE
         return cancel_decision(message, reason)
 
-    return _act(using, ids, decide)
+    return _act(using, ids, decide, among)
 
 
 def cancel_decision(message: Message, reason: str = "") -> Decision:
@@ -352,6 +372,7 @@ def reschedule(
     ids: Sequence[int],
     times: DueTimes = NO_TIMES,
     reason: str = "",
+    among: Q = ANY,
     *,
     overdue_since: datetime | None = None,
 ) -> list[Answer]:
@@ -375,7 +396,7 @@ def reschedule(
             moment = message.due_at
         return Decision(State.SCHEDULED, moved_due(message, moment, at), reason, Verdict.RESCHEDULED)
 
-    return _act(using, ids, decide)
+    return _act(using, ids, decide, among)
 
 
 def requeue(
@@ -383,6 +404,7 @@ def requeue(
     ids: Sequence[int],
     times: DueTimes = NO_TIMES,
     reason: str = "",
+    among: Q = ANY,
     *,
     free: Callable[[str, Message], bool] = free_key,
 ) -> list[Answer]:
@@ -417,11 +439,11 @@ def requeue(
         }
         return Decision(State.SCHEDULED, values, reason, Verdict.REQUEUED)
 
-    answers = _act(using, ids, decide)
+    answers = _act(using, ids, decide, among)
     # Only now, when no row of a batch is locked any more: two batches could wait for each other's messages.
     if sum(free(using, other) for other in others):
         refused = [pk for pk, each in zip(ids, answers, strict=True) if each.verdict == Verdict.KEY_TAKEN]
-        again = iter(_act(using, refused, decide))
+        again = iter(_act(using, refused, decide, among))
         answers = [next(again) if each.verdict == Verdict.KEY_TAKEN else each for each in answers]
     return answers
 
@@ -441,30 +463,30 @@ def _waits(message: Message, overdue_since: datetime | None) -> bool:
     return message.state == State.SCHEDULED and (overdue_since is None or message.due_at <= overdue_since)
 
 
-def _act(using: str, ids: Sequence[int], decide: Decide) -> list[Answer]:
+def _act(using: str, ids: Sequence[int], decide: Decide, among: Q = ANY) -> list[Answer]:
     """Decide on messages, in batches with a transaction each; return the answers in the order of ``ids``."""
     answers: dict[int, Answer] = {}
     for batch in chunks(ids, MOVES_PER_TRANSACTION):
         try:
-            answers |= _answers(using, batch, decide)
+            answers |= _answers(using, batch, decide, among)
         except IntegrityError:
             # Another message took a key meanwhile, and the whole batch was rolled back: decide one by one.
             for pk in batch:
                 try:
-                    answers |= _answers(using, [pk], decide)
+                    answers |= _answers(using, [pk], decide, among)
                 except IntegrityError:
                     answers[pk] = Answer(pk, Verdict.KEY_TAKEN)
         # Rows changed meanwhile on a database without row locks: decide on them once more.
         again = [pk for pk in batch if pk not in answers]
         if again:
-            answers |= _answers(using, again, decide)
+            answers |= _answers(using, again, decide, among)
     return [answers.get(pk, Answer(pk, Verdict.NOT_FOUND)) for pk in ids]
 
 
-def _answers(using: str, ids: Sequence[int], decide: Decide) -> dict[int, Answer]:
-    """Decide on messages in one transaction; return the answers for those that exist."""
+def _answers(using: str, ids: Sequence[int], decide: Decide, among: Q) -> dict[int, Answer]:
+    """Decide on messages in one transaction; return the answers for those that are found."""
     answers = {}
-    for message, decision in move(using, Q(pk__in=ids), decide, actor=actors.current()):
+    for message, decision in move(using, Q(among, pk__in=ids), decide, actor=actors.current()):
         assert decision.verdict is not None
         made = None if decision.to is None else moved(message, decision.reason)
         answers[message.pk] = Answer(message.pk, decision.verdict, State(message.state), made)

@@ -391,7 +391,8 @@ class Restore:
             tally.spread += number
 
     def _end(self, tally: Tally, ids: list[int]) -> list[transitions.Answer]:
-        end, word = transitions.cancel, "cancelled"
+        end: Callable[..., list[transitions.Answer]] = transitions.cancel
+        word = "cancelled"
         if self.overdue == Overdue.DEAD:
             end, word = transitions.give_up, "given up"
         answers = end(self.using, ids, reason=f"{word} by a restore: overdue", overdue_since=self._cutoff)

@@ -5,22 +5,35 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 from typing import Any
 
 import pytest
 import redis
+from asgiref.sync import async_to_sync
 from django.db import connection
 
-from django_delayq import Verdict, cancel_message, reschedule_message, run_message, schedule_message
-from django_delayq.core.actors import handling
+from django_delayq import (
+    OnConflict,
+    Verdict,
+    acancel_message,
+    cancel_message,
+    requeue_message,
+    reschedule_message,
+    run_message,
+    schedule_message,
+    schedule_messages,
+)
 from django_delayq.core.states import LIVE, State
 from django_delayq.models import Message
+from django_delayq.project.message_options import MessageDict
 from tests.app.models import Effect
+from tests.support.chains import ENDS, going_on, hand_over, while_it_waits
 from tests.support.processes import Gate, Start
-from tests.support.steps import TOPIC, claimed, later, message, succeed
+from tests.support.statements import count_statements
+from tests.support.steps import TOPIC, bring, claim, claimed, due, fail, later, log, message, succeed
 from tests.support.together import Together
-from tests.support.transactions import unfinished, waits_for_a_lock
 from tests.support.workers import eventually
 
 TURNS = 12
@@ -99,31 +112,120 @@ def test_a_cancel_by_key_ends_a_chain_whose_handler_is_running(start: Start, gat
     assert Message.objects.count() == len(running)
 
 
-@pytest.mark.postgresql("another database lets nobody write meanwhile")
-@pytest.mark.parametrize("ends", [True, False], ids=["transactional", "running"])
-@pytest.mark.parametrize(
-    ("verb", "options", "verdict"),
-    [
-        (cancel_message, {}, Verdict.CANCELLED),
-        (reschedule_message, {"delay": "1h"}, Verdict.RESCHEDULED),
-        (run_message, {}, Verdict.RESCHEDULED),
-    ],
-)
+VERBS: dict[str, tuple[Callable[..., Any], Verdict]] = {
+    "cancel": (cancel_message, Verdict.CANCELLED),
+    "acancel": (async_to_sync(acancel_message), Verdict.CANCELLED),
+    "reschedule": (partial(reschedule_message, delay="1h"), Verdict.RESCHEDULED),
+    "run": (run_message, Verdict.RESCHEDULED),
+}
+# SQLite has no lock that a test could hold between the look and the move.
+needs_locks = pytest.mark.postgresql("another database locks no rows")
+
+
+@needs_locks
+@pytest.mark.parametrize("unique", UNIQUES)
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("verb", VERBS)
 def test_a_key_that_is_handed_over_while_a_call_waits_means_the_next_message(
-    together: Together, verb: Callable[..., Any], options: dict[str, Any], verdict: Verdict, ends: bool
+    together: Together, verb: str, end: str, unique: str
 ) -> None:
-    first = claimed(key="k")
+    act, verdict = VERBS[verb]
+    first = claimed(key="k", unique=unique).id
 
-    def handle() -> None:
-        with handling("default", TOPIC, "k", first.id):
-            later(key="k")
-        assert not ends or succeed(first.id)
+    def then() -> None:
+        hand_over(first, unique=unique)
+        ENDS[end](first)
+        before.extend(log(first))
 
-    def let_go() -> None:
-        eventually(waits_for_a_lock, "the call waits for the row of the first message")
-        go.set()
+    before: list[Any] = []
+    answer = while_it_waits(together, first, lambda: act(topic=TOPIC, key="k"), then)
+    assert (answer.id, answer.verdict) == (message(first).next_id, verdict)
+    assert log(first) == before
 
-    with unfinished(handle) as go:
-        answer, _gone = together(lambda: verb(topic=TOPIC, key="k", **options), let_go)
-    following = message(first.id).next_id
-    assert (answer.id, answer.verdict) == (following, verdict)
+
+@needs_locks
+@pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
+@pytest.mark.parametrize("unique", UNIQUES)
+@pytest.mark.parametrize("policy", ["keep", "replace", "debounce"])
+def test_a_call_that_waits_while_a_key_is_handed_over_finds_the_next_message(
+    together: Together, policy: OnConflict, unique: str, many: bool
+) -> None:
+    first = due(1, key="k", unique=unique).pk
+    new: MessageDict = {"topic": TOPIC, "payload": 3, "delay": "1h", "key": "k", "unique": "scheduled"}
+
+    def then() -> None:
+        assert claim(first)
+        hand_over(first, payload=2, unique=unique)
+        assert fail(first)
+
+    def call() -> Message:
+        [found] = schedule_messages([{**new, "on_conflict": policy}])
+        return found
+
+    found = while_it_waits(together, first, call if many else lambda: schedule_message(**new, on_conflict=policy), then)
+    assert (found.pk, found.existed) == (message(first).next_id, True)
+    assert (found.payload, message(first).payload) == (3 if policy == "replace" else 2, 1)
+
+
+@needs_locks
+@pytest.mark.parametrize("policy", ["keep", "replace", "debounce"])
+@pytest.mark.parametrize("end", ["runs on", "succeeds", "has crashed"])
+def test_a_call_makes_a_message_when_the_one_that_it_waits_for_frees_its_key(
+    together: Together, policy: OnConflict, end: str
+) -> None:
+    first = due(key="k", unique="scheduled").pk
+
+    def then() -> None:
+        assert claim(first)
+        ENDS[end](first)
+
+    new = while_it_waits(together, first, lambda: later(key="k", unique="scheduled", on_conflict=policy), then)
+    assert (new.existed, message(new.pk).holds_key) == (False, True)
+    assert new.pk > first
+
+
+@pytest.mark.parametrize("verb", ["cancel", "reschedule", "run"])
+def test_a_call_follows_a_chain_that_goes_on_as_fast_and_says_so_when_it_cannot(
+    verb: str, transactional_db: None
+) -> None:
+    act, verdict = VERBS[verb]
+    with going_on(due(key="k").pk, steps=5) as chain:
+        answer = act(topic=TOPIC, key="k")
+    assert (answer.id, answer.verdict, len(chain)) == (chain[-1], verdict, 6)
+    cancel_message(chain[-1])
+    with going_on(due(key="k").pk, steps=1000) as chain:
+        answer = act(topic=TOPIC, key="k")
+    assert (answer.id in chain, bool(answer), str(answer)) == (True, False, "too late: scheduled")
+    assert 10 < len(chain) < 100
+    # A message that went on was scheduled, claimed and released; the last one was only scheduled.
+    assert list(Message.objects.filter(pk__in=chain).order_by("pk").values_list("moves", flat=True)) == [
+        *[3] * (len(chain) - 1),
+        1,
+    ]
+
+
+def test_a_key_means_the_message_that_has_not_handed_it_over(transactional_db: None) -> None:
+    """Not the younger one, which waits only for the repetition of a step that was made."""
+    older = bring(State.DEAD, key="k", unique="scheduled")
+    younger = claimed(key="k", unique="scheduled").id
+    assert requeue_message(older)
+    assert hand_over(younger, unique="scheduled").pk == older
+    assert fail(younger)
+    assert run_message(older)
+    assert claim(older)
+    answer = cancel_message(topic=TOPIC, key="k")
+    assert (answer.id, answer.verdict) == (older, Verdict.REQUESTED)
+    assert succeed(older)
+    # When the chain has ended, there is only that one.
+    assert cancel_message(topic=TOPIC, key="k").id == younger
+
+
+@pytest.mark.parametrize("runs", [False, True], ids=["scheduled", "running"])
+def test_a_call_by_key_costs_one_statement_more_than_one_by_id(runs: bool, transactional_db: None) -> None:
+    make = claimed if runs else due
+    for key in "ab":
+        make(key=key)
+    first = Message.objects.get(key="a").pk
+    by_id = count_statements(lambda: cancel_message(first))
+    assert count_statements(lambda: cancel_message(topic=TOPIC, key="b")) == by_id + 1
+    assert count_statements(lambda: cancel_message(topic=TOPIC, key="c")) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -12,6 +13,7 @@ import pytest
 from django.db import OperationalError, close_old_connections, connection, connections, transaction
 
 from django_delayq import (
+    OnConflict,
     cancel_message,
     pause_queue,
     reschedule_message,
@@ -30,6 +32,7 @@ from django_delayq.signals import message_scheduled
 from testproject.servers import PostgresServer
 from tests.app.models import Effect
 from tests.settings import at_isolation
+from tests.support.chains import ENDS, hand_over, while_it_waits
 from tests.support.processes import Gate, Start
 from tests.support.receivers import receiving
 from tests.support.record_of import (
@@ -42,7 +45,8 @@ from tests.support.record_of import (
     wait_until,
     wait_until_all,
 )
-from tests.support.steps import claimed, succeed
+from tests.support.steps import TOPIC, claim, claimed, due, later, message, succeed
+from tests.support.together import Together
 from tests.support.transactions import unfinished, waits_for_a_lock
 from tests.support.workers import eventually
 
@@ -195,6 +199,55 @@ def test_a_pause_holds_from_its_commit_on(start: Start, isolation: str) -> None:
     wait_until(held, State.CONSUMED)
 
 
+@EVERY_LEVEL
+@pytest.mark.parametrize("end", ["waits for a retry", "has crashed"])
+def test_a_key_that_is_handed_over_while_a_call_waits_means_the_next_message(
+    together: Together, isolation: str, end: str
+) -> None:
+    first = claimed(key="k").id
+
+    def then() -> None:
+        hand_over(first)
+        ENDS[end](first)
+
+    answer = while_it_waits(together, first, lambda: cancel_message(topic=TOPIC, key="k"), then)
+    assert (answer.id, answer.verdict) == (message(first).next_id, Verdict.CANCELLED)
+    first = due(key="k").pk
+
+    def run() -> None:
+        assert claim(first)
+        then()
+
+    found = while_it_waits(together, first, lambda: later(key="k", on_conflict="replace"), run)
+    assert (found.pk, found.existed) == (message(first).next_id, True)
+
+
+@EVERY_LEVEL
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda: cancel_message(topic=TOPIC, key="k"),
+        *(partial(later, key="k", unique="scheduled", on_conflict=policy) for policy in OnConflict),
+    ],
+    ids=["cancel", *OnConflict],
+)
+def test_a_transaction_that_began_before_a_key_was_handed_over_has_to_be_repeated(
+    together: Together, isolation: str, act: Callable[[], Any]
+) -> None:
+    first = claimed(key="k").id
+    with transaction.atomic():
+        assert message(first).next_id is None
+        [following] = together(lambda: hand_over(first, unique="scheduled"))
+        with pytest.raises(OperationalError) as caught:
+            act()
+        assert conflict_in(caught.value)
+        transaction.set_rollback(True)
+    assert message(following.pk).moves == 1
+    with contextlib.suppress(KeyConflict), transaction.atomic():
+        found = act()
+        assert getattr(found, "pk", found.id) == following.pk
+
+
 @pytest.mark.parametrize("runs", [False, True], ids=["reschedule", "success"])
 def test_a_move_that_waited_for_a_row_decides_by_what_the_row_holds_now(isolation: str, runs: bool) -> None:
     pk = claimed().id if runs else schedule_message("t.ok", delay="1h").pk
@@ -218,9 +271,9 @@ def test_a_serialization_failure_costs_no_attempt(start: Start, isolation: str, 
     messages = [schedule_message("t.collide", {**gate.payload, "rows": shared}) for _ in range(2)]
     eventually(lambda: gate.how_many_began() == 2, "both have seen the row")
     gate.open()
-    for message in messages:
-        wait_until(message, State.CONSUMED)
-        assert message.attempts == 0
+    for one in messages:
+        wait_until(one, State.CONSUMED)
+        assert one.attempts == 0
     assert counts(shared) == [2]
     (loser,) = [message for message in messages if message.deliveries == 2]
     assert "SerializationFailure" in log_of(loser)[2].reason

@@ -216,8 +216,15 @@ UNLESS_WAITING = """
      )
 """
 
-# A claim passes over the row until the caller's transaction ends. Several callers can hold it at once.
-KEEP_WAITING = "SELECT id FROM delayq_message WHERE id = %s AND state = 'scheduled' FOR SHARE"
+# A claim passes over the row until the caller's transaction ends. Several callers can hold it at once. The condition is
+# ``HOLDS_KEY`` or ``WAITS_AGAIN`` of the model, for a message that waits.
+KEEP_WAITING = """
+SELECT id FROM delayq_message
+ WHERE id = %s AND state = 'scheduled'
+   AND (%s OR next_id IS NULL AND (key_for IS NOT NULL OR coalesce(deliveries <= key_deliveries, true)
+                                   OR deliveries = reported))
+   FOR SHARE
+"""
 
 # OFFSET keeps the server from looking up the sequence for each id.
 RESERVE = f"""
@@ -370,8 +377,8 @@ class PostgreSQL(PostgreSQLDelivery, Portable):
             learn_identity(self.using, rows[0][3])
         return Inserted(*rows[0][:3])
 
-    def keep_waiting(self, message_id: int) -> bool:
-        return bool(self._rows(KEEP_WAITING, [message_id]))
+    def keep_waiting(self, message_id: int, *, is_next: bool) -> bool:
+        return bool(self._rows(KEEP_WAITING, [message_id, is_next]))
 
     def insert_many(self, new: Sequence[NewMessage], actor: str) -> Iterator[tuple[NewMessage, Inserted]]:
         """Write messages by COPY, in the caller's transaction.
