@@ -160,12 +160,12 @@ class Action:
         return answer
 
     def apply_in_batches(
-        self, using: str, ids: Sequence[int], *, times: DueTimes = NO_TIMES, reason: str = ""
+        self, using: str, ids: Sequence[int], *, times: DueTimes = NO_TIMES, reason: str = "", among: Q = ANY
     ) -> Iterator[list[Answer]]:
         """Apply the action to messages. Yield the answers of each batch; a spread goes over all batches."""
         times = self._spread(using, ids, times)
         for batch in chunks(ids, MOVES_PER_TRANSACTION):
-            yield self.apply(using, list(batch), times=times, reason=reason)
+            yield self.apply(using, list(batch), times=times, reason=reason, among=among)
 
     def _spread(self, using: str, ids: Sequence[int], times: DueTimes) -> DueTimes:
         """Return the times with the places of the messages that a spread goes over, unless these are known."""

@@ -14,13 +14,16 @@ import pytest
 from django.db import OperationalError
 from django.utils import timezone
 
-from django_delayq import cancel_message
+from django_delayq import cancel_message, run_message
 from django_delayq.core.states import State
 from django_delayq.management import _common as common
 from django_delayq.models import Message, Transition
 from django_delayq.record import transitions
+from tests.support.chains import ENDS, hand_over
 from tests.support.commands import claim, run, schedule
 from tests.support.record_of import log_of
+from tests.support.steps import claim as claim_one
+from tests.support.steps import claimed, moves
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -94,6 +97,42 @@ def test_messages_that_appear_while_a_cancel_asks_are_left_alone_and_changed_one
     assert (ran.code, ran.json["answers"]) == (4, {"cancelled": 2, "too late": 1})
     assert cancelled() == set(ids[1:])
     assert set(Message.objects.filter(state=State.SCHEDULED).values_list("pk", flat=True)) == set(added)
+
+
+@pytest.mark.parametrize(
+    ("verb", "answers"),
+    [
+        (["cancel"], {"cancelled": 2}),
+        (["reschedule", "--shift", "1h"], {"rescheduled": 2}),
+        (["run"], {"rescheduled": 2}),
+    ],
+    ids=["cancel", "reschedule", "run"],
+)
+@pytest.mark.parametrize("end", ENDS)
+def test_a_key_that_is_handed_over_while_the_command_asks_means_the_next_message(
+    end: str, verb: list[str], answers: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older = claimed(key="k").id
+    first = hand_over(older).pk
+    ENDS["waits for a retry"](older)
+    assert run_message(first)
+    chain = [older, first]
+
+    def answer(_command: Any, _what: str, *, yes: bool) -> None:
+        for _step in range(3):
+            assert run_message(chain[-1])
+            assert claim_one(chain[-1])
+            chain.append(hand_over(chain[-1]).pk)
+            ENDS[end](chain[-2])
+        before.update({pk: moves(pk) for pk in chain})
+
+    before: dict[int, list[str]] = {}
+    monkeypatch.setattr(common.DelayqCommand, "confirm", answer)
+    ran = run("delayq_act", *verb, "--key", "k", "--json")
+    # The older one, which had gone on before the command chose it, is one of those that were counted.
+    assert (ran.code, ran.json["answers"]) == (0, answers)
+    after = {pk: moves(pk) for pk in chain}
+    assert [pk for pk in chain if after[pk] != before[pk]] == [older, chain[-1]]
 
 
 def test_options_of_django_may_stand_before_and_after_the_verb() -> None:

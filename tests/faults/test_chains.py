@@ -151,18 +151,15 @@ def test_a_call_that_waits_while_a_key_is_handed_over_finds_the_next_message(
     together: Together, policy: OnConflict, unique: str, many: bool
 ) -> None:
     first = due(1, key="k", unique=unique).pk
-    new: MessageDict = {"topic": TOPIC, "payload": 3, "delay": "1h", "key": "k", "unique": "scheduled"}
+    new: MessageDict = {"payload": 3, "topic": TOPIC, "key": "k", "unique": "scheduled", "on_conflict": policy}
 
     def then() -> None:
         assert claim(first)
         hand_over(first, payload=2, unique=unique)
         assert fail(first)
 
-    def call() -> Message:
-        [found] = schedule_messages([{**new, "on_conflict": policy}])
-        return found
-
-    found = while_it_waits(together, first, call if many else lambda: schedule_message(**new, on_conflict=policy), then)
+    act = (lambda: schedule_messages([new])[0]) if many else lambda: schedule_message(**new)
+    found = while_it_waits(together, first, act, then)
     assert (found.pk, found.existed) == (message(first).next_id, True)
     assert (found.payload, message(first).payload) == (3 if policy == "replace" else 2, 1)
 

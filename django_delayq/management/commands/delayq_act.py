@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 
 from ... import signals
 from ...api import actions
@@ -18,11 +18,11 @@ from ...api.actions import Action, ToCome, selected
 from ...core.chunks import chunks
 from ...core.clock import NO_TIME, iso
 from ...core.durations import brief
-from ...core.states import State
+from ...core.states import LIVE, State
 from ...core.verdicts import DONE, Verdict
 from ...models import Message
 from ...record import purge, transitions
-from ...record.transitions import MOVES_PER_TRANSACTION, DueTimes
+from ...record.transitions import ANY, MOVES_PER_TRANSACTION, Answer, DueTimes
 from .. import _common as common
 
 # --- the verbs: what the command says about each action, and the options it has ---------------------------------------
@@ -193,6 +193,7 @@ class Command(common.DelayqCommand):
     """Counts the messages, asks, and then acts on exactly those.
 
     Messages that the selectors would find later are not touched, and the answer tells of those that changed meanwhile.
+    With ``--key`` a message that has handed its key over meanwhile is left, and its next one takes its place.
     """
 
     help = (
@@ -293,6 +294,8 @@ class _Work:
         # What it did.
         self.done: Counter[Verdict] = Counter()
         self.ids: Sequence[int] = ()
+        # With --key: the condition that a message has not handed its key over since it was chosen.
+        self._as_chosen = ANY
         # A purge by selectors deletes along the index of finished messages: there may be too many to keep their ids.
         self._finished: QuerySet[Message] | None = None
 
@@ -304,6 +307,9 @@ class _Work:
     def choose(self, ids: Sequence[int]) -> None:
         """Choose these messages, and foresee the verdicts without writing anything."""
         self.ids = ids
+        if self.options["key"] is not None and self.verb.action.states <= LIVE:
+            chosen = Message.objects.using(self.using).filter(pk__in=list(ids), next_id__isnull=False)
+            self._as_chosen = Q(next_id=None) | Q(pk__in=[*chosen.values_list("pk", flat=True)])
         for batch in chunks(ids, MOVES_PER_TRANSACTION):
             rows = Message.objects.using(self.using).filter(pk__in=list(batch))
             self.verdicts += self.verb.action.foresee(rows)
@@ -346,10 +352,20 @@ class _Work:
             for size in purge.purge(self._finished, limit=limit):
                 yield Counter({Verdict.PURGED: size})
             return
-        for answers in self.verb.action.apply_in_batches(
-            self.using, self.ids, times=self.times, reason=self.options["reason"]
-        ):
-            yield Counter(answer.verdict for answer in answers)
+        how: dict[str, Any] = {"times": self.times, "reason": self.options["reason"]}
+        for answers in self.verb.action.apply_in_batches(self.using, self.ids, **how, among=self._as_chosen):
+            yield Counter(self._followed(answer, how).verdict for answer in answers)
+
+    def _followed(self, answer: Answer, how: dict[str, Any]) -> Answer:
+        """Act on the message that the key means now, in the place of one that has handed it over since it was chosen.
+
+        Return the answer for the message that the action was for.
+        """
+        if answer.verdict == Verdict.NOT_FOUND and self._as_chosen:
+            gone_on = Message.objects.using(self.using).filter(pk=answer.id, next_id__isnull=False).only("topic", "key")
+            for message in gone_on:
+                return self.verb.action.apply_by_key(self.using, message.topic, message.key, **how)
+        return answer
 
 
 # --- options ----------------------------------------------------------------------------------------------------------
