@@ -35,7 +35,7 @@ class OnCommit:
 
     def __call__(self) -> object:
         # A capture may have read the list before a handler ran, after which all functions were called.
-        if self._was_called and self._was_called_by_us:
+        if self.was_called and self._was_called_by_us:
             return None
         return self._call(by_us=False)
 
@@ -45,13 +45,12 @@ class OnCommit:
     def __hash__(self) -> int:
         return hash(self._function)
 
-    def call_unless_called(self) -> None:
-        """Call the function unless somebody has done so. Whoever calls it later does nothing."""
-        if not self._was_called:
-            self._call(by_us=True)
+    def call(self) -> None:
+        """Call the function, which nobody has called. Whoever calls it later does nothing."""
+        self._call(by_us=True)
 
     @property
-    def _was_called(self) -> bool:
+    def was_called(self) -> bool:
         """Whether it was called, and that was not rolled back since."""
         within = self._called_in
         return within is not None and self._connection.savepoint_ids[: len(within)] == within
@@ -78,19 +77,24 @@ def is_in_own_transaction(connection: BaseDatabaseWrapper) -> bool:
     """Return whether a transaction is open that is not the one in which ``TestCase`` wraps each test."""
     if not connection.in_atomic_block:
         return False
+    blocks = connection.savepoint_ids
+    # Not by ``_Blocks``, which would give the block a savepoint.
+    connection.savepoint_ids = [*blocks]
     try:
         # Django refuses a durable block in every other transaction. This one does nothing.
         with transaction.atomic(using=connection.alias, savepoint=False, durable=True):
             return False
     except RuntimeError:
         return True
+    finally:
+        connection.savepoint_ids = blocks
 
 
 def call_on_commit_functions() -> None:
     """Call the functions that wait for a commit: in life, the transaction of the code under test has ended by now."""
     for connection in connections.all(initialized_only=True):
         place = 0
-        while connection.in_atomic_block and not is_in_own_transaction(connection):
+        while connection.in_atomic_block:
             # A function may add others, and a rollback in it makes another list.
             hooks: list[Any] = connection.run_on_commit
             if place >= len(hooks):
@@ -100,18 +104,22 @@ def call_on_commit_functions() -> None:
                 # It was registered before ``notice_calls``.
                 function = OnCommit(connection, function)
                 hooks[place] = (savepoints, function, is_robust)
+            place += 1
+            if function.was_called:
+                continue
+            if is_in_own_transaction(connection):
+                break
             try:
                 _call(function, is_robust)
             except BaseException:
                 # As Django does, it leaves those after it uncalled.
-                del connection.run_on_commit[place + 1 :]
+                del connection.run_on_commit[place:]
                 raise
-            place += 1
 
 
 def _call(function: OnCommit, is_robust: bool) -> None:
     try:
-        function.call_unless_called()
+        function.call()
     except Exception:
         if not is_robust:
             raise
@@ -130,12 +138,18 @@ class _Blocks(list[Any]):
         super().__init__(connection.savepoint_ids)
         self._connection = connection
         self._depth = len(self)
+        # The savepoint before the first statement; None: there was none, or a failed one breaks no transaction.
+        self._mark: Any = None
+        self._is_marked = not breaks_by_errors(connection)
 
     def append(self, savepoint: Any) -> None:
         super().append(self._connection.savepoint() if savepoint is None and self._is_outside else savepoint)
 
     def validate(self) -> None:
         """Take the place of ``validate_no_broken_transaction``, which comes before each statement."""
+        if not self._is_marked:
+            self._is_marked = True
+            self._mark = self._connection.savepoint()
         if self._is_outside:
             transaction.set_rollback(False, using=self._connection.alias)
         type(self._connection).validate_no_broken_transaction(self._connection)
@@ -160,6 +174,16 @@ class _Blocks(list[Any]):
         if not self._is_outside:
             transaction.set_rollback(True, using=self._connection.alias)
 
+    def leave(self) -> None:
+        """Leave the transaction of the test usable."""
+        connection = self._connection
+        connection.savepoint_ids = [*connection.savepoint_ids]
+        transaction.set_rollback(False, using=connection.alias)
+        if self._mark is not None:
+            if is_failed(connection):
+                connection.savepoint_rollback(self._mark)
+            connection.savepoint_commit(self._mark)
+
     @property
     def _is_outside(self) -> bool:
         return len(self) == self._depth
@@ -174,7 +198,6 @@ def as_without_transaction() -> Iterator[None]:
     with ExitStack() as stack:
         for connection in connections.all(initialized_only=True):
             if connection.in_atomic_block:
-                stack.enter_context(_usable_afterwards(connection))
                 stack.enter_context(_outside_of_blocks(connection))
         yield
 
@@ -191,17 +214,4 @@ def _outside_of_blocks(connection: BaseDatabaseWrapper) -> Iterator[None]:
         connection.execute_wrappers.remove(blocks.execute)
         for name in in_place:
             del vars(connection)[name]
-        connection.savepoint_ids = [*connection.savepoint_ids]
-
-
-@contextmanager
-def _usable_afterwards(connection: BaseDatabaseWrapper) -> Iterator[None]:
-    mark: Any = connection.savepoint() if breaks_by_errors(connection) else None
-    try:
-        yield
-    finally:
-        transaction.set_rollback(False, using=connection.alias)
-        if mark is not None:
-            if is_failed(connection):
-                connection.savepoint_rollback(mark)
-            connection.savepoint_commit(mark)
+        blocks.leave()

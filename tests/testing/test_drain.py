@@ -31,6 +31,7 @@ from django_delayq.testing import Delayq, Ran, UnknownTopic
 from tests.app.models import Effect
 from tests.support.receivers import heard, receiving
 from tests.support.record_of import effects_per_message, log_of, path_of
+from tests.support.statements import count_statements
 
 
 def outcomes(ran: list[Ran]) -> list[tuple[str, str]]:
@@ -317,6 +318,32 @@ def test_a_topic_without_a_handler_is_an_error_unless_another_project_handles_it
         delayq.drain()
     delayq.handled_elsewhere("t.efect")
     assert delayq.drain() == []
+
+
+@pytest.mark.usefixtures("either_database")
+@pytest.mark.parametrize("is_transactional", [False, True])
+def test_a_message_costs_as_many_statements_after_many_others(delayq: Delayq, is_transactional: bool) -> None:
+    called = []
+
+    @handler("d.costs", transactional=is_transactional)
+    def costs(message: Delivered) -> None:
+        transaction.on_commit(lambda: called.append(message.id))
+
+    def each(messages: int) -> int:
+        """Return the statements for one message more, when so many are drained already."""
+        schedule_messages([{"topic": "d.costs"}] * messages)
+        delayq.drain()
+        counts = []
+        for number in (1, 2):
+            schedule_messages([{"topic": "d.costs"}] * number)
+            counts.append(count_statements(delayq.drain))
+        return counts[1] - counts[0]
+
+    first = each(1)
+    assert each(50) == first
+    assert len(called) == len({*called}) == 57
+    if connection.vendor == "postgresql":
+        assert first <= 12
 
 
 @pytest.mark.usefixtures("either_database")

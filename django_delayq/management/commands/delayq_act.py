@@ -361,7 +361,7 @@ class _Work:
 
         Return the answer for the message that the action was for.
         """
-        if answer.verdict == Verdict.NOT_FOUND and self._as_chosen:
+        if answer.id is not None and answer.verdict == Verdict.NOT_FOUND and self._as_chosen:
             gone_on = Message.objects.using(self.using).filter(pk=answer.id, next_id__isnull=False).only("topic", "key")
             for message in gone_on:
                 return self.verb.action.apply_by_key(self.using, message.topic, message.key, **how)
