@@ -10,10 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, Unpack
 
+from django.apps import apps
+from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import router
 
+from ..checks import TAG
 from ..core import names
 from ..core.exceptions import InvalidMessage
 from ..core.text import shown
@@ -131,9 +134,26 @@ def recurring(
 
     def declare(decorated: F) -> F:
         _declared.append(Declaration(decorated, name, topic, given, args, kwargs))
+        # Here, since nothing else of an app runs that is not installed.
+        checks.register(check_installed, TAG)
         return decorated
 
     return declare
+
+
+def check_installed(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Check that workers make the messages of the declared schedules: ``delayq_recurring.E002``."""
+    if apps.is_installed("django_delayq.recurring") or not _declared:
+        return []
+    first, *others = sorted({declaration.place for declaration in _declared})
+    more = f" and {len(others)} more" if others else ""
+    return [
+        checks.Error(
+            f"@recurring has no effect, and {first}{more} will never run by it: its app is not installed.",
+            hint="Add 'django_delayq.recurring' to INSTALLED_APPS, and migrate.",
+            id="delayq_recurring.E002",
+        )
+    ]
 
 
 def collect() -> tuple[dict[str, Definition], list[Mistake]]:

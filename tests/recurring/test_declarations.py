@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -36,6 +38,7 @@ from django_delayq.recurring.declarations import Declaration, collect
 from django_delayq.recurring.diagnosis import find
 from django_delayq.recurring.models import Declarations, Occurrence
 from django_delayq.recurring.services import Declarer, Scheduler
+from tests.support.workers import ROOT
 
 from .conftest import DB, NOON, Clock, deliver, live, no_table, occurrences
 
@@ -82,6 +85,27 @@ def again(message: Any) -> None: ...
 
 
 # --- what is declared -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "declares", "code"),
+    [(["check"], "", 0), (["check"], "1", 1), (["run_delayq", "--once"], "1", 78)],
+    ids=["nothing declared", "check", "worker"],
+)
+def test_a_declaration_without_the_app_that_runs_it_is_refused(command: list[str], declares: str, code: int) -> None:
+    environment = {
+        **os.environ,
+        "DJANGO_SETTINGS_MODULE": "tests.recurring.uninstalled_settings",
+        "DELAYQ_TEST_RECURRING": declares,
+    }
+    command = [sys.executable, "-m", "django", *command]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    words = (
+        "(delayq_recurring.E002) @recurring has no effect, and tests.app.handlers.succeed_each_second will never run",
+        "HINT: Add 'django_delayq.recurring' to INSTALLED_APPS",
+    )
+    assert [text in done.stderr for text in words] == [bool(declares)] * 2
 
 
 def test_a_schedule_belongs_to_the_topic_of_its_handler_in_either_order(code: Code) -> None:
