@@ -368,7 +368,9 @@ def make_due(using: str, locked_rows: Iterable[Schedule], now: datetime) -> None
     times: dict[Schedule, list[datetime]] = {}
     for schedule, begin in _begins(using, late, now):
         limit = 1 if schedule.missed == Missed.ONCE else max(1, MADE_TOGETHER // len(late))
-        times[schedule] = list(_to_make(schedule.definition, begin, now, limit))
+        some = list(_to_make(schedule.definition, begin, now, limit))
+        # Of those that are skipped the newest may be just in time, and the next one is to come.
+        times[schedule] = some[-2:] if schedule.missed == Missed.SKIP else some
     for schedule in [schedule for schedule, some in times.items() if not some]:
         del times[schedule]
         update(schedule, ended=True)

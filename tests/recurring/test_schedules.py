@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -41,6 +41,10 @@ def message_of(name: str = "s") -> Message:
     pk = Schedule.objects.get(pk=name).message_id
     assert pk is not None
     return Message.objects.get(pk=pk)
+
+
+def occurrence_of(message: Message) -> datetime:
+    return datetime.fromisoformat(message.headers["occurrence"])
 
 
 # --- one after another ------------------------------------------------------------------------------------------------
@@ -122,6 +126,25 @@ def test_missed_times_are_skipped_and_expire(clock: Clock, expires: str | None, 
     assert first.expires_at == first.due_at + span
     later(clock, hours=40, minutes=30)
     assert occurrences() == ["13:00", "03 05:00"]
+
+
+@pytest.mark.parametrize("expires", [None, "10m"])
+@pytest.mark.parametrize("times", [{"every": "5s"}, {"every": None, "cron": "*/5 * * * * *"}], ids=["every", "cron"])
+def test_of_missed_times_that_are_skipped_only_the_newest_may_still_start(
+    clock: Clock, times: dict[str, Any], expires: str | None
+) -> None:
+    hourly(missed="skip", expires=expires, **times)
+    later(clock, minutes=5, seconds=2)
+    transitions.expire(DB, actor="janitor")
+    passed = Message.objects.filter(state=State.SCHEDULED, due_at__lte=clock.now)
+    # The first one was made before the workers ended.
+    expected = [timedelta(seconds=5)] * (expires is not None) + [timedelta(minutes=5)]
+    assert [occurrence_of(message) - NOON for message in passed.order_by("pk")] == expected
+    assert len(occurrences()) == 3
+    for _ in range(6):
+        deliver(clock)
+        later(clock, seconds=5)
+    assert len(occurrences()) == 9
 
 
 @pytest.mark.parametrize("missed", ["once", "all"])
