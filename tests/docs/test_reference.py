@@ -36,6 +36,7 @@ from django_delayq.contrib.tasks import backend
 from django_delayq.management._common import MEANINGS
 from django_delayq.models import Message, Transition
 from django_delayq.project import conf
+from django_delayq.recurring import declarations
 from django_delayq.recurring import services as recurring_checks
 from django_delayq.testing import immediate
 from django_delayq.worker.processes.process import ROLES
@@ -200,7 +201,8 @@ LISTS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "checks": (
         listed("reference/checks"),
-        checks_of("delayq", checks, conf, immediate, backend) | checks_of("delayq_recurring", recurring_checks),
+        checks_of("delayq", checks, conf, immediate, backend)
+        | checks_of("delayq_recurring", recurring_checks, declarations),
     ),
     "record: Message": (listed("reference/record", "\nMessage\n===", "\nTransition\n==="), columns(Message)),
     "record: Transition": (listed("reference/record", "\nTransition\n==="), columns(Transition)),
