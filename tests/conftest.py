@@ -15,7 +15,7 @@ from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
 from django_delayq.broker import publisher
-from django_delayq.core.known_record import forget_identity
+from django_delayq.core.known_record import doubt_identity
 from django_delayq.models.messages import IS_CONSISTENT, Message
 from django_delayq.project import registry
 from testproject.servers import PostgresServer, Server
@@ -153,7 +153,7 @@ def _no_database_of_other_tests(request: pytest.FixtureRequest) -> None:
     if uses_database(request.node):
         close_publishers()
         for using in connections:
-            forget_identity(using)
+            doubt_identity(using)
 
 
 # Of a scope that begins before pytest-django looks for the databases of a test.

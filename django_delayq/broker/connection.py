@@ -262,7 +262,9 @@ def _translate(error: Exception) -> BrokerUnavailable:
         return ClusterBroker()
     if str(error).startswith("FOREIGN "):
         # From scripts/include/owner.lua.
-        return ForeignBroker()
+        foreign = ForeignBroker()
+        foreign.refused = str(error).rpartition(" ")[2]
+        return foreign
     kind: type[BrokerUnavailable] = BrokerFailing if isinstance(error, ANSWERS) else BrokerUnavailable
     if "used memory > 'maxmemory'" in str(error):
         kind = BrokerFull

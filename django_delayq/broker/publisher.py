@@ -13,7 +13,7 @@ from django.db import connections
 
 from ..core.commits import on_commit
 from ..core.exceptions import BrokerUnavailable, ForeignBroker, UnusableBroker
-from ..core.known_record import forget_identity, known_identity
+from ..core.known_record import doubt_identity, known_identity, last_identity
 from ..project import conf
 from . import RedisBroker, index
 from .base import Entry
@@ -52,7 +52,7 @@ class Publisher:
         # No call before this time (monotonic, seconds).
         self._retry_at = 0.0
         self._is_failing = False
-        # The identity with which Redis refused a call the last time.
+        # The identity with which Redis refused a call the last time; "" after it took one.
         self._refused = ""
         self._lock = threading.Lock()
 
@@ -83,13 +83,12 @@ class Publisher:
                 self.broker.request_load()
                 answered = True
         except ForeignBroker as error:
-            mine = known_identity(self.using)
-            if mine and mine != self._refused:
-                # Somebody may have emptied the tables, as tests do. The next message that is written reads it again.
-                self._refused = mine
-                forget_identity(self.using)
-            else:
+            if error.refused == self._refused == known_identity(self.using):
                 self._fail(logging.CRITICAL, "%s %s", error, SAFE)
+            elif error.refused == last_identity(self.using):
+                # Somebody may have emptied the tables, as tests do. The next message that is written reads it again.
+                self._refused = error.refused
+                doubt_identity(self.using)
         except UnusableBroker as error:
             self._fail(logging.CRITICAL, "%s %s", error, SAFE)
         except BrokerUnavailable as error:
@@ -98,7 +97,7 @@ class Publisher:
             self._fail(logging.ERROR, "Redis could not be told about messages. %s %s", SAFE, error, exc_info=error)
         else:
             if answered:
-                self._is_failing = False
+                self._is_failing, self._refused = False, ""
 
     def _fail(self, level: int, text: str, *values: object, exc_info: Exception | None = None) -> None:
         self._retry_at = time.monotonic() + RETRY_AFTER
@@ -113,7 +112,7 @@ def get(using: str) -> Publisher | None:
     """Return the publisher of a database alias; None when no Redis is configured."""
     # The identity is read without a query, since this may be the caller's transaction: every statement that writes
     # messages brings it along. A database that has none yet owns no queue in Redis.
-    broker = index(using, timeout=REDIS_TIMEOUT, identity_of=lambda using: known_identity(using) or NOBODY)
+    broker = index(using, timeout=REDIS_TIMEOUT, identity_of=lambda using: last_identity(using) or NOBODY)
     return None if broker is None else Publisher(using, broker)
 
 

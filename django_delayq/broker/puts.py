@@ -1,8 +1,8 @@
 """Puts that are sent without waiting for their answers. The answer to one is read before the next one is sent.
 
 A producer has committed its message already. Redis only has to learn of it soon, so the answer is not worth a round
-trip. An error in a late answer is raised by the next put. A put is sent once more when it may have been lost with its
-connection, or when the server did not know the script.
+trip. An error in a late answer is raised by the next put, which is sent all the same. A put is sent once more when it
+may have been lost with its connection, or when the server did not know the script.
 
 No more than one put on a connection has no answer yet. A process that ends at once closes its sockets; the kernel drops
 what the server has not read yet from a socket that holds an answer which nobody read. So it could drop a second put.
@@ -80,6 +80,7 @@ class PutConnections:
         """Send a put; return whether an answer to an earlier one was read. Raises any error of redis-py."""
         failpoints.reach("before_put")
         idle, lost = pop_idle(self._idle), None
+        refusal: redis.ResponseError | None = None
         while True:
             connection = idle or PutConnection(self._pool())
             try:
@@ -92,13 +93,19 @@ class PutConnections:
                 break
             except BaseException as error:
                 connection.close()
-                if idle is None or not isinstance(error, redis.ConnectionError | redis.TimeoutError):
+                if isinstance(error, redis.ResponseError) and refusal is None:
+                    # The last put was refused, perhaps by a server that has become a replica.
+                    idle, lost, refusal = None, None, error
+                elif idle is not None and isinstance(error, redis.ConnectionError | redis.TimeoutError):
+                    # The server closed the connection while it was idle, perhaps before it read the last put; or the
+                    # network dropped it without notice.
+                    idle, lost = None, connection.unread
+                else:
                     raise
-                # The server closed the connection while it was idle, perhaps before it read the last put; or the
-                # network dropped it without notice.
-                idle, lost = None, connection.unread
         self._idle.append(connection)
         failpoints.reach("after_put")
+        if refusal is not None:
+            raise refusal
         return answered
 
     def flush(self) -> None:

@@ -62,6 +62,9 @@ class ClusterBroker(UnusableBroker):
 class ForeignBroker(UnusableBroker):
     """This Redis prefix belongs to another database; choose another DELAYQ["PREFIX"]."""
 
+    # The identity with which the caller was refused; "" where it does not matter.
+    refused = ""
+
 
 class LeaseLost(DelayqError):
     """The lease ran out and the message may be running elsewhere."""

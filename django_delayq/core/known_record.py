@@ -19,6 +19,8 @@ SURE_FOR = 30.0
 
 # By alias: the name of the database behind it, which a test runner changes, and its identity.
 _known: dict[str, tuple[str, str]] = {}
+# The aliases whose identity the next statement is to read again.
+_doubted: set[str] = set()
 
 
 class RecordClock:
@@ -59,7 +61,15 @@ def record_clock(using: str) -> RecordClock:
 
 
 def known_identity(using: str) -> str:
-    """Return the identity of the database ``using`` as this process knows it, without a query; "" while unknown."""
+    """Return the identity of the database ``using`` as this process knows it, without a query.
+
+    "" while it is unknown, or to be read again.
+    """
+    return "" if using in _doubted else last_identity(using)
+
+
+def last_identity(using: str) -> str:
+    """Return the identity that was read last, also while it is to be read again: mostly it is still the same."""
     name, value = _known.get(using, ("", ""))
     return value if value and name == str(connections.settings[using]["NAME"]) else ""
 
@@ -68,8 +78,11 @@ def learn_identity(using: str, value: uuid.UUID | None) -> None:
     """Remember the identity that a statement has read. None: the database has none yet."""
     if value is not None:
         _known[using] = (str(connections.settings[using]["NAME"]), str(value))
+    elif using in _doubted:
+        _known.pop(using, None)
+    _doubted.discard(using)
 
 
-def forget_identity(using: str) -> None:
+def doubt_identity(using: str) -> None:
     """Have the identity read again: Redis carries another one, and somebody may have emptied the table."""
-    _known.pop(using, None)
+    _doubted.add(using)

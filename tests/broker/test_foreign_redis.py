@@ -14,7 +14,7 @@ from django.test.utils import CaptureQueriesContext
 from django_delayq import cancel_message, reschedule_message, schedule_message, schedule_messages
 from django_delayq.broker import publisher
 from django_delayq.broker.keys import keys
-from django_delayq.core.known_record import forget_identity, known_identity
+from django_delayq.core.known_record import doubt_identity, known_identity
 from django_delayq.models import Message
 from django_delayq.models.messages import Identity
 from django_delayq.record.transitions import identity
@@ -24,6 +24,7 @@ from tests.support.commands import run
 from tests.support.in_redis import calls, content, held
 from tests.support.known_scripts import teach
 from tests.support.steps import TOPIC
+from tests.support.workers import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -48,7 +49,7 @@ def test_the_redis_of_another_database_is_left_as_it_is(
     monkeypatch.setattr(publisher, "RETRY_AFTER", 0.0)
     if has_identity:
         identity("default")
-        forget_identity("default")
+        doubt_identity("default")
     with transaction.atomic():
         moved, cancelled = schedule_message(TOPIC, delay=60).pk, schedule_message(TOPIC, delay=60).pk
     # Theirs have the same ids.
@@ -116,7 +117,7 @@ def test_every_verb_brings_the_identity_along_at_no_cost(redis_client: redis.Red
         waiting = schedule_message(TOPIC, delay=60, key=f"waiting {number}")
         identity("default")
         if number == 0:
-            forget_identity("default")
+            doubt_identity("default")
         close_publishers()
         calls(redis_client)
         with CaptureQueriesContext(connection) as queries, transaction.atomic():
@@ -134,3 +135,75 @@ def test_an_identity_is_forgotten_with_the_name_of_the_database(monkeypatch: pyt
     assert known_identity("default")
     monkeypatch.setitem(connections.settings["default"], "NAME", "test_of_it")
     assert known_identity("default") == ""
+
+
+# --- refusals that are over, and what is no refusal ------------------------------------------------------------------
+
+
+def refuse(client: redis.Redis, owner: str) -> None:
+    """Have Redis refuse one put: for that moment it belongs to another database than its owner."""
+    client.hset(KEYS.meta, "identity", str(uuid4()))
+    calls(client)
+    schedule_message(TOPIC, delay=60)
+    eventually(lambda: calls(client) > 0)
+    client.hset(KEYS.meta, "identity", owner)
+
+
+@pytest.fixture
+def ours(redis_client: redis.Redis, caplog: pytest.LogCaptureFixture) -> str:
+    """Have Redis filled for this database, and return its identity."""
+    caplog.set_level(logging.INFO, "django_delayq")
+    redis_broker().close()
+    return identity("default")
+
+
+def test_whoever_is_to_read_the_identity_again_publishes_meanwhile(
+    redis_client: redis.Redis, ours: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A sweep, or a refusal, has it read again while a transaction that has written its messages is still open."""
+    put = []
+    for _ in range(4):
+        with transaction.atomic():
+            put.append(schedule_message(TOPIC, delay=60).pk)
+            doubt_identity("default")
+    close_publishers()
+    assert set(put) == held(redis_client)
+    assert caplog.records == []
+
+
+def test_a_database_that_has_no_identity_is_no_conflict(foreign: redis.Redis, caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody has filled a Redis for it, so no Redis waits for its messages."""
+    before = content(foreign)
+    for _ in range(3):
+        schedule_message(TOPIC, delay=60)
+    close_publishers()
+    assert content(foreign) == before
+    assert caplog.records == []
+
+
+def test_a_refusal_costs_no_other_put(redis_client: redis.Redis, ours: str, caplog: pytest.LogCaptureFixture) -> None:
+    refuse(redis_client, ours)
+    put = [schedule_message(TOPIC, delay=60).pk for _ in range(3)]
+    close_publishers()
+    assert held(redis_client) == set(put)
+    assert caplog.records == []
+
+
+def test_a_refusal_is_over_with_the_next_put(
+    redis_client: redis.Redis, ours: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Somebody restores a dump, and another one: Redis belongs to another database for moments, again and again."""
+    for _ in range(3):
+        refuse(redis_client, ours)
+        put = [schedule_message(TOPIC, delay=60).pk for _ in range(3)]
+    close_publishers()
+    assert set(put) <= held(redis_client)
+    assert caplog.records == []
+
+
+def test_a_key_of_another_type_costs_no_put_of_another_queue(redis_client: redis.Redis, ours: str) -> None:
+    redis_client.set(keys("delayq", "spoilt").delayed, "somebody's")
+    schedule_message(TOPIC, delay=60, queue="spoilt")
+    put = schedule_message(TOPIC, delay=60)
+    close_publishers()
+    assert held(redis_client) == {put.pk}

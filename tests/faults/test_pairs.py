@@ -46,7 +46,7 @@ from django_delayq import (
 )
 from django_delayq.broker import publisher
 from django_delayq.broker.redis import RedisBroker
-from django_delayq.core.known_record import forget_identity
+from django_delayq.core.known_record import doubt_identity
 from django_delayq.core.states import FINAL, State
 from django_delayq.core.worker_options import Options
 from django_delayq.models import Message
@@ -279,7 +279,7 @@ class Run:
     def run(self) -> None:
         call_command("flush", verbosity=0, interactive=False)
         self.client.flushall()
-        forget_identity(DB)
+        doubt_identity(DB)
         url = None if self.case.has("no Redis") else os.environ["REDIS_URL"]
         delayq = {**django_settings.DELAYQ, "REDIS": url, "GRACE": 10 * PATIENCE, "POLL_INTERVAL": 0.1}
         if self.case.has("ends"):

@@ -14,7 +14,7 @@ from django.db import connection
 
 from django_delayq import Verdict, cancel_message, reschedule_message, schedule_message, schedule_messages
 from django_delayq.broker.keys import keys
-from django_delayq.core.known_record import forget_identity
+from django_delayq.core.known_record import doubt_identity
 from django_delayq.core.states import State
 from django_delayq.models import Message
 from django_delayq.models.messages import Identity
@@ -344,7 +344,7 @@ def test_a_worker_notices_that_its_database_was_emptied(start: Start) -> None:
     worker = start()
     worker.wait_for("Loaded Redis")
     Identity.objects.all().delete()
-    forget_identity("default")
+    doubt_identity("default")
     for _ in range(4):
         wait_until(schedule_message("t.tx"), State.CONSUMED)
     assert worker.count("that Redis had lost") <= 1, worker.log

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 import redis
-from django.db import OperationalError
+from django.db import OperationalError, transaction
 from django.db.models import F
 from django.utils import timezone
 
@@ -105,6 +105,21 @@ def test_redis_keeps_nothing_of_a_queue_that_has_run_empty(upkeep: Upkeep) -> No
         assert len(upkeep.broker.take(queue, 10).tickets) == 1
     left = {key for key in upkeep.broker.client.scan_iter() if upkeep.broker.client.ttl(key) == -1}
     assert left == before
+
+
+def test_a_sweep_costs_nobody_else_a_put(upkeep: Upkeep, caplog: pytest.LogCaptureFixture) -> None:
+    """A transaction that has written its message is open while the sweep finds what Redis has lost."""
+    upkeep.loader.tick()
+    put = []
+    for _ in range(4):
+        lost = overdue()
+        upkeep.lose(lost)
+        with transaction.atomic():
+            put.append(schedule_message(TOPIC, delay=60, queue=QUEUES[0]).pk)
+            upkeep.sweeper.tick()
+        assert ids(lost) <= upkeep.held()
+    assert set(put) <= upkeep.held()
+    assert not [record for record in caplog.records if record.levelno > logging.WARNING]
 
 
 @pytest.mark.parametrize("head", [1, 3, 50])

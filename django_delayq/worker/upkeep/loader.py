@@ -19,7 +19,7 @@ from ...core import actors, bounds, failpoints
 from ...core.clock import SECOND, from_tenths
 from ...core.durations import brief
 from ...core.exceptions import BrokerFull, BrokerRubbish, BrokerUnavailable, ForeignBroker, UnusableBroker
-from ...core.known_record import forget_identity
+from ...core.known_record import doubt_identity
 from ...extensions import RestoreObservers, RestoreStart, Service
 from ...models import Message
 from ...project import conf
@@ -136,7 +136,7 @@ class Loader(Service):
             self._server = None
             if isinstance(error, ForeignBroker):
                 # The identity is read again: somebody may have emptied its table.
-                forget_identity(self.using)
+                doubt_identity(self.using)
             self.brokers.report_failure(error)
             if isinstance(error, BrokerFull):
                 self._make_room()

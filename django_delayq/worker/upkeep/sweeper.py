@@ -12,7 +12,7 @@ from itertools import islice
 
 from ...broker.base import Entry
 from ...core.exceptions import BrokerUnavailable
-from ...core.known_record import forget_identity
+from ...core.known_record import doubt_identity
 from ...extensions import Service
 from ...project import conf
 from ...record import transitions
@@ -82,7 +82,7 @@ class Sweeper(Service):
             logger.warning("The sweep of queue %s put %d messages that Redis had lost", queue, number)
         if put:
             # Those who schedule may know another one: somebody has emptied the tables, or loaded a dump over them.
-            forget_identity(self.using)
+            doubt_identity(self.using)
         return interval
 
     def _sweep(self, overdue_since: datetime) -> Counter[str]:
