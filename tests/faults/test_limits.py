@@ -11,11 +11,13 @@ import redis
 from django.db import connection
 
 from django_delayq import schedule_messages
+from django_delayq.broker.keys import keys
 from django_delayq.core import limits
 from django_delayq.core.states import State
 from django_delayq.models import Message
 from tests.support import failpoints
 from tests.support import limits_oracle as oracle
+from tests.support.in_redis import texts
 from tests.support.processes import Start
 from tests.support.record_of import states, wait_until_all
 from tests.support.workers import eventually
@@ -104,6 +106,29 @@ def test_a_rate_is_kept_over_several_workers(start: Start) -> None:
     wait_until_all(State.CONSUMED, 150)
     assert oracle.faults(limits_of) == []
     assert Message.objects.filter(attempts=0, deliveries=1).count() == 150
+
+
+def test_redis_learns_no_topic_and_no_limit_key(start: Start, redis_client: redis.Redis) -> None:
+    """Ids stand aside for each reason: a handler that is missing, a limit of a topic, of a key and of a queue."""
+    worker = start("--threads", "8", unknown=("t.new",))
+    worker.wait_for("Loaded Redis")
+    busy = {"topic": "t.limited", "payload": {"seconds": 0.5}}
+    work = [
+        *[busy] * 6,
+        *[{**busy, "limit_key": "cust0mer"}] * 6,
+        *[{**busy, "topic": "t.sleep", "queue": "narrow"}] * 6,
+    ]
+    schedule_messages([*work, {"topic": "t.new"}])
+    asides, seen = keys("delayq", "default").asides, []
+
+    def names() -> int:
+        seen.append(texts(redis_client))
+        return int(redis_client.hlen(asides))
+
+    eventually(lambda: names() == 4, "some of each kind stand aside")
+    eventually(lambda: names() == 1 and states()[State.CONSUMED] == len(work), "all are delivered but one")
+    for secret in (b"t.limited", b"cust0mer", b"t.sleep", b"t.new"):
+        assert not any(secret in text for text in seen), secret
 
 
 @pytest.mark.parametrize("threads", ["1", "4"])

@@ -18,6 +18,7 @@ from django_delayq.core.known_record import doubt_identity
 from django_delayq.core.states import State
 from django_delayq.models import Message
 from django_delayq.models.messages import Identity
+from django_delayq.worker.claim.siding_names import names_in_redis
 from testproject.servers import RedisServer
 from tests.support.processes import Configure, Gate, Start
 from tests.support.proxy import Proxy
@@ -130,7 +131,7 @@ def ready_or_aside(client: redis.Redis) -> int:
 def test_any_key_may_be_deleted(start: Start, redis_client: redis.Redis, gate: Gate) -> None:
     worker = start("--threads", "1")
     messages: list[Message] = []
-    due = {KEYS.ready, KEYS.aside, KEYS.asides, f"{KEYS.aside}:handler t.tx"}
+    due = {KEYS.ready, KEYS.aside, KEYS.asides, f"{KEYS.aside}:{names_in_redis('handler t.tx')[0]}"}
     for names in ({KEYS.delayed}, {KEYS.ready}, {KEYS.meta}, {KEYS.wake}, {KEYS.aside}, {KEYS.asides}, due):
         # The only thread is busy.
         messages.append(blocker := gate.running())

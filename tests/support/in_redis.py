@@ -16,6 +16,23 @@ def held(client: redis.Redis, queue: str = "default", namespace: str = "delayq")
     return {int(id_) for id_ in members}
 
 
+def texts(client: redis.Redis) -> bytes:
+    """Return all that stands in Redis as one text: keys, fields, members and values."""
+    found: list[Any] = []
+    for key in client.scan_iter():
+        kind = client.type(key)
+        found.append(key)
+        if kind == b"hash":
+            found += [part for pair in client.hgetall(key).items() for part in pair]
+        elif kind == b"zset":
+            found += client.zrange(key, 0, -1)
+        elif kind == b"list":
+            found += client.lrange(key, 0, -1)
+        else:
+            found.append(client.get(key))
+    return b"\n".join(part for part in found if part is not None)
+
+
 def content(client: redis.Redis) -> dict[Any, Any]:
     """Return all keys, each with its value as Redis dumps it."""
     return {key: client.dump(key) for key in client.scan_iter()}

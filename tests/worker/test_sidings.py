@@ -11,14 +11,15 @@ import pytest
 from django_delayq import cancel_message, handler, schedule_message, schedule_messages
 from django_delayq.broker.base import IDS_PER_CALL, Entry
 from django_delayq.broker.redis import RedisBroker
-from django_delayq.core import failpoints
+from django_delayq.core import failpoints, limits
 from django_delayq.core.chunks import chunks
 from django_delayq.core.outcomes import Ack, Outcome, Retry
 from django_delayq.core.states import State
 from django_delayq.project import conf
 from django_delayq.worker.claim import consumer, sidings
 from django_delayq.worker.claim.queues import QueueFinder
-from django_delayq.worker.claim.sidings import HANDLER, LOOK_INTERVAL
+from django_delayq.worker.claim.siding_names import HANDLER, names_in_redis
+from django_delayq.worker.claim.sidings import LOOK_INTERVAL
 from django_delayq.worker.parts import broker_switch
 from django_delayq.worker.parts.reporting import publish_scheduled
 from django_delayq.worker.processes.process import Parts
@@ -76,8 +77,9 @@ def test_an_id_whose_topic_is_unknown_stands_aside_and_costs_nothing_more(
 ) -> None:
     strays = [schedule_message(NEW).pk for _ in range(3)]
     turn(parts)
-    assert broker.asides() == {"default": {HANDLER + NEW: 3}}
-    assert [place.aside for place in broker.places("default", strays)] == [HANDLER + NEW] * 3
+    (name,) = names_in_redis(HANDLER + NEW)
+    assert broker.asides() == {"default": {name: 3}}
+    assert [place.aside for place in broker.places("default", strays)] == [name] * 3
     taken: list[int] = []
     take = broker.take
 
@@ -101,7 +103,7 @@ def test_a_siding_that_redis_has_lost_is_looked_into_once(parts: Parts, broker: 
     """Redis may evict a key by itself."""
     schedule_message(NEW)
     turn(parts)
-    broker.client.delete(f"{broker.keys(DB).aside}:{HANDLER}{NEW}")
+    broker.client.delete(f"{broker.keys(DB).aside}:{names_in_redis(HANDLER + NEW)[0]}")
     hear_of_it()
 
     def is_forgotten() -> bool:
@@ -131,7 +133,7 @@ def test_a_wake_up_goes_on_until_it_finds_the_worker_that_can_use_it(
         schedule_message(NEW)
         assert passed_on.wait(PATIENCE)
         assert other.listen(None, PATIENCE)
-        assert other.asides() == {"default": {HANDLER + NEW: 1}}
+        assert other.asides() == {"default": {names_in_redis(HANDLER + NEW)[0]: 1}}
     other.close()
 
 
@@ -406,6 +408,76 @@ def test_a_place_that_a_rate_has_left_unused_is_free_for_the_next(
     schedule_messages({"topic": topic} for topic in topics * 6)
     with running(worker.pool, worker.consumer):
         eventually(lambda: states() == {State.CONSUMED: 6 * len(topics)}, "all are delivered")
+
+
+# --- names in Redis ---------------------------------------------------------------------------------------------------
+
+KEYED = limits.topic_name("l.keyed", "a key")
+
+
+@pytest.mark.parametrize("fallbacks", [[], ["a former secret"]], ids=["no fallback", "fallback"])
+def test_who_has_another_secret_serves_what_was_set_aside_before(
+    assembled: Assemble, declare: Declare, settings: Any, monkeypatch: pytest.MonkeyPatch, fallbacks: list[str]
+) -> None:
+    """The project changes its secret, or another project serves the same queues."""
+    monkeypatch.setattr(sidings, "LOOK_INTERVAL", 0.0)
+    declare("l.keyed", limit=1)
+    settings.SECRET_KEY = "a former secret"
+    one, other = assembled(3, name="one"), assembled(3, name="other")
+    broker = redis_of(one.brokers)
+    first, *rest = (schedule_message("l.keyed", limit_key="a key").pk for _ in range(3))
+    one.consumer.turn()
+    ((former, number),) = broker.asides()["default"].items()
+    settings.SECRET_KEY, settings.SECRET_KEY_FALLBACKS = "another secret", fallbacks
+    for _ in range(2):
+        other.consumer.turn()
+    (name, *_) = names_in_redis(KEYED)
+    assert broker.asides() == {"default": {name: number}} != {"default": {former: 2}}
+    # An older process beside it uses the former name. Who recognizes that leaves it alone while the limit is full.
+    rest.append(schedule_message("l.keyed", limit_key="a key").pk)
+    broker.stand_aside("default", {former: broker.take("default", 10).tickets})
+    for _ in range(2):
+        other.consumer.turn()
+    assert (former in broker.asides()["default"]) is bool(fallbacks)
+    end(one, first)
+    for message in rest:
+        for _ in range(2):
+            other.consumer.turn()
+        assert held(other) == [message]
+        end(other, message)
+
+
+@pytest.mark.parametrize("name", [f"{HANDLER}l.keyed", "topic l.keyed", KEYED, "a kind of a later version"])
+def test_what_another_version_has_set_aside_is_served(
+    assembled: Assemble, declare: Declare, broker: RedisBroker, name: str
+) -> None:
+    declare("l.keyed", limit=1)
+    worker = assembled(1, name="worker")
+    message = schedule_message("l.keyed", limit_key="a key")
+    broker.stand_aside("default", {name: broker.take("default", 10).tickets})
+    for _ in range(2):
+        turn(worker)
+    assert held(worker) == [message.pk]
+
+
+@pytest.mark.parametrize("name", [f"{HANDLER}l.keyed", "topic l.keyed", KEYED, "queue default"])
+def test_the_names_are_such_that_version_0_9_0_tries_them(name: str) -> None:
+    """It takes a kind that it does not know for one that may have room, and a name of one word for rubbish."""
+    for found in names_in_redis(name):
+        kind, _space, rest = found.partition(" ")
+        assert rest
+        assert kind not in ("handler", "topic")
+
+
+def test_a_limit_key_cannot_be_found_by_trying_all(settings: Any) -> None:
+    before = names_in_redis(KEYED)
+    assert names_in_redis(KEYED) == before
+    settings.SECRET_KEY = "another secret"
+    assert names_in_redis(KEYED) != before
+    assert names_in_redis(limits.topic_name("l.other", "a key"))[0][-8:] != names_in_redis(KEYED)[0][-8:]
+    # A worker may run without a secret.
+    settings.SECRET_KEY = ""
+    assert names_in_redis(KEYED) == names_in_redis(KEYED) != before
 
 
 # --- places that are left, and places that are left unused ------------------------------------------------------------

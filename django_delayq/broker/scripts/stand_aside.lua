@@ -1,5 +1,5 @@
--- Put ids aside that were taken, under the name of the reason. Another worker may have the handler that is missing here,
--- or room for it: wake one. A limit that is full is full for all.
+-- Put ids aside that were taken, under the name of the reason. With "h" it begins when another worker may have the handler
+-- that is missing here, or room for it: wake one. A limit that is full is full for all.
 -- Entries: name, how many, then score in ready, id, score, id, …; name, how many, …
 -- Returns "ok".
 local aside, asides, wake, wake_all = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
@@ -22,7 +22,7 @@ while ARGV[at] do
   redis.call("ZADD", siding(aside, name), unpack(ARGV, first, last))
   redis.call("HSET", aside, unpack(named))
   count_aside(aside, asides, queue, name)
-  wanted = wanted or string.sub(name, 1, 8) == "handler "
+  wanted = wanted or string.sub(name, 1, 2) == "h "
   at = last + 1
 end
 if wanted then

@@ -1,9 +1,9 @@
 """Where ids go that were taken, and whose messages cannot begin here now: they stand aside, or go back.
 
 An id stands aside in Redis under a name: ``handler t`` when the topic ``t`` has no handler in the process that took it,
-or no place free for one; the name of a limit when that is full. Nobody takes it before a process opens the name,
-because it can serve it. So no id is taken again and again in vain, and a worker that comes later serves what others set
-aside.
+or no place free for one; the name of a limit when that is full. Redis has digests of these (``siding_names.py``).
+Nobody takes the id before a process opens the name, because it can serve it. So no id is taken again and again in vain,
+and a worker that comes later serves what others set aside.
 """
 
 from __future__ import annotations
@@ -33,12 +33,11 @@ from ...record.sql.rows import Claimed, Facts, Moved, Ticket
 from ...signals import MessageFacts
 from ..parts.broker_switch import BrokerSwitch
 from ..run.pool import ClaimAhead, Lane
+from .siding_names import HANDLER, digest, names_in_redis
 from .wanted import Wanted
 
 logger = logging.getLogger("django_delayq")
 
-# Ids of topics stand aside under this word and their topic.
-HANDLER = "handler "
 # A process that knows of ids which stand aside reads their names this often. Then it also tries limits again that
 # refused a message so long ago, for places that other processes made free. Seconds.
 LOOK_INTERVAL = 1.0
@@ -144,8 +143,11 @@ class Sidings:
         """``places_for`` returns how many messages of a topic may begin in this process now."""
         self.using = using
         self._places_for = places_for
-        # The numbers of ids by queue and name, as far as this process knows.
+        # The numbers of ids by queue and name in Redis, as far as this process knows.
         self._aside: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        # What names in Redis stand for: by the digest of a topic, and by the whole name the limit that was full.
+        self._topics: dict[str, str] = {}
+        self._limits: dict[str, str] = {}
         self._look_at = 0.0
         self._sets_aside = True
         # The limits that are full, and when they were found to be; and the rates, and when their next slots come.
@@ -199,17 +201,29 @@ class Sidings:
     def _retry(self, now: float) -> None:
         """Ask the record about the limits that have been full for long: other processes may have freed places."""
         old = [name for name, at in self._full.items() if at + LOOK_INTERVAL <= now]
-        closed = admission.closed(self.using) if old else {}
+        still = admission.closed(self.using) if old else {}
         for name in old:
-            if name in closed:
-                self.close(name, closed[name])
+            if name in still:
+                self.close(name, still[name])
             else:
                 del self._full[name]
+        closed = self._full.keys() | self._slots.keys()
+        self._limits = {name: limit for name, limit in self._limits.items() if limit in closed}
 
     # --- ids ----------------------------------------------------------------------------------------------------------
 
+    def name_in_redis(self, name: str) -> str:
+        """Return the name in Redis of a reason for which ids are set aside now, and remember what it stands for."""
+        found = names_in_redis(name)
+        kind, what, _key = limits.parts(name)
+        if kind != "queue":
+            self._topics[digest(what)] = what
+        if kind != "handler":
+            self._limits.update(dict.fromkeys(found, name))
+        return found[0]
+
     def note(self, queue: str, numbers: Mapping[str, int]) -> None:
-        """Take note of ids that this process has set aside: their numbers by name."""
+        """Take note of ids that this process has set aside: their numbers by name in Redis."""
         self._aside[queue].update(numbers)
 
     def look(self, broker: Broker) -> bool:
@@ -220,6 +234,7 @@ class Sidings:
         self._look_at = now + LOOK_INTERVAL
         self._retry(now)
         self._aside = defaultdict(Counter, {queue: Counter(names) for queue, names in broker.asides().items()})
+        self._topics = {digest(topic): topic for topic in registry.handlers()} if self._aside else {}
         return True
 
     @property
@@ -251,15 +266,16 @@ class Sidings:
         return opened
 
     def _servable(self, name: str) -> int:
-        """Return how many ids of a name this process could serve now."""
-        if name.startswith(HANDLER):
-            return self._places_for(name.removeprefix(HANDLER))
+        """Return how many ids of a name in Redis this process could serve now."""
         # Asked first: of thousands of names most may be full.
-        room = self._room_under(name)
+        room = self._room_under(self._limits.get(name, name))
         if room <= 0:
             return 0
         kind, what, _key = limits.parts(name)
-        return min(room, self._places_for(what) if kind == "topic" else IDS_PER_CALL)
+        if kind in ("h", "t"):
+            return min(room, self._places_for(self._topics.get(what, "")))
+        # In clear, from a worker of version 0.9.0; or the limit of a queue.
+        return min(room, self._places_for(what) if kind in ("handler", "topic") else IDS_PER_CALL)
 
 
 @dataclass(slots=True)
@@ -399,8 +415,9 @@ class Unclaimed:
         for name in names:
             if name.startswith(HANDLER):
                 self._warn_unknown(name.removeprefix(HANDLER))
-        broker.stand_aside(queue, names)
-        numbers = {name: len(tickets) for name, tickets in names.items()}
+        named = {self.sidings.name_in_redis(name): tickets for name, tickets in names.items()}
+        broker.stand_aside(queue, named)
+        numbers = {name: len(tickets) for name, tickets in named.items()}
         self.sidings.note(queue, numbers)
         return sum(numbers.values())
 

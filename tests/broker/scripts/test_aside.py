@@ -95,9 +95,9 @@ def test_it_is_not_missing_and_can_be_removed(bench: Bench) -> None:
 
 
 def test_only_ids_without_a_handler_wake_another_worker(bench: Bench) -> None:
-    set_aside(bench, (4, NOW, "topic t key k"))
+    set_aside(bench, (4, NOW, "t topic key"))
     assert bench.tokens() == 0
-    set_aside(bench, (5, NOW, "handler t"))
+    set_aside(bench, (5, NOW, "h topic"))
     assert bench.tokens() == 1
 
 
