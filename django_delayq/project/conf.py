@@ -124,8 +124,8 @@ class Settings(NamedTuple):
     # to raise it, and after them to lower it: while they differ, messages that are due in between may be late by twice
     # ``GRACE``.
     HORIZON: Annotated[float, partial(values.span, lowest=5, highest=values.YEAR)] = 600.0
-    # How long a message must be overdue and nowhere in Redis before a sweep puts it there again, and how often that
-    # sweep runs. No single loss makes a message later than twice this.
+    # How often a sweep runs. It puts messages into Redis again that are nowhere there, and overdue by more than half of
+    # this. No single loss makes a message later than twice this.
     GRACE: Annotated[float, partial(values.span, lowest=0.1, highest=3600)] = 2.5
     # How often a worker queries due rows when it delivers by query.
     POLL_INTERVAL: Annotated[float, partial(values.span, lowest=0.05, highest=60)] = 1.0

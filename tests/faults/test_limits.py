@@ -112,7 +112,7 @@ def test_redis_learns_no_topic_and_no_limit_key(start: Start, redis_client: redi
     """Ids stand aside for each reason: a handler that is missing, a limit of a topic, of a key and of a queue."""
     worker = start("--threads", "8", unknown=("t.new",))
     worker.wait_for("Loaded Redis")
-    busy = {"topic": "t.limited", "payload": {"seconds": 0.5}}
+    busy: Any = {"topic": "t.limited", "payload": {"seconds": 0.5}}
     work = [
         *[busy] * 6,
         *[{**busy, "limit_key": "cust0mer"}] * 6,

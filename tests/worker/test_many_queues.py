@@ -19,6 +19,7 @@ from django.utils import timezone
 from django_delayq import schedule_message, schedule_messages
 from django_delayq.broker.base import Entry
 from django_delayq.broker.redis import RedisBroker
+from django_delayq.core import clock
 from django_delayq.models import Message
 from django_delayq.project import conf
 from django_delayq.record import transitions
@@ -29,7 +30,7 @@ from django_delayq.worker.parts.broker_switch import BrokerSwitch
 from django_delayq.worker.upkeep import loader as loading
 from django_delayq.worker.upkeep import sweeper as sweeping
 from django_delayq.worker.upkeep.loader import Loader
-from django_delayq.worker.upkeep.sweeper import Sweeper
+from django_delayq.worker.upkeep.sweeper import CLAIMING, Sweeper
 from tests.support.assembled import Assemble
 from tests.support.claims import DB
 from tests.worker.bench import redis_of
@@ -105,6 +106,30 @@ def test_redis_keeps_nothing_of_a_queue_that_has_run_empty(upkeep: Upkeep) -> No
         assert len(upkeep.broker.take(queue, 10).tickets) == 1
     left = {key for key in upkeep.broker.client.scan_iter() if upkeep.broker.client.ttl(key) == -1}
     assert left == before
+
+
+def test_a_lost_message_is_put_in_good_time_before_twice_the_grace(
+    upkeep: Upkeep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However the sweeps fall: half a second is left for a busy machine, the claim, and the services beside it."""
+    upkeep.loader.tick()
+    grace = conf.get().GRACE
+    began = timezone.now() + timedelta(seconds=60)
+    due = schedule_messages(
+        {"topic": TOPIC, "queue": QUEUES[0], "due_at": began + grace * timedelta(seconds=n / 20)} for n in range(20)
+    )
+    upkeep.lose(due)
+    late: dict[int, float] = {}
+    at = began
+    monkeypatch.setattr(clock, "of_tests", lambda: at)
+    while len(late) < len(due):
+        wait = upkeep.sweeper.tick()
+        ends = at + timedelta(seconds=CLAIMING)
+        for message in due:
+            if message.pk in upkeep.held():
+                late.setdefault(message.pk, (ends - message.due_at).total_seconds())
+        at += timedelta(seconds=wait)
+    assert max(late.values()) < 2 * grace - 0.5
 
 
 def test_a_sweep_costs_nobody_else_a_put(upkeep: Upkeep, caplog: pytest.LogCaptureFixture) -> None:
