@@ -25,6 +25,7 @@ from django_delayq.record.sql.rows import ROWS_PASSED, Ticket
 from django_delayq.worker.claim import wanted
 from django_delayq.worker.claim.consumer import CATCH_UP, Consumer
 from django_delayq.worker.claim.queues import QueueFinder
+from django_delayq.worker.parts.lifetime import ProcessLock
 from django_delayq.worker.processes.process import Parts
 from django_delayq.worker.run.pool import FIRST_WAIT
 from django_delayq.worker.run.recorder import LeaseRenewer
@@ -33,6 +34,7 @@ from django_delayq.worker.upkeep.loader import Loader
 from tests.app.models import Effect
 from tests.support.assembled import Assemble, drain
 from tests.support.claims import DB, claimed, state
+from tests.support.forks import forked
 from tests.support.limits import Declare, admit, states, succeed
 from tests.support.workers import PATIENCE, eventually
 from tests.worker.bench import held, redis_of, running, suspect
@@ -126,6 +128,22 @@ def test_a_message_that_is_to_run_alone_waits_longer_each_time(assembled: Assemb
         consumer.turn()
         consumer.turn()
         eventually(lambda: state(message) == State.CONSUMED, "it runs alone")
+
+
+def test_messages_that_make_way_for_one_that_runs_alone_are_soon_there_when_it_ends(assembled: Assemble) -> None:
+    """However often they were put off before."""
+    lock, began = ProcessLock(), time.monotonic()
+    with forked(lock.acquire):
+        parts = assembled(threads=20, redis=False, quarantine_lock=lock)
+        messages = [suspect() for _ in range(20)]
+        Message._base_manager.update(deliveries=9, reported=7)
+        parts.consumer.turn()
+        assert parts.recorder.flush(PATIENCE)
+        rows = Transition.objects.filter(message__in=messages, reason="is to run alone")
+        delays = [(row.due_at - row.at).total_seconds() for row in rows]
+        assert len(delays) == len(messages)
+        # A fifth of a second for each of them, so that there is one in each tenth; longer while that one runs for long.
+        assert max(delays) < 0.1 + max(len(messages) / 5, (time.monotonic() - began) / 4)
 
 
 def test_a_message_that_is_cancelled_while_it_waits_to_run_alone_does_not_run(assembled: Assemble) -> None:

@@ -7,6 +7,7 @@ import math
 import mmap
 import os
 import random
+import struct
 import sys
 import tempfile
 import threading
@@ -224,7 +225,14 @@ class ProcessLock:
             fcntl.lockf(self._file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except (BlockingIOError, PermissionError):
             return False
+        os.pwrite(self._file, struct.pack("d", time.monotonic()), 0)
         return True
+
+    @property
+    def held_for(self) -> float:
+        """The seconds since some process took the lock; of no meaning while none has it."""
+        written = os.pread(self._file, struct.calcsize("d"), 0)
+        return max(0.0, time.monotonic() - struct.unpack("d", written)[0]) if written else 0.0
 
     def release(self) -> None:
         """Free the lock. Does nothing when this process does not have it."""

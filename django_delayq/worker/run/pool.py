@@ -57,9 +57,12 @@ STUCK_AFTER = 5.0
 FIRST_WAIT = 5.0
 # A message that has waited in vain is postponed by this much. Seconds.
 POSTPONED = 30.0
-# While another process of this worker runs a message alone, a further one is put off for a random part of this time,
-# which doubles each time, up to POSTPONED: if every process ran one alone, nothing else would be delivered. Seconds.
-FIRST_DETOUR = 1.0
+# While another process of this worker runs a message alone, a further one is put off: if every process ran one alone,
+# nothing else would be delivered. It comes back after a random time of up to this for each message that this process
+# has put off lately, and up to this part of the time for which the other one has run; but up to POSTPONED at most. So
+# one is there soon after that has ended, and neither many nor a long one keep the process busy with it. Seconds.
+DETOUR = 0.2
+PART_OF_RUN = 1 / 4
 # The reason in the log of a message that was put off.
 ALONE = "is to run alone"
 
@@ -420,6 +423,8 @@ class Quarantine:
         self.had_the_last = False
         # The moment until which the message may wait (monotonic).
         self._wait_ends = 0.0
+        # The messages that were put off lately, and when (monotonic).
+        self._put_off: dict[int, float] = {}
 
     @property
     def is_waiting(self) -> bool:
@@ -447,8 +452,19 @@ class Quarantine:
             # A process whose last message this is takes nothing else anyway, and ends after it.
             self.pool.page.suspect_since = 0.0 if self.budget.empty else time.monotonic()
             self._wait_ends = time.monotonic() + FIRST_WAIT * 2.0 ** _times_put_off(suspects[0])
+        detour = None if admitted or not suspects else self._longest_detour(suspects)
         for delivery in suspects[admitted:]:
-            self.pool.recorder.submit(delivery, Release(ALONE, None if admitted else _detour(delivery)), self._actor)
+            # Random: messages that are put off together must not come back together.
+            delay = None if detour is None else timedelta(seconds=random.uniform(0, detour))
+            self.pool.recorder.submit(delivery, Release(ALONE, delay), self._actor)
+
+    def _longest_detour(self, suspects: Sequence[Delivery]) -> float:
+        """Return for how long messages are put off at most. Seconds."""
+        now = time.monotonic()
+        self._put_off = {pk: at for pk, at in self._put_off.items() if now - at < POSTPONED}
+        self._put_off |= {delivery.id: now for delivery in suspects}
+        held_for = 0.0 if self._lock is None else self._lock.held_for
+        return min(POSTPONED, max(DETOUR * len(self._put_off), PART_OF_RUN * held_for))
 
     def run(self, begin: Callable[[], None], give_up: Callable[[], bool]) -> None:
         """Run the message that waits, unless another one runs, and return when it has ended.
@@ -490,11 +506,6 @@ class Quarantine:
         self.pool.page.suspect_since = 0.0
         if self._lock is not None:
             self._lock.release()
-
-
-def _detour(delivery: Delivery) -> timedelta:
-    """Return a random time to put a message off: messages that are put off together must not come back together."""
-    return timedelta(seconds=random.uniform(0, min(POSTPONED, FIRST_DETOUR * 2.0 ** _times_put_off(delivery))))
 
 
 def _times_put_off(delivery: Delivery) -> int:
