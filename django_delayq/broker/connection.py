@@ -1,5 +1,7 @@
 """Connections to the Redis that the settings name, with timeouts of our own and without retries.
 
+No caller waits longer than one timeout to be connected, whatever the connection takes: see ``TimedConnection``.
+
 redis-py 8 by default waits 5 s and sends a command again up to ten times. A producer must not keep a web request
 waiting that long, and a worker can take messages from the database meanwhile.
 
@@ -12,20 +14,23 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import ipaddress
 import os
 import re
 import socket
+import threading
+import time
 from collections import deque
 from collections.abc import Callable
-from functools import lru_cache, wraps
+from functools import cache, lru_cache, wraps
 from inspect import isfunction, isgeneratorfunction
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import redis
 from django.db import Error as DatabaseError
 from redis.backoff import NoBackoff
 from redis.retry import Retry
-from redis.sentinel import Sentinel, SentinelConnectionPool
+from redis.sentinel import Sentinel, SentinelConnectionPool, SentinelManagedConnection
 
 from ..core.exceptions import (
     BrokerFailing,
@@ -38,11 +43,19 @@ from ..core.exceptions import (
 )
 from ..project.conf import forget_on_change
 
+if TYPE_CHECKING:
+    AnyConnection = redis.Connection
+else:
+    AnyConnection = object
+
 # How the kernel finds out that the network has dropped a connection without notice: it probes an idle one after 15 s,
 # and gives up one whose data was not received for 5 s (TCP_USER_TIMEOUT is in ms). Not every system has each of these.
 KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 5000}
 # A pool of fewer connections than this gets each of them back after a call, or other users of the pool would have none.
 MIN_POOL_TO_PIN = 10
+
+# The options of a connection that say who connects. Older releases of redis-py have others.
+WHO = ("driver_info",) if hasattr(redis, "DriverInfo") else ("lib_name", "lib_version")
 
 # Errors that are answers, though of these redis-py takes the second for one of the connection.
 ANSWERS = (redis.ResponseError, redis.AuthenticationError)
@@ -69,8 +82,9 @@ C = TypeVar("C", bound="PinnedConnection")
 
 
 def connect(place: str, *, timeout: float) -> redis.Redis:
-    """Make a client for a URL or an alias, with ``timeout`` seconds for connecting and for each answer."""
+    """Make a client for a URL or an alias, with ``timeout`` seconds to be connected, and for each answer."""
     options: dict[str, Any] = {
+        "place": place,
         "socket_connect_timeout": timeout,
         "socket_timeout": timeout,
         "retry": Retry(NoBackoff(), 0),
@@ -82,14 +96,14 @@ def connect(place: str, *, timeout: float) -> redis.Redis:
         "encoding_errors": "strict",
         "protocol": 2,
     }
-    if hasattr(redis, "DriverInfo"):
-        # Without it redis-py reads its version from a file, for each connection.
-        options["driver_info"] = redis.DriverInfo(lib_version=redis.__version__)
+    # Else redis-py tells the server its name and its version, in two more round trips.
+    options |= dict.fromkeys(WHO, None)
     if "://" in place:
         # Not from_url(): there the options of the URL win.
         given = {**redis.connection.parse_url(place), **options}
-        given |= _keepalive(given.get("connection_class", redis.Connection))
-        return redis.Redis(connection_pool=redis.ConnectionPool(**given))
+        kind = given.pop("connection_class", redis.Connection)
+        given |= _keepalive(kind)
+        return redis.Redis(connection_pool=redis.ConnectionPool(connection_class=_timed(kind), **given))
     return redis.Redis(connection_pool=_like(_pool_of(place), options))
 
 
@@ -118,22 +132,145 @@ def _like(pool: Any, options: dict[str, Any]) -> redis.ConnectionPool:
     # redis-py adds these to a pool's options, and each new pool makes its own.
     for name in ("connection_pool", "parser_class", "driver_info", "maint_notifications_config", "event_dispatcher"):
         given.pop(name, None)
-    given.update(options | _keepalive(pool.connection_class))
+    given.update(options | _keepalive(pool.connection_class), connection_class=_timed(pool.connection_class))
     if isinstance(pool, SentinelConnectionPool):
         sentinel = _with_timeouts(pool.sentinel_manager, options)
         return SentinelConnectionPool(pool.service_name, sentinel, is_master=True, check_connection=False, **given)
-    return redis.ConnectionPool(connection_class=pool.connection_class, **given)
+    return redis.ConnectionPool(**given)
 
 
 def _with_timeouts(theirs: Sentinel, options: dict[str, Any]) -> Sentinel:
     """Copy a Sentinel client, with our own timeouts: when a whole site is away, so are the sentinels."""
     # Unlike a connection, a client no longer takes retry_on_timeout.
-    ours = {name: value for name, value in options.items() if name != "retry_on_timeout"}
+    ours = {name: value for name, value in options.items() if name not in ("place", "retry_on_timeout", *WHO)}
     copied = copy.copy(theirs)
     copied.sentinel_kwargs = {**theirs.sentinel_kwargs, **ours}
     addresses = [sentinel.connection_pool.connection_kwargs for sentinel in theirs.sentinels]
     copied.sentinels = [redis.Redis(a["host"], a["port"], **copied.sentinel_kwargs) for a in addresses]
     return copied
+
+
+# --- connections that are made in time --------------------------------------------------------------------------------
+
+
+class Attempt(threading.Thread):
+    """Connects in a thread of its own, because nothing interrupts a lookup of a name. It ends when that has an end."""
+
+    def __init__(self, place: str, connect: Callable[[], object]) -> None:
+        # The process waits for no such thread when it ends.
+        super().__init__(name="delayq-connect", daemon=True)
+        self.place = place
+        self.pid = os.getpid()
+        self.began = time.monotonic()
+        self.error: BaseException | None = None
+        self._act: Callable[[], object] | None = connect
+
+    def run(self) -> None:
+        assert self._act is not None
+        _under_way.add(self)
+        try:
+            self._act()
+        except BaseException as error:  # noqa: BLE001
+            self.error = error.with_traceback(None)
+        finally:
+            self._act = None
+            _under_way.discard(self)
+
+    @property
+    def is_under_way(self) -> bool:
+        """False in a process that was forked meanwhile, too: threads do not follow."""
+        return self.pid == os.getpid() and self.is_alive()
+
+
+# The attempts that have not ended.
+_under_way: set[Attempt] = set()
+
+
+def _is_stuck(place: str, timeout: float) -> bool:
+    """Return whether an attempt to connect there has gone on for longer than ``timeout`` seconds."""
+    long_ago = time.monotonic() - timeout
+    return any(a.place == place and a.began < long_ago and a.is_under_way for a in tuple(_under_way))
+
+
+class TimedConnection(AnyConnection):
+    """A connection that nobody waits for longer than for one timeout, whatever has to be done to make it.
+
+    That may be a lookup of names, a question to sentinels, TCP, TLS, the login and the choice of the database. An
+    attempt that takes longer goes on: the connection is in its pool, for whoever comes later. Until it has ended
+    nobody waits for another one to the same place. The timeout is that for TCP, ``socket_connect_timeout``.
+    """
+
+    def __init__(self, *, place: str, **options: Any) -> None:
+        super().__init__(**options)  # type: ignore[no-untyped-call]
+        self._place = place
+        self._attempt: Attempt | None = None
+
+    def connect(self) -> None:
+        """Connect unless that is done. Raises any error of redis-py."""
+        if self._attempt is not None and not self._attempt.is_under_way:
+            self._attempt = None
+        if self._attempt is None and socket_of(self) is not None:
+            return
+        timeout = self.socket_connect_timeout or 0.0
+        if self._attempt is not None or _is_stuck(self._place, timeout):
+            raise redis.TimeoutError(
+                f"still not connected, after more than {timeout:g} s: is the name of its host found?"
+            )
+        try:
+            attempt = None if self._is_one_step() else Attempt(self._place, self._make)
+            if attempt is not None:
+                attempt.start()
+        except RuntimeError:
+            # The process ends, or has too many threads.
+            attempt = None
+        if attempt is None:
+            self._make()
+        else:
+            self._wait_for(attempt, timeout)
+
+    def _wait_for(self, attempt: Attempt, timeout: float) -> None:
+        self._attempt = attempt
+        attempt.join(timeout)
+        if attempt.is_alive():
+            raise redis.TimeoutError(f"not connected within {timeout:g} s: name, TCP, TLS and login together")
+        self._attempt = None
+        error, attempt.error = attempt.error, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            # Otherwise the error would hold this frame, and the frame the error.
+            del error
+
+    def _make(self) -> None:
+        super().connect()  # type: ignore[no-untyped-call]
+        if isinstance(self, redis.SSLConnection) and not self._logs_in():
+            # What TLS sends after its handshake comes before the first answer, and is read with it. redis-py would take
+            # it for an answer that nobody has asked for.
+            with contextlib.suppress(*ANSWERS):
+                self.send_command("PING")  # type: ignore[no-untyped-call]
+                self.read_response()
+
+    def _logs_in(self) -> bool:
+        return bool(self.db or self.username or self.password or self.credential_provider or self.client_name)
+
+    def _is_one_step(self) -> bool:
+        """Return whether there is no name to look up, and nothing to do once the socket is connected."""
+        if isinstance(self, redis.SSLConnection | SentinelManagedConnection) or self._logs_in():
+            return False
+        if isinstance(self, redis.UnixDomainSocketConnection):
+            return True
+        try:
+            ipaddress.ip_address(self.host)
+        except ValueError:
+            return False
+        return True
+
+
+@cache
+def _timed(kind: type[redis.connection.AbstractConnection]) -> type[Any]:
+    """Return a timed connection of this kind."""
+    return type(kind.__name__, (TimedConnection, kind), {})
 
 
 # --- connections that are kept ----------------------------------------------------------------------------------------

@@ -74,8 +74,11 @@ class Publisher:
         """Make a call that returns False when Redis has not answered yet. Log only the first of several failures."""
         if time.monotonic() < self._retry_at:
             return
+        failed = self._is_failing
+        if failed:
+            # Whoever comes while this call tries Redis again does not wait for it.
+            self._retry_at = time.monotonic() + RETRY_AFTER
         try:
-            failed = self._is_failing
             answered = call(queue, what) is not False
             if failed:
                 # Redis is back if it answers this call too. A worker then loads what it was not told meanwhile.
@@ -98,6 +101,7 @@ class Publisher:
         else:
             if answered:
                 self._is_failing, self._refused = False, ""
+                self._retry_at = 0.0
 
     def _fail(self, level: int, text: str, *values: object, exc_info: Exception | None = None) -> None:
         self._retry_at = time.monotonic() + RETRY_AFTER

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -14,6 +15,7 @@ from django.db import connection, transaction
 
 from django_delayq import cancel_message, requeue_message, reschedule_message, schedule_message, schedule_messages
 from django_delayq.broker import publisher
+from django_delayq.broker.base import Entry
 from django_delayq.broker.keys import keys
 from django_delayq.core.clock import SECOND, to_tenths
 from django_delayq.models import Message
@@ -22,7 +24,7 @@ from tests.broker.bench import redis_broker
 from tests.conftest import close_publishers
 from tests.support.in_redis import calls, held
 from tests.support.steps import TOPIC, at_once, claim, due
-from tests.support.workers import eventually, is_quick
+from tests.support.workers import PATIENCE, eventually, is_quick
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -242,6 +244,35 @@ def test_callers_wait_only_once_for_a_redis_that_does_not_answer(
         # Each call would wait for 0.25 s.
         is_quick(twenty_calls, 4.0)
     assert Message.objects.count() % 20 == 0
+
+
+def test_who_finds_another_trying_redis_again_does_not_wait_for_it(
+    away: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publisher, "REDIS_TIMEOUT", PATIENCE / 3)
+    monkeypatch.setattr(publisher, "RETRY_AFTER", 0.0)
+    close_publishers()
+    away.kill()
+    soon()
+    away.start()
+    away.freeze()
+    there, entries = publisher.get("default"), [Entry(1, 0, 0)]
+    assert there is not None
+    trying, flush = threading.Event(), there.broker.flush
+
+    def noted() -> None:
+        trying.set()
+        flush()
+
+    monkeypatch.setattr(there.broker, "flush", noted)
+    monkeypatch.setattr(publisher, "RETRY_AFTER", PATIENCE)
+    tries = threading.Thread(target=there.put, args=("default", entries))
+    tries.start()
+    assert trying.wait(PATIENCE)
+    there.put("default", entries)
+    assert tries.is_alive()
+    away.thaw()
+    tries.join()
 
 
 def test_a_publisher_that_failed_has_all_loaded_again_once_when_redis_is_back(

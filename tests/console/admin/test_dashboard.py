@@ -17,6 +17,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import translation
 
 from django_delayq import pause_queue, schedule_message
+from django_delayq.broker import publisher
 from django_delayq.broker.base import ServerInfo
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.console.admin import page_data, panels
@@ -29,6 +30,7 @@ from django_delayq.inspector.numbers import Capped, total
 from django_delayq.models import Message
 from django_delayq.record import transitions
 from testproject.servers import RedisServer
+from tests.support.names import NAME, Names
 
 from . import samples
 from .samples import fill, worker
@@ -417,6 +419,20 @@ def test_the_pages_answer_without_redis_and_say_so(viewer: Client, redis_server:
     assert tiles(page)["Scheduled"][0] == "1"
     assert "does not answer:" in samples.text(page)
     assert viewer.get(WORKERS).status_code == 200
+
+
+@pytest.mark.parametrize("page", [URL, "/admin/delayq_console/health/", "a message"])
+def test_no_page_stands_while_the_name_of_redis_is_not_found(
+    viewer: Client, names: Names, settings: Any, page: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = samples.scheduled()
+    monkeypatch.setattr(publisher, "REDIS_TIMEOUT", 0.25)
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": f"redis://{NAME}:6379/0"}
+    shown = viewer.get(samples.admin_url("message_change", message.pk) if page == "a message" else page, follow=True)
+    assert shown.status_code == 200
+    assert "not connected" in samples.text(shown) or "does not answer" in samples.text(shown)
+    assert names.asked
+    assert not names.gave_up
 
 
 def test_a_project_without_redis_has_no_complaint(viewer: Client, settings: Any) -> None:
