@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
-import selectors
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import redis
 
+from ..core.readable import wait_readable
 from .connection import is_closed, socket_of
 
 # A connection on which no token came for this long may have been dropped by the network without notice. Seconds.
@@ -111,16 +110,3 @@ class Listener:
         for end in (self._read, self._write):
             with contextlib.suppress(OSError):
                 os.close(end)
-
-
-def wait_readable(files: list[Any], timeout: float) -> list[Any]:
-    """Wait up to ``timeout`` seconds until one of these files can be read. Return those that can."""
-    try:
-        # epoll and poll know whole milliseconds only, and round up.
-        return select.select(files, [], [], timeout)[0]
-    except ValueError:
-        # select knows no descriptor of 1024 or more.
-        with selectors.DefaultSelector() as selector:
-            for file in files:
-                selector.register(file, selectors.EVENT_READ)
-            return [key.fileobj for key, _events in selector.select(timeout)]

@@ -6,13 +6,13 @@ import contextlib
 import gc
 import logging
 import os
-import select
 import time
 import weakref
 from collections.abc import Callable, Iterator
 
 from ... import extensions, middleware
 from ...core import actors
+from ...core.readable import wait_readable
 from ...core.worker_options import Options
 from ...extensions import Service, WorkerExtensions
 from ...project import process_start, registry
@@ -240,7 +240,7 @@ class WorkerProcess:
             self.consumer.start()
         while not self._stopping:
             # The place of a spent process is needed for the successor of its successor.
-            select.select([self._wake_read], [], [], 0.05 if self.pool.page.spent else 0.5)
+            wait_readable([self._wake_read], 0.05 if self.pool.page.spent else 0.5)
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake_read, 4096)
             if self.parts.budget.check():
@@ -370,7 +370,7 @@ class OnceProcess(WorkerProcess):
         reaper = self.parts.reaper
         reaper.tick()
         if reaper.is_confirming:
-            select.select([self._wake_read], [], [], reaper.confirm_after)
+            wait_readable([self._wake_read], reaper.confirm_after)
             reaper.tick()
         code = super().run(watch)
         if self.parts.consumer.error is not None:

@@ -7,7 +7,6 @@ import gc
 import logging
 import math
 import os
-import select
 import signal
 import threading
 import time
@@ -18,6 +17,7 @@ from django.db import connections as django_connections
 
 from ...broker import publisher
 from ...core import actors
+from ...core.readable import wait_readable
 from ...core.worker_options import Options
 from ...project import registry
 from ...record import crashes
@@ -243,7 +243,7 @@ class Supervisor:
 
     def _is_orphaned(self) -> bool:
         """Return whether the supervisor is gone. Called in a child."""
-        orphaned = bool(select.select([self._alive_read], [], [], 0)[0])
+        orphaned = bool(wait_readable([self._alive_read], 0))
         if orphaned:
             logger.error("The supervisor is gone; this process ends too")
         return orphaned
@@ -371,7 +371,7 @@ class Supervisor:
             seconds = min(seconds, self._start_after - time.monotonic() + 0.001)
         if self.releases.is_soon:
             seconds = min(seconds, TOGETHER)
-        select.select([self._wake_read], [], [], seconds)
+        wait_readable([self._wake_read], seconds)
         with contextlib.suppress(BlockingIOError):
             while os.read(self._wake_read, 4096):
                 pass
