@@ -123,6 +123,8 @@ class Meta:
     loader_until_tenths: int = 0
     # True: a process could not reach Redis for a while, and asks for a load from the beginning.
     is_requested: bool = False
+    # When a sweep last put messages that Redis lacked; 0: never since Redis was emptied.
+    swept_tenths: int = 0
 
     @property
     def is_loading(self) -> bool:

@@ -22,7 +22,8 @@ class Keys:
     wake_all: str  # of all queues; list: holds one token while a worker that serves all queues should take
     asides: str  # of all queues; hash: queue, colon, name → number of ids that stand aside there
     duty: str  # of all queues, and followed by the digest of a duty; string: the worker that has it
-    # of all queues; hash: horizon, loaded, run_id, replid, identity, tick, cleared, requested, loader, loader_until
+    # of all queues; hash: horizon, loaded, run_id, replid, identity, tick, cleared, requested, loader, loader_until,
+    # swept
     meta: str
 
     @cached_property

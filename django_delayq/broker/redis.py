@@ -23,7 +23,7 @@ from .redis_source import RedisSource, whole
 # The number of members in one reply to a scan, roughly.
 SCAN_COUNT = 1000
 # The fields that ``read_meta`` reads, in this order.
-META_FIELDS = ("tick", "horizon", "loaded", "run_id", "replid", "identity", "loader_until", "requested")
+META_FIELDS = ("tick", "horizon", "loaded", "run_id", "replid", "identity", "loader_until", "requested", "swept")
 
 
 @all_translated
@@ -119,6 +119,10 @@ class RedisBroker(RedisSource):
     def request_load(self) -> None:
         """Have a loader load everything again: this process could not tell the broker of messages for a while."""
         scripts.load("request_load")(self.client, self.keys(""), identity=self.identity())
+
+    def note_sweep(self) -> None:
+        """Note that a sweep has just put messages that Redis lacked."""
+        self.client.hset(self.keys("").meta, "swept", self.now_tenths())
 
     def clear(self, queues: Sequence[str], seen_tenths: int) -> bool:
         """Delete all keys, by their names, because somebody has written into them: of these queues, and of those known.
@@ -300,7 +304,7 @@ def _counts(answer: Sequence[Any], entries: int) -> Put:
 
 def _meta(now_tenths: int, fields: Sequence[Any]) -> Meta:
     """Parse the values of ``META_FIELDS``; None for what is missing."""
-    tick, horizon, loaded, run_id, replid, identity, loader_until, requested = fields
+    tick, horizon, loaded, run_id, replid, identity, loader_until, requested, swept = fields
     return Meta(
         now_tenths,
         int(tick or 0),
@@ -311,6 +315,7 @@ def _meta(now_tenths: int, fields: Sequence[Any]) -> Meta:
         (identity or b"").decode(errors="replace"),
         int(loader_until or 0),
         requested is not None,
+        int(swept or 0),
     )
 
 

@@ -17,6 +17,7 @@ from .. import extensions
 from ..api import pausing
 from ..broker import RedisBroker, describe
 from ..broker.base import ServerInfo
+from ..core.clock import SECOND
 from ..core.durations import brief
 from ..core.exceptions import BrokerUnavailable, ClusterBroker, ForeignBroker
 from ..core.findings import Cause, Finding, Level
@@ -41,6 +42,8 @@ MOST_NAMED = 5
 LINES_READ = 100
 # A message that waits longer for a limit is worth a warning. Seconds.
 LONG_LIMITED = 3600.0
+# Messages that a sweep had to put are worth a warning for this long. Seconds.
+SWEPT_LATELY = 60.0
 # The connections of a worker process beside those of its threads: of the consumer, the recorder and the upkeep.
 OWN_CONNECTIONS = 3
 
@@ -188,9 +191,15 @@ def _keys(using: str, broker: RedisBroker) -> Iterator[Finding]:
         return
     yield of_identity(None)
     scheduled = Message.objects.using(using).filter(state=State.SCHEDULED)
-    if not is_filled(meta, broker.server()) and scheduled.exists():
-        advice = "compare REDIS and PREFIX here with those of the workers"
-        yield Finding("Redis contents", Level.WARN, "no worker fills it", advice=advice)
+    swept = (meta.now_tenths - meta.swept_tenths) / SECOND
+    if not is_filled(meta, broker.server()):
+        if scheduled.exists() or stats.alive(using, transitions.now(using)):
+            advice = "compare REDIS and PREFIX here with those of the workers"
+            yield Finding("Redis contents", Level.WARN, "no worker fills it", advice=advice)
+    elif swept < SWEPT_LATELY:
+        advice = "compare REDIS and PREFIX of the processes that schedule with those here"
+        detail = f"{brief(max(0.0, swept))} ago the sweep put messages that nobody had put here"
+        yield Finding("Redis contents", Level.WARN, detail, advice=advice)
 
 
 def of_identity(error: ForeignBroker | None) -> Finding:

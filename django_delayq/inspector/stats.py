@@ -14,7 +14,7 @@ from ..broker import RedisBroker, describe
 from ..broker.base import ServerInfo
 from ..core import bounds
 from ..core.clock import from_tenths
-from ..core.exceptions import BrokerUnavailable, UnusableBroker
+from ..core.exceptions import BrokerFailing, BrokerUnavailable, UnusableBroker
 from ..core.limits import Limit, queue_name, topic_name
 from ..core.states import FINAL, State
 from ..models import Message, Queue, Transition, Worker
@@ -314,6 +314,8 @@ class RedisStats(NamedTuple):
     where: str
     health: ServerInfo | None = None
     error: str | None = None
+    # True: it answers, but with errors only, such as that it wants a password.
+    refuses: bool = False
 
     @property
     def reachable(self) -> bool | None:
@@ -431,4 +433,4 @@ def ask_redis(broker: RedisBroker | None) -> RedisStats:
         health = broker.server_info()
         return RedisStats(where, health, health.refusal)
     except BrokerUnavailable as error:
-        return RedisStats(where, error=str(error))
+        return RedisStats(where, error=str(error), refuses=isinstance(error, BrokerFailing))

@@ -23,6 +23,7 @@ from django_delayq.project import conf
 from django_delayq.record import transitions
 from django_delayq.record.sql.holders import Holder, oldest
 from testproject.servers import PostgresServer, RedisServer
+from tests.broker.bench import redis_broker
 from tests.support.commands import held, run, schedule
 from tests.support.limits import Declare, admit
 from tests.support.statements import count_statements
@@ -37,10 +38,17 @@ def worker() -> None:
     Worker.objects.create(name="w", host="h", pid=1, started_at=now, seen_at=now)
 
 
+@pytest.fixture
+def filled(worker: None, redis_client: redis.Redis) -> None:
+    """Leave Redis as the worker does."""
+    redis_broker().close()
+
+
 def levels(*words: str) -> dict[str, str]:
     return {check["name"]: check["level"] for check in run("delayq_check", "--json", *words).json["checks"]}
 
 
+@pytest.mark.usefixtures("filled")
 def test_a_healthy_system_passes_all_checks() -> None:
     ran = run("delayq_check")
     assert ran.code == 0, ran.out
@@ -136,6 +144,7 @@ def test_a_redis_that_no_worker_fills_is_a_warning(redis_client: redis.Redis) ->
     assert levels()["Redis contents"] == "warn"
 
 
+@pytest.mark.usefixtures("filled")
 def test_a_redis_that_workers_may_not_ask_is_critical(redis_client: redis.Redis, settings: Any) -> None:
     redis_client.acl_setuser("shy", enabled=True, nopass=True, keys=["*"], commands=["+@all", "-config", "-info"])
     port = redis_client.connection_pool.connection_kwargs["port"]
@@ -356,6 +365,7 @@ def test_too_many_dead_messages_are_critical() -> None:
     assert "Dead: more than 2" in " ".join(ran.out.split())
 
 
+@pytest.mark.usefixtures("filled")
 def test_a_monitor_reads_the_worst_level_and_what_is_critical() -> None:
     assert run("delayq_check", "--json").json["level"] == "ok"
     pause_queue("default")

@@ -81,7 +81,7 @@ def test_every_installed_redis_supports_everything_and_the_documented_rights_suf
         assert cancel_message(unknown)
         client.config_set("maxmemory", 1)
         messages.append(wait_until(schedule_message("t.tx", delay=0.1), State.CONSUMED))
-        worker.wait_for("Redis is away.*used memory")
+        worker.wait_for("Redis answers, and cannot be used.*used memory")
         client.config_set("maxmemory", 0)
         client.script_flush()
         worker.wait_for("Redis is back")
@@ -171,7 +171,7 @@ def test_a_password_is_never_shown_and_delivery_goes_on_when_it_is_wrong(
         client.config_set("requirepass", "another one")
         configure(REDIS=url_of(server))
         refused = start()
-        refused.wait_for("Redis is away.*Authentication|Redis is away.*WRONGPASS|Redis is away.*invalid username")
+        refused.wait_for("Redis answers, and cannot be used.*(Authentication|WRONGPASS|invalid username)")
         wait_until(schedule_message("t.tx"), State.CONSUMED)
         wrong = [run(*words) for words in COMMANDS]
         assert {ran.code for ran in wrong if ran.code} <= {1, 2, 69}

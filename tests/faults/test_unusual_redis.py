@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import redis
-from django.test import Client
+from django.conf import settings as django_settings
+from django.test import Client, override_settings
 
 from django_delayq import cancel_message, schedule_message, schedule_messages
 from django_delayq.broker.keys import keys
@@ -54,7 +56,7 @@ def test_a_redis_filled_by_our_own_ids_empties_itself_as_they_fall_due_or_are_ca
         eventually(lambda: states() == {State.CONSUMED: 300, State.CANCELLED: 1}, "the others are delivered")
         assert effects_per_message() == once_each(messages)
         eventually(lambda: client.zcard(KEYS.delayed) + client.zcard(KEYS.ready) == 0, "none of them is left")
-        assert worker.count("Redis is away.*used memory") <= 1
+        assert worker.count("cannot be used.*used memory") <= 1
         client.config_set("maxmemory", 0)
         worker.wait_for("Redis is back")
         worker.stop()
@@ -146,3 +148,54 @@ def test_a_failover_by_sentinel_under_a_working_worker_loses_nothing(
         )
     wait_until_redis_times()
     worker.stop()
+
+
+def redis_finding(**delayq: Any) -> str:
+    """Return what ``delayq_check`` finds about the contents of the Redis of these settings."""
+    with override_settings(DELAYQ={**django_settings.DELAYQ, **delayq}):
+        return next((line for line in run("delayq_check").out.splitlines() if "Redis contents" in line), "")
+
+
+def test_a_worker_with_another_prefix_than_the_web_is_found_from_both_sides(
+    start: Start, configure: Configure, redis_client: redis.Redis
+) -> None:
+    """Each message waits for the sweep, and both of them use a Redis that answers."""
+    configure(PREFIX="web")
+    worker = start(delayq={"PREFIX": "worker"})
+    worker.wait_for("Loaded Redis")
+    # Nothing is scheduled yet.
+    assert "WARN" in redis_finding()
+    assert "no worker fills it" in redis_finding()
+    assert redis_finding(PREFIX="worker") == ""
+    wait_until(schedule_message("t.tx"), State.CONSUMED)
+    worker.wait_for("The sweep of queue default put 1 messages")
+    found = eventually(lambda: redis_finding(PREFIX="worker"))
+    assert "the sweep put messages that nobody had put here" in found
+    assert "REDIS and PREFIX of the processes that schedule" in found
+
+
+@pytest.mark.usefixtures("puts_are_flushed", "redis_has_time")
+def test_a_redis_that_is_used_by_all_has_no_such_finding(
+    start: Start, configure: Configure, redis_client: redis.Redis
+) -> None:
+    configure(GRACE=60.0)
+    worker = start()
+    worker.wait_for("Loaded Redis")
+    wait_until(schedule_message("t.tx"), State.CONSUMED)
+    assert redis_finding() == ""
+
+
+@pytest.mark.console
+def test_a_redis_that_refuses_is_not_called_away(start: Start, configure: Configure, admin_client: Client) -> None:
+    with RedisServer() as server, of(server) as client:
+        client.config_set("requirepass", "secret")
+        configure(REDIS=server.url)
+        worker = start()
+        worker.wait_for("Redis answers, and cannot be used; .*Authentication required")
+        assert re.search(r"^Redis .*: refuses \(AuthenticationError", run("delayq_stats").out, re.MULTILINE)
+        page = admin_client.get("/admin/delayq_console/health/").content.decode()
+        assert "refuses: AuthenticationError" in page
+        assert "Redis cannot be used: messages are delivered from the database" in page
+        for text in (worker.log, page, run("delayq_stats").out):
+            assert "does not answer" not in text
+            assert "Redis is away" not in text

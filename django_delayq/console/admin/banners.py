@@ -67,9 +67,13 @@ def of_redis(data: PageData) -> Iterator[Fact]:
     elif redis.health is None:
         note = _("Meanwhile workers deliver from the database. Check the host name, the port, the password and TLS.")
         problem = _("Redis does not answer: messages are delivered from the database, less precisely.")
+        text, short = _("does not answer: %(error)s"), _("Redis does not answer.")
+        if redis.refuses:
+            problem = _("Redis cannot be used: messages are delivered from the database, less precisely.")
+            text, short = _("refuses: %(error)s"), _("Redis cannot be used.")
         if has_no_worker(data):
-            problem = _("Redis does not answer.")
-        value = _("does not answer: %(error)s") % {"error": redis.error}
+            problem = short
+        value = text % {"error": redis.error}
         yield Fact(_("State"), value, "critical", note, problem, is_main=True)
     else:
         yield from _server(redis.health)
@@ -112,10 +116,11 @@ def _contents(data: PageData) -> Fact:
         "Redis may lack scheduled messages of %(queues)s: it was emptied, or no worker with the role loader fills it."
     )
     level, more = "warning", _("The record has them all, and live workers with the role loader fill Redis again.")
+    note = _("If that stays, compare REDIS and PREFIX here with those of the workers.")
     if has_no_worker(data):
         level, more = "critical", _("The record has them all. A worker fills Redis when it starts, and none is alive.")
     value = _("not filled with %(queues)s") % queues
-    return Fact(_("Contents"), value, level, problem=f"{problem % queues} {more}")
+    return Fact(_("Contents"), value, level, note, f"{problem % queues} {more}")
 
 
 def of_database(data: PageData) -> Iterator[Fact]:

@@ -18,7 +18,7 @@ from ...inspector.diagnostics import HiddenRows, hidden_rows
 from ...inspector.migrations import pending_migrations
 from ...inspector.numbers import NONE
 from ...inspector.stats import Lines, RedisStats, Snapshot
-from ...models.workers import WorkerList
+from ...models.workers import WorkerList, WorkerState
 from ...project import conf
 from ..statistics import throughput, upcoming
 from ..statistics.throughput import RollupSum, Throughput
@@ -47,7 +47,7 @@ class PageData:
     workers: Panel[WorkerList]
     paused: Panel[dict[str, models.Queue]]
     redis: Panel[RedisStats]
-    # Queues with scheduled messages with which Redis is not filled, the fullest first.
+    # Queues with scheduled messages with which Redis is not filled, the fullest first; without any, those of workers.
     unfilled: Panel[list[str]]
     pending: Panel[list[str]]
     # The tables whose rows the database may hide from the role of this process.
@@ -71,7 +71,7 @@ def gather() -> PageData:
         workers,
         panels.load("paused", using, lambda: pausing.paused(using)),
         panels.load(f"redis {conf.get().REDIS!r}", using, redis),
-        panels.load("unfilled", using, lambda: _unfilled(using, seen.value)),
+        panels.load("unfilled", using, lambda: _unfilled(using, seen.value, workers.value)),
         panels.load("pending", using, lambda: pending_migrations(using), MIGRATIONS_FRESH_SECONDS),
         panels.load("hidden rows", using, lambda: hidden_rows(using), MIGRATIONS_FRESH_SECONDS),
         panels.load(f"findings {language}", using, lambda: _findings(using, workers.value)),
@@ -86,9 +86,13 @@ def _lines(using: str, seen: Snapshot | None) -> Lines:
     return stats.longest_lines(using, LINES_READ) if seen is None or seen.limited.count else Lines()
 
 
-def _unfilled(using: str, seen: Snapshot | None) -> list[str]:
+def _unfilled(using: str, seen: Snapshot | None, workers: WorkerList | None) -> list[str]:
     queues = sorted(seen.queues.items(), key=lambda item: -item[1].scheduled.count) if seen else []
-    return unfilled(using, [name for name, queue in queues if queue.scheduled.count])
+    names = [name for name, queue in queues if queue.scheduled.count]
+    if not names and workers is not None:
+        # These fill Redis also while nothing is scheduled. A Redis that they do not fill is not theirs.
+        names = sorted({name for worker in workers.of(WorkerState.ALIVE) for name in worker.queues})
+    return unfilled(using, names)
 
 
 def redis() -> RedisStats:

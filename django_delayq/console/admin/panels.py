@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 from django.db import DatabaseError, InterfaceError
 from django.utils.translation import gettext as _
 
-from ...core.exceptions import BrokerUnavailable, UnusableBroker
+from ...core.exceptions import BrokerFailing, BrokerUnavailable, UnusableBroker
 from ..statements import TooSlow, statement_timeout
 
 T = TypeVar("T")
@@ -47,6 +47,8 @@ class Panel(Generic[T]):
                 return text % {"seconds": PANEL_TIMEOUT_MS / 1000}
             case UnusableBroker():
                 return str(self.error)
+            case BrokerFailing():
+                return _("Could not load: Redis cannot be used.")
             case BrokerUnavailable():
                 return _("Could not load: Redis does not answer.")
         return _("Could not load: %(error)s.") % {"error": type(self.error).__name__}

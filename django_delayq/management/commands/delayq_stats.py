@@ -126,7 +126,8 @@ def _workers(found: Stats) -> Iterator[str]:
 
 def _redis_line(redis: RedisStats) -> str:
     if redis.error is not None:
-        return f"{redis.where}: {redis.error if redis.reachable else f'does not answer ({redis.error})'}"
+        how = "refuses" if redis.refuses else "does not answer"
+        return f"{redis.where}: {redis.error if redis.reachable else f'{how} ({redis.error})'}"
     if (health := redis.health) is None:
         return redis.where
     memory = "?" if health.memory is None else f"{health.memory / 2**20:.1f} MiB"

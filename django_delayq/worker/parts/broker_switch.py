@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from ...broker import RedisBroker, index
 from ...broker.base import Broker
 from ...broker.database import DatabaseBroker
-from ...core.exceptions import BrokerRubbish, BrokerUnavailable, UnusableBroker
+from ...core.exceptions import BrokerFailing, BrokerRubbish, BrokerUnavailable, UnusableBroker
 
 logger = logging.getLogger("django_delayq")
 
@@ -88,7 +88,8 @@ class BrokerSwitch:
                 self.rubbish_seen = self.redis.now_tenths()
             self.redis.reset_listener()
         if first:
-            logger.warning("Redis is away; messages are delivered from the database meanwhile: %s", error)
+            what = "Redis answers, and cannot be used" if isinstance(error, BrokerFailing) else "Redis is away"
+            logger.warning("%s; messages are delivered from the database meanwhile: %s", what, error)
             # A thread that waits for a wake-up through Redis asks the database instead.
             self.wake()
 

@@ -76,6 +76,9 @@ class Sweeper(Service):
         overdue_since = transitions.now(self.using) - timedelta(seconds=grace / 2)
         try:
             put = self._sweep(overdue_since)
+            if put:
+                # For delayq_check: whose puts do not come here may use another Redis.
+                self.broker.note_sweep()
         except BrokerUnavailable as error:
             self.brokers.report_failure(error)
             return grace
