@@ -43,6 +43,7 @@ METHODS: dict[str, Callable[[RedisBroker], object]] = {
     "request_load": lambda broker: broker.request_load(),
     "read_meta": lambda broker: broker.read_meta(),
     "tick": lambda broker: broker.tick(),
+    "note_sweep": lambda broker: broker.note_sweep(),
     "load": lambda broker: broker.load(
         ahead=60, worker="w", lease=10, identity="i", server=broker.server(), lost=False
     ),
