@@ -389,7 +389,7 @@ class PgBouncerServer(Server):
 
     def __init__(self, postgres: PostgresServer, *, pool_size: int = 3) -> None:
         self._postgres = postgres
-        self._pool_size = pool_size
+        self.pool_size = pool_size
         super().__init__()
 
     @property
@@ -410,7 +410,7 @@ class PgBouncerServer(Server):
             f"[databases]\n* = host=127.0.0.1 port={self._postgres.port}\n"
             f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {self.port}\nunix_socket_dir =\n"
             f"auth_type = trust\nauth_file = {users}\npool_mode = transaction\n"
-            f"default_pool_size = {self._pool_size}\nmax_client_conn = 500\nignore_startup_parameters = options\n"
+            f"default_pool_size = {self.pool_size}\nmax_client_conn = 500\nignore_startup_parameters = options\n"
             # By default it says for 15 s of a database that is back that it is not.
             "server_login_retry = 1\n"
         )

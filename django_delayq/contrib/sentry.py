@@ -8,19 +8,20 @@ The integration is switched on like any other of Sentry's SDK::
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal
 
 from django.core.exceptions import ImproperlyConfigured, SynchronousOnlyOperation
 from django.db import Error as DatabaseError
+from django.db import OperationalError, connections
 
 from .. import extensions, middleware
 from ..core import actors
 from ..middleware import Draft, Handled
 from ..project.answers import RetryLater
-from ..record.sql.sessions import apart
 from ..record.sql.troubles import in_words
 
 try:
@@ -47,9 +48,15 @@ TASK_LOGGERS = ("django.tasks", "django_tasks")
 MOST_RECALLED = 20
 # Seconds that a worker waits in the end for events that are on their way.
 FLUSH_TIMEOUT = 2.0
+# Seconds that an event loop waits for the earlier failures of a message.
+RECALL_TIMEOUT = 1.0
 
 # True in the context of a delivery whose failure the integration reports.
 _is_reported: ContextVar[bool] = ContextVar("django_delayq_sentry", default=False)
+
+
+# The thread that asks for earlier failures for an event loop. Only the loop's thread starts one.
+_asking: threading.Thread | None = None
 
 
 class DelayqIntegration(Integration):
@@ -216,7 +223,7 @@ def _recall_failures(message: Handled) -> None:
             failed = list(failures)
         except SynchronousOnlyOperation:
             # On the event loop of an async handler.
-            failed = apart(message.using, lambda: list(failures))
+            failed = _answer_to(lambda: list(failures), message.using)
     except DatabaseError as error:
         logger.warning("The earlier failures of message %d are not in its event: %s", message.id, in_words(error))
         return
@@ -224,6 +231,34 @@ def _recall_failures(message: Handled) -> None:
         sentry_sdk.add_breadcrumb(
             category="delayq", level="warning", timestamp=at, message=text, data={"delivery": delivery}
         )
+
+
+def _answer_to(ask: Callable[[], list[Any]], using: str) -> list[Any]:
+    """Return what a query returns in a thread of its own, for an event loop, where Django allows none.
+
+    Nothing else runs on the loop meanwhile, so it waits for a limited time, and for no second query beside the first.
+    """
+    global _asking  # noqa: PLW0603
+    answers: list[list[Any]] = []
+    errors: list[DatabaseError] = []
+
+    def run() -> None:
+        try:
+            answers.append(ask())
+        except DatabaseError as error:
+            errors.append(error)
+        finally:
+            connections[using].close()
+
+    if _asking is None or not _asking.is_alive():
+        _asking = threading.Thread(target=run, name="delayq-sentry", daemon=True)
+        _asking.start()
+        _asking.join(RECALL_TIMEOUT)
+    if errors:
+        raise errors[0]
+    if not answers:
+        raise OperationalError("no answer in time")
+    return answers[0]
 
 
 def _improve_log_event(event: Any, hint: Any) -> Any:

@@ -243,17 +243,26 @@ def _record(using: str, limits: Thresholds) -> Iterator[Finding]:
 def _connections(using: str, workers: WorkerList) -> Iterator[Finding]:
     """Compare the connections that the live workers may want, all together, with those that they may have.
 
-    Nothing is found where the database has no such limit, and behind a pooler, which has its own.
+    Nothing is found where the database has no such limit. How many server connections a pooler opens, nobody can ask it
+    here: the finding says how many it needs.
     """
-    most = statements(using).most_connections()
-    if most is None:
+    found = statements(using).most_connections()
+    if found is None:
         return
-    wanted = sum(map(_wanted_connections, workers.of(WorkerState.ALIVE)))
-    detail = f"the live workers may want {wanted:,} connections, and the database gives them {most:,}"
+    most, is_pooled = found
+    alive = workers.of(WorkerState.ALIVE)
+    if is_pooled:
+        wanted = sum(map(_wanted_transactions, alive))
+        detail = f"the live workers may have {wanted:,} transactions at once; their pooler needs as many connections"
+        detail += f" to the database, which gives it {most:,}"
+    else:
+        wanted = sum(map(_wanted_connections, alive))
+        detail = f"the live workers may want {wanted:,} connections, and the database gives them {most:,}"
     if wanted <= most:
         yield Finding("Connections", Level.OK, detail)
     else:
-        advice = "start fewer processes or threads, raise the limit, or put a pooler in between"
+        advice = "start fewer processes or threads, or raise the limit"
+        advice += "" if is_pooled else ", or put a pooler in between"
         yield Finding("Connections", Level.WARN, detail, advice=advice)
 
 
@@ -283,10 +292,19 @@ def _wanted_connections(worker: Worker) -> int:
     if not worker.topics:
         # It runs no handlers.
         return OWN_CONNECTIONS
-    handlers = [found for topic in worker.topics if (found := registry.find(topic)) is not None]
     # As many threads again make the sync calls of async handlers.
-    kinds = 1 + any(handler.runs_on_loop for handler in handlers)
+    kinds = 1 + any(handler.runs_on_loop for handler in _handlers(worker))
     return OWN_CONNECTIONS + kinds * worker.threads
+
+
+def _wanted_transactions(worker: Worker) -> int:
+    """Return the most transactions of a worker process that may be open at once, beside brief ones of its handlers."""
+    keeps_open = any(handler.transactional for handler in _handlers(worker))
+    return OWN_CONNECTIONS + (worker.threads if keeps_open else 0)
+
+
+def _handlers(worker: Worker) -> Iterator[registry.Handler]:
+    return (found for topic in worker.topics if (found := registry.find(topic)) is not None)
 
 
 def _overdue(oldest: list[Message], now: datetime, limits: Thresholds) -> Finding:

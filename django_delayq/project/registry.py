@@ -88,7 +88,11 @@ class Delivered(Protocol[Payload_co]):
     def extend(self, more: Duration) -> datetime | None:
         """Move the deadline and the lease to ``more`` seconds from now; return the new deadline.
 
-        Raises ``LeaseLost`` when the delivery is not the current one any more. Async handlers await ``aextend``.
+        The deadline moves at once. The worker extends the lease, on a connection of its own, and this waits for that
+        for a second at most; what the database has not answered by then, the worker tries until it answers.
+
+        Raises ``LeaseLost`` when the delivery is not the current one any more, as far as the database has answered.
+        Async handlers await ``aextend``.
         """
 
     async def aextend(self, more: Duration) -> datetime | None: ...

@@ -106,10 +106,6 @@ class LocalDelivery(Delivery):
     def note_error(self, error: BaseException) -> None:
         self.error = error
 
-    def _extend(self, holdings: list[LeaseRenewal]) -> dict[int, bool]:
-        # Another connection would not see the message.
-        return statements(self.using).extend(holdings)
-
 
 def _is_on_loop() -> bool:
     try:

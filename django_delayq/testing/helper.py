@@ -22,7 +22,7 @@ from ..core.twins import async_twin
 from ..core.values import same_json
 from ..models import Message, Transition
 from ..project import conf, registry, validation
-from ..record.sql.rows import Claimed, LeaseRenewal
+from ..record.sql.rows import Claimed
 from ..worker.parts.delivery import Delivery
 from ..worker.run.executor import call, outcome_of
 from .deliverer import Deliverer, Ran, at_work, check_topic, must_be_raised, raise_error
@@ -501,8 +501,8 @@ class _Made(Delivery):
         claim = Transition(at=at, from_state=State.SCHEDULED, to_state=State.RUNNING, actor="worker:testing")
         return [Transition(at=at, to_state=State.SCHEDULED), *[claim] * self.deliveries]
 
-    def _extend(self, holdings: list[LeaseRenewal]) -> dict[int, bool]:
-        return {holding.id: self.cancel_requested for holding in holdings}
+    def _extend_lease(self, lease: float) -> None:
+        pass
 
 
 def _lines(head: str, delayq: Delayq, messages: list[Message]) -> str:

@@ -185,6 +185,29 @@ def wait_within_a_transaction(message: Delivered) -> None:
     pass_gate(message)
 
 
+def extend_behind_the_gate(message: Delivered) -> None:
+    pass_gate(message)
+    message.extend("1m")
+    leave(message)
+
+
+receives("t.extend_tx", retry=False, transactional=True)(extend_behind_the_gate)
+
+
+@receives("t.extend_atomic", retry=False)
+def extend_within_a_transaction_of_its_own(message: Delivered) -> None:
+    with transaction.atomic():
+        leave(message, "before")
+        extend_behind_the_gate(message)
+
+
+@receives("t.extend_async_tx", retry=False, transactional=True)
+async def extend_behind_the_gate_async(message: Delivered) -> None:
+    await sync_to_async(pass_gate)(message)
+    await message.aextend("1m")
+    await sync_to_async(leave)(message)
+
+
 @receives("t.cancellable")
 def watch_for_a_cancel(message: Delivered) -> None:
     Path(message.payload["folder"], f"begun-{message.id}-{message.deliveries}").touch()

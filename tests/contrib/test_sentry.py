@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -34,6 +35,7 @@ from django_delayq.models import Message  # noqa: E402
 from django_delayq.project import registry  # noqa: E402
 from tests.app import tasks  # noqa: E402
 from tests.support.assembled import deliver  # noqa: E402
+from tests.support.transactions import lock_table, unfinished  # noqa: E402
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -165,6 +167,30 @@ def test_a_retry_is_what_was_chosen(init: Init, retries: Any, function: Callable
     assert [(crumb["message"], crumb["data"]) for crumb in crumbs] == (
         [("ValueError: attempt 1", {"delivery": 1})] if retries == "breadcrumb" else []
     )
+
+
+@pytest.mark.postgresql("SQLite has no locks on tables that readers wait for")
+def test_an_event_loop_does_not_wait_long_for_earlier_failures(init: Init) -> None:
+    with ExitStack() as locked:
+
+        def unlock(event: Any, hint: Any) -> Any:
+            if "exception" in event:
+                # And not the line of the log that says that the loop is blocked.
+                locked.close()
+            return event
+
+        async def fail_while_the_log_is_locked(message: Any) -> None:
+            if message.attempt == 2:
+                locked.enter_context(unfinished(lambda: lock_table("delayq_log")))
+            fail_in_turn(message)
+
+        sent = init(before_send=unlock)
+        message = run(fail_while_the_log_is_locked, retry=["1h"])
+        assert run_message(message)
+        deliver()
+    (dead,) = [event for event in sent.events if "exception" in event]
+    assert dead["exception"]["values"][0]["value"] == "attempt 2"
+    assert not [crumb for crumb in dead["breadcrumbs"]["values"] if crumb["category"] == "delayq"]
 
 
 def test_a_wrong_choice_for_retries_is_refused() -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import signal
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 from django.db import connection, connections
+from django.utils import timezone
 
 from django_delayq import cancel_message, reschedule_message, schedule_message, schedule_messages
 from django_delayq.core.states import State
-from django_delayq.models import Message
+from django_delayq.models import Message, Worker
 from django_delayq.record.sql.sessions import known_session
 from testproject.binaries import PGBOUNCER_ADVICE
 from testproject.servers import PgBouncerServer, PostgresServer, find_pgbouncer
+from tests.support.commands import run
 from tests.support.processes import Gate, Start
 from tests.support.record_of import consumed, effects_per_message, once_each, wait_until
 from tests.support.steps import at_once
@@ -66,6 +70,58 @@ def test_views_workers_and_commands_share_server_connections_without_any_setting
     for worker in workers:
         assert worker.count("prepared statement|does not exist|failed|claims nothing") == 0
         assert worker.stop() == 0
+
+
+@pytest.mark.parametrize("topic", ["t.extend_tx", "t.extend_async_tx", "t.extend_atomic"])
+def test_handlers_that_extend_need_no_connection_besides_that_of_their_transaction(
+    start: Start, pooler: PgBouncerServer, gate: Gate, topic: str
+) -> None:
+    """All connections of the pooler belong to handlers, so nobody can extend their leases meanwhile."""
+    worker = start("--threads", str(THREADS))
+    messages = schedule_messages({"topic": topic, "payload": gate.payload} for _ in range(THREADS))
+    eventually(lambda: gate.how_many_began() == pooler.pool_size, "handlers have all connections")
+    gate.open()
+    eventually(consumed(THREADS), "all are delivered")
+    assert Counter(Message.objects.values_list("deliveries", flat=True)) == {1: THREADS}
+    assert set(effects_per_message()) == {message.pk for message in messages}
+    assert worker.stop() == 0
+
+
+def test_a_worker_ends_in_order_while_its_handlers_have_all_connections_and_extend(
+    start: Start, pooler: PgBouncerServer, gate: Gate
+) -> None:
+    worker = start("--threads", str(THREADS))
+    schedule_messages({"topic": "t.extend_tx", "payload": gate.payload} for _ in range(THREADS))
+    eventually(lambda: gate.how_many_began() == pooler.pool_size, "handlers have all connections")
+    worker.send(signal.SIGTERM)
+    worker.wait_for("takes no more messages and waits for its handlers")
+    gate.open()
+    assert worker.wait() == 0
+    # One that no thread had taken yet is released.
+    done = Message.objects.filter(state=State.CONSUMED)
+    assert done.count() >= pooler.pool_size
+    assert effects_per_message() == once_each(done)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_check_says_how_many_server_connections_the_workers_need(
+    pooler: PgBouncerServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Handler threads that run no transactional handlers share those that there are."""
+    most = int(PostgresServer.SETTINGS["max_connections"])
+    facts = {"threads": THREADS, "host": "h", "pid": 1, "started_at": timezone.now(), "seen_at": timezone.now()}
+    Worker.objects.create(name="one", topics=["t.ok", "t.tx"], **facts)
+    Worker.objects.create(name="other", topics=["t.ok"], **facts)
+    monkeypatch.setitem(connection.settings_dict, "PORT", str(pooler.port))
+    connection.close()
+    text = f"the live workers may have {THREADS + 6} transactions at once; their pooler needs as many connections"
+    ran = run("delayq_check")
+    assert (ran.code, f"{text} to the database, which gives it {most}\n" in ran.out) == (0, True)
+    Worker.objects.filter(name="one").update(threads=most)
+    ran = run("delayq_check")
+    assert f"{most + 6} transactions at once" in ran.out
+    assert "start fewer processes or threads, or raise the limit\n" in ran.out
+    connection.close()
 
 
 @pytest.mark.django_db(transaction=True)

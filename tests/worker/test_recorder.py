@@ -15,6 +15,7 @@ import pytest
 from django.db import OperationalError, connections, transaction
 from django.db.models import F
 from django.dispatch import Signal
+from django.utils import timezone
 
 from django_delayq import LeaseLost, cancel_message, handler, schedule_message, signals
 from django_delayq.core.outcomes import Ack, GiveUp, Outcome, Release, Retry
@@ -24,6 +25,7 @@ from django_delayq.models import Message
 from django_delayq.models.messages import Lease
 from django_delayq.project import registry
 from django_delayq.record import crashes, transitions
+from django_delayq.record.sql import statements
 from django_delayq.record.sql.rows import Success
 from django_delayq.worker.parts import reporting
 from django_delayq.worker.parts.delivery import Delivery
@@ -53,6 +55,13 @@ def limits_of_one(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """One message of a queue runs at once."""
     settings.DELAYQ = {**settings.DELAYQ, "LIMITS": {"default": {"limit": 1}}}
     monkeypatch.setitem(limits.LEASES, "t.ok", 60.0)
+
+
+def claimed_by_a_worker(recorder: Recorder, topic: str = "t.ok") -> Delivery:
+    """Claim a message, as a worker with this recorder does."""
+    (delivery,) = claimed(topic)
+    delivery.extend_lease = recorder.extend
+    return delivery
 
 
 def finishes(act: Callable[[], object]) -> bool:
@@ -126,9 +135,9 @@ def test_a_delivery_keeps_its_place_until_it_ends_though_an_earlier_one_has_succ
     assert admit(other) == [other.pk]
 
 
-def test_an_extension_within_the_handlers_transaction_counts_at_once_and_locks_nothing() -> None:
+def test_an_extension_within_the_handlers_transaction_counts_at_once_and_locks_nothing(recorder: Recorder) -> None:
     needs_row_locks()
-    (one,) = claimed("t.ok")
+    one = claimed_by_a_worker(recorder)
     before = Message.objects.get(pk=one.id).lease_ends_at
     assert before is not None
     answers: list[Any] = []
@@ -146,7 +155,7 @@ def test_an_extension_within_the_handlers_transaction_counts_at_once_and_locks_n
 
 @pytest.mark.parametrize("by_hand", [False, True])
 def test_an_extension_outlasts_a_rollback_or_else_the_worker_renews_the_lease(parts: Parts, by_hand: bool) -> None:
-    (one,) = claimed("t.ok")
+    one = claimed_by_a_worker(parts.recorder)
     before = Message.objects.get(pk=one.id).lease_ends_at
     assert before is not None
     if by_hand:
@@ -165,10 +174,10 @@ def test_an_extension_outlasts_a_rollback_or_else_the_worker_renews_the_lease(pa
     assert after > before
 
 
-def test_an_extension_does_not_wait_for_the_handlers_own_transaction() -> None:
+def test_an_extension_does_not_wait_for_the_handlers_own_transaction(recorder: Recorder) -> None:
     """It has locked the row of the message, as it does with the next one under its own key."""
     needs_row_locks()
-    (one,) = claimed("t.ok")
+    one = claimed_by_a_worker(recorder)
 
     def handle() -> None:
         with transaction.atomic():
@@ -180,6 +189,37 @@ def test_an_extension_does_not_wait_for_the_handlers_own_transaction() -> None:
     Message._base_manager.filter(pk=one.id).update(deliveries=F("deliveries") + 1)
     with transaction.atomic(), pytest.raises(LeaseLost):
         one.extend("10m")
+
+
+def test_an_extension_waits_for_a_silent_database_for_a_limited_time_and_is_made_when_that_answers(
+    assembled: Assemble, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The timeout moves at once. The second call finds that the lease was lost meanwhile."""
+    recorder, answers = assembled().recorder, threading.Event()
+    one, other = claimed_by_a_worker(recorder), claimed_by_a_worker(recorder)
+    for delivery in (one, other):
+        delivery._deadline = time.monotonic() + 1
+    extend = statements(DB).extend
+
+    def ask(*arguments: Any, **options: Any) -> Any:
+        if not answers.is_set():
+            raise OperationalError("no server connection is free")
+        return extend(*arguments, **options)
+
+    monkeypatch.setattr(type(statements(DB)), "extend", lambda _self, *given, **options: ask(*given, **options))
+    before = time.monotonic()
+    ends = [delivery.extend("10m") for delivery in (one, other)]
+    assert all(end is not None and end > timezone.now() + timedelta(minutes=5) for end in ends)
+    assert [delivery.leased_mono < before for delivery in (one, other)] == [True, True]
+    assert caplog.text.count("goes on before its lease is extended") == 1
+    Message._base_manager.filter(pk=other.id).update(deliveries=F("deliveries") + 1)
+    answers.set()
+    eventually(lambda: one.leased_mono > before and other.lost, "the worker extends the lease")
+    with pytest.raises(LeaseLost):
+        other.extend("10m")
+    until = Message.objects.get(pk=one.id).lease_ends_at
+    assert until is not None
+    assert until > timezone.now() + timedelta(minutes=5)
 
 
 def test_a_renewal_and_an_interrupt_wait_for_no_lock_of_the_handlers_thread() -> None:

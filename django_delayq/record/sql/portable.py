@@ -389,8 +389,11 @@ class Portable:
         """Return whether transactions may write; a standby lets none."""
         return True
 
-    def most_connections(self) -> int | None:
-        """Return how many connections the user of this one may have at once; None where nothing limits them."""
+    def most_connections(self) -> tuple[int, bool] | None:
+        """Return how many connections the user of this one may have at once, and whether a pooler shares them out.
+
+        None where nothing limits them.
+        """
         return None
 
     def row_security(self, tables: Collection[str]) -> list[tuple[str, str, bool]]:

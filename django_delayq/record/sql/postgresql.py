@@ -501,10 +501,10 @@ class PostgreSQL(PostgreSQLDelivery, Portable):
     def takes_writes(self) -> bool:
         return self._rows("SHOW transaction_read_only") == [("off",)]
 
-    def most_connections(self) -> int | None:
+    def most_connections(self) -> tuple[int, bool] | None:
         pid, most = self._rows(MOST_CONNECTIONS)[0]
-        # A pooler tells its clients another process id, and has many of them share a connection.
-        return most if pid == connections[self.using].connection.info.backend_pid else None
+        # A pooler tells its clients another process id.
+        return most, pid != connections[self.using].connection.info.backend_pid
 
     def row_security(self, tables: Collection[str]) -> list[tuple[str, str, bool]]:
         return [(table, role, shows) for table, role, shows in self._rows(ROW_SECURITY, [texts(tables)])]

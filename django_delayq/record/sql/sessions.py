@@ -8,10 +8,9 @@ from __future__ import annotations
 import contextlib
 import select
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from django.db import OperationalError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -40,8 +39,6 @@ FALLBACK_NAME = "fallback_application_name"
 APPLICATION = "django-delayq"
 # Causes of an error that are looked at.
 MOST_CAUSES = 20
-
-T = TypeVar("T")
 
 
 class _AskedHere(threading.local):
@@ -114,22 +111,6 @@ def ensure_usable(connection: BaseDatabaseWrapper) -> None:
     if "cursor" in vars(connection):
         # Django's test cases put one there that forbids the databases which they do not name.
         connection.cursor().close()
-
-
-def apart(using: str, ask: Callable[[], T]) -> T:
-    """Return what a function returns in a thread of its own, on a connection of its own.
-
-    So it is outside of the caller's transaction, and may use the database although an event loop calls this.
-    """
-
-    def ask_and_close() -> T:
-        try:
-            return ask()
-        finally:
-            connections[using].close()
-
-    with ThreadPoolExecutor(1, thread_name_prefix="delayq-apart") as pool:
-        return pool.submit(ask_and_close).result()
 
 
 @contextlib.contextmanager

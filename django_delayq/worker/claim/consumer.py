@@ -366,8 +366,9 @@ class Consumer(threading.Thread):
         handlers = registry.handlers()
         # An id may have been taken from two queues.
         until = {ticket.id: ticket.until for some in tickets.values() for ticket in some}
+        extend = self.pool.recorder.extend
         deliveries = [
-            Delivery(row, handlers[row.topic], self.using, asked, due_in(row, left, took))
+            Delivery(row, handlers[row.topic], self.using, asked, due_in(row, left, took), extend)
             for pk, left in until.items()
             if (row := mine.get(pk)) is not None
         ]

@@ -25,13 +25,11 @@ from ...core.exceptions import HandlerTimeout, LeaseLost, MessageCancelled, Supe
 from ...core.limits import PUNCTUAL
 from ...core.outcomes import Outcome, Recorded, event
 from ...core.retry import RetryPolicy
-from ...core.states import State
 from ...core.values import CENTURY
 from ...project.registry import Handler
-from ...record import admission, transitions
+from ...record import admission
 from ...record.sql import statements
 from ...record.sql.rows import Claimed, LeaseRenewal
-from ...record.sql.sessions import apart
 from .connections import connect
 
 logger = logging.getLogger("django_delayq")
@@ -81,6 +79,7 @@ class Delivery:
         "ended_mono",
         "entry_error",
         "expires_at",
+        "extend_lease",
         "handler",
         "headers",
         "id",
@@ -102,9 +101,19 @@ class Delivery:
     is_outermost = True
 
     def __init__(
-        self, claimed: Claimed, handler: Handler, using: str, asked: float | None = None, due_in: float = 0.0
+        self,
+        claimed: Claimed,
+        handler: Handler,
+        using: str,
+        asked: float | None = None,
+        due_in: float = 0.0,
+        extend_lease: Callable[[Delivery, float], None] | None = None,
     ) -> None:
-        """The claim was sent at ``asked`` (monotonic), ``due_in`` seconds before the message falls due."""
+        """The claim was sent at ``asked`` (monotonic), ``due_in`` seconds before the message falls due.
+
+        ``extend_lease`` has a lease end at a moment (monotonic), and waits for that for a limited time. None: the
+        thread of the handler does so itself, on its own connection.
+        """
         # The first fields of a claimed message, in their order.
         (
             self.id,
@@ -122,6 +131,7 @@ class Delivery:
         self.claimed = claimed
         self.handler = handler
         self.using = using
+        self.extend_lease = extend_lease
         # Counted from the moment when the claim was sent: the lease began after that, perhaps long before the answer
         # came.
         self.claimed_mono = self.leased_mono = time.monotonic() if asked is None else asked
@@ -175,13 +185,7 @@ class Delivery:
         span = seconds(more)
         if not 0 <= span <= CENTURY:
             raise ValueError("extend needs 0 seconds to 100 years")
-        lease = max(span, self.lease)
-        answer = self._extend([LeaseRenewal(self.id, self.deliveries, lease)])
-        if answer is not None:
-            if self.id not in answer:
-                self.lost = True
-                raise LeaseLost
-            self.note_renewal(time.monotonic() + lease - self.lease, cancel_requested=answer[self.id])
+        # Before the wait for an answer about the lease, which might outlast the timeout.
         if self._deadline is not None:
             self._deadline = time.monotonic() + span
             if not self._is_awaited and threading.get_ident() == self._thread:
@@ -191,31 +195,27 @@ class Delivery:
             scope = self._scope
             if scope is not None:
                 scope[0].call_soon_threadsafe(self._watch_deadline)
+        self._extend_lease(max(span, self.lease))
         return self.deadline
 
-    def _extend(self, holdings: list[LeaseRenewal]) -> dict[int, bool] | None:
-        """Renew the lease outside of the handler's own transaction. None: it is still ours, and the worker renews it.
+    def _extend_lease(self, lease: float) -> None:
+        """Extend the lease outside of the handler's own transaction, and not on its connection.
 
         Inside that transaction nobody would see the new lease, a rollback would take it back, and a caller that cancels
-        would wait for its end. The transaction itself may have locked the row, as with the next message under its own
-        key: to wait for that would be to wait for ever. The reaper passes over locked rows.
+        would wait for its end.
         """
         connection = connections[self.using]
-        if not connection.in_atomic_block and connection.get_autocommit():
-            return statements(self.using).extend(holdings)
-        if not connection.features.has_select_for_update:
-            # No other connection may write while this one does.
-            answer = statements(self.using).extend(holdings)
-            self.note_renewal(None, cancel_requested=answer.get(self.id, False))
-            return None if answer else answer
-
-        def extend() -> dict[int, bool] | None:
-            if answer := statements(self.using).extend(holdings, wait=False):
-                return answer
-            now = transitions.live_deliveries(self.using, [self.id]).get(self.id)
-            return None if now == (State.RUNNING, self.deliveries) else {}
-
-        return apart(self.using, extend)
+        is_within = connection.in_atomic_block or not connection.get_autocommit()
+        if self.extend_lease is None or (is_within and not connection.features.has_select_for_update):
+            # Without locks on rows no other connection may write while this one does.
+            answer = statements(self.using).extend([LeaseRenewal(self.id, self.deliveries, lease)])
+            self.lost = self.id not in answer
+            until = None if is_within else time.monotonic() + lease - self.lease
+            self.note_renewal(until, cancel_requested=answer.get(self.id, False))
+        else:
+            self.extend_lease(self, time.monotonic() + lease)
+        if self.lost:
+            raise LeaseLost
 
     async def aextend(self, more: Duration) -> datetime | None:
         """Extend as ``extend`` does, in an async handler."""

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 from django.db import DataError, IntegrityError
@@ -46,6 +47,8 @@ REWRITE_LOCKED_AFTER = 0.1
 RENEWAL_INTERVAL = 1.0
 # The time between two searches for leases that are half over. A search needs no query. Seconds.
 LEASE_CHECK_INTERVAL = 0.25
+# A handler that extends its lease waits for the record's answer for this long at most. Seconds.
+EXTENDED_WITHIN = 1.0
 
 SUCCESS = (Ack, Recorded)
 # The reason in the log of a move with which a handler leaves another payload.
@@ -66,15 +69,24 @@ class Ended(NamedTuple):
         return bool(self.delivery.started_mono) and not isinstance(self.outcome, Unentered)
 
 
+class AskedRenewal(NamedTuple):
+    """A lease that is to end at ``until`` (monotonic), and where its handler waits for that."""
+
+    delivery: Delivery
+    until: float
+    answered: SimpleQueue[None]
+
+
 class Recorder(threading.Thread):
     """Commits outcomes in groups: while one batch is being written the next one gathers, so batches grow with the load.
 
     ``meanwhile`` are services that use the connection of this thread between two batches.
 
     Any thread submits: ``_pending`` is a deque to which they append and from which this thread takes, both atomic.
-    ``_is_some`` is set after an append and cleared before this thread takes; ``_is_idle`` is cleared before it takes
-    and set when it finds no outcome. The rest is this thread's own; others only read ``delivered`` and
-    ``_asking_since``.
+    ``_asked`` is a dict by message in the same way. ``_news`` has an item after that, which this thread removes before
+    it takes: to put one there holds no lock that an interrupt of a handler could leave locked. ``_is_idle`` is cleared
+    before this thread takes an outcome and set when it finds none. The rest is this thread's own; others only read
+    ``delivered`` and ``_asking_since``.
     """
 
     def __init__(self, using: str, extensions: WorkerExtensions) -> None:
@@ -88,11 +100,14 @@ class Recorder(threading.Thread):
         # The number of deliveries whose handlers have run, and whose outcomes were written.
         self.delivered = 0
         self._pending: deque[Ended] = deque()
+        self._asked: dict[int, AskedRenewal] = {}
         self._locked: list[Ended] = []
         self._asking_since: float | None = None
         # The number of outcomes in the last batch.
         self._written = 0
-        self._is_some = threading.Event()
+        # True while handlers wait in vain for answers about their leases, as the log says.
+        self._extends_late = False
+        self._news: SimpleQueue[None] = SimpleQueue()
         self._is_idle = threading.Event()
         self._is_idle.set()
         self._stopping = False
@@ -103,8 +118,32 @@ class Recorder(threading.Thread):
             self._is_idle.clear()
         delivery.ended_mono = time.monotonic() if at is None else at
         self._pending.append(Ended(delivery, outcome, actor))
-        if not self._is_some.is_set():
-            self._is_some.set()
+        if self._news.empty():
+            self._news.put(None)
+
+    def extend(self, delivery: Delivery, until: float) -> None:
+        """Have the lease of a delivery end at ``until`` (monotonic). Waits for that, for a second at most.
+
+        A handler may be in a transaction on the last connection that a pooler gives to this worker: a second one might
+        never come. This thread may have to wait for one, too. Then it extends the lease later.
+        """
+        answered: SimpleQueue[None] = SimpleQueue()
+        self._asked[delivery.id] = AskedRenewal(delivery, until, answered)
+        self._news.put(None)
+        try:
+            answered.get(timeout=EXTENDED_WITHIN)
+        except Empty:
+            first, self._extends_late = not self._extends_late, True
+            if first:
+                logger.warning(
+                    "The handler of topic %s goes on before its lease is extended: the database has not answered the "
+                    "worker for %g s. The lease is extended as soon as it does. Behind a pooler, give each worker "
+                    "process a server connection for each handler thread and three more",
+                    delivery.topic,
+                    EXTENDED_WITHIN,
+                )
+        else:
+            self._extends_late = False
 
     def flush(self, timeout: float | None) -> bool:
         """Wait until all outcomes are written. Return False when that took longer than ``timeout`` seconds."""
@@ -127,7 +166,7 @@ class Recorder(threading.Thread):
     def stop(self) -> None:
         """End the thread as soon as every outcome is written."""
         self._stopping = True
-        self._is_some.set()
+        self._news.put(None)
 
     def run(self) -> None:
         """Write batches of outcomes as they come."""
@@ -137,8 +176,7 @@ class Recorder(threading.Thread):
             with contextlib.suppress(DatabaseError):
                 transitions.now(self.using)
             while True:
-                self._is_some.wait(self._run_meanwhile())
-                self._is_some.clear()
+                self._await_news(self._run_meanwhile())
                 while self._pending:
                     self._is_idle.clear()
                     began = self._gather(began)
@@ -152,6 +190,10 @@ class Recorder(threading.Thread):
         finally:
             try_to(self.log.close)
             connections.close_all()
+
+    def _await_news(self, timeout: float) -> None:
+        with contextlib.suppress(Empty):
+            self._news.get(timeout=timeout)
 
     def _gather(self, began: float) -> float:
         """Wait a moment after the last batch ``began``, unless many outcomes wait; return when this batch begins."""
@@ -177,17 +219,43 @@ class Recorder(threading.Thread):
     def _run_meanwhile(self) -> float:
         self._asking_since = time.monotonic()
         try:
+            if self._asked:
+                self._renew_asked()
             return self.meanwhile.run_due()
         finally:
             self._asking_since = None
+
+    def _renew_asked(self) -> None:
+        """Renew leases for handlers that wait for that. What the database does not answer is left for the next time."""
+        asked = dict(self._asked.popitem() for _ in range(len(self._asked)))
+        now = time.monotonic()
+        renewals = [LeaseRenewal(pk, one.delivery.deliveries, max(0.0, one.until - now)) for pk, one in asked.items()]
+        connections.before_task()
+        try:
+            # The transaction of the handler may have locked the row, as with the next message under its own key: to
+            # wait for that would be to wait for ever. The reaper passes over locked rows.
+            answers = statements(self.using).extend(renewals, wait=False)
+            live = self._live([pk for pk in asked if pk not in answers])
+        except DatabaseError:
+            for pk, one in asked.items():
+                # A handler may have asked for a later end meanwhile.
+                self._asked.setdefault(pk, one)
+            return
+        finally:
+            connections.after_task()
+        for pk, (delivery, until, answered) in asked.items():
+            if pk in answers:
+                delivery.note_renewal(until - delivery.lease, cancel_requested=answers[pk])
+            elif live.get(pk) != (State.RUNNING, delivery.deliveries):
+                delivery.lost = True
+            answered.put(None)
 
     def _retry_locked(self) -> None:
         """Put outcomes of locked rows behind the others, which must not wait for the end of a long transaction."""
         if not self._locked:
             return
         if not self._pending:
-            self._is_some.wait(REWRITE_LOCKED_AFTER)
-            self._is_some.clear()
+            self._await_news(REWRITE_LOCKED_AFTER)
         self._pending.extend(self._locked)
         self._locked = []
 
