@@ -54,6 +54,22 @@ def standby(transactional_db: None, postgres_server: PostgresServer, to_database
 
 
 @contextmanager
+def demoted(server: PostgresServer) -> Iterator[None]:
+    """Have a server take no writes within the block, on none of its connections. All of them stay open."""
+    with psycopg.connect(server.url, autocommit=True) as told:
+        told.execute("ALTER SYSTEM SET default_transaction_read_only = on")
+        told.execute("SELECT pg_reload_conf()")
+        try:
+            is_read_only = "SELECT current_setting('transaction_read_only') = 'on'"
+            eventually(lambda: told.execute(is_read_only).fetchone() == (True,), "the server is demoted")
+            yield
+        finally:
+            told.execute("ALTER SYSTEM RESET default_transaction_read_only")
+            told.execute("SELECT pg_reload_conf()")
+            eventually(lambda: told.execute(is_read_only).fetchone() == (False,), "the server is as before")
+
+
+@contextmanager
 def speaking_to(server: PostgresServer) -> Iterator[None]:
     """Connect this process to another server within the block."""
     connection.close()
@@ -166,4 +182,32 @@ def test_a_failover_forgets_messages_and_effects_together(
         ran = {int(line.split()[0]) for line in lines.read_text().splitlines()}
         assert {other.pk for other in others} <= ran
         assert started_early([*rows, *others, *new]) == []
+        assert worker.stop() == 0
+
+
+def test_a_worker_leaves_a_server_that_takes_no_writes_any_more_with_all_its_connections(
+    start: Start, postgres_server: PostgresServer, standby: Standby
+) -> None:
+    """That server goes on, and keeps the connections: only new ones lead to the new primary."""
+    with Proxy(postgres_server.port) as network, ExitStack() as stack:
+        url = postgres_server.url.replace(str(postgres_server.port), str(network.port))
+        worker = start("--threads", "2", prefix=f"env DATABASE_URL={url}")
+        worker.wait_for("Loaded Redis")
+        topics = ["t.tx", "t.effect", "t.async"]
+        before = schedule_messages({"topic": topic} for topic in topics)
+        eventually(drained, "each thread has its connection")
+        asked = stack.enter_context(psycopg.connect(postgres_server.url, autocommit=True))
+        sessions = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'django-delayq%'"
+        assert asked.execute(sessions).fetchone() != (0,)
+        eventually(lambda: standby.ask("SELECT count(*) FROM delayq_message WHERE state = 'consumed'") == len(topics))
+        assert standby.ask("SELECT pg_promote()")
+        network.lead_to(standby.port)
+        stack.enter_context(demoted(postgres_server))
+        stack.enter_context(speaking_to(standby))
+        after = schedule_messages({"topic": topic} for topic in topics * 5)
+        eventually(drained, "the worker delivers what the new primary has")
+        assert effects_per_message() == once_each([*before, *after])
+        # No message has failed because a thread was still at the old one.
+        assert set(Message.objects.values_list("state", "deliveries")) == {(State.CONSUMED, 1)}
+        eventually(lambda: asked.execute(sessions).fetchone() == (0,), "no connection is left there")
         assert worker.stop() == 0

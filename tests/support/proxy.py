@@ -46,9 +46,13 @@ class Proxy:
         with self._lock:
             self._lose += commands
 
+    def lead_to(self, port: int) -> None:
+        """Lead new connections to another server. Those that are open stay."""
+        self._upstream = port
+
     def turn_to(self, port: int) -> None:
         """Break all connections; new ones lead to another server."""
-        self._upstream = port
+        self.lead_to(port)
         self.cut()
 
     @property

@@ -12,12 +12,14 @@ from asgiref.sync import sync_to_async
 from django.db import connection, connections
 
 from django_delayq import handler, schedule_message
+from django_delayq.core.outcomes import Unentered
 from django_delayq.core.worker_options import Options
 from django_delayq.inspector.diagnostics import OWN_CONNECTIONS
 from django_delayq.models import Message
 from django_delayq.worker.parts import connections as upkeep
 from django_delayq.worker.processes.process import OnceProcess, WorkerProcess
-from tests.support.claims import DB
+from django_delayq.worker.run.executor import execute
+from tests.support.claims import DB, claimed
 from tests.support.workers import ROOT, eventually
 from tests.worker.bench import cut
 
@@ -38,6 +40,21 @@ def test_a_closed_connection_is_replaced_in_a_thread_without_a_pause() -> None:
 
     eventually(is_replaced, "another connection")
     assert Message.objects.count() == 0
+
+
+@pytest.mark.postgresql
+def test_a_transactional_handler_does_not_begin_where_nothing_can_be_written_and_its_thread_connects_anew() -> None:
+    """It would fail at the end, though it has no fault."""
+    (one,) = claimed("t.once_tx")
+    upkeep.before_task()
+    raw = connection.connection
+    # The worker sees nothing of this.
+    raw.execute("SET default_transaction_read_only = on")
+    assert isinstance(execute(one, "test"), Unentered)
+    upkeep.after_task()
+    upkeep.before_task()
+    assert connection.connection is not raw
+    assert schedule_message("t.ok").pk
 
 
 @pytest.mark.postgresql

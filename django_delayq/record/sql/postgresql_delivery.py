@@ -235,6 +235,9 @@ FAILS = {(True, changes): sql for changes, sql in CHANGING.items()} | {
     (False, changes): _passing_over(sql) for changes, sql in CHANGING.items()
 }
 
+# Whether the server takes no writes, as after a failover. Of a single transaction its own connection may ask the same.
+REFUSES_WRITES = "SELECT pg_is_in_recovery() OR current_setting('default_transaction_read_only')::bool"
+
 EXTENDS = {True: EXTEND, False: _passing_over(EXTEND), None: EXTEND.replace("FOR SHARE OF m", "")}
 
 
@@ -293,9 +296,12 @@ class PostgreSQLDelivery(PostgreSQLSession):
         with connection.wrap_database_errors:
             if command is None:
                 # psycopg begins a transaction with its first statement. Django would count this among the handler's.
-                raw.execute("SELECT 1", prepare=False)
+                (refuses,) = raw.execute(REFUSES_WRITES, prepare=False).fetchone()
             else:
                 requests.send(raw, command)
+                refuses = requests.refuses_writes(raw)
+            if refuses:
+                raise psycopg.errors.ReadOnlySqlTransaction("the server takes no writes")
 
     def fail(self, failures: Sequence[Failure], *, wait: bool) -> list[Moved]:
         columns = _columns(Failure, failures)

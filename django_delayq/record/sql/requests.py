@@ -34,3 +34,12 @@ def send(raw: psycopg.Connection, sql: bytes) -> None:
         # The connection is gone, or a trigger raises a code of its own.
         kind = psycopg.DatabaseError if state else psycopg.OperationalError
         raise kind(text) from None
+
+
+def refuses_writes(raw: psycopg.Connection) -> bool:
+    """Return whether the server took no writes when it answered last, as after a failover.
+
+    PostgreSQL 14 and later tell this with their answers, so it costs nothing; a pooler does not pass it on.
+    """
+    said = (raw.pgconn.parameter_status(name) for name in (b"in_hot_standby", b"default_transaction_read_only"))
+    return b"on" in said

@@ -151,6 +151,7 @@ class Consumer(threading.Thread):
                         self.is_done = True
                         return
                 except DatabaseError as error:
+                    connections.note_error(error)
                     self._errors += 1
                     if self._claims:
                         logger.warning("The consumer claims nothing, and tries again: %s", in_words(error))

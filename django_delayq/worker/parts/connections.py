@@ -8,11 +8,13 @@ import time
 from queue import Empty, Queue, SimpleQueue
 from typing import Any, TypeVar
 
-from django.db import DatabaseError, connections
+from django.db import Error as DatabaseError
+from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
 from ...record.sql.sessions import has_news, is_clean
+from ...record.sql.troubles import Trouble, trouble
 from .guard import note_change
 
 # A connection that was not used for this long is tested before it is used again. Seconds.
@@ -26,6 +28,9 @@ IDLE_CLOSED_AFTER = 60.0
 
 # How a task left a connection: what it wrote there since its last commit is undone.
 IN_TRANSACTION = "in a transaction"
+
+# When a server was last found that takes no writes (monotonic). Any thread sets it, and each one reads it.
+_refused = 0.0
 
 T = TypeVar("T")
 
@@ -51,7 +56,8 @@ def _note_opened(*, connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
     if not hasattr(connection, "delayq_wrappers"):
         connection.execute_wrappers.append(note_change)
         vars(connection)["delayq_wrappers"] = list(connection.execute_wrappers)
-    _here.mine.opened.setdefault(connection, time.monotonic())
+    vars(connection)["delayq_since"] = now = time.monotonic()
+    _here.mine.opened.setdefault(connection, now)
 
 
 connection_created.connect(_note_opened, dispatch_uid="django_delayq.worker.parts.connections")
@@ -77,6 +83,9 @@ def before_task() -> None:
     for connection, checked in list(here.opened.items()):
         if connection.connection is None:
             continue
+        if vars(connection)["delayq_since"] <= _refused:
+            discard(connection)
+            continue
         connection.close_at = None
         is_time = now - checked > CLOSED_CHECK_INTERVAL
         if is_time:
@@ -85,6 +94,17 @@ def before_task() -> None:
             connection.errors_occurred = False
             if not connection.is_usable():
                 discard(connection)
+
+
+def note_error(error: BaseException) -> None:
+    """Have all threads connect anew before their next tasks if a server took no writes.
+
+    After a failover the old server may go on and keep its connections. A thread that only reads would never notice, and
+    take what it reads there for the present state.
+    """
+    global _refused  # noqa: PLW0603
+    if isinstance(error, DatabaseError) and trouble(error) == Trouble.READ_ONLY:
+        _refused = time.monotonic()
 
 
 def connect(using: str) -> None:

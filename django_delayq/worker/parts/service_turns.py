@@ -88,6 +88,7 @@ class ServiceTurns:
 
     def _back_off(self, place: int, error: Exception) -> float:
         """Log the first of several errors in a row. Return how many seconds to wait."""
+        connections.note_error(error)
         service = self.services[place]
         self._errors[place] += 1
         self._go_on.add(place)

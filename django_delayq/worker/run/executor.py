@@ -43,6 +43,7 @@ from ...record import transitions
 from ...record.sql.rows import Success
 from ...record.sql.sessions import conflict_in
 from ..parts import guard
+from ..parts.connections import note_error
 from ..parts.delivery import Delivery
 from ..parts.reporting import emit, logs_whole_errors, report_after_commit
 from ..parts.service_turns import backoff
@@ -269,6 +270,7 @@ def _settle(delivery: Delivery, returned: Any) -> str | None:
 
 def answer(delivery: Delivery, error: BaseException) -> Outcome:
     """Return the outcome of a delivery that raised, and tell the receivers of a failure about the exception."""
+    note_error(error)
     if isinstance(delivery.decided, Recorded):
         # The effects are committed: another delivery would repeat them.
         delivery.note_error(error)

@@ -236,7 +236,8 @@ class Recorder(threading.Thread):
             # wait for that would be to wait for ever. The reaper passes over locked rows.
             answers = statements(self.using).extend(renewals, wait=False)
             live = self._live([pk for pk in asked if pk not in answers])
-        except DatabaseError:
+        except DatabaseError as error:
+            connections.note_error(error)
             for pk, one in asked.items():
                 # A handler may have asked for a later end meanwhile.
                 self._asked.setdefault(pk, one)
@@ -272,6 +273,7 @@ class Recorder(threading.Thread):
                 self._bisect(batch, write)
                 return
             except DatabaseError as error:
+                connections.note_error(error)
                 failures += 1
                 if failures == 1:
                     logger.warning(
