@@ -17,9 +17,11 @@ from tests.support.workers import eventually
 
 from .blocks import ROOT, Block
 
-# Commands that a reader types and a test need not: what they install is there, and what they start is not needed.
+# Commands that a reader types and a test need not: what they install is there, what they start is not needed, or they
+# set up a machine.
 NOT_NEEDED = re.compile(
     r"git clone|python3 -m venv|\. \.venv/|pip install|python manage\.py (createsuperuser|runserver|shell$)"
+    r"|sudo |journalctl |cd /|set -a"
 )
 REDIS = "redis://localhost:6379/0"
 

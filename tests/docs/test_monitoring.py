@@ -140,8 +140,14 @@ def containers() -> list[dict[str, Any]]:
 def test_the_manifests_are_of_kinds_that_kubernetes_knows() -> None:
     manifests = [document for _block, document in YAML if "kind" in document]
     kinds = [(manifest["apiVersion"], manifest["kind"]) for manifest in manifests]
-    assert kinds == [("apps/v1", "Deployment"), ("apps/v1", "Deployment"), ("batch/v1", "CronJob")]
-    for manifest in manifests[:2]:
+    assert kinds == [
+        ("v1", "Secret"),
+        ("batch/v1", "Job"),
+        ("apps/v1", "Deployment"),
+        ("apps/v1", "Deployment"),
+        ("batch/v1", "CronJob"),
+    ]
+    for manifest in manifests[2:4]:
         spec = manifest["spec"]
         assert spec["selector"]["matchLabels"] == spec["template"]["metadata"]["labels"]
         assert len(spec["template"]["spec"]["containers"]) == 1
@@ -149,9 +155,18 @@ def test_the_manifests_are_of_kinds_that_kubernetes_knows() -> None:
 
 def test_the_commands_of_the_manifests_are_understood() -> None:
     commands = [[*one.get("command", ()), *one.get("args", ())] for one in containers() if "command" in one]
-    assert len(commands) == 3
+    assert len(commands) == 4
     for _python, _manage, name, *words in commands:
         load_command_class(get_commands()[name], name).create_parser("manage.py", name).parse_args(words)
+
+
+def test_all_containers_of_the_manifests_have_the_secret() -> None:
+    secret = next(document for _block, document in YAML if document.get("kind") == "Secret")
+    # The service of Docker Compose has none.
+    in_kubernetes = [one for one in containers() if "name" in one]
+    assert len(in_kubernetes) == 4
+    for one in in_kubernetes:
+        assert one["envFrom"] == [{"secretRef": {"name": secret["metadata"]["name"]}}]
 
 
 @pytest.mark.urls("tests.test_urls")
