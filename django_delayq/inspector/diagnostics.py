@@ -261,9 +261,9 @@ def _connections(using: str, workers: WorkerList) -> Iterator[Finding]:
     if wanted <= most:
         yield Finding("Connections", Level.OK, detail)
     else:
-        advice = "start fewer processes or threads, raise the limit, or put a pooler in between"
-        if is_pooled:
-            advice = "start fewer processes or threads, or raise the limit"
+        advice = "start fewer processes or threads, or raise the limit"
+        if not is_pooled:
+            advice = "start fewer processes or threads, raise the limit, or put a pooler in between"
         yield Finding("Connections", Level.WARN, detail, advice=advice)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -26,7 +26,9 @@ NAME = "shop"
 class Deployed(Project):
     """A project that has, from some moment, the environment of production."""
 
-    production: dict[str, str] = {}
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.production: dict[str, str] = {}
 
     def _environment(self) -> dict[str, str]:
         return {**super()._environment(), **self.production}
@@ -51,7 +53,7 @@ def test_the_guide_leads_from_sqlite_to_a_worker_on_postgresql(
     production = dict(line.split("=", 1) for line in file.text.splitlines())
     facts = conninfo_to_dict(empty_database)
     assert production["REDIS_URL"] == REDIS
-    production |= {"DB_HOST": facts["host"], "DB_PORT": str(facts["port"]), "DB_USER": facts["user"]}
+    production |= {f"DB_{name.upper()}": str(facts[name]) for name in ("host", "port", "user")}
     production["REDIS_URL"] = redis_server.url
     page = [block for block in blocks(DOCS / "howto/install.rst") if block.is_run]
     greeting = next(block for block in page if block.language == "pycon")
@@ -78,7 +80,5 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     unit = tmp_path / "shop-worker.service"
     # It asks whether the program is there.
     unit.write_text(block.text.replace("/srv/shop/.venv/bin/python", sys.executable))
-    found = subprocess.run(
-        [program, "verify", "--man=no", str(unit)], capture_output=True, text=True, check=False, env={**os.environ}
-    )
+    found = subprocess.run([program, "verify", "--man=no", str(unit)], capture_output=True, text=True, check=False)
     assert (found.returncode, [line for line in found.stderr.splitlines() if unit.name in line]) == (0, [])
