@@ -104,7 +104,7 @@ options = {**connections.settings["other"]["OPTIONS"], "application_name": "shop
 connections.settings["other"] = {**connections.settings["other"], "OPTIONS": options}
 calls = {
     "call": lambda using: schedule_message("t.free", using=using),
-    "command": lambda using: call_command("delayq_queue", "pause", "mail", database=using, verbosity=0),
+    "command": lambda using: call_command("delayq_queue", "pause", "mail", yes=True, database=using, verbosity=0),
 }
 for name, call in calls.items():
     for using in ("default", "other"):
