@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -85,6 +86,13 @@ def set_pace(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, float]], No
 def quick_take_over(set_pace: Callable[[dict[str, float]], None]) -> None:
     """Have workers take over from dead or frozen ones sooner: their messages, and their duty."""
     set_pace(QUICK_TAKE_OVER)
+
+
+def with_settings(folder: Path, text: str) -> str:
+    """Return the prefix of a worker's command that has these lines added to its settings."""
+    (folder / "own_settings.py").write_text(f"from tests.support.worker_settings import *\n\n{text}\n")
+    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "."), str(Path.cwd())])
+    return f"env DJANGO_SETTINGS_MODULE=own_settings PYTHONPATH={path}"
 
 
 class Gate:

@@ -24,7 +24,7 @@ from django_delayq.worker.processes import output
 from django_delayq.worker.run.recorder import Recorder
 from tests.support.claims import claimed, state
 from tests.support.forks import forked
-from tests.support.processes import Gate, Start
+from tests.support.processes import Gate, Start, with_settings
 from tests.support.record_of import states, wait_until, wait_until_all
 from tests.support.workers import PATIENCE, Worker, eventually
 
@@ -114,13 +114,6 @@ def test_verbosity_2_brings_a_line_for_each_message_before_the_worker_ends(start
     assert counted(worker.log, "default") == {"consumed": 300}
 
 
-def with_settings(folder: Path, text: str) -> str:
-    """Return the prefix of a worker's command that has these lines added to its settings."""
-    (folder / "own_settings.py").write_text(f"from tests.support.worker_settings import *\n\n{text}\n")
-    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "."), str(Path.cwd())])
-    return f"env DJANGO_SETTINGS_MODULE=own_settings PYTHONPATH={path}"
-
-
 @pytest.mark.parametrize(("verbosity", "consumed", "delivered"), [("0", 0, 0), ("2", 1, 0), ("3", 1, 1)])
 def test_without_logging_of_the_project_the_verbosity_decides_what_is_printed(
     start: Start, tmp_path: Path, verbosity: str, consumed: int, delivered: int
@@ -206,7 +199,7 @@ def test_the_counts_begin_anew_with_each_line(caplog: pytest.LogCaptureFixture) 
     for _ in range(2):
         assert log.tick() == COUNTS_INTERVAL
     log.count("mail", "dead")
-    log.close()
+    assert log.tick() == COUNTS_INTERVAL
     assert [re.sub("in .*", "", record.getMessage()) for record in caplog.records] == [
         "queue mail: 2,000 consumed, 1 released ",
         "queue mail: 1 dead ",

@@ -36,7 +36,8 @@ from ...record.sql.troubles import Trouble, in_words, trouble
 from ...restore import reading
 from ...worker.parts.connections import leave_pools
 from ...worker.parts.lifetime import in_megabytes, resident_memory
-from ...worker.parts.reporting import be_verbose, guard_log
+from ...worker.parts.log_writer import FINISH_TIME, log_writer
+from ...worker.parts.reporting import be_verbose
 from ...worker.processes import output, plain_signals, reloading
 from ...worker.processes.process import BROKEN, STUCK, OnceProcess, WorkerProcess, all_roles
 from ...worker.processes.supervisor import Supervisor
@@ -64,10 +65,19 @@ class Command(BaseCommand):
     def run_from_argv(self, argv: list[str]) -> None:
         output.occupy_closed()
         plain_signals.heed_as_pid_1()
+        log_writer.start()
+        code: object = 1
         try:
             super().run_from_argv(argv)
+            code = 0
+        except SystemExit as end:
+            code = end.code or 0
+            raise
         finally:
-            output.drop_unwritten()
+            log_writer.put(output.drop_unwritten)
+            if not log_writer.stop(FINISH_TIME):
+                # At its end Python would wait for the thread, which may hold the lock of a stream.
+                os._exit(code if isinstance(code, int) else 1)
 
     def check(self, *args: Any, **options: Any) -> None:
         """Run the system checks of the project. Raises ``SystemCheckError`` with the exit code of wrong settings."""
@@ -123,6 +133,10 @@ class Command(BaseCommand):
         parser.set_defaults(**{name: Options._field_defaults[name] for name in DEFAULTS})
 
     def handle(self, *args: Any, **options: Any) -> None:
+        with log_writer.running():
+            self._handle(options)
+
+    def _handle(self, options: Mapping[str, Any]) -> None:
         _check_interpreter()
         with common.errors_as_exit_codes():
             check_settings()
@@ -132,7 +146,6 @@ class Command(BaseCommand):
         _check_lifetimes(options)
         _check_once(chosen, once=options["once"])
         _ensure_logging(options["verbosity"])
-        guard_log()
         if options["verbosity"] > 1:
             be_verbose()
         if not options["once"]:

@@ -27,17 +27,15 @@ from ...project import conf
 from ...record.sql.rows import Failure, Moved
 from . import connections
 from .delivery import Delivery
+from .log_writer import log_writer, try_to
 
 logger = logging.getLogger("django_delayq")
 
 # Seconds between two lines of a queue.
 COUNTS_INTERVAL = 60.0
-# Batches of the recorder whose lines are not written yet. The recorder waits while there are more: a log on a full disk
-# must not fill the memory.
-MOST_WAITING = 100
 
 # While so many signals and failures wait, the process takes no messages: receivers that are slower than handlers must
-# not fill the memory. More than end in one batch, which waits for a moment wherever receivers and the log are quick.
+# not fill the memory. More than end in one batch, which waits for a moment wherever receivers are quick.
 MOST_UNTOLD = 2000
 
 # Makes a call that sends a signal, now or later.
@@ -103,21 +101,11 @@ def report_delivered(delivery: Delivery) -> None:
         emit(signals.message_delivered, delivery, lateness=delivery.lateness)
 
 
-def log_success(delivery: Delivery) -> None:
-    """Log a message that is consumed."""
-    late, ran = delivery.lateness * 1000, delivery.runtime * 1000
+def log_success(pk: int, topic: str, delivery: int, late: float, ran: float) -> None:
+    """Log a message that is consumed, which was late and ran for so many milliseconds."""
     # As ``log_event`` would, in a third of the time. A topic has no blanks.
-    line = (
-        f"message consumed id={delivery.id} topic={delivery.topic} delivery={delivery.deliveries}"
-        f" lateness_ms={late:.1f} runtime_ms={ran:.1f}"
-    )
-    facts = {
-        "id": delivery.id,
-        "topic": delivery.topic,
-        "delivery": delivery.deliveries,
-        "lateness_ms": late,
-        "runtime_ms": ran,
-    }
+    line = f"message consumed id={pk} topic={topic} delivery={delivery} lateness_ms={late:.1f} runtime_ms={ran:.1f}"
+    facts = {"id": pk, "topic": topic, "delivery": delivery, "lateness_ms": late, "runtime_ms": ran}
     logger.log(success_level(), line, extra={"delayq_event": "consumed", "delayq": facts})
 
 
@@ -130,32 +118,6 @@ def emission(signal: Signal, delivery: Delivery, **facts: Any) -> Callable[[], o
 def emit(signal: Signal, delivery: Delivery, **facts: Any) -> None:
     """Send a signal about a delivery."""
     emission(signal, delivery, **facts)()
-
-
-def guard_log() -> None:
-    """Print what filters and handlers of the project raise for a line of the log, from now on in this process.
-
-    It would end the thread that logs, or be taken for a failure of a handler.
-    """
-
-    def handle(record: logging.LogRecord) -> None:
-        try:
-            type(logger).handle(logger, record)
-        except Exception:  # noqa: BLE001
-            traceback.print_exc()
-
-    vars(logger)["handle"] = handle
-
-
-def try_to(tell: Callable[..., object], *arguments: Any) -> None:
-    """Log or signal something. What filters, handlers and receivers of the project raise there is printed.
-
-    They may raise anything, and would raise again for a line about that.
-    """
-    try:
-        tell(*arguments)
-    except BaseException:  # noqa: BLE001
-        traceback.print_exc()
 
 
 def report_failure(delivery: Delivery, failure: Failure, moved: Moved | None, cause: Raised | None) -> None:
@@ -235,8 +197,7 @@ def _formatted(value: Any) -> str:
 class OutcomeLog(Service):
     """Counts outcomes by queue, and logs the counts once a minute. The recorder's thread calls all methods.
 
-    The lines of single messages are formatted and written in a thread of their own, which is started by the first one:
-    the outcomes of other messages do not wait for them.
+    The lines of single messages are formatted in the thread that writes them.
     """
 
     name = "log of outcomes"
@@ -244,19 +205,16 @@ class OutcomeLog(Service):
     def __init__(self) -> None:
         self._counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._since = time.monotonic()
-        self._waiting: Queue[Sequence[Delivery] | None] = Queue(MOST_WAITING)
-        self._writer: threading.Thread | None = None
 
     def consumed(self, successes: Sequence[Delivery]) -> None:
         """Count messages that are consumed, and have a line written for each where the log takes these."""
         for queue, number in Counter([delivery.queue for delivery in successes]).items():
             self.count(queue, "consumed", number)
-        if not logger.isEnabledFor(success_level()):
-            return
-        if self._writer is None:
-            self._writer = threading.Thread(target=self._write, name="delayq-log", daemon=True)
-            self._writer.start()
-        self._waiting.put(successes)
+        if logger.isEnabledFor(success_level()):
+            for d in successes:
+                # The line keeps no delivery: thousands of payloads may be large.
+                late, ran = d.lateness * 1000, d.runtime * 1000
+                log_writer.put(partial(log_success, d.id, d.topic, d.deliveries, late, ran))
 
     def count(self, queue: str, outcome: str, number: int = 1) -> None:
         """Count an outcome of deliveries of a queue: "consumed", "retried", "dead", "cancelled" or "released"."""
@@ -274,25 +232,11 @@ class OutcomeLog(Service):
         self._counts.clear()
         return COUNTS_INTERVAL
 
-    def close(self) -> None:
-        """Log what is left, and wait until each line is written."""
-        if self._writer is not None:
-            self._waiting.put(None)
-            self._writer.join()
-            self._writer = None
-        self.tick()
-
-    def _write(self) -> None:
-        while (successes := self._waiting.get()) is not None:
-            for delivery in successes:
-                try_to(log_success, delivery)
-
 
 class SignalSender(threading.Thread):
     """Sends the signals of outcomes and moves, and logs failures, one after another, in the order in which they come.
 
-    Receivers and handlers of the log may be slow, and other threads have leases to renew and messages to load. Any
-    thread gives them.
+    Receivers may be slow, and other threads have leases to renew and messages to load. Any thread gives them.
 
     Where the thread was not started, as in tests of a project, each is sent at once.
     """
@@ -311,7 +255,7 @@ class SignalSender(threading.Thread):
         self._waiting.put(call)
         if self.waiting == MOST_UNTOLD:
             logger.warning(
-                "%d signals and failures wait for slow receivers or a slow log; this process takes no messages now",
+                "%d signals and failures wait for slow receivers; this process takes no messages now",
                 MOST_UNTOLD,
             )
 
@@ -330,9 +274,7 @@ class SignalSender(threading.Thread):
         self._waiting.put(None)
         self.join(timeout)
         if self.is_alive():
-            logger.error(
-                "Receivers or the log did not end in time; signals and failures that are not told: %d", self.waiting - 1
-            )
+            logger.error("Receivers did not end in time; signals and failures that are not told: %d", self.waiting - 1)
 
     def run(self) -> None:
         """Tell what is given until the end."""

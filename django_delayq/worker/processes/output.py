@@ -1,4 +1,4 @@
-"""Writes to stdout and stderr, which may be closed, and whose reader may be gone. No worker ends for that."""
+"""Writes to stdout and stderr, which may be closed, and whose reader may be gone or asleep. No worker ends for that."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from django.core.management.base import OutputWrapper
+
+from ..parts.log_writer import log_writer
 
 
 def occupy_closed() -> None:
@@ -39,10 +41,13 @@ def drop_unwritten() -> None:
 
 
 class Output(OutputWrapper):
-    """The stream of a command that goes on when a line cannot be written."""
+    """The stream of a command that goes on when a line cannot be written, and waits for none."""
 
     def write(  # type: ignore[override]
         self, msg: str = "", style_func: Callable[[str], str] | None = None, ending: str | None = None
     ) -> None:
-        with suppress(OSError, AttributeError):
-            super().write(msg, style_func, ending)
+        def write() -> None:
+            with suppress(OSError, AttributeError):
+                OutputWrapper.write(self, msg, style_func, ending)
+
+        log_writer.put(write)

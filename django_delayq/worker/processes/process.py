@@ -25,7 +25,6 @@ from ..parts import connections
 from ..parts.broker_switch import BrokerSwitch
 from ..parts.delivery import Delivery
 from ..parts.lifetime import BegunPage, Budget, ProcessLock
-from ..parts.reporting import guard_log
 from ..parts.service_turns import ServiceTurns, in_threads
 from ..run.event_loop import EventLoop
 from ..run.executor import timed_out
@@ -89,7 +88,6 @@ class Parts:
         With ``redis=False`` the worker delivers by query only. If there is an ``on_idle``, the consumer ends when
         nothing can begin, and calls it. ``claim_ahead`` (seconds) replaces what is usual.
         """
-        guard_log()
         # A wrong path in the settings is an error now, not in each handler.
         middleware.chain()
         self.options = options
@@ -155,7 +153,9 @@ class WorkerProcess:
         self.consumer = parts.consumer if options.has("consumer") else None
         self.loader: Loader | None = None
         topics = registry.handlers() if self.consumer is not None else ()
-        self.heartbeat = Heartbeat(options.using, parts.name, parts.queues, options.threads, topics)
+        self.heartbeat = Heartbeat(
+            options.using, parts.name, parts.queues, options.threads, topics, lambda: self.recorder.hangs
+        )
         self.duty = Duty(parts.brokers, parts.name, parts.queues.named, registry.handlers(), self._roles())
         self.runners = in_threads(self._services(), self.duty.is_held)
 

@@ -1,4 +1,4 @@
-"""Starts worker processes, replaces those that die, and ends them in order. It runs no handler and starts no thread."""
+"""Starts worker processes, replaces those that die, and ends them in order. It runs no handler and waits for no log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import os
 import signal
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 
 from django.db import connections as django_connections
@@ -25,6 +24,7 @@ from ...record.sql import statements
 from ...record.sql.sessions import name_sessions
 from ..parts import connections
 from ..parts.lifetime import BegunPage, ProcessLock
+from ..parts.log_writer import FINISH_TIME, log_writer, print_error
 from ..parts.service_turns import backoff
 from ..upkeep.heartbeat import HeartbeatFile
 from . import output, plain_signals
@@ -50,7 +50,8 @@ FINAL_RELEASE = 5.0
 
 def _warn_of_threads() -> None:
     """Log the names of threads that the worker processes will lack: only the thread that forks goes on in a child."""
-    lost = [thread.name for thread in threading.enumerate() if thread is not threading.current_thread()]
+    kept = (threading.current_thread(), log_writer.thread)
+    lost = [thread.name for thread in threading.enumerate() if thread not in kept]
     if lost:
         logger.warning(
             "These threads were started while the project was loaded, and do not run in the worker processes: %s. "
@@ -192,18 +193,18 @@ class Supervisor:
         django_connections.close_all()
         publisher.get.cache_clear()
         # What is left would be written by the child too.
-        output.flush()
-        pid = os.fork()
+        log_writer.put(output.flush)
+        pid = log_writer.fork()
         if pid == 0:
             code = 1
             try:
                 self._leave_the_supervisor()
                 code = work()
             except BaseException:  # noqa: BLE001
-                with contextlib.suppress(Exception):
-                    traceback.print_exc()
+                print_error()
             finally:
-                output.flush()
+                log_writer.put(output.flush)
+                log_writer.stop(FINISH_TIME)
                 os._exit(code)
         return pid
 
@@ -223,7 +224,8 @@ class Supervisor:
             process.look()
 
         def watch() -> bool:
-            page.show_life(process.beat)
+            if not process.recorder.hangs:
+                page.show_life(process.beat)
             return self._is_orphaned()
 
         process.parts.budget.ask = ask
@@ -308,9 +310,9 @@ class Supervisor:
             child.silent = child.silent + min(elapsed, 2 * CHILD_CHECK_INTERVAL) if signs == child.signs else 0.0
             child.signs = signs
             if child.silent > limit:
+                child.send(signal.SIGKILL)
                 logger.critical("Worker process %s has shown no life for %d s; it is killed", child.name, child.silent)
                 child.silent, child.hung = 0.0, True
-                child.send(signal.SIGKILL)
 
     def _stop_children(self) -> None:
         """Have all children end in order."""
@@ -321,10 +323,10 @@ class Supervisor:
     def _kill(self) -> None:
         """Kill all children at once."""
         for child in self.children.values():
+            child.send(signal.SIGKILL)
             if not child.killed:
                 logger.warning("Worker process %s has not ended, and is killed", child.name)
             child.killed = True
-            child.send(signal.SIGKILL)
 
     # --- signals, waiting, heartbeat ----------------------------------------------------------------------------------
 
@@ -355,8 +357,8 @@ class Supervisor:
     def _act_on_signals(self) -> None:
         """End in order after the first signal, at once after the second."""
         if self._signals and not self._stopping:
-            logger.info("Stopping: running handlers have %g s to finish", self.options.graceful_timeout)
             self._stop_children()
+            logger.info("Stopping: running handlers have %g s to finish", self.options.graceful_timeout)
         if self._signals > 1:
             self._kill()
 

@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 from django.db import DataError, IntegrityError
 from django.db import Error as DatabaseError
+from django.db import connections as django_connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ... import signals
 from ...broker.base import IDS_PER_CALL
@@ -26,10 +28,11 @@ from ...models import Transition
 from ...record import admission, transitions
 from ...record.sql import statements
 from ...record.sql.rows import Failure, LeaseRenewal, Moved, Success
+from ...record.sql.sessions import is_waiting
 from ...record.sql.troubles import in_words
 from ..parts import connections
 from ..parts.delivery import Delivery
-from ..parts.reporting import OutcomeLog, SignalSender, emission, publish_scheduled, report_failure, try_to
+from ..parts.reporting import OutcomeLog, SignalSender, emission, publish_scheduled, report_failure
 from ..parts.service_turns import ServiceTurns, backoff
 
 logger = logging.getLogger("django_delayq")
@@ -49,6 +52,8 @@ RENEWAL_INTERVAL = 1.0
 LEASE_CHECK_INTERVAL = 0.25
 # A handler that extends its lease waits for the record's answer for this long at most. Seconds.
 EXTENDED_WITHIN = 1.0
+# A recorder that made no step for so long, and does not wait for the database, hangs. Seconds.
+HANGS_AFTER = 10.0
 
 SUCCESS = (Ack, Recorded)
 # The reason in the log of a move with which a handler leaves another payload.
@@ -86,7 +91,7 @@ class Recorder(threading.Thread):
     ``_asked`` is a dict by message in the same way. ``_news`` has an item after that, which this thread removes before
     it takes: to put one there holds no lock that an interrupt of a handler could leave locked. ``_is_idle`` is cleared
     before this thread takes an outcome and set when it finds none. The rest is this thread's own; others only read
-    ``delivered`` and ``_asking_since``.
+    ``delivered``, ``_asking_since``, ``_step`` and ``_connection``.
     """
 
     def __init__(self, using: str, extensions: WorkerExtensions) -> None:
@@ -103,6 +108,9 @@ class Recorder(threading.Thread):
         self._asked: dict[int, AskedRenewal] = {}
         self._locked: list[Ended] = []
         self._asking_since: float | None = None
+        # When it made its last step (monotonic), and its connection.
+        self._step = 0.0
+        self._connection: BaseDatabaseWrapper | None = None
         # The number of outcomes in the last batch.
         self._written = 0
         # True while handlers wait in vain for answers about their leases, as the log says.
@@ -163,6 +171,14 @@ class Recorder(threading.Thread):
         since = self._asking_since
         return 0.0 if since is None else time.monotonic() - since
 
+    @property
+    def hangs(self) -> bool:
+        """True when this thread is held up by something other than the database: it records and renews nothing."""
+        connection = self._connection
+        if connection is None or not self.is_alive() or is_waiting(connection):
+            return False
+        return time.monotonic() - self._step > HANGS_AFTER
+
     def stop(self) -> None:
         """End the thread as soon as every outcome is written."""
         self._stopping = True
@@ -171,6 +187,8 @@ class Recorder(threading.Thread):
     def run(self) -> None:
         """Write batches of outcomes as they come."""
         began = 0.0
+        self._step = time.monotonic()
+        self._connection = django_connections[self.using]
         try:
             # Handlers may take all connections that are left: this thread has its own before they begin.
             with contextlib.suppress(DatabaseError):
@@ -188,7 +206,7 @@ class Recorder(threading.Thread):
                 if self._stopping and not self._pending:
                     return
         finally:
-            try_to(self.log.close)
+            self.log.tick()
             connections.close_all()
 
     def _await_news(self, timeout: float) -> None:
@@ -217,7 +235,7 @@ class Recorder(threading.Thread):
         self.extensions.handled([ended.delivery for ended in done])
 
     def _run_meanwhile(self) -> float:
-        self._asking_since = time.monotonic()
+        self._asking_since = self._step = time.monotonic()
         try:
             if self._asked:
                 self._renew_asked()
@@ -264,6 +282,7 @@ class Recorder(threading.Thread):
         """Write a batch. ``write`` gets the batch and whether an earlier try may have been committed."""
         failures = 0
         while batch:
+            self._step = time.monotonic()
             connections.before_task()
             try:
                 failpoints.reach("before_record")
@@ -281,9 +300,9 @@ class Recorder(threading.Thread):
                         in_words(error),
                     )
                 time.sleep(backoff(failures, 2.0))
-            except BaseException:  # noqa: BLE001
+            except BaseException:
                 # An extension may raise anything; this thread must outlive it.
-                try_to(logger.exception, "Could not record %d outcomes; their leases will run out", len(batch))
+                logger.exception("Could not record %d outcomes; their leases will run out", len(batch))
                 return
             else:
                 if failures:

@@ -23,21 +23,31 @@ HEARTBEAT_INTERVAL = 10.0
 
 
 class Heartbeat(Service):
-    """Updates the row of this process every ten seconds."""
+    """Updates the row of this process every ten seconds, unless the process hangs."""
 
     name = "worker heartbeat"
 
     def __init__(
-        self, using: str, worker: str, queues: Callable[[], tuple[str, ...]], threads: int, topics: Iterable[str]
+        self,
+        using: str,
+        worker: str,
+        queues: Callable[[], tuple[str, ...]],
+        threads: int,
+        topics: Iterable[str],
+        hangs: Callable[[], bool] = lambda: False,
     ) -> None:
+        """``hangs`` tells whether this process records no outcomes, so that it must not look alive."""
         self.using = using
         self.worker = worker
         self.queues = queues
         self.threads = threads
         self.topics = sorted(topics)
+        self.hangs = hangs
 
     def tick(self) -> float:
         """Update the row, or write it when there is none."""
+        if self.hangs():
+            return HEARTBEAT_INTERVAL
         rows = Worker.objects.using(self.using)
         queues = list(self.queues())
         # At SERIALIZABLE, which a project may ask for, it would fail beside others that read the table.
