@@ -58,6 +58,10 @@ MEANINGS = {
 }
 
 
+# What commands write of their own, for an output that has ASCII only.
+_IN_ASCII = str.maketrans({"×": "x", "…": "...", "█": "#", "±": "+-"})
+
+
 class DelayqCommand(BaseCommand, ABC):
     """A command that works on one database alias. It writes data to stdout, questions and warnings to stderr.
 
@@ -86,7 +90,12 @@ class DelayqCommand(BaseCommand, ABC):
         """Do the work of the command, on the database alias ``using``."""
 
     def say(self, text: str) -> None:
-        """Write a line of data to stdout."""
+        """Write a line of data to stdout, as far as its encoding has the characters."""
+        encoding = getattr(self.stdout, "encoding", None) or "utf-8"
+        try:
+            text.encode(encoding)
+        except UnicodeEncodeError:
+            text = text.translate(_IN_ASCII).encode(encoding, "backslashreplace").decode(encoding)
         self.stdout.write(text)
 
     def say_json(self, **facts: Any) -> None:

@@ -1,16 +1,19 @@
 from __future__ import annotations
 
+import re
 import sys
-from io import StringIO
+from io import BytesIO, StringIO, TextIOWrapper
 from typing import Any
 
 import pytest
 from django.core.management import call_command
 
+from django_delayq import RetryPolicy, handler
 from django_delayq.core.states import State
 from django_delayq.management import _common as common
 from django_delayq.management.commands.delayq_act import VERBS
 from django_delayq.models import Message
+from django_delayq.project.registry import Delivered
 from tests.support.commands import held, run, schedule
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -41,6 +44,32 @@ def test_a_command_asks_for_confirmation_on_a_terminal(
     assert ran.code == (0 if state == State.DEAD else 1)
     assert Message.objects.get(pk=pk).state == state
     assert held() == {}
+
+
+def measure(message: Delivered) -> None:
+    pass
+
+
+def in_ascii(*words: str) -> str:
+    """Call a command whose output has ASCII only, and return that."""
+    out = TextIOWrapper(said := BytesIO(), encoding="ascii", write_through=True)
+    call_command(*words, stdout=out, no_color=True)
+    return said.getvalue().decode("ascii")
+
+
+def test_an_output_that_has_ascii_only_gets_every_line() -> None:
+    measure.__qualname__ = "größe"
+    handler("t.ascii", retry=RetryPolicy.exponential("10s"))(measure)
+    found = in_ascii("delayq_check", "handlers")
+    (line,) = [line for line in found.splitlines() if "t.ascii" in line]
+    assert "gr\\xf6\\xdfe" in line
+    assert "after 10.0 s, x 2 each time" in line
+
+
+@pytest.mark.console
+def test_the_bars_of_what_falls_due_are_there_in_ascii_too() -> None:
+    schedule(3)
+    assert re.search(r"\d\d:\d\d  #+ +3\n", in_ascii("delayq_stats"))
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ def _queue_line(now: datetime, queue: QueueSnapshot, in_redis: QueueInRedis | No
         if ahead is not None and ahead < 0:
             parts.append(f"loaded until {brief(-ahead)} ago")
         else:
-            parts.append("not loaded" if ahead is None else f"loaded for {brief(ahead)}")
+            parts.append("not loaded" if ahead is None else f"loaded for what is due in the next {brief(ahead)}")
     return ", ".join(parts)
 
 
