@@ -20,7 +20,7 @@ from django_delayq.project import registry
 from tests.app.children import WAYS
 from tests.app.models import Effect
 from tests.support.assembled import drain
-from tests.support.processes import Start
+from tests.support.processes import Gate, Start
 from tests.support.record_of import effects_per_message, log_of, once_each, states, wait_until, wait_until_all
 from tests.support.workers import eventually
 
@@ -118,6 +118,25 @@ def test_a_process_whose_interpreter_is_held_is_killed_and_its_messages_go_on(
     message.refresh_from_db()
     assert message.attempts == 0
     assert message.crashes == message.deliveries - 1 >= 1
+
+
+def test_handlers_that_have_all_threads_for_long_are_named_once(
+    start: Start, gate: Gate, set_pace: Callable[[dict[str, float]], None]
+) -> None:
+    set_pace({"handler_threads.ALL_TAKEN_FOR": 0.3, "handler_threads.TAKEN_CHECK_INTERVAL": 0.05})
+    worker = start("--threads", "2")
+    said = "All 2 handler threads .* Topics: "
+    gate.running("t.gate")
+    gate.running("t.short_lease")
+    worker.wait_for(f"{said}t.gate, t.short_lease")
+    gate.open("go-1")
+    wait_until_all(State.CONSUMED, 2)
+    (gate.folder / "go-1").unlink()
+    for topic in ("t.gate", "t.once_tx"):
+        gate.running(topic)
+    # Of these one is not known yet.
+    worker.wait_for(f"{said}t.gate, t.once_tx")
+    assert worker.count(said) == 2
 
 
 def test_an_open_transaction_harms_neither_the_record_nor_the_next_message(start: Start) -> None:

@@ -12,7 +12,9 @@ from queue import SimpleQueue
 from typing import Any
 
 from ...core import actors
+from ...core.durations import brief
 from ...core.outcomes import Outcome, Unentered
+from ...extensions import Service
 from ..parts import connections
 from ..parts.delivery import Delivery
 from ..parts.lifetime import BegunPage
@@ -31,6 +33,10 @@ LONGEST_REST = 60.0
 # While the database refuses a thread, the others close their connections when they had nothing to do for this long: the
 # recorder and other processes may need one. Seconds.
 SHORT_CLOSED_AFTER = 1.0
+# When handlers have had all threads for so long, the log says so. Seconds.
+ALL_TAKEN_FOR = 60.0
+# The time between two looks for that. Seconds.
+TAKEN_CHECK_INTERVAL = 1.0
 # Handlers of a topic are quick while their mean run time is below this. Seconds.
 QUICK = 0.00015
 # A run counts with this time at most: Python may keep a thread waiting for longer than the handler takes. Seconds.
@@ -154,6 +160,7 @@ class HandlerThreads(Lane):
             for number in range(threads)
         ]
         self.members = [*self.turns.members, *workers]
+        self.services = [ThreadsWatch(self)]
 
     @property
     def places(self) -> int:
@@ -245,3 +252,29 @@ class HandlerThreads(Lane):
             )
         elif delivery.handler.transactional:
             self._refusals[number] = 0
+
+
+class ThreadsWatch(Service):
+    """Notices that all threads are with handlers that run for long, and logs their topics: each topic once."""
+
+    name = "handler threads watch"
+    thread = "timeout-watch"
+
+    def __init__(self, lane: HandlerThreads) -> None:
+        self.lane = lane
+        self._told: set[str] = set()
+
+    def tick(self) -> float:
+        """Log the topics when no thread has become free for a while."""
+        since = time.monotonic() - ALL_TAKEN_FOR
+        topics = [d.topic for d in self.lane.held.all() if 0 < d.started_mono < since]
+        if len(topics) >= self.lane.places and not self._told.issuperset(topics):
+            self._told.update(topics)
+            logger.warning(
+                "All %d handler threads of this process have been running the same handlers for %s, and nothing else "
+                "begins in them. Topics: %s. Give them a timeout, a queue with workers of its own, or more --threads",
+                len(topics),
+                brief(ALL_TAKEN_FOR),
+                ", ".join(sorted(set(topics))),
+            )
+        return TAKEN_CHECK_INTERVAL
