@@ -13,6 +13,7 @@ from functools import cache
 from django.db import connections
 
 from . import clock
+from .durations import brief
 
 # A process that got no answer of the record for this long asks it for the time. Seconds.
 SURE_FOR = 30.0
@@ -21,6 +22,10 @@ SURE_FOR = 30.0
 _known: dict[str, tuple[str, str]] = {}
 # The aliases whose identity the next statement is to read again.
 _doubted: set[str] = set()
+
+
+# A host's clock that differs by so much from the record's is worth a warning. Seconds.
+CLOCK_OFF = 10.0
 
 
 class RecordClock:
@@ -52,6 +57,14 @@ class RecordClock:
     def is_sure(self) -> bool:
         """True when the record has answered lately."""
         return time.monotonic() - self._learned < SURE_FOR
+
+
+def clocks_differ(using: str) -> str:
+    """Say by how much this host's clock differs from the record's, as its last answer showed; empty if by little."""
+    ahead = time.time() - record_clock(using).seconds()
+    if abs(ahead) < CLOCK_OFF:
+        return ""
+    return f"this host's clock is {brief(abs(ahead))} {'ahead of' if ahead > 0 else 'behind'} the database's"
 
 
 @cache

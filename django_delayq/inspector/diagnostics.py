@@ -21,6 +21,7 @@ from ..core.clock import SECOND
 from ..core.durations import brief
 from ..core.exceptions import BrokerUnavailable, ClusterBroker, ForeignBroker
 from ..core.findings import Cause, Finding, Level
+from ..core.known_record import clocks_differ
 from ..core.limits import parts
 from ..core.states import State
 from ..models import Message, Worker
@@ -216,6 +217,9 @@ def _record(using: str, limits: Thresholds) -> Iterator[Finding]:
     level = Level.OK if alive >= limits.min_workers else Level.CRITICAL
     yield Finding("Workers", level, f"{alive} alive" + ("" if level == Level.OK else f" of {limits.min_workers}"))
     yield from _connections(using, workers)
+    if off := clocks_differ(using):
+        advice = "set the clocks right by NTP: a producer whose clock is slow has messages start late"
+        yield Finding("Clock", Level.WARN, off, advice=advice)
     if (holders := statements(using).snapshot_holders()) is not None:
         yield of_snapshots(holders)
     paused = pausing.paused(using)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -22,6 +23,7 @@ from django_delayq.models import Message, Worker
 from django_delayq.project import conf
 from django_delayq.record import transitions
 from django_delayq.record.sql.holders import Holder, oldest
+from django_delayq.worker.upkeep.heartbeat import Heartbeat
 from testproject.servers import PostgresServer, RedisServer
 from tests.broker.bench import redis_broker
 from tests.support.commands import held, run, schedule
@@ -284,6 +286,26 @@ def test_workers_that_may_want_more_connections_than_there_are_are_a_warning() -
     # Async handlers have as many threads again for their sync calls.
     Worker.objects.update(threads=most // 2, topics=["t.ok", "t.async"])
     assert levels()["Connections"] == "warn"
+
+
+@pytest.mark.parametrize(("ahead", "words"), [(40, "40.0 s ahead of"), (-40, "40.0 s behind"), (3, None)])
+def test_a_clock_of_the_host_that_is_off_is_a_warning_of_the_check_and_of_a_worker(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, ahead: int, words: str | None
+) -> None:
+    transitions.now("default")
+    right = time.time
+    monkeypatch.setattr(time, "time", lambda: right() + ahead)
+    heartbeat = Heartbeat("default", "w", tuple, 1, ())
+    for _time in range(2):
+        heartbeat.tick()
+    assert levels().get("Clock") == (words and "warn")
+    told = [record.getMessage() for record in caplog.records if "clock" in record.getMessage()]
+    if words is None:
+        assert told == []
+    else:
+        (line,) = told
+        assert f"this host's clock is {words} the database's" in line
+        assert f"this host's clock is {words} the database's" in run("delayq_check", "--min-workers", "0").out
 
 
 @pytest.mark.postgresql("SQLite keeps no rows for others")

@@ -11,6 +11,7 @@ from django.db import connections
 from django.db.models.functions import Now
 
 from ...core import actors
+from ...core.known_record import clocks_differ
 from ...extensions import Service
 from ...models import Worker
 from ...record import transitions
@@ -43,6 +44,8 @@ class Heartbeat(Service):
         self.threads = threads
         self.topics = sorted(topics)
         self.hangs = hangs
+        # True when the log says that this host's clock is wrong.
+        self._is_off = False
 
     def tick(self) -> float:
         """Update the row, or write it when there is none."""
@@ -65,7 +68,16 @@ class Heartbeat(Service):
                     started_at=Now(),
                     seen_at=Now(),
                 )
+        self._look_at_clock()
         return HEARTBEAT_INTERVAL
+
+    def _look_at_clock(self) -> None:
+        off = clocks_differ(self.using)
+        if off and not self._is_off:
+            logger.warning(
+                "Clocks differ: %s; messages are on time, for the database's decides. Set it right by NTP", off
+            )
+        self._is_off = bool(off)
 
     def delete(self) -> None:
         """Delete the row of a process that ends in order."""
