@@ -176,6 +176,23 @@ def test_a_worker_with_a_broken_extension_delivers(
     assert message.state == State.CONSUMED
 
 
+def test_a_service_that_fails_in_another_way_says_so(
+    running: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Failing(Counting):
+        name = "service"
+        longest_backoff = 0.01
+
+        def tick(self) -> float:
+            self.ticks += 1
+            raise OSError("connection closed" if self.ticks == 1 else "certificate has expired")
+
+    running(service := Failing())
+    eventually(lambda: service.ticks > 5, "it is tried again and again")
+    told = [record.getMessage().partition("OSError: ")[2] for record in caplog.records]
+    assert told == ["connection closed", "certificate has expired"]
+
+
 @pytest.mark.parametrize("hook", ["claimed", "handled", "consumed", "stop"])
 def test_an_extension_that_wants_to_exit_ends_no_thread(added: Callable[[Made], None], hook: str) -> None:
     class Exits(WorkerExtension):

@@ -14,6 +14,7 @@ from django.db import connections
 from ..core.commits import on_commit
 from ..core.exceptions import BrokerUnavailable, ForeignBroker, UnusableBroker
 from ..core.known_record import doubt_identity, known_identity, last_identity
+from ..core.outages import Outage
 from ..project import conf
 from . import RedisBroker, index
 from .base import Entry
@@ -52,6 +53,7 @@ class Publisher:
         # No call before this time (monotonic, seconds).
         self._retry_at = 0.0
         self._is_failing = False
+        self._outage = Outage()
         # The identity with which Redis refused a call the last time; "" after it took one.
         self._refused = ""
         self._lock = threading.Lock()
@@ -71,7 +73,7 @@ class Publisher:
         self._try(self.broker.remove, queue, ids)
 
     def _try(self, call: Callable[[str, list[T]], bool | None], queue: str, what: list[T]) -> None:
-        """Make a call that returns False when Redis has not answered yet. Log only the first of several failures."""
+        """Make a call that returns False when Redis has not answered yet. Log the first of several like failures."""
         if time.monotonic() < self._retry_at:
             return
         failed = self._is_failing
@@ -102,12 +104,13 @@ class Publisher:
             if answered:
                 self._is_failing, self._refused = False, ""
                 self._retry_at = 0.0
+                self._outage.end()
 
     def _fail(self, level: int, text: str, *values: object, exc_info: Exception | None = None) -> None:
         self._retry_at = time.monotonic() + RETRY_AFTER
         with self._lock:
-            first, self._is_failing = not self._is_failing, True
-        if first:
+            self._is_failing, is_news = True, self._outage.is_news(text % values)
+        if is_news:
             logger.log(level, text, *values, exc_info=exc_info)
 
 

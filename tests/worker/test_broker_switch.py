@@ -40,6 +40,21 @@ def test_an_answer_to_what_was_asked_before_redis_failed_does_not_bring_it_back(
     assert [text.split(";")[0] for text in lines] == ["Redis is away", "Redis is back"]
 
 
+def test_the_error_that_lasts_is_told_after_the_first_one(parts: Parts, caplog: pytest.LogCaptureFixture) -> None:
+    brokers = parts.brokers
+    brokers.has_loader = True
+    for error in ("Connection closed by server.", *["invalid username-password pair"] * 3):
+        brokers.report_failure(BrokerUnavailable(error))
+    brokers.report_answer(time.monotonic())
+    brokers.report_failure(BrokerUnavailable("Connection closed by server."))
+    assert [record.getMessage().rpartition(": ")[2] for record in caplog.records] == [
+        "Connection closed by server.",
+        "invalid username-password pair",
+        "Redis is back",
+        "Connection closed by server.",
+    ]
+
+
 def test_a_redis_that_flaps_is_used_again_after_longer_and_longer_waits(
     parts: Parts, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

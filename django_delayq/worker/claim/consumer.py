@@ -19,6 +19,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ...broker.base import Broker
 from ...core import failpoints
 from ...core.exceptions import BrokerUnavailable
+from ...core.outages import Outage
 from ...core.outcomes import Release
 from ...core.worker_options import Options
 from ...project import conf, registry
@@ -117,8 +118,8 @@ class Consumer(threading.Thread):
         # True when the last turn claimed nothing.
         self._found_nothing = False
         self._errors = 0
-        # False from an error of the database until the next claim, as the log says.
-        self._claims = True
+        # From an error of the database until the next claim, as the log says.
+        self._outage = Outage()
         # The consumer can go on as soon as one of these lanes has room.
         self._waits_for: Sequence[Lane] = ()
 
@@ -153,9 +154,8 @@ class Consumer(threading.Thread):
                 except DatabaseError as error:
                     connections.note_error(error)
                     self._errors += 1
-                    if self._claims:
+                    if self._outage.is_news(error):
                         logger.warning("The consumer claims nothing, and tries again: %s", in_words(error))
-                    self._claims = False
                     if self._on_idle is not None and self._errors >= LAST_TRIES and trouble(error) != Trouble.REFUSED:
                         self.error, self.is_done = error, True
                         return
@@ -307,8 +307,7 @@ class Consumer(threading.Thread):
                 broker.park(queue, some, RETRY_UNCLAIMED_AFTER)
             raise
         self.orphaned_claims.note_answered(claimed)
-        if claimed and not self._claims:
-            self._claims = True
+        if claimed and self._outage.end():
             logger.info("The consumer claims again")
         self.extensions.claimed(claimed)
         mine = {row.id: row for row in claimed}

@@ -14,6 +14,7 @@ from ...broker import RedisBroker, index
 from ...broker.base import Broker
 from ...broker.database import DatabaseBroker
 from ...core.exceptions import BrokerFailing, BrokerRubbish, BrokerUnavailable, UnusableBroker
+from ...core.outages import Outage
 
 logger = logging.getLogger("django_delayq")
 
@@ -35,7 +36,7 @@ LONGEST_PAUSE = 1.0
 
 
 class BrokerSwitch:
-    """Gives the broker to use now, and logs once when Redis goes away and once when it is back.
+    """Gives the broker to use now, and logs when Redis goes away, when the reason is another one, and when it is back.
 
     Any thread may report and ask. ``_lock`` guards all changes. ``current`` reads ``_away_since`` once without the
     lock: one more turn with the former broker does no harm.
@@ -45,6 +46,7 @@ class BrokerSwitch:
         self.database = DatabaseBroker(using, topics)
         self.redis: RedisBroker | None = index(using) if redis else None
         self._away_since: float | None = None
+        self._outage = Outage()
         # When this process met in Redis what is not ours (tenths, by the record's clock). The loader deletes it.
         self.rubbish_seen: int | None = None
         self._is_unusable = False
@@ -80,6 +82,7 @@ class BrokerSwitch:
         with self._lock:
             now = time.monotonic()
             first, self._away_since = self._away_since is None, now
+            is_news = self._outage.is_news(error)
             if first:
                 self._flaps = self._flaps + 1 if now - self._back_at < FLAPPING else 0
                 self._held_until = now + (min(LONGEST_HOLD, 2.0**self._flaps) if self._flaps > 1 else 0.0)
@@ -87,9 +90,10 @@ class BrokerSwitch:
             if isinstance(error, BrokerRubbish) and self.rubbish_seen is None:
                 self.rubbish_seen = self.redis.now_tenths()
             self.redis.reset_listener()
-        if first:
+        if is_news:
             what = "Redis answers, and cannot be used" if isinstance(error, BrokerFailing) else "Redis is away"
             logger.warning("%s; messages are delivered from the database meanwhile: %s", what, error)
+        if first:
             # A thread that waits for a wake-up through Redis asks the database instead.
             self.wake()
 
@@ -108,6 +112,7 @@ class BrokerSwitch:
             if self._away_since != away_since or is_barred:
                 return
             self._away_since, self._is_unusable = None, False
+            self._outage.end()
             self._back_at = time.monotonic()
         logger.warning("Redis is back")
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from django.db import Error as DatabaseError
 
 from ...core.exceptions import BrokerUnavailable
+from ...core.outages import Outage
 from ...extensions import Service
 from ...record.sql.sessions import lock_timeout
 from . import connections
@@ -46,6 +47,7 @@ class ServiceTurns:
         # By the place of the service: names may repeat, since any app can add services.
         self._due = [0.0] * len(self.services)
         self._errors = [0] * len(self.services)
+        self._outages = [Outage() for _service in self.services]
         # The services whose last tick has left work half done, or has failed.
         self._go_on: set[int] = set()
 
@@ -81,19 +83,20 @@ class ServiceTurns:
             connections.after_task()
         if self._errors[place]:
             self._errors[place] = 0
+            self._outages[place].end()
             logger.info("The %s works again", service.name)
         if wait == 0:
             self._go_on.add(place)
         return wait
 
     def _back_off(self, place: int, error: Exception) -> float:
-        """Log the first of several errors in a row. Return how many seconds to wait."""
+        """Log the first of several like errors in a row. Return how many seconds to wait."""
         connections.note_error(error)
         service = self.services[place]
         self._errors[place] += 1
         self._go_on.add(place)
         wait = backoff(self._errors[place], service.longest_backoff)
-        if self._errors[place] == 1:
+        if self._outages[place].is_news(error):
             expected = isinstance(error, DatabaseError | BrokerUnavailable)
             logger.warning(
                 "The %s failed and is tried again in %.1f s: %s: %s",

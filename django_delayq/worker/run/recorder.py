@@ -21,6 +21,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ... import signals
 from ...broker.base import IDS_PER_CALL
 from ...core import failpoints
+from ...core.outages import Outage
 from ...core.outcomes import Ack, GiveUp, Outcome, Recorded, Release, Retry, Unentered
 from ...core.states import State
 from ...extensions import Service, WorkerExtensions
@@ -280,7 +281,7 @@ class Recorder(threading.Thread):
 
     def _record(self, batch: Sequence[Ended], write: Callable[[Sequence[Ended], bool], None]) -> None:
         """Write a batch. ``write`` gets the batch and whether an earlier try may have been committed."""
-        failures = 0
+        failures, outage = 0, Outage()
         while batch:
             self._step = time.monotonic()
             connections.before_task()
@@ -294,7 +295,7 @@ class Recorder(threading.Thread):
             except DatabaseError as error:
                 connections.note_error(error)
                 failures += 1
-                if failures == 1:
+                if outage.is_news(error):
                     logger.warning(
                         "Outcomes wait for the database and are tried again until it takes them: %s",
                         in_words(error),
