@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, LiteralString, NamedTuple, Self
 
@@ -27,6 +29,7 @@ from tests.support.skewed import SkewedRedis, why_no_clock_can_be_set
 from tests.support.workers import PATIENCE, ROOT, eventually
 from tests.torture.full_disk import FillablePostgres, find_compiler
 from tests.torture.journal import Journal
+from tests.torture.resolver import REDIS_HOST
 from tests.torture.sizes import DELAYQ, GRACEFUL_TIMEOUT, LIFETIME, REPLACED, Size
 
 AUDIT = """
@@ -46,7 +49,26 @@ LEFT = """
 SELECT (SELECT count(*) FROM delayq_message WHERE state IN ('scheduled', 'running'))
      + (SELECT count(*) FROM delayq_schedule WHERE NOT ended)
 """
+# The messages of a topic that run, with their processes.
+RUNNING = """
+SELECT id, split_part(worker, '/', 2)::int FROM delayq_message WHERE topic = %s AND state = 'running' ORDER BY id
+"""
 RECORD = ("delayq_message", "delayq_transition", "delayq_schedule", "delayq_occurrence")
+
+
+# The bytes that a worker can write while nobody reads its log: the least that a pipe holds.
+SMALL_PIPE = 4096
+# Data of clients that act by key takes so many seconds in each direction, as from an operator's desk.
+FAR = 0.05
+# The connections that a pooler has which is too small.
+FEW = 3
+
+
+class Running(NamedTuple):
+    """A message that runs, and its process."""
+
+    id: int
+    pid: int
 
 
 class RedisLog(NamedTuple):
@@ -56,22 +78,74 @@ class RedisLog(NamedTuple):
     base: int
 
 
-class Process:
-    """A program of the torture in a process group of its own, with a log."""
+@contextlib.contextmanager
+def _opened(pipe: str) -> Iterator[int]:
+    end = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+    try:
+        yield end
+    finally:
+        os.close(end)
 
-    def __init__(self, arena: Arena, name: str, *arguments: str, place: int = 0) -> None:
+
+class Reader(threading.Thread):
+    """Reads what a process writes to a small pipe, as a container's log driver does, and may stop reading."""
+
+    def __init__(self, log: Path) -> None:
+        super().__init__(name=f"reader of {log.name}", daemon=True)
+        self._log = log
+        self._reads = threading.Event()
+        self._reads.set()
+        self._pipe, self.end = os.pipe()
+        fcntl.fcntl(self.end, fcntl.F_SETPIPE_SZ, SMALL_PIPE)
+
+    def run(self) -> None:
+        with self._log.open("ab") as log, open(self._pipe, "rb", buffering=0) as pipe:
+            while text := pipe.read(SMALL_PIPE):
+                log.write(text)
+                log.flush()
+                self._reads.wait()
+
+    def pause(self) -> None:
+        """Read nothing from now on, and fill the pipe up, as another program does that writes to the same log."""
+        self._reads.clear()
+        # Opened anew: whether a write waits would else change for the worker, too.
+        with contextlib.suppress(BlockingIOError), _opened(f"/proc/self/fd/{self._pipe}") as end:
+            while True:
+                os.write(end, b"\n")
+
+    def go_on(self) -> None:
+        self._reads.set()
+
+
+class Process:
+    """A program of the torture in a process group of its own, with a log: a file, or a pipe with a reader.
+
+    ``way`` is a way to the database that is not that of the place.
+    """
+
+    def __init__(
+        self, arena: Arena, name: str, *arguments: str, place: int = 0, is_piped: bool = False, way: Proxy | None = None
+    ) -> None:
         self.name = name
         self._log = arena.folder / "logs" / f"{name}.log"
-        with self._log.open("ab") as log:
-            self.popen = subprocess.Popen(
-                [sys.executable, "-m", *arguments],
-                cwd=ROOT,
-                env=arena.environment(place),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        self.reader = Reader(self._log) if is_piped else None
+        end = (
+            os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            if self.reader is None
+            else self.reader.end
+        )
+        self.popen = subprocess.Popen(
+            [sys.executable, "-m", *arguments],
+            cwd=ROOT,
+            env=arena.environment(place, way),
+            stdin=subprocess.DEVNULL,
+            stdout=end,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        os.close(end)
+        if self.reader is not None:
+            self.reader.start()
 
     @property
     def pids(self) -> list[int]:
@@ -84,7 +158,10 @@ class Process:
 
     def wait_until_there(self) -> None:
         """Wait for the first line of its log."""
-        eventually(lambda: self._log.stat().st_size > 0 or not self.alive, f"{self.name} is there")
+        eventually(lambda: self._has_logged() or not self.alive, f"{self.name} is there")
+
+    def _has_logged(self) -> bool:
+        return self._log.exists() and self._log.stat().st_size > 0
 
     def kill(self) -> None:
         """Kill its whole process group at once, as a power cut does."""
@@ -106,6 +183,8 @@ class Arena:
         for name in ("lines", "journals", "logs"):
             (folder / name).mkdir(parents=True)
         self.journal = Journal(folder / "journals" / "nemesis.jsonl")
+        # While this file is there, no name is found.
+        self.silent = folder / "no-names"
         self.workers: list[Process] = []
         self.others: dict[str, Process] = {}
         # These are children of a supervisor that was killed.
@@ -115,7 +194,7 @@ class Arena:
         if reason := why_no_clock_can_be_set():
             self.lacks["clock"] = reason
         if find_pgbouncer() is None:
-            self.lacks["pooler"] = f"no pgbouncer was found. {PGBOUNCER_ADVICE}"
+            self.lacks |= dict.fromkeys(("pooler", "small-pool"), f"no pgbouncer was found. {PGBOUNCER_ADVICE}")
         if find_compiler() is None:
             self.lacks["disk-full"] = "no C compiler was found"
         # The isolation level of all transactions of the processes at a place, by its name in psycopg.
@@ -140,9 +219,13 @@ class Arena:
             self.postgres = stack.enter_context(database(fsync=True, max_connections=160))
             if not self.is_without("pooler"):
                 self.pgbouncer = stack.enter_context(PgBouncerServer(self.postgres, pool_size=20))
+            if not self.is_without("small-pool"):
+                self.small_pool = stack.enter_context(PgBouncerServer(self.postgres, pool_size=FEW))
             places = range(1 + self.size.workers)
             self.to_redis = [stack.enter_context(Proxy(self.redis.port)) for _place in places]
             self.to_postgres = [stack.enter_context(Proxy(self.postgres.port)) for _place in places]
+            self.from_afar = stack.enter_context(Proxy(self.postgres.port))
+            self.from_afar.delay = FAR
             stack.callback(self._kill_all)
             subprocess.run(
                 [sys.executable, "-m", "django", "migrate", "--verbosity", "0"],
@@ -161,18 +244,20 @@ class Arena:
     def is_without(self, kind: str) -> bool:
         return kind in self.lacks or self.size.weights.get(kind) == 0
 
-    def environment(self, place: int) -> dict[str, str]:
+    def environment(self, place: int, way: Proxy | None = None) -> dict[str, str]:
         """Return the environment of a process at a place: 0 for all but workers."""
+        way = way or self.to_postgres[place]
         return {
             **os.environ,
             "PYTHONPATH": str(ROOT),
             "DJANGO_SETTINGS_MODULE": "tests.torture.settings",
-            "DATABASE_URL": self.postgres.url.replace(str(self.postgres.port), str(self.to_postgres[place].port)),
-            "REDIS_URL": self.to_redis[place].url,
+            "DATABASE_URL": self.postgres.url.replace(str(self.postgres.port), str(way.port)),
+            "REDIS_URL": self.to_redis[place].url.replace("127.0.0.1", REDIS_HOST),
             "TORTURE_DIR": str(self.folder),
             "TORTURE_DELAYQ": json.dumps(DELAYQ),
             "TORTURE_UNTIL": str(self.until),
             "TORTURE_VERSION": str(self._names),
+            "TORTURE_SILENT": str(self.silent),
             "TORTURE_ISOLATION": self.isolation.get(place, "READ_COMMITTED"),
             "DEBUG": "0",
         }
@@ -202,7 +287,7 @@ class Arena:
         options += ["--graceful-timeout", GRACEFUL_TIMEOUT]
         if place == 0:
             options += ["--worker-name", REPLACED, "--max-tasks-per-child", str(LIFETIME)]
-        return Process(self, self._name("worker"), "django", "run_delayq", *options, place=place + 1)
+        return Process(self, self._name("worker"), "django", "run_delayq", *options, place=place + 1, is_piped=True)
 
     def start_producer(self, number: int, poison: int = 0) -> None:
         name, size = self._name("producer"), self.size
@@ -213,8 +298,11 @@ class Arena:
     def restore(self) -> Process:
         return Process(self, self._name("restore"), "django", "delayq_restore", "--json")
 
-    def rivals(self, seed: str) -> Process:
-        return Process(self, self._name("rivals"), "tests.torture.rivals", seed)
+    def client(self, what: str, *arguments: str, way: Proxy | None = None) -> Process:
+        """Start one of the clients of ``tests.torture`` that come and go."""
+        process = Process(self, self._name(what), f"tests.torture.{what}", *arguments, way=way)
+        self._ended.append(process)
+        return process
 
     def _name(self, what: str) -> str:
         self._names += 1
@@ -374,6 +462,11 @@ class Arena:
             self._pooled.add(way)
             way.turn_to(self.pgbouncer.port)
 
+    def leave_pooler(self) -> None:
+        """Have all ways lead straight to the database."""
+        for way in [*self._pooled]:
+            self.turn_pooler(way)
+
     def _follow(self) -> None:
         with self.replica_client() as client:
             client.replicaof("127.0.0.1", str(self.to_master.port))
@@ -395,6 +488,11 @@ class Arena:
                 with (self.folder / f"{table}.csv").open("wb") as file, connection.cursor().copy(copy) as rows:
                     for data in rows:
                         file.write(data)
+
+    def running(self, topic: str) -> list[Running]:
+        """Return the messages of a topic that run."""
+        with psycopg.connect(self.postgres.url) as connection:
+            return [Running(*row) for row in connection.execute(RUNNING, [topic])]
 
     def left(self) -> int:
         """Return the number of messages that are not finished and of schedules that have not ended."""

@@ -19,6 +19,7 @@ import redis
 from tests.support.proxy import Proxy
 from tests.support.workers import eventually
 from tests.torture.arena import Arena, Process, signal_all
+from tests.torture.callers import DID_NOTHING
 from tests.torture.full_disk import FillablePostgres
 from tests.torture.sizes import DELAYQ
 
@@ -36,8 +37,14 @@ kill-child kill-worker kill-all kill-supervisor kill-producer freeze-child freez
 rivals flush drop-key lost-reply redis-empty redis-rollback redis-aof-cut redis-blackhole redis-half-open
 redis-failover redis-failover-paused redis-freeze redis-cut redis-evict clock database-fast database-immediate
 database-kill database-cut database-blackhole database-half-open database-full held-snapshot disk-full pooler
-table-lock
+table-lock long-locks key-actions unread-log redis-unresolved database-read-only small-pool freeze-limited
 """
+# Seconds that callers go on who act on keys, and who ask for more time.
+ACTING, EXTENDING = 12, 12
+# No log is read for so many seconds at least.
+UNREAD = 10.0
+# A name is looked up in vain for so many seconds at least, for the one who waits to be told from a busy machine.
+UNRESOLVED = 5.0
 
 
 def _try_until(look: Callable[[], int]) -> int:
@@ -58,6 +65,8 @@ class Nemesis:
         self._number = 0
         self._lock = threading.Lock()
         self._thawing: list[threading.Thread] = []
+        # Callers at work, by the kind of fault.
+        self._calling: dict[str, threading.Thread] = {}
         if unknown := set(only) - {*FAULTS.split()}:
             raise SystemExit(f"no such fault: {', '.join(sorted(unknown))}")
         for kind, lack in arena.lacks.items():
@@ -84,6 +93,8 @@ class Nemesis:
             self.faults[kind]()
             self.arena.rest(self.random.uniform(low, high))
         self._all_thawed()
+        for thread in self._calling.values():
+            thread.join()
 
     def _all_thawed(self) -> None:
         for thread in self._thawing:
@@ -189,12 +200,16 @@ class Nemesis:
 
     def _roll(self) -> None:
         for worker in list(self.arena.workers):
-            worker.popen.terminate()
-            try:
-                worker.popen.wait(60)
-            except subprocess.TimeoutExpired:
-                self.journal.write("worker ended by itself", text=f"{worker.name} does not end")
-            self.arena.replace(worker).wait_until_there()
+            self._end(worker)
+
+    def _end(self, worker: Process) -> None:
+        """End a worker in order, and start another one in its place."""
+        worker.popen.terminate()
+        try:
+            worker.popen.wait(60)
+        except subprocess.TimeoutExpired:
+            self.journal.write("worker ended by itself", text=f"{worker.name} does not end")
+        self.arena.replace(worker).wait_until_there()
 
     def restores(self) -> None:
         """Run two restores at once."""
@@ -205,7 +220,58 @@ class Nemesis:
     def rivals(self) -> None:
         """Requeue and purge the same dead messages at once."""
         with self.fault("rivals") as more:
-            more["code"] = self.arena.rivals(str(self.random.random())).popen.wait(60)
+            more["code"] = self.arena.client("rivals", str(self.random.random())).popen.wait(60)
+
+    # --- callers ------------------------------------------------------------------------------------------------------
+
+    def long_locks(self) -> None:
+        """Have transactions lock messages that run, while other faults go on."""
+        self._have_called("long-locks", "locks", LEASE)
+
+    def key_actions(self) -> None:
+        """Have others act on chains by their keys, while other faults go on."""
+        self._have_called("key-actions", "keys", ACTING, way=self.arena.from_afar)
+
+    def _have_called(self, kind: str, what: str, seconds: float, way: Proxy | None = None) -> None:
+        seed = str(self.random.random())
+        if kind in self._calling:
+            self._calling[kind].join()
+
+        def call() -> None:
+            with self.fault(kind) as more:
+                self._wait_for(self.arena.client("callers", what, seed, str(seconds), way=way), more)
+
+        self._calling[kind] = threading.Thread(target=call, daemon=True)
+        self._calling[kind].start()
+
+    def _wait_for(self, callers: Process, more: dict[str, Any]) -> None:
+        """Wait for the end of callers, and note how they ended."""
+        code = callers.popen.wait(120)
+        more["bite"] = code != DID_NOTHING
+        more["code"] = code if more["bite"] else 0
+
+    def freeze_limited(self) -> None:
+        """Freeze the holder of the only place of a limit, until its message is delivered again and others wait."""
+        with contextlib.ExitStack() as stack:
+            callers = self.arena.client("callers", "single", str(self.random.random()), "60")
+            first = eventually(lambda: self.arena.running("torture.single"), "the message runs")[0]
+            more = stack.enter_context(self.fault("freeze-limited", pids=[first.pid]))
+            signal_all([first.pid], signal.SIGSTOP)
+            self._wait_for(callers, more)
+            signal_all([first.pid], signal.SIGCONT)
+
+    def unread_log(self) -> None:
+        """Read nothing for a while of what a worker logs, and end it in order before anybody reads again."""
+        self._all_thawed()
+        worker = self.a_worker()
+        assert worker.reader is not None
+        with self.fault("unread-log"):
+            worker.reader.pause()
+            self.arena.rest(UNREAD + self.random.uniform(0, 4))
+        if worker in self.arena.workers:
+            with self.fault("roll"):
+                self._end(worker)
+        worker.reader.go_on()
 
     # --- Redis --------------------------------------------------------------------------------------------------------
 
@@ -337,6 +403,16 @@ class Nemesis:
                 more["bite"] = abs(client.time()[0] - time.time()) > 1
             self.arena.set_redis_clock(0)
 
+    def redis_unresolved(self) -> None:
+        """Have the name server fall silent, and break the connections to Redis."""
+        with self.fault("redis-unresolved") as more:
+            self.arena.silent.touch()
+            for way in self.arena.to_redis:
+                way.cut()
+            self.arena.rest(UNRESOLVED + self.random.uniform(*self.arena.size.partition))
+            more["bite"] = not any(way.is_used for way in self.arena.to_redis)
+            self.arena.silent.unlink()
+
     # --- the database -------------------------------------------------------------------------------------------------
 
     def database_fast(self) -> None:
@@ -431,3 +507,24 @@ class Nemesis:
         with self.fault("table-lock"), psycopg.connect(self.arena.postgres.url) as connection:
             connection.execute("LOCK TABLE delayq_message IN ACCESS EXCLUSIVE MODE")
             self.arena.rest(LEASE + self.random.uniform(1, 5))
+
+    def database_read_only(self) -> None:
+        """Have new sessions take no writes for a while, as after a failover: those stay read-only until they end."""
+        self.arena.leave_pooler()
+        with psycopg.connect(self.arena.postgres.url, autocommit=True) as connection, self.fault("database-read-only"):
+            connection.execute(f"ALTER ROLE {self.arena.postgres.user} SET default_transaction_read_only = on")
+            for way in self.ways(self.arena.to_postgres):
+                way.cut()
+            self.arena.rest(self.random.uniform(*self.arena.size.partition))
+            connection.execute(f"ALTER ROLE {self.arena.postgres.user} RESET default_transaction_read_only")
+
+    def small_pool(self) -> None:
+        """Put a worker behind a pooler of few connections, while handlers ask for more time in their transactions."""
+        self.arena.leave_pooler()
+        way = self.random.choice(self.arena.to_postgres[1:])
+        with self.fault("small-pool") as more:
+            way.turn_to(self.arena.small_pool.port)
+            callers = self.arena.client("callers", "extends", str(self.random.random()), str(EXTENDING))
+            self.arena.rest(EXTENDING + 4)
+            self._wait_for(callers, more)
+            way.turn_to(self.arena.postgres.port)

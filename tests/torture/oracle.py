@@ -5,7 +5,7 @@ It imports neither the app nor Django, and has a table of moves of its own. It r
 * ``torture.sched``, a row for each message in the transaction that scheduled it; ``torture.effect``, the effects of
   transactional handlers; ``torture.gone``, what was deleted; the two tables of the record; occurrences of schedules;
 * ``FOLDER/lines/*.log``, what handlers wrote while they ran; ``FOLDER/journals/*.jsonl``, what producers were told,
-  what a canceller and those who requeue and purge were answered, and what the nemesis did to whom and when;
+  what a canceller, callers and those who requeue and purge were answered, and what the nemesis did to whom and when;
   ``FOLDER/run.json``, the settings.
 
 Exit code 1 when a fault was found.
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import psycopg
 
-# No message of a torture is rescheduled or expired, and only one that is refused is requeued.
+# No message of a torture expires; only one that is refused is requeued, and those of chains that are acted on by key.
 MOVES = {
     (None, "scheduled"),
     ("scheduled", "running"),
@@ -38,6 +38,15 @@ MOVES = {
     ("running", "running"),
 }
 REQUEUE = ("dead", "scheduled")
+# What actions by key may do beside a cancel.
+BY_KEY = {("scheduled", "scheduled"), ("cancelled", "scheduled")}
+# The topic of the chains that are acted on by key, and by nothing else.
+RELAY = "torture.relay"
+# The topics of chains that have so many messages as each says.
+COUNTED = (RELAY, "torture.own")
+TRANSACTIONAL = ("torture.row", "torture.extending")
+# Messages that others lock, or hand over in a transaction that stays open: they may wait for the end of that.
+LOCKED = frozenset({*COUNTED, "torture.lasting"})
 # The reason of a failure that changed the payload.
 CHANGED = "payload changed"
 FINAL = {"consumed", "dead", "cancelled"}
@@ -76,6 +85,12 @@ WAIT_FOR_SUCCESSOR = 0.9
 PUNCTUAL = 0.25
 # A process that stands still between the two, or a database that does, makes it this many seconds.
 STOOD_STILL = 6.0
+# A call takes no longer than this. What is meant to wait for Redis, names included, waits for 0.25 s; seconds.
+LONGEST_CALL = 3.0
+# A handler that asks for more time in its transaction is answered in so many seconds, by what may use few connections.
+LONGEST_ASKING = 10.0
+# After the database is back, a call may have to find that out, for so many seconds.
+FOUND_OUT = 5.0
 # A message waits no longer than this for a limit that has room all the time. Seconds.
 FORGOTTEN = 15.0
 # The 99th percentile is judged from so many deliveries without a fault near.
@@ -83,7 +98,9 @@ MANY = 1000
 
 # Faults in which a Redis stands still, and a script that runs in it takes that long.
 REDIS_STOPS = frozenset({"redis-freeze", "redis-failover", "redis-failover-paused"})
-FREEZES = frozenset({"freeze-child", "freeze-worker"})
+# In this one a producer stands still, too.
+STOPPED = "redis-failover-paused"
+FREEZES = frozenset({"freeze-child", "freeze-limited", "freeze-worker"})
 # After these faults consumers had to start or to find their server again: lateness counts from then.
 STANDSTILLS = frozenset({"isolation", "kill-all", "kill-worker", "kill-supervisor", "roll"})
 # By what mark messages may be late after a fault; by that of its server or of a worker after the others.
@@ -95,7 +112,12 @@ MARKS = {
     POISON: "poison",
 }
 # Faults that excuse nothing.
-HARMLESS = frozenset({"held-snapshot"})
+HARMLESS = frozenset({"held-snapshot", "key-actions", "long-locks", "unread-log"})
+# Faults that are programs, which ought to succeed.
+CALLERS = frozenset({"freeze-limited", "key-actions", "long-locks", "rivals", "small-pool"})
+# What sessions answer after this fault that were opened while the database took no writes, until they end.
+FAILED_OVER = "database-read-only"
+READ_ONLY = "read-only transaction"
 # The database answers nobody meanwhile, and so no lease can end: workers wait before they believe that one ran out.
 LOCKS = frozenset({"table-lock"})
 
@@ -148,7 +170,7 @@ class Message(NamedTuple):
 
     @property
     def is_transactional(self) -> bool:
-        return self.topic == "torture.row"
+        return self.topic in TRANSACTIONAL
 
 
 class Scheduled(NamedTuple):
@@ -181,7 +203,7 @@ class Fault(NamedTuple):
 
     @property
     def is_of_database(self) -> bool:
-        return self.kind.startswith("database-") or self.kind in ("disk-full", "pooler", "table-lock")
+        return self.kind.startswith("database-") or self.kind in ("disk-full", "pooler", "small-pool", "table-lock")
 
 
 class Answer(NamedTuple):
@@ -190,6 +212,33 @@ class Answer(NamedTuple):
     id: int
     answered: float
     verdict: str
+
+
+class Act(NamedTuple):
+    """An action by key, and its answer: the message that it says it acted on."""
+
+    key: str
+    verb: str
+    asked: float
+    answered: float
+    id: int | None
+    verdict: str
+
+
+class Link(NamedTuple):
+    """A message of a chain that has so many steps: its place in it."""
+
+    topic: str
+    key: str
+    turn: int
+    steps: int
+
+
+class Call(NamedTuple):
+    """A call of a producer that took long."""
+
+    begin: float
+    end: float
 
 
 @dataclass
@@ -215,6 +264,10 @@ class Evidence:
     keys: dict[int, tuple[str, str, str]] = field(default_factory=dict)
     # The place of a message in the chain.
     turns: dict[int, int] = field(default_factory=dict)
+    # The messages of the other chains.
+    links: dict[int, Link] = field(default_factory=dict)
+    acts: list[Act] = field(default_factory=list)
+    long_calls: list[Call] = field(default_factory=list)
     # What those who requeue and purge were told.
     requeued: int = 0
     purged: int = 0
@@ -239,9 +292,12 @@ def read(folder: Path, dsn: str) -> Evidence:
         entries = [json.loads(text) for text in path.read_text().splitlines()]
         if path.name.startswith("nemesis"):
             _read_faults(evidence, entries)
-        elif path.name.startswith("canceller"):
+        elif path.name.startswith(("canceller", "callers")):
             told = [entry for entry in entries if entry["what"] == "answered"]
             evidence.answers += [Answer(entry["id"], entry["at"], entry["verdict"]) for entry in told]
+            for acted in (entry for entry in entries if entry["what"] == "acted"):
+                answer = acted["id"], acted["verdict"]
+                evidence.acts.append(Act(acted["key"], acted["verb"], acted["asked"], acted["at"], *answer))
         elif path.name.startswith("rivals"):
             evidence.requeued += sum(entry["number"] for entry in entries if entry["what"] == "requeued")
             evidence.purged += sum(entry["number"] for entry in entries if entry["what"] == "purged")
@@ -249,6 +305,8 @@ def read(folder: Path, dsn: str) -> Evidence:
             for entry in entries:
                 if entry["what"] in ("acked", "dies"):
                     (evidence.acked if entry["what"] == "acked" else evidence.orphaned).update(entry["ids"])
+                elif entry["what"] == "long call":
+                    evidence.long_calls.append(Call(entry["began"], entry["at"]))
     return evidence
 
 
@@ -270,6 +328,12 @@ def _read_tables(evidence: Evidence, connection: psycopg.Connection[Any]) -> Non
         evidence.keys[pk] = (facts[0], facts[1], facts[2])
     turns = "SELECT id, (payload ->> 'turn')::int FROM delayq_message WHERE topic = 'torture.chain'"
     evidence.turns.update(connection.execute(turns).fetchall())
+    links = """
+        SELECT id, topic, key, (payload ->> 'turn')::int, (payload ->> 'steps')::int
+          FROM delayq_message WHERE payload ? 'steps'
+    """
+    for pk, *place in connection.execute(links):
+        evidence.links[pk] = Link(*place)
     for name, at, pk in connection.execute(f"SELECT schedule, {epoch('at')}, message_id FROM delayq_occurrence"):
         evidence.occurrences[name, at] = pk
     of_schedules = f"""
@@ -348,6 +412,7 @@ KINDS = (
     "wrong payload",
     "late",
     "wrong answer",
+    "slow call",
     "worker ended by itself",
     "client ended by itself",
     "restore failed",
@@ -401,6 +466,8 @@ class Oracle:
             self.each_occurrence_has_one_message,
             self.no_key_has_two_holders,
             self.the_chain_goes_on,
+            self.counted_chains_have_their_steps,
+            self.actions_by_key_mean_the_holder,
             self.every_path_is_legal,
             self.nothing_is_early,
             self.purged_means_dead,
@@ -409,11 +476,13 @@ class Oracle:
             self.payloads_are_those_that_were_left,
             self.processes_are_replaced_in_time,
             self.limits_are_kept,
+            self.handlers_keep_limits,
             self.rates_are_kept,
             self.nobody_is_forgotten_in_a_line,
             self.duplicates_are_explained,
             self.cancelled_means_cancelled,
             self.nothing_is_late,
+            self.no_call_is_slow,
             self.nothing_else_broke,
         ):
             question()
@@ -534,6 +603,92 @@ class Oracle:
         if not log or log[-1].at < self.evidence.run["until"]:
             self.report.found("broken chain", f"it ended with {last}")
 
+    def chains(self) -> dict[tuple[str, str], list[int]]:
+        """Return the messages of each chain that has so many steps as it says, in their order."""
+        chains: dict[tuple[str, str], list[int]] = defaultdict(list)
+        for pk, link in sorted(self.evidence.links.items(), key=lambda item: (item[1].turn, item[0])):
+            chains[link.topic, link.key].append(pk)
+        return chains
+
+    def counted_chains_have_their_steps(self) -> None:
+        """Check that each message of these chains has scheduled one next message, unless somebody cancelled it."""
+        for (topic, key), ids in self.chains().items():
+            self.report.counts[f"chains of {topic}"] += 1
+            links = [self.evidence.links[pk] for pk in ids]
+            turns = [link.turn for link in links]
+            if turns != list(range(1, len(turns) + 1)):
+                self.report.found("broken chain", f"{topic} {key}: the turns are {turns}")
+            elif len(turns) < links[-1].steps and not self._is_cancelled(ids[-1]):
+                self.report.found("broken chain", f"{topic} {key}: it ended with {ids[-1]}, turn {turns[-1]}")
+
+    def _is_cancelled(self, pk: int) -> bool:
+        """Tell whether somebody has cancelled a message, or asked its handler to stop."""
+        return any(row.after == "cancelled" or _is_action(row) for row in self.evidence.log[pk][1:])
+
+    def actions_by_key_mean_the_holder(self) -> None:
+        """Check that actions by key act on the message that holds the key, and that their answers are true.
+
+        A message holds the key until it has scheduled the next one.
+        """
+        chains = {key: ids for (topic, key), ids in self.chains().items() if topic == RELAY}
+        for ids in chains.values():
+            for pk, following in pairwise(ids):
+                handed_over = self.evidence.log[following][0].at
+                for row in self.evidence.log[pk]:
+                    if _is_action(row) and row.at > handed_over + BLUR:
+                        text = f"{pk}: {row.before} → {row.after} by key at {row.at:.3f}, and {following} had the key"
+                        self.report.found("wrong answer", text)
+        for act in self.evidence.acts:
+            self.report.counts[f"{act.verb} by key answered {act.verdict!r}"] += 1
+            ids = chains.get(act.key, [])
+            self._judge_id(act, ids)
+            if act.id is not None:
+                self._judge_verdict(act)
+            if act.id in ids and act.verb == "cancel" and act.verdict in ("cancelled", "outcome unknown", "requested"):
+                self._judge_end(act, act.id, ids[ids.index(act.id) + 1 :])
+
+    def _judge_id(self, act: Act, ids: list[int]) -> None:
+        """Check that the answer is about the message that held the key all the time, if there is one."""
+        for pk, following in zip(ids, [*ids[1:], None], strict=True):
+            ends = [row.at for row in self.evidence.log[pk] if row.after in FINAL]
+            if following is not None:
+                ends.append(self.evidence.log[following][0].at)
+            held = self._committed(pk) < act.asked - BLUR and act.answered + BLUR < min(ends, default=float("inf"))
+            if held and pk != act.id:
+                text = f"{act.verb} {act.key}: {act.verdict!r} of {act.id}, and {pk} had the key all the time"
+                self.report.found("wrong answer", text)
+
+    def _committed(self, pk: int) -> float:
+        """Return a time at which a message of a chain was committed: it begins, or its predecessor says so."""
+        link = self.evidence.links[pk]
+        claims = [row.at for row in self.evidence.log[pk] if row.is_claim]
+        if link.turn == 1:
+            claims.append(self.evidence.log[pk][0].at + RECORDED)
+        return min(claims, default=float("inf"))
+
+    def _judge_verdict(self, act: Act) -> None:
+        """Check that the log has what was answered."""
+        moves = {"cancelled": "cancelled", "outcome unknown": "cancelled", "rescheduled": "scheduled"}
+        moves |= {"requeued": "scheduled"}
+        log = self.evidence.log.get(act.id or 0, [])
+        to = moves.get(act.verdict)
+        within = [row for row in log if act.asked - BLUR <= row.at <= act.answered + BLUR]
+        if to is not None and not any(row.after == to and row.before != "running" for row in within):
+            self.report.found("wrong answer", f"{act.verb} {act.key}: {act.verdict!r} of {act.id}, which did not move")
+        if act.verdict == "too late":
+            before = [row for row in log if row.at < act.asked - BLUR]
+            if before and not within and before[-1].after == "scheduled" and act.verb != "requeue":
+                self.report.found("wrong answer", f"{act.verb} {act.key}: {act.id} waited, and it was 'too late'")
+
+    def _judge_end(self, act: Act, pk: int, later: list[int]) -> None:
+        """Check that no step follows the one that was cancelled, unless that was requeued."""
+        requeued = [row.at for row in self.evidence.log[pk] if row.before in FINAL and row.at > act.asked]
+        for following in later:
+            if not requeued or self.evidence.log[following][0].at < requeued[0]:
+                text = f"{act.key}: {pk} was {act.verdict!r} at {act.answered:.3f}, and {following} is a later step"
+                self.report.found("start after cancelled", text)
+                return
+
     def every_path_is_legal(self) -> None:
         for pk, message in self.evidence.messages.items():
             for text in self._illegal(message, self.evidence.log.get(pk, [])):
@@ -547,8 +702,11 @@ class Oracle:
         at = 0.0
         for row in log:
             claims += row.is_claim
-            is_legal = (row.before, row.after) in MOVES or (
-                (row.before, row.after) == REQUEUE and message.topic == "torture.refuse"
+            move = row.before, row.after
+            is_legal = (
+                move in MOVES
+                or (move == REQUEUE and message.topic == "torture.refuse")
+                or (move in BY_KEY and message.topic == RELAY)
             )
             if row.before != before or not is_legal:
                 yield f"{before} is followed by {row.before} → {row.after}"
@@ -586,15 +744,18 @@ class Oracle:
                 # The due time that the producer asked for, not the one in the record.
                 dues.append(self.evidence.scheduled[pk].due)
             for row in log:
+                if (row.before, row.after) in BY_KEY:
+                    # It has another due time from now on.
+                    dues = []
                 if row.at > set_at:
                     # Redis says by a clock like that when a message was ready.
-                    early = max(row.due, *dues) - (row.at + AHEAD_OF_WRONG_CLOCK)
+                    early = max([row.due, *dues]) - (row.at + AHEAD_OF_WRONG_CLOCK)
                 else:
-                    early = max(row.due, *dues) - min(row.at + AHEAD, row.ready or row.at)
+                    early = max([row.due, *dues]) - min(row.at + AHEAD, row.ready or row.at)
                 if row.is_claim and early > EARLY:
                     self.report.found("early", f"{pk}: delivery {row.delivery}, {early:.3f} s")
             for line in self.evidence.lines.get(pk, ()):
-                if line.at < max(dues) - EARLY:
+                if dues and line.at < max(dues) - EARLY:
                     self.report.found("early", f"{pk}: the handler ran {max(dues) - line.at:.3f} s before its time")
 
     # --- effects ------------------------------------------------------------------------------------------------------
@@ -613,6 +774,16 @@ class Oracle:
             success = [row.delivery for row in self.evidence.log.get(pk, ()) if row.after == "consumed"]
             if rows and success and success != rows:
                 self.report.found("effect without consumed", f"{pk}: success of {success}, effect of {rows}")
+            if message.state == "cancelled":
+                self._cancelled_after_its_return(pk, ends)
+
+    def _cancelled_after_its_return(self, pk: int, ends: list[Line]) -> None:
+        """Check that no message was cancelled whose handler had returned, unless a fault kept that from the record."""
+        cancelled = self.evidence.log[pk][-1].at
+        for line in ends:
+            if line.at < cancelled and self._why(pk, line.delivery, cancelled) is None:
+                text = f"{pk} is cancelled, and delivery {line.delivery} returned at {line.at:.3f}"
+                self.report.found("effect without consumed", text)
 
     def failures_have_a_cause(self) -> None:
         """Check that each failed delivery failed as ordered, or while something was done to the database.
@@ -623,6 +794,8 @@ class Oracle:
             ordered = {line.delivery for line in self.evidence.lines.get(pk, ()) if line.what == "fail"}
             for row in log:
                 if row.before != "running" or not row.failed or row.is_death or row.delivery in ordered:
+                    continue
+                if READ_ONLY in row.error and any(f.begin <= row.at for f in self.faults if f.kind == FAILED_OVER):
                     continue
                 claim = self._claim(pk, row.delivery)
                 begin = row.at if claim is None else claim.at
@@ -677,6 +850,39 @@ class Oracle:
             for at, number in running:
                 if number > limit:
                     self.report.found("limit exceeded", f"{' '.join(line)}: {number} ran at {at:.3f}, and {limit} may")
+
+    def handlers_keep_limits(self) -> None:
+        """Check by what handlers wrote that never more messages of a line ran at once than its limit.
+
+        A handler that runs on after its lease has run out is not counted. Another delivery of its message is, also when
+        the success of the first one ends the message.
+        """
+        for line, ids in self._lines("count").items():
+            steps = []
+            for pk in ids:
+                for begin, end in _joined(self._runs(pk)):
+                    steps += [(begin, 1, pk), (end - BLUR, -1, pk)] if end - BLUR > begin else []
+            limit, running = self.evidence.run["limits"][line[0]]["count"], frozenset[int]()
+            for at, step, pk in sorted(steps):
+                running = running | {pk} if step > 0 else running - {pk}
+                if step > 0 and len(running) > limit:
+                    text = f"{' '.join(line)}: handlers of {sorted(running)} ran at {at:.3f}, and {limit} may"
+                    self.report.found("limit exceeded", text)
+
+    def _runs(self, pk: int) -> Iterator[tuple[float, float]]:
+        """Yield the times between which handlers of a message ran under a lease that a fault cannot have ended."""
+        told: dict[int, list[Line]] = defaultdict(list)
+        for line in self.evidence.lines.get(pk, ()):
+            told[line.delivery].append(line)
+        for delivery, lines in told.items():
+            start = lines[0]
+            ends = [line.at for line in lines if line.what != "start"][-1:]
+            ends += [row.at for row in self.evidence.log[pk] if row.before == "running" and row.delivery == delivery]
+            for fault in self._between(start.at, min(ends, default=float("inf"))):
+                stops = start.pid in fault.pids or fault.kind in STANDSTILLS
+                away = fault.is_of_database and fault.end - fault.begin > self.lease / 2
+                ends += [max(fault.begin, start.at)] if stops or away else []
+            yield start.at, min(ends, default=start.at)
 
     def rates_are_kept(self) -> None:
         """Check by the record that in no time more deliveries began than the burst and one for each interval."""
@@ -853,7 +1059,7 @@ class Oracle:
     def nothing_is_late(self) -> None:
         for pk, log in self.evidence.log.items():
             # A message under a limit may be due long before there is room.
-            if self.evidence.messages[pk].topic in self.evidence.run["limits"]:
+            if self.evidence.messages[pk].topic in {*self.evidence.run["limits"], *LOCKED}:
                 continue
             for before, row in pairwise(log):
                 if row.is_claim:
@@ -906,6 +1112,26 @@ class Oracle:
         server = "redis" if fault.is_of_redis else "database" if fault.is_of_database else "worker"
         return float(self.evidence.run["marks"][MARKS.get(fault.kind, server)])
 
+    def no_call_is_slow(self) -> None:
+        """Check that nobody waited for Redis or for a connection longer than promised, with time for a busy machine."""
+        self.report.counts["calls of more than 1 s"] = len(self.evidence.long_calls)
+        for begin, end in self.evidence.long_calls:
+            near = self._between(begin - FOUND_OUT, end)
+            if end - begin > LONGEST_CALL and not any(fault.is_of_database or fault.kind == STOPPED for fault in near):
+                self.report.found("slow call", f"a producer waited for {end - begin:.2f} s from {begin:.3f} on")
+        for pk, lines in self.evidence.lines.items():
+            for asks, told in pairwise(line for line in lines if line.what in ("asks", "told")):
+                if (asks.what, told.what) != ("asks", "told") or asks.delivery != told.delivery:
+                    continue
+                self.report.counts["calls of extend()"] += 1
+                near = self._between(asks.at - FOUND_OUT, told.at)
+                explained = any(
+                    (fault.is_of_database and fault.kind != "small-pool") or asks.pid in fault.pids for fault in near
+                )
+                if told.at - asks.at > LONGEST_ASKING and not explained:
+                    text = f"{pk}: extend() took {told.at - asks.at:.2f} s from {asks.at:.3f} on, process {asks.pid}"
+                    self.report.found("slow call", text)
+
     # --- the rest -----------------------------------------------------------------------------------------------------
 
     def nothing_else_broke(self) -> None:
@@ -921,8 +1147,9 @@ class Oracle:
             self.report.counts[f"fault {fault.kind}"] += 1
             if fault.kind == "restores" and fault.code and not self._disturbed(fault):
                 self.report.found("restore failed", f"exit code {fault.code} at {fault.begin:.3f}")
-            if fault.kind == "rivals" and fault.code:
-                self.report.found("client ended by itself", f"rivals, exit code {fault.code} at {fault.begin:.3f}")
+            if fault.kind in CALLERS and fault.code:
+                text = f"{fault.kind}, exit code {fault.code} at {fault.begin:.3f}"
+                self.report.found("client ended by itself", text)
 
     def _slow(self, note: dict[str, Any]) -> None:
         """Find slow scripts. Redis counts its wait for a processor too: only what no waiting explains is wrong."""
@@ -957,6 +1184,25 @@ class Oracle:
 
     def _disturbed(self, fault: Fault) -> bool:
         return any(other.is_of_redis or other.is_of_database for other in self._between(fault.begin, fault.end))
+
+
+def _is_action(row: Row) -> bool:
+    """Tell whether somebody acted on a message that waited, or asked its handler to stop."""
+    return (row.before, row.after) in {("scheduled", "scheduled"), ("scheduled", "cancelled"), ("running", "running")}
+
+
+def _joined(spans: Iterable[tuple[float, float]]) -> Iterator[tuple[float, float]]:
+    """Join those that overlap."""
+    last: tuple[float, float] | None = None
+    for begin, end in sorted(spans):
+        if last is not None and begin <= last[1]:
+            last = last[0], max(last[1], end)
+            continue
+        if last is not None:
+            yield last
+        last = begin, end
+    if last is not None:
+        yield last
 
 
 def _has_run(row: Row) -> bool:

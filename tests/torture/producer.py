@@ -24,6 +24,8 @@ TOPICS = (
     *("torture.line", "torture.async", "torture.limited", "torture.rated"),
 )
 OTHER_TOPICS = {"blocking": "torture.block", "hanging": "torture.hang", "refused": "torture.refuse"}
+# A transaction that takes so many seconds is noted, with the put that follows it.
+LONG = 1.0
 AUDIT = """
 INSERT INTO torture.sched (id, due, kind, key, holds, cancel_at)
 VALUES (%s, %s, %s, %s, %s, %s::timestamptz + %s * interval '1 s')
@@ -66,6 +68,7 @@ class Producer:
     def produce(self) -> None:
         from django.db import transaction
 
+        began = time.time()
         dies = self.random.random() < 0.005
         with transaction.atomic():
             if not self.chained:
@@ -79,6 +82,8 @@ class Producer:
                 self.journal.write("dies", ids=ids)
         self.chained = True
         self.journal.write("acked", ids=ids)
+        if time.time() - began > LONG:
+            self.journal.write("long call", began=began)
 
     def begin_chain(self) -> None:
         """Schedule the first message of the chain, unless another producer has done so."""

@@ -1,4 +1,4 @@
-"""``python -m tests.torture.rivals SEED`` requeues and purges the same dead messages at once, and notes both."""
+"""``python -m tests.torture.rivals SEED`` requeues and purges the same dead messages at once, and notes all."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import django
 
 from tests.torture.journal import Journal
 
-# Messages over which the two quarrel at once.
+# Messages over which they quarrel at once.
 BATCH = 5
 
 
 class Rivals:
-    """Two threads, of which one requeues and the other purges what they are given."""
+    """Three threads: one requeues what they are given together, one requeues each by itself, and one purges."""
 
     def __init__(self, seed: str) -> None:
         self.random = random.Random(seed)
         self.journal = Journal.of("rivals")
-        self.barrier = threading.Barrier(2)
+        self.barrier = threading.Barrier(3)
 
     def run(self) -> None:
         """Share out all messages that are dead now."""
@@ -31,13 +31,15 @@ class Rivals:
         ids = list(Message.objects.filter(topic="torture.refuse", state=State.DEAD).values_list("pk", flat=True))
         self.random.shuffle(ids)
         batches = [ids[begin : begin + BATCH] for begin in range(0, len(ids), BATCH)]
-        purger = threading.Thread(target=self.purge, args=(batches,))
-        purger.start()
+        others = [threading.Thread(target=rival, args=(batches,)) for rival in (self.purge, self.requeue_each)]
+        for thread in others:
+            thread.start()
         self.requeue(batches)
-        purger.join()
+        for thread in others:
+            thread.join()
 
     def meet(self) -> None:
-        """Wait for the other thread, then for a moment: which comes first differs from batch to batch."""
+        """Wait for the other threads, then for a moment: which comes first differs from batch to batch."""
         self.barrier.wait()
         time.sleep(self.random.uniform(0, 0.03))
 
@@ -49,6 +51,17 @@ class Rivals:
             self.meet()
             answers = requeue_message(Message.objects.filter(pk__in=ids))
             self.journal.write("requeued", number=answers[Verdict.REQUEUED])
+
+    def requeue_each(self, batches: list[list[int]]) -> None:
+        from django.db import connection
+
+        from django_delayq import Verdict, requeue_message
+
+        for ids in batches:
+            self.meet()
+            answers = [requeue_message(pk).verdict for pk in ids]
+            self.journal.write("requeued", number=answers.count(Verdict.REQUEUED))
+        connection.close()
 
     def purge(self, batches: list[list[int]]) -> None:
         from django.db import connection

@@ -38,7 +38,10 @@ class Size:
 LONG = {"kill-child": 7, "kill-worker": 4, "kill-producer": 4, "flush": 2, "freeze-child": 2, "restores": 2}
 
 # Faults that need servers of their own, or more time than a smoke has.
-LARGE = ("clock", "database-full", "disk-full", "isolation", "pooler", "table-lock")
+LARGE = (
+    *("clock", "database-full", "disk-full", "freeze-limited", "isolation", "long-locks", "pooler", "small-pool"),
+    *("table-lock", "unread-log"),
+)
 
 SMOKE = Size(50, 60, 3, 2, 2, 4, 12, (0.2, 1.0), 75, 1, (1, 3), {"kill-child": 4, **dict.fromkeys(LARGE, 0)}, 3)
 NIGHTLY = Size(13 * 60, 50, 3, 2, 2, 6, 60, (1, 6), 150, 8, (5, 20), LONG, 60)
@@ -52,7 +55,11 @@ SIZES = {"smoke": SMOKE, "nightly": NIGHTLY, "soak": SOAK, "apart": APART}
 # The limits of two topics: so many of each key run at once, and so many begin in a second, some of them together.
 LIMIT, KEYS = 2, 4
 RATE, BURST = 30, 5
-LIMITS = {"torture.limited": {"count": LIMIT}, "torture.rated": {"interval": 1 / RATE, "burst": BURST}}
+LIMITS = {
+    "torture.limited": {"count": LIMIT},
+    "torture.single": {"count": 1},
+    "torture.rated": {"interval": 1 / RATE, "burst": BURST},
+}
 
 # The processes of the first worker are replaced after so many messages; its name in the log.
 LIFETIME = 300
