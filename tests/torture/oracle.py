@@ -19,7 +19,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -623,7 +623,9 @@ class Oracle:
 
     def _is_cancelled(self, pk: int) -> bool:
         """Tell whether somebody has cancelled a message, or asked its handler to stop."""
-        return any(row.after == "cancelled" or _is_action(row) for row in self.evidence.log[pk][1:])
+        return any(
+            (row.after == "cancelled") or (row.before == row.after == "running") for row in self.evidence.log[pk]
+        )
 
     def actions_by_key_mean_the_holder(self) -> None:
         """Check that actions by key act on the message that holds the key, and that their answers are true.
@@ -649,12 +651,14 @@ class Oracle:
 
     def _judge_id(self, act: Act, ids: list[int]) -> None:
         """Check that the answer is about the message that held the key all the time, if there is one."""
-        for pk, following in zip(ids, [*ids[1:], None], strict=True):
-            ends = [row.at for row in self.evidence.log[pk] if row.after in FINAL]
-            if following is not None:
-                ends.append(self.evidence.log[following][0].at)
-            held = self._committed(pk) < act.asked - BLUR and act.answered + BLUR < min(ends, default=float("inf"))
-            if held and pk != act.id:
+        asked, answered = act.asked - BLUR, act.answered + BLUR
+        for pk, following in zip_longest(ids, ids[1:]):
+            log = self.evidence.log[pk]
+            before = [row.after for row in log if row.at < asked]
+            within = [row.after for row in log if asked <= row.at <= answered]
+            ended = not before or bool(FINAL & {before[-1], *within})
+            handed_over = following is not None and self.evidence.log[following][0].at <= answered
+            if pk != act.id and self._committed(pk) < asked and not ended and not handed_over:
                 text = f"{act.verb} {act.key}: {act.verdict!r} of {act.id}, and {pk} had the key all the time"
                 self.report.found("wrong answer", text)
 

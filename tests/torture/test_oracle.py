@@ -21,7 +21,7 @@ from django_delayq.recurring import create_schedule
 from tests.support.workers import ROOT
 from tests.torture import oracle
 from tests.torture.arena import AUDIT
-from tests.torture.oracle import Answer, Evidence, Fault, Line, Message, Oracle, Report, Row, Scheduled
+from tests.torture.oracle import Act, Answer, Call, Evidence, Fault, Line, Link, Message, Oracle, Report, Row, Scheduled
 
 NOON = 1_750_000_000.0
 HOST = "worker:host"
@@ -37,7 +37,11 @@ RUN: dict[str, Any] = {
     "steady": 0.25,
     "replaced": "short",
     "lifetime": 10,
-    "limits": {"torture.limited": {"count": 2}, "torture.rated": {"interval": 0.1, "burst": 2}},
+    "limits": {
+        "torture.limited": {"count": 2},
+        "torture.single": {"count": 1},
+        "torture.rated": {"interval": 0.1, "burst": 2},
+    },
     "kinds": ["kill-child", "redis-empty"],
 }
 
@@ -107,6 +111,16 @@ class Scene(Evidence):
         self.stands_for[pk] = (oracle.ALL, at)
         self.occurrences[oracle.ALL, at] = pk
 
+    def link(self, pk: int, key: str, turn: int, at: float, steps: int = 3, topic: str = oracle.RELAY) -> None:
+        """Add a message of a chain that is scheduled at this time, and due a moment later."""
+        self.message(pk, topic, at + 0.3)
+        self.change(pk, 0, at=at)
+        self.links[pk] = Link(topic, key, turn, steps)
+
+    def act(self, verb: str, pk: int | None, at: float, verdict: str) -> None:
+        """Have somebody act on a chain, who is answered after a tenth of a second."""
+        self.acts.append(Act("chain", verb, at - 0.05, at + 0.05, pk, verdict))
+
     # --- to spoil it --------------------------------------------------------------------------------------------------
 
     def forget(self, pk: int) -> None:
@@ -174,6 +188,13 @@ REPLACED = range(30, 42)
 CHAIN = range(50, 53)
 KEYED = range(60, 65)
 LIMITED = range(80, 83)
+LINKS = range(300, 303)
+CUT = range(310, 312)
+SINGLE = range(320, 322)
+EXTENDING = 330
+STALE = 331
+
+BEGIN = NOON + 300
 
 DIED = "worker process died"
 RAN_OUT = "lease ran out"
@@ -336,6 +357,76 @@ def a_message_is_claimed_a_little_early_by_a_wrong_clock(scene: Scene) -> None:
     scene.shift_lines(WRONG_CLOCK, 1, 0.1)
 
 
+@FATES.append
+def a_chain_goes_on_while_others_act_on_its_key(scene: Scene) -> None:
+    """The second message is rescheduled, and waits for a retry while the third is cancelled and requeued."""
+    first, second, third = LINKS
+    scene.link(first, "chain", 1, BEGIN - 1)
+    scene.deliver(first, BEGIN, lasts=0.1)
+    scene.link(second, "chain", 2, BEGIN + 0.05)
+    scene.act("reschedule", second, BEGIN + 0.2, "rescheduled")
+    scene.move(second, "scheduled", "scheduled", BEGIN + 0.2, due=BEGIN + 2)
+    scene.claim(second, BEGIN + 2)
+    scene.ran(second, 1, 11, BEGIN + 2.01, "fail")
+    scene.link(third, "chain", 3, BEGIN + 2.05)
+    scene.end(second, "scheduled", BEGIN + 2.1, due=BEGIN + 4, error="as ordered")
+    scene.act("cancel", third, BEGIN + 2.2, "cancelled")
+    scene.move(third, "scheduled", "cancelled", BEGIN + 2.2)
+    scene.act("requeue", third, BEGIN + 3, "requeued")
+    scene.move(third, "cancelled", "scheduled", BEGIN + 3, due=BEGIN + 3)
+    scene.deliver(third, BEGIN + 3.01, lasts=1)
+    scene.act("run", third, BEGIN + 3.5, "too late")
+    scene.deliver(second, BEGIN + 4, 12)
+
+
+@FATES.append
+def a_chain_is_cut_by_its_key(scene: Scene) -> None:
+    first, second = CUT
+    scene.link(first, "cut", 1, BEGIN - 1)
+    scene.deliver(first, BEGIN)
+    scene.link(second, "cut", 2, BEGIN + 0.02)
+    scene.move(second, "scheduled", "cancelled", BEGIN + 0.1)
+    scene.acts.append(Act("cut", "cancel", BEGIN + 0.08, BEGIN + 0.11, second, "cancelled"))
+
+
+@FATES.append
+def the_only_place_stays_taken_while_the_second_delivery_runs(scene: Scene) -> None:
+    """A frozen process succeeds when the message has been delivered again."""
+    first, second = SINGLE
+    at = NOON + 320
+    for pk in SINGLE:
+        scene.message(pk, "torture.single", at)
+    scene.claim(first, at, 41)
+    scene.fault("freeze-limited", at + 0.5, at + 8, (41,))
+    scene.end(first, "scheduled", at + 6, reason=RAN_OUT)
+    scene.claim(first, at + 6.1, 42)
+    scene.end(first, "consumed", at + 8.06, delivery=1)
+    scene.ran(first, 1, 41, at + 0.01)
+    scene.ran(first, 2, 42, at + 6.11)
+    scene.lines[first] += [Line("end", 1, 41, at + 8.05), Line("end", 2, 42, at + 9)]
+    scene.become(first, deliveries=2)
+    scene.deliver(second, at + 9.05, lasts=0.5)
+    scene.lines[second][-1] = Line("end", 1, 11, at + 9.5)
+
+
+@FATES.append
+def calls_take_long_when_the_database_does(scene: Scene) -> None:
+    """A producer waits for the database, and a handler for an answer to its call of extend()."""
+    scene.long_calls.append(Call(NOON + 130, NOON + 136))
+    scene.message(EXTENDING, "torture.extending", NOON + 340)
+    scene.deliver(EXTENDING, NOON + 340, lasts=3)
+    scene.lines[EXTENDING] += [Line("asks", 1, 11, NOON + 340.1), Line("told", 1, 11, NOON + 342)]
+
+
+@FATES.append
+def a_session_stays_read_only_after_a_failover(scene: Scene) -> None:
+    scene.fault(oracle.FAILED_OVER, NOON + 350, NOON + 351)
+    scene.message(STALE, "torture.row", NOON + 380)
+    scene.claim(STALE, NOON + 380)
+    scene.end(STALE, "scheduled", NOON + 380.1, due=NOON + 381, error=f"cannot write in a {oracle.READ_ONLY}")
+    scene.deliver(STALE, NOON + 381)
+
+
 # --- ways to spoil it -------------------------------------------------------------------------------------------------
 
 Spoil = Callable[[Scene], object]
@@ -382,6 +473,25 @@ def late_after_a_paused_failover(scene: Scene) -> None:
     scene.shift(WHILE_EMPTY, 4, 1)
 
 
+def late_answer() -> Line:
+    return Line("told", 1, 11, NOON + 351)
+
+
+def waited_for_another_connection(scene: Scene) -> None:
+    scene.lines[EXTENDING][-1] = late_answer()
+    scene.change_faults(oracle.FAILED_OVER, 100)
+
+
+def waited_behind_a_small_pool(scene: Scene) -> None:
+    scene.fault("small-pool", NOON + 335, NOON + 351)
+    waited_for_another_connection(scene)
+
+
+def began_beside_a_second_delivery(scene: Scene) -> None:
+    scene.shift(SINGLE[1], -0.5, 1)
+    scene.shift_lines(SINGLE[1], 1, -0.5)
+
+
 def more_and_more_files(scene: Scene) -> None:
     for second in range(0, 100, 5):
         sample = {"what": "sample", "at": NOON + second, "process": 11, "memory": 50_000, "files": 30 + second}
@@ -412,7 +522,13 @@ SPOILS: dict[str, dict[str, Spoil]] = {
         "a claim a little early, before the clock of Redis was set": lambda run: run.change_faults("clock", 10),
         "ready before the due time": lambda run: run.change(RETRIED, 3, ready=NOON + 0.998),
         "a due time that the record made earlier": lambda run: run.scheduled.update({ROW: Scheduled(NOON + 0.5, "")}),
+        "a claim before the time that somebody gave it": lambda run: run.shift(LINKS[1], -0.2, 2, 3),
         "a handler that ran before the due time": lambda run: run.ran(ROW, 1, 11, NOON - 0.002),
+    },
+    "slow call": {
+        "a producer waited for Redis": lambda run: run.long_calls.append(Call(NOON + 5, NOON + 8.1)),
+        "a handler waited for another connection": waited_for_another_connection,
+        "a handler waited behind a small pool": waited_behind_a_small_pool,
     },
     "duplicate transactional effect": {"a row written twice": lambda run: run.effects[ROW].append(2)},
     "unexplained duplicate": {
@@ -429,10 +545,13 @@ SPOILS: dict[str, dict[str, Spoil]] = {
     "start after cancelled": {
         "a handler that ran after the answer": lambda run: run.ran(CANCELLED, 1, 11, NOON + 30.02, "end"),
         "a retry after the answer that it was requested": lambda run: run.cancel(RETRIED, NOON + 0.03, "requested"),
+        "a step of a chain after the one that was cancelled": lambda run: run.link(CUT[1] + 1, "cut", 3, BEGIN + 0.2),
+        "a step before the cancelled one was requeued": lambda run: run.link(LINKS[2] + 1, "chain", 4, BEGIN + 2.9),
         "an answer that did not come true": lambda run: run.cancel(ROW, NOON - 1, "cancelled"),
     },
     "illegal path": {
         "a dead message came back, and nobody may requeue it": lambda run: run.requeue(POISON, NOON + 60),
+        "a message waited anew that nobody may move": lambda run: run.change(CANCELLED, -1, after="scheduled"),
         "a move that is not logged": lambda run: run.log[RETRIED].pop(2),
         "a failure of a delivery that is not the current one": lambda run: run.change(KILLED, -3, delivery=2),
         "a delivery number given out twice": lambda run: run.change(RETRIED, 3, delivery=1),
@@ -440,7 +559,10 @@ SPOILS: dict[str, dict[str, Spoil]] = {
         "a log that goes back in time": lambda run: run.shift(ROW, -1, -1),
     },
     "overlong lifetime": {"a process went on without a wait for its successor": no_wait_for_the_successor},
-    "limit exceeded": {"a message began before another one had ended": lambda run: run.shift(LIMITED[0], 0.1, -1)},
+    "limit exceeded": {
+        "a message began before another one had ended": lambda run: run.shift(LIMITED[0], 0.1, -1),
+        "a message began while a delivery ran whose message had ended": began_beside_a_second_delivery,
+    },
     "rate exceeded": {"a burst began that the rate does not allow": a_burst},
     "forgotten in a line": {"a message waited on though there was room": lambda run: run.shift(LIMITED[2], 60, 1)},
     "missing occurrence": {
@@ -459,6 +581,8 @@ SPOILS: dict[str, dict[str, Spoil]] = {
     },
     "broken chain": {
         "a message of the chain did not schedule the next one": lambda run: run.shift(CHAIN[-1], -0.45, -1),
+        "a message of a counted chain scheduled none": lambda run: run.links.pop(LINKS[2]),
+        "a message of a counted chain scheduled two": lambda run: run.links.update({LINKS[2]: run.links[LINKS[1]]}),
         "two messages of the chain scheduled a next one each": lambda run: run.turns.update({CHAIN[1]: 3}),
     },
     "consumed without effect": {
@@ -467,10 +591,14 @@ SPOILS: dict[str, dict[str, Spoil]] = {
     },
     "effect without consumed": {
         "a row of a message that was cancelled": lambda run: run.effects[CANCELLED].append(1),
+        "a message was cancelled when its handler had returned": lambda run: run.change(
+            TOO_LATE, -1, after="cancelled"
+        ),
         "a success of another delivery than the one with the row": lambda run: run.change(ROW, -1, delivery=2),
     },
     "failure without a cause": {
         "a delivery failed, and its handler did not": lambda run: run.drop_lines("fail", RETRIED),
+        "a session was read-only before any failover": lambda run: run.change_faults(oracle.FAILED_OVER, 100),
         "a connection was lost that nobody had cut": lambda run: run.change_faults("database-cut", -5),
     },
     "wrong payload": {
@@ -484,6 +612,7 @@ SPOILS: dict[str, dict[str, Spoil]] = {
         "long after the death of its process": lambda run: run.shift(KILLED, 2.5, 3),
         "long after the producer that stood still through a failover went on": late_after_a_paused_failover,
         "late already when a fault came": lambda run: late_beside(run, "flush", 2.5, 2.6),
+        "nobody read a log": lambda run: late_beside(run, "unread-log", -4, 10),
         "somebody held a snapshot": lambda run: late_beside(run, "held-snapshot", -4, 10),
         "one of a hundred, and nothing was near": with_late_ones,
         "one of a hundred, and poison was near no more": lambda run: with_late_ones(run, poison=997),
@@ -493,12 +622,17 @@ SPOILS: dict[str, dict[str, Spoil]] = {
         "fewer were purged than was said": lambda run: setattr(run, "purged", 2),
         "too late for what had not ended": lambda run: run.cancel(RETRIED, NOON + 0.5, "too late"),
         "a message that is there was not found": lambda run: run.cancel(ROW, NOON - 1, "not found"),
+        "an action by key moved what had handed its key over": lambda run: run.change(LINKS[2], 0, at=BEGIN + 0.1),
+        "an action by key missed the holder": lambda run: run.act("cancel", None, BEGIN + 3.4, "not found"),
+        "rescheduled, said of what did not move": lambda run: run.act("run", LINKS[1], BEGIN + 1, "rescheduled"),
+        "too late, said of what waited": lambda run: run.act("run", LINKS[1], BEGIN + 1, "too late"),
         "cancelled, said of what had its effect": lambda run: run.cancel(REQUESTED, NOON + 31, "cancelled"),
     },
     "restore failed": {"nothing was in its way": lambda run: run.fault("restores", NOON + 5, NOON + 6, code=1)},
     "worker ended by itself": {"it was noted": lambda run: run.tell("worker ended by itself")},
     "client ended by itself": {
         "it was noted": lambda run: run.tell("client ended by itself"),
+        "callers failed": lambda run: run.fault("long-locks", NOON + 5, NOON + 6, code=1),
         "rivals failed": lambda run: run.fault("rivals", NOON + 5, NOON + 6, code=1),
     },
     "toothless fault": {"it was noted": lambda run: run.tell("toothless fault")},
@@ -521,7 +655,7 @@ def judge(scene: Evidence) -> Report:
 def test_a_good_run_is_good_and_its_duplicates_are_named() -> None:
     report = judge(good())
     assert report.good, report.wrong
-    assert report.duplicates == {"W1: effect twice": 1, "W1: start twice": 2, "W2: effect twice": 3}
+    assert report.duplicates == {"W1: effect twice": 1, "W1: start twice": 2, "W2: effect twice": 4}
     assert [*oracle.tell(report, RUN)][-1] == "GOOD"
 
 
@@ -585,8 +719,17 @@ JOURNALS: dict[str, list[dict[str, Any]]] = {
         {"what": "toothless fault", "at": NOON, "text": "flush"},
     ],
     "canceller-1": [{"what": "answered", "id": 5, "at": NOON, "verdict": "too late"}, {"what": "asked", "id": 6}],
+    "callers-1": [
+        {"what": "answered", "id": 6, "at": NOON, "verdict": "requested"},
+        {"what": "acted", "verb": "run", "key": "k", "asked": NOON, "at": NOON + 1, "id": None, "verdict": "not found"},
+        {"what": "locks", "id": 6, "at": NOON},
+    ],
     "rivals-1": [{"what": "requeued", "number": 2}, {"what": "purged", "number": 3}],
-    "producer-1": [{"what": "acked", "ids": [1, 2]}, {"what": "dies", "ids": [3]}],
+    "producer-1": [
+        {"what": "acked", "ids": [1, 2]},
+        {"what": "dies", "ids": [3]},
+        {"what": "long call", "began": NOON, "at": NOON + 2},
+    ],
 }
 
 
@@ -594,7 +737,8 @@ JOURNALS: dict[str, list[dict[str, Any]]] = {
 def test_everything_that_a_run_leaves_behind_is_read(
     tmp_path: Path, dsn: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    message = schedule_message("torture.chain", {"turn": 3, "left": [1]}, key="k", limit_key="c", delay=0)
+    payload = {"turn": 3, "left": [1], "steps": 4}
+    message = schedule_message("torture.chain", payload, key="k", limit_key="c", delay=0)
     create_schedule("p", "torture.row", every="1h")
     recurring: int = models.Message.objects.get(headers__schedule="p").pk
     [claimed] = transitions.claim("default", [Ticket(message.pk)], {"torture.chain": 60.0}, "host/7/abc", ahead=60)
@@ -627,7 +771,9 @@ def test_everything_that_a_run_leaves_behind_is_read(
     assert found.faults[0] == Fault("clock", NOON, NOON + 1, frozenset({7, 8}), 3, 30)
     assert found.faults[1] == Fault("flush", NOON + 2, float("inf"))
     assert [note["what"] for note in found.notes] == ["toothless fault"]
-    assert found.answers == [Answer(5, NOON, "too late")]
+    assert found.answers == [Answer(6, NOON, "requested"), Answer(5, NOON, "too late")]
+    assert found.acts == [Act("k", "run", NOON, NOON + 1, None, "not found")]
+    assert (found.links, found.long_calls) == ({pk: Link("torture.chain", "k", 3, 4)}, [Call(NOON, NOON + 2)])
     assert (found.acked, found.orphaned, found.requeued, found.purged) == ({1, 2}, {3}, 2, 3)
     assert oracle.main([str(tmp_path), "--dsn", dsn]) == 1
     assert capsys.readouterr().out.endswith("BAD\n")
