@@ -287,6 +287,9 @@ class Arena:
         options += ["--graceful-timeout", GRACEFUL_TIMEOUT]
         if place == 0:
             options += ["--worker-name", REPLACED, "--max-tasks-per-child", str(LIFETIME)]
+        else:
+            # It has a line in its log for each message.
+            options += ["--verbosity", "2"]
         return Process(self, self._name("worker"), "django", "run_delayq", *options, place=place + 1, is_piped=True)
 
     def start_producer(self, number: int, poison: int = 0) -> None:

@@ -42,7 +42,7 @@ table-lock long-locks key-actions unread-log redis-unresolved database-read-only
 # Seconds that callers go on who act on keys, and who ask for more time.
 ACTING, EXTENDING = 12, 12
 # No log is read for so many seconds at least.
-UNREAD = 10.0
+UNREAD = 12.0
 # A name is looked up in vain for so many seconds at least, for the one who waits to be told from a busy machine.
 UNRESOLVED = 5.0
 
