@@ -93,8 +93,8 @@ class Nemesis:
             self.faults[kind]()
             self.arena.rest(self.random.uniform(low, high))
         self._all_thawed()
-        for thread in self._calling.values():
-            thread.join()
+        for kind in self._calling:
+            self._all_called(kind)
 
     def _all_thawed(self) -> None:
         for thread in self._thawing:
@@ -234,8 +234,7 @@ class Nemesis:
 
     def _have_called(self, kind: str, what: str, seconds: float, way: Proxy | None = None) -> None:
         seed = str(self.random.random())
-        if kind in self._calling:
-            self._calling[kind].join()
+        self._all_called(kind)
 
         def call() -> None:
             with self.fault(kind) as more:
@@ -243,6 +242,10 @@ class Nemesis:
 
         self._calling[kind] = threading.Thread(target=call, daemon=True)
         self._calling[kind].start()
+
+    def _all_called(self, kind: str) -> None:
+        while kind in self._calling and self._calling[kind].is_alive():
+            self.arena.rest(0.2)
 
     def _wait_for(self, callers: Process, more: dict[str, Any]) -> None:
         """Wait for the end of callers, and note how they ended."""
@@ -252,13 +255,16 @@ class Nemesis:
 
     def freeze_limited(self) -> None:
         """Freeze the holder of the only place of a limit, until its message is delivered again and others wait."""
-        with contextlib.ExitStack() as stack:
-            callers = self.arena.client("callers", "single", str(self.random.random()), "60")
-            first = eventually(lambda: self.arena.running("torture.single"), "the message runs")[0]
-            more = stack.enter_context(self.fault("freeze-limited", pids=[first.pid]))
-            signal_all([first.pid], signal.SIGSTOP)
+        callers = self.arena.client("callers", "single", str(self.random.random()), "60")
+        pids = [eventually(lambda: self.arena.running("torture.single"), "the message runs")[0].pid]
+        # Its handler has begun, and is over when its process goes on.
+        self.arena.rest(1)
+        with self.fault("freeze-limited", pids=pids) as more:
+            signal_all(pids, signal.SIGSTOP)
+            while callers.alive:
+                self.arena.rest(0.2)
+            signal_all(pids, signal.SIGCONT)
             self._wait_for(callers, more)
-            signal_all([first.pid], signal.SIGCONT)
 
     def unread_log(self) -> None:
         """Read nothing for a while of what a worker logs, and end it in order before anybody reads again."""
@@ -409,7 +415,7 @@ class Nemesis:
             self.arena.silent.touch()
             for way in self.arena.to_redis:
                 way.cut()
-            self.arena.rest(UNRESOLVED + self.random.uniform(*self.arena.size.partition))
+            self.arena.rest(UNRESOLVED + self.random.uniform(0, 5))
             more["bite"] = not any(way.is_used for way in self.arena.to_redis)
             self.arena.silent.unlink()
 
