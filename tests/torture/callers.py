@@ -36,6 +36,8 @@ PLAIN: dict[str, Any] = {"work": 0.0, "fails": 0, "dies": 0, "late": False}
 RELAY = "torture.relay"
 LEASE = float(DELAYQ["LEASE"])
 
+# A message that is due runs in so many seconds, if it does.
+PATIENCE = 20.0
 # Messages that callers lock, and handlers that lock their own.
 LASTING, OWN = 12, 4
 # Chains at once whose keys are acted on, and the messages that each has at most.
@@ -132,7 +134,7 @@ class Callers:
         with self.asking():
             pk = self.schedule("torture.lasting", {"work": 2.8 * LEASE})
             while self.state(pk)[0] != "running":
-                if time.time() > self.until:
+                if time.time() > self.until + PATIENCE:
                     return
                 time.sleep(0.1)
             time.sleep(chance.uniform(0.5, 2.5))
@@ -217,13 +219,14 @@ class Callers:
     # --- limits and poolers -------------------------------------------------------------------------------------------
 
     def single(self) -> None:
-        """Begin a message whose place is the only one, and let others wait for it once its second delivery runs."""
+        """Begin a message whose place is the only one, and let others wait for it once it is delivered again."""
         with self.asking():
             key = f"single-{self.random.random()}"
             first = self.schedule("torture.single", {"work": LEASE}, limit_key=key)
-            while self.state(first) != ("running", 2):
-                if time.time() > self.until:
-                    return
+            while (state := self.state(first))[1] < 2 or state[0] == "scheduled":
+                if time.time() > self.until or state[0] == "consumed":
+                    # Its process died before it was frozen, say.
+                    break
                 time.sleep(0.1)
             self.acts += 1
             for _ in range(3):

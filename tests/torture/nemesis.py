@@ -255,10 +255,11 @@ class Nemesis:
 
     def freeze_limited(self) -> None:
         """Freeze the holder of the only place of a limit, until its message is delivered again and others wait."""
-        callers = self.arena.client("callers", "single", str(self.random.random()), "60")
-        pids = [eventually(lambda: self.arena.running("torture.single"), "the message runs")[0].pid]
-        # Its handler has begun, and is over when its process goes on.
+        callers = self.arena.client("callers", "single", str(self.random.random()), "90")
+        # A second later its handler has surely begun. It is over when its process goes on.
+        first = eventually(lambda: self.arena.running("torture.single"), "the message runs")
         self.arena.rest(1)
+        pids = [message.pid for message in self.arena.running("torture.single") if message in first]
         with self.fault("freeze-limited", pids=pids) as more:
             signal_all(pids, signal.SIGSTOP)
             while callers.alive:

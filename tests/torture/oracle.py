@@ -70,6 +70,8 @@ RECORDED = 2.0
 # A message that kills its process, and is dead after so many crashes at the earliest.
 POISON = "poison"
 CRASHES = 3
+# The reason of the end of a delivery whose lease ran out.
+RAN_OUT = "lease ran out"
 # A message whose first delivery is refused: it is dead until somebody requeues it, or purges it.
 REFUSED = "refused"
 # The schedule that has a message for each second, whatever was missed.
@@ -149,7 +151,7 @@ class Row(NamedTuple):
         """True when a delivery crashed: it ended without reporting. One that is released unfinished has reported."""
         parts = {part.strip() for part in self.reason.split(";")}
         return self.before == "running" and bool(
-            parts & {"lease ran out", "worker process died", "all processes of the worker died"}
+            parts & {RAN_OUT, "worker process died", "all processes of the worker died"}
         )
 
     @property
@@ -396,6 +398,7 @@ KINDS = (
     "early",
     "duplicate transactional effect",
     "unexplained duplicate",
+    "lost lease",
     "start after cancelled",
     "illegal path",
     "overlong lifetime",
@@ -480,6 +483,7 @@ class Oracle:
             self.rates_are_kept,
             self.nobody_is_forgotten_in_a_line,
             self.duplicates_are_explained,
+            self.no_lease_is_lost_in_vain,
             self.cancelled_means_cancelled,
             self.nothing_is_late,
             self.no_call_is_slow,
@@ -782,12 +786,25 @@ class Oracle:
                 self._cancelled_after_its_return(pk, ends)
 
     def _cancelled_after_its_return(self, pk: int, ends: list[Line]) -> None:
-        """Check that no message was cancelled whose handler had returned, unless a fault kept that from the record."""
+        """Check that no message was cancelled whose handler returned, unless a fault kept that from the record."""
         cancelled = self.evidence.log[pk][-1].at
         for line in ends:
-            if line.at < cancelled and self._why(pk, line.delivery, cancelled) is None:
+            if self._why(pk, line.delivery, max(line.at, cancelled)) is None:
                 text = f"{pk} is cancelled, and delivery {line.delivery} returned at {line.at:.3f}"
                 self.report.found("effect without consumed", text)
+
+    def no_lease_is_lost_in_vain(self) -> None:
+        """Check that no delivery lost its lease while its process lived and could reach the database."""
+        for pk, log in self.evidence.log.items():
+            for row in log:
+                if row.before != "running" or RAN_OUT not in row.reason or self._was_unheard(pk, row.delivery):
+                    continue
+                claim = self._claim(pk, row.delivery)
+                if claim is None or self._why(pk, row.delivery, row.at) is not None:
+                    continue
+                if not any(fault.kind in STANDSTILLS for fault in self._between(claim.at, row.at)):
+                    text = f"{pk} ({self.evidence.messages[pk].topic}): delivery {row.delivery}, {claim.actor}"
+                    self.report.found("lost lease", f"{text}, from {claim.at:.3f} to {row.at:.3f}")
 
     def failures_have_a_cause(self) -> None:
         """Check that each failed delivery failed as ordered, or while something was done to the database.

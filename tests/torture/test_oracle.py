@@ -492,6 +492,12 @@ def began_beside_a_second_delivery(scene: Scene) -> None:
     scene.shift_lines(SINGLE[1], 1, -0.5)
 
 
+def cancelled_while_it_ran(scene: Scene) -> None:
+    scene.change(TOO_LATE, -1, after="cancelled")
+    scene.shift(TOO_LATE, -0.02, -1)
+    scene.shift_lines(TOO_LATE, 1, 0.02)
+
+
 def more_and_more_files(scene: Scene) -> None:
     for second in range(0, 100, 5):
         sample = {"what": "sample", "at": NOON + second, "process": 11, "memory": 50_000, "files": 30 + second}
@@ -542,6 +548,10 @@ SPOILS: dict[str, dict[str, Spoil]] = {
         "two effects after a short cut": lambda run: run.change_faults("database-blackhole", end=NOON + 131),
         "a failure that had its effect": lambda run: run.lines[RETRIED].append(Line("end", 1, 11, NOON + 0.04)),
     },
+    "lost lease": {
+        "a process that was not frozen lost it": lambda run: run.change_faults("freeze-child", pids={12}),
+        "a caller had locked the row": lambda run: run.change_faults("database-blackhole", kind="long-locks"),
+    },
     "start after cancelled": {
         "a handler that ran after the answer": lambda run: run.ran(CANCELLED, 1, 11, NOON + 30.02, "end"),
         "a retry after the answer that it was requested": lambda run: run.cancel(RETRIED, NOON + 0.03, "requested"),
@@ -591,6 +601,7 @@ SPOILS: dict[str, dict[str, Spoil]] = {
     },
     "effect without consumed": {
         "a row of a message that was cancelled": lambda run: run.effects[CANCELLED].append(1),
+        "a message was cancelled while its handler ran, which returned": cancelled_while_it_ran,
         "a message was cancelled when its handler had returned": lambda run: run.change(
             TOO_LATE, -1, after="cancelled"
         ),
