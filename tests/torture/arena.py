@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -95,6 +96,7 @@ class Reader(threading.Thread):
         self._log = log
         self._reads = threading.Event()
         self._reads.set()
+        self._stands = threading.Event()
         self._pipe, self.end = os.pipe()
         fcntl.fcntl(self.end, fcntl.F_SETPIPE_SZ, SMALL_PIPE)
 
@@ -103,15 +105,30 @@ class Reader(threading.Thread):
             while text := pipe.read(SMALL_PIPE):
                 log.write(text)
                 log.flush()
-                self._reads.wait()
+                if not self._reads.is_set():
+                    self._stands.set()
+                    self._reads.wait()
 
     def pause(self) -> None:
         """Read nothing from now on, and fill the pipe up, as another program does that writes to the same log."""
+        self._stands.clear()
         self._reads.clear()
+        # It is about to read once more.
+        self._fill()
+        self._stands.wait(PATIENCE)
+        self._fill()
+
+    def _fill(self) -> None:
         # Opened anew: whether a write waits would else change for the worker, too.
         with contextlib.suppress(BlockingIOError), _opened(f"/proc/self/fd/{self._pipe}") as end:
             while True:
                 os.write(end, b"\n")
+
+    @property
+    def is_full(self) -> bool:
+        """True when nobody can write to the pipe without a wait."""
+        with _opened(f"/proc/self/fd/{self._pipe}") as end:
+            return not select.select([], [end], [], 0)[1]
 
     def go_on(self) -> None:
         self._reads.set()

@@ -41,8 +41,8 @@ table-lock long-locks key-actions unread-log redis-unresolved database-read-only
 """
 # Seconds that callers go on who act on keys, and who ask for more time.
 ACTING, EXTENDING = 12, 12
-# No log is read for so many seconds at least.
-UNREAD = 12.0
+# No log is read for so many seconds at least: a lease runs out meanwhile that nobody renews, and is taken for lost.
+UNREAD = 15.0
 # A name is looked up in vain for so many seconds at least, for the one who waits to be told from a busy machine.
 UNRESOLVED = 5.0
 
@@ -272,9 +272,10 @@ class Nemesis:
         self._all_thawed()
         worker = self.a_worker()
         assert worker.reader is not None
-        with self.fault("unread-log"):
+        with self.fault("unread-log") as more:
             worker.reader.pause()
             self.arena.rest(UNREAD + self.random.uniform(0, 4))
+            more["bite"] = worker.reader.is_full or not worker.alive
         if worker in self.arena.workers:
             with self.fault("roll"):
                 self._end(worker)
