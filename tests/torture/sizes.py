@@ -48,7 +48,7 @@ NIGHTLY = Size(13 * 60, 50, 3, 2, 2, 6, 60, (1, 6), 150, 8, (5, 20), LONG, 60)
 SOAK = Size(3600, 40, 3, 2, 2, 6, 300, (1, 20), 420, 20, (5, 40), LONG, 60)
 
 # Each fault comes once and by itself: the next one when the longest mark after the one before is over.
-APART = Size(12 * 60, 50, 3, 2, 2, 6, 12, (16, 17), 75, 2, (3, 9), {}, 60)
+APART = Size(16 * 60, 50, 3, 2, 2, 6, 12, (16, 17), 75, 2, (3, 9), {}, 60)
 
 SIZES = {"smoke": SMOKE, "nightly": NIGHTLY, "soak": SOAK, "apart": APART}
 
