@@ -84,6 +84,13 @@ _HOMES = {
     "record.transitions": ("Answer",),
     "core.verdicts": ("Verdict",),
 }
+# Public names of other modules, for who looks for them here.
+_ELSEWHERE = {
+    "from django_delayq.middleware import": ("Middleware",),
+    "from django_delayq.models import": ("Message", "Queue", "Transition", "Worker"),
+    "from django_delayq.recurring import": ("Missed", "Schedule", "create_schedule", "delete_schedule", "run_schedule"),
+    "from django_delayq.testing import": ("Delayq", "DelayqMixin"),
+}
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [  # noqa: RUF022  grouped by purpose
@@ -127,7 +134,23 @@ __all__ = [  # noqa: RUF022  grouped by purpose
 ]
 
 
-__getattr__ = at_first_use(__name__, _HOME)
+# Names that are elsewhere, and those of other queues.
+_MEANT = {
+    **{name: f"{line} {name}" for line, names in _ELSEWHERE.items() for name in names},
+    **dict.fromkeys(("actor", "db_task", "job", "shared_task", "task"), '@handler("orders.close")'),
+    **dict.fromkeys(
+        ("crontab", "db_periodic_task", "periodic", "periodic_task"),
+        'from django_delayq.recurring import recurring, then @recurring("0 3 * * *")',
+    ),
+    **dict.fromkeys(("async_task", "defer", "enqueue", "schedule", "send_task"), "schedule_message"),
+    **dict.fromkeys(("cancel", "revoke"), "cancel_message"),
+    **dict.fromkeys(("Retry", "RetryTask", "SnoozeJob"), "RetryLater"),
+    **dict.fromkeys(("chain", "chord", "group", "pipeline"), "schedule_message at the end of the handler before"),
+}
+
+# A type checker would take any name for one that there is.
+if not TYPE_CHECKING:
+    __getattr__ = at_first_use(__name__, _HOME, _MEANT)
 
 
 def __dir__() -> list[str]:

@@ -30,9 +30,19 @@ def register() -> None:
 
 
 def check_settings(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """Check what every call and command needs: ``delayq.E001`` to ``E005``."""
+    """Check what every call and command needs: ``delayq.E001`` to ``E005``, and ``W007``."""
     _settings, problems = conf.parse(conf.given())
-    return errors(problems)
+    return [*errors(problems), *_check_names()]
+
+
+def _check_names() -> Iterator[checks.CheckMessage]:
+    """Find settings that stand beside ``DELAYQ`` and not in it: ``delayq.W007``."""
+    for name in dir(django_settings):
+        hint = conf.hint_beside(name)
+        if hint is not None:
+            yield checks.Warning(
+                f"{name} is read by nobody: settings stand in the dict DELAYQ.", hint=hint, id="delayq.W007"
+            )
 
 
 def errors(problems: Iterable[Problem]) -> list[checks.CheckMessage]:

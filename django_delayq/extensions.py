@@ -49,9 +49,11 @@ __all__ = [
 ]
 
 # These need models: an app may import this module before there are any.
-__getattr__ = at_first_use(
-    __name__, {"WorkerList": "models.workers", **dict.fromkeys(("Overdue", "Selection", "Tally"), "restore.selection")}
-)
+if not TYPE_CHECKING:
+    __getattr__ = at_first_use(
+        __name__,
+        {"WorkerList": "models.workers", **dict.fromkeys(("Overdue", "Selection", "Tally"), "restore.selection")},
+    )
 
 logger = logging.getLogger("django_delayq")
 

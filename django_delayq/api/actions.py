@@ -8,7 +8,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -50,8 +50,14 @@ def id_of(target: Any) -> int:
     if isinstance(number, str) and len(number) < 20 and number.isascii() and number.isdecimal():
         number = int(number)
     if isinstance(number, bool) or not isinstance(number, int) or not 0 < number < 2**63:
-        by_key = "; to name a message by its key, write topic= and key=" if isinstance(number, str) else ""
-        raise InvalidMessage(f"not the id of a message: {type(target).__name__}{by_key}")
+        hint = "; write a message or its id, or topic= and key="
+        if isinstance(number, str):
+            hint = "; to name a message by its key, write topic= and key="
+        elif isinstance(number, Collection):
+            hint = "; for several write a queryset: Message.objects.filter(pk__in=ids)"
+        elif hasattr(target, "deliveries"):
+            hint = "; write message.id"
+        raise InvalidMessage(f"not the id of a message: {type(target).__name__}{hint}")
     return number
 
 
@@ -327,6 +333,7 @@ _MEANT = {
     **dict.fromkeys(("id", "pk", "message", "message_id", "task_id", "job_id"), "target"),
     **dict.fromkeys(("terminate", "signal"), names.NOTHING),
 }
+_NO_TIMES = dict.fromkeys((*names.DELAYS, *names.DUE_TIMES, "delay", "due_at"), "reschedule_message()")
 
 
 @overload
@@ -335,7 +342,7 @@ def cancel_message(target: Target, *, reason: str = ..., using: str | None = ...
 def cancel_message(*, topic: str, key: str, reason: str = ..., using: str | None = ...) -> Answer: ...
 @overload
 def cancel_message(target: QuerySet[Message], *, reason: str = ..., using: str | None = ...) -> Counter[Verdict]: ...
-@names.with_hints(_MEANT)
+@names.with_hints({**_MEANT, **_NO_TIMES})
 def cancel_message(
     target: Target | QuerySet[Message] | None = None,
     *,
@@ -412,7 +419,7 @@ def run_message(target: Target, *, reason: str = ..., using: str | None = ...) -
 def run_message(*, topic: str, key: str, reason: str = ..., using: str | None = ...) -> Answer: ...
 @overload
 def run_message(target: QuerySet[Message], *, reason: str = ..., using: str | None = ...) -> Counter[Verdict]: ...
-@names.with_hints(_MEANT)
+@names.with_hints({**_MEANT, **_NO_TIMES})
 def run_message(
     target: Target | QuerySet[Message] | None = None,
     *,
@@ -445,7 +452,7 @@ def requeue_message(
     reason: str = ...,
     using: str | None = ...,
 ) -> Counter[Verdict]: ...
-@names.with_hints(_MEANT)
+@names.with_hints({**_MEANT, **dict.fromkeys((*names.DUE_TIMES, "due_at"), "delay")})
 def requeue_message(
     target: Target | QuerySet[Message] | None = None,
     *,

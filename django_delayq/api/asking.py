@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from ..core import names
 from ..project import registry
@@ -16,13 +16,17 @@ _asked: set[tuple[str, str]] = set()
 
 def ask(what_happens: str, topic: str, queue: str = "") -> None:
     """Log a topic or a queue that no code here names, if it is like one that some code names."""
-    _ask(what_happens, "topic", topic, registry.handlers())
+    handlers = registry.handlers()
+    _ask(what_happens, "topic", topic, handlers, {one.name: topic for topic, one in handlers.items()})
     if queue:
-        _ask(what_happens, "queue", queue, registry.queues())
+        _ask(what_happens, "queue", queue, registry.queues(), {})
 
 
-def _ask(what_happens: str, what: str, name: str, known: Collection[str]) -> None:
-    like = None if name in known or (what, name) in _asked else names.near(name, known)
+def _ask(what_happens: str, what: str, name: str, known: Collection[str], functions: Mapping[str, str]) -> None:
+    """``functions`` has the topics of handlers by the names of their functions."""
+    if name in known or (what, name) in _asked:
+        return
+    like = functions.get(name) or names.near(name, known)
     if like is not None:
         _asked.add((what, name))
         text = "%s the %s %s, which no code here names. Did you mean %s?"

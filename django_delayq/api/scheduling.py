@@ -46,10 +46,22 @@ _MEANT = {
     **dict.fromkeys(("args", "kwargs", "data", "body", "message"), "payload"),
     **dict.fromkeys(("task_id", "job_id", "unique_key", "queueing_lock"), "key"),
     **dict.fromkeys(("expires_in", "max_age", "ttl"), "expires"),
-    "max_retries": "max_attempts",
-    "queue_name": "queue",
-    "time_limit": "timeout",
+    **dict.fromkeys(("max_retries", "retries"), "max_attempts={more}"),
+    **dict.fromkeys(("queue_name", "cluster", "exchange", "routing_key"), "queue"),
+    **dict.fromkeys(("time_limit", "soft_time_limit", "job_timeout"), "timeout"),
+    "at_front": "priority",
+    "retry_policy": "retry",
+    **dict.fromkeys(("link", "chain", "depends_on", "hook", "on_success", "then"), names.NEXT),
+    **dict.fromkeys(("link_error", "on_error", "on_failure"), "a receiver of the signal message_dead"),
+    **dict.fromkeys(("lock", "concurrency_key"), "limit_key, and limit=1 at @handler"),
+    **dict.fromkeys(("group", "meta", "tags"), "it into headers or into the payload"),
+    **dict.fromkeys(("ignore_result", "result_ttl"), "keep_result at @handler"),
+    **dict.fromkeys(("eager", "immediate", "is_async", "sync"), 'DELAYQ["TESTING"] for tests'),
+    **dict.fromkeys(("cron", "every", "repeat", "repeats"), "@recurring, or create_schedule()"),
+    **dict.fromkeys(("compression", "failure_ttl", "serializer", "shadow"), names.NOTHING),
 }
+# What else a call has is probably for the handler.
+_OTHERWISE = "what the handler needs is in the payload, a dict"
 
 
 # The check of each option. One that is None is not given.
@@ -63,7 +75,7 @@ def checked(topic: Any, payload: Any, options: Mapping[str, Any]) -> NewMessage:
     """Check the arguments of one call. Raises ``InvalidMessage``, and ``TypeError`` for an option that there is not."""
     if not options.keys() <= _CHECKS.keys():
         raise TypeError(
-            f"schedule_message() has no such argument: {names.unknown(options.keys() - _CHECKS.keys(), _NAMES, _MEANT)}"
+            f"schedule_message() has no such argument: {names.unknown(options, _NAMES, _MEANT, _OTHERWISE)}"
         )
     handler = registry.find(topic) if isinstance(topic, str) else None
     # The topic of a handler was checked when that was registered.
@@ -115,8 +127,12 @@ def _with_limit_key(
         raise InvalidMessage(f"limit_key has no effect: the handler of {new.topic!r} has no limit and no rate")
     if new.limit_key is not None or handler.limit_key is None:
         return new
-    found = handler.limit_key(ToSchedule(new.topic, new.queue, new.key, new.priority, payload, headers or {}))
-    return new if found is None else new._replace(limit_key=validation.limit_key(found))
+    try:
+        found = handler.limit_key(ToSchedule(new.topic, new.queue, new.key, new.priority, payload, headers or {}))
+        return new if found is None else new._replace(limit_key=validation.limit_key(found))
+    except Exception as error:
+        error.add_note(f"limit_key of @handler({new.topic!r})")
+        raise
 
 
 class ManyChecks:
@@ -170,7 +186,7 @@ class ManyChecks:
 
 def _of_dict(message: Mapping[str, Any]) -> NewMessage:
     if not message.keys() <= _NAMES:
-        raise InvalidMessage(f"unknown: {names.unknown(message.keys() - _NAMES, _NAMES, _MEANT)}")
+        raise InvalidMessage(f"unknown: {names.unknown(message, _NAMES, _MEANT, _OTHERWISE)}")
     options = {name: value for name, value in message.items() if name not in ("topic", "payload")}
     return checked(message["topic"], message.get("payload"), options)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Literal, Protocol
 
+from . import names
 from .durations import Duration, seconds
 
 # A longer delay is a mistake in a policy, and would overflow a timestamp.
@@ -28,10 +29,25 @@ class Delays(Protocol):
     def __contains__(self, value: object, /) -> bool: ...
 
 
+# What other queues call the arguments of a policy.
+_ERRORS = {
+    **dict.fromkeys(("autoretry_for", "exceptions", "retry_exceptions", "retry_for"), "on"),
+    **dict.fromkeys(("dont_autoretry_for", "throws"), "never"),
+}
+_MEANT = {
+    **dict.fromkeys(("max_retries", "retries"), "max_attempts={more}"),
+    **dict.fromkeys(("attempts", "max"), "max_attempts"),
+    **dict.fromkeys(("delay", "min_backoff", "min_delay", "retry_delay", "wait"), "base"),
+    **dict.fromkeys(("max_backoff", "max_delay", "max_interval", "retry_backoff_max"), "cap"),
+    **dict.fromkeys(("backoff", "multiplier", "exponential_wait"), "factor"),
+    **_ERRORS,
+}
+
 # One class of exceptions, or several: what ``except`` takes.
 Errors = type[BaseException] | tuple[type[BaseException], ...]
 
 
+@names.refuse_attributes("RetryPolicy", {"linear": 'RetryPolicy.fixed(["1m", "2m", "3m"])'})
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
     """A rule for retrying failures of a handler. Make one with ``fixed``, ``exponential`` or ``custom``.
@@ -59,6 +75,16 @@ class RetryPolicy:
     refused: tuple[type[BaseException], ...] = ()
 
     @classmethod
+    @names.with_hints(
+        {
+            **dict.fromkeys(("delay", "interval", "intervals", "wait"), 'delays, a list such as ["10s", "1m"]'),
+            **dict.fromkeys(
+                ("max_attempts", "max_retries", "max", "retries"), "one delay for each retry into the list"
+            ),
+            **_ERRORS,
+        },
+        "RetryPolicy.fixed()",
+    )
     def fixed(cls, delays: Delays, *, on: Errors = BaseException, never: Errors = ()) -> RetryPolicy:
         """Retry after the given delays, one after the other, then give up: ``n`` delays are ``n + 1`` attempts.
 
@@ -72,6 +98,7 @@ class RetryPolicy:
         return cls("fixed", delays=tuple(_sane(delay) for delay in delays), retried=retried, refused=refused)
 
     @classmethod
+    @names.with_hints(_MEANT, "RetryPolicy.exponential()")
     def exponential(
         cls,
         base: Duration = 10,
@@ -219,7 +246,12 @@ def as_policy(value: RetryLike) -> RetryPolicy:
         return value
     if value is False:
         return RetryPolicy.never()
+    given: Any = value
     try:
+        if given is RetryPolicy or getattr(given, "__self__", None) is RetryPolicy:
+            raise ValueError("a policy is what a call returns: write RetryPolicy.exponential(max_attempts=4)")
+        if isinstance(given, int) and not isinstance(given, bool):
+            raise ValueError(f"for {given} retries write RetryPolicy.exponential(max_attempts={given + 1})")
         return RetryPolicy.custom(value) if callable(value) else RetryPolicy.fixed(value)
     except ValueError as error:
         raise ValueError(f"retry is a RetryPolicy, a list of delays, a function, or False for never: {error}") from None

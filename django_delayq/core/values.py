@@ -68,6 +68,9 @@ def word(value: Any, limit: int) -> str:
 
 def topic(value: Any, limit: int) -> str:
     """Check the name of a topic: a word in which ``:`` and ``/`` may be, too."""
+    if callable(value):
+        own = getattr(value, "topic", "")
+        raise ValueError(f"must be text, not a function{own and f'; write {own!r}'}")
     return _spelled(value, limit, TOPIC, "_ . : / -")
 
 
@@ -85,7 +88,10 @@ def key(value: Any, limit: int) -> str:
     is_fit = isinstance(value, str) and 1 <= len(value) <= limit and value.isprintable() and value == value.strip()
     if is_fit:
         return plain(value)
-    raise ValueError(f"must be 1 to {limit} printable characters without a space at either end, not {shown(value)}")
+    needs = "" if isinstance(value, str) else "text, such as str(order.pk): "
+    raise ValueError(
+        f"must be {needs}1 to {limit} printable characters without a space at either end, not {shown(value)}"
+    )
 
 
 def text(value: Any, limit: int) -> str:

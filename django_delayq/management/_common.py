@@ -190,6 +190,23 @@ def _user() -> str:
 # --- arguments --------------------------------------------------------------------------------------------------------
 
 
+def give_hints(parser: CommandParser, meant: Mapping[str, str]) -> None:
+    """Have a parser say what to write instead of words that other queues have. An empty text: the word is left out."""
+    refuse = parser.error
+    parser.error = lambda message: refuse(_with_hints(message, meant))  # type: ignore[method-assign]
+
+
+def _with_hints(error: str, meant: Mapping[str, str]) -> str:
+    found = re.search(r"(?:unrecognized arguments|invalid choice): (.*?)(?: \(choose from|$)", error)
+    words = dict.fromkeys(word.strip("'").partition("=")[0] for word in found[1].split()) if found else ()
+    hints = [
+        f"instead of {word} write {meant[word]}" if meant[word] else f"leave out {word}"
+        for word in words
+        if word in meant
+    ]
+    return "; ".join([error, *hints])
+
+
 def moment(text: str) -> datetime:
     """Read an aware moment in ISO 8601."""
     try:

@@ -11,7 +11,7 @@ from django.db.models import Exists, F, Func, OuterRef, Q
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from ..core import bounds, limits, states, verbs
+from ..core import bounds, limits, names, states, verbs
 from ..core.states import State as _State
 from .fields import UTCDateTimeField
 
@@ -87,6 +87,21 @@ class _Record(models.Model):
         abstract = True
 
 
+# What a message can be asked for in other queues.
+_MEANT = {
+    **dict.fromkeys(("abort", "cancel", "revoke"), "cancel_message(message)"),
+    "reschedule": 'reschedule_message(message, delay="5m")',
+    **dict.fromkeys(("requeue", "restart"), "requeue_message(message)"),
+    **dict.fromkeys(("enqueue", "perform", "run", "run_now"), "run_message(message)"),
+    **dict.fromkeys(("get", "return_value", "wait"), "message.result, with keep_result=True at @handler"),
+    **dict.fromkeys(("get_status", "ready", "status", "successful"), "message.refresh_from_db(), then message.state"),
+    **dict.fromkeys(("args", "body", "data", "kwargs"), "message.payload"),
+    **dict.fromkeys(("eta", "run_at", "scheduled_at"), "message.due_at"),
+    **dict.fromkeys(("job_id", "task_id"), "message.id"),
+}
+
+
+@names.refuse_attributes("A message", _MEANT)
 class Message(_Record):
     """A message to deliver at its due time.
 

@@ -5,12 +5,22 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, Final
 
-from ..core import values
+from ..core import names, values
 from ..core.durations import Duration, seconds
 from . import validation
 
 # The payload stays as it is. None is a payload.
 KEPT: Final = object()
+
+# What other queues call the arguments of ``RetryLater``.
+_MEANT = {
+    **dict.fromkeys((*names.DELAYS, *names.DUE_TIMES, "due_at"), "delay"),
+    **dict.fromkeys(("args", "kwargs"), "payload"),
+    **dict.fromkeys(("message", "text"), "reason"),
+    **dict.fromkeys(("max_retries", "max_attempts"), "retry=RetryPolicy.exponential(max_attempts=…) at @handler"),
+    **dict.fromkeys(("exc", "cause"), "raise RetryLater(…) from error"),
+    "throw": names.NOTHING,
+}
 
 
 class RetryLater(Exception):
@@ -23,6 +33,7 @@ class RetryLater(Exception):
     Raises ``ValueError`` for an impossible delay, and ``InvalidMessage`` for a payload that is not JSON or too large.
     """
 
+    @names.with_hints(_MEANT, "RetryLater")
     def __init__(self, delay: Duration, reason: str = "", *, counts: bool = True, payload: Any = KEPT) -> None:
         super().__init__(reason or "the handler asked for a later delivery")
         wait = seconds(delay)

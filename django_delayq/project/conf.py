@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
 from functools import lru_cache, partial
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple
 
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
-from ..core import retry, values
+from ..core import names, retry, values
 from ..core.bounds import QUEUE_LENGTH
 from ..core.durations import seconds
 from ..core.limits import Limit, declare
@@ -162,12 +163,65 @@ PARSERS = values.checks_of(Settings)
 ELSEWHERE = frozenset({"CONSOLE", "TESTING"})
 
 
+# What other queues call the settings, without the prefixes that they put before them.
+_PREFIXES = ("CELERY_", "DELAYQ_", "DRAMATIQ_", "HUEY_", "RQ_", "TASK_", "WORKER_")
+_OPTION = "an option of run_delayq: --processes, --threads, --max-tasks-per-child …"
+_MEANT = {
+    **dict.fromkeys(("BROKER", "BROKER_URL", "CONNECTION", "HOST", "REDIS_HOST", "REDIS_URL", "URL"), "REDIS"),
+    **dict.fromkeys(("QUEUE", "QUEUE_NAME"), "DEFAULT_QUEUE"),
+    **dict.fromkeys(("RETRY_POLICY", "RETRY_DELAY", "RETRY_DELAYS"), "RETRY"),
+    **dict.fromkeys(("MAX_RETRIES", "RETRIES"), "RETRY, as RetryPolicy.exponential(max_attempts={more})"),
+    **dict.fromkeys(("ATTEMPTS", "MAX_ATTEMPTS"), "RETRY, as RetryPolicy.exponential(max_attempts={value})"),
+    **dict.fromkeys(("TIME_LIMIT", "SOFT_TIME_LIMIT", "JOB_TIMEOUT", "DEFAULT_TIMEOUT"), "TIMEOUT"),
+    "VISIBILITY_TIMEOUT": "LEASE",
+    **dict.fromkeys(("RESULT_EXPIRES", "RESULT_TTL", "SAVE_LIMIT"), "RETENTION"),
+    "FAILURE_TTL": "DEAD_RETENTION",
+    **dict.fromkeys(("ALWAYS_EAGER", "ASYNC", "EAGER", "IMMEDIATE", "SYNC"), 'TESTING, as "immediate", in the tests'),
+    **dict.fromkeys(("ANNOTATIONS", "RATE_LIMIT", "DEFAULT_RATE_LIMIT"), "LIMITS, or rate= at @handler"),
+    **dict.fromkeys(("ROUTES", "DEFAULT_PRIORITY"), "queue= and priority= at @handler"),
+    "RESULT_BACKEND": "keep_result=True at @handler",
+    **dict.fromkeys(("BEAT_SCHEDULE", "CRON", "SCHEDULE", "SCHEDULES"), '@recurring("0 3 * * *") above @handler'),
+    "TIMEZONE": "TIME_ZONE in the settings of Django, or tz= at @recurring",
+    **dict.fromkeys(("CONCURRENCY", "MAX_TASKS_PER_CHILD", "PROCESSES", "THREADS", "WORKERS"), _OPTION),
+    "Q_CLUSTER": "REDIS, QUEUES, TIMEOUT and RETRY instead of it",
+    **dict.fromkeys(("ACCEPT_CONTENT", "ACKS_LATE", "RESULT_SERIALIZER", "SERIALIZER", "TRACK_STARTED"), names.NOTHING),
+}
+
+
+def _plain(name: str) -> str:
+    """Return the name of a setting without what another queue puts before it."""
+    name = name.upper()
+    for prefix in _PREFIXES:
+        name = name.removeprefix(prefix)
+    return name
+
+
+def hint_beside(name: str) -> str | None:
+    """Return what to write instead of a setting beside ``DELAYQ``; None when it is not meant for this package."""
+    plain = _plain(name)
+    if not name.startswith("DELAYQ_") or plain not in PARSERS.keys() | ELSEWHERE | _MEANT.keys():
+        return None
+    return _hint(plain, None, PARSERS.keys() | ELSEWHERE, _MEANT)
+
+
+def _hint(plain: str, value: Any, known: Set[str], meant: Mapping[str, str]) -> str:
+    instead = plain if plain in known else names.instead(plain, known, meant, value)
+    if instead is None:
+        return f"It has: {', '.join(sorted(known))}."
+    return f"Write {instead}." if instead else "Leave it out."
+
+
 def read(
-    given: Any, parsers: Mapping[str, Parser], place: str = "DELAYQ", elsewhere: Set[str] = frozenset()
+    given: Any,
+    parsers: Mapping[str, Parser],
+    place: str = "DELAYQ",
+    elsewhere: Set[str] = frozenset(),
+    meant: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[dict[str, Any], list[Problem]]:
     """Read a dict of settings, but for those that are read ``elsewhere``.
 
-    Return the values, and every problem of the dict, which is called ``place``.
+    Return the values, and every problem of the dict, which is called ``place``. ``meant`` has what other queues call
+    its settings.
     """
     if not isinstance(given, Mapping):
         return {}, [Problem("E001", f"{place} is not a dict.", f"Write {place} = {{{next(iter(parsers))!r}: ...}}.")]
@@ -178,7 +232,7 @@ def read(
             continue
         parser = parsers.get(name)
         if parser is None:
-            hint = f"It has: {', '.join(sorted(parsers.keys() | elsewhere))}."
+            hint = _hint(_plain(str(name)), value, parsers.keys() | elsewhere, meant)
             problems.append(Problem("E002", f"{place} has no setting {name!r}.", hint))
             continue
         try:
@@ -207,7 +261,7 @@ def section(name: str) -> Any:
 
 def parse(given: Any) -> tuple[Settings, list[Problem]]:
     """Read a ``DELAYQ`` dict. Return the settings and every problem, but for those of ``ELSEWHERE``."""
-    found, problems = read(given, PARSERS, elsewhere=ELSEWHERE)
+    found, problems = read(given, PARSERS, elsewhere=ELSEWHERE, meant=_MEANT)
     if not django_settings.USE_TZ:
         problems.append(Problem("E005", "USE_TZ is off.", "Due times need time zones: set USE_TZ = True."))
     settings = Settings(**found)

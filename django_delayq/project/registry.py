@@ -187,34 +187,43 @@ calls: Callable[[], Any] = no_calls
 
 # What other queues call the arguments of ``handler``.
 MEANT = {
+    **dict.fromkeys(("max_retries", "retries"), "retry=RetryPolicy.exponential(max_attempts={more})"),
+    **dict.fromkeys(("max_attempts", "attempts"), "retry=RetryPolicy.exponential(max_attempts={value})"),
+    **dict.fromkeys(("retry_delay", "default_retry_delay", "retry_kwargs"), 'retry=["10s", "1m", "10m"]'),
     **dict.fromkeys(
-        (
-            "max_retries",
-            "max_attempts",
-            "attempts",
-            "retries",
-            "retry_delay",
-            "retry_backoff",
-            "retry_backoff_max",
-            "retry_jitter",
-            "retry_kwargs",
-            "autoretry_for",
-            "default_retry_delay",
-            "dont_autoretry_for",
-            "throws",
-            "min_backoff",
-            "max_backoff",
-        ),
-        "retry",
+        ("backoff", "retry_backoff", "retry_backoff_max", "retry_jitter", "min_backoff", "max_backoff"),
+        'retry=RetryPolicy.exponential("10s", factor=2, cap="1h", jitter=0.1)',
     ),
+    "autoretry_for": "retry=RetryPolicy.exponential(on=(…))",
+    **dict.fromkeys(("dont_autoretry_for", "retry_when", "throws"), "retry=RetryPolicy.exponential(never=(…))"),
     **dict.fromkeys(("time_limit", "soft_time_limit", "job_timeout"), "timeout"),
     **dict.fromkeys(("concurrency", "max_concurrency", "max_instances"), "limit"),
-    **dict.fromkeys(("name", "task"), "topic"),
+    **dict.fromkeys(("name", "task", "actor_name"), "topic"),
+    **dict.fromkeys(("lock", "lock_task"), "limit=1, with a limit_key"),
     "rate_limit": "rate",
     "queue_name": "queue",
-    **dict.fromkeys(("ignore_result", "result_ttl", "store_results"), "keep_result"),
+    **dict.fromkeys(("ignore_result", "result_ttl", "store_results", "track_started"), "keep_result"),
+    # What each message may have of its own.
+    **dict.fromkeys(("key", "unique", "queueing_lock"), "key= and unique= where the message is scheduled"),
+    **dict.fromkeys(("delay", "countdown", "eta"), "delay= or due_at= where the message is scheduled"),
+    **dict.fromkeys(("expires", "max_age", "ttl"), "expires= where the message is scheduled"),
+    **dict.fromkeys(
+        ("cron", "crontab", "every", "schedule", "interval", "run_every"), '@recurring("0 3 * * *") above @handler'
+    ),
     # The function gets the message as its only argument, and what is delivered is acknowledged when that has returned.
-    **dict.fromkeys(("bind", "base", "acks_late", "reject_on_worker_lost"), names.NOTHING),
+    **dict.fromkeys(
+        (
+            "bind",
+            "base",
+            "acks_late",
+            "reject_on_worker_lost",
+            "context",
+            "pass_context",
+            "takes_context",
+            "serializer",
+        ),
+        names.NOTHING,
+    ),
 }
 
 
@@ -333,8 +342,21 @@ def _schedulable(topic: str, function: Any) -> Any:
     return function
 
 
-# The methods by which other queues enqueue a decorated function.
-_METHODS_OF_TASKS = {"delay", "apply_async", "send", "defer", "enqueue"}
+# The methods by which other queues enqueue a decorated function, or describe its call.
+_METHODS_OF_TASKS = {
+    *("delay", "apply_async", "delay_on_commit", "apply_async_on_commit", "s", "si", "signature", "subtask", "chunks"),
+    *(
+        "send",
+        "send_with_options",
+        "defer",
+        "defer_async",
+        "configure",
+        "enqueue",
+        "aenqueue",
+        "using",
+        "perform_async",
+    ),
+}
 
 
 def _refuse_to_enqueue(function: Any, *args: Any, **kwargs: Any) -> NoReturn:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MappingView, Sequence, Set
+from dataclasses import is_dataclass
 from datetime import UTC, datetime, timedelta
+from enum import Enum
 from math import isfinite
+from pathlib import PurePath
 from typing import Any, TypeVar
 
 from django.core.serializers.json import DjangoJSONEncoder
+from django.db.models import QuerySet
 from django.utils.datastructures import MultiValueDict
 from django.utils.functional import Promise
 
@@ -68,12 +73,24 @@ def priority(value: Any) -> int:
 
 def delay(value: Duration, what: str = "delay") -> timedelta:
     """Check a delay: 0 or more, up to 100 years. ``what`` is its name in an error."""
-    return timedelta(seconds=checked(what, values.span, value))
+    try:
+        return timedelta(seconds=checked(what, values.span, value))
+    except InvalidMessage as error:
+        raise _with_hint(error, value, datetime, "a datetime is given as due_at") from None
+
+
+def _with_hint(error: InvalidMessage, value: Any, kinds: type | tuple[type, ...], hint: str) -> InvalidMessage:
+    """Return the error, with a hint if the value is of one of these kinds."""
+    return InvalidMessage(f"{error}; {hint}") if isinstance(value, kinds) else error
 
 
 def due(value: Any, what: str = "due_at") -> datetime:
     """Check a due time: an aware datetime, not in the past, at most 100 years ahead. Return it in UTC."""
-    found = checked(what, values.moment, value)
+    try:
+        found = checked(what, values.moment, value)
+    except InvalidMessage as error:
+        hint = "a time from now is given as delay"
+        raise _with_hint(error, value, (int, float, timedelta), hint) from None
     ahead = found - datetime.now(UTC)
     if ahead > FARTHEST:
         raise InvalidMessage(f"{what} is more than 100 years ahead")
@@ -84,7 +101,12 @@ def due(value: Any, what: str = "due_at") -> datetime:
 
 def expires(value: Duration | None) -> timedelta | None:
     """Check how long after its due time a message may still start: more than 0, at most 100 years; or None."""
-    return None if value is None else timedelta(seconds=checked("expires", values.span, value, values.SHORTEST))
+    if value is None:
+        return None
+    try:
+        return timedelta(seconds=checked("expires", values.span, value, values.SHORTEST))
+    except InvalidMessage as error:
+        raise _with_hint(error, value, datetime, "it counts from the due time") from None
 
 
 def unique(value: Duration) -> tuple[int | None, float | None]:
@@ -282,12 +304,37 @@ def _not_json(what: str, value: Any, path: tuple[Any, ...] = ()) -> str | None:
     except (TypeError, ValueError, RecursionError) as error:
         if isinstance(error, ValueError):
             return f"{_place(what, path)} is not JSON: {error}"
-        instead = "its pk" if hasattr(value, "pk") else "text" if isinstance(value, bytes) else ""
-        if isinstance(value, Iterable) and not instead:
-            instead = "a dict" if isinstance(value, Mapping) else "a list"
-        hint = f"; pass {instead}" if instead else ""
-        return f"{_place(what, path)} is of type {type(value).__name__}, which is not JSON{hint}"
+        hint = _instead(value)
+        return f"{_place(what, path)} is of type {type(value).__name__}, which is not JSON{hint and f'; pass {hint}'}"
     return None
+
+
+def _instead(value: Any) -> str:
+    """Return what to pass instead of an object that is not JSON, as far as that can be told."""
+    name = type(value).__name__
+    if isinstance(value, type) or inspect.isroutine(value):
+        return "data; it was perhaps to be called"
+    if isinstance(value, QuerySet):
+        return 'a list: list(queryset.values_list("pk", flat=True))'
+    if isinstance(value, Enum):
+        return "its .value"
+    if isinstance(value, bytes | bytearray | memoryview):
+        return "text, such as value.decode() or base64"
+    if isinstance(value, PurePath):
+        return "str(value)"
+    if hasattr(value, "pk"):
+        return "its pk"
+    if hasattr(value, "model_dump"):
+        return 'value.model_dump(mode="json")'
+    if is_dataclass(value):
+        return "dataclasses.asdict(value)"
+    if hasattr(value, "__attrs_attrs__"):
+        return "attrs.asdict(value)"
+    if isinstance(value, Mapping):
+        return "a dict"
+    if isinstance(value, Set | MappingView | Iterator | Sequence):
+        return "a list"
+    return f"a dict of what is needed of the {name}"
 
 
 def _place(what: str, path: Sequence[Any]) -> str:

@@ -6,7 +6,9 @@ An app of its own: add ``django_delayq.recurring`` to ``INSTALLED_APPS``. Cron e
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, NoReturn
 
 from ..core.lazy import at_first_use
 
@@ -46,7 +48,19 @@ __all__ = [  # noqa: RUF022  grouped by purpose
 ]
 
 
-__getattr__ = at_first_use(__name__, _HOME)
+# A type checker would take any name for one that there is.
+if not TYPE_CHECKING:
+    __getattr__ = at_first_use(__name__, _HOME)
+
+
+class _Package(ModuleType):
+    """Answers who takes the package for the decorator that it has: ``from django_delayq import recurring``."""
+
+    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
+        raise TypeError(f"{__name__} is a package: write from {__name__} import recurring")
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __dir__() -> list[str]:

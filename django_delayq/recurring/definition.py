@@ -11,7 +11,7 @@ from django.conf import settings
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from ..core import values
+from ..core import names, values
 from ..core.bounds import TOPIC_LENGTH
 from ..core.durations import Duration, seconds
 from ..core.exceptions import InvalidMessage
@@ -44,10 +44,15 @@ MEANT = {
     ),
     **dict.fromkeys(("args", "kwargs"), "payload"),
     **dict.fromkeys(("timezone", "time_zone"), "tz"),
+    **dict.fromkeys(("schedule_type", "trigger"), 'cron, such as "0 3 * * *", or every, such as "10m"'),
     **dict.fromkeys(("coalesce", "misfire_grace_time", "catch_up"), "missed"),
-    "start_time": "starts_at",
-    "end_time": "ends_at",
-    "task": "topic",
+    **dict.fromkeys(("start_time", "start_date", "next_run"), "starts_at"),
+    **dict.fromkeys(("end_time", "end_date", "repeats"), "ends_at"),
+    **dict.fromkeys(("task", "func"), "topic"),
+    "id": "name",
+    "replace_existing": 'on_conflict="replace"',
+    "max_instances": "limit=1 at @handler",
+    **dict.fromkeys(("jitter", "jobstore"), names.NOTHING),
 }
 
 
@@ -139,6 +144,8 @@ def checked(
     if (cron is None) == (every is None):
         given = "neither" if cron is None else "both"
         raise InvalidMessage(f"give a schedule a cron expression or an interval (every), not {given}")
+    if isinstance(cron, int | float | timedelta):
+        raise InvalidMessage(f'cron must be text such as "0 3 * * *", not {shown(cron)}; an interval is every')
     if missed not in Missed.values:
         raise InvalidMessage(f"missed is one of {', '.join(Missed.values)}, not {shown(missed)}")
     validation.expires(expires)

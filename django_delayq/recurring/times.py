@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import lru_cache
@@ -11,6 +12,7 @@ from zoneinfo import ZoneInfo
 from django.core.exceptions import ImproperlyConfigured
 
 from ..core import text, values
+from ..core.durations import seconds
 from ..core.exceptions import InvalidMessage
 from ..project import validation
 
@@ -142,4 +144,8 @@ def _parsed(cron: str, start: datetime) -> Iterator[datetime]:
         found: Iterator[datetime] = CronSim(cron, start)
         return found
     except (CronSimError, ValueError) as error:
-        raise InvalidMessage(f"not a cron expression: {text.shown(cron)}: {str(error)[:60]}") from None
+        hint = 'write one such as "0 3 * * *"'
+        with suppress(ValueError):
+            seconds(cron)
+            hint = f"an interval is every={cron!r}"
+        raise InvalidMessage(f"not a cron expression: {text.shown(cron)}: {str(error)[:60]}; {hint}") from None

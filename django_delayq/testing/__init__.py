@@ -18,7 +18,9 @@ _HOME = {"Delayq": "helper", "DelayqMixin": "helper", "Ran": "deliverer", "Unkno
 __all__ = ["Delayq", "DelayqMixin", "Ran", "UnknownTopic"]
 
 
-__getattr__ = at_first_use(__name__, _HOME)
+# A type checker would take any name for one that there is.
+if not TYPE_CHECKING:
+    __getattr__ = at_first_use(__name__, _HOME)
 
 
 def __dir__() -> list[str]:

@@ -25,7 +25,7 @@ from ..core.outcomes import Outcome, Retry
 from ..core.states import State
 from ..extensions import WorkerExtensions
 from ..models import Message, Transition
-from ..project import conf, registry
+from ..project import conf, registry, validation
 from ..project.answers import Reject, RetryLater
 from ..record import crashes, transitions
 from ..record.sql import statements
@@ -47,6 +47,8 @@ def check_topic(topic: str, elsewhere: Collection[str] = ()) -> str:
     known = {*registry.handlers(), *elsewhere}
     if topic in known:
         return topic
+    if callable(topic):
+        validation.topic(topic)
     near = get_close_matches(str(topic), sorted(known), n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "no app registers one like it."
     raise UnknownTopic(

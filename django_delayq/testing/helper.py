@@ -101,6 +101,14 @@ ANYTHING: Any = object()
 _EXACT = {"key": validation.key, "queue": validation.queue, "priority": validation.priority}
 
 
+# What other queues, and ``schedule_message``, call the criteria.
+_MEANT = {
+    **dict.fromkeys((*names.DELAYS, *names.DUE_TIMES, "delay", "due_at"), "due"),
+    **dict.fromkeys(("args", "kwargs", "data", "body"), "payload"),
+    **dict.fromkeys(("times", "n", "number"), "count"),
+}
+
+
 class Sought(TypedDict, total=False):
     """What a test may look for, besides the topic. What it leaves out may have any value."""
 
@@ -132,8 +140,8 @@ class Criteria(NamedTuple):
         Raises ``TypeError`` for a criterion that there is not, and ``ValueError`` for a value that cannot be.
         """
         known, given = Sought.__annotations__, dict[str, Any](wanted)
-        if unknown := wanted.keys() - known.keys():
-            raise TypeError(f"there is no criterion {names.unknown(unknown, known, {})}")
+        if wanted.keys() - known.keys():
+            raise TypeError(f"there is no criterion {names.unknown(given, known, _MEANT)}")
         due = wanted.get("due")
         if due is not None and not isinstance(due, datetime):
             due = now + timedelta(seconds=seconds(due))
@@ -229,6 +237,17 @@ def elsewhere() -> Collection[str]:
     return _used[-1].elsewhere if _used else ()
 
 
+@names.refuse_attributes(
+    "Delayq",
+    {
+        **dict.fromkeys(("run", "run_all", "run_due", "work", "execute", "process", "flush", "perform_all"), "drain()"),
+        **dict.fromkeys(("advance", "forward", "shift", "sleep", "tick", "wait", "move_to"), 'travel("15m")'),
+        **dict.fromkeys(("jobs", "messages", "queue", "tasks", "enqueued"), "scheduled()"),
+        **dict.fromkeys(
+            ("assert_enqueued", "assert_called", "assert_has_enqueued"), 'assert_scheduled("orders.close")'
+        ),
+    },
+)
 class Delayq:
     """The queue in a test: a context manager, which gives the queue a clock of the test's own and no Redis.
 
@@ -517,6 +536,7 @@ def _more(number: int) -> str:
 # --- for Django's test cases ------------------------------------------------------------------------------------------
 
 
+@names.refuse_attributes("The test", {"delayq": "DelayqMixin before TestCase"})
 class DelayqMixin(TestCase):
     """Gives each test ``self.delayq``. Write it before ``TestCase``, ``TransactionTestCase`` or ``SimpleTestCase``.
 

@@ -17,9 +17,9 @@ from tests.support.commands import run
         (["--concurrency", "4"], "instead of --concurrency write --threads"),
         (["--concurrency=4"], "instead of --concurrency write --threads"),
         (["-c", "4"], "instead of -c write --threads"),
-        (["-Q", "mail"], "instead of -Q write --queue"),
+        (["-Q", "mail"], "instead of -Q write --queue, once for each queue"),
         (["-w", "8"], "instead of -w write --processes and --threads"),
-        (["--beat"], "instead of --beat write --roles"),
+        (["--beat"], "leave out --beat"),
     ],
 )
 def test_an_option_of_another_queue_is_refused_with_the_one_that_is_meant(words: list[str], hint: str) -> None:

@@ -213,7 +213,7 @@ FUNCTION = r"a function of \(attempt, error\) is wanted, not "
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (5, f"{LIST}int"),
+        (5, r"for 5 retries write RetryPolicy.exponential\(max_attempts=6\)"),
         ("5m", f"{LIST}str"),
         (None, f"{LIST}NoneType"),
         ({"10s": 1}, f"{LIST}dict"),

@@ -69,7 +69,11 @@ def test_an_impossible_console_is_a_problem(given: Any) -> None:
 def test_an_unknown_key_is_e002_and_named() -> None:
     _settings, (problem,) = conf.parse({"HORIZONT": 600})
     assert problem.id == "E002"
-    assert "'HORIZONT'" in problem.message
+    assert ("'HORIZONT'" in problem.message, problem.hint) == (True, "Write HORIZON.")
+
+
+def test_the_hint_for_a_key_that_is_like_none_lists_all() -> None:
+    _settings, (problem,) = conf.parse({"ZZZ": 600})
     assert "CONSOLE, DEAD_RETENTION, DEFAULT_QUEUE" in problem.hint
     assert "TESTING" in problem.hint
 

@@ -89,7 +89,10 @@ def test_a_payload_that_cannot_be_stored_is_refused_with_the_place_in_it(value: 
 
 
 def test_an_error_names_the_place_in_the_headers() -> None:
-    with pytest.raises(InvalidMessage, match=r"^headers\['trace'\]\[0\] is of type object, which is not JSON$"):
+    words = (
+        r"^headers\['trace'\]\[0\] is of type object, which is not JSON; pass a dict of what is needed of the object$"
+    )
+    with pytest.raises(InvalidMessage, match=words):
         validation.headers({"trace": [object()]})
 
 

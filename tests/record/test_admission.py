@@ -340,7 +340,7 @@ def test_a_refusal_of_the_project_stays_what_it_is(declare: Declare) -> None:
     declare("l.one", limit=1, limit_key=refuse)
     with pytest.raises(NoTenant, match="there is no tenant anna: 7") as raised:
         schedule_messages([{"topic": "l.one"}])
-    assert raised.value.__notes__ == ["message 0"]
+    assert raised.value.__notes__ == ["limit_key of @handler('l.one')", "message 0"]
 
 
 def test_a_limit_key_without_a_limit_is_an_error_where_the_handler_is_known(declare: Declare) -> None:

@@ -33,7 +33,7 @@ def test_every_name_that_a_package_lists_is_there(package: str) -> None:
 
 def test_a_wrong_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'schedule'"):
-        django_delayq.schedule  # noqa: B018
+        django_delayq.schedule  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_importing_the_package_loads_neither_models_nor_redis_nor_django() -> None:

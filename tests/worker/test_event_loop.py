@@ -368,7 +368,7 @@ def test_a_second_cancel_does_not_interrupt_how_a_handler_cleans_up(parts: Parts
 
     one = cancelled(clean_up, retry=False)
     assert cleaning.wait(60)
-    one.cancel("cancel requested")
+    one.cancel_task("cancel requested")
     go_on.set()
     finish(parts)
     assert (state(one), told) == (State.CANCELLED, ["cleaned up"])
@@ -401,7 +401,7 @@ def test_what_decides_is_raised_outside_of_a_group_of_tasks(run: Run, outside: b
 
 def test_a_cancel_that_comes_after_the_end_of_a_handler_does_nothing(run: Run) -> None:
     (one,) = run(_pass)
-    assert not one.cancel("too late")
+    assert not one.cancel_task("too late")
     one._cancel("too late")
     assert (state(one), one.cancel_reason) == (State.CONSUMED, "")
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MessageAdmin", "WorkerAdmin", "register"]
 
-__getattr__ = load
+if not TYPE_CHECKING:
+    __getattr__ = load
 
 register(admin.site)

@@ -31,7 +31,7 @@ class TaskOptions(TypedDict, total=False):
 
 
 _NAMES = sorted(TaskOptions.__annotations__)
-_MEANT = {name: meant for name, meant in registry.MEANT.items() if meant in _NAMES}
+_MEANT = {name: meant for name, meant in registry.MEANT.items() if meant.partition("=")[0] in _NAMES}
 # Where a function keeps what ``options`` has given it.
 _ATTRIBUTE = "delayq_options"
 _known: dict[str, AnyTask] = {}
@@ -60,8 +60,8 @@ def options(*, topic: str | None = None, **terms: Unpack[TaskOptions]) -> Callab
 
 def checked(terms: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options as a dict. Raises ``TypeError`` and ``ValueError`` for options that cannot be."""
-    if unknown := terms.keys() - set(_NAMES):
-        said = names.unknown(unknown, _NAMES, _MEANT)
+    if terms.keys() - set(_NAMES):
+        said = names.unknown(terms, _NAMES, _MEANT)
         raise TypeError(f"a task has no option {said}; it has {', '.join(_NAMES)}")
     # This checks the values, and registers nothing.
     registry.handler("task", **terms)

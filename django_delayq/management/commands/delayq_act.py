@@ -203,6 +203,7 @@ class Command(common.DelayqCommand):
     exits = (0, 1, 2, 4, 69, 78, 130)
 
     def add_arguments(self, parser: CommandParser) -> None:
+        common.give_hints(parser, _MEANT)
         # Django's own options may stand before the verb, and after it.
         django = BaseCommand().create_parser("", "", argument_default=argparse.SUPPRESS)
         verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB", help=", ".join(VERBS))
@@ -371,6 +372,17 @@ class _Work:
 # --- options ----------------------------------------------------------------------------------------------------------
 
 
+# What other queues call the verbs and the options.
+_MEANT = {
+    **dict.fromkeys(("abort", "delete", "revoke"), "cancel"),
+    **dict.fromkeys(("restart", "retry"), "requeue"),
+    "enqueue": "run",
+    **dict.fromkeys(("clear", "empty", "flush", "prune"), "purge"),
+    **dict.fromkeys(("--name", "--task"), "--topic"),
+    **dict.fromkeys(("--all", "-a", "--status"), "a selector, such as --queue or --topic"),
+}
+
+
 def _add_options(parser: CommandParser, verb: CommandVerb) -> None:
     parser.add_argument("ids", nargs="*", type=_id, metavar="ID", help="ids of messages; - reads ids from stdin")
     common.add_selectors(parser)
@@ -469,7 +481,12 @@ def _in_words(value: Any) -> str:
 
 
 def _id(text: str) -> int | str:
-    return text if text == "-" else common.message_id(text)
+    try:
+        return text if text == "-" else common.message_id(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(
+            f"{error}; to name messages otherwise write --topic, --queue or --key"
+        ) from None
 
 
 def _ids(given: list[int | str]) -> list[int]:

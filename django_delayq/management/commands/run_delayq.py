@@ -23,7 +23,7 @@ from ...api import pausing
 from ...broker import check_settings, describe
 from ...core import values
 from ...core.findings import Level
-from ...core.names import near
+from ...core.names import NOTHING, near
 from ...core.worker_options import Options
 from ...extensions import WorkerOption
 from ...inspector import diagnostics
@@ -90,8 +90,7 @@ class Command(BaseCommand):
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
         epilog = "Apps add options of their own, which there are only while the app is in INSTALLED_APPS."
         parser = super().create_parser(prog_name, subcommand, epilog=epilog, **kwargs)
-        refuse = parser.error
-        parser.error = lambda message: refuse(_with_hints(message))  # type: ignore[method-assign]
+        common.give_hints(parser, _MEANT)
         return parser
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -390,6 +389,9 @@ def _ensure_logging(verbosity: int) -> None:
 def _queue(text: str) -> tuple[str, int]:
     """Read the name of a queue, and its weight or 0."""
     name, sign, weight = (part.strip() for part in text.partition("="))
+    if "," in name:
+        each = " ".join(f"--queue {one.strip()}" for one in text.split(","))
+        raise argparse.ArgumentTypeError(f"one queue, not several: write {each}")
     queue = common.queue_name(name)
     if sign and not (weight.isascii() and weight.isdecimal() and len(weight) <= 4 and int(weight)):
         raise argparse.ArgumentTypeError(f"{name}={weight}: a weight is a whole number from 1 to 9999")
@@ -409,21 +411,20 @@ def _queues(given: Sequence[tuple[str, int]]) -> tuple[tuple[str, ...], tuple[in
 # What the workers of other queues call the options.
 _MEANT = {
     **dict.fromkeys(("-c", "--concurrency", "--worker-threads"), "--threads"),
-    **dict.fromkeys(("-Q", "-q", "--queues"), "--queue"),
+    **dict.fromkeys(("-Q", "-q", "--queues", "--queue-name"), "--queue, once for each queue"),
     **dict.fromkeys(("-l", "--loglevel", "--log-level"), "-v 2"),
-    **dict.fromkeys(("-B", "--beat"), "--roles"),
     **dict.fromkeys(("-P", "--pool", "--autoscale", "-w", "--workers"), "--processes and --threads"),
-    "-n": "--worker-name",
-    "--burst": "--once",
+    **dict.fromkeys(("-n", "--hostname", "--name"), "--worker-name"),
+    **dict.fromkeys(("--batch", "--burst", "--one-shot", "--run-once"), "--once"),
+    **dict.fromkeys(("--watch", "--autoreload"), "--reload"),
+    **dict.fromkeys(("--soft-time-limit", "--time-limit"), "timeout= at @handler"),
     "--max-jobs": "--max-messages",
+    # The project is that of manage.py, and each worker makes the messages of schedules.
+    **dict.fromkeys(("-A", "--app", "worker", "-B", "--beat", "--scheduler", "--with-scheduler"), NOTHING),
+    **dict.fromkeys(("-E", "--events", "-k", "--worker-type", "-O", "-D", "--detach", "--pidfile"), NOTHING),
+    **dict.fromkeys(("--prefetch-multiplier", "--without-gossip", "--without-mingle"), NOTHING),
+    **dict.fromkeys(("default", "high", "low"), "--queue, once for each queue"),
 }
-
-
-def _with_hints(error: str) -> str:
-    """Add to an error of the command line what to write instead of an option that another queue has."""
-    flags = [word.partition("=")[0] for word in error.split()]
-    hints = [f"instead of {flag} write {_MEANT[flag]}" for flag in flags if flag in _MEANT]
-    return "; ".join([error, *hints])
 
 
 def _in_words(options: Options) -> Iterable[str]:

@@ -20,6 +20,7 @@ from django.db import Error as DatabaseError
 from django.db import connections, transaction
 from django.utils import timezone
 
+from ...core import names
 from ...core.durations import Duration, seconds
 from ...core.exceptions import HandlerTimeout, LeaseLost, MessageCancelled, Superseded
 from ...core.limits import PUNCTUAL
@@ -47,6 +48,20 @@ def _count_fork() -> None:
 os.register_at_fork(after_in_child=_count_fork)
 
 
+# Of handlers in other queues, and of what a message has elsewhere.
+_MEANT = {
+    **dict.fromkeys(("args", "body", "data", "get", "kwargs"), "message.payload"),
+    "__getitem__": "message.payload[…]",
+    **dict.fromkeys(("request", "task_id"), "message.id, and message.attempt, which counts from 1"),
+    **dict.fromkeys(("max_retries", "retries"), "message.attempt, which counts from 1, or message.attempts_left"),
+    **dict.fromkeys(("retry", "snooze"), 'raise RetryLater("60s")'),
+    **dict.fromkeys(("abort", "cancel", "delete", "reject"), 'raise Reject("why"), or return'),
+    **dict.fromkeys(("is_aborted", "is_cancelled", "should_abort"), "message.cancel_requested"),
+    **dict.fromkeys(("ack", "complete", "save"), "return, which ends the message"),
+}
+
+
+@names.refuse_attributes("A delivered message", _MEANT)
 class Delivery:
     """Implements ``registry.Delivered`` for the handler; everything else is for the worker.
 
@@ -298,7 +313,7 @@ class Delivery:
         """
         if cancel_requested and not self.cancel_requested:
             self.cancel_requested = True
-            self.cancel("cancel requested")
+            self.cancel_task("cancel requested")
         if leased_mono is not None:
             self.leased_mono = max(self.leased_mono, leased_mono)
 
@@ -368,7 +383,7 @@ class Delivery:
             self._watch_deadline()
             if self.cancel_requested:
                 # While the delivery waited for its place.
-                self.cancel("cancel requested")
+                self.cancel_task("cancel requested")
             return await _all_of(call(self))
         except (asyncio.CancelledError, TimeoutError) as error:
             if self._is_interrupted and not self.cancel_reason:
@@ -401,7 +416,7 @@ class Delivery:
             self._is_interrupted = True
             self._scope[1].cancel()
 
-    def cancel(self, reason: str) -> bool:
+    def cancel_task(self, reason: str) -> bool:
         """Cancel the task of an async handler, and return whether there is one. Any thread may call this."""
         scope = self._scope
         if scope is None:

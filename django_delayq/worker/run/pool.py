@@ -395,7 +395,7 @@ class Pool:
         """
         if self.wait_idle(timeout, give_up):
             return True
-        cancelled = [delivery for delivery in self.held() if delivery.cancel("shutdown")]
+        cancelled = [delivery for delivery in self.held() if delivery.cancel_task("shutdown")]
         return bool(cancelled) and self.wait_idle(CANCEL_TIME, give_up)
 
     def stop(self) -> None:

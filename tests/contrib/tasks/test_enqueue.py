@@ -119,7 +119,10 @@ def test_the_options_of_a_task_win_over_those_of_its_backend() -> None:
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ({"retries": 3}, "a task has no option retries .write retry.; it has lease, retry, timeout, transactional"),
+        (
+            {"retries": 3},
+            r"a task has no option retries \(write retry=RetryPolicy.exponential\(max_attempts=4\)\); it has lease, ",
+        ),
         ({"retry": "often"}, "retry is a RetryPolicy"),
         ({"lease": 0}, "lease must be between"),
     ],
