@@ -404,7 +404,7 @@ def test_the_package_of_schedules_is_a_package_still() -> None:
 def test_a_topic_that_is_the_path_of_a_handler_is_asked_about(
     names: dict[str, Any], db: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_delayq.api.scheduling._asked", set())
+    monkeypatch.setattr("django_delayq.api.asking._asked", set())
     with override_settings(DEBUG=True):
         schedule_message("mysite.handlers.close")
     assert [record.getMessage().partition("names. ")[2] for record in caplog.records] == ["Did you mean m.close?"]

@@ -359,7 +359,8 @@ def test_sentinels_that_say_nothing_do_not_delay_a_call(
 
         # A client without timeouts of our own waits for 5 s.
         is_quick(first_call, 4.5)
-    assert "MasterNotFoundError" in caplog.text
+    # Of the Sentinel's own silence, or of the time for the whole of it.
+    assert "Redis does not answer" in caplog.text
 
 
 @pytest.fixture
