@@ -113,7 +113,7 @@ Foresee = Callable[[QuerySet[Message]], Counter[Verdict]]
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What API and commands do for a verb. It answers TOO_LATE for messages that are in none of its ``states``."""
+    """The functions of a verb on messages. It answers TOO_LATE for messages in none of the states of its verb."""
 
     verb: Verb
     move: Move
@@ -155,7 +155,7 @@ class Action:
         """
         answer = Answer(None, Verdict.NOT_FOUND)
         for _round in range(held_keys.KEY_ROUNDS):
-            meant = find(using, topic, key, finished=self is REQUEUE)
+            meant = find(using, topic, key, finished=self.states <= FINAL)
             if meant is None:
                 return Answer(None, Verdict.NOT_FOUND)
             as_found = Q(next_id=meant.next_id)
@@ -178,7 +178,7 @@ class Action:
         if not times.spread or times.place is not None:
             return times
         rows = Message.objects.using(using).filter(state__in=self.states).order_by("pk")
-        if self is REQUEUE:
+        if self.verb.keeps_due_times:
             is_due = Q(due_at__lte=transitions.now(using)) if times.name_none else Q()
             rows = rows.filter(~key_is_taken(using), is_due)
         among = array("q")

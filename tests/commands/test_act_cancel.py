@@ -15,6 +15,7 @@ from django.db import OperationalError
 from django.utils import timezone
 
 from django_delayq import cancel_message, run_message
+from django_delayq.core import verbs
 from django_delayq.core.states import State
 from django_delayq.management import _common as common
 from django_delayq.models import Message, Transition
@@ -171,6 +172,12 @@ FORESEEN = {
     "requeue": {"requeued": 1, "key taken": 1, "too late": 3, "not found": 1},
     "purge": {"purged": 2, "too late": 3, "not found": 1},
 }
+
+
+@pytest.mark.parametrize(("verb", "verdicts"), FORESEEN.items(), ids=list(FORESEEN))
+def test_each_verdict_of_a_verb_has_a_line_and_a_word_in_its_help(verb: str, verdicts: dict[str, int]) -> None:
+    assert verdicts.keys() <= verbs.VERBS[verb].lines.keys()
+    assert [verdict for verdict in verbs.VERBS[verb].lines if verdict not in verbs.VERBS[verb].help] == []
 
 
 @EVERY_VERB

@@ -9,9 +9,9 @@ import pytest
 from django.core.management import call_command
 
 from django_delayq import RetryPolicy, handler
+from django_delayq.api.actions import ACTIONS
 from django_delayq.core.states import State
 from django_delayq.management import _common as common
-from django_delayq.management.commands.delayq_act import VERBS
 from django_delayq.models import Message
 from django_delayq.project.registry import Delivered
 from tests.support.commands import held, run, schedule
@@ -74,7 +74,7 @@ def test_the_bars_of_what_falls_due_are_there_in_ascii_too() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [["restore"], ["stats"], ["check"], ["queue"], ["recurring"], ["act"], *(["act", verb] for verb in VERBS)],
+    [["restore"], ["stats"], ["check"], ["queue"], ["recurring"], ["act"], *(["act", verb] for verb in ACTIONS)],
     ids=" ".join,
 )
 def test_the_help_lists_the_exit_codes(command: list[str], capsys: Any) -> None:

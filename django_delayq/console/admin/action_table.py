@@ -1,4 +1,4 @@
-"""The actions on messages as pages show them: labels, effects, forms, and outcomes in words."""
+"""The words of pages for the verbs of ``core/verbs.py``: labels, effects and outcomes; and the forms of the actions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UNCHANGED = _("unchanged")
 
 @dataclass(frozen=True, slots=True)
 class ConsoleAction:
-    """An action of the shared table as pages show it. ``effect`` says what it does to a message."""
+    """The words and the form of an action on pages. ``effect`` says what it does to a message."""
 
     action: actions.Action
     label: Text
@@ -32,13 +32,16 @@ class ConsoleAction:
     question: Text
     effect: Text
     form: type[ReasonForm] = ReasonForm
-    # True when the action cannot be undone: it always asks for the number of messages.
-    final: bool = False
 
     @property
     def name(self) -> str:
         """The name of the verb: in addresses, and of the operation that does it."""
         return self.action.name
+
+    @property
+    def final(self) -> bool:
+        """True for an action that nobody can undo."""
+        return self.action.verb.is_final
 
     def effect_on(self, state: State) -> Text:
         """Return what the action does to a message in this state."""
@@ -85,7 +88,6 @@ _TABLE = (
         _("Purge selected messages…"),
         _("Purge finished messages"),
         _("will be deleted, with its log"),
-        final=True,
     ),
 )
 # By name, in the order in which pages offer them.

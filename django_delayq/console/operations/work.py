@@ -204,7 +204,7 @@ class Scope:
             found = rows.filter(pk__in=[pk for pk, n, state in read if then.get(pk) == n or state not in action.states])
         else:
             found = found.filter(_unchanged_since(self.at), of_states(action.states))
-        later = found.filter(due_at__gt=self.at) if action is actions.REQUEUE else found.none()
+        later = found.filter(due_at__gt=self.at) if action.verb.keeps_due_times else found.none()
         ids, to_come = (tuple(actions.selected(each[: MOST_MESSAGES + 1])) for each in (found, later))
         return Scope(ids=ids, later=to_come)
 
@@ -258,8 +258,8 @@ class BulkAction(OperationWork):
         )
         # Those over which no spread goes.
         self.keeping = _unpacked(scope.get("later", "")) if self.times.name_none else ()
-        if self.action is actions.RESCHEDULE and (self.times.due_at is None) == (self.times.shift is None):
-            raise ValueError("reschedule needs either due or shift")
+        if "shift" in self.action.verb.options and (self.times.due_at is None) == (self.times.shift is None):
+            raise ValueError(f"{self.name} needs either due or shift")
 
     @classmethod
     def needed(cls, arguments: Mapping[str, Any]) -> tuple[str, ...]:

@@ -5,49 +5,28 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db.models import Q, QuerySet
 
 from ... import signals
 from ...api import actions
-from ...api.actions import Action, ToCome, selected
+from ...api.actions import ACTIONS, Action, ToCome, selected
 from ...core.chunks import chunks
 from ...core.clock import NO_TIME, iso
 from ...core.durations import brief
 from ...core.states import LIVE, State
+from ...core.verbs import Verb
 from ...core.verdicts import DONE, Verdict
 from ...models import Message
 from ...record import purge, transitions
 from ...record.transitions import ANY, MOVES_PER_TRANSACTION, Answer, DueTimes
 from .. import _common as common
 
-# --- the verbs: what the command says about each action, and the options it has ---------------------------------------
-
-
-def _nothing(times: DueTimes, number: int, to_come: ToCome) -> str:
-    return ""
-
-
-class CommandVerb(NamedTuple):
-    """An action as ``delayq_act`` offers it."""
-
-    action: Action
-    help: str
-    # The lines for people, and those of --dry-run that differ. With --json the verdicts themselves are the keys.
-    lines: Mapping[Verdict, str]
-    would: Mapping[Verdict, str]
-    # The reasons why a message cannot be changed, for the last line.
-    refusals: str
-    # Options besides those that every verb has.
-    options: tuple[str, ...] = ()
-    # Returns in words when this number of messages will be due, of which some have due times that are still to come.
-    when: Callable[[DueTimes, int, ToCome], str] = _nothing
-    # True: a due time that is still to come stays, unless the call gives one.
-    keeps_due_times: bool = False
+# --- when messages will be due, in words ------------------------------------------------------------------------------
 
 
 def _when_rescheduled(times: DueTimes, number: int, to_come: ToCome) -> str:
@@ -84,94 +63,11 @@ def _when_requeued(times: DueTimes, number: int, to_come: ToCome) -> str:
     return ", ".join(parts)
 
 
-_NOT_FOUND = {Verdict.NOT_FOUND: "{} not found"}
-_UNKNOWN = "an earlier delivery crashed and may have had its effect"
-
-VERBS = {
-    verb.action.name: verb
-    for verb in (
-        CommandVerb(
-            actions.CANCEL,
-            "Cancel live messages. Verdicts: cancelled (no delivery will start), requested (running: the handler can "
-            "see the request, and no retry follows), outcome unknown (cancelled, but a delivery that crashed may have "
-            "had its effect), too late (finished already), not found.",
-            {
-                Verdict.CANCELLED: "{} cancelled",
-                Verdict.REQUESTED: "{} running, asked to stop",
-                Verdict.OUTCOME_UNKNOWN: f"{{}} cancelled, but {_UNKNOWN}",
-                Verdict.TOO_LATE: "{} not cancelled: finished already",
-                **_NOT_FOUND,
-            },
-            {
-                Verdict.CANCELLED: "{} would be cancelled",
-                Verdict.REQUESTED: "{} running, would be asked to stop",
-                Verdict.OUTCOME_UNKNOWN: f"{{}} would be cancelled, but {_UNKNOWN}",
-            },
-            "finished already, or not found",
-        ),
-        CommandVerb(
-            actions.RESCHEDULE,
-            "Give messages that wait another due time: --due-at, or --shift from the due time that each has. The time "
-            "of expiry moves by as much. Verdicts: rescheduled, too late (running, or finished), not found.",
-            {
-                Verdict.RESCHEDULED: "{} rescheduled",
-                Verdict.TOO_LATE: "{} not rescheduled: running, or finished already",
-                **_NOT_FOUND,
-            },
-            {Verdict.RESCHEDULED: "{} would be rescheduled"},
-            "running, finished already, or not found",
-            ("due_at", "shift", "spread"),
-            _when_rescheduled,
-        ),
-        CommandVerb(
-            actions.RUN,
-            "Make messages that wait due now: workers run them at once, except in paused queues and over a limit. (The "
-            "worker itself is the command run_delayq.) The time of expiry moves by as much. Verdicts: rescheduled, too "
-            "late (running, or finished), not found.",
-            {
-                Verdict.RESCHEDULED: "{} due now",
-                Verdict.TOO_LATE: "{} not changed: running, or finished already",
-                **_NOT_FOUND,
-            },
-            {Verdict.RESCHEDULED: "{} would be due now"},
-            "running, finished already, or not found",
-            ("spread",),
-            _when_run,
-        ),
-        CommandVerb(
-            actions.REQUEUE,
-            "Schedule dead, expired and cancelled messages again; their attempts start anew. A message whose due time "
-            "is still to come keeps it, and any other is due at once; with --due-at all are due then. Verdicts: "
-            "requeued, too late (live, or consumed), key taken (another message holds the topic and key), not found.",
-            {
-                Verdict.REQUEUED: "{} requeued",
-                Verdict.TOO_LATE: "{} not requeued: live, or consumed",
-                Verdict.KEY_TAKEN: "{} not requeued: another message holds the topic and key",
-                **_NOT_FOUND,
-            },
-            {Verdict.REQUEUED: "{} would be requeued"},
-            "live, consumed, their key is taken, or not found",
-            ("due_at", "spread", "finished"),
-            _when_requeued,
-            keeps_due_times=True,
-        ),
-        CommandVerb(
-            actions.PURGE,
-            "Delete finished messages, with their log: by id, or with --finished-before and other selectors, which "
-            "leave out those that still hold their keys, and count nothing with --yes. The janitor of a worker prunes "
-            "by itself what is older than DELAYQ['RETENTION']. Verdicts: purged, too late (live), referred to (by a "
-            "row of another table), not found.",
-            {
-                Verdict.PURGED: "{} purged",
-                Verdict.TOO_LATE: "{} not purged: live, or locked by another transaction",
-                Verdict.REFERRED_TO: "{} not purged: rows of other tables refer to them",
-                **_NOT_FOUND,
-            },
-            {Verdict.PURGED: "{} would be purged"},
-            "live, locked, referred to by other tables, or not found",
-            ("finished",),
-        ),
-    )
+# By verb: says when this number of messages will be due, of which some have due times that are still to come.
+_WHEN: dict[str, Callable[[DueTimes, int, ToCome], str]] = {
+    "reschedule": _when_rescheduled,
+    "run": _when_run,
+    "requeue": _when_requeued,
 }
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -206,8 +102,9 @@ class Command(common.DelayqCommand):
         common.give_hints(parser, _MEANT)
         # Django's own options may stand before the verb, and after it.
         django = BaseCommand().create_parser("", "", argument_default=argparse.SUPPRESS)
-        verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB", help=", ".join(VERBS))
-        for name, verb in VERBS.items():
+        verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB", help=", ".join(ACTIONS))
+        for name, action in ACTIONS.items():
+            verb = action.verb
             added = verbs.add_parser(
                 name, help=verb.help, description=verb.help, epilog=parser.epilog, parents=[django], add_help=False
             )
@@ -215,16 +112,17 @@ class Command(common.DelayqCommand):
             _add_options(added, verb)
 
     def work(self, using: str, options: dict[str, Any]) -> None:
-        verb = VERBS[options["verb"]]
+        action = ACTIONS[options["verb"]]
+        verb = action.verb
         for name in ("finished_after", "finished_before"):
             if isinstance(options.get(name), timedelta):
                 options[name] = transitions.now(using) - options[name]
         by_selectors = _by_selectors(verb, options)
-        work = _Work(using, verb, _times(options), options)
-        rows = _narrowed(Message.objects.using(using).filter(state__in=sorted(verb.action.states)), options)
+        work = _Work(using, action, _times(options), options)
+        rows = _narrowed(Message.objects.using(using).filter(state__in=sorted(verb.states)), options)
         if by_selectors:
             self.ask_about_selectors(rows, options)
-        if by_selectors and verb.action is actions.PURGE:
+        if by_selectors and verb.is_final:
             work.choose_finished()
         else:
             work.choose(selected(rows) if by_selectors else _ids(options["ids"]))
@@ -234,7 +132,7 @@ class Command(common.DelayqCommand):
             number = _done(verdicts)
             if number > 1 or (number and by_selectors):
                 when = f": {work.when}" if work.when else ""
-                self.confirm(f"This will {verb.action.name} {common.messages(number)}{when}.", yes=options["yes"])
+                self.confirm(f"This will {verb.name} {common.messages(number)}{when}.", yes=options["yes"])
             verdicts = work.done
             try:
                 work.act()
@@ -247,7 +145,7 @@ class Command(common.DelayqCommand):
             signals.emit_action(
                 Message,
                 using,
-                verb.action.name,
+                verb.name,
                 _target(ids, options),
                 message_id=ids[0] if len(ids) == 1 else None,
                 reason=options["reason"],
@@ -271,10 +169,11 @@ class Command(common.DelayqCommand):
             return
         for line in work.passed_over():
             self.stderr.write(f"{line}.", self.style.WARNING)
-        lines = {**verb.lines, **(verb.would if is_dry else {})}
         shown = {verdict: number for verdict, number in verdicts.items() if number}
         for verdict, number in shown.items():
-            self.say(lines[verdict].format(f"{number:,}"))
+            said = verb.lines[verdict]
+            text = said.would if is_dry and said.would else said.text
+            self.say(text.format(f"{number:,}"))
         if not shown:
             self.say("No message matches.")
         elif is_dry and work.when:
@@ -284,9 +183,10 @@ class Command(common.DelayqCommand):
 class _Work:
     """One verb for one selection of messages."""
 
-    def __init__(self, using: str, verb: CommandVerb, times: DueTimes, options: dict[str, Any]) -> None:
+    def __init__(self, using: str, action: Action, times: DueTimes, options: dict[str, Any]) -> None:
         self.using = using
-        self.verb = verb
+        self.action = action
+        self.verb = action.verb
         self.times = times
         self.options = options
         # What the verb would do now: the verdicts, and for a requeue the due times that are still to come.
@@ -303,25 +203,26 @@ class _Work:
     @property
     def when(self) -> str:
         """When the messages will be due, in words."""
-        return self.verb.when(self.times, _done(self.verdicts), self.to_come)
+        words = _WHEN.get(self.verb.name)
+        return "" if words is None else words(self.times, _done(self.verdicts), self.to_come)
 
     def choose(self, ids: Sequence[int]) -> None:
         """Choose these messages, and foresee the verdicts without writing anything."""
         self.ids = ids
-        if self.options["key"] is not None and self.verb.action.states <= LIVE:
+        if self.options["key"] is not None and self.verb.states <= LIVE:
             chosen = Message.objects.using(self.using).filter(pk__in=list(ids), next_id__isnull=False)
             self._as_chosen = Q(next_id=None) | Q(pk__in=[*chosen.values_list("pk", flat=True)])
         for batch in chunks(ids, MOVES_PER_TRANSACTION):
             rows = Message.objects.using(self.using).filter(pk__in=list(batch))
-            self.verdicts += self.verb.action.foresee(rows)
+            self.verdicts += self.action.foresee(rows)
             if self.verb.keeps_due_times:
-                free = rows.filter(~actions.key_is_taken(self.using), state__in=sorted(self.verb.action.states))
+                free = rows.filter(~actions.key_is_taken(self.using), state__in=sorted(self.verb.states))
                 self.to_come += actions.to_come(free)
         self.verdicts[Verdict.NOT_FOUND] = len(ids) - sum(self.verdicts.values())
 
     def choose_finished(self) -> None:
         """Choose the finished messages that match the selectors, and do not hold their keys."""
-        states = [State(state) for state in self.options["state"]] or sorted(self.verb.action.states)
+        states = [State(state) for state in self.options["state"]] or sorted(self.verb.states)
         self._finished = _narrowed(purge.finished(self.using, states, 0.0), self.options)
         # With --yes nobody reads the number, and on a large table counting takes longer than many batches.
         if not self.options["yes"] or self.options["dry_run"]:
@@ -331,7 +232,7 @@ class _Work:
         """Say which messages a purge leaves, because rows of other tables refer to them."""
         parts = [] if self._finished is None else [self._finished]
         if (self.done or self.verdicts)[Verdict.REFERRED_TO]:
-            finished = Message.objects.using(self.using).filter(state__in=sorted(self.verb.action.states))
+            finished = Message.objects.using(self.using).filter(state__in=sorted(self.verb.states))
             parts = [finished.filter(pk__in=list(batch)) for batch in chunks(self.ids, MOVES_PER_TRANSACTION)]
         found: dict[str, list[int]] = {}
         for rows in parts:
@@ -354,7 +255,7 @@ class _Work:
                 yield Counter({Verdict.PURGED: size})
             return
         how: dict[str, Any] = {"times": self.times, "reason": self.options["reason"]}
-        for answers in self.verb.action.apply_in_batches(self.using, self.ids, **how, among=self._as_chosen):
+        for answers in self.action.apply_in_batches(self.using, self.ids, **how, among=self._as_chosen):
             yield Counter(self._followed(answer, how).verdict for answer in answers)
 
     def _followed(self, answer: Answer, how: dict[str, Any]) -> Answer:
@@ -365,7 +266,7 @@ class _Work:
         if answer.id is not None and answer.verdict == Verdict.NOT_FOUND and self._as_chosen:
             gone_on = Message.objects.using(self.using).filter(pk=answer.id, next_id__isnull=False).only("topic", "key")
             for message in gone_on:
-                return self.verb.action.apply_by_key(self.using, message.topic, message.key, **how)
+                return self.action.apply_by_key(self.using, message.topic, message.key, **how)
         return answer
 
 
@@ -383,7 +284,7 @@ _MEANT = {
 }
 
 
-def _add_options(parser: CommandParser, verb: CommandVerb) -> None:
+def _add_options(parser: CommandParser, verb: Verb) -> None:
     parser.add_argument("ids", nargs="*", type=_id, metavar="ID", help="ids of messages; - reads ids from stdin")
     common.add_selectors(parser)
     if "finished" in verb.options:
@@ -398,7 +299,7 @@ def _add_options(parser: CommandParser, verb: CommandVerb) -> None:
     parser.add_argument(
         "--state",
         action="append",
-        choices=sorted(state.value for state in verb.action.states),
+        choices=sorted(state.value for state in verb.states),
         default=[],
         help="only messages in this state (repeatable; default: every one of them)",
     )
@@ -409,7 +310,7 @@ def _add_options(parser: CommandParser, verb: CommandVerb) -> None:
     common.add_json(parser)
 
 
-def _add_times(parser: CommandParser, verb: CommandVerb) -> None:
+def _add_times(parser: CommandParser, verb: Verb) -> None:
     if "due_at" in verb.options:
         when = parser.add_mutually_exclusive_group(required="shift" in verb.options)
         when.add_argument(
@@ -435,15 +336,15 @@ def _add_times(parser: CommandParser, verb: CommandVerb) -> None:
         )
 
 
-def _by_selectors(verb: CommandVerb, options: dict[str, Any]) -> bool:
+def _by_selectors(verb: Verb, options: dict[str, Any]) -> bool:
     """Tell whether the messages are given by selectors. Raise ``CommandError`` unless by these or by ids."""
     by_ids, by_selectors = bool(options["ids"]), any(options.get(name) for name in SELECTORS)
     if by_ids and by_selectors:
         raise common.wrong_usage("Give ids or selectors, not both.")
     if not by_ids and not by_selectors:
-        hint = " To start a worker: run_delayq." if verb.action is actions.RUN else ""
+        hint = " To start a worker: run_delayq." if verb.name == "run" else ""
         raise common.wrong_usage(f"Give ids of messages, or selectors such as --topic and --queue.{hint}")
-    if by_selectors and verb.action is actions.PURGE and options["finished_before"] is None:
+    if by_selectors and verb.is_final and options["finished_before"] is None:
         raise common.wrong_usage("A purge by selectors needs --finished-before, e.g. --finished-before 30d.")
     return by_selectors
 

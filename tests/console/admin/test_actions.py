@@ -23,6 +23,7 @@ from django_delayq.console.admin import MessageAdmin, action_pages, action_table
 from django_delayq.console.models import AuditEvent, Operation
 from django_delayq.console.operations import work
 from django_delayq.core.states import State
+from django_delayq.core.verbs import VERBS
 from django_delayq.models import Message, Transition
 from django_delayq.record import crashes, transitions
 from tests.support import referring
@@ -188,6 +189,11 @@ def test_the_pages_have_every_action_of_the_table_with_an_effect_in_each_of_its_
     for name, shown in action_table.CONSOLE_ACTIONS.items():
         changing = {state for state in State if shown.effect_on(state) is not action_table.UNCHANGED}
         assert changing == table.ACTIONS[name].states
+
+
+def test_the_audit_has_a_word_for_every_verb_that_it_may_name() -> None:
+    # Nobody does "bulk" alone: it is a permission beside that of an action.
+    assert VERBS.keys() - action_table.LABELS.keys() == {"bulk"}
 
 
 # --- the guards -------------------------------------------------------------------------------------------------------
