@@ -174,8 +174,8 @@ class Action:
             yield self.apply(using, list(batch), times=times, reason=reason, among=among)
 
     def _spread(self, using: str, ids: Sequence[int], times: DueTimes) -> DueTimes:
-        """Return the times with the places of the messages that a spread goes over, unless these are known."""
-        if not times.spread or times.place is not None:
+        """Return the times with the ranks of the messages that a spread goes over, unless these are known."""
+        if not times.spread or times.rank is not None:
             return times
         rows = Message.objects.using(using).filter(state__in=self.states).order_by("pk")
         if self.verb.keeps_due_times:
@@ -184,16 +184,19 @@ class Action:
         among = array("q")
         for batch in chunks(sorted(ids), MOVES_PER_TRANSACTION):
             among.extend(rows.filter(pk__in=batch).values_list("pk", flat=True))
-        return replace(times, place=place_among(among))
+        return spread_among(times, among)
 
 
-def place_among(ids: Sequence[int], without: Sequence[int] = ()) -> Callable[[int], float]:
-    """Return the places of messages in a time over which they are spread evenly.
+def spread_among(times: DueTimes, ids: Sequence[int], without: Sequence[int] = ()) -> DueTimes:
+    """Return the times for a spread over these messages, in the order of their ids.
 
-    Both are in the order of the ids. Those that are left out are among the ``ids``.
+    Both sequences are in that order. Those that are left out are among the ``ids``.
     """
-    number = max(1, len(ids) - len(without))
-    return lambda pk: (bisect_left(ids, pk) - bisect_left(without, pk)) / number
+
+    def rank(pk: int) -> int:
+        return bisect_left(ids, pk) - bisect_left(without, pk)
+
+    return replace(times, rank=rank, number=len(ids) - len(without))
 
 
 def make_way(using: str, other: Message) -> bool:

@@ -50,15 +50,16 @@ class DueTimes:
     """The due times that an action gives to its messages. Cancel and purge give none.
 
     The new due time is ``due_at``, or ``delay`` from now, or the old due time moved by ``shift``. With none of them it
-    is now; but a requeue then leaves a due time that is still to come as it is. With ``spread`` the messages are
-    distributed over that time: each is due later by the part of it, from 0 to 1, that ``place`` returns for its id.
+    is now; but a requeue then leaves a due time that is still to come as it is. ``spread`` distributes ``number``
+    messages evenly over that time; ``rank`` returns how many of them are due before the one with an id.
     """
 
     due_at: datetime | None = None
     delay: timedelta | None = None
     shift: timedelta | None = None
     spread: timedelta = NO_TIME
-    place: Callable[[int], float] | None = None
+    rank: Callable[[int], int] | None = None
+    number: int = 0
 
     @property
     def name_none(self) -> bool:
@@ -66,8 +67,8 @@ class DueTimes:
         return self.due_at is None and self.delay is None
 
     def share(self, pk: int) -> timedelta:
-        """Return how much later than the first of them a message is due."""
-        return NO_TIME if self.place is None else self.spread * self.place(pk)
+        """Return how much later than the first of them a message is due: never later than the whole time."""
+        return NO_TIME if self.rank is None else self.spread * min(1.0, self.rank(pk) / max(1, self.number))
 
 
 NO_TIMES = DueTimes()
@@ -332,23 +333,13 @@ def move_unlocked(
 # --- act --------------------------------------------------------------------------------------------------------------
 
 
-def cancel(
-    using: str,
-    ids: Sequence[int],
-    *,
-    overdue_since: datetime | None = None,
-    reason: str = "",
-    among: Q = ANY,
-) -> list[Answer]:
+def cancel(using: str, ids: Sequence[int], *, reason: str = "", among: Q = ANY) -> list[Answer]:
     """Cancel messages, and ask running ones to stop. ``Verdict`` lists the possible answers.
 
-    ``overdue_since`` as in ``reschedule``: then running messages go on. Here and below, a message is not found unless
-    it is ``among`` those that a condition names when its row is locked.
+    Here and below, a message is not found unless it is ``among`` those that a condition names when its row is locked.
     """
 
     def decide(message: Message, at: datetime) -> Decision:
-        if overdue_since is not None and not _waits(message, overdue_since):
-            return TOO_LATE
         return cancel_decision(message, reason)
 
     return _act(using, ids, decide, among)
@@ -373,20 +364,17 @@ def reschedule(
     times: DueTimes = NO_TIMES,
     reason: str = "",
     among: Q = ANY,
-    *,
-    overdue_since: datetime | None = None,
 ) -> list[Answer]:
     """Move the due time of waiting messages. A shift moves none to before now.
 
-    With ``overdue_since`` only messages that were due by then move: a message that was rescheduled meanwhile stays as
-    it is. A message that is due, may start and is to be due at once keeps its due time: it stays before those of its
-    limit that became due later.
+    A message that is due, may start and is to be due at once keeps its due time: it stays before those of its limit
+    that became due later.
     """
     moved_due = _due_mover(using, ids)
     is_at_once = times.due_at is None and times.shift is None and not times.delay and not times.spread
 
     def decide(message: Message, at: datetime) -> Decision:
-        if not _waits(message, overdue_since):
+        if message.state != State.SCHEDULED:
             return TOO_LATE
         start = times.due_at or at + (times.delay or NO_TIME)
         if times.shift is not None:
@@ -448,19 +436,15 @@ def requeue(
     return answers
 
 
-def give_up(using: str, ids: Sequence[int], *, overdue_since: datetime | None = None, reason: str = "") -> list[Answer]:
-    """Move ``scheduled → dead`` without a delivery. ``overdue_since`` as in ``reschedule``."""
+def give_up(using: str, ids: Sequence[int], *, reason: str = "", among: Q = ANY) -> list[Answer]:
+    """Move ``scheduled → dead`` without a delivery."""
 
     def decide(message: Message, at: datetime) -> Decision:
-        if not _waits(message, overdue_since):
+        if message.state != State.SCHEDULED:
             return TOO_LATE
         return Decision(State.DEAD, reason=reason, verdict=Verdict.GIVEN_UP)
 
-    return _act(using, ids, decide)
-
-
-def _waits(message: Message, overdue_since: datetime | None) -> bool:
-    return message.state == State.SCHEDULED and (overdue_since is None or message.due_at <= overdue_since)
+    return _act(using, ids, decide, among)
 
 
 def _act(using: str, ids: Sequence[int], decide: Decide, among: Q = ANY) -> list[Answer]:

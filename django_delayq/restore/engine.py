@@ -6,17 +6,19 @@ import json
 import os
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import partial
 from itertools import starmap
+from typing import NamedTuple
 from uuid import uuid4
 
 from django.db.models import Count, Min, Q, QuerySet
 
 from .. import signals
 from ..api import pausing
+from ..api.actions import CANCEL, RESCHEDULE, Move
 from ..broker import RedisBroker
 from ..broker.base import IDS_PER_CALL, Entry, Put
 from ..core import actors, bounds, failpoints
@@ -28,11 +30,11 @@ from ..models import Message
 from ..project import conf
 from ..record import transitions
 from ..record.sql import statements
-from ..record.transitions import DueTimes
+from ..record.transitions import Answer, DueTimes
 from .filling import LOADER_LEASE, Load, fill
 from .horizon import NO_LEASE, ensure_horizon, is_current, refuse_foreign, writable_server
 from .reading import Batch, BatchEnd, merged, queues
-from .selection import Overdue, Position, Report, Selection, Stage, Tally
+from .selection import IS_SCHEDULED, Overdue, Position, Report, Selection, Stage, Tally
 
 # Batches that are read while one is being put.
 BATCHES_AHEAD = 4
@@ -55,6 +57,52 @@ def without_redis() -> Iterator[None]:
         raise
     except BrokerUnavailable:
         pass
+
+
+class Change(NamedTuple):
+    """A change of overdue messages: the move of an action, its reason in the log, and the count of ``Tally``."""
+
+    move: Move
+    reason: str
+    counted: str
+
+
+def _give_up(using: str, ids: Sequence[int], times: DueTimes, reason: str, among: Q) -> list[Answer]:
+    return transitions.give_up(using, ids, reason=reason, among=among)
+
+
+CHANGES = {
+    Overdue.CANCEL: Change(CANCEL.move, "cancelled by a restore: overdue", "cancelled"),
+    Overdue.DEAD: Change(_give_up, "given up by a restore: overdue", "dead"),
+    Overdue.SPREAD: Change(RESCHEDULE.move, "spread by a restore: overdue", "spread"),
+}
+
+
+@dataclass(slots=True)
+class Spreading:
+    """The overdue messages that are changed batch by batch, and the time over which a spread distributes them."""
+
+    span: timedelta
+    # When the time of the spread begins.
+    base: datetime
+    # The number of messages that were changed, and of all of them.
+    done: int = 0
+    number: int = 0
+
+    def go_on(self, now: datetime) -> bool:
+        """Begin the time later if the next message would be due in the past. Return whether it would."""
+        base = max(self.base, now - self.span * min(1.0, self.done / max(1, self.number)))
+        is_late, self.base = base > self.base, base
+        return is_late
+
+    def times(self, ids: Sequence[int]) -> DueTimes:
+        """Return the due times of the next batch, in the order of ``ids``.
+
+        Messages that became overdue after the count are spread, too, and over no longer time.
+        """
+        ranks = {pk: rank for rank, pk in enumerate(ids, self.done)}
+        self.done += len(ids)
+        return DueTimes(self.base, spread=self.span, rank=ranks.__getitem__, number=self.number)
 
 
 class Restore:
@@ -101,12 +149,13 @@ class Restore:
         now = transitions.now(using)
         self._began = now if self._from is None else from_us(self._from.began_us)
         self._cutoff = self._began - bounds.OVERDUE_AFTER
-        self._done, self._total = (0, 0) if self._from is None else (self._from.done, self._from.total)
-        # When the time of a spread begins. If the restore stood still, its next message is due now, not in the past.
-        base = self._began if self._from is None else from_us(self._from.base_us)
-        self._base = max(base, now - self.spread * min(1.0, self._done / max(1, self._total)))
+        self._spreading = Spreading(self.spread, now)
+        if self._from is not None:
+            self._spreading = Spreading(self.spread, from_us(self._from.base_us), self._from.done, self._from.total)
+        # If the restore stood still, its next message is due now, not in the past.
+        has_moved = self._spreading.go_on(now)
         is_amid = self._from is not None and self._from.stage == Stage.OVERDUE and overdue == Overdue.SPREAD
-        self.stood_still = is_amid and self._base > base
+        self.stood_still = is_amid and has_moved
         self._spread_until = now + self.spread
         # True: everything counts as loaded when it was restored from the beginning to the end.
         self._counts_as_load = self.selection.is_everything and self._from is None
@@ -125,7 +174,7 @@ class Restore:
             if tally.found or tally.running or queue in self.selection.queues:
                 self.report.queues[queue] = tally
         if self._from is None:
-            self._total = self.report.total().overdue
+            self._spreading.number = self.report.total().overdue
         return self.report
 
     def prepare(self) -> Report:
@@ -136,7 +185,7 @@ class Restore:
         for queue in self.selection.queues or queues(self.using):
             self.report.queues[queue] = Tally()
             if self._from is None and self.overdue == Overdue.SPREAD:
-                self._total += sum(rows.filter(self._is_overdue()).count() for rows in self._chunks(queue))
+                self._spreading.number += sum(rows.filter(self._is_overdue()).count() for rows in self._chunks(queue))
         self._counts_as_load = False
         return self.report
 
@@ -274,7 +323,16 @@ class Restore:
         due, pk = end or (None, 0)
         due_us = None if due is None else to_us(due)
         self.report.position = json.dumps(
-            Position(stage, queue, due_us, pk, to_us(self._began), self._done, self._total, to_us(self._base))
+            Position(
+                stage,
+                queue,
+                due_us,
+                pk,
+                to_us(self._began),
+                self._spreading.done,
+                self._spreading.number,
+                to_us(self._spreading.base),
+            )
         )
 
     def _read(
@@ -355,26 +413,17 @@ class Restore:
     def _change_overdue(self, queue: str, tally: Tally, after: BatchEnd | None) -> Generator[tuple[int, BatchEnd]]:
         """End or spread the overdue messages in the record. Yield how many of a batch need not be put any more."""
         if self.dry_run:
-            self._foresee_changes(queue, tally)
+            self._foresee_changes(tally)
             return
-        horizon = from_tenths(self._horizon)
-        change = partial(self._spread, horizon) if self.overdue == Overdue.SPREAD else self._end
         limit = min(self.batch_size, ROWS_PER_CHANGE)
         for batch in self._read(self.selection, queue, after, end=self._cutoff, limit=limit):
-            ids = batch.ids
-            before = tally.dead + tally.cancelled + tally.later
-            if ids:
-                answers = change(tally, ids)
-                # Redis has them at their old due times, if at all. The next stage puts those that were spread.
-                with without_redis():
-                    self.broker.remove(queue, [answer.id for answer in answers if answer and answer.id is not None])
-            self._done += len(ids)
+            needless = self._change(queue, tally, batch.ids) if batch.ids else 0
             self._renew_hold()
-            yield tally.dead + tally.cancelled + tally.later - before, batch.end
+            yield needless, batch.end
 
-    def _foresee_changes(self, queue: str, tally: Tally) -> None:
+    def _foresee_changes(self, tally: Tally) -> None:
         number = tally.overdue
-        self._note_changed(tally, number)
+        tally.count(CHANGES[self.overdue].counted, number)
         if self.overdue == Overdue.SPREAD:
             span = from_tenths(self._horizon) - self._began
             # The first one is due at once.
@@ -382,36 +431,24 @@ class Restore:
             tally.put += put
             tally.later += number - put
 
-    def _note_changed(self, tally: Tally, number: int) -> None:
-        if self.overdue == Overdue.DEAD:
-            tally.dead += number
-        elif self.overdue == Overdue.CANCEL:
-            tally.cancelled += number
-        else:
-            tally.spread += number
+    def _change(self, queue: str, tally: Tally, ids: list[int]) -> int:
+        """Change a batch of messages in the record, unless they were claimed or rescheduled meanwhile.
 
-    def _end(self, tally: Tally, ids: list[int]) -> list[transitions.Answer]:
-        end: Callable[..., list[transitions.Answer]] = transitions.cancel
-        word = "cancelled"
-        if self.overdue == Overdue.DEAD:
-            end, word = transitions.give_up, "given up"
-        answers = end(self.using, ids, reason=f"{word} by a restore: overdue", overdue_since=self._cutoff)
-        ended = [answer.moved for answer in answers if answer.moved is not None]
-        self._note_changed(tally, len(ended))
-        for moved in ended:
-            signals.emit_end(Message, moved, self.using)
-        return answers
-
-    def _spread(self, horizon: datetime, tally: Tally, ids: list[int]) -> list[transitions.Answer]:
-        total = max(1, self._total)
-        places = {pk: place for place, pk in enumerate(ids, self._done)}
-        # Messages that became overdue after the count are spread, too, and over no longer time.
-        times = DueTimes(self._base, spread=self.spread, place=lambda pk: min(1.0, places[pk] / total))
-        reason = "spread by a restore: overdue"
-        answers = transitions.reschedule(self.using, ids, times, reason, overdue_since=self._cutoff)
-        self._note_changed(tally, sum(map(bool, answers)))
-        tally.later += sum(answer.moved is not None and answer.moved.due_at > horizon for answer in answers)
-        return answers
+        Return how many the next stage does not put: those that ended, and those that are due beyond the horizon.
+        """
+        move, reason, counted = CHANGES[self.overdue]
+        still_overdue = Q(IS_SCHEDULED, due_at__lte=self._cutoff)
+        answers = move(self.using, ids, self._spreading.times(ids), reason, still_overdue)
+        moved = [answer.moved for answer in answers if answer.moved is not None]
+        later = sum(one.due_at > from_tenths(self._horizon) for one in moved)
+        tally.count(counted, len(moved))
+        tally.later += later
+        for one in moved:
+            signals.emit_end(Message, one, self.using)
+        # Redis has them at their old due times, if at all. The next stage puts those that were spread.
+        with without_redis():
+            self.broker.remove(queue, [one.id for one in moved])
+        return later if self.overdue == Overdue.SPREAD else len(moved)
 
     def _expire(self) -> Iterator[None]:
         for queue, tally in self.report.queues.items():

@@ -9,9 +9,14 @@ from typing import NamedTuple
 
 from django.db.models import Q, QuerySet, TextField, Value
 from django.db.models.functions import Concat
+from django.db.models.lookups import Exact
 
 from ..core.states import State
 from ..models import Message
+
+# The condition that a message, which is found by its id, is scheduled. With a plain one the planner might read all
+# scheduled messages to find a few: IS_SCHEDULED in record/sql/postgresql_base.py is written for the same reason.
+IS_SCHEDULED = Q(Exact(Concat("state", Value(""), output_field=TextField()), Value(State.SCHEDULED.value)))
 
 
 class Overdue(StrEnum):
@@ -53,11 +58,7 @@ class Selection(NamedTuple):
         rows = Message.objects.using(using).filter(self.where(queue))
         if not self.ids:
             return rows.filter(state=State.SCHEDULED)
-        # With a plain condition the planner might read all scheduled messages to find these few: IS_SCHEDULED in
-        # record/sql/postgresql.py is written for the same reason.
-        return rows.alias(state_text=Concat("state", Value(""), output_field=TextField())).filter(
-            state_text=State.SCHEDULED
-        )
+        return rows.filter(IS_SCHEDULED)
 
 
 class Stage(StrEnum):
@@ -109,11 +110,15 @@ class Tally:
     later: int = 0
     expired: int = 0
 
+    def count(self, name: str, number: int) -> None:
+        """Add to one of the numbers, by its name."""
+        setattr(self, name, getattr(self, name) + number)
+
     def add(self, other: Tally) -> None:
         """Add the numbers of another tally."""
         for name in self.__slots__:
             if name != "oldest":
-                setattr(self, name, getattr(self, name) + getattr(other, name))
+                self.count(name, getattr(other, name))
         self.oldest = min((t for t in (self.oldest, other.oldest) if t is not None), default=None)
 
 

@@ -299,6 +299,27 @@ def test_an_overdue_message_rescheduled_meanwhile_is_left_alone(policy: str) -> 
     assert Message.objects.get(pk=other).moves == 2
 
 
+@pytest.mark.parametrize("policy", ["cancel", "dead", "spread"])
+def test_an_overdue_message_claimed_meanwhile_goes_on(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    [pk, other] = schedule(2, due=-20)
+    job = previewed(overdue=Overdue(policy), spread=600)
+
+    def claimed_first(*args: Any, **options: Any) -> Any:
+        monkeypatch.setattr(transitions, "move", move)
+        # Somebody resumes the queue.
+        job.release()
+        claim(pk)
+        return move(*args, **options)
+
+    monkeypatch.setattr(transitions, "move", claimed_first)
+    total = job.run().total()
+
+    message = Message.objects.get(pk=pk)
+    assert (message.state, message.cancel_requested) == (State.RUNNING, False)
+    assert total.cancelled + total.dead + total.spread == 1
+    assert Message.objects.get(pk=other).moves == 2
+
+
 def test_no_expired_expires_messages_that_did_not_start_in_time() -> None:
     late = schedule(3, due=-20, expires="10s")
     still = schedule(1, due=-20, expires="10m")

@@ -276,7 +276,7 @@ class BulkAction(OperationWork):
     def step(self, using: str, operation: Operation) -> Step:
         place = bisect_right(self.ids, int(operation.position or 0))
         page = self.ids[place : place + MESSAGES_PER_STEP]
-        times = replace(self.times, place=actions.place_among(self.ids, self.keeping))
+        times = actions.spread_among(self.times, self.ids, self.keeping)
         outcomes = self.act(using, page, times, operation.reason)
         is_finished = place + len(page) >= len(self.ids)
         if is_finished and self.arguments.get("resume"):
