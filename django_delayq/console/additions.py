@@ -68,7 +68,7 @@ class ConsoleExtension(WorkerExtension):
 def _observe_restore(start: RestoreStart) -> RestoreObserver:
     from .operations.work import RestoreOperation
 
-    return RestoreOperation(start)
+    return RestoreOperation.begin(start)
 
 
 def _statistics(using: str, now: datetime) -> StatisticsSection:

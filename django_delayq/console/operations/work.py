@@ -12,7 +12,7 @@ import zlib
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -466,18 +466,31 @@ class RestoreOperation(RestoreObserver):
         self._done = 0
         self._total = start.total
         self._written = time.monotonic()
+        # None: there is none yet, or it could not be written.
         self._operation: Operation | None = None
-        values = {
-            "action": RestoreWork.name,
-            "scope": scope_of(start.selection),
-            "arguments": arguments_of(start.overdue, start.spread, no_expired=start.no_expired),
-            "described": storable(start.described),
-            "started_by": actors.current(),
-            "state": OperationState.RUNNING,
-            "total": start.total,
-            "worker": self.worker,
-        }
-        self._try(lambda now: self._begin(now, values))
+
+    @classmethod
+    def begin(cls, start: RestoreStart) -> RestoreOperation:
+        """Write the operation of a restore that begins."""
+        shown = cls(start)
+
+        def write(now: datetime) -> None:
+            shown._operation = Operation.objects.using(start.using).create(
+                action=RestoreWork.name,
+                scope=scope_of(start.selection),
+                arguments=arguments_of(start.overdue, start.spread, no_expired=start.no_expired),
+                described=storable(start.described),
+                started_by=actors.current(),
+                state=OperationState.RUNNING,
+                total=start.total,
+                worker=shown.worker,
+                created_at=now,
+                started_at=now,
+                leased_until=lease_from(now),
+            )
+
+        shown._try(write)
+        return shown
 
     def progress(self, messages: int, tally: Tally, position: str | None) -> bool:
         self._done += messages
@@ -497,10 +510,6 @@ class RestoreOperation(RestoreObserver):
         self._write(tally, position, values, ended=True)
         self._operation = None
 
-    def _begin(self, now: datetime, values: dict[str, Any]) -> None:
-        rows = Operation.objects.using(self.using)
-        self._operation = rows.create(**values, created_at=now, started_at=now, leased_until=lease_from(now))
-
     def _write(self, tally: Tally, position: str | None, values: dict[str, Any], *, ended: bool = False) -> None:
         self._written = time.monotonic()
         operation = self._operation
@@ -517,7 +526,7 @@ class RestoreOperation(RestoreObserver):
 
         self._try(write)
 
-    def _try(self, write: Any) -> None:
+    def _try(self, write: Callable[[datetime], None]) -> None:
         try:
             with own_transaction(self.using):
                 write(transitions.now(self.using))
