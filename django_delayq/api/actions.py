@@ -200,9 +200,10 @@ def spread_among(times: DueTimes, ids: Sequence[int], without: Sequence[int] = (
 
 
 def make_way(using: str, other: Message) -> bool:
-    """Take the key from a message that has it only because nobody has looked; tell whether the key may be free.
+    """Take the key from a message that may hold it no longer; return whether the key may be free.
 
-    It ended long enough ago, or it can start no more and no worker has swept it yet: then it expires.
+    The message finished longer ago than it holds its key. Or its time to start is over, and no worker has expired it
+    yet: then this call expires it.
     """
     if held_keys.free_key(using, other):
         return True

@@ -174,7 +174,7 @@ def hold(using: str, names: Sequence[str], *, holder: str, seconds: float | None
 
 
 def take_over(using: str, name: str, holder: str) -> None:
-    """Let the pause of a queue, whoever made it, last until ``release`` of this holder."""
+    """Give the pause of a queue to this holder, also if somebody else made it: it lasts until ``release``."""
     Queue.objects.using(using).filter(Queue.PAUSED, name=name).update(paused_by=holder, resumes_at=None)
 
 

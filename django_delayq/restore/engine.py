@@ -23,14 +23,14 @@ from ..broker import RedisBroker
 from ..broker.base import IDS_PER_CALL, Entry, Put
 from ..core import actors, bounds, failpoints
 from ..core.chunks import chunks
-from ..core.clock import SECOND, from_tenths, from_us, to_tenths, to_us
+from ..core.clock import SECOND, ceil_tenth, from_tenths, from_us, to_tenths, to_us
 from ..core.exceptions import BrokerUnavailable, UnusableBroker
 from ..core.states import State
 from ..models import Message
 from ..project import conf
 from ..record import transitions
 from ..record.sql import statements
-from ..record.transitions import Answer, DueTimes
+from ..record.transitions import MOVES_PER_TRANSACTION, Answer, DueTimes
 from .filling import LOADER_LEASE, Load, fill
 from .horizon import NO_LEASE, ensure_horizon, is_current, refuse_foreign, writable_server
 from .reading import Batch, BatchEnd, merged, queues
@@ -38,19 +38,16 @@ from .selection import IS_SCHEDULED, Overdue, Position, Report, Selection, Stage
 
 # Batches that are read while one is being put.
 BATCHES_AHEAD = 4
-# Messages that one transaction gives up or spreads.
-ROWS_PER_CHANGE = 500
-# The time that a hold lasts unless it is renewed, so that a killed restore leaves no queue paused. Seconds.
+# The lease of a hold: after it the queues of a killed restore are no longer paused.
 HOLD_SECONDS = 30.0
 _MICROSECOND = timedelta(microseconds=1)
-_MILLISECOND = timedelta(milliseconds=1)
 
 Progress = Callable[[int], None]
 
 
 @contextmanager
 def without_redis() -> Iterator[None]:
-    """Go on while Redis is away: queues are paused until the record is changed. Not with one that must not be used."""
+    """Go on while Redis is away: the change of the record needs none. One that must not be used still raises."""
     try:
         yield
     except UnusableBroker:
@@ -111,11 +108,11 @@ class Restore:
     It clears nothing. It may run twice, twice at once, and while producers and workers go on. It leaves running
     messages to their workers, and messages due beyond the horizon to the loader of a worker.
 
-    ``overdue`` says what happens to messages that should have started more than OVERDUE_AFTER ago; all choices but
-    *run* change the record first. Until they have, the queues with such messages are paused, in the name of ``holder``:
-    otherwise a worker that starts meanwhile, or a loader beside the restore, would have the messages run at once. A
-    restore reads batches along the index, in constant memory. With ``resume``, the position of a report of a restore
-    with the same options, it goes on from there.
+    ``overdue`` says what happens to messages that should have started more than OVERDUE_AFTER ago. All choices but
+    *run* change the record first. Meanwhile the restore pauses the queues of these messages, in the name of ``holder``:
+    a worker that starts, or a loader beside the restore, would have the messages run at once. A restore reads batches
+    along the index, in constant memory. ``resume`` is the position in the report of a restore with the same options:
+    the restore goes on from there.
     """
 
     def __init__(
@@ -140,7 +137,7 @@ class Restore:
         self.no_expired = no_expired
         self.dry_run = dry_run
         self.batch_size = batch_size
-        # Its own, beside that of another restore by the same user.
+        # A name of its own: another restore by the same user may run at the same time.
         self.holder = holder or f"restore {uuid4().hex[:8]} by {actors.current()}"[: actors.LENGTH]
         self.report = Report()
         self._ids = sorted(set(self.selection.ids))
@@ -157,11 +154,11 @@ class Restore:
         is_amid = self._from is not None and self._from.stage == Stage.OVERDUE and overdue == Overdue.SPREAD
         self.stood_still = is_amid and has_moved
         self._spread_until = now + self.spread
-        # True: everything counts as loaded when it was restored from the beginning to the end.
+        # True for a restore of all messages from the beginning: when it is complete, Redis counts as loaded.
         self._counts_as_load = self.selection.is_everything and self._from is None
         self._horizon = 0
         self._load: Load | None = None
-        # When the hold was renewed; None: nothing is held.
+        # When the hold began or was renewed, by time.monotonic(); None: nothing is held.
         self._held_at: float | None = None
 
     # --- count ----------------------------------------------------------------------------------------------------
@@ -216,7 +213,7 @@ class Restore:
         return tally
 
     def _is_overdue(self) -> Q:
-        """Return the condition of the overdue messages. Those that this restore expires first are none."""
+        """Return the condition of the overdue messages, without those that this restore expires first."""
         overdue = Q(due_at__lte=self._cutoff)
         return overdue & ~self._is_expired() if self.no_expired else overdue
 
@@ -232,8 +229,8 @@ class Restore:
     def hold(self, seconds: float | None = HOLD_SECONDS) -> None:
         """Pause the queues with overdue messages that are to be changed first, for ``seconds``.
 
-        None: the run begins later. Pause until ``release``, and all selected queues with scheduled messages, which may
-        be overdue by then.
+        With None the run begins later: the pause lasts until ``release``, and covers every selected queue with
+        scheduled messages, since these may be overdue by then.
         """
         is_past = self._from is not None and self._from.stage != Stage.OVERDUE
         if self.dry_run or is_past or Stage.OVERDUE not in self._stages:
@@ -304,7 +301,7 @@ class Restore:
                     if should_stop():
                         return
         self.report.position = None
-        # A queue that got its first message after the preview, and before there was a horizon, was left out.
+        # Not if a queue got its first message after the preview: this restore has not read that queue.
         if self._load is not None and self.report.queues.keys() >= set(statements(self.using).queues()):
             self._load.finish()
 
@@ -372,7 +369,8 @@ class Restore:
         if self.overdue != Overdue.SPREAD or chosen.due_before is None:
             return chosen
         # The record rounds due times up.
-        return chosen._replace(due_before=max(chosen.due_before, self._spread_until + _MILLISECOND))
+        last = ceil_tenth(self._spread_until)
+        return chosen._replace(due_before=max(chosen.due_before, last + _MICROSECOND))
 
     def _fill(self, queue: str, tally: Tally, after: BatchEnd | None) -> Generator[tuple[int, BatchEnd]]:
         horizon = self._horizon
@@ -415,7 +413,7 @@ class Restore:
         if self.dry_run:
             self._foresee_changes(tally)
             return
-        limit = min(self.batch_size, ROWS_PER_CHANGE)
+        limit = min(self.batch_size, MOVES_PER_TRANSACTION)
         for batch in self._read(self.selection, queue, after, end=self._cutoff, limit=limit):
             needless = self._change(queue, tally, batch.ids) if batch.ids else 0
             self._renew_hold()

@@ -18,8 +18,8 @@ from .reading import Batch
 
 # The time that a loader may be silent before another process may load instead. Seconds.
 LOADER_LEASE = 10.0
-# The time between two renewals of the lease. Redis answers them after the batch that is being put. Seconds.
-RENEWAL_INTERVAL = 0.5
+# The time between two renewals of the lease, in seconds. Redis may answer one late: after the batch that is being put.
+RENEWAL_INTERVAL = LOADER_LEASE / 20
 
 
 class Load(NamedTuple):
@@ -46,7 +46,7 @@ class Load(NamedTuple):
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        # While Redis is away, the answer would be waited for in vain.
+        # While Redis is away, no answer would come.
         if error is not None and not isinstance(error, BrokerUnavailable):
             self.abandon()
 

@@ -45,9 +45,10 @@ def is_filled(meta: Meta, server: ServerRun) -> bool:
 
 
 def is_too_far(meta: Meta, ahead: float) -> bool:
-    """Return whether the horizon is farther away than ``ahead`` seconds: a worker with another HORIZON set it, or none.
+    """Return whether the horizon is farther away than ``ahead`` seconds, for instance because HORIZON was larger once.
 
-    Producers do not put a message that is due beyond their own HORIZON, so that message would be in neither.
+    Producers do not put a message that is due beyond their own HORIZON, and loaders load what is due beyond that of
+    Redis: a message between the two would be missed.
     """
     return meta.horizon_tenths is not None and meta.horizon_tenths - meta.now_tenths > (ahead + SLACK) * SECOND
 

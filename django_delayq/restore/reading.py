@@ -17,9 +17,9 @@ from ..project import registry
 from ..record.sql import statements
 from ..record.sql.rows import BEGINNING
 
-# One query for many queues finds this many rows of each.
+# Rows of each queue that one query for many queues returns.
 HEAD = 50
-# One query asks for this many queues.
+# Queues of one query.
 QUEUES_PER_QUERY = 200
 
 
@@ -66,7 +66,7 @@ def merged(
     limit: int = IDS_PER_CALL,
     topics: Sequence[str] | None = None,
 ) -> Iterator[Batch]:
-    """Yield the scheduled messages of queues in the one order of (due, id), after a place in that order.
+    """Yield the scheduled messages of queues in the one order of (due, id), after a position in that order.
 
     After ``(moment, 0)`` means: due from that moment on.
     """

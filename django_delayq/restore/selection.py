@@ -69,15 +69,14 @@ class Stage(StrEnum):
 
 
 class Position(NamedTuple):
-    """The place between two batches where a restore stopped and can go on. A report has it as JSON."""
+    """The position between two batches at which a restore stopped and can go on. A report has it as JSON."""
 
     stage: Stage
     queue: str
     # The due time (microseconds; None when reading by id) and the id of the last message of the last batch.
     due_us: int | None
     id: int
-    # When the restore began, by the record's clock (microseconds): the restore treats messages that were overdue then
-    # as overdue.
+    # When the restore began, by the record's clock (microseconds). Messages that were overdue then are overdue for it.
     began_us: int
     # The number of overdue messages that were ended or spread, and the number of all overdue ones.
     done: int

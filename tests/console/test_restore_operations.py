@@ -171,7 +171,7 @@ def test_a_restore_with_a_spread_lets_no_overdue_message_run_at_once(start: Star
 
 
 def test_a_spread_in_many_steps_is_even(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "ROWS_PER_CHANGE", 3)
+    monkeypatch.setattr(engine, "MOVES_PER_TRANSACTION", 3)
     overdue(12)
     operation = begin(Selection(), Overdue.SPREAD, 1200.0)
     for steps in range(1, 4):
@@ -185,7 +185,7 @@ def test_a_spread_in_many_steps_is_even(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("is_stopped", [True, False], ids=["stopped", "without workers"])
 def test_a_spread_that_stood_still_goes_on_from_now(monkeypatch: pytest.MonkeyPatch, *, is_stopped: bool) -> None:
-    monkeypatch.setattr(engine, "ROWS_PER_CHANGE", 2)
+    monkeypatch.setattr(engine, "MOVES_PER_TRANSACTION", 2)
     overdue(10)
     schedule(2)
     operation = begin(Selection(), Overdue.SPREAD, 600.0)

@@ -166,7 +166,7 @@ def run_step(using: str, operation: Operation, worker: str) -> bool:
 
 
 def _free(now: datetime) -> Q:
-    # No lease is longer, but of a clock that was ahead.
+    # A lease that ends later was written by a clock that was ahead.
     longest = lease_from(now) + timedelta(minutes=1)
     return Q(leased_until__isnull=True) | Q(leased_until__lt=now) | Q(leased_until__gt=longest)
 
@@ -240,7 +240,7 @@ def _work(operation: Operation) -> OperationWork:
 
 logger = logging.getLogger("django_delayq")
 
-# After so many failures of a step in a row the operation fails.
+# Failures of a step in a row after which the operation fails.
 MAX_FAILURES = 5
 
 
@@ -287,7 +287,7 @@ class OperationRunner(Service):
     def _failed(self, operation: Operation, error: Exception) -> None:
         """Fail the operation after some failures in a row; those while the database or Redis is away do not count."""
         if isinstance(error, BrokerUnavailable):
-            # It is leased again when its lease has run out. Until then those have their turn that need no Redis.
+            # An operation that needs no Redis may begin. This one is leased again when its lease has run out.
             self._current = None
             return
         if not self._database_answers():

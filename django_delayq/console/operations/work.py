@@ -50,7 +50,7 @@ logger = logging.getLogger("django_delayq")
 
 # The columns of an operation that no worker has.
 FREE: dict[str, Any] = {"worker": "", "leased_until": None}
-# A worker that neither finishes a step nor renews the lease for this long loses the operation.
+# The lease of an operation. The worker renews it with each step; when it ends, another worker goes on.
 LEASE_SECONDS = 10.0
 # Messages of one step at most.
 MESSAGES_PER_STEP = 1000
@@ -138,7 +138,7 @@ def holder(operation: Operation) -> str:
 
 # --- bulk actions -----------------------------------------------------------------------------------------------------
 
-# An operation keeps the ids of its messages: so many at most.
+# The most messages of one operation, which keeps their ids.
 MOST_MESSAGES = 1_000_000
 
 
@@ -294,8 +294,8 @@ def _bulk(action: Action) -> type[BulkAction]:
 # --- the consistency check --------------------------------------------------------------------------------------------
 
 
-# Mismatches are checked again after the grace period, but after this time at most.
-MAX_PAUSE_SECONDS = 5.0
+# Mismatches are checked again after the grace period, but within half a lease, which nothing renews in that time.
+MAX_PAUSE_SECONDS = LEASE_SECONDS / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,12 +401,12 @@ class RestoreWork(RedisWork):
         return Restore(using, broker, self.selection, **self.options, resume=position or None, holder=holder)
 
     def queued(self, using: str, operation: Operation) -> None:
-        """Hold the queues until a worker has changed their overdue messages: it could claim some before that."""
+        """Hold the queues until a worker has changed their overdue messages, so that nobody claims one before that."""
         with self.redis(using) as broker:
             restore = self.restore(using, broker, operation.position, holder(operation))
             restore.hold(None)
         if restore.stood_still:
-            # What fell due meanwhile is overdue, too: it begins again.
+            # Messages that fell due meanwhile are overdue, too: the restore begins again.
             Operation.objects.using(using).filter(pk=operation.pk).update(position="")
 
     @classmethod
@@ -445,8 +445,8 @@ class RestoreWork(RedisWork):
 def _gone(outcomes: Mapping[str, int], done: int, total: int) -> dict[str, int]:
     """Return the outcome of the messages that a complete restore had counted, and that it found no more.
 
-    They ran, or were cancelled or rescheduled, before their turn came; or by a step of this restore whose worker died
-    before it could write its outcomes. Those that expired have an outcome of their own.
+    They ran, or were cancelled or rescheduled, before their turn came; or a step of this restore changed them, and its
+    worker died before it could write the outcomes. Messages that expired have an outcome of their own.
     """
     number = total - done - outcomes.get("expired", 0)
     return {"no longer scheduled": number} if number > 0 else {}
