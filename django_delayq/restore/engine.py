@@ -319,18 +319,9 @@ class Restore:
     def _note_position(self, stage: Stage, queue: str, end: BatchEnd | None) -> None:
         due, pk = end or (None, 0)
         due_us = None if due is None else to_us(due)
-        self.report.position = json.dumps(
-            Position(
-                stage,
-                queue,
-                due_us,
-                pk,
-                to_us(self._began),
-                self._spreading.done,
-                self._spreading.number,
-                to_us(self._spreading.base),
-            )
-        )
+        changes = self._spreading
+        rest = (to_us(self._began), changes.done, changes.number, to_us(changes.base))
+        self.report.position = json.dumps(Position(stage, queue, due_us, pk, *rest))
 
     def _read(
         self,
