@@ -287,13 +287,14 @@ def succeed(using: str, successes: Iterable[Success], *, wait: bool = True) -> s
     return statements(using).succeed(list(unique.values()), wait=wait) if unique else set()
 
 
-def commit_success(using: str, success: Success) -> bool:
+def commit_success(using: str, success: Success, thread: int | None) -> bool:
     """Move a message to *consumed* as ``succeed`` does, as the last statement of its handler's own transaction, which
     may be committed with it.
 
-    Returns False when the message is no longer live: then nothing is committed.
+    ``thread`` is the number of the worker's thread that is the actor; None for another actor, or when the transaction
+    has begun before the handler, as that of a test case: then nothing is committed. Returns False when the message is no longer live: then nothing is committed.
     """
-    return statements(using).commit_success(success)
+    return statements(using).commit_success(success, thread)
 
 
 def fail(using: str, failures: Iterable[Failure], *, wait: bool = True) -> list[Moved]:

@@ -30,13 +30,14 @@ def delivered(**options: Any) -> Claimed:
     return row
 
 
-def run(row: Claimed, *, delivery: int | None = None, actor: str = ACTOR, result: str | None = None) -> bool:
+def run(row: Claimed, *, thread: int | None = 3, result: str | None = None) -> bool:
     """Do what a transactional handler and its worker do. Return whether its success was recorded."""
     try:
         with transaction.atomic(durable=True):
             statements("default").begin()
             Effect.objects.create(message_id=row.id, delivery=row.deliveries)
-            if not transitions.commit_success("default", Success(row.id, delivery or row.deliveries, actor, result)):
+            success = Success(row.id, row.deliveries, "worker:w" if thread is None else ACTOR, result)
+            if not transitions.commit_success("default", success, thread):
                 raise Undone
     except Undone:
         return False
@@ -70,7 +71,7 @@ def test_the_transaction_is_over_when_the_success_is_recorded() -> None:
     with transaction.atomic(durable=True):
         statements("default").begin()
         assert connection.connection.info.transaction_status.name == "INTRANS"
-        assert transitions.commit_success("default", Success(row.id, row.deliveries, ACTOR))
+        assert transitions.commit_success("default", Success(row.id, row.deliveries, ACTOR), 3)
         assert connection.connection.info.transaction_status.name == "IDLE"
     assert state(row.id) == State.CONSUMED
 
@@ -82,7 +83,7 @@ def test_what_waits_for_the_commit_is_called_once() -> None:
         with transaction.atomic(durable=True):
             statements("default").begin()
             transaction.on_commit(partial(called.append, row.id))
-            transitions.commit_success("default", Success(row.id, row.deliveries, ACTOR))
+            transitions.commit_success("default", Success(row.id, row.deliveries, ACTOR), 3)
             assert row.id not in called
     assert len(called) == len(set(called)) == 2
 
@@ -120,7 +121,7 @@ def test_a_constraint_that_is_checked_at_the_commit_undoes_effect_and_success() 
             statements("default").begin()
             with connection.cursor() as cursor:
                 cursor.execute("INSERT INTO late VALUES (1), (1)")
-            transitions.commit_success("default", Success(row.id, row.deliveries, ACTOR))
+            transitions.commit_success("default", Success(row.id, row.deliveries, ACTOR), 3)
         assert state(row.id) == State.RUNNING
         assert run(row)
     finally:
@@ -138,11 +139,11 @@ def test_a_session_that_forgets_what_was_prepared_costs_no_success(forget: str) 
     assert effects() == 5
 
 
-def test_a_result_and_an_actor_of_another_form_are_recorded_too() -> None:
+def test_a_result_and_another_actor_are_recorded_too() -> None:
     run(delivered())
     kept, named = delivered(), delivered()
     assert run(kept, result='{"a": 1}')
-    assert run(named, actor="worker:w")
+    assert run(named, thread=None)
     assert Message.objects.get(pk=kept.id).result == {"a": 1}
     assert Transition.objects.get(message=named.id, to_state="consumed").actor == "worker:w"
 
@@ -154,7 +155,7 @@ def test_an_error_that_the_handler_swallowed_is_not_committed() -> None:
         statements("default").begin()
         with pytest.raises(Exception, match="division by zero"):
             connection.connection.execute("SELECT 1 / 0")
-        transitions.commit_success("default", Success(row.id, row.deliveries, ACTOR))
+        transitions.commit_success("default", Success(row.id, row.deliveries, ACTOR), 3)
     assert state(row.id) == State.RUNNING
 
 
@@ -172,7 +173,7 @@ def test_the_transaction_has_the_level_that_the_project_chose(level: str) -> Non
             with connection.cursor() as cursor:
                 cursor.execute("SHOW transaction_isolation")
                 assert cursor.fetchone()[0].replace(" ", "_").upper() == level
-            assert transitions.commit_success("default", Success(row.id, row.deliveries, ACTOR))
+            assert transitions.commit_success("default", Success(row.id, row.deliveries, ACTOR), 3)
     finally:
         raw.isolation_level = None
     assert state(row.id) == State.CONSUMED

@@ -346,6 +346,16 @@ def test_a_message_costs_as_many_statements_after_many_others(delayq: Delayq, is
         assert first <= 12
 
 
+@pytest.mark.postgresql("shows the state of the transaction")
+@pytest.mark.django_db
+def test_a_transactional_handler_ends_no_transaction_of_the_test(delayq: Delayq) -> None:
+    # From the second statement on a session keeps what is prepared.
+    for _ in range(3):
+        schedule_message("t.tx")
+        delayq.drain()
+        assert connection.connection.info.transaction_status.name == "INTRANS"
+
+
 @pytest.mark.usefixtures("either_database")
 def test_a_drain_inside_of_a_transaction_of_the_test_is_refused(delayq: Delayq) -> None:
     message = schedule_message("t.ok")

@@ -263,7 +263,7 @@ class Portable:
         where = Q(pk__in=list(by_id), state__in=LIVE)
         return {m.pk for m, _decision in move(self.using, where, decide, actor="", wait=wait)}
 
-    def commit_success(self, success: Success) -> bool:
+    def commit_success(self, success: Success, thread: int | None) -> bool:
         """Record a success as the last statement of the transaction that is open in this thread, which may commit it.
 
         The block that has opened the transaction then finds nothing to commit. Returns whether the message moved: if

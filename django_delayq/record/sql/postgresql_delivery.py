@@ -265,10 +265,10 @@ class PostgreSQLDelivery(PostgreSQLSession):
             done.update(row[0] for row in self._rows(late, parameters))
         return done
 
-    def commit_success(self, success: Success) -> bool:
+    def commit_success(self, success: Success, thread: int | None) -> bool:
         connection = connections[self.using]
-        session, number = self._session_with_plans(connection), success.actor.rpartition("/")[2]
-        if session is None or success.result is not None or not number.isdecimal():
+        session = None if thread is None or success.result is not None else self._session_with_plans(connection)
+        if session is None:
             return bool(self.succeed([success], wait=True))
         raw = connection.connection
         with connection.wrap_database_errors:
@@ -276,7 +276,7 @@ class PostgreSQLDelivery(PostgreSQLSession):
                 raw.execute(PREPARE_SUCCESS, prepare=False)
                 session.knows_success = True
             try:
-                requests.send(raw, COMMIT_SUCCESS.format(success.id, success.delivery, int(number)).encode())
+                requests.send(raw, COMMIT_SUCCESS.format(success.id, success.delivery, thread).encode())
             except psycopg.Error as error:
                 if not is_failed(connection):
                     # The commit failed, or the connection.

@@ -96,6 +96,7 @@ class Delivery:
         "expires_at",
         "extend_lease",
         "handler",
+        "has_own_transaction",
         "headers",
         "id",
         "key",
@@ -108,6 +109,7 @@ class Delivery:
         "queued_mono",
         "raised",
         "started_mono",
+        "thread_number",
         "topic",
         "using",
     )
@@ -162,6 +164,10 @@ class Delivery:
         self.on_end: Callable[[Outcome], None] | None = None
         # Why the handler got no connection or no transaction, so that it does not begin.
         self.entry_error: BaseException | None = None
+        # The number of the worker's thread that runs the handler; None elsewhere.
+        self.thread_number: int | None = None
+        # Whether the transaction of the handler began with its block, and not before, with that of a test case.
+        self.has_own_transaction = False
         self._deadline: float | None = None
         self._thread = self._forks = 0
         # Of an async handler that runs: its loop and its task, and what looks at its deadline next.
@@ -339,8 +345,10 @@ class Delivery:
         """
         with contextlib.ExitStack() as stack:
             try:
+                self.has_own_transaction = not connections[self.using].in_atomic_block
                 stack.enter_context(transaction.atomic(using=self.using, durable=self.is_outermost))
-                statements(self.using).begin()
+                if self.has_own_transaction:
+                    statements(self.using).begin()
             except (DatabaseError, HandlerTimeout) as error:
                 self.entry_error = error
                 raise

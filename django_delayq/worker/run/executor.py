@@ -201,13 +201,9 @@ def _perform(delivery: Delivery, actor: str) -> Outcome:
         # without an error, and this statement is the one that raises it.
         failpoints.reach("before_succeed")
         success = Success(delivery.id, delivery.deliveries, actor, result)
-        # A transaction around that of the handler, as in a test, goes on.
-        is_recorded = (
-            transitions.commit_success(delivery.using, success)
-            if delivery.is_outermost
-            else transitions.succeed(delivery.using, [success])
-        )
-        if not is_recorded:
+        # A transaction around the handler's, as that of a test case, goes on.
+        thread = delivery.thread_number if delivery.has_own_transaction else None
+        if not transitions.commit_success(delivery.using, success, thread):
             raise Superseded
         failpoints.reach("after_succeed")
     failpoints.reach("after_commit")

@@ -231,6 +231,7 @@ class HandlerThreads(Lane):
     def _execute(self, delivery: Delivery, actor: str, number: int) -> Outcome:
         # Whatever follows may kill the process.
         self.page.note_begun(number, delivery.id)
+        delivery.thread_number = number
         # A time zone or language that a handler, or a receiver before it, activates ends with it.
         context = contextvars.copy_context()
         context.run(report_delivered, delivery)
