@@ -1,4 +1,4 @@
-"""A finding: what ``delayq_check``, the console and checks of health say about one part of the queue."""
+"""A finding: what ``delayq_check``, the pages of the console and health checks say about one part of the queue."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 
 class Level(IntEnum):
-    """The severity of a finding."""
+    """The severity of a finding. ``INFO`` is for a value that is neither good nor bad."""
 
+    INFO = -1
     OK = 0
     WARN = 1
     CRITICAL = 2
@@ -23,15 +24,27 @@ class Cause(IntEnum):
 
 
 class Finding(NamedTuple):
-    """The answer to one question: ``detail`` says what was found, and ``advice`` what follows, or what to do."""
+    """The answer to one question: ``detail`` says what was found, and ``advice`` what follows, or what to do.
+
+    Each page of the console shows, at its top, the findings that have a ``link`` and are not ``Level.OK``.
+    """
 
     name: str
     level: Level
     detail: str
     cause: Cause = Cause.PROBLEM
     advice: str = ""
+    # The page of the console that shows more: a key of ``console/admin/banners.py:PAGES``.
+    link: str = ""
+    # The sentence at the top of a page, where ``text`` needs its name to be understood.
+    headline: str = ""
 
     @property
     def text(self) -> str:
-        """All that it says, in one line."""
+        """The detail and the advice, in one line."""
         return f"{self.detail}; {self.advice}" if self.advice else self.detail
+
+    @property
+    def is_banner(self) -> bool:
+        """Whether each page of the console shows it."""
+        return bool(self.link) and self.level != Level.OK

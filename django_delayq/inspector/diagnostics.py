@@ -332,11 +332,10 @@ def of_limited(lines: Lines, workers: WorkerList, limits: Thresholds) -> Finding
     if old := [_line(line, now) for line in lines.oldest if line.waited(now) > most]:
         level = Level.WARN if limits.max_limited_age is None else Level.CRITICAL
         advice = _("raise the limit, make its handlers faster, or schedule less")
-        return Finding(name, level, _some(old), advice=advice)
+        return Finding(name, level, _some(old), advice=advice, link="limits")
     if unled := [_line(line, now) for line in lines.oldest if _has_no_worker(line, workers)]:
-        return Finding(
-            name, Level.WARN, _some(unled), advice=_("no live worker handles the topic, so no message goes on")
-        )
+        advice = _("no live worker handles the topic, so no message goes on")
+        return Finding(name, Level.WARN, _some(unled), advice=advice, link="limits")
     values = {"number": lines.number, "age": brief(lines.oldest[0].waited(now))}
     return Finding(name, Level.OK, _("messages wait for %(number)s limits, the oldest for %(age)s") % values)
 

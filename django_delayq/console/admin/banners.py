@@ -1,16 +1,14 @@
-"""What is known of Redis and the database, each fact once, and the problems of which banners tell on every page."""
+"""The findings of the pages: one list of what is known. The worst of them are the banners at the top of each page."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
+from typing import NamedTuple
 
-from django.db.models import Model
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import gettext_lazy, ngettext
 
-from ...broker.base import ServerInfo
 from ...core.exceptions import ForeignBroker
 from ...core.findings import Finding, Level
 from ...inspector import diagnostics
@@ -29,42 +27,53 @@ MEMORY_SHARE = 0.9
 NAMES_SHOWN = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """A line of a card. ``level`` is "ok", "warning" or "critical", or "" for a plain value."""
-
-    name: str
-    value: str
-    level: str = ""
-    note: str = ""
-    # What a banner says of it on every page that shows the state.
-    problem: str = ""
-    # True for what the dashboard shows too.
-    is_main: bool = False
-
-    @property
-    def label(self) -> str:
-        """The level in words."""
-        return {"ok": _("ok"), "warning": _("warning"), "critical": _("critical")}.get(self.level, "")
+# The pages that banners lead to: the text of the link, the list, and the search in it.
+PAGES = {
+    "health": (gettext_lazy("Health"), Health, ""),
+    "limits": (gettext_lazy("Limits"), Limits, ""),
+    "overdue": (gettext_lazy("Overdue messages"), Message, "is:overdue"),
+    "queues": (gettext_lazy("Queues"), Queue, ""),
+    "workers": (gettext_lazy("Workers"), Worker, ""),
+}
 
 
-def of_finding(finding: Finding) -> Fact:
-    """Return what ``delayq_check`` finds as a line of a card; what is critical is a problem of every page."""
-    level = {Level.OK: "ok", Level.WARN: "warning", Level.CRITICAL: "critical"}[finding.level]
-    problem = f"{finding.name}: {finding.text}" if finding.level == Level.CRITICAL else ""
-    return Fact(finding.name, finding.detail, level, finding.advice, problem, is_main=True)
+class Link(NamedTuple):
+    """A link with its text. The address is empty for a page that the site does not have."""
+
+    text: str
+    url: str
 
 
-def of_redis(data: PageData) -> Iterator[Fact]:
-    """Yield what Redis told of itself, and whether it holds what it should."""
+def of_page(page: ReadOnly, data: PageData) -> list[tuple[Finding, Link]]:
+    """Return the findings for the top of a page, the worst first."""
+    found = sorted((finding for finding in findings(data) if finding.is_banner), key=lambda finding: -finding.level)
+    links = {name: Link(str(text), page.list_url(model, query)) for name, (text, model, query) in PAGES.items()}
+    return [(finding, links[finding.link]) for finding in found]
+
+
+def findings(data: PageData) -> Iterator[Finding]:
+    """Yield what is known of the database, Redis, the workers, the messages and the queues."""
+    for find in (of_database, of_redis, of_redis_values, _unserved, _overdue, _limited, _of_extensions, _paused):
+        yield from find(data)
+
+
+# --- servers ----------------------------------------------------------------------------------------------------------
+
+
+def of_redis(data: PageData) -> Iterator[Finding]:
+    """Yield which Redis this is, and whether messages may be kept in it."""
     redis = data.redis.value
     if redis is None:
-        yield Fact(_("State"), "?")
         return
-    yield Fact(_("Redis"), redis.where, is_main=True)
-    if redis.reachable is None:
-        yield Fact(_("State"), _("not configured: workers deliver from the database"))
-    elif redis.health is None:
+    yield Finding(_("Redis"), Level.INFO, redis.where)
+    if redis.health is not None:
+        version = _("answers, version %(version)s") % {"version": redis.health.version or "?"}
+        yield Finding(_("State"), Level.OK, version)
+        yield from map(_of_server, diagnostics.of_server(redis.health))
+        yield _memory(redis.health.memory, redis.health.max_memory)
+        if isinstance(data.unfilled.error, ForeignBroker):
+            yield _of_server(diagnostics.of_identity(data.unfilled.error))
+    elif redis.reachable is not None:
         note = _("Meanwhile workers deliver from the database. Check the host name, the port, the password and TLS.")
         problem = _("Redis does not answer: messages are delivered from the database, less precisely.")
         text, short = _("does not answer: %(error)s"), _("Redis does not answer.")
@@ -74,63 +83,71 @@ def of_redis(data: PageData) -> Iterator[Fact]:
         if has_no_worker(data):
             problem = short
         value = text % {"error": redis.error}
-        yield Fact(_("State"), value, "critical", note, problem, is_main=True)
-    else:
-        yield from _server(redis.health)
-        error = data.unfilled.error
-        if isinstance(error, ForeignBroker):
-            yield of_finding(diagnostics.of_identity(error))
-        else:
+        yield Finding(_("State"), Level.CRITICAL, value, advice=note, link="health", headline=problem)
+
+
+def of_redis_values(data: PageData) -> Iterator[Finding]:
+    """Yield the values of Redis that only the health page shows, and whether Redis holds what it should."""
+    redis = data.redis.value
+    if redis is None:
+        yield Finding(_("State"), Level.INFO, "?")
+    elif redis.reachable is None:
+        yield Finding(_("State"), Level.INFO, _("not configured: workers deliver from the database"))
+    elif redis.health is not None:
+        uptime, evicted = redis.health.uptime, redis.health.evicted
+        yield Finding(_("Uptime"), Level.INFO, "?" if uptime is None else span(timedelta(seconds=uptime)))
+        level = Level.WARN if evicted else Level.INFO
+        yield Finding(_("Evicted keys"), level, "?" if evicted is None else f"{evicted:,}")
+        if not isinstance(data.unfilled.error, ForeignBroker):
             yield _contents(data)
 
 
-def _server(health: ServerInfo) -> Iterator[Fact]:
-    version = _("answers, version %(version)s") % {"version": health.version or "?"}
-    yield Fact(_("State"), version, "ok", is_main=True)
-    yield from map(of_finding, diagnostics.of_server(health))
-    yield Fact(_("Uptime"), "?" if health.uptime is None else span(timedelta(seconds=health.uptime)))
-    yield _memory(health.memory, health.max_memory)
-    evicted = "?" if health.evicted is None else f"{health.evicted:,}"
-    yield Fact(_("Evicted keys"), evicted, "warning" if health.evicted else "")
+def _memory(used: int | None, most: int | None) -> Finding:
+    name, text = _("Memory"), "?" if used is None else f"{used / 2**20:,.1f} MiB"
+    if not most:
+        return Finding(name, Level.INFO, text)
+    text = _("%(used)s of %(most)s") % {"used": text, "most": f"{most / 2**20:,.0f} MiB"}
+    if not used or used <= MEMORY_SHARE * most:
+        return Finding(name, Level.INFO, text)
+    problem = _("Redis uses %(share)d %% of its memory limit.") % {"share": round(100 * used / most)}
+    return Finding(name, Level.WARN, text, link="health", headline=problem)
 
 
-def _memory(used: int | None, most: int | None) -> Fact:
-    text = "?" if used is None else f"{used / 2**20:,.1f} MiB"
-    problem = ""
-    if most:
-        text = _("%(used)s of %(most)s") % {"used": text, "most": f"{most / 2**20:,.0f} MiB"}
-        if used and used > MEMORY_SHARE * most:
-            problem = _("Redis uses %(share)d %% of its memory limit.") % {"share": round(100 * used / most)}
-    return Fact(_("Memory"), text, "warning" if problem else "", problem=problem, is_main=True)
-
-
-def _contents(data: PageData) -> Fact:
+def _contents(data: PageData) -> Finding:
     """Tell whether Redis is filled with the messages of the queues that have some."""
     names = data.unfilled.value
     if names is None:
-        return Fact(_("Contents"), "?")
+        return Finding(_("Contents"), Level.INFO, "?")
     if not names:
-        return Fact(_("Contents"), _("filled from the record"), "ok")
+        return Finding(_("Contents"), Level.OK, _("filled from the record"))
     queues = {"queues": some(names)}
     problem = _(
         "Redis may lack scheduled messages of %(queues)s: it was emptied, or no worker with the role loader fills it."
     )
-    level, more = "warning", _("The record has them all, and live workers with the role loader fill Redis again.")
+    level, more = Level.WARN, _("The record has them all, and live workers with the role loader fill Redis again.")
     note = _("If that stays, compare REDIS and PREFIX here with those of the workers.")
     if has_no_worker(data):
-        level, more = "critical", _("The record has them all. A worker fills Redis when it starts, and none is alive.")
+        level = Level.CRITICAL
+        more = _("The record has them all. A worker fills Redis when it starts, and none is alive.")
     value = _("not filled with %(queues)s") % queues
-    return Fact(_("Contents"), value, level, note, f"{problem % queues} {more}")
+    return Finding(_("Contents"), level, value, advice=note, link="health", headline=f"{problem % queues} {more}")
 
 
-def of_database(data: PageData) -> Iterator[Fact]:
+def of_database(data: PageData) -> Iterator[Finding]:
     """Yield which database has the record, and whether its tables are those of this code."""
-    yield of_finding(diagnostics.of_database(data.using))
+    yield diagnostics.of_database(data.using)
     if data.pending.value is None:
-        yield Fact(_("Migrations"), data.pending.problem, is_main=True)
+        yield Finding(_("Migrations"), Level.INFO, data.pending.problem)
     else:
-        yield of_finding(diagnostics.of_migrations(data.pending.value))
-    yield from map(of_finding, diagnostics.of_row_security(data.hidden.value or []))
+        yield _of_server(diagnostics.of_migrations(data.pending.value))
+    yield from map(_of_server, diagnostics.of_row_security(data.hidden.value or []))
+
+
+def _of_server(finding: Finding) -> Finding:
+    """Make a banner of what ``delayq_check`` finds, if it is critical."""
+    if finding.level != Level.CRITICAL:
+        return finding
+    return finding._replace(link="health", headline=f"{finding.name}: {finding.text}")
 
 
 def has_no_worker(data: PageData) -> bool:
@@ -148,36 +165,10 @@ def some(names: Sequence[str]) -> str:
     return text % {"names": shown, "count": more}
 
 
-# --- banners ----------------------------------------------------------------------------------------------------------
-
-_SEVERITY = ("error", "warning", "info")
+# --- workers, messages and queues -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Banner:
-    """A problem of ``level`` "error", "warning" or "info". Its link leads to the list of ``model``."""
-
-    level: str
-    text: str
-    link: str
-    model: type[Model]
-    query: str = ""
-
-
-def linked(page: ReadOnly, data: PageData) -> list[tuple[Banner, str]]:
-    """Return the problems with the addresses that their links lead to, "" for one that the site does not have."""
-    checks = (_servers, _unserved, _overdue, _limited, _findings, _paused)
-    found = [(banner, page.list_url(banner.model, banner.query)) for check in checks for banner in check(data)]
-    return sorted(found, key=lambda pair: _SEVERITY.index(pair[0].level))
-
-
-def _servers(data: PageData) -> Iterator[Banner]:
-    for fact in (*of_database(data), *of_redis(data)):
-        if fact.problem:
-            yield Banner("error" if fact.level == "critical" else "warning", fact.problem, _("Health"), Health)
-
-
-def _unserved(data: PageData) -> Iterator[Banner]:
+def _unserved(data: PageData) -> Iterator[Finding]:
     snapshot, workers, paused = data.snapshot.value, data.workers.value, data.paused.value or {}
     if snapshot is None or workers is None:
         return
@@ -189,10 +180,10 @@ def _unserved(data: PageData) -> Iterator[Banner]:
             text = _("No worker is alive, so no message is delivered: %(overdue)s are overdue, the oldest by %(age)s.")
             oldest = min(queue.oldest_overdue for queue in queues.values() if queue.oldest_overdue)
             values = {"overdue": overdue, "age": span(snapshot.at - oldest)}
-            yield Banner("error", text % values, _("Workers"), Worker)
+            yield Finding(_("Workers"), Level.CRITICAL, text % values, link="workers")
         elif scheduled.count:
             text = _("No worker is alive, so no message will be delivered: %(scheduled)s are scheduled.")
-            yield Banner("warning", text % {"scheduled": scheduled}, _("Workers"), Worker)
+            yield Finding(_("Workers"), Level.WARN, text % {"scheduled": scheduled}, link="workers")
         return
     unserved = [name for name, queue in queues.items() if queue.overdue.count and not workers.serving(name)]
     if unserved:
@@ -202,10 +193,11 @@ def _unserved(data: PageData) -> Iterator[Banner]:
             len(unserved),
         )
         count = total(queues[name].overdue for name in unserved)
-        yield Banner("error", text % {"queues": some(unserved), "count": count}, _("Workers"), Worker)
+        text %= {"queues": some(unserved), "count": count}
+        yield Finding(_("Workers"), Level.CRITICAL, text, link="workers")
 
 
-def _overdue(data: PageData) -> Iterator[Banner]:
+def _overdue(data: PageData) -> Iterator[Finding]:
     snapshot, paused = data.snapshot.value, data.paused.value
     if snapshot is None or has_no_worker(data):
         return
@@ -213,25 +205,20 @@ def _overdue(data: PageData) -> Iterator[Banner]:
     if oldest and snapshot.at - oldest > timedelta(seconds=Thresholds().max_overdue_age):
         age = span(snapshot.at - oldest)
         text = _("The oldest overdue message has waited for %(age)s.") % {"age": age}
-        yield Banner("warning", text, _("Overdue messages"), Message, "is:overdue")
+        yield Finding(_("Overdue messages"), Level.WARN, text, link="overdue")
 
 
-def _limited(data: PageData) -> Iterator[Banner]:
+def _limited(data: PageData) -> Iterator[Finding]:
     lines, workers = data.lines.value, data.workers.value
     if lines and lines.oldest and workers is not None:
-        yield from _of_finding(diagnostics.of_limited(lines, workers, Thresholds()), _("Limits"), Limits)
+        yield diagnostics.of_limited(lines, workers, Thresholds())
 
 
-def _findings(data: PageData) -> Iterator[Banner]:
+def _of_extensions(data: PageData) -> Iterator[Finding]:
     for finding in data.findings.value or ():
-        yield from _of_finding(finding, _("Workers"), Worker)
+        yield finding if finding.link in PAGES else finding._replace(link="workers")
 
 
-def _of_finding(finding: Finding, link: str, model: type[Model]) -> Iterator[Banner]:
-    if finding.level != Level.OK:
-        yield Banner("error" if finding.level == Level.CRITICAL else "warning", finding.text, link, model)
-
-
-def _paused(data: PageData) -> Iterator[Banner]:
+def _paused(data: PageData) -> Iterator[Finding]:
     for queue in (data.paused.value or {}).values():
-        yield Banner("info", pause_text(queue), _("Queues"), Queue)
+        yield Finding(_("Queues"), Level.INFO, pause_text(queue), link="queues")

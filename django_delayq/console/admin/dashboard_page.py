@@ -45,7 +45,7 @@ class DashboardAdmin(Page):
         coming, past = page_data.coming(data, window), page_data.past(data, back)
         links = self.list_url
         return {
-            "banners": banners.linked(self, data),
+            "banners": banners.of_page(self, data),
             "tiles": _tiles(data, past, links),
             "data": data,
             "empty": page_data.is_empty(data),
@@ -65,7 +65,7 @@ class DashboardAdmin(Page):
             "limits_url": links(Limits),
             "workers_text": _workers(data),
             "workers_url": links(Worker),
-            "servers": [fact for fact in (*banners.of_redis(data), *banners.of_database(data)) if fact.is_main],
+            "servers": [*banners.of_redis(data), *banners.of_database(data)],
             "health_url": links(Health),
         }
 

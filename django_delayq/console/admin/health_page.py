@@ -18,6 +18,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from ...broker import publisher
 from ...core.exceptions import BrokerUnavailable
+from ...core.findings import Finding, Level
 from ...inspector import consistency as inspected
 from ...inspector import diagnostics, stats
 from ...project import conf, console_conf
@@ -33,7 +34,6 @@ from ..statements import TooSlow, console_statements, statement_timeout
 from ..statements.portable_console import Vacuum
 from ..whereabouts import sizes
 from . import banners, page_data, panels
-from .banners import Fact
 from .explanation import moment, span
 from .forms import DelayField, ReasonField, ReasonForm
 from .page import Page, acting_as_user, context, operation_url, start_operation
@@ -133,9 +133,9 @@ class HealthAdmin(Page):
         may_restore = self.may_restore(request)
         last_restore = _("Last restore: #%(number)d by %(actor)s, %(state)s %(span)s ago (%(at)s).")
         return {
-            "banners": banners.linked(self, data),
+            "banners": banners.of_page(self, data),
             "has_worker": not banners.has_no_worker(data),
-            "redis": list(banners.of_redis(data)),
+            "redis": [*banners.of_redis(data), *banners.of_redis_values(data)],
             "held": sorted((held.value or {}).items()),
             "database": [*banners.of_database(data), *_table(table)],
             "problems": sorted({panel.problem for panel in asked if panel.problem}),
@@ -246,25 +246,26 @@ def _table_state(using: str) -> TableState:
     return vendor.estimated_rows("delayq_message"), console_statements(using).vacuum(), vendor.snapshot_holders()
 
 
-def _table(panel: Panel[TableState]) -> Iterator[Fact]:
+def _table(panel: Panel[TableState]) -> Iterator[Finding]:
     """Yield how large the table of messages is, and how long they are kept there. No line for what is not known."""
     if panel.value is None:
-        yield Fact(_("State"), "?", "critical")
+        yield Finding(_("State"), Level.CRITICAL, "?")
         return
     rows, vacuum, holders = panel.value
     if rows is not None:
-        yield Fact(_("Messages"), _("about %(number)s") % {"number": f"{rows:,}"})
+        yield Finding(_("Messages"), Level.INFO, _("about %(number)s") % {"number": f"{rows:,}"})
     if vacuum.dead_rows is not None:
         vacuumed = _("never") if vacuum.at is None else moment(vacuum.at, "seconds")
-        yield Fact(_("Dead rows"), f"{vacuum.dead_rows:,}", "", _("last vacuum: %(at)s") % {"at": vacuumed})
+        note = _("last vacuum: %(at)s") % {"at": vacuumed}
+        yield Finding(_("Dead rows"), Level.INFO, f"{vacuum.dead_rows:,}", advice=note)
     if holders is not None:
-        yield banners.of_finding(diagnostics.of_snapshots(holders))
+        yield diagnostics.of_snapshots(holders)
     settings = conf.get()
     for name, kept in (
         (_("Finished messages are kept"), settings.RETENTION),
         (_("Dead messages are kept"), settings.DEAD_RETENTION),
     ):
-        yield Fact(name, _("forever") if kept is False else span(timedelta(seconds=kept)))
+        yield Finding(name, Level.INFO, _("forever") if kept is False else span(timedelta(seconds=kept)))
 
 
 # --- the restore ------------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ class LimitsAdmin(Page):
         found = panels.load("all limits", using, lambda: stats.all_limits(using, LIMITS_SHOWN))
         limits = found.value.longest if found.value else ()
         return {
-            "banners": banners.linked(self, data),
+            "banners": banners.of_page(self, data),
             "lines": found,
             "limits": rows(limits, data.at, self.list_url),
             "partial": len(limits) == LIMITS_SHOWN,

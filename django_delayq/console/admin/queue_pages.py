@@ -100,7 +100,7 @@ class QueueAdmin(Page):
             "queues": [self._row(name, data, paused.value or {}, held.value, may_pause) for name in names],
             "may_pause": may_pause,
             "problems": sorted({panel.problem for panel in asked if panel.problem}),
-            "banners": banners.linked(self, data),
+            "banners": banners.of_page(self, data),
         }
 
     def _row(

@@ -46,7 +46,7 @@ class WorkerAdmin(Page):
         there = data.workers.value
         found, partial = running.value or ({}, False)
         return {
-            "banners": banners.linked(self, data),
+            "banners": banners.of_page(self, data),
             "workers": data.workers,
             "running": running,
             "rows": self._rows(there, found) if there else [],

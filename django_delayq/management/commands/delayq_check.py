@@ -115,8 +115,8 @@ class Command(common.DelayqCommand):
             raise CommandError(f"{bad} of {len(findings)} checks found a critical problem.", returncode=int(cause))
 
     def _word(self, level: Level) -> str:
-        style = {Level.OK: self.style.SUCCESS, Level.WARN: self.style.WARNING, Level.CRITICAL: self.style.ERROR}
-        return style[level](f"{level.name:<8}")
+        styles = {Level.OK: self.style.SUCCESS, Level.WARN: self.style.WARNING, Level.CRITICAL: self.style.ERROR}
+        return styles.get(level, str)(f"{level.name:<8}")
 
 
 # --- redis ------------------------------------------------------------------------------------------------------------

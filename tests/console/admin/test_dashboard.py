@@ -6,11 +6,13 @@ import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from html import unescape
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import redis
+from django.contrib.staticfiles import finders
 from django.db import OperationalError, connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
@@ -25,6 +27,7 @@ from django_delayq.console.models import Rollup
 from django_delayq.console.statements import TooSlow
 from django_delayq.console.statistics import throughput, upcoming
 from django_delayq.core import bounds, clock
+from django_delayq.core.findings import Level
 from django_delayq.inspector import stats, worker_list
 from django_delayq.inspector.numbers import Capped, total
 from django_delayq.models import Message
@@ -69,7 +72,8 @@ def tiles(page: Any) -> dict[str, tuple[str, str]]:
 
 def problems(page: Any) -> list[tuple[str, str]]:
     """Return the level and the text of each banner."""
-    return [(banner.level, banner.text) for banner, _url in page.context["banners"]]
+    levels = {Level.CRITICAL: "error", Level.WARN: "warning", Level.INFO: "info"}
+    return [(levels[finding.level], finding.headline or finding.text) for finding, _link in page.context["banners"]]
 
 
 def query(url: str) -> str:
@@ -355,7 +359,7 @@ def test_queues_without_a_worker_share_one_banner(viewer: Client) -> None:
     page = viewer.get(URL)
     several = "No live worker serves the queues a, b, c and 2 more, and 10 of their messages are overdue."
     assert problems(page) == [("error", several)]
-    assert [url for _banner, url in page.context["banners"]] == [WORKERS]
+    assert [link.url for _finding, link in page.context["banners"]] == [WORKERS]
     worker("w/2", queues=("b", "c", "d", "e"))
     panels.forget()
     one = "No live worker serves queue a, and 2 of its messages are overdue."
@@ -363,6 +367,19 @@ def test_queues_without_a_worker_share_one_banner(viewer: Client) -> None:
     worker("w/3", queues=("a",))
     panels.forget()
     assert problems(viewer.get(URL)) == []
+
+
+def test_each_level_of_a_finding_has_its_look(viewer: Client) -> None:
+    fill()
+    late(seconds=250)
+    page = viewer.get(URL).content.decode()
+    looks = set(re.findall(r'class="(dq-banner dq-\w+|dq-badge dq-state-(?:critical|warn|ok|info))"', page))
+    assert {"dq-banner dq-critical", "dq-badge dq-state-ok"} <= looks
+    styled = set(
+        re.findall(r"^\.delayq (\S+?)[ ,]", Path(finders.find("delayq_console/admin.css")).read_text(), re.MULTILINE)
+    )
+    assert {".dq-banner.dq-critical", ".dq-banner.dq-warn"} <= styled
+    assert {".dq-state-critical", ".dq-state-warn", ".dq-state-ok"} <= styled
 
 
 def test_what_waits_for_long_is_a_banner_below_what_is_worse(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,7 +390,7 @@ def test_what_waits_for_long_is_a_banner_below_what_is_worse(viewer: Client, mon
     [(level, text)] = problems(page)
     assert level == "warning"
     assert re.match("The oldest overdue message has waited for 4 m [1-5]", text)
-    assert query(page.context["banners"][0][1]) == "is:overdue"
+    assert query(page.context["banners"][0][1].url) == "is:overdue"
     panels.forget()
     monkeypatch.setattr(page_data, "pending_migrations", lambda using: ["0002_more"])
     first, second = problems(viewer.get(URL))

@@ -49,7 +49,7 @@ def in_line(number: int, **options: Any) -> list[Message]:
 
 def banners(answer: Any) -> list[Any]:
     """Return the banners but for the one that calls Redis empty, as it is in these tests."""
-    return [(banner, url) for banner, url in answer.context["banners"] if "Redis may lack" not in banner.text]
+    return [(banner, link.url) for banner, link in answer.context["banners"] if "Redis may lack" not in banner.headline]
 
 
 def found(client: Client, search: str, tab: str = "all") -> list[int]:
