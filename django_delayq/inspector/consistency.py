@@ -30,15 +30,14 @@ from ..record.sql.rows import Facts
 from ..restore import reading
 from ..restore.filling import fill
 from ..restore.horizon import ensure_horizon, refuse_foreign
+from .numbers import MOST_NAMED
 
-# At most this many ids that seem to differ are kept for a second comparison: 8 bytes each.
+# The most ids that are kept for a second comparison: 8 bytes each.
 MOST_SUSPECTS = 100_000
-# A worker puts an id aside for this long at most: its topic is unknown there, or another move has locked it. Seconds.
+# The longest time for which a worker puts an id aside, whose topic it lacks or whose row another move locks. Seconds.
 LONGEST_ASIDE = 60.0
-# A reaper ends a lease within seconds after it ran out. After this time no reaper is at work. Seconds.
+# A reaper ends a lease within seconds after it ran out, so a lease that ran out this long ago has no reaper. Seconds.
 NO_REAPER_AFTER = 30.0
-# The number of ids that are kept as examples of each kind of mismatch.
-EXAMPLES_SHOWN = 5
 
 
 class Mismatch(StrEnum):
@@ -86,9 +85,9 @@ class Inconsistent:
 def inconsistent(using: str) -> Inconsistent:
     """Find rows of messages whose columns contradict each other (``IS_CONSISTENT``). Reads all rows."""
     rows = Message.objects.using(using).filter(~IS_CONSISTENT)
-    found = list(rows.order_by("pk").values_list("pk", flat=True)[: EXAMPLES_SHOWN + 1])
-    count = rows.count() if len(found) > EXAMPLES_SHOWN else len(found)
-    return Inconsistent(count, found[:EXAMPLES_SHOWN])
+    found = list(rows.order_by("pk").values_list("pk", flat=True)[: MOST_NAMED + 1])
+    count = rows.count() if len(found) > MOST_NAMED else len(found)
+    return Inconsistent(count, found[:MOST_NAMED])
 
 
 def classify(
@@ -204,7 +203,7 @@ class ConsistencyCheck:
             if mismatch is None:
                 continue
             self.found.counts[mismatch] += 1
-            if len(self.found.examples[mismatch]) < EXAMPLES_SHOWN:
+            if len(self.found.examples[mismatch]) < MOST_NAMED:
                 self.found.examples[mismatch].append(pk)
             if row is None or mismatch == Mismatch.EXTRA:
                 extra.append(pk)

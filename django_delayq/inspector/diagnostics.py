@@ -1,6 +1,6 @@
 """Checks whether the database, Redis and the workers do their work: one finding per question.
 
-``delayq_check`` asks all questions. The pages of the console have the ``of_`` functions word what they know already.
+``delayq_check`` asks all questions. The pages of the console call the ``of_`` functions with what they know already.
 """
 
 from __future__ import annotations
@@ -34,14 +34,13 @@ from ..record.sql.troubles import Trouble, trouble
 from ..restore.horizon import is_filled, refuse_foreign
 from . import stats
 from .migrations import own_tables, pending_migrations
+from .numbers import MOST_NAMED
 from .stats import LimitState, Lines, longest_lines
 from .worker_list import asked, list_workers, queues_without_worker, topics_without_handler
 
-# Messages, topics and queues that one finding names.
-MOST_NAMED = 5
-# Lines before limits that are looked at for those that no worker leads.
+# The most lines before limits that are read for those whose topic no worker handles.
 LINES_READ = 100
-# A message that waits longer for a limit is worth a warning. Seconds.
+# A message that waits for a limit for longer gets a warning. Seconds.
 LONG_LIMITED = 3600.0
 # Messages that a sweep had to put are worth a warning for this long. Seconds.
 SWEPT_LATELY = 60.0
@@ -245,10 +244,10 @@ def _record(using: str, limits: Thresholds) -> Iterator[Finding]:
 
 
 def _connections(using: str, workers: WorkerList) -> Iterator[Finding]:
-    """Compare the connections that the live workers may want, all together, with those that they may have.
+    """Compare the connections that all live workers may want with those that the database gives them.
 
-    Nothing is found where the database has no such limit. How many server connections a pooler opens, nobody can ask it
-    here: the finding says how many it needs.
+    There is no finding without such a limit. Nobody can ask a pooler how many server connections it opens: the finding says
+    how many it needs.
     """
     found = statements(using).most_connections()
     if found is None:
@@ -272,7 +271,7 @@ def _connections(using: str, workers: WorkerList) -> Iterator[Finding]:
 
 
 def of_snapshots(holders: list[Holder]) -> Finding:
-    """Name those who hold an old snapshot, because of which no table is cleaned."""
+    """Name the holders of old snapshots, which keep the database from cleaning its tables."""
     name = _("Snapshots")
     if not (old := oldest(holders)):
         return Finding(name, Level.OK, _("none is older than %(age)s") % {"age": brief(OLD)})
@@ -281,7 +280,7 @@ def of_snapshots(holders: list[Holder]) -> Finding:
 
 
 def describe_holder(holder: Holder) -> str:
-    """Say who holds a snapshot, and how old it is."""
+    """Name the holder of a snapshot, and its age."""
     text = {
         "transaction": _("the transaction of pid %(name)s is %(age)s old"),
         "slot": _("the replication slot %(name)s is %(age)s old"),
@@ -295,7 +294,7 @@ def describe_holder(holder: Holder) -> str:
 def _wanted_connections(worker: Worker) -> int:
     """Return the most connections that a worker process keeps open."""
     if not worker.topics:
-        # It runs no handlers.
+        # A worker without topics runs no handlers.
         return OWN_CONNECTIONS
     # As many threads again make the sync calls of async handlers.
     kinds = 1 + any(handler.runs_on_loop for handler in _handlers(worker))
@@ -341,7 +340,7 @@ def of_limited(lines: Lines, workers: WorkerList, limits: Thresholds) -> Finding
 
 
 def _has_no_worker(line: LimitState, workers: WorkerList) -> bool:
-    """Return whether the limit counts a topic that no live worker handles, though some worker is alive."""
+    """Tell whether workers are alive and none of them handles the topic of the limit."""
     kind, what, _key = parts(line.name)
     alive = workers.of(WorkerState.ALIVE)
     return kind == "topic" and bool(alive) and not any(what in worker.topics for worker in alive)

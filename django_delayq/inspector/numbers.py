@@ -8,6 +8,11 @@ from typing import Any
 
 from django.utils.translation import gettext as _
 
+# The most rows that one look counts or reads: of each queue, where it looks at the queues.
+ROWS_READ = 10_000
+# The most messages, topics, queues or ids that one text names.
+MOST_NAMED = 5
+
 
 @dataclass(frozen=True, slots=True)
 class Capped:

@@ -26,14 +26,11 @@ from ..record.sql import limit_statements, statements
 from ..record.sql.limited import Count
 from ..restore import reading
 from ..restore.horizon import refuse_foreign
-from .numbers import NONE, Capped, capped, total
+from .numbers import NONE, ROWS_READ, Capped, capped, total
 from .waiting import Due, count_waiting, may_be_more, overdue_heads, read_due
 from .worker_list import list_workers
 
 # --- queues: one walk along the index of scheduled messages -----------------------------------------------------------
-
-# Rows of each queue that are counted.
-ROWS_PER_QUEUE = 10_000
 
 
 class QueueSnapshot(NamedTuple):
@@ -98,7 +95,7 @@ class Snapshot(NamedTuple):
         return self._replace(queues=queues)
 
 
-def take_snapshot(using: str, cap: int = ROWS_PER_QUEUE) -> Snapshot:
+def take_snapshot(using: str, cap: int = ROWS_READ) -> Snapshot:
     """Count the waiting messages of each queue, up to ``cap`` of each kind."""
     now = transitions.now(using)
     queues = dict.fromkeys(reading.queues(using), QueueSnapshot()) | _queues(using, now, cap)
@@ -127,7 +124,7 @@ def _queues(using: str, now: datetime, cap: int) -> dict[str, QueueSnapshot]:
 
 
 def _take_limited_out(using: str, queues: dict[str, QueueSnapshot], closed: Collection[str], now: datetime) -> None:
-    """Count the messages that wait for limits by themselves. ``closed`` has the names of these limits."""
+    """Move the messages that wait for limits, whose names ``closed`` has, into a count of their own."""
     due: defaultdict[str, list[Due]] = defaultdict(list)
     for each in read_due(using, closed, now=now, overdue_since=overdue_cutoff(now)):
         due[each.queue].append(each)
@@ -139,7 +136,7 @@ def _take_limited_out(using: str, queues: dict[str, QueueSnapshot], closed: Coll
 
 
 def _without_limited(queue: QueueSnapshot, due: Sequence[Due], oldest: datetime | None) -> QueueSnapshot:
-    """Return the numbers of a queue without the messages that wait for limits, which count by themselves.
+    """Return the numbers of a queue without the messages that wait for limits, which have a count of their own.
 
     ``oldest`` is the due time of the other message that is overdue for the longest time.
     """
@@ -157,9 +154,6 @@ def _without_limited(queue: QueueSnapshot, due: Sequence[Due], oldest: datetime 
 
 
 # --- limits: what runs under them, and the lines of messages that wait for them ---------------------------------------
-
-# Places that are looked at for limits under which messages run.
-PLACES_READ = 10_000
 
 
 class LimitState(NamedTuple):
@@ -233,11 +227,11 @@ def known_limits(using: str) -> set[str]:
     """
     found = {queue_name(queue) for queue in conf.get().LIMITS or {}}
     found |= {topic_name(h.topic, None) for h in registry.handlers().values() if h.limit and not h.limit_key}
-    return found.union(Place.objects.using(using).order_by("name").values_list("name", flat=True)[:PLACES_READ])
+    return found.union(Place.objects.using(using).order_by("name").values_list("name", flat=True)[:ROWS_READ])
 
 
 def waits_for(using: str, messages: Iterable[Message], now: datetime) -> dict[int, str]:
-    """Return the names of the limits for which those of the messages wait that are due, by their ids."""
+    """Return the limit for which each of the messages waits, by its id; the others are left out."""
     due = [message for message in messages if message.state == State.SCHEDULED and message.due_at <= now]
     closed = admission.full_lately(using) if due else set()
     found = {each.pk: admission.refusing(closed, each.topic, each.queue, each.limit_key) for each in due}
@@ -279,13 +273,13 @@ def limit_facts(limit: Limit | None) -> dict[str, Any] | None:
 
 # --- the statistics of delayq_stats -----------------------------------------------------------------------------------
 
-# The longest lines before limits that are read.
+# The most lines before limits that are read.
 LINES_READ = 20
-# Live messages are counted up to this number in each queue.
+# The most live messages of each queue that are counted.
 LIVE_CAP = 1_000_000
-# Final states are counted among this many messages that finished last.
-FINISHED_CAP = 10_000
-# Lateness is measured on this many messages that finished last.
+# The messages that finished last, among which final states are counted.
+FINISHED_CAP = ROWS_READ
+# The messages that finished last, on which lateness is measured.
 LATENESS_OF = 1000
 
 

@@ -19,6 +19,7 @@ from ..models import Message
 from ..record import admission
 from ..record.sql import statements
 from ..record.sql.expressions import QUEUES, is_open
+from .numbers import ROWS_READ
 
 SCHEDULED = "SELECT 1 FROM delayq_message m WHERE m.state = 'scheduled' AND m.queue = q.queue"
 
@@ -36,9 +37,6 @@ WAITING = f"""
     FROM ({QUEUES}) q
     """  # noqa: S608
 
-# Messages of one queue that are looked at for the limits for which they wait.
-DUE_READ = 10_000
-
 
 class Due(NamedTuple):
     """Messages of a queue that are due, alike in what limits count. ``limit``: the limit for which they wait."""
@@ -46,7 +44,7 @@ class Due(NamedTuple):
     queue: str
     topic: str
     number: int
-    # As many of them are overdue.
+    # The number of those that are overdue.
     overdue: int
     oldest: datetime
     limit: str | None
@@ -99,13 +97,13 @@ def topics_of_next(using: str, limit: int) -> set[str]:
 
 
 def read_due(using: str, closed: Collection[str], *, now: datetime, overdue_since: datetime) -> Iterator[Due]:
-    """Yield the messages that are due, ``DUE_READ`` of each queue at most.
+    """Yield the messages that are due, ``ROWS_READ`` of each queue at most.
 
     ``closed`` has the names of the limits for which messages wait.
     """
     sql = f"""
         SELECT m.queue, m.topic, m.limit_key, count(*), count(CASE WHEN m.due_at <= %s THEN 1 END), min(m.due_at)
-          FROM {_first(using, "m.due_at <= %s", DUE_READ)} GROUP BY m.queue, m.topic, m.limit_key
+          FROM {_first(using, "m.due_at <= %s", ROWS_READ)} GROUP BY m.queue, m.topic, m.limit_key
         """  # noqa: S608
     for queue, topic, key, number, late, oldest in _rows(
         using, sql, [_moment(using, overdue_since), _moment(using, now)]
@@ -116,11 +114,11 @@ def read_due(using: str, closed: Collection[str], *, now: datetime, overdue_sinc
 
 
 def may_be_more(due: Iterable[Due]) -> bool:
-    """Return whether a queue may have more messages that are due than ``read_due`` has looked at."""
+    """Return whether a queue may have more messages that are due than ``read_due`` has read."""
     numbers: Counter[str] = Counter()
     for each in due:
         numbers[each.queue] += each.number
-    return any(number >= DUE_READ for number in numbers.values())
+    return any(number >= ROWS_READ for number in numbers.values())
 
 
 def _first(using: str, chosen: str, limit: int) -> str:

@@ -15,11 +15,12 @@ from ..project import registry
 from ..record import crashes, transitions
 from ..record.sql import statements
 from ..restore import reading
+from .numbers import ROWS_READ
 from .waiting import heads, topics_of_next
 
-# At most this many workers are listed, unless more of them are alive.
+# The most workers that are listed, unless more of them are alive.
 MOST_WORKERS = 500
-# At most this many running messages are read.
+# The most running messages that are read.
 MOST_RUNNING = 1000
 
 
@@ -39,13 +40,11 @@ def running(using: str) -> tuple[dict[str, list[tuple[int, str]]], bool]:
     return found, len(values) > MOST_RUNNING
 
 
-# Waiting messages that are looked at for their topics, in all queues together.
-MESSAGES = 10_000
-# Waiting messages of each queue that are looked at at least.
+# The least number of waiting messages of each queue whose topics are read.
 MESSAGES_PER_QUEUE = 50
-# A queue counts as unserved when its next message is older than this: workers search for new queues every 30 seconds,
-# and write down every 10 seconds which they serve. Seconds.
-NEW = 60.0
+# A queue counts as unserved when its next message is older than this. Workers search for new queues every 30 seconds,
+# and write down the queues that they serve every 10 seconds. Seconds.
+UNSERVED_AFTER = 60.0
 
 
 def known_topics(workers: WorkerList) -> set[str]:
@@ -67,28 +66,27 @@ def known_queues(using: str) -> set[str]:
 def topics_without_handler(using: str, workers: WorkerList) -> dict[str, str | None]:
     """Return the topics for which neither this project nor a live worker has a handler, by name.
 
-    Beside each stands the known topic that is like it, which may be the one that was meant, or None.
+    Each has the known topic whose name is most like it, a possible typing error, or None.
 
-    They are those of the messages that are due next in each queue: the table may have any number of rows, and no index
-    leads to the topics of waiting messages.
+    Only the messages that are due next in each queue are read, since no index leads to the topics of waiting messages.
     """
     known = known_topics(workers)
     queues = statements(using).queues()
-    limit = max(MESSAGES_PER_QUEUE, MESSAGES // max(1, len(queues)))
+    limit = max(MESSAGES_PER_QUEUE, ROWS_READ // max(1, len(queues)))
     return {topic: near(topic, known) for topic in sorted(topics_of_next(using, limit) - known)}
 
 
 def queues_without_worker(using: str, workers: WorkerList) -> dict[str, str | None]:
     """Return the queues that hold messages and that no live worker with handlers serves.
 
-    Beside each stands the served queue that is like it, or None.
+    Each has the served queue whose name is most like it, or None.
     """
     served = served_queues(workers)
-    since = workers.at - timedelta(seconds=NEW)
+    since = workers.at - timedelta(seconds=UNSERVED_AFTER)
     old = sorted(head.queue for head in heads(using) if head.queue not in served and head.created_at < since)
     return {queue: near(queue, served) for queue in old}
 
 
 def asked(unserved: Mapping[str, str | None]) -> list[str]:
-    """Return the names, each with the question whether the one that is like it was meant."""
+    """Return the names, each with the question whether the name that is like it was meant."""
     return [f"{name} (did you mean {like}?)" if like else name for name, like in unserved.items()]

@@ -8,7 +8,7 @@ from datetime import timedelta
 from django.utils.translation import gettext as _
 
 from ..core.findings import Finding, Level
-from ..inspector.diagnostics import MOST_NAMED
+from ..inspector.numbers import MOST_NAMED
 from ..models.workers import WorkerList, WorkerState, seen_lately
 from . import declarations, schedules
 from .definition import FORGOTTEN_AFTER, ROLE

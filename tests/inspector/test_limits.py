@@ -111,7 +111,7 @@ def test_a_message_that_is_rescheduled_long_after_its_delivery_keeps_no_place(de
 
 
 def test_an_overdue_message_behind_many_limited_is_found(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "DUE_READ", 3)
+    monkeypatch.setattr(waiting, "ROWS_READ", 3)
     declare("l.one", limit=1)
     fill("l.one", 8, timedelta(hours=2))
     fill("l.one", 5)
@@ -125,7 +125,7 @@ def test_an_overdue_message_behind_many_limited_is_found(declare: Declare, monke
 
 
 def test_limited_behind_many_overdue_ones_are_not_overdue(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "DUE_READ", 3)
+    monkeypatch.setattr(waiting, "ROWS_READ", 3)
     declare("l.one", limit=1)
     fill("l.one", 9, timedelta(hours=2))
     schedule_messages([{"topic": "l.free"}] * 3)
@@ -135,7 +135,7 @@ def test_limited_behind_many_overdue_ones_are_not_overdue(declare: Declare, monk
 
 def test_lines_beyond_the_cap_are_at_least_so_long(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
     declare("l.one", limit=1)
-    monkeypatch.setattr(waiting, "DUE_READ", 4)
+    monkeypatch.setattr(waiting, "ROWS_READ", 4)
     fill("l.one", 7, limit_key="a")
     (line,) = stats.longest_lines(DB, 5).longest
     assert line.waiting == Capped(4, more=True)

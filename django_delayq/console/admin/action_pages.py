@@ -42,7 +42,7 @@ from ..operations.work import MOST_MESSAGES, WORKS, BulkAction, Scope
 from ..search import language
 from ..search.conditions import of_states
 from ..search.listing import COUNT_CAP
-from ..statements import TooSlow, in_time, statement_timeout
+from ..statements import TooSlow, in_time, statement_timeout, timeouts
 from . import action_table, explanation, page, search_box
 from .action_table import CONSOLE_ACTIONS, ConsoleAction
 from .forms import ReasonForm
@@ -52,8 +52,6 @@ from .readonly import PAGED_CAP, ReadOnly
 AT_ONCE = 200
 # How long a confirmation page is valid. Seconds.
 QUESTION_SECONDS = 600
-# How long a statement on a few messages may wait for transactions that hold them. Milliseconds.
-AT_ONCE_TIMEOUT_MS = 10_000
 
 logger = logging.getLogger("django_delayq")
 
@@ -129,11 +127,11 @@ class ActionPages(ReadOnly):
         """Ask about the messages that are selected in the list, or about all that its search finds."""
         if request.POST.get(_SELECT_ACROSS) == "1":
             return self._ask_for_search(request, action, request.GET)
-        # Not those of the queryset: it is without messages that have left the tab or the search meanwhile.
+        # The posted ids: the queryset would silently drop messages that no longer match the search.
         return self._ask(request, action, Scope(ids=_ids(",".join(request.POST.getlist(ACTION_CHECKBOX_NAME)))))
 
     def _ask_for_search(self, request: HttpRequest, action: ConsoleAction, given: Mapping[str, str]) -> HttpResponse:
-        """Ask about all that a search finds, on whatever page of the list they are."""
+        """Ask about all that a search finds, on all pages of the list."""
         self.require(request, "bulk")
         found = search_box.read_search(request, given, self.using).whole
         if found.problems:
@@ -160,7 +158,7 @@ class ActionPages(ReadOnly):
             "preview": shown,
             "in_batches": _is_work_for_a_worker(scope),
             "most": action_table.number(MOST_MESSAGES),
-            "timeout": EXACT_TIMEOUT_MS // 1000,
+            "timeout": timeouts.LONG // 1000,
             "is_search": scope.search is not None,
             "read_at": explanation.moment(scope.at, "seconds") if scope.at is not None else "",
             "back": self._back(request, scope),
@@ -204,7 +202,7 @@ class ActionPages(ReadOnly):
         return self.leave(request, self._back(request, scope), text, messages.WARNING)
 
     def _frozen(self, request: HttpRequest, question: Question) -> tuple[Scope, Mapping[str, int]]:
-        """Return the messages that have not changed since the question, and why how many others are left alone."""
+        """Return the messages that have not changed since the question, and the number of the others by reason."""
         scope, rows = question.scope, self._rows(request)
         frozen = scope.frozen(rows, question.action.action)
         if scope.search is not None:
@@ -219,10 +217,10 @@ class ActionPages(ReadOnly):
             return self._tell_answered(request, scope)
         if counted > MOST_MESSAGES:
             return self._ask(request, question.action, scope)
-        found = in_time(self.using, EXACT_TIMEOUT_MS, lambda: self._frozen(request, question))
+        found = in_time(self.using, timeouts.LONG, lambda: self._frozen(request, question))
         if found is None:
             text = _("The messages could not be found within %(seconds)d s: nothing was done. Narrow the search.")
-            text %= {"seconds": EXACT_TIMEOUT_MS // 1000}
+            text %= {"seconds": timeouts.LONG // 1000}
             return self.leave(request, self._back(request, scope), text, messages.ERROR)
         frozen, left = found
         if scope.search is not None and has_changed(counted, len(frozen.ids)):
@@ -251,7 +249,7 @@ class ActionPages(ReadOnly):
             with (
                 page.acting_as_user(request),
                 writing(self.using),
-                statement_timeout(self.using, AT_ONCE_TIMEOUT_MS),
+                statement_timeout(self.using, timeouts.LONG),
             ):
                 self._lock(scope)
                 frozen, left = self._frozen(request, question)
@@ -307,9 +305,9 @@ def _is_work_for_a_worker(scope: Scope) -> bool:
 
 
 def _form(action: ConsoleAction, scope: Scope, number: int | None, to_come: ToCome | None, data: Any) -> ReasonForm:
-    """Return the form of a question about so many messages; ``to_come`` is None for one that is answered."""
+    """Return the form of a question about ``number`` messages; ``to_come`` is None for an answer."""
     many, found = scope.search is not None or len(scope.ids) > 1, number or 0
-    # Their number is typed where it is large or the action final.
+    # The user types the number when it is large or the action final.
     typed = f"{found:,}" if found > AT_ONCE or action.final else ""
     return action.form(data, many=many, number=found, to_come=to_come, typed=typed)
 
@@ -344,14 +342,6 @@ def _ids(text: str) -> tuple[int, ...]:
 MESSAGES_NAMED = 10
 # Messages whose topics are counted.
 TOPICS_SAMPLE = 1000
-# Topics that are shown.
-TOPICS_SHOWN = 5
-# How long the database may count exactly the messages that change.
-EXACT_TIMEOUT_MS = 15_000
-# How long it may look for the first of them.
-HEAD_TIMEOUT_MS = 800
-# How long it may count the messages that stay as they are, of all states together.
-UNCHANGED_TIMEOUT_MS = 200
 
 
 @dataclass(slots=True)
@@ -386,8 +376,8 @@ class ActionPreview:
 def preview(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> ActionPreview:
     """Return the preview of an action on those of ``rows`` that belong to ``scope``."""
     if scope.search is None:
-        return _of_ids(rows, action, scope)
-    return _of_search(rows, action, scope)
+        return _preview_of_ids(rows, action, scope)
+    return _preview_of_search(rows, action, scope)
 
 
 def has_changed(then: int, now: int) -> bool:
@@ -395,7 +385,8 @@ def has_changed(then: int, now: int) -> bool:
     return now > then or (then - now) * 10 > then
 
 
-def _of_ids(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> ActionPreview:
+def _preview_of_ids(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> ActionPreview:
+    """Return the preview of an action on messages that the user has selected: all of them are read."""
     found = list(rows.filter(pk__in=scope.ids).order_by("pk").values_list("pk", "topic", "state"))
     counts = Counter(State(state) for _pk, _topic, state in found)
     return ActionPreview(
@@ -410,35 +401,43 @@ def _of_ids(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> Act
     )
 
 
-def _of_search(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> ActionPreview:
+def _preview_of_search(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> ActionPreview:
+    """Return the preview of an action on all that a search finds.
+
+    The messages that change are counted exactly, since this many must be confirmed; the others up to a cap. The topics
+    are those of the first messages. A part that the database does not answer in time is left out.
+    """
     assert scope.search is not None
     states = language.parse(scope.search, now=timezone.now()).states
     counts: dict[State, Capped | None] = {**_unchanged(rows, scope, states - action.action.states)}
-    exact, later = _exact(rows, action, scope) or (None, ToCome())
+    exact, due_later = _count_exactly(rows, action, scope) or (None, ToCome())
     if exact is None:
         counts |= dict.fromkeys(states & action.action.states)
     else:
         counts |= {state: Capped(found) for state, found in exact.items() if found}
     number = None if exact is None else sum(exact.values())
-    first = _changing(rows, action, scope).values_list("pk", "topic", "state")[: TOPICS_SAMPLE + 1]
-    head = in_time(rows.db, HEAD_TIMEOUT_MS, lambda: list(first)) or []
+    sample = _changing(rows, action, scope).values_list("pk", "topic", "state")[: TOPICS_SAMPLE + 1]
+    first = in_time(rows.db, timeouts.PAGE, lambda: list(sample)) or []
     return ActionPreview(
         describe(scope),
         _forecast(action, counts),
         number,
-        later,
-        rows=head[:MESSAGES_NAMED],
-        topics=_topics(head[:TOPICS_SAMPLE]),
+        due_later,
+        rows=first[:MESSAGES_NAMED],
+        topics=_topics(first[:TOPICS_SAMPLE]),
         more=max(0, (number or 0) - MESSAGES_NAMED),
-        partly=len(head) > TOPICS_SAMPLE,
+        partly=len(first) > TOPICS_SAMPLE,
     )
 
 
 def _changing(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> QuerySet[Message]:
+    """Return the messages whose state the action changes."""
     return rows.filter(scope.condition(), of_states(action.action.states)).order_by()
 
 
-def _exact(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> tuple[dict[State, int], ToCome] | None:
+def _count_exactly(
+    rows: QuerySet[Message], action: ConsoleAction, scope: Scope
+) -> tuple[dict[State, int], ToCome] | None:
     """Count the messages that will change, by state, and those whose due time is still to come; None: too slow."""
     later = Q(due_at__gt=scope.at)
     wanted = {
@@ -447,7 +446,7 @@ def _exact(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> tupl
         "first": Min("due_at", filter=later),
         "last": Max("due_at", filter=later),
     }
-    found = in_time(rows.db, EXACT_TIMEOUT_MS, lambda: _changing(rows, action, scope).aggregate(**wanted))
+    found = in_time(rows.db, timeouts.LONG, lambda: _changing(rows, action, scope).aggregate(**wanted))
     if found is None:
         return None
     counts = {state: found.pop(state.value) for state in action.action.states}
@@ -455,10 +454,10 @@ def _exact(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> tupl
 
 
 def _unchanged(rows: QuerySet[Message], scope: Scope, states: frozenset[State]) -> dict[State, Capped]:
-    """Count the messages of states that stay as they are, each up to a cap, as far as there is time for it."""
+    """Count the messages of the states that the action leaves alone, each up to a cap, until the time is over."""
     counts = {}
-    end = time.monotonic() + UNCHANGED_TIMEOUT_MS / 1000
-    # The consumed messages last: they are the most.
+    end = time.monotonic() + timeouts.BESIDE / 1000
+    # Consumed messages last: there are more of them than of any other state.
     for state in sorted(states, key=lambda state: (state == State.CONSUMED, state)):
         matching = rows.filter(scope.condition() & of_states(frozenset({state})))
         # PostgreSQL takes 0 for no limit.
@@ -470,7 +469,7 @@ def _unchanged(rows: QuerySet[Message], scope: Scope, states: frozenset[State]) 
 
 
 def _forecast(action: ConsoleAction, counts: Mapping[State, Capped | None]) -> list[SimpleNamespace]:
-    """Return what the action does to the messages of each state; a count of None: they could not be counted in time."""
+    """Return what the action does to the messages of each state; a count of None: not counted in time."""
     return [
         SimpleNamespace(state=state, count=counts[state], effect=action.effect_on(state))
         for state in State
@@ -479,7 +478,7 @@ def _forecast(action: ConsoleAction, counts: Mapping[State, Capped | None]) -> l
 
 
 def _topics(rows: Iterable[tuple[int, str, str]]) -> list[tuple[str, int]]:
-    return Counter(topic for _pk, topic, _state in rows).most_common(TOPICS_SHOWN)
+    return Counter(topic for _pk, topic, _state in rows).most_common(5)
 
 
 def describe(scope: Scope) -> str:

@@ -15,15 +15,10 @@ from ...core.outcomes import storable
 from ...core.values import row_id
 from ...models import Message
 from ..models import AuditEvent, Operation
-from ..statements import in_time
+from ..statements import in_time, timeouts
 from . import action_table
 from .explanation import moment
 from .page import Page, newest
-
-# The newest events come first; a link leads to the older ones.
-EVENTS_PER_PAGE = 50
-# How long the database may search the audit. Milliseconds.
-AUDIT_TIMEOUT_MS = 1500
 
 PERIODS = (
     ("", gettext_lazy("any time"), None),
@@ -43,7 +38,7 @@ class AuditEventAdmin(Page):
     def content(self, request: HttpRequest) -> dict[str, Any]:
         asked = {name: storable(request.GET.get(name, ""))[:200] for name in _ASKED}
         rows = _found(self.get_queryset(request), asked)
-        found = in_time(rows.db, AUDIT_TIMEOUT_MS, lambda: newest(request, rows, EVENTS_PER_PAGE))
+        found = in_time(rows.db, timeouts.PAGE, lambda: newest(request, rows, self.list_per_page))
         shown, older = found or ([], None)
         # Other apps have actions of their own.
         others = sorted({event.action for event in shown} - action_table.LABELS.keys())

@@ -21,10 +21,8 @@ from .explanation import pause_text, span
 from .page_data import PageData
 from .readonly import ReadOnly
 
-# Share of its memory limit from which on Redis is reported as nearly full.
+# The part of its memory limit above which Redis is nearly full.
 MEMORY_SHARE = 0.9
-# Queues that one text names.
-NAMES_SHOWN = 3
 
 
 # The pages that banners lead to: the text of the link, the list, and the search in it.
@@ -157,9 +155,9 @@ def has_no_worker(data: PageData) -> bool:
 
 
 def some(names: Sequence[str]) -> str:
-    """Return the first names, and the number of the others."""
-    shown = ", ".join(names[:NAMES_SHOWN])
-    if (more := len(names) - NAMES_SHOWN) < 1:
+    """Return the first three names, and the number of the others."""
+    shown = ", ".join(names[:3])
+    if (more := len(names) - 3) < 1:
         return shown
     text = ngettext("%(names)s and %(count)d more", "%(names)s and %(count)d more", more)
     return text % {"names": shown, "count": more}

@@ -14,10 +14,9 @@ from ...core.durations import brief
 
 # In the units of the drawing, which are also those of its text: a chart for half of a page is narrower.
 WIDE, NARROW, HEIGHT = 720, 440, 200
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 8, 10, 24
+# The margins, and the least distance of two ticks under the axis.
+_LEFT, _RIGHT, _TOP, _BOTTOM, _TICK = 52, 8, 10, 24, 55
 _FLOOR = HEIGHT - _BOTTOM
-# The least distance of two ticks under the axis, in units.
-_TICK = 55
 
 _NOTHING = SafeString("")
 

@@ -27,11 +27,6 @@ from .page_data import PageData
 from .panels import Panel
 from .readonly import Links
 
-# Topics that have a colour of their own.
-_TOPICS_SHOWN = 5
-# Queues that the table shows.
-_QUEUES_SHOWN = 10
-
 _AHEAD = {"hour": gettext_lazy("Next hour"), "day": gettext_lazy("Next day"), "week": gettext_lazy("Next week")}
 _BACK = {"hour": gettext_lazy("Last hour"), "day": gettext_lazy("Last day"), "week": gettext_lazy("Last week")}
 
@@ -44,6 +39,7 @@ class DashboardAdmin(Page):
         data = page_data.gather()
         coming, past = page_data.coming(data, window), page_data.past(data, back)
         links = self.list_url
+        queues = _queues(data, page_data.rates(data), links)
         return {
             "banners": banners.of_page(self, data),
             "tiles": _tiles(data, past, links),
@@ -58,8 +54,8 @@ class DashboardAdmin(Page):
             "throughput": _throughput(past.value[back]) if past.value else "",
             "lateness": _lateness(past.value[back]) if past.value else "",
             "lateness_now": _lateness_now(past.value["hour"], data) if past.value else "",
-            "queues": _queues(data, page_data.rates(data), links),
-            "more_queues": max(0, len(data.snapshot.value.queues) - _QUEUES_SHOWN) if data.snapshot.value else 0,
+            "queues": queues,
+            "more_queues": len(data.snapshot.value.queues) - len(queues) if data.snapshot.value else 0,
             "queues_url": links(Queue),
             "limits": limits_page.rows(data.lines.value.longest, data.at, links) if data.lines.value else [],
             "limits_url": links(Limits),
@@ -135,7 +131,7 @@ def _due(start: datetime, end: datetime) -> str:
 
 
 def _upcoming(coming: Upcoming, links: Links) -> SafeString:
-    topics = coming.topics(_TOPICS_SHOWN)
+    topics = coming.topics(5)
     shown = [coming.overdue, *coming.bars]
     others = any(set(bar.topics) - set(topics) for bar in shown)
     series = [*topics, *([_("other topics")] if others else [])]
@@ -266,7 +262,7 @@ def _queues(data: PageData, rates: Panel[dict[str, RollupSum]], links: Links) ->
         snapshot.queues.items(), key=lambda item: (-item[1].overdue.count, -item[1].scheduled.count, item[0])
     )
     rows = []
-    for name, _queue in first[:_QUEUES_SHOWN]:
+    for name, _queue in first[:10]:
         tally = None if rates.value is None else rates.value.get(name, RollupSum())
         rows.append(
             SimpleNamespace(

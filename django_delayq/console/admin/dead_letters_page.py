@@ -21,15 +21,11 @@ from ...project import conf
 from ...record import transitions
 from ...record.sql import statements
 from ..search import texts
-from ..statements import TooSlow, in_time, statement_timeout
+from ..statements import TooSlow, in_time, statement_timeout, timeouts
 from .action_table import CONSOLE_ACTIONS
 from .explanation import moment, span
 from .page import Page
-
-# The newest dead messages are read, up to this number.
-DEAD_CAP = 10_000
-# The statement timeout for reading them.
-PAGE_TIMEOUT_MS = 500
+from .readonly import PAGED_CAP
 
 # The times back from now that are counted and can be chosen, in the words of the search.
 PERIODS = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7)}
@@ -102,20 +98,20 @@ def group_dead(rows: QuerySet[Message], chosen: DeadFilter) -> DeadGroups:
     dead = rows.filter(state=State.DEAD, finished_at__isnull=False).order_by("-finished_at", "-id")
     if chosen.queue:
         dead = dead.filter(queue=chosen.queue)
-    with statement_timeout(rows.db, PAGE_TIMEOUT_MS):
+    with statement_timeout(rows.db, timeouts.PAGE):
         now = transitions.now(rows.db)
         if chosen.period:
             dead = dead.filter(finished_at__gt=now - PERIODS[chosen.period])
-        newest = list(dead.values_list("topic", "error", "finished_at", "pk", "queue")[: DEAD_CAP + 1])
+        newest = list(dead.values_list("topic", "error", "finished_at", "pk", "queue")[: PAGED_CAP + 1])
     found: list[DeadRow] = [
-        (topic, error, at, pk, queue) for topic, error, at, pk, queue in newest[:DEAD_CAP] if at is not None
+        (topic, error, at, pk, queue) for topic, error, at, pk, queue in newest[:PAGED_CAP] if at is not None
     ]
     return DeadGroups(
         _groups(found, now, chosen, whole=True),
         _groups(found, now, chosen, whole=False),
         sorted({row[-1] for row in found}),
         len(found),
-        len(newest) > DEAD_CAP,
+        len(newest) > PAGED_CAP,
     )
 
 
@@ -135,9 +131,6 @@ def _groups(rows: Iterable[DeadRow], now: datetime, chosen: DeadFilter, *, whole
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
-
-# Groups that each table shows.
-GROUPS_SHOWN = 50
 
 _PERIODS = (("", _("any time")), ("1h", _("the last hour")), ("24h", _("the last day")), ("7d", _("the last 7 days")))
 
@@ -162,12 +155,12 @@ class DeadLettersAdmin(Page):
         return {
             **shared,
             "queues": _queues(using, chosen, found.queues),
-            "topics": [self._row(group) for group in found.topics[:GROUPS_SHOWN]],
-            "errors": [self._row(group) for group in found.errors[:GROUPS_SHOWN]],
-            "more_topics": max(0, len(found.topics) - GROUPS_SHOWN),
-            "more_errors": max(0, len(found.errors) - GROUPS_SHOWN),
+            "topics": [self._row(group) for group in found.topics[: self.list_per_page]],
+            "errors": [self._row(group) for group in found.errors[: self.list_per_page]],
+            "more_topics": max(0, len(found.topics) - self.list_per_page),
+            "more_errors": max(0, len(found.errors) - self.list_per_page),
             "count": found.count,
-            "cap": DEAD_CAP if found.capped else None,
+            "cap": PAGED_CAP if found.capped else None,
             "offered": offered,
         }
 
@@ -194,6 +187,6 @@ def _chosen(request: HttpRequest) -> DeadFilter:
 def _queues(using: str, chosen: DeadFilter, found: list[str]) -> list[str]:
     """Return the queues that can be chosen: those of the messages found, of scheduled ones, and of the settings."""
     settings = conf.get()
-    waiting = in_time(using, PAGE_TIMEOUT_MS, statements(using).queues) or ()
+    waiting = in_time(using, timeouts.PAGE, statements(using).queues) or ()
     names = {*found, *waiting, *settings.QUEUES, settings.DEFAULT_QUEUE, chosen.queue}
     return sorted(names - {""})

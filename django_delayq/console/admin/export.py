@@ -23,16 +23,14 @@ from django.utils.translation import gettext as _
 
 from ...models import Message
 from ..search.listing import Listing
-from ..statements import TooSlow
+from ..statements import TooSlow, timeouts
 from . import page, payload, search_box
 from .readonly import ReadOnly
 
-# Messages that one file holds at most.
+# The most messages of one file.
 EXPORT_CAP = 100_000
 # Messages that are read at a time.
 _EXPORT_BATCH = 500
-# How long the database may search for the messages. Milliseconds.
-_EXPORT_TIMEOUT_MS = 30_000
 
 # The columns that are redacted.
 _JSON_FIELDS = ("payload", "headers", "result")
@@ -77,7 +75,7 @@ class ExportView(ReadOnly):
         if asked.box.problems:
             return self._refused(request, asked, " ".join(asked.box.problems))
         try:
-            ids = Listing(rows, asked.whole).ids(EXPORT_CAP + 1, milliseconds=_EXPORT_TIMEOUT_MS)
+            ids = Listing(rows, asked.whole).ids(EXPORT_CAP + 1, milliseconds=timeouts.LONG)
         except TooSlow:
             return self._refused(request, asked, _("The search took too long: nothing was exported. Narrow it."))
         masked = not self.may(request, "reveal")

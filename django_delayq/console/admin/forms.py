@@ -114,7 +114,7 @@ class ReasonForm(forms.Form):
 
 
 def _plain(text: str) -> str:
-    """Without separators and signs that people may or may not type."""
+    """Return the text without the separators and signs that people need not type."""
     return re.sub(r"[\W_]", "", text).casefold()
 
 

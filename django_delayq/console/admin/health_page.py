@@ -30,7 +30,7 @@ from ...restore.selection import Overdue, Selection, Tally
 from ..models import Health, Operation, OperationState
 from ..operations import lifecycle
 from ..operations.work import RestoreWork, arguments_of, results_of, scope_of
-from ..statements import TooSlow, console_statements, statement_timeout
+from ..statements import TooSlow, console_statements, statement_timeout, timeouts
 from ..statements.portable_console import Vacuum
 from ..whereabouts import sizes
 from . import banners, page_data, panels
@@ -39,12 +39,6 @@ from .forms import DelayField, ReasonField, ReasonForm
 from .page import Page, acting_as_user, context, operation_url, start_operation
 from .page_data import PageData
 from .panels import Panel
-
-# How long the numbers of the table are shown before they are read again. Seconds.
-TABLE_FRESH_SECONDS = 60.0
-
-# How long each statement of the preview may take. Milliseconds.
-PREVIEW_TIMEOUT_MS = 3000
 
 _POLICIES = (
     (Overdue.RUN.value, gettext_lazy("start at once")),
@@ -122,7 +116,7 @@ class HealthAdmin(Page):
         data = page_data.gather()
         using = data.using
         held = panels.load("held all", using, lambda: sizes(using, reading.queues(using)))
-        table = panels.load("table", using, lambda: _table_state(using), TABLE_FRESH_SECONDS)
+        table = panels.load("table", using, lambda: _table_state(using), page_data.SLOW_FRESH_SECONDS)
         stuck = panels.load("stuck", using, lambda: inspected.stuck(using).count)
         checks = panels.load("checks", using, lambda: _checks(using), 0.0)
         restores = panels.load("restores", using, lambda: lifecycle.newest(using, RestoreWork.name), 0.0)
@@ -172,7 +166,7 @@ class HealthAdmin(Page):
         return self.leave(request, url, text, level)
 
     def may_restore(self, request: HttpRequest) -> bool:
-        """Tell whether the user may compare the record with Redis and restore, and there is a Redis."""
+        """Tell whether there is a Redis, and the user may compare the record with it and restore it."""
         return self.may(request, "restore") and conf.get().REDIS is not None
 
     def restore_view(self, request: HttpRequest) -> HttpResponse:
@@ -277,12 +271,12 @@ def _preview(using: str, form: RestoreForm) -> dict[str, Any]:
     assert redis_publisher is not None
     work = RestoreWork(form.scope, form.arguments)
     try:
-        with statement_timeout(using, PREVIEW_TIMEOUT_MS):
+        with statement_timeout(using, timeouts.COUNT):
             report = work.restore(using, redis_publisher.broker).preview()
             now = transitions.now(using)
     except TooSlow:
         text = _("The messages could not be counted within %(seconds)d s. You can start the restore all the same.")
-        return {"problem": text % {"seconds": PREVIEW_TIMEOUT_MS // 1000}}
+        return {"problem": text % {"seconds": timeouts.COUNT // 1000}}
     except BrokerUnavailable as error:
         return {"problem": _("Redis: %(error)s") % {"error": error}, "refused": True}
     except (DatabaseError, InterfaceError) as error:

@@ -20,26 +20,24 @@ from .explanation import limit_text, span
 from .page import Page
 from .readonly import Links
 
-# Limits that the page shows.
-LIMITS_SHOWN = 100
-
 
 class LimitsAdmin(Page):
     """The limits, for users who may view messages."""
 
     template = "delayq_console/limits.html"
+    list_per_page = 100
 
     def content(self, request: HttpRequest) -> dict[str, Any]:
         data = page_data.gather()
         using = data.using
-        found = panels.load("all limits", using, lambda: stats.all_limits(using, LIMITS_SHOWN))
+        found = panels.load("all limits", using, lambda: stats.all_limits(using, self.list_per_page))
         limits = found.value.longest if found.value else ()
         return {
             "banners": banners.of_page(self, data),
             "lines": found,
             "limits": rows(limits, data.at, self.list_url),
-            "partial": len(limits) == LIMITS_SHOWN,
-            "most": LIMITS_SHOWN,
+            "partial": len(limits) == self.list_per_page,
+            "most": self.list_per_page,
         }
 
 

@@ -33,13 +33,13 @@ from ..search.conditions import StoredSize, small
 from ..search.language import Search
 from ..search.listing import Listing
 from ..search.texts import payload_text, term_text
-from ..statements import TooSlow, in_time
+from ..statements import TooSlow, in_time, timeouts
 from . import explanation, page, payload, search_box
 from .export import ExportView
 from .message_page import MessagePage
 from .readonly import PAGED_CAP, CappedCount
 
-# The list shows no larger payload. In bytes, as they are stored.
+# The largest payload that the list shows, as it is stored. Bytes.
 SMALL_PAYLOAD_BYTES = 16_384
 
 
@@ -68,26 +68,24 @@ class MessageList(ChangeList):
             self.page_num = 1
         rows: QuerySet[Message] = self.root_queryset
         found, offset = Listing(rows, self.asked.whole), (self.page_num - 1) * self.list_per_page
-        # True when the rows took so long, or may take so long, that a page must not ask for them again and again.
+        # True when the search is slow: the page then does not refresh itself.
         self.slow = self.params.get(search_box.LONGER_VAR) == "1"
         # The times after which the search is ended, and one that may take longer, in words.
-        most = listing.LONGER_TIMEOUT_MS if self.slow else listing.PAGE_TIMEOUT_MS
-        self.limit, self.longer_limit = (f"{each / 1000:g} s" for each in (most, listing.LONGER_TIMEOUT_MS))
+        most = timeouts.LONG if self.slow else timeouts.ROWS
+        self.limit, self.longer_limit = (f"{each / 1000:g} s" for each in (most, timeouts.LONG))
         # The query string of the same search with more time; empty when it had that already.
         self.longer_query = "" if self.slow else self.get_query_string({search_box.LONGER_VAR: "1"})
         self.too_slow = False
         ids = self._ids(found, offset, most)
         if not ids and self.page_num > 1:
-            # So many messages have left the search. Django would drop it, and an action on its messages as well.
+            # Messages have left the search, and the page is empty. Django would drop the search and the action on it.
             self.page_num, offset = 1, 0
             ids = self._ids(found, offset, most)
         # Searches in payloads for an e-mail address that is no key: texts and query strings.
         address = "" if ids else next(filter(is_address, self.asked.box.bare), "")
         self.suggestions = [_link(text) for text in searches(rows, address)] if address else []
         # Searches for a topic, queue or limit that is like the one of a search without results: likewise.
-        self.near = (
-            [] if ids else in_time(rows.db, listing.PAGE_TIMEOUT_MS, lambda: _near(rows.db, self.asked.box)) or []
-        )
+        self.near = [] if ids else in_time(rows.db, timeouts.ROWS, lambda: _near(rows.db, self.asked.box)) or []
         now = transitions.now(rows.db)
         self.counts = listing.counts(rows, self.asked.box, now)
         self.result_list = _rows(rows, ids[: self.list_per_page])
@@ -188,16 +186,10 @@ def _rows(rows: QuerySet[Message], ids: list[int]) -> list[Message]:
 
 # --- searches in payloads for an e-mail address, which is seldom a key and never a topic ------------------------------
 
-# The names in the payloads of this many newest messages are offered.
+# The newest messages whose payloads are read for paths to offer.
 MESSAGES_READ = 300
-# Larger payloads are not looked at.
-SMALL_BYTES = 4096
-# The statement that looks at them is stopped after this time.
-ADDRESSES_TIMEOUT_MS = 300
-# At most this many searches are offered.
-SEARCHES_OFFERED = 5
-# A path that is offered has at most this many names.
-DEEPEST = 5
+# The most searches that are offered, and the most names in the path of one.
+MOST_OFFERED = 5
 
 
 def is_address(text: str) -> bool:
@@ -213,15 +205,15 @@ def searches(rows: QuerySet[Message], address: str) -> list[str]:
     """
     paths: Counter[tuple[str, ...]] = Counter()
     newest = rows.filter(pk__in=rows.order_by("-id").values("pk")[:MESSAGES_READ]).order_by()
-    contents = newest.annotate(small_payload=small(SMALL_BYTES)).values_list("small_payload", flat=True)
-    for content in in_time(rows.db, ADDRESSES_TIMEOUT_MS, lambda: list(contents)) or ():
+    contents = newest.annotate(small_payload=small(SMALL_PAYLOAD_BYTES // 4)).values_list("small_payload", flat=True)
+    for content in in_time(rows.db, timeouts.BESIDE, lambda: list(contents)) or ():
         paths.update(set(_paths(content)))
-    found = sorted(paths, key=lambda path: (-paths[path], path))[:SEARCHES_OFFERED]
+    found = sorted(paths, key=lambda path: (-paths[path], path))[:MOST_OFFERED]
     return [payload_text(path, address) for path in found or [("email",)]]
 
 
 def _paths(content: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    if isinstance(content, dict) and len(above) < DEEPEST:
+    if isinstance(content, dict) and len(above) < MOST_OFFERED:
         for name, inner in content.items():
             # A masked value may not be searched for, and a path has no words for these characters.
             if name and name.isprintable() and not set(name) & {"\\", '"'} and not payload.is_secret(name):

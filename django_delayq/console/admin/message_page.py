@@ -34,17 +34,15 @@ from ...record.sql.expressions import UnderLimits
 from ...restore.engine import Restore
 from ...restore.selection import Selection
 from ..search import texts as searches
-from ..statements import in_time
+from ..statements import in_time, timeouts
 from ..whereabouts import Whereabouts, locate
 from . import explanation, page, payload
 from .action_pages import ActionPages
 from .explanation import moment, span, state_label
 from .limits_page import running_text
 
-# Messages of a line that are counted before one of them.
+# The most messages that are counted before one that waits for a limit.
 MOST_BEFORE = 1000
-# They are not counted when that takes longer than this.
-BEFORE_TIMEOUT_MS = 200
 
 
 class MessagePage(ActionPages):
@@ -206,7 +204,7 @@ def _in_line(message: Message, now: datetime) -> explanation.InLine | None:
         | (same & Q(due_at__lt=message.due_at))
         | (same & Q(due_at=message.due_at, pk__lt=message.pk))
     )
-    count = in_time(using, BEFORE_TIMEOUT_MS, before.order_by().values("pk")[: MOST_BEFORE + 1].count)
+    count = in_time(using, timeouts.BESIDE, before.order_by().values("pk")[: MOST_BEFORE + 1].count)
     return explanation.InLine(limit, None if count is None else capped(count, MOST_BEFORE))
 
 
@@ -301,7 +299,7 @@ def _call(message: Message) -> str:
 
 # --- the history, from the log: every transition as a step, every delivery as a row -----------------------------------
 
-# Steps that the page shows at most: the latest ones.
+# The most steps that the page shows: the latest ones.
 STEPS_SHOWN = 200
 
 

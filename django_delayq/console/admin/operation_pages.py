@@ -27,9 +27,6 @@ from . import action_table, page
 from .explanation import moment, span
 from .page import Page
 
-# The newest operations come first; a link leads to the older ones.
-OPERATIONS_PER_PAGE = 50
-
 
 def operation_row(operation: Operation, url: str, now: datetime) -> SimpleNamespace:
     """Return an operation as pages show it at the moment ``now``. What has no value is empty."""
@@ -78,7 +75,7 @@ class OperationAdmin(Page):
 
     def content(self, request: HttpRequest) -> dict[str, Any]:
         rows = self.get_queryset(request).defer("scope")
-        shown, older = page.newest(request, rows, OPERATIONS_PER_PAGE)
+        shown, older = page.newest(request, rows, self.list_per_page)
         now = transitions.now(rows.db)
         return {
             "operations": [operation_row(row, self.url(Operation, "change", row.pk), now) for row in shown],

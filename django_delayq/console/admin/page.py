@@ -32,7 +32,7 @@ def navigation(model_admin: ReadOnly, request: HttpRequest) -> dict[str, Any]:
     """Return the context of ``delayq_console/nav.html``, which pages based on Django's own templates include."""
     settings = console_conf.get()
     return {
-        "is_nav_sidebar_enabled": model_admin.admin_site.enable_nav_sidebar and _is_of_theme("admin/nav_sidebar.html"),
+        "is_nav_sidebar_enabled": model_admin.admin_site.enable_nav_sidebar and _is_replaced("admin/nav_sidebar.html"),
         "links": [
             {
                 "label": str(model._meta.verbose_name_plural).capitalize(),
@@ -49,10 +49,10 @@ def navigation(model_admin: ReadOnly, request: HttpRequest) -> dict[str, Any]:
     }
 
 
-def _is_of_theme(template: str) -> bool:
-    """Tell whether a template of the admin is not Django's own.
+def _is_replaced(template: str) -> bool:
+    """Tell whether a theme replaces this template of Django's admin.
 
-    The sidebar of a theme may be its only navigation; Django's has the same links as ours.
+    A theme's sidebar may be its only navigation, so it is shown; Django's own has the same links as the console.
     """
     origin = getattr(loader.get_template(template), "origin", None)
     return origin is None or Path(admin.__path__[0]) not in Path(origin.name).parents
@@ -89,7 +89,7 @@ def actor_of(request: HttpRequest) -> str:
 
 
 def acting_as_user(request: HttpRequest) -> AbstractContextManager[None]:
-    """Let all that is done within the context be done in the name of the user of a request."""
+    """Record what is done within the context in the name of the request's user."""
     return actors.acting_as(actor_of(request))
 
 
@@ -111,8 +111,8 @@ def start_operation(
 ) -> Operation:
     """Queue an operation in the name of the user, and write that to the audit.
 
-    ``audited`` is what was done to what, unless that is the action to its messages. ``told``: what ``lifecycle.start``
-    takes besides.
+    ``audited`` is the verb and the target for the audit, by default the action and its messages. ``told`` are further
+    arguments of ``lifecycle.start``.
     """
     using = router.db_for_write(Message)
     with acting_as_user(request), writing(using):

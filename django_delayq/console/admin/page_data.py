@@ -21,18 +21,17 @@ from ...inspector.stats import Lines, RedisStats, Snapshot
 from ...models.workers import WorkerList, WorkerState
 from ...project import conf
 from ..statistics import throughput, upcoming
+from ..statistics.rollups import WRITE_SECONDS
 from ..statistics.throughput import RollupSum, Throughput
 from ..statistics.upcoming import Upcoming
 from ..whereabouts import unfilled
 from . import panels
 from .panels import Panel
 
-# How long rollups are shown before they are read again: workers add to them every ten seconds. Seconds.
-ROLLUPS_FRESH_SECONDS = 5.0
-# How long the pending migrations and the row security are shown before they are read again. Seconds.
-MIGRATIONS_FRESH_SECONDS = 30.0
-# The longest lines before limits that pages name.
-LINES_READ = 10
+# Rollups are shown for this long before they are read again: half of the time between two writes. Seconds.
+ROLLUPS_FRESH_SECONDS = WRITE_SECONDS / 2
+# What seldom changes (migrations, row security, the size of the table) is shown for this long. Seconds.
+SLOW_FRESH_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +71,8 @@ def gather() -> PageData:
         panels.load("paused", using, lambda: pausing.paused(using)),
         panels.load(f"redis {conf.get().REDIS!r}", using, redis),
         panels.load("unfilled", using, lambda: _unfilled(using, seen.value, workers.value)),
-        panels.load("pending", using, lambda: pending_migrations(using), MIGRATIONS_FRESH_SECONDS),
-        panels.load("hidden rows", using, lambda: hidden_rows(using), MIGRATIONS_FRESH_SECONDS),
+        panels.load("pending", using, lambda: pending_migrations(using), SLOW_FRESH_SECONDS),
+        panels.load("hidden rows", using, lambda: hidden_rows(using), SLOW_FRESH_SECONDS),
         panels.load(f"findings {language}", using, lambda: _findings(using, workers.value)),
     )
 
@@ -83,7 +82,7 @@ def _findings(using: str, workers: WorkerList | None) -> list[Finding]:
 
 
 def _lines(using: str, seen: Snapshot | None) -> Lines:
-    return stats.longest_lines(using, LINES_READ) if seen is None or seen.limited.count else Lines()
+    return stats.longest_lines(using, 10) if seen is None or seen.limited.count else Lines()
 
 
 def _unfilled(using: str, seen: Snapshot | None, workers: WorkerList | None) -> list[str]:

@@ -15,36 +15,32 @@ from django.db import DatabaseError, InterfaceError
 from django.utils.translation import gettext as _
 
 from ...core.exceptions import BrokerFailing, BrokerUnavailable, UnusableBroker
-from ..statements import TooSlow, statement_timeout
+from ..statements import TooSlow, statement_timeout, timeouts
 
 T = TypeVar("T")
 
-# How long a panel is shown before it is read again. Seconds.
+# A panel is shown for this long before it is read again, and for no longer if it could not be read. Seconds.
 FRESH_SECONDS = 2.5
-# The longest that one statement of a panel may take. Milliseconds.
-PANEL_TIMEOUT_MS = 1000
-# A panel that could not be read is read again after this time. Seconds.
-_RETRY_SECONDS = 2.0
-# Panels that are kept at most: each is read in a few variants.
+# The most panels that are kept: each has a few variants.
 _PANELS_KEPT = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Panel(Generic[T]):
-    """What was read, or the error for which it could not be."""
+    """A value that was read, or the error that prevented it."""
 
     value: T | None = None
     error: Exception | None = None
 
     @property
     def problem(self) -> str:
-        """Why it could not be read, in the language of who asks; empty when it was."""
+        """The reason for which it could not be read, in the language of the reader; empty for a value."""
         match self.error:
             case None:
                 return ""
             case TooSlow():
                 text = _("Could not load: it took longer than %(seconds)g s.")
-                return text % {"seconds": PANEL_TIMEOUT_MS / 1000}
+                return text % {"seconds": timeouts.PAGE / 1000}
             case UnusableBroker():
                 return str(self.error)
             case BrokerFailing():
@@ -60,9 +56,9 @@ _locks: dict[tuple[str, str], threading.Lock] = {}
 
 
 def load(name: str, using: str, read: Callable[[], T], seconds: float | None = None) -> Panel[T]:
-    """Return what ``read`` returns, or returned to anybody in this process within the last ``seconds``.
+    """Return what ``read`` returns, or returned in this process within the last ``seconds``, by default a few.
 
-    The default is a few seconds. ``name`` is that of the panel, with all that its content depends on but the database.
+    ``name`` names the panel and everything on which its content depends, but for the database.
     """
     key, seconds = (name, using), FRESH_SECONDS if seconds is None else seconds
     with _locks.setdefault(key, threading.Lock()):
@@ -71,7 +67,7 @@ def load(name: str, using: str, read: Callable[[], T], seconds: float | None = N
             if len(_kept) >= _PANELS_KEPT:
                 _kept.clear()
             panel = _read(using, read)
-            good_for = min(seconds, _RETRY_SECONDS) if panel.error else seconds
+            good_for = min(seconds, FRESH_SECONDS) if panel.error else seconds
             _kept[key] = panel, time.monotonic() + good_for
         return panel
 
@@ -83,7 +79,7 @@ def forget() -> None:
 
 def _read(using: str, read: Callable[[], T]) -> Panel[T]:
     try:
-        with statement_timeout(using, PANEL_TIMEOUT_MS):
+        with statement_timeout(using, timeouts.PAGE):
             return Panel(read())
     except (TooSlow, BrokerUnavailable, DatabaseError, InterfaceError) as error:
         # The traceback would keep what the frames hold.

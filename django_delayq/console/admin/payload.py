@@ -9,12 +9,8 @@ from typing import Any
 from django.views.debug import SafeExceptionReporterFilter, get_default_exception_reporter_filter
 
 MASK = "********"
-# Characters of JSON that the page of a message shows.
+# The most characters of JSON that the page of a message shows.
 PAGE_CHARACTERS = 65_536
-# Characters of JSON that each row of a list shows.
-LIST_CHARACTERS = 80
-# Characters that a row of a list shows under the mouse.
-HOVER_CHARACTERS = 1000
 
 _ALSO_SECRET = re.compile(
     r"cookie|credential|session|private|cvc|cvv|iban|bearer|passw|pwd|(?:^|[^a-z])(?:pin|otp|pan)(?:$|[^a-z])"
@@ -34,13 +30,13 @@ def compact(value: Any, *, masked: bool = True) -> str:
 
 
 def preview(value: Any) -> str:
-    """Return the beginning of a value as JSON in one line, redacted."""
-    return _beginning(compact(value), LIST_CHARACTERS)
+    """Return the beginning of a value as JSON in one line, redacted, for a row of a list."""
+    return _beginning(compact(value), 80)
 
 
 def hover(value: Any) -> str:
     """Return a longer beginning of a value, redacted, for a note under the mouse."""
-    return _beginning(pretty(value), HOVER_CHARACTERS)
+    return _beginning(pretty(value), 1000)
 
 
 def _beginning(text: str, length: int) -> str:

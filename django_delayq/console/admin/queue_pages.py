@@ -29,7 +29,7 @@ from ...project import conf, validation
 from ...record import transitions
 from ...record.sql.moves import writing
 from ..operations.work import MOST_MESSAGES, Scope, holder
-from ..statements import in_time
+from ..statements import in_time, timeouts
 from ..whereabouts import sizes
 from . import action_table, banners, page, page_data, panels
 from .explanation import moment, span
@@ -38,9 +38,6 @@ from .page import Page
 from .page_data import PageData
 from .panels import Panel
 from .readonly import Links
-
-# How long the database may count the messages that begin when a queue is resumed. Milliseconds.
-COUNT_TIMEOUT_MS = 5000
 
 
 class PauseForm(forms.Form):
@@ -145,7 +142,7 @@ class QueueAdmin(Page):
         if request.POST.get("spread"):
             self.require(request, "run", "bulk")
         is_paused = name in pausing.paused(self.using)
-        number = in_time(self.using, COUNT_TIMEOUT_MS, self._due(name).count) if is_paused else 0
+        number = in_time(self.using, timeouts.COUNT, self._due(name).count) if is_paused else 0
         may_spread = self.may(request, "run", "bulk")
         form = ResumeForm(request.POST if request.method == "POST" else None, number=number, may_spread=may_spread)
         if is_paused and form.is_valid() and form.cleaned_data.get("spread"):

@@ -25,12 +25,12 @@ from ...models import Message, Queue
 from ...project import console_conf
 from ..models import Health, Operation
 
-# Rows that are counted, paged through, or selected for one action at most.
+# The most rows that a page counts, pages through, groups, or takes for one action.
 PAGED_CAP = 10_000
 
 
 class CappedCount(int):
-    """A number of rows that is at least so large, written as "10,000+"."""
+    """The number of rows where the count stopped at the cap, written as "10,000+"."""
 
     def __str__(self) -> str:
         # Templates that put separators in themselves would garble "10,000+".

@@ -1,7 +1,7 @@
 """The pages in the registry of an admin site: each is imported when somebody first visits it.
 
-``django.setup()`` and ``manage.py check`` need no more of a page than its addresses and who may view it. All that it
-reads and shows would cost every command and every worker an eighth of a second.
+``django.setup()`` and ``manage.py check`` need only the addresses of a page and its permissions. To import all pages
+would cost every command and every worker an eighth of a second.
 """
 
 from __future__ import annotations

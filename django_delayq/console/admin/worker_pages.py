@@ -20,9 +20,6 @@ from . import banners, page_data, panels
 from .explanation import moment, span
 from .page import Page, navigation
 
-# Messages that the list shows of each worker.
-_MESSAGES_SHOWN = 5
-
 LABELS = {
     WorkerState.ALIVE: gettext_lazy("alive"),
     WorkerState.LATE: gettext_lazy("late"),
@@ -73,10 +70,8 @@ class WorkerAdmin(Page):
             started=moment(worker.started_at, "seconds"),
             seen=_("%(span)s ago") % {"span": span(now - worker.seen_at)},
             # The labels of its messages, with their addresses.
-            running=[
-                (f"{topic} #{pk}", self.url(Message, "change", quote(pk))) for pk, topic in held[:_MESSAGES_SHOWN]
-            ],
-            more=max(0, len(held) - _MESSAGES_SHOWN),
+            running=[(f"{topic} #{pk}", self.url(Message, "change", quote(pk))) for pk, topic in held[:5]],
+            more=max(0, len(held) - 5),
             url=self.url(Worker, "change", quote(worker.name)),
         )
 

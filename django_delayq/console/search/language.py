@@ -23,7 +23,7 @@ from ...core.outcomes import storable
 from ...core.states import FINAL, LIVE, State
 from ...core.values import row_id
 from ...models import Message
-from ..statements import in_time
+from ..statements import in_time, timeouts
 from ..statements.portable_console import Scalar
 from . import periods
 from .conditions import ALL_STATES, NOTHING, SCHEDULED, PayloadHas, limited, of_states, overdue
@@ -35,9 +35,7 @@ MAX_LENGTH = 10_000
 MAX_IDS = 1000
 # The most terms in one search.
 MAX_TERMS = 30
-# How long the database may look for a key. Milliseconds.
-KEY_TIMEOUT_MS = 1000
-# Names of a path into payloads. The database and Python read nested values by recursion.
+# The most names in a path into payloads: the database and Python read nested values by recursion.
 MAX_PATH = 32
 
 _TOKEN = re.compile(r'(?:[^\s"]|"(?:[^"\\]|\\.)*")+')
@@ -379,7 +377,7 @@ def _resolved(term: Term, using: str) -> Term:
     key = term.exactly[1] if term.unknown else term.key_or_topic
     if key is None:
         return term
-    is_key = in_time(using, KEY_TIMEOUT_MS, Message.objects.using(using).filter(key=key).exists)
+    is_key = in_time(using, timeouts.PAGE, Message.objects.using(using).filter(key=key).exists)
     if is_key is None:
         # It may be one or the other.
         return term

@@ -39,25 +39,19 @@ from ...inspector.waiting import first_ids
 from ...models import Message
 from ...record.sql import statements
 from ...record.sql.expressions import QUEUES
-from ..statements import TooSlow, in_time, statement_timeout
+from ..statements import TooSlow, in_time, statement_timeout, timeouts
 from .conditions import SCHEDULED, limited, of_states, overdue
 from .language import Search
 
-# Messages that are counted at most.
+# The most messages that are counted.
 COUNT_CAP = 10_000
-# Rows that are read of each index for the counts beside a page: each may cost a read of the table.
+# The rows of each index that are counted beside a page: each may cost a read of the table.
 INDEX_COUNT_CAP = 2_000
-# Rows that are searched of each index when to search all of them would take too long.
+# The rows of each index that are searched when the search of all rows took too long.
 NEAREST_ROWS = 5_000
-# The statement timeout for the rows of a page: with the nearest rows and the counts it is there within half a second.
-PAGE_TIMEOUT_MS = 200
-# The first rows of up to so many queues are merged lazily: of each queue only those are read that come before the last
-# one of the page. To plan that takes a part of a millisecond for each queue.
+# The most queues whose first rows are merged: of each queue, only the rows before the last one of the page are read.
+# The plan takes a part of a millisecond for each queue.
 MERGED_QUEUES = 50
-# The statement timeout for the rows of a page that somebody is willing to wait for.
-LONGER_TIMEOUT_MS = 15_000
-# The counts beside the rows are left out when they take longer than this.
-COUNTS_TIMEOUT_MS = 150
 
 _COUNTED = (*State.values, "overdue", "limited")
 _SOONEST = ("due_at", "id")
@@ -139,10 +133,10 @@ class Listing:
         self.search = search
 
     def ids(self, limit: int, offset: int = 0, *, milliseconds: int | None = None) -> list[int]:
-        """Return the ids of one page, in the search's order. Raises ``TooSlow``; ``PAGE_TIMEOUT_MS`` is the default."""
+        """Return the ids of one page, in the search's order. Raises ``TooSlow``; ``timeouts.ROWS`` is the default."""
         if self._is_empty():
             return []
-        with statement_timeout(self.using, milliseconds or PAGE_TIMEOUT_MS):
+        with statement_timeout(self.using, milliseconds or timeouts.ROWS):
             return [row[-1] for row in self._first(offset + limit)[offset:]]
 
     def nearest(self, limit: int, offset: int = 0) -> list[int]:
@@ -153,14 +147,14 @@ class Listing:
         for part in self._parts():
             nearest = part.first(part.limited(self.search)[0], NEAREST_ROWS).values("pk")
             found.append(self.rows.filter(self.search.condition(), pk__in=nearest).order_by(*self.search.order)[:most])
-        with statement_timeout(self.using, PAGE_TIMEOUT_MS):
+        with statement_timeout(self.using, timeouts.ROWS):
             return [row[-1] for row in self._merged(found, most)[offset:]]
 
     def count(self) -> Capped | None:
         """Count the messages up to the cap; None when that takes more than a short time, which it is not worth."""
         if self._is_empty():
             return Capped(0)
-        found = in_time(self.using, COUNTS_TIMEOUT_MS // 2, self._first(COUNT_CAP + 1).count)
+        found = in_time(self.using, timeouts.BESIDE // 2, self._first(COUNT_CAP + 1).count)
         return None if found is None else capped(found, COUNT_CAP)
 
     def _is_empty(self) -> bool:
@@ -230,14 +224,14 @@ def counts(rows: QuerySet[Message], search: Search, now: datetime) -> StateCount
     """
     if search.problems:
         return dict.fromkeys(_COUNTED, Capped(0))
-    return in_time(rows.db, COUNTS_TIMEOUT_MS, lambda: _count(rows.order_by(), search, now))
+    return in_time(rows.db, timeouts.BESIDE, lambda: _count(rows.order_by(), search, now))
 
 
 def _count(rows: QuerySet[Message], search: Search, now: datetime) -> StateCounts:
     found: Counter[str] = Counter()
     more: set[str] = set()
     most = COUNT_CAP if search.selective else INDEX_COUNT_CAP
-    deadline = time.monotonic() + COUNTS_TIMEOUT_MS / 1000
+    deadline = time.monotonic() + timeouts.BESIDE / 1000
     for part in _counted(rows, search):
         if time.monotonic() > deadline:
             raise TooSlow

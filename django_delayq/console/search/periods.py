@@ -14,9 +14,7 @@ from ...core.durations import seconds
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:\d\d)?")
 _SPAN = re.compile(r"([+-]?)([\d.]+(?:ms|[smhdw])(?:[\d.]+(?:ms|[smhdw]))*)", re.IGNORECASE)
-_MILLISECOND = timedelta(milliseconds=1)
 _HAS_MILLISECONDS = re.compile(r"\.\d{3}(?!\d)")
-_INSTANT = timedelta(microseconds=1)
 _MIRRORED = str.maketrans("<>", "><")
 _DAYS = {"yesterday": -1, "today": 0, "tomorrow": 1}
 
@@ -68,7 +66,7 @@ def parse(text: str, now: datetime, *, past: bool) -> Period | None:
     if interval is None:
         return None
     start, end = interval
-    beyond = end if start != end else start + _INSTANT
+    beyond = end if start != end else start + timedelta.resolution
     is_span = _SPAN.fullmatch(operand) is not None
     if mark in ("", "="):
         if not is_span:
@@ -113,7 +111,7 @@ def _unchecked(text: str, now: datetime, *, past: bool) -> tuple[datetime, datet
         at = datetime.fromisoformat(text.upper())
         at = timezone.make_aware(at) if at.tzinfo is None else at
         # Pages show times cut to the millisecond: such a text means every moment that is shown like that.
-        return at, at + (_MILLISECOND if _HAS_MILLISECONDS.search(text) else timedelta(0))
+        return at, at + (timedelta(milliseconds=1) if _HAS_MILLISECONDS.search(text) else timedelta(0))
     span = _SPAN.fullmatch(text)
     if span is None:
         return None

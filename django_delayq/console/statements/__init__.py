@@ -22,7 +22,7 @@ def console_statements(using: str) -> PortableConsole:
 
 
 def in_time(using: str, milliseconds: int, read: Callable[[], T]) -> T | None:
-    """Return what ``read`` returns; None when one of its statements takes longer than so many milliseconds."""
+    """Return what ``read`` returns; None when one of its statements takes longer than ``milliseconds``."""
     try:
         with statement_timeout(using, milliseconds):
             return read()

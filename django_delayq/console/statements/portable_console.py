@@ -13,7 +13,7 @@ from django.db import connections
 from ...record.sql.expressions import QUEUES
 from ..models import Rollup
 
-# Rollups in one statement: SQLite takes some 32,000 parameters.
+# The most rollups of one statement: SQLite takes some 32,000 parameters.
 ROLLUPS_PER_STATEMENT = 500
 
 
@@ -28,11 +28,11 @@ class PortableConsole:
         self.connection = connections[using]
 
     def wait_for_other_starts(self) -> None:
-        """Let no other transaction go on from here before this one has ended. One that writes waits anyway."""
+        """Have other transactions wait here until this one ends. On SQLite, a transaction that writes waits anyway."""
 
     def add_to_rollups(self, rows: Mapping[RollupKey, Counter[str]]) -> None:
         """Add counts, by the names in ``Rollup.COUNTS``, to rollups; insert the rollups that are missing."""
-        # In one order everywhere, so that two processes cannot wait for each other in a circle.
+        # All processes use one order, so that no two wait for each other.
         ordered = sorted(rows.items())
         with self.connection.cursor() as cursor:
             for start in range(0, len(ordered), ROLLUPS_PER_STATEMENT):

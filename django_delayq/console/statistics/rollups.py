@@ -24,13 +24,13 @@ logger = logging.getLogger("django_delayq")
 # A rollup counts what happened in a time of one of these two lengths.
 MINUTE_SECONDS = 60
 HOUR_SECONDS = 3600
-# The pause between two writes of one process.
+# The time between two writes of one process. Seconds.
 WRITE_SECONDS = 10.0
 # Rollups of minutes are kept for this long; then those of hours take their place.
 MINUTES_KEPT = timedelta(days=2)
 # Rollups of hours are kept for this long.
 HOURS_KEPT = timedelta(days=90)
-# Rollups that a process holds at most while the database does not take them. Counts for further ones are dropped.
+# The most rollups that a process holds while the database takes none. Counts for more of them are dropped.
 MAX_UNWRITTEN_ROLLUPS = 20_000
 
 
@@ -47,7 +47,7 @@ class UnwrittenCounts:
         # Several threads of the worker count.
         self._lock = threading.Lock()
         self._dropped = False
-        # By so much the record's clock was ahead of this host's at the last claim.
+        # How far the record's clock was ahead of this host's at the last claim.
         self._ahead = timedelta(0)
 
     def ended(self, outcome: str, messages: Collection[MessageFacts]) -> None:
@@ -132,7 +132,7 @@ class RollupCompactor(Service):
         return 0.5 if self.compact(self.hours) else self.interval
 
     def compact(self, hours: int) -> bool:
-        """Compact the minutes of at most so many hours. Return whether there may be more."""
+        """Compact the minutes of ``hours`` hours. Return whether there may be more."""
         now = transitions.now(self.using)
         rows = Rollup.objects.using(self.using)
         rows.filter(seconds=HOUR_SECONDS, at__lt=now - HOURS_KEPT).delete()

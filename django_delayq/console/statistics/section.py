@@ -17,12 +17,8 @@ from ...inspector.numbers import total
 from .throughput import RollupSum, Throughput, read_throughput
 from .upcoming import Upcoming, count_upcoming
 
-# The spans in full minutes that throughput is shown for.
+# The times that throughput is shown for. Full minutes.
 SPANS = (1, 15, 60)
-# Lines for the coming hour.
-LINES = 12
-# The length of the longest bar, in characters.
-BAR_WIDTH = 40
 
 
 def collect(using: str, now: datetime) -> FlowSection:
@@ -43,9 +39,9 @@ class FlowSection(StatisticsSection):
         yield from self._past()
 
     def _coming(self) -> Iterator[str]:
-        """Yield a line for every five minutes."""
+        """Yield a line for every five minutes, with a bar of 40 characters at most."""
         bars = self.upcoming.bars
-        size = len(bars) // LINES
+        size = len(bars) // 12
         groups = [bars[start : start + size] for start in range(0, len(bars), size)]
         numbers = [total(bar.number for bar in group) for group in groups]
         highest = max(number.count for number in numbers)
@@ -55,8 +51,8 @@ class FlowSection(StatisticsSection):
         yield f"Coming hour  {total(numbers)}"
         for group, number in zip(groups, numbers, strict=True):
             if group[0].start is not None:
-                bar = "█" * math.ceil(number.count / highest * BAR_WIDTH)
-                yield f"  {timezone.localtime(group[0].start):%H:%M}  {bar:<{BAR_WIDTH}} {number}"
+                bar = "█" * math.ceil(number.count / highest * 40)
+                yield f"  {timezone.localtime(group[0].start):%H:%M}  {bar:<40} {number}"
 
     def _past(self) -> Iterator[str]:
         hour = self.past["hour"]

@@ -20,7 +20,7 @@ ORIGIN = datetime(2000, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A time to look ahead or back over: so many steps of so many seconds."""
+    """A time to look ahead or back over: ``steps`` steps of ``seconds`` each."""
 
     steps: int
     seconds: int

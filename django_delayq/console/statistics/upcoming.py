@@ -15,14 +15,14 @@ from ...record.sql import statements
 from ..statements import console_statements
 from .throughput import ORIGIN, WINDOWS, floor
 
-# Rows that are counted in each bar, shared by the queues. PostgreSQL estimates the number of a bar that has more.
+# The rows that are counted in each bar, shared by the queues. PostgreSQL estimates the number of a bar that has more.
 BAR_CAP = 300
-# Rows of each queue that are counted in a bar at least, however many queues share it.
-QUEUE_CAP = 100
-# Rows of each bar whose topics are read, shared by the queues: they are all over the table, so each costs a page.
-BAR_SAMPLE = 30
-# Rows of each queue in a bar whose topics are read at least.
-QUEUE_SAMPLE = 5
+# The least share of a queue, however many queues share a bar.
+QUEUE_CAP = BAR_CAP // 3
+# The rows of each bar whose topics are read. They are all over the table, so each of them costs a page.
+BAR_SAMPLE = BAR_CAP // 10
+# The least share of a queue of these.
+QUEUE_SAMPLE = BAR_SAMPLE // 6
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class Upcoming:
         return any(bar.sampled for bar in (self.overdue, *self.bars))
 
     def topics(self, most: int) -> list[str]:
-        """Return the topics with the most messages, at most so many."""
+        """Return the ``most`` topics that have the most messages."""
         found: Counter[str] = Counter()
         for bar in (self.overdue, *self.bars):
             found.update(bar.topics)

@@ -8,18 +8,9 @@ import pytest
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 
-from django_delayq.console.admin import (
-    action_pages,
-    audit_pages,
-    dead_letters_page,
-    health_page,
-    message_list,
-    message_page,
-    panels,
-    queue_pages,
-)
-from django_delayq.console.search import language, listing
-from django_delayq.console.statements import TooSlow
+from django_delayq.console.admin import panels
+from django_delayq.console.search import listing
+from django_delayq.console.statements import TooSlow, timeouts
 
 ACTION_PERMISSIONS = ("cancel_message", "reschedule_message", "run_message", "requeue_message")
 
@@ -81,14 +72,10 @@ def slow_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listing.Listing, "ids", too_slow)
 
 
-def limit_time(patch: pytest.MonkeyPatch, milliseconds: int) -> None:
-    """Set the time limits of the pages."""
-    pages = (action_pages, audit_pages, dead_letters_page, health_page, message_list, message_page, queue_pages)
-    for module in (*pages, panels, language, listing):
-        names = [name for name in vars(module) if name.endswith("TIMEOUT_MS")]
-        assert names
-        for name in names:
-            patch.setattr(module, name, milliseconds)
+def limit_time(patch: pytest.MonkeyPatch, milliseconds: int, *kinds: str) -> None:
+    """Set these time limits of the pages, or all of them."""
+    for kind in kinds or [name for name in vars(timeouts) if name.isupper()]:
+        patch.setattr(timeouts, kind, milliseconds)
 
 
 @pytest.fixture(autouse=True)

@@ -31,6 +31,7 @@ from tests.support.transactions import unfinished
 
 from . import samples
 from .asking import ACTIONS, GIVEN, UNSENT, answer, ask, ask_for_search, confirm, select, worked_off
+from .conftest import limit_time
 
 pytestmark = pytest.mark.django_db
 
@@ -115,8 +116,7 @@ def test_the_question_counts_exactly_whatever_the_list_shows(chief: Client, monk
 @pytest.mark.postgresql("ends a statement by itself")
 def test_what_cannot_be_counted_in_time_is_not_changed(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     samples.scheduled()
-    monkeypatch.setattr(action_pages, "EXACT_TIMEOUT_MS", 20)
-    monkeypatch.setattr(action_pages, "HEAD_TIMEOUT_MS", 20)
+    limit_time(monkeypatch, 20, "LONG", "PAGE")
     slow = RawSQL("(SELECT true FROM pg_sleep(30))", (), output_field=BooleanField())
     condition = work.Scope.condition
     monkeypatch.setattr(work.Scope, "condition", lambda scope: condition(scope) & Q(slow))
@@ -520,7 +520,7 @@ def test_a_requeue_does_not_take_the_key_of_a_live_message(operator: Client) -> 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.postgresql("needs locks of rows")
 def test_a_message_that_somebody_holds_for_long_is_told(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(action_pages, "AT_ONCE_TIMEOUT_MS", 50)
+    limit_time(monkeypatch, 50, "LONG")
     message = samples.scheduled()
     asked = ask(operator, "cancel", message)
     with unfinished(lambda: list(Message.objects.select_for_update().filter(pk=message.pk))):

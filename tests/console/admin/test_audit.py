@@ -146,7 +146,7 @@ def test_the_audit_is_searched_by_message_and_by_target(chief: Client) -> None:
 
 
 def test_many_events_have_several_pages(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_delayq.console.admin.audit_pages.EVENTS_PER_PAGE", 2)
+    monkeypatch.setattr("django_delayq.console.admin.audit_pages.AuditEventAdmin.list_per_page", 2)
     made = [event().pk for _number in range(3)]
     event("purge")
     first = chief.get(reverse(LIST), {"action": "cancel"})

@@ -376,7 +376,9 @@ def test_each_level_of_a_finding_has_its_look(viewer: Client) -> None:
     looks = set(re.findall(r'class="(dq-banner dq-\w+|dq-badge dq-state-(?:critical|warn|ok|info))"', page))
     assert {"dq-banner dq-critical", "dq-badge dq-state-ok"} <= looks
     styled = set(
-        re.findall(r"^\.delayq (\S+?)[ ,]", Path(finders.find("delayq_console/admin.css")).read_text(), re.MULTILINE)
+        re.findall(
+            r"^\.delayq (\S+?)[ ,]", Path(str(finders.find("delayq_console/admin.css"))).read_text(), re.MULTILINE
+        )
     )
     assert {".dq-banner.dq-critical", ".dq-banner.dq-warn"} <= styled
     assert {".dq-state-critical", ".dq-state-warn", ".dq-state-ok"} <= styled

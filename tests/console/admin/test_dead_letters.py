@@ -148,7 +148,7 @@ def test_a_whole_topic_is_purged_after_its_number_was_typed(chief: Client) -> No
 
 
 def test_only_the_newest_are_counted_and_the_page_says_so(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_delayq.console.admin.dead_letters_page.DEAD_CAP", 2)
+    monkeypatch.setattr("django_delayq.console.admin.dead_letters_page.PAGED_CAP", 2)
     died("t.old", ago=timedelta(days=1))
     died("t.a")
     died("t.b")

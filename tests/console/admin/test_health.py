@@ -17,7 +17,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from django_delayq.broker.redis import RedisBroker
-from django_delayq.console.admin import health_page, panels
+from django_delayq.console.admin import panels
 from django_delayq.console.models import AuditEvent, Operation, OperationState
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
@@ -30,6 +30,7 @@ from tests.support.workers import PATIENCE, eventually
 
 from . import samples
 from .asking import work_off
+from .conftest import limit_time
 from .samples import DB, admin_url, fill, many, running, said, scheduled, table_rows, text, worker
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -328,7 +329,7 @@ def test_a_preview_that_takes_too_long_says_so(restorer: Client, monkeypatch: py
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_sleep(30)")
 
-    monkeypatch.setattr(health_page, "PREVIEW_TIMEOUT_MS", 20)
+    limit_time(monkeypatch, 20, "COUNT")
     monkeypatch.setattr(Restore, "preview", sleep)
     page = restorer.get(url("restore"))
     assert "could not be counted" in text(page)

@@ -10,7 +10,7 @@ from django.test import Client
 from django.urls import reverse
 
 from django_delayq import cancel_message, reschedule_message, schedule_message, schedule_messages
-from django_delayq.console.admin import page_data, panels
+from django_delayq.console.admin import panels
 from django_delayq.console.statistics.upcoming import count_upcoming
 from django_delayq.inspector.numbers import Capped
 from django_delayq.models import Message
@@ -212,10 +212,10 @@ def test_limited_messages_are_not_overdue_among_those_that_come() -> None:
     assert count_upcoming(DB, "hour", now).overdue.number == Capped(0)
 
 
-def test_a_banner_names_a_line_that_is_old(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_data, "LINES_READ", 1)
+def test_a_banner_names_a_line_that_is_old_behind_longer_ones(viewer: Client) -> None:
     worker(topics=[TOPIC])
-    in_line(5, limit_key="longer")
+    for number in range(10):
+        in_line(4, limit_key=f"longer {number}")
     late(*in_line(3)[1:], seconds=7200)
     ((banner, url),) = banners(dashboard(viewer))
     assert banner.text == (

@@ -26,7 +26,7 @@ from django_delayq.record.transitions import now
 
 from . import samples
 from .asking import ask_for_search
-from .conftest import logged_in, person
+from .conftest import limit_time, logged_in, person
 from .samples import listed, tabs
 
 pytestmark = pytest.mark.django_db
@@ -202,8 +202,7 @@ def slow_topics(patch: pytest.MonkeyPatch, seconds: float) -> None:
     """Have a search for a topic take so long, and each page give up after 30 ms."""
     slow = Q(RawSQL(f"pg_sleep({seconds}) IS NOT NULL", (), output_field=BooleanField()))
     patch.setitem(language._QUALIFIERS, "topic", lambda name, value, at: language.Term(slow, "slow", "topic:a"))
-    for name in ("PAGE_TIMEOUT_MS", "COUNTS_TIMEOUT_MS"):
-        patch.setattr(listing, name, 30)
+    limit_time(patch, 30, "ROWS", "BESIDE")
 
 
 @pytest.mark.postgresql("ends a statement by itself")
@@ -245,8 +244,7 @@ def test_an_unfinished_search_is_tried_for_longer(viewer: Client, monkeypatch: p
     """The first try ends before the server's sleep does, the longer one after it."""
     message = samples.scheduled()
     slow_topics(monkeypatch, 0.2)
-    monkeypatch.setattr(listing, "COUNTS_TIMEOUT_MS", 60_000)
-    monkeypatch.setattr(listing, "LONGER_TIMEOUT_MS", 60_000)
+    limit_time(monkeypatch, 60_000, "BESIDE", "LONG")
     first = viewer.get(reverse(samples.LIST), {"q": "topic:a"})
     html = first.content.decode()
     assert "Among the nearest messages" in samples.text(first)

@@ -393,7 +393,7 @@ def test_an_operation_is_stopped_and_resumed_on_its_page(chief: Client) -> None:
 
 
 def test_many_operations_have_several_pages(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_delayq.console.admin.operation_pages.OPERATIONS_PER_PAGE", 2)
+    monkeypatch.setattr("django_delayq.console.admin.operation_pages.OperationAdmin.list_per_page", 2)
     made = [start("cancel", ids=[]) for _number in range(3)]
     first = chief.get(reverse(LIST))
     assert [shown.operation.pk for shown in first.context["operations"]] == [made[2].pk, made[1].pk]
