@@ -81,7 +81,7 @@ def _record_action(**event: Any) -> None:
     from . import audit
 
     facts = {name: event[name] for name in ("message_id", "reason", "outcomes")}
-    # On commit the one who acted may have left the context of the action.
+    # The context of the action, which names the actor, may have ended by the commit.
     with actors.acting_as(event["actor"]):
         audit.record(event["using"], event["action"], event["target"], **facts)
 

@@ -81,7 +81,7 @@ def sizes(using: str, queues: Sequence[str]) -> dict[str, QueueSize]:
 
 
 def unfilled(using: str, queues: Sequence[str]) -> list[str]:
-    """Return the queues unless Redis is filled: it never was, it was emptied, or nobody has gone on filling it.
+    """Return the queues if Redis is not filled: no worker has filled it or fills it any more, or it was emptied.
 
     Raises ``BrokerUnavailable``.
     """

@@ -36,7 +36,7 @@ from .worker_list import list_workers
 class QueueSnapshot(NamedTuple):
     """One queue in the record. ``ready`` messages are due, but not yet overdue, and wait for no limit.
 
-    Those of a paused queue count as if it went on, unless ``Snapshot.without_paused`` tells them apart.
+    Messages of a paused queue count as if it were not paused; ``Snapshot.without_paused`` moves them to ``held``.
     """
 
     # All of them.
@@ -160,7 +160,7 @@ class LimitState(NamedTuple):
     """One limit at a moment."""
 
     name: str
-    # As the code of this process declares it. None: the code has it no more, or not yet.
+    # The limit that the code of this process declares; None: it declares none of this name.
     limit: Limit | None
     # False when this process has no handler of the limit's topic, and so cannot tell its limit.
     is_known: bool = True

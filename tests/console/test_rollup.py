@@ -160,9 +160,8 @@ def test_counts_that_the_database_refuses_are_kept_and_written_later(monkeypatch
     assert not counts.drain()
 
 
-def test_unwritten_counts_do_not_grow_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollups, "MAX_UNWRITTEN_ROLLUPS", 2)
-    counts = UnwrittenCounts()
+def test_unwritten_counts_do_not_grow_without_end() -> None:
+    counts = UnwrittenCounts(most=2)
     counts.ended("consumed", [Counted("default", f"t.{number}") for number in (1, 2, 3, 1)])
     assert sorted(key.topic for key in counts.drain()) == ["t.1", "t.2"]
 

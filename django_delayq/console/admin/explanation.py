@@ -30,7 +30,7 @@ def universal(at: datetime) -> str:
 
 
 def span(length: timedelta) -> str:
-    """Return a length of time in words; one below zero, from two clocks that differ, counts as zero."""
+    """Return a length of time in words; a negative one, from two clocks that differ, counts as zero."""
     return brief(max(0.0, length.total_seconds()))
 
 

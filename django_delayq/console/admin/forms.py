@@ -66,7 +66,7 @@ class MomentField(forms.DateTimeField):
 
 
 class ReasonField(forms.CharField):
-    """Why somebody does something."""
+    """The reason for an action."""
 
     def __init__(self, help_text: Any) -> None:
         widget = forms.TextInput(attrs={"class": "vTextField"})

@@ -95,7 +95,7 @@ def _unfilled(using: str, seen: Snapshot | None, workers: WorkerList | None) -> 
 
 
 def redis() -> RedisStats:
-    """Ask the Redis that messages are scheduled into, with the time limits of those who schedule."""
+    """Ask the Redis of the publisher, with the time limits of the publisher."""
     redis_publisher = publisher.get(router.db_for_write(models.Message))
     return stats.ask_redis(None if redis_publisher is None else redis_publisher.broker)
 

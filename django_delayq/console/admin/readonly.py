@@ -99,7 +99,7 @@ class ReadOnly(admin.ModelAdmin):  # type: ignore[type-arg]
             raise PermissionDenied
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Tell whether the user may view the page. Who may view messages may view all that has no such permission."""
+        """Tell whether the user may view the page. One without a permission of its own needs that to view messages."""
         model = self.model if "view" in self.opts.default_permissions else Message
         return request.user.has_perm(f"{model._meta.app_label}.view_{model._meta.model_name}")
 

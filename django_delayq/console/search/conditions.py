@@ -25,7 +25,7 @@ NOTHING = Q(pk__in=[])
 
 
 class _WaitsForLimit(UnderLimits):
-    """Whether a message stands under a limit that is full as the first statement is made, with this name or any.
+    """True when a message is under a limit that is full as the first statement is made: one of this name, or any.
 
     ``other``: under one of a topic with another name. A message waits for that of its topic, and else for its queue's.
     """

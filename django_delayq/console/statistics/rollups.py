@@ -30,8 +30,6 @@ WRITE_SECONDS = 10.0
 MINUTES_KEPT = timedelta(days=2)
 # Rollups of hours are kept for this long.
 HOURS_KEPT = timedelta(days=90)
-# The most rollups that a process holds while the database takes none. Counts for more of them are dropped.
-MAX_UNWRITTEN_ROLLUPS = 20_000
 
 
 _BOUNDS = [timedelta(milliseconds=bound) for bound in Rollup.BOUNDS]
@@ -40,9 +38,13 @@ Rollups = dict[RollupKey, Counter[str]]
 
 
 class UnwrittenCounts:
-    """Counts of what happened in this process and is not written yet. A message costs one look-up in a dict."""
+    """Counts of what happened in this process and is not written yet. A message costs one look-up in a dict.
 
-    def __init__(self) -> None:
+    It holds ``most`` rollups at most while the database takes none, and drops the counts for others.
+    """
+
+    def __init__(self, most: int = 20_000) -> None:
+        self._most = most
         self._rollups: Rollups = {}
         # Several threads of the worker count.
         self._lock = threading.Lock()
@@ -51,7 +53,7 @@ class UnwrittenCounts:
         self._ahead = timedelta(0)
 
     def ended(self, outcome: str, messages: Collection[MessageFacts]) -> None:
-        """Count messages that ended with this one of ``Rollup.OUTCOMES``."""
+        """Count messages that ended with this outcome, one of ``Rollup.OUTCOMES``."""
         at = datetime.now(UTC) + self._ahead
         with self._lock:
             for (queue, topic), number in Counter((m.queue, m.topic) for m in messages).items():
@@ -88,13 +90,13 @@ class UnwrittenCounts:
                 self._add(key, counts)
 
     def _add(self, key: RollupKey, counts: Mapping[str, int]) -> None:
-        if key in self._rollups or len(self._rollups) < MAX_UNWRITTEN_ROLLUPS:
+        if key in self._rollups or len(self._rollups) < self._most:
             self._rollups.setdefault(key, Counter()).update(counts)
         elif not self._dropped:
             self._dropped = True
             logger.warning(
                 "Counts for the statistics are dropped: %d rollups wait to be written to the database already",
-                MAX_UNWRITTEN_ROLLUPS,
+                self._most,
             )
 
 

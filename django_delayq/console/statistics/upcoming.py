@@ -64,11 +64,13 @@ class Upcoming:
         return [topic for topic, _number in sorted(found.items(), key=lambda item: (-item[1], item[0]))[:most]]
 
 
-def count_upcoming(using: str, window: str, now: datetime, overdue_known: Capped = NONE) -> Upcoming:
+def count_upcoming(
+    using: str, window: str, now: datetime, overdue_known: Capped = NONE, *, bar_cap: int | None = None
+) -> Upcoming:
     """Count the messages that fall due in each bar of the window.
 
-    ``overdue_known`` is the number of overdue messages as far as somebody has counted them already: a backlog has more
-    of them than are counted for a bar.
+    ``overdue_known`` is the number of overdue messages if it is known already: a backlog has more of them than are
+    counted for a bar. ``bar_cap`` is the most rows that are counted in a bar, by default ``BAR_CAP``.
     """
     size = timedelta(seconds=WINDOWS[window].seconds)
     late = overdue_cutoff(now)
@@ -83,7 +85,7 @@ def count_upcoming(using: str, window: str, now: datetime, overdue_known: Capped
     # Each begins where the one before ends: the first bar has also what is due, but not overdue yet.
     starts = [start, *(bar.end for bar in counted)]
     queues = len(statements(using).queues())
-    cap, sample = _share(BAR_CAP, QUEUE_CAP, queues), _share(BAR_SAMPLE, QUEUE_SAMPLE, queues)
+    cap, sample = _share(bar_cap or BAR_CAP, QUEUE_CAP, queues), _share(BAR_SAMPLE, QUEUE_SAMPLE, queues)
     spans = [(start, bar.end) for start, bar in zip(starts, counted, strict=False)]
     for found in console_statements(using).count_due(spans, cap, sample):
         _add(counted[found.place], capped(found.number, cap), found.topics)
