@@ -246,8 +246,8 @@ def _record(using: str, limits: Thresholds) -> Iterator[Finding]:
 def _connections(using: str, workers: WorkerList) -> Iterator[Finding]:
     """Compare the connections that all live workers may want with those that the database gives them.
 
-    There is no finding without such a limit. Nobody can ask a pooler how many server connections it opens: the finding says
-    how many it needs.
+    There is no finding without such a limit. Nobody can ask a pooler how many server connections it opens: the finding
+    says how many it needs.
     """
     found = statements(using).most_connections()
     if found is None:
