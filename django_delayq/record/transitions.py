@@ -292,7 +292,8 @@ def commit_success(using: str, success: Success, thread: int | None) -> bool:
     may be committed with it.
 
     ``thread`` is the number of the worker's thread that is the actor; None for another actor, or when the transaction
-    has begun before the handler, as that of a test case: then nothing is committed. Returns False when the message is no longer live: then nothing is committed.
+    has begun before the handler, as that of a test case. Then nothing is committed, and neither is it when the message
+    is no longer live: that returns False.
     """
     return statements(using).commit_success(success, thread)
 
