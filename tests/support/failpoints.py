@@ -80,7 +80,8 @@ class _Armed:
 
     def reached(self) -> None:
         if os.read(self._countdown, 1) == b"!":
-            logger.warning("Failpoint %s in process %d", self.what, os.getpid())
+            # Not by the log, whose thread may die or freeze before it has written the line.
+            os.write(2, f"Failpoint {self.what} in process {os.getpid()}\n".encode())
             self._action()
 
 
