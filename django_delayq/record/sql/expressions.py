@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from datetime import datetime
+from functools import cache
 from typing import Any
 
-from django.db.models import BigIntegerField, BooleanField, DateTimeField, F, Func, Value
+from django.db.models import BigIntegerField, BooleanField, DateTimeField, F, Func, Q, Value
 
+from ...models import Message
 from .rows import Reference
 
 # The queues that hold scheduled messages: one search in the index for each, where DISTINCT would read every row.
@@ -29,6 +31,16 @@ OF_TOPIC = "'topic ' || m.topic || coalesce(' key ' || m.limit_key, '')"
 def is_open(names: str) -> str:
     """Return the condition that a message ``m`` stands under none of the limits whose names this subquery selects."""
     return f"{OF_TOPIC} NOT IN ({names}) AND 'queue ' || m.queue NOT IN ({names})"
+
+
+@cache
+def text_of(condition: Q, using: str) -> str:
+    """Return a condition on columns and states of a message as SQL without parameters, for statements in SQL."""
+    rows = Message._base_manager.using(using).filter(condition).values("pk")
+    sql, states = rows.query.get_compiler(using).as_sql()
+    where: str = sql.partition(" WHERE ")[2] % tuple([f"'{state}'" for state in states])
+    # ON CONFLICT takes no table's name before a column's.
+    return "(" + where.replace(f'"{Message._meta.db_table}".', "") + ")"
 
 
 def _compiled(expression: Func, compiler: Any, sql: str) -> tuple[str, list[Any]]:

@@ -21,9 +21,9 @@ from django.db.models import QuerySet
 
 from ...core.clock import ceil_tenth
 from ...core.known_record import known_identity, learn_identity
-from ...core.states import LIVE
 from ...models import Message
-from .expressions import OF_TOPIC, QUEUES, Microseconds, is_open
+from ...models.messages import HOLDS_KEY, WAITS_AGAIN
+from .expressions import OF_TOPIC, QUEUES, Microseconds, is_open, text_of
 from .holders import HOLDERS, Holder
 from .moves import IDENTITY
 from .portable import Portable
@@ -196,34 +196,22 @@ NAMED = (*GIVEN, "own")
 # The server gets spans as doubles: of whole microseconds up to 285 years these are exact.
 MICROSECOND = timedelta(microseconds=1)
 
-IS_LIVE = f"state IN ({', '.join(repr(state.value) for state in sorted(LIVE))})"
-
-# ``HOLDS_KEY`` of the model, for a message with a key.
-UNLESS_HELD = f"""
-    ON CONFLICT (topic, key)
-       WHERE key IS NOT NULL AND next_id IS NULL
-         AND (key_for IS NOT NULL OR {IS_LIVE} AND (key_deliveries IS NULL OR deliveries <= key_deliveries))
-       DO NOTHING
-"""
-
-# ``WAITS_AGAIN`` of the model, which is not in the way of what a handler schedules under its own key. A message that
-# comes back from a delivery while this statement runs counts as one that came back later.
+# A message that comes back from a delivery while this statement runs counts as one that came back later. One that waits
+# again is not in the way of what its handler schedules under its own key.
 UNLESS_WAITING = """
      WHERE NOT EXISTS (
         SELECT FROM delayq_message
-         WHERE topic = %(topic)s::varchar AND key = %(key)s::varchar AND next_id IS NULL AND state = 'scheduled'
-           AND deliveries > key_deliveries AND deliveries = reported
+         WHERE topic = %(topic)s::varchar AND key = %(key)s::varchar AND {waits_again}
      )
 """
 
-# A claim passes over the row until the caller's transaction ends. Several callers can hold it at once. The condition is
-# ``HOLDS_KEY`` or ``WAITS_AGAIN`` of the model, for a message that waits.
+UNLESS_HELD = """
+    ON CONFLICT (topic, key) WHERE {holds_key} DO NOTHING
+"""
+
+# A claim passes over the row until the caller's transaction ends. Several callers can hold it at once.
 KEEP_WAITING = """
-SELECT id FROM delayq_message
- WHERE id = %s AND state = 'scheduled'
-   AND (%s OR next_id IS NULL AND (key_for IS NOT NULL OR coalesce(deliveries <= key_deliveries, true)
-                                   OR deliveries = reported))
-   FOR SHARE
+SELECT id FROM delayq_message WHERE id = %s AND state = 'scheduled' AND (%s OR {in_the_way}) FOR SHARE
 """
 
 # OFFSET keeps the server from looking up the sequence for each id.
@@ -248,7 +236,7 @@ ROWS_PER_WRITE = 50
 
 
 @cache
-def _insert(given: tuple[str, ...], *, knows: bool) -> str:
+def _insert(given: tuple[str, ...], using: str, *, knows: bool) -> str:
     """Return the statement that inserts a message with these values.
 
     ``knows``: this process knows the identity of the database. If not, it comes with the row, and costs no query of its
@@ -260,7 +248,9 @@ def _insert(given: tuple[str, ...], *, knows: bool) -> str:
         # The clock is read once.
         rest, values["due_at"] = f" FROM (SELECT {values['due_at']}) d(due)", "due"
     if "key" in given:
-        rest += UNLESS_HELD if "own" in given else UNLESS_WAITING + UNLESS_HELD
+        if "own" not in given:
+            rest += UNLESS_WAITING.format(waits_again=text_of(WAITS_AGAIN, using))
+        rest += UNLESS_HELD.format(holds_key=text_of(HOLDS_KEY, using))
     row = ", ".join(values.values())
     # The server makes a subquery of each SELECT that reads the clock, which takes it longer.
     chosen = f"SELECT {row}{rest}" if rest else f"VALUES ({row})"
@@ -370,7 +360,7 @@ class PostgreSQL(PostgreSQLDelivery, Portable):
         parameters["expires_at"] = None if new.expires is None else new.expires / MICROSECOND
         given = tuple([name for name in NAMED if parameters[name] is not None])
         knows = bool(known_identity(self.using))
-        rows = self._rows(_insert(given, knows=knows), parameters)
+        rows = self._rows(_insert(given, self.using, knows=knows), parameters)
         if not rows:
             return None
         if not knows:
@@ -378,7 +368,8 @@ class PostgreSQL(PostgreSQLDelivery, Portable):
         return Inserted(*rows[0][:3])
 
     def keep_waiting(self, message_id: int, *, is_next: bool) -> bool:
-        return bool(self._rows(KEEP_WAITING, [message_id, is_next]))
+        sql = KEEP_WAITING.format(in_the_way=text_of(HOLDS_KEY | WAITS_AGAIN, self.using))
+        return bool(self._rows(sql, [message_id, is_next]))
 
     def insert_many(self, new: Sequence[NewMessage], actor: str) -> Iterator[tuple[NewMessage, Inserted]]:
         """Write messages by COPY, in the caller's transaction.
