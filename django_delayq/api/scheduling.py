@@ -195,8 +195,8 @@ def _of_dict(message: Mapping[str, Any]) -> NewMessage:
 
 # Messages that travel to the database together.
 INSERTED_TOGETHER = 5000
-# The garbage collector rests while so many messages are checked or written: it would look at all of their objects again
-# and again, and all of them are in use.
+# The garbage collector rests while this number of messages is checked or written: it would scan all of their objects
+# again and again, and all of them are in use.
 COLLECTED_TOGETHER = 10_000
 
 
@@ -259,19 +259,25 @@ def write(using: str, topic: str, payload: Any, options: MessageOptions) -> Mess
 
 def _schedule(using: str, new: NewMessage) -> Message:
     """Write a message; when another one is in the way of its key, do with that what the call chose."""
-    actor, key = actors.current(), new.key
-    if key is not None:
-        new = new._replace(own=actors.own_message(using, new.topic, key))
+    if new.key is not None:
+        return _schedule_with_key(using, new, new.key)
+    inserted = transitions.insert(using, new, actors.current())
+    assert inserted is not None
+    return _scheduled(using, [(new, inserted)])[0]
+
+
+def _schedule_with_key(using: str, new: NewMessage, key: str) -> Message:
+    actor, own = actors.current(), actors.own_message(using, new.topic, key)
+    new = new._replace(own=own)
     # Between the refused insert and the query for the message in its way, that one may move: then the key may be free.
     for _round in range(held_keys.KEY_ROUNDS):
         inserted = transitions.insert(using, new, actor)
         if inserted is not None:
             return _scheduled(using, [(new, inserted)])[0]
-        assert key is not None
-        if new.own is None:
+        if own is None:
             existing = _met(using, new, held_keys.in_the_way(using, new.topic, key))
         else:
-            existing = _next(using, new, key, new.own)
+            existing = _next(using, new, key, own)
         if existing is not None:
             existing.existed = True
             return existing
@@ -368,7 +374,7 @@ def _schedule_all_keyed(using: str, checked: Sequence[NewMessage], actor: str) -
 
 
 def _changes(new: NewMessage) -> bool:
-    """Tell whether the call locks the waiting message that holds its key."""
+    """Return whether the call locks a waiting message that holds its key."""
     is_to_wait = new.on_conflict == OnConflict.KEEP and new.key_deliveries is not None
     return is_to_wait or new.on_conflict in (OnConflict.REPLACE, OnConflict.DEBOUNCE)
 
@@ -448,10 +454,13 @@ def _existing(using: str, new: NewMessage, other: Message) -> Message | None:
 
 
 def _kept(using: str, new: NewMessage, other: Message) -> Message | None:
-    """Return the message that is in the way as it is; None when it has moved meanwhile."""
+    """Return the message in the way, which the call keeps; None when it has moved meanwhile.
+
+    With ``unique="scheduled"`` a waiting message does not begin before the caller's transaction ends: its handler is to
+    see what that writes.
+    """
     if new.key_deliveries is None or other.state != State.SCHEDULED:
         return other
-    # Its handler is to see what the caller's transaction writes.
     if not statements(using).keep_waiting(other.pk, is_next=new.own is not None):
         return None
     other = Message.objects.using(using).get(pk=other.pk)

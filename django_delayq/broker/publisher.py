@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from django.db import connections
 
+from ..core import in_tests
 from ..core.commits import on_commit
 from ..core.exceptions import BrokerUnavailable, ForeignBroker, UnusableBroker
 from ..core.known_record import doubt_identity, known_identity, last_identity
@@ -36,12 +37,10 @@ NOBODY = "nobody"
 SAFE = "Messages are safe in the record: workers deliver them by query, or put them later."
 
 
-def _leave_to_workers(_using: str, _ids: list[int]) -> None:
-    """Do nothing: a worker delivers the messages."""
-
-
-# Told about messages at the end of the call that made them wait. The testing module puts itself here.
-run_at_once: Callable[[str, list[int]], None] = _leave_to_workers
+def run_at_once(using: str, ids: list[int]) -> None:
+    """Run messages at the end of the call that made them wait, where a test wants that. Else workers deliver them."""
+    if in_tests.run_at_once is not None:
+        in_tests.run_at_once(using, ids)
 
 
 class Publisher:

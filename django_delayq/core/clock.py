@@ -5,14 +5,10 @@ Redis gets tenths of a millisecond: together with a rank such a number fits a do
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 # Tenths of a millisecond in a second.
 SECOND = 10_000
-
-# The clock that ``django_delayq.testing`` puts in the place of the record's clock. None: the database's clock counts.
-of_tests: Callable[[], datetime] | None = None
 
 NO_TIME = timedelta(0)
 

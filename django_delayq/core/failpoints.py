@@ -1,18 +1,14 @@
 """Failpoints: places with names at which a test makes a process die, freeze, wait or fail.
 
-They do nothing here: ``tests/support/failpoints.py`` has the names and what happens, and the settings of tests
-install it.
+They do nothing here: ``tests/support/failpoints.py`` has the names and what happens at each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-# What the tests call at each place with its name.
-hook: Callable[[str], None] | None = None
+from . import in_tests
 
 
 def reach(name: str) -> None:
-    """Tell the hook, if there is one, that the place with this name is reached."""
-    if hook is not None:
-        hook(name)
+    """Tell the test, if one listens, that the process has reached the place with this name."""
+    if in_tests.failpoint is not None:
+        in_tests.failpoint(name)

@@ -12,7 +12,7 @@ from functools import cache
 
 from django.db import connections
 
-from . import clock
+from . import clock, in_tests
 from .durations import brief
 
 # A process that got no answer of the record for this long asks it for the time. Seconds.
@@ -43,7 +43,7 @@ class RecordClock:
 
     def learn(self, asked: float, shown: datetime) -> None:
         """Learn from an answer that has just come to a question sent at ``asked`` (monotonic): the record's time."""
-        if clock.of_tests is not None:
+        if in_tests.clock is not None:
             return
         answered, seconds = time.monotonic(), shown.timestamp()
         self._ahead = min(max(self._ahead, seconds - answered), seconds - asked)

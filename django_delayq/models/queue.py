@@ -10,7 +10,7 @@ from django.db.models.functions import Now
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from ..core import bounds, clock, verbs
+from ..core import bounds, in_tests, verbs
 from .fields import UTCDateTimeField
 
 
@@ -18,8 +18,8 @@ class RecordNow(Now):
     """The time by the record's clock, in a queryset."""
 
     def resolve_expression(self, *args: Any, **kwargs: Any) -> Any:
-        if clock.of_tests is not None:
-            return Value(clock.of_tests(), output_field=DateTimeField()).resolve_expression(*args, **kwargs)
+        if in_tests.clock is not None:
+            return Value(in_tests.clock(), output_field=DateTimeField()).resolve_expression(*args, **kwargs)
         return super().resolve_expression(*args, **kwargs)
 
 

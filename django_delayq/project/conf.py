@@ -11,7 +11,7 @@ from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
-from ..core import names, retry, values
+from ..core import in_tests, names, retry, values
 from ..core.bounds import QUEUE_LENGTH
 from ..core.durations import seconds
 from ..core.limits import Limit, declare
@@ -271,10 +271,6 @@ def parse(given: Any) -> tuple[Settings, list[Problem]]:
     return settings, problems
 
 
-# True while ``django_delayq.testing`` is in use, whatever the project wrote: there is no Redis.
-in_tests = False
-
-
 @lru_cache(maxsize=1)
 def get() -> Settings:
     """Return the project's settings. Raises ``ImproperlyConfigured`` with every problem that was found.
@@ -283,7 +279,7 @@ def get() -> Settings:
     """
     settings, problems = parse(given())
     insist(problems)
-    if in_tests or section("TESTING") is not None:
+    if in_tests.without_redis or section("TESTING") is not None:
         return settings._replace(REDIS=None)
     return settings
 

@@ -13,7 +13,7 @@ from django.db import connections, router
 from django.utils import timezone
 
 from ..api import pausing
-from ..core import clock, names
+from ..core import in_tests, names
 from ..core.clock import ceil_tenth, iso
 from ..core.durations import Duration, brief, seconds
 from ..core.outcomes import Ack
@@ -21,7 +21,7 @@ from ..core.states import State
 from ..core.twins import async_twin
 from ..core.values import same_json
 from ..models import Message, Transition
-from ..project import conf, registry, validation
+from ..project import registry, validation
 from ..record.sql.rows import Claimed
 from ..worker.parts.delivery import Delivery
 from ..worker.run.executor import call, outcome_of
@@ -263,16 +263,16 @@ class Delayq:
         self._former: tuple[Any, bool] = (None, False)
 
     def __enter__(self) -> Self:
-        self._former = (clock.of_tests, conf.in_tests)
-        clock.of_tests = self._clock.now
+        self._former = (in_tests.clock, in_tests.without_redis)
+        in_tests.clock = self._clock.now
         use_no_redis(True)
         _used.append(self)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         _used.remove(self)
-        clock.of_tests, in_tests = self._former
-        use_no_redis(in_tests)
+        in_tests.clock, without_redis = self._former
+        use_no_redis(without_redis)
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
@@ -310,7 +310,7 @@ class Delayq:
         ``raise_errors=False`` goes on. ``RetryLater`` and ``Reject`` are answers, and no errors. Raises
         ``UnknownTopic`` for a due message that no handler receives, and ``RuntimeError`` after ``limit`` deliveries.
         """
-        if clock.of_tests != self._clock.now:
+        if in_tests.clock != self._clock.now:
             raise RuntimeError("Delayq is a context manager, and the innermost one drains: with Delayq() as delayq: …")
         if at_work() is not None:
             raise RuntimeError("a handler cannot drain: the messages that it schedules run when it has ended")

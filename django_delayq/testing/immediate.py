@@ -7,8 +7,8 @@ from typing import Any
 
 from django.core import checks
 
-from ..broker import publisher
 from ..checks import TAG, errors
+from ..core import in_tests
 from ..core.states import State
 from ..models import Message
 from ..project import conf
@@ -61,7 +61,7 @@ def run_if_wanted(using: str, ids: Sequence[int]) -> None:
         run(using, ids)
 
 
-publisher.run_at_once = run_if_wanted
+in_tests.run_at_once = run_if_wanted
 
 
 def run(using: str, ids: Sequence[int]) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from ..broker import publisher
+from ..core import in_tests
 from ..project import conf
 
 
-def use_no_redis(in_tests: bool) -> None:
+def use_no_redis(taken_away: bool) -> None:
     """Take away Redis from the whole package, or give it back. What is remembered of the settings is forgotten."""
-    if conf.in_tests != in_tests:
-        conf.in_tests = in_tests
+    if in_tests.without_redis != taken_away:
+        in_tests.without_redis = taken_away
         conf.get.cache_clear()
         publisher.get.cache_clear()

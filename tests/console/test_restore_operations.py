@@ -19,7 +19,7 @@ from django_delayq.console.models import Operation, OperationState
 from django_delayq.console.operations import lifecycle
 from django_delayq.console.operations import work as restoring
 from django_delayq.console.operations.work import RestoreOperation
-from django_delayq.core import bounds, clock
+from django_delayq.core import bounds, in_tests
 from django_delayq.core.actors import acting_as
 from django_delayq.core.exceptions import BrokerUnavailable
 from django_delayq.core.states import State
@@ -194,7 +194,7 @@ def test_a_spread_that_stood_still_goes_on_from_now(monkeypatch: pytest.MonkeyPa
         assert lifecycle.stop(operation)
         assert work_off(operation).state == OperationState.STOPPED
     later = timezone.now() + timedelta(hours=1)
-    monkeypatch.setattr(clock, "of_tests", lambda: later)
+    monkeypatch.setattr(in_tests, "clock", lambda: later)
     # Resumed, it counts all that is overdue by then, also the two that were spread and the two that were not overdue.
     assert lifecycle.resume(operation) == is_stopped
     assert work_off(operation).state == OperationState.DONE

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from django_delayq.core import clock, known_record
+from django_delayq.core import in_tests, known_record
 from django_delayq.core.known_record import RecordClock
 
 HOUR = 3600.0
@@ -74,7 +74,7 @@ def test_it_is_no_longer_sure_when_the_record_has_not_answered_for_long(
 
 def test_the_clock_of_a_test_teaches_it_nothing(known: RecordClock, monkeypatch: pytest.MonkeyPatch) -> None:
     future = datetime(2050, 1, 1, tzinfo=UTC)
-    monkeypatch.setattr(clock, "of_tests", lambda: future)
+    monkeypatch.setattr(in_tests, "clock", lambda: future)
     known.learn(time.monotonic(), future)
     assert is_ahead_by(known, 0.0)
     assert not known.is_sure

@@ -23,8 +23,16 @@ def test_no_variable_switches_them_on_in_the_package() -> None:
 
 def test_no_module_of_the_package_can_switch_them_on() -> None:
     for path in PACKAGE.rglob("*.py"):
-        for use in re.findall(r"failpoints\.(?!py\b)(\w+)", path.read_text()):
+        text = path.read_text()
+        for use in re.findall(r"failpoints\.(?!py\b)(\w+)", text):
             assert use == "reach", path
+        assert path.name == "failpoints.py" or "in_tests.failpoint" not in text
+
+
+def test_only_the_testing_module_takes_anything_over() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        if "testing" not in path.relative_to(PACKAGE).parts:
+            assert not re.search(r"in_tests\.\w+ = |import in_tests as|setattr\(in_tests", path.read_text()), path
 
 
 def test_every_name_is_a_place_in_the_code_and_every_place_has_a_name() -> None:

@@ -35,7 +35,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The record's clock, which stands still at noon until the test moves it."""
     made = Clock()
-    monkeypatch.setattr("django_delayq.core.clock.of_tests", lambda: made.now)
+    monkeypatch.setattr("django_delayq.core.in_tests.clock", lambda: made.now)
     return made
 
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable
 from django.core.exceptions import ImproperlyConfigured
 from django.db import OperationalError, connections
 
-from django_delayq.core import failpoints
+from django_delayq.core import in_tests
 from django_delayq.core.durations import seconds
 
 logger = logging.getLogger("django_delayq")
@@ -165,5 +165,5 @@ def install() -> None:
         for one in armed.get(name, ()):
             one.reached()
 
-    failpoints.hook = reached
+    in_tests.failpoint = reached
     logger.warning("Failpoints are on: %s", text)

@@ -11,7 +11,7 @@ from django.db import connections, transaction
 from django.test import SimpleTestCase, TestCase, TransactionTestCase
 
 from django_delayq import aschedule_message, cancel_message, schedule_message, schedule_messages
-from django_delayq.core import clock
+from django_delayq.core import in_tests
 from django_delayq.models import Message
 from django_delayq.project import conf
 from django_delayq.testing import DelayqMixin
@@ -99,6 +99,6 @@ def test_a_call_writes_to_no_database_that_the_test_case_does_not_name() -> None
 
 def test_nothing_is_left_of_a_test(redis_server: object, settings: Any) -> None:
     TestWithoutADatabase("test_a_handler_is_called").debug()
-    assert clock.of_tests is None
-    assert not conf.in_tests
+    assert in_tests.clock is None
+    assert not in_tests.without_redis
     assert conf.get().REDIS is not None

@@ -11,7 +11,7 @@ import time_machine
 from django.utils import timezone
 
 from django_delayq import pause_queue, resume_queue, schedule_message
-from django_delayq.core import clock
+from django_delayq.core import in_tests
 from django_delayq.models import Queue
 from django_delayq.record import transitions
 from django_delayq.testing import Delayq
@@ -61,7 +61,7 @@ def test_the_record_has_its_own_clock_again_after_the_test() -> None:
         with Delayq() as inner:
             assert inner.now < outer.now
         assert transitions.now("default") - timezone.now() > HOUR / 2
-    assert clock.of_tests is None
+    assert in_tests.clock is None
     assert abs(transitions.now("default") - timezone.now()) < HOUR / 2
     assert schedule_message("t.ok").created_at - timezone.now() < HOUR / 2
 

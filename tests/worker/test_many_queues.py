@@ -19,7 +19,7 @@ from django.utils import timezone
 from django_delayq import schedule_message, schedule_messages
 from django_delayq.broker.base import Entry
 from django_delayq.broker.redis import RedisBroker
-from django_delayq.core import clock
+from django_delayq.core import in_tests
 from django_delayq.models import Message
 from django_delayq.project import conf
 from django_delayq.record import transitions
@@ -121,7 +121,7 @@ def test_a_lost_message_is_put_in_good_time_before_twice_the_grace(
     upkeep.lose(due)
     late: dict[int, float] = {}
     at = began
-    monkeypatch.setattr(clock, "of_tests", lambda: at)
+    monkeypatch.setattr(in_tests, "clock", lambda: at)
     while len(late) < len(due):
         wait = upkeep.sweeper.tick()
         ends = at + timedelta(seconds=CLAIMING)

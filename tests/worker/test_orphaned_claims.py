@@ -11,7 +11,7 @@ from django.db import OperationalError, connections
 from pytest_django import DjangoAssertNumQueries
 
 from django_delayq import cancel_message, schedule_message
-from django_delayq.core import failpoints
+from django_delayq.core import in_tests
 from django_delayq.core.exceptions import BrokerUnavailable
 from django_delayq.core.states import State
 from django_delayq.core.verdicts import Verdict
@@ -62,7 +62,7 @@ def cut(consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> Cut:
             # The claim is committed together with the query for what is due.
             monkeypatch.setattr(consumer.brokers.database, "exclusively", exclusively)
         else:
-            monkeypatch.setattr(failpoints, "hook", lose)
+            monkeypatch.setattr(in_tests, "failpoint", lose)
 
     return arm
 

@@ -24,7 +24,7 @@ from django_delayq import (
 )
 from django_delayq.api import pausing
 from django_delayq.broker.keys import keys
-from django_delayq.core import actors, failpoints
+from django_delayq.core import actors, in_tests
 from django_delayq.core.states import State
 from django_delayq.models import Message, Queue, Transition
 from django_delayq.record import transitions
@@ -356,12 +356,12 @@ def test_a_place_that_a_pause_left_unused_is_free_after_it(
 
     def pause_meanwhile(place: str) -> None:
         if place == "before_limited_claim":
-            monkeypatch.setattr(failpoints, "hook", None)
+            monkeypatch.setattr(in_tests, "failpoint", None)
             thread = threading.Thread(target=pause)
             thread.start()
             thread.join()
 
-    monkeypatch.setattr(failpoints, "hook", pause_meanwhile)
+    monkeypatch.setattr(in_tests, "failpoint", pause_meanwhile)
     worker.consumer.turn()
     assert resume_queue(QUEUE)
     for _ in range(3):

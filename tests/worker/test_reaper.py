@@ -14,7 +14,7 @@ from django.db import connections, transaction
 from django.db.models.signals import post_delete
 
 from django_delayq import cancel_message, run_message, schedule_message
-from django_delayq.core import actors, clock
+from django_delayq.core import actors, clock, in_tests
 from django_delayq.core.outcomes import Ack
 from django_delayq.core.states import State
 from django_delayq.models import Message, Worker
@@ -264,7 +264,7 @@ def test_a_live_holder_keeps_its_lease_when_the_databases_clock_is_set_ahead(
     reaper: Reaper, monkeypatch: pytest.MonkeyPatch, extended: bool
 ) -> None:
     shown = clock.ceil_tenth(transitions.now(DB)) + timedelta(seconds=1)
-    monkeypatch.setattr(clock, "of_tests", lambda: shown)
+    monkeypatch.setattr(in_tests, "clock", lambda: shown)
     (one,) = claimed("t.ok")
     # It has run for five seconds: less than a third of its lease.
     one.claimed_mono -= 5

@@ -11,7 +11,7 @@ import pytest
 from django_delayq import cancel_message, handler, schedule_message, schedule_messages
 from django_delayq.broker.base import IDS_PER_CALL, Entry
 from django_delayq.broker.redis import RedisBroker
-from django_delayq.core import failpoints, limits
+from django_delayq.core import in_tests, limits
 from django_delayq.core.chunks import chunks
 from django_delayq.core.outcomes import Ack, Outcome, Retry
 from django_delayq.core.states import State
@@ -239,7 +239,7 @@ def test_a_place_that_becomes_free_while_a_claim_asks_for_it_is_taken_at_once(
 
     with running(worker.consumer):
         eventually(lambda: held(worker) == [first.pk], "the first one runs")
-        monkeypatch.setattr(failpoints, "hook", end_the_first)
+        monkeypatch.setattr(in_tests, "failpoint", end_the_first)
         second = schedule_message("l.one")
         eventually(lambda: held(worker) == [second.pk], "the second one runs")
     assert ended
@@ -291,10 +291,10 @@ def test_a_place_that_becomes_free_in_the_middle_of_a_turn_is_for_what_stands_as
 
     def end_the_first(place: str) -> None:
         if place == "after_claim":
-            monkeypatch.setattr(failpoints, "hook", None)
+            monkeypatch.setattr(in_tests, "failpoint", None)
             end(worker, first.pk)
 
-    monkeypatch.setattr(failpoints, "hook", end_the_first)
+    monkeypatch.setattr(in_tests, "failpoint", end_the_first)
     assert worker.consumer.turn() < LOOK_INTERVAL
     assert held(worker) == [other.pk]
     turn(worker)

@@ -13,7 +13,7 @@ from django.db import connections, transaction
 from django.db.models import F, Model, Q, QuerySet
 from django.utils import timezone
 
-from ...core import clock as clocks
+from ...core import in_tests
 from ...core.exceptions import InvalidTransition
 from ...core.known_record import known_identity, learn_identity
 from ...core.outcomes import error_kind, storable
@@ -63,8 +63,8 @@ IDENTITY = "SELECT value FROM delayq_identity WHERE id = 1"
 
 def clock(using: str) -> datetime:
     """Return the time by the database's clock; on a database without a clock of its own, by the host's."""
-    if clocks.of_tests is not None:
-        return clocks.of_tests()
+    if in_tests.clock is not None:
+        return in_tests.clock()
     connection = connections[using]
     knows = bool(known_identity(using))
     if connection.vendor != "postgresql":

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 from django.db import NotSupportedError, OperationalError, ProgrammingError, connections
 
-from ...core import clock
+from ...core import in_tests
 from .sessions import Session, ask_session, ensure_usable, is_failed, known_session, own_transaction
 
 # The codes of a prepared statement that does not exist, and of a name that another one has.
@@ -125,9 +125,9 @@ class PostgreSQLSession:
         if not (session.is_read_committed or connection.in_atomic_block) and connection.get_autocommit():
             with own_transaction(self.using):
                 return self._run(connection, sql, parameters, keep=keep)
-        if clock.of_tests is not None:
+        if in_tests.clock is not None:
             # Each text is another one: the server would keep its plan in vain.
-            sql, keep = sql.replace("clock_timestamp()", f"timestamptz '{clock.of_tests().isoformat()}'"), False
+            sql, keep = sql.replace("clock_timestamp()", f"timestamptz '{in_tests.clock().isoformat()}'"), False
         raw = connection.connection
         before, zone = raw.prepare_threshold, raw.pgconn.parameter_status(b"TimeZone")
         how = zone, raw.pgconn.parameter_status(b"client_encoding")

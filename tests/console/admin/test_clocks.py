@@ -8,7 +8,7 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
-from django_delayq.core import clock
+from django_delayq.core import in_tests
 from django_delayq.core.clock import ceil_tenth
 from django_delayq.record.transitions import now
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.django_db
 def _slow_web_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the clock of this process be an hour slow."""
     true = ceil_tenth(now(samples.DB)) + timedelta(hours=1)
-    monkeypatch.setattr(clock, "of_tests", lambda: true)
+    monkeypatch.setattr(in_tests, "clock", lambda: true)
 
 
 def test_an_action_on_what_is_overdue_finds_what_the_list_shows(chief: Client) -> None:

@@ -26,7 +26,7 @@ from django_delayq.console.admin import page_data, panels
 from django_delayq.console.models import Rollup
 from django_delayq.console.statements import TooSlow
 from django_delayq.console.statistics import throughput, upcoming
-from django_delayq.core import bounds, clock
+from django_delayq.core import bounds, clock, in_tests
 from django_delayq.core.findings import Level
 from django_delayq.inspector import stats, worker_list
 from django_delayq.inspector.numbers import Capped, total
@@ -236,7 +236,7 @@ def test_the_bar_of_the_overdue_has_them_all_and_the_peak_is_told_in_words(viewe
 def test_bars_lead_to_their_messages(viewer: Client, settings: Any, monkeypatch: pytest.MonkeyPatch, zone: str) -> None:
     """It is the second time that clocks in Berlin show ten past two in this night, and the first bar has just begun."""
     settings.TIME_ZONE = zone
-    monkeypatch.setattr(clock, "of_tests", lambda: datetime(2026, 10, 25, 1, 10, 1, tzinfo=UTC))
+    monkeypatch.setattr(in_tests, "clock", lambda: datetime(2026, 10, 25, 1, 10, 1, tzinfo=UTC))
     [overdue], [ready], coming = late(), late(seconds=2), samples.scheduled(delay="30m")
     page = viewer.get(URL)
     bars = re.findall(r'<a href="([^"]*)" aria-label="[^"]*: 1 message"', page.content.decode())
@@ -294,7 +294,7 @@ def test_a_window_counts_all_of_its_time(window: str, length: int) -> None:
 
 def test_a_bar_ends_by_clocks_that_were_changed(viewer: Client, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.TIME_ZONE = "Europe/Berlin"
-    monkeypatch.setattr(clock, "of_tests", lambda: datetime(2026, 10, 25, 10, tzinfo=UTC))
+    monkeypatch.setattr(in_tests, "clock", lambda: datetime(2026, 10, 25, 10, tzinfo=UTC))
     chart = viewer.get(URL, {"past": "week"}).context["throughput"]
     assert re.search("22:00–01:00.*01:00–03:00.*03:00–06:00", chart, re.DOTALL)
 
