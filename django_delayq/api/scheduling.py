@@ -185,6 +185,7 @@ class ManyChecks:
 
 
 def _of_dict(message: Mapping[str, Any]) -> NewMessage:
+    """Check one dict of ``schedule_messages``."""
     if not message.keys() <= _NAMES:
         raise InvalidMessage(f"unknown: {names.unknown(message, _NAMES, _MEANT, _OTHERWISE)}")
     options = {name: value for name, value in message.items() if name not in ("topic", "payload")}
@@ -258,7 +259,7 @@ def write(using: str, topic: str, payload: Any, options: MessageOptions) -> Mess
 
 
 def _schedule(using: str, new: NewMessage) -> Message:
-    """Write a message; when another one is in the way of its key, do with that what the call chose."""
+    """Write a message, whose key another one may have, and have Redis told about it on commit."""
     if new.key is not None:
         return _schedule_with_key(using, new, new.key)
     inserted = transitions.insert(using, new, actors.current())
@@ -267,6 +268,7 @@ def _schedule(using: str, new: NewMessage) -> Message:
 
 
 def _schedule_with_key(using: str, new: NewMessage, key: str) -> Message:
+    """Write a message that has a key, or return the one that is in its way. Raises ``KeyConflict``."""
     actor, own = actors.current(), actors.own_message(using, new.topic, key)
     new = new._replace(own=own)
     # Between the refused insert and the query for the message in its way, that one may move: then the key may be free.

@@ -15,7 +15,7 @@ from django.db import connections
 from . import clock, in_tests
 from .durations import brief
 
-# A process that got no answer of the record for this long asks it for the time. Seconds.
+# A process asks the record for the time when the record's last answer is older than this. Seconds.
 SURE_FOR = 30.0
 
 # By alias: the name of the database behind it, which a test runner changes, and its identity.

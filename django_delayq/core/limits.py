@@ -13,14 +13,14 @@ from typing import Any
 from . import values
 from .durations import brief, seconds
 
-# "topic … key …", with the longest topic and the longest key.
+# Characters of "topic … key …" with the longest topic and the longest key, and some to spare.
 NAME_LENGTH = 320
 # The greatest numbers of a declaration.
 MOST = 1_000_000
-# A delivery that begins so late after its slot counts as punctual: else each delay of a millisecond would push all
-# later slots away.
+# A delivery that begins up to this time after its slot counts as punctual. Otherwise each delay of a millisecond would
+# move all later slots.
 PUNCTUAL = timedelta(seconds=0.1)
-# A message is claimed so long before its due time at most.
+# The longest time before its due time at which a message is claimed.
 LEAD = timedelta(seconds=1)
 # Due times are rounded up.
 ROUNDING = timedelta(milliseconds=1)

@@ -91,7 +91,7 @@ class GiveUp:
 class Release(NamedTuple):
     """The delivery was released unfinished, which costs no attempt. ``delay`` None keeps the due time.
 
-    ``conflict``: its transaction met another one, which a message may do for nothing only so often.
+    ``conflict``: its transaction met another one. Only the first few conflicts of a message cost no attempt.
     """
 
     reason: str

@@ -1,7 +1,7 @@
 """The checks of single values, for settings, calls, commands, schedules and forms.
 
 Each returns the value as it is kept. Each raises ``ValueError`` with words that follow the name of the value: *must be
-a whole number from 1 to 9, not 'x'*. Whoever asks adds the name, and makes it an error of its own.
+a whole number from 1 to 9, not 'x'*. The caller adds the name, and raises its own error.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from enum import StrEnum
 class Verdict(StrEnum):
     """The result of an action for one message. It is true at the moment at which the action commits.
 
-    The comments are a table of ``README.rst``: run ``python -m docs.tables`` after a change.
+    The comments are a table of ``docs/reference/api.rst``: run ``python -m docs.tables`` after a change.
     """
 
     # Cancelled. No delivery is running, none has crashed with an unknown result, and none will start.

@@ -23,7 +23,8 @@ HOLDS_KEY = Q(key__isnull=False, next_id__isnull=True) & (
     | Q(Q(key_deliveries__isnull=True) | Q(deliveries__lte=F("key_deliveries")), state__in=sorted(states.LIVE))
 )
 # The condition that a message whose delivery has freed its key waits again, for a retry. No new message may wait beside
-# it, unless it has its next one already. One whose delivery crashed may still succeed: it counts as running.
+# it, unless its handler has scheduled its next one already. One whose delivery crashed may still succeed: it counts as
+# running.
 WAITS_AGAIN = Q(
     key__isnull=False,
     next_id__isnull=True,
@@ -132,7 +133,7 @@ class Message(_Record):
     limit_key = models.CharField(  # noqa: DJ001
         _("limit key"), max_length=bounds.KEY_LENGTH, null=True, blank=True
     )
-    # The time for which the message holds its key after its end. Seconds; NULL: its end frees the key.
+    # How long the message holds its key after its end. Seconds; NULL: its end frees the key.
     key_for = models.FloatField(_("key held after the end"), null=True, blank=True)
     # While it is live, the message holds its key up to this number of deliveries; NULL: up to its end. No move takes
     # the key again: a retry cannot violate the constraint when another message has the key by then.
@@ -305,7 +306,7 @@ class Place(models.Model):
     """
 
     pk = models.CompositePrimaryKey("name", "message_id")
-    # The name of the limit (limits.name).
+    # The name of the limit: ``limits.topic_name`` or ``limits.queue_name``.
     name = models.CharField(max_length=limits.NAME_LENGTH)
     message_id = models.BigIntegerField()
     # The number of the delivery that the place is for.
@@ -322,7 +323,7 @@ class Place(models.Model):
 class Rate(models.Model):
     """How much of the rate of a limit is used up. A limit without a row has its whole burst left."""
 
-    # The name of the limit (limits.name).
+    # The name of the limit: ``limits.topic_name`` or ``limits.queue_name``.
     name = models.CharField(max_length=limits.NAME_LENGTH, primary_key=True)
     # When the whole burst is left again, if no delivery begins until then.
     full_at = UTCDateTimeField()

@@ -18,7 +18,7 @@ LOST_AFTER = 120.0
 class Worker(models.Model):
     """The heartbeat of a worker process, which is alive while ``seen_at`` advances."""
 
-    # Statistics and checks take a worker that was not seen for this many seconds for dead.
+    # Statistics and checks count a worker as dead when its last heartbeat is older than this. Seconds.
     ALIVE = 35.0
 
     name = models.CharField(_("name"), max_length=200, primary_key=True)

@@ -265,10 +265,10 @@ def handler(
         Keep what the handler returns in ``message.result``. A value that is not JSON, or larger than a payload may be,
         is a failure.
     ``limit``
-        So many messages of the topic run at once, over all workers.
+        The most messages of the topic that run at once, over all workers.
     ``rate``, ``burst``
-        So many begin in a second, minute, hour or day (``"100/m"``), evenly spaced. Up to ``burst`` may begin together
-        after a quiet time; by default 1.
+        The most messages that begin in a second, minute, hour or day (``"100/m"``), evenly spaced. Up to ``burst`` may
+        begin together after a quiet time; by default 1.
     ``limit_key``
         A function of the message, which is called where the message is scheduled, and returns a text. The limit and the
         rate count the messages with each text by themselves.
@@ -376,7 +376,7 @@ def _topic(function: Any) -> str:
 
 
 def _check(function: Any) -> None:
-    """Refuse what is no function, and a function that would never run, or never with one message."""
+    """Refuse an object that is no function, and a function that would never run or never with one message."""
     if not inspect.isfunction(function):
         raise TypeError(
             f"a handler is a function, not {_described(function)}: write a function that calls it, and decorate that:"

@@ -345,5 +345,5 @@ def _place(what: str, path: Sequence[Any]) -> str:
     return what + "".join(steps) if steps else f"the {what}"
 
 
-# Steps to a value inside of a payload that an error shows at most.
+# The most steps that an error shows of the path to a value inside of a payload.
 _STEPS_SHOWN = 8

@@ -24,10 +24,10 @@ from .sql.limited import Candidate, Count, Taking
 from .sql.moves import writing
 from .sql.rows import Claimed, Claiming, LeaseRenewal, Ticket
 
-# Limits that are looked at, at most, to find those that are full.
+# The most limits that one statement reads to find those that are full.
 LIMITS_READ = 100_000
-# Between the end of a delivery and the next claim a limit has room for a moment. One that was full so long ago keeps
-# messages waiting still.
+# A limit counts as full until this time after it last was: between the end of a delivery and the next claim it has room
+# for a moment.
 LATELY = timedelta(seconds=5)
 
 
@@ -72,8 +72,8 @@ def closed(using: str) -> dict[str, float | None]:
 def full_lately(using: str) -> set[str]:
     """Return the names of the limits that are full, or were a moment ago: messages that are due wait for them.
 
-    What is due after that is overdue: nobody takes the places, as when all workers have died. So a delivery whose
-    lease is over holds none here, though it does until somebody reaps it.
+    A due message that waits for none of these is overdue: no worker claims it, as when all workers have died. Expired
+    leases do not count here; in ``full`` they do until the reaper ends them.
     """
     return {usage.name for usage in _used(using, LATELY) if usage.is_full}
 
@@ -84,6 +84,7 @@ def refusing(closed: Collection[str], topic: str, queue: str, key: str | None) -
 
 
 def _used(using: str, since: timedelta | None = None) -> Iterator[Usage]:
+    """Yield the usage of the declared limits of which something is used up, or was ``since`` ago."""
     for name, count in limit_statements(using).used(LIMITS_READ, since).items() if any_declared() else ():
         with suppress(KeyError):
             limit = declared(name)
@@ -138,6 +139,7 @@ def claim(
 
 
 def _claim_limited(using: str, names: Collection[str], asked: Claiming, admitted: Admitted) -> None:
+    """Claim what the limits ``names`` allow, in one transaction that holds their locks. Adds to ``admitted``."""
     statements = limit_statements(using)
     tickets = {ticket.id: ticket for ticket in asked.tickets}
     # Without Redis one transaction makes several claims: one that took the locks of each in turn could wait for another
@@ -157,7 +159,7 @@ def _claim_limited(using: str, names: Collection[str], asked: Claiming, admitted
         failpoints.reach("before_limited_claim")
         if chosen:
             rates = {name: usage.full_at for name, usage in usages.items() if usage.is_charged and usage.full_at}
-            # Deleted in heaps: each look at the places costs as much for those that run.
+            # Places of ended deliveries are deleted once they outnumber the others: each look reads all places.
             littered = [name for name, count in counts.items() if count.ended > count.running]
             asked = asked._replace(tickets=[tickets[pk] for pk in chosen])
             admitted.claimed += transitions.claim_asked(using, asked, Taking(limits, rates, littered))

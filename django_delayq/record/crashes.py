@@ -31,11 +31,11 @@ from .transitions import MOVES_PER_TRANSACTION, move_unlocked, now
 MAX_CRASHES = 3
 # A message with this many crashes runs alone in its process.
 SUSPECT_CRASHES = 2
-# When a whole worker dies, the messages that it held are not accused. But a message may be what kills it: each such end
-# counts whose number, among all deliveries of the message that did not report, can be divided by this.
+# The death of a whole worker is not held against the messages that it ran, but one of them may have killed it: every
+# fifth delivery of a message that does not report counts as a crash of the message.
 WORKERS_PER_CRASH = 5
-# A message that crashed alone is delivered again after this time, which doubles with each further crash: other suspects
-# go first, and who kills processes from outside kills another one meanwhile. Seconds.
+# The delay before a message that crashed alone is delivered again, which doubles with each further crash. Other
+# suspects run first, and if something outside kills processes, it kills that of another message meanwhile. Seconds.
 FIRST_RETREAT = 1.0
 # ``Message.worker`` ends with this while a delivery runs alone in its process.
 ALONE = "/alone"
@@ -105,7 +105,7 @@ def may_reap(using: str) -> bool:
 def anything_expired(using: str, leases: LowWater | None = None, waiting: LowWater | None = None) -> tuple[bool, bool]:
     """Tell whether a lease has run out, and whether a waiting message has expired, with one cheap query.
 
-    Whoever looks again and again gives the marks of both.
+    A caller that looks repeatedly passes the low-water marks of both.
     """
     marks = (leases or LowWater(), waiting or LowWater())
     begins = [BEGINNING if mark.begin_anew() else mark.mark for mark in marks]
@@ -133,8 +133,8 @@ def reap(
 ) -> list[Moved]:
     """End the deliveries whose lease ran out. The message is *scheduled* again. ``among`` (None: all) says which.
 
-    A supervisor would have seen the death of a single process: the whole worker died, or stood still. That is no fault
-    of its messages, except for every fifth time (``WORKERS_PER_CRASH``).
+    The supervisor reports the death of a single process, so here the whole worker died or froze. That is no fault of
+    its messages, but every fifth time counts as a crash (``WORKERS_PER_CRASH``).
     """
     at = now(using)
     where = lease_is_over(at)
@@ -219,6 +219,7 @@ def _ended(message: Message, at: datetime, reason: str, judgement: Judgement) ->
 
 
 def _freed(message: Message, reason: str, values: dict[str, Any]) -> Decision:
+    """Schedule a message again, or cancel it if that was requested."""
     if message.cancel_requested:
         values.pop("due_at", None)
         return Decision(State.CANCELLED, values, f"cancel requested; {reason}")

@@ -18,7 +18,7 @@ from .sql import statements
 from .sql.expressions import HasKey
 from .sql.moves import locked, writing
 
-# Rows that one statement looks for at most.
+# The most keys or ids in one statement.
 ROWS_TOGETHER = 1000
 
 # A message that is cancelled, or will be unless its handler succeeds.
@@ -27,8 +27,8 @@ CANCELLED = Q(cancel_requested=True) | Q(state=State.CANCELLED)
 # The condition that a message keeps out others with its key, but for those that a handler schedules under its own.
 IN_THE_WAY = HOLDS_KEY | WAITS_AGAIN
 
-# Between a look at who has a key and the lock on that row the key may change hands: then the call looks again, so often
-# at most.
+# The most attempts of one call to find the message that has a key: between the look and the lock on the row the key may
+# change hands.
 KEY_ROUNDS = 20
 
 # A topic and a key.
@@ -105,8 +105,8 @@ def free_key(using: str, holder: Message) -> bool:
 def next_of(using: str, own: int) -> Message | None:
     """Return the next message of ``own``; None when its handler has scheduled none.
 
-    If that message has been purged, ``own`` stands for it: its step was made, and must not be made again. So it does
-    when somebody has cancelled ``own``: then there is to be none.
+    If the next message was purged, return ``own``, so that the step is not repeated. Return ``own`` also if it was
+    cancelled: then no next message may follow.
     """
     rows = Message.objects.using(using)
     message = _one(rows.filter(pk=own))
@@ -118,7 +118,7 @@ def next_of(using: str, own: int) -> Message | None:
 
 
 def note_next(using: str, own: int, message_id: int) -> None:
-    """Note that a message which somebody else has scheduled is the next one of ``own``, unless there is one already."""
+    """Note a message of another caller as the next one of ``own``, unless ``own`` has a next one already."""
     row = Message._base_manager.using(using).filter(pk=own, state__in=LIVE, next_id=None)
     row.exclude(pk=message_id).update(next_id=message_id)
 

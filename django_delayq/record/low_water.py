@@ -1,7 +1,7 @@
 """Low-water marks: where looks along an index begin, so that they need not pass the dead rows before it.
 
-While some transaction holds an old snapshot, no vacuum removes the rows that were changed or deleted since, and whoever
-looks for the first row of an index walks over all of them.
+While a transaction holds an old snapshot, no vacuum removes the rows that were changed or deleted since, and a search
+for the first row of an index walks over all of them.
 """
 
 from __future__ import annotations
@@ -11,31 +11,32 @@ from datetime import datetime, timedelta
 
 from .sql.rows import BEGINNING, Spot
 
-# A transaction that commits later than this after its statement may leave a row behind the mark: the next look from
-# the very beginning finds it.
+# The mark stays this far in the past, for rows whose transactions have not committed yet. A row that is committed later
+# than this after its statement waits for the next full look.
 LATE_COMMIT = timedelta(seconds=5)
-# Looks from the very beginning may take one of so many parts of the time. Where no dead rows are, they take next to
-# none, and nearly every look is one.
+# Full looks, which begin before all rows, take at most 1/10 of the time. Without dead rows a full look is cheap, so
+# nearly every look is full.
 PARTS_OF_TIME = 10
 
 
 class LowWater:
     """The mark of one index, or of one queue in it. Used by one thread.
 
-    Behind the mark stands whatever is usual: what falls due from now on, and what stood there at the last look. What is
-    put before it, such as a message that was rescheduled into the past, is found by a look from the very beginning.
+    The usual rows are behind the mark: those that fall due from now on, and those that the last look left there. A row
+    that a later write puts before the mark, such as a message rescheduled into the past, is found by a full look.
     """
 
     def __init__(self) -> None:
         self.mark = BEGINNING
-        # True during looks that have begun at the very beginning; they have taken so many seconds.
+        # True during a full look.
         self._is_full = False
+        # The seconds that this full look has taken.
         self._spent = 0.0
-        # When the next ones may begin (monotonic).
+        # The time from which the next full look may begin (monotonic, seconds).
         self._full_at = 0.0
 
     def begin_anew(self) -> bool:
-        """Return whether it is time to look from the very beginning; then that has begun."""
+        """Return whether it is time for a full look; if so, it has begun."""
         if self._is_full or time.monotonic() < self._full_at:
             return False
         self._is_full, self._spent = True, 0.0

@@ -16,9 +16,9 @@ from .sql import statements
 from .sql.expressions import HoldsKeyAt, ReferredTo
 from .sql.moves import locked, writing
 
-# Messages that one transaction deletes at most.
-PURGED_PER_TRANSACTION = 1000
-# Messages that are named as examples of those that stay.
+# The most messages that one transaction deletes.
+PURGED_PER_TRANSACTION = transitions.MOVES_PER_TRANSACTION
+# Ids that an answer names as examples of the messages that stay.
 MOST_NAMED = 3
 
 

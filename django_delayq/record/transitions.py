@@ -34,7 +34,7 @@ from .sql.moves import Decide, Decision, move, moved, writing
 from .sql.rows import Claimed, Claiming, Failure, Inserted, Moved, NewMessage, Success, Ticket
 from .sql.sessions import own_transaction
 
-# Rows that one transaction locks and moves at most.
+# The most rows that one transaction locks and moves: other transactions wait for these locks.
 MOVES_PER_TRANSACTION = 1000
 
 # The condition that is true of each message.

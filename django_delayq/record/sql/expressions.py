@@ -102,7 +102,7 @@ class UnderLimits(Func):
         self._names = tuple(names)
 
     def names(self, using: str) -> Collection[str]:
-        """Return the names, for a statement on a database."""
+        """Return the names of the limits. A subclass may ask the database ``using`` for them."""
         return self._names
 
     def as_sql(self, compiler: Any, connection: Any, **extra: Any) -> tuple[str, list[Any]]:  # type: ignore[override]

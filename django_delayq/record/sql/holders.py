@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-# Younger ones are usual. Seconds.
+# A snapshot counts as old from this age on; younger ones are normal. Seconds.
 OLD = 300.0
-# A slot has no time, but as many transactions have begun since its snapshot.
+# A replication slot has no age in time: it counts as old after this number of transactions since its snapshot.
 OLD_TRANSACTIONS = 1_000_000
 
 # A session that has written, and holds no snapshot at the moment, keeps as much as one that holds one since then.

@@ -17,7 +17,7 @@ from .moves import clock
 from .portable import Portable, may_claim
 from .rows import Claimed, Claiming
 
-# The names of limits share this many locks: the table of locks of the server has room for some thousands.
+# Locks that the names of all limits share: the server's table of locks has room for some thousands.
 STRIPES = 64
 # The first of the two numbers that name an advisory lock of this package in PostgreSQL; the second is the stripe.
 LOCKS = 0x64656C71
@@ -51,9 +51,9 @@ class Count(NamedTuple):
 
 
 class Taking(NamedTuple):
-    """What a claim takes of limits: a place under each for each message, and what is used up of rates then.
+    """What a claim takes of limits: a place under each limit for each message, and the rates after it.
 
-    Of the ``littered`` limits the places are deleted whose deliveries have ended.
+    A claim also deletes the places of ended deliveries under the ``littered`` limits.
     """
 
     names: Mapping[int, Collection[str]]
@@ -94,6 +94,7 @@ class PortableLimits:
         return self._counts(names)
 
     def _counts(self, names: Collection[str], since: timedelta | None = None) -> dict[str, Count]:
+        """Return what the record says about these limits now, or with ``since`` what it would have said then."""
         now = clock(self.using)
         places = Place.objects.using(self.using).filter(name__in=list(names))
         of_all = Counter(places.values_list("name", flat=True))
@@ -105,8 +106,8 @@ class PortableLimits:
     def used(self, limit: int, since: timedelta | None = None) -> dict[str, Count]:
         """Return what the record says about the limits of which something is used up, ``limit`` of them at most.
 
-        With ``since`` a delivery counts as running that ran so long ago, unless its lease was over by then, and a rate
-        of which something was used up.
+        With ``since`` the record says what was used up that long ago: a delivery counts that ran then within its lease,
+        and a rate that was in use then.
         """
         places = Place.objects.using(self.using).order_by("name").values_list("name", flat=True).distinct()[:limit]
         moment = clock(self.using) - (since or timedelta())
@@ -158,7 +159,7 @@ class PortableLimits:
         return ran | _is_kept(since)
 
     def drop_rates(self, since: timedelta) -> None:
-        """Delete rates of which nothing has been used up for so long."""
+        """Delete rates of which nothing has been used up for the time ``since``."""
         Rate.objects.using(self.using).filter(full_at__lt=clock(self.using) - since).delete()
 
 

@@ -8,8 +8,8 @@ message says all that the log needs:
   time that Redis had. Its worker is ``claimed_by``, or ``worker`` while ``claimed_by`` is NULL.
 * ``consumed_by``, with ``finished_at``: the success, and its actor.
 
-A column is NULL when the log itself has the row. Whoever makes any other move first adds to the log what only these
-columns say, and sets them to NULL (``CLEARED``), for its move may change what they are read from. ``Transition``, a
+A column is NULL when the log itself has the row. Any other move first adds to the log what only these columns say,
+and sets them to NULL (``CLEARED``), because it may change the values that they are read from. ``Transition``, a
 view that the migration makes, shows both parts as one log.
 """
 

@@ -26,9 +26,9 @@ from .sessions import own_transaction
 
 AModel = TypeVar("AModel", bound=Model)
 
-# Rows that get the same values are a group. Up to this many groups are written with one statement for each.
+# Rows that get the same values are a group. Up to this number of groups, each is written with a statement of its own.
 MOST_GROUPS = 5
-# Rows in one statement that writes other values to each row.
+# Rows in one statement that writes different values to each row.
 ROWS_PER_UPDATE = 200
 
 
@@ -210,6 +210,7 @@ def _write_locked(using: str, plans: list[_Plan]) -> None:
 
 
 def _logged(plan: _Plan, actor: str, now: datetime) -> Logged:
+    """Return the row of the log for a move."""
     message, decision = plan.message, plan.decision
     return Logged(
         message.pk,
@@ -229,6 +230,7 @@ def _logged(plan: _Plan, actor: str, now: datetime) -> Logged:
 
 
 def _values(message: Message, decision: Decision, after: State, now: datetime) -> dict[str, Any]:
+    """Return the columns that a move to the state ``after`` writes."""
     values = {**CLEARED, "state": after, "moves": message.moves + 1}
     values["finished_at"] = None if after in LIVE else now
     if after != State.RUNNING:

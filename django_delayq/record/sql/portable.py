@@ -333,6 +333,7 @@ class Portable:
         return answers
 
     def _renew(self, renewal: LeaseRenewal, until: datetime) -> None:
+        """Write the new end of a lease, unless it ends later already."""
         lease = {"message_id": renewal.id, "delivery": renewal.delivery}
         rows = Lease.objects.using(self.using)
         if not rows.filter(**lease).exists():
@@ -381,7 +382,7 @@ class Portable:
         return ((pk, to_us(due), priority) for pk, due, priority in rows.values_list("id", "due_at", "priority"))
 
     def has_been_up_for(self, seconds: float) -> bool:
-        """Tell whether the database has been up for this many seconds."""
+        """Return whether the database has been up for a number of seconds."""
         # The uptime is not known: the database counts as having been up for ever.
         return True
 

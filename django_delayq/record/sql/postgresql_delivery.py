@@ -81,7 +81,7 @@ RETURNING m.id
 
 # The same for one delivery by a thread of the worker that claimed it, in the transaction of its handler. One request
 # records it and commits: see ``PostgreSQLDelivery.commit_success``. Where no row moves, the division fails, and with it
-# what follows. All parameters are numbers, for a statement of SQL takes them as text.
+# what follows. All parameters are numbers, because they are written into the text of the command.
 PREPARE_SUCCESS = f"""
 PREPARE delayq_success (bigint, int, int) AS
 WITH x AS (

@@ -48,7 +48,8 @@ IS_TAKEN = f"""(EXISTS (SELECT FROM delayq_message m
                 WHERE m.id = p.message_id AND {IS_RUNNING} AND m.deliveries = p.delivery OFFSET 0)
              OR {IS_KEPT.format(since=NOW)})"""
 
-# A place ``p`` whose delivery ran so long ago, within its lease. See ``LogRow``: no row of the log tells of a success.
+# A place ``p`` whose delivery ran, within its lease, ``since`` seconds ago or later. No row of the log tells of a
+# success: see ``LogRow``.
 SINCE = "(SELECT clock_timestamp() - %(since)s * interval '1 second')"
 WAS_TAKEN = f"""(EXISTS (SELECT FROM delayq_message m WHERE m.id = p.message_id
                   AND (m.finished_at >= {SINCE}

@@ -13,7 +13,7 @@ from ...core.states import State
 Spot = tuple[datetime, int]
 # Before all messages.
 BEGINNING: Spot = (datetime(1970, 1, 1, tzinfo=UTC), 0)
-# Messages of a queue that one statement passes over at most because they may not begin.
+# The most messages of a queue that one statement passes over because they may not begin: it bounds its time.
 ROWS_PASSED = 5_000
 
 

@@ -17,9 +17,9 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 # psycopg's transaction_status while no transaction is open.
 IDLE = 0
-# The same while a statement has no answer yet.
+# psycopg's transaction_status while a statement has no answer yet.
 ACTIVE = 1
-# The same when a statement has failed, and only a rollback is possible.
+# psycopg's transaction_status after a statement has failed: only a rollback is possible.
 FAILED = 3
 # psycopg's number for this level of isolation.
 READ_COMMITTED = 2
@@ -34,10 +34,10 @@ SQLITE_BUSY = 5
 QUERY_CANCELED = "57014"
 SET_LOCK_TIMEOUT = "SELECT set_config('lock_timeout', %s, true)"
 SET_LIMIT = "SELECT set_config('statement_timeout', %s, true), set_config('jit', %s, true)"
-# The option for the name of a session that nothing else gives a name, and how the names begin that workers give.
+# The option for the name of a session that has no other name, and the prefix of the names that workers give.
 FALLBACK_NAME = "fallback_application_name"
 APPLICATION = "django-delayq"
-# Causes of an error that are looked at.
+# The most causes of an error that are looked at: a chain may be a circle.
 MOST_CAUSES = 20
 
 
