@@ -12,7 +12,7 @@ from functools import cache
 
 from django.db import connections
 
-from . import clock, in_tests
+from . import in_tests
 from .durations import brief
 
 # A process asks the record for the time when the record's last answer is older than this. Seconds.
