@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import ClassVar, NamedTuple
 
 from ..core.clock import SECOND, from_us, to_us
-from ..record.sql.rows import Ticket
+from ..record.sql.rows import Seen, Ticket
 
 # The most ids in one call to Redis, so that no call keeps others waiting for long.
 IDS_PER_CALL = 1000
@@ -76,13 +76,16 @@ class Taken:
 class DueQueue(NamedTuple):
     """A queue with ids that are ready or fall due, and how many these are.
 
-    ``opened``: names under which ids stand aside that are to become ready again, each with how many.
+    ``opened``: names under which ids stand aside that are to become ready again, each with how many. ``seen``: what a
+    query found there, without the messages under the limits in ``closed``; None when the broker asks no query.
     """
 
     name: str
     ready: int
     due: int
     opened: Mapping[str, int] = {}
+    seen: Seen | None = None
+    closed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,9 +83,6 @@ class DatabaseBroker(Broker):
         self._woken = threading.Event()
         self._holding: ExitStack | None = None
         self._walks: dict[str, Walk] = {}
-        # What ``due_queues`` has seen, for ``take_many`` right after it; and the limits that are full.
-        self._seen: dict[str, Seen] = {}
-        self._closed: frozenset[str] = frozenset()
 
     def take(
         self, queue: str, limit: int, within: float = 0.0, opened: Mapping[str, int] = {}, *, both_ends: bool = False
@@ -140,12 +137,12 @@ class DatabaseBroker(Broker):
     ) -> DueQueues:
         """Look at all queues with one query. ``within`` is ignored, and no more is counted."""
         found = sorted(self._known(), key=lambda queue: (queue <= after, queue)) if queues is None else queues
-        self._closed = self._closed_for(found)
-        self._seen = self._look(found, list(self.topics()), self._closed) if found else {}
-        due = [DueQueue(queue, 0, 1) for queue in found if self._seen[queue].is_due]
-        waits = [seen.wait for seen in self._seen.values() if not seen.is_due]
+        closed = self._closed_for(found)
+        looks = self._look(found, list(self.topics()), closed) if found else {}
+        due = [DueQueue(queue, 0, 1, seen=looks[queue], closed=closed) for queue in found if looks[queue].is_due]
+        waits = [seen.wait for seen in looks.values() if not seen.is_due]
         next_due = min((wait for wait in waits if wait is not None), default=None)
-        return DueQueues(due, 0, _look_again(next_due, self._closed))
+        return DueQueues(due, 0, _look_again(next_due, closed))
 
     def _known(self) -> list[str]:
         """Return the queues that hold messages, or did a while ago."""
@@ -158,13 +155,12 @@ class DatabaseBroker(Broker):
     ) -> dict[str, Taken]:
         """Take from one queue after another."""
         topics = list(self.topics())
-        others = [queue.name for queue in due if queue.name not in self._seen]
-        if others:
-            # Ids stand aside there, as the process remembers from before Redis was lost.
-            self._seen |= self._look(others, topics, self._closed)
         found = {}
         for queue in due:
-            found[queue.name] = taken = self._take(self._seen[queue.name], limit, topics, self._closed)
+            # Without a look: ids stand aside there, as the process remembers from before Redis was lost.
+            closed = queue.closed if queue.seen else self._closed_for([queue.name])
+            seen = queue.seen or self._look([queue.name], topics, closed)[queue.name]
+            found[queue.name] = taken = self._take(seen, limit, topics, closed)
             limit -= len(taken.tickets)
         return found
 

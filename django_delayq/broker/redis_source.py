@@ -121,7 +121,7 @@ class RedisSource(Broker):
     ) -> dict[str, Taken]:
         """Take ids of several queues in one round trip."""
         calls = {}
-        for queue, ready, falling_due, opened in due:
+        for queue, ready, falling_due, opened, *_ in due:
             share = min(limit, ready + falling_due + sum(opened.values()))
             limit -= share
             # A queue without any stands in the index too early. A take corrects that.

@@ -97,7 +97,7 @@ def test_a_consumer_that_may_deliver_no_more_does_not_ask_again_and_again(assemb
     consumer.turn()
     assert len(consumer.pool.held()) == 1
     consumer.pool.threads._all_places = 3
-    assert not consumer._may_go_on
+    assert not consumer._may_go_on()
     assert consumer.turn() > 0.5
 
 

@@ -30,11 +30,10 @@ from ...record.sql.troubles import Trouble, in_words, trouble
 from ..parts import connections
 from ..parts.broker_switch import BrokerSwitch, WakeUps
 from ..parts.delivery import Delivery
-from ..parts.lifetime import Budget, ProcessLock
 from ..parts.reporting import report_moves
 from ..parts.service_turns import backoff
-from ..run.pool import Lane, Pool, Quarantine
-from .queues import Found, KnownPauses, QueueFinder, Queues
+from ..run.pool import Lane
+from .queues import Found, KnownPauses, QueueFinder, Queues, Reach
 from .sidings import FreedPlaces, OrphanedClaims, Sidings, Sorted, Sorter, Tickets, Unclaimed
 from .wanted import Wanted
 
@@ -79,11 +78,9 @@ class Consumer(threading.Thread):
         self,
         options: Options,
         brokers: BrokerSwitch,
-        pool: Pool,
+        wanted: Wanted,
         finder: QueueFinder,
         worker: str,
-        budget: Budget,
-        quarantine_lock: ProcessLock | None,
         freed: FreedPlaces,
         on_idle: Callable[[], None] | None,
     ) -> None:
@@ -91,14 +88,14 @@ class Consumer(threading.Thread):
         super().__init__(name="delayq-consumer", daemon=True)
         self.using = using = options.using
         self.brokers = brokers
-        self.pool = pool
+        self.wanted = wanted
+        self.pool = pool = wanted.pool
         self.worker = worker
-        self.budget = budget
+        self.budget = wanted.budget
         self.extensions = pool.recorder.extensions
         self.claim_ahead = pool.claim_ahead
-        self.quarantine = Quarantine(pool, worker, budget, quarantine_lock)
+        self.quarantine = wanted.quarantine
         self.orphaned_claims = OrphanedClaims(using, worker)
-        self.wanted = Wanted(pool, budget, self.quarantine, registry.handlers)
         self.freed = freed
         self.sidings = Sidings(using, self.wanted.places_for, freed)
         self.sorter = Sorter(using, self.wanted, self.sidings)
@@ -110,7 +107,7 @@ class Consumer(threading.Thread):
         self._beat = time.monotonic()
         self._connection: BaseDatabaseWrapper | None = None
         self._stopping = threading.Event()
-        self.wake_ups = WakeUps(brokers, lambda: self.queues.listens, lambda: self._may_go_on, self._stopping)
+        self.wake_ups = WakeUps(brokers, self.queues.listens, self._may_go_on, self._stopping)
         self._on_idle = on_idle
         # True when the consumer has ended because nothing can begin, or with an error of the database.
         self.is_done = False
@@ -208,58 +205,63 @@ class Consumer(threading.Thread):
 
     def _turn(self, broker: Broker) -> float:
         self._release_orphaned()
-        for queue in self.pauses.check(looks=not broker.holds_ids):
-            # Ids that fall due during a pause become ready, so that the best priority goes first afterwards.
-            broker.promote(queue)
+        self._look_for_pauses(broker)
         self.quarantine.run(lambda: self.wake_ups.pass_on(broker), self._beat_and_check_stop)
         if self._stopping.is_set():
             # A message may still run alone, and no other may begin beside it.
             return 0.0
-        taken: list[Found] = []
-        # When ids were left because there was no room for them, lower queues get none. While there is room for more ids
-        # that are ready, the next turn begins at once.
-        is_full = goes_on = False
+        found = self._serve_queues(broker)
+        self._found_nothing = not (found.claimed or found.goes_on)
+        if found.goes_on:
+            return 0.0
+        self.wake_ups.note_turn(claimed=found.claimed > 0, any_aside=found.any_aside)
+        if found.any_aside and self.sidings.look(broker) and self.queues.with_asides:
+            return 0.0
+        return self._wait_after(broker, found)
+
+    def _look_for_pauses(self, broker: Broker) -> None:
+        for queue in self.pauses.check(looks=not broker.holds_ids):
+            # Ids that fall due during a pause become ready, so that the best priority goes first afterwards.
+            broker.promote(queue)
+
+    def _serve_queues(self, broker: Broker) -> Found:
+        """Take from each group of queues in order. Lower ones get no ids while a higher one has more than room for."""
         self.wanted.see()
         self.sidings.see(sets_aside=broker.holds_ids)
-        # Messages due within this many seconds are taken.
-        reach = self.claim_ahead.reach(quick=self.wanted.are_quick)
-        for take in self.queues.takes(broker, reach, both_ends=self.wanted.looks_past):
+        within = self.claim_ahead.reach(quick=self.wanted.are_quick)
+        reach = Reach(broker, within, both_ends=self.wanted.looks_past)
+        turn = Found()
+        is_full = False
+        for queues in self.queues.in_order():
             room = 0 if is_full else self.wanted.ids
-            taken.append(found := self._take_and_claim(broker, partial(take, room)))
-            more = self._catch_up(broker, found)
-            goes_on |= more and self.wanted.is_worth_filling and self.wanted.messages > 0
-            # Lower queues wait, but not while most of what is taken cannot run.
-            if not self.wanted.looks_past:
-                if goes_on:
-                    break
-                is_full |= found.has_filled(room)
-        if goes_on:
-            self._found_nothing = False
-            return 0.0
-        claimed, any_aside = any(found.claimed for found in taken), any(found.any_aside for found in taken)
-        self._found_nothing = not claimed
-        self.wake_ups.note_turn(claimed=claimed, any_aside=any_aside)
-        if any_aside and self.sidings.look(broker) and self.queues.with_asides:
-            return 0.0
-        return self._wait_after(broker, taken, any_aside=any_aside)
+            found = self._take_and_claim(queues, room, reach)
+            found.goes_on = self._catch_up(broker, found) and self.wanted.is_worth_filling and self.wanted.messages > 0
+            turn.add(found)
+            if self.wanted.looks_past:
+                # Most of what is taken cannot run here: lower queues need not wait for it.
+                continue
+            if turn.goes_on:
+                break
+            is_full = is_full or found.has_filled(room)
+        return turn
 
-    def _wait_after(self, broker: Broker, taken: Sequence[Found], *, any_aside: bool) -> float:
+    def _wait_after(self, broker: Broker, found: Found) -> float:
         """Return the seconds until the next turn: a message may fall due, or something may be known to change."""
         self.wanted.see()
-        waits_for_room = any(found.leaves_some for found in taken) or self.quarantine.is_waiting
+        waits_for_room = found.leaves_some or self.quarantine.is_waiting
         self._waits_for = (*(self.wanted.usual if waits_for_room else ()), *self.wanted.full)
         # The seconds before the next due time at which to take: 0 where no id can be taken early.
         can_take = self.wanted.messages > 0 and broker.holds_ids
         lead = self.claim_ahead.lead(quick=self.wanted.are_quick) if can_take else 0.0
         # Computed only now: during the claims the next message may have fallen due.
-        waits = [max(0.0, wait - lead) for found in taken for wait in found.waits]
+        waits = [max(0.0, wait - lead) for wait in found.waits]
         wait = min([conf.get().POLL_INTERVAL if broker is self.brokers.database else IDLE_WAIT, *waits])
         fills_up = waits_for_room and self.wanted.is_worth_filling
-        if self._may_go_on and (fills_up or self.queues.with_asides):
+        if self._may_go_on() and (fills_up or self.queues.with_asides):
             # A place became free between the take and the line above.
             return min(wait, 0.001)
         others = [self.pauses.seconds_to_check, self.sidings.seconds_to_slot]
-        if any_aside:
+        if found.any_aside:
             others.append(self.sidings.seconds_to_look)
         if self.quarantine.is_waiting:
             others.append(self.quarantine.seconds_left)
@@ -285,14 +287,15 @@ class Consumer(threading.Thread):
             more = more or (queue not in self.pauses.known and taken.left > 0 and bool(taken.tickets or taken.behind))
         return more
 
-    def _take_and_claim(self, broker: Broker, take: Callable[[], Found]) -> Found:
+    def _take_and_claim(self, queues: tuple[str, ...], room: int, reach: Reach) -> Found:
         """Take ids, claim their messages, and hand these over; what is not claimed goes back."""
+        broker = reach.broker
         found, sorted_ids = Found(), Sorted()
         tickets: Tickets = {}
         try:
             with broker.exclusively():
                 failpoints.reach("before_take")
-                found = take()
+                found = self.queues.take(queues, room, reach)
                 tickets = found.tickets
                 if not tickets:
                     return found
@@ -385,7 +388,6 @@ class Consumer(threading.Thread):
         self.wanted.learn(sorted_ids.topics)
         self.queues.learn(found, Counter(row.queue for row in claimed))
 
-    @property
     def _may_go_on(self) -> bool:
         """True when the next turn would take ids, or run the message that waits to run alone."""
         self.wanted.see()

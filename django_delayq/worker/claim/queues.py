@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from typing import NamedTuple
 
 from ...api import pausing
 from ...broker.base import Broker, DueQueue, DueQueues, Taken
@@ -96,6 +96,17 @@ class QueueFinder(Service):
         return (default, *sorted(found - {default}))
 
 
+class Reach(NamedTuple):
+    """Which ids a turn takes: those that are due or fall due ``within`` seconds, the oldest ones of each queue.
+
+    With ``both_ends`` also the newest ones, which would wait for the oldest to stand aside otherwise.
+    """
+
+    broker: Broker
+    within: float
+    both_ends: bool
+
+
 @dataclass(slots=True)
 class Found:
     """What was taken from each queue, and what is known of the other queues."""
@@ -108,6 +119,17 @@ class Found:
     left_out: bool = False
     # True when some of what was taken stands aside now.
     set_aside: bool = False
+    # True when more ids are ready, and there is room for them: the next turn begins at once.
+    goes_on: bool = False
+
+    def add(self, later: Found) -> None:
+        """Add what was found later in the same turn, in other queues."""
+        self.taken |= later.taken
+        self.due = later.due
+        self.claimed += later.claimed
+        self.left_out |= later.left_out
+        self.set_aside |= later.set_aside
+        self.goes_on |= later.goes_on
 
     @property
     def tickets(self) -> dict[str, list[Ticket]]:
@@ -198,16 +220,14 @@ class Shares:
         # The queues that had nothing left when they were asked last. They are asked first: the others get their share.
         self._idle: set[str] = set()
 
-    def take(self, queues: Sequence[str], room: int, take: Callable[[str, int], Taken]) -> dict[str, Taken]:
-        """Take from each queue by ``take``, which gets the queue and the room, and return the answers."""
-        shares = self._divide(queues, room)
-        found: dict[str, Taken] = {}
-        unused = 0
-        for queue in sorted(queues, key=lambda one: (one not in self._idle, self._after(one, 1))):
-            given = shares[queue] + unused
-            found[queue] = taken = take(queue, given)
-            unused = given - len(taken.tickets)
-        return found
+    def divide(self, queues: Sequence[str], room: int) -> list[tuple[str, int]]:
+        """Return the queues in the order in which they are served now, each with its share of the room."""
+        total = sum(self._weights[queue] for queue in queues)
+        shares = {queue: room * self._weights[queue] // total for queue in queues}
+        for _ in range(room - sum(shares.values())):
+            first = min(queues, key=lambda queue: self._after(queue, shares[queue] + 1))
+            shares[first] += 1
+        return sorted(shares.items(), key=lambda share: (share[0] not in self._idle, self._after(share[0], 1)))
 
     def learn(self, taken: Mapping[str, Taken], claimed: Mapping[str, int]) -> None:
         """Take note of how many messages of each queue were claimed of what was taken in this turn."""
@@ -225,21 +245,18 @@ class Shares:
         }
         self._idle = {queue for queue, some in taken.items() if not some.left}
 
-    def _divide(self, queues: Sequence[str], room: int) -> dict[str, int]:
-        total = sum(self._weights[queue] for queue in queues)
-        shares = {queue: room * self._weights[queue] // total for queue in queues}
-        for _ in range(room - sum(shares.values())):
-            first = min(queues, key=lambda queue: self._after(queue, shares[queue] + 1))
-            shares[first] += 1
-        return shares
-
     def _after(self, queue: str, number: int) -> float:
         """Return the clock of a queue after so many further messages."""
         return self._clocks[queue] + number / self._weights[queue]
 
 
 class Queues:
-    """Used by the thread that makes the consumer's turns."""
+    """Takes ids from the queues of this process in one of three ways.
+
+    Of a few named queues: from one after another. By weight: from each its share of the room. Of many or unnamed
+    queues: from the first, and if others have ids, from all that the index of queues says.
+    Used by the thread that makes the consumer's turns.
+    """
 
     def __init__(self, finder: QueueFinder, pauses: KnownPauses, sidings: Sidings, weights: Mapping[str, int]) -> None:
         self.finder = finder
@@ -249,9 +266,7 @@ class Queues:
         self.shares = Shares(weights) if weights else None
         # The queue from which the last turn took last, when there was more than room for; "" otherwise.
         self._served_last = ""
-        self._both_ends = False
 
-    @property
     def listens(self) -> tuple[str, ...] | None:
         """The queues whose wake-ups are for this process; None: those of all queues."""
         return None if self.finder.named is None else self.pauses.served
@@ -262,46 +277,50 @@ class Queues:
         named, paused = self.finder.named, self.pauses.known
         return [q for q in self.sidings.queues if q not in paused and (named is None or q in named)]
 
-    def takes(self, broker: Broker, within: float, *, both_ends: bool) -> Sequence[Callable[[int], Found]]:
-        """Return the takes of a turn, in their order. Each is called with the room that the ones before it left.
-
-        Ids are taken that are due or fall due ``within`` seconds; with ``both_ends`` also the newest ones, which would
-        wait for the oldest to stand aside otherwise.
-        """
-        self._both_ends = both_ends
+    def in_order(self) -> Sequence[tuple[str, ...]]:
+        """Return the queues of a turn in groups, the highest first. One take serves one group."""
         queues = self.pauses.served
-        if self.shares is not None and queues:
-            return [partial(self._take_shares, self.shares, broker, queues, within)]
-        if self.finder.named is not None and len(queues) <= FEW_QUEUES:
-            # A thread that becomes free during this turn serves the highest queue first, in the next turn.
-            return [partial(self._take, broker, queue, within) for queue in queues]
-        return [partial(self._take_due, broker, queues, within)]
+        if self.finder.named is None or len(queues) > FEW_QUEUES or (self.shares is not None and queues):
+            return [queues]
+        # A thread that becomes free during this turn serves the highest queue first, in the next turn.
+        return [(queue,) for queue in queues]
+
+    def take(self, queues: tuple[str, ...], room: int, reach: Reach) -> Found:
+        """Take up to ``room`` ids from one group of queues."""
+        if self.shares is not None:
+            return Found(self._take_shares(self.shares, queues, room, reach))
+        if self.finder.named is not None and len(queues) == 1:
+            return Found({queues[0]: self._take_one(queues[0], room, reach)})
+        return self._take_due(queues, room, reach)
 
     def learn(self, found: Found, claimed: Mapping[str, int]) -> None:
         """Take note of how many messages of each queue were claimed of what was found."""
         if self.shares is not None:
             self.shares.learn(found.taken, claimed)
 
-    def _take_one(self, broker: Broker, queue: str, within: float, room: int) -> Taken:
-        return broker.take(queue, room, within, self.sidings.open(queue, room), both_ends=self._both_ends)
+    def _take_one(self, queue: str, room: int, reach: Reach) -> Taken:
+        opened = self.sidings.open(queue, room)
+        return reach.broker.take(queue, room, reach.within, opened, both_ends=reach.both_ends)
 
-    def _take(self, broker: Broker, queue: str, within: float, room: int) -> Found:
-        """Take from one queue."""
-        return Found({queue: self._take_one(broker, queue, within, room)})
+    def _take_shares(self, shares: Shares, queues: Sequence[str], room: int, reach: Reach) -> dict[str, Taken]:
+        """Take from each queue its share, and what the ones before it left of theirs."""
+        found: dict[str, Taken] = {}
+        unused = 0
+        for queue, share in shares.divide(queues, room):
+            found[queue] = taken = self._take_one(queue, share + unused, reach)
+            unused += share - len(taken.tickets)
+        return found
 
-    def _take_shares(self, shares: Shares, broker: Broker, queues: Sequence[str], within: float, room: int) -> Found:
-        """Take from each queue as much as its weight allows."""
-        return Found(shares.take(queues, room, lambda queue, some: self._take_one(broker, queue, within, some)))
-
-    def _take_due(self, broker: Broker, queues: Sequence[str], within: float, room: int) -> Found:
+    def _take_due(self, queues: Sequence[str], room: int, reach: Reach) -> Found:
         """Take from the first queue, and then from those others that have ids which are due.
 
         While there is more than room for, the queues that no command line and no setting puts in order take turns.
         """
+        broker, within, both_ends = reach
         named = self.finder.named is not None
         found = Found()
         if queues and not self._served_last and broker.holds_ids:
-            taken = found.taken[queues[0]] = self._take_one(broker, queues[0], within, room)
+            taken = found.taken[queues[0]] = self._take_one(queues[0], room, reach)
             room -= len(taken.tickets)
             found.due = DueQueues(next_due=taken.other_due, at=taken.at)
             others = taken.other_due is not None and taken.other_due <= within
@@ -319,7 +338,7 @@ class Queues:
             rest.sort(key=lambda queue: queue.name != queues[0])
         self.finder.note([queue.name for queue in rest])
         wanted = self._with_sidings(rest, queues, found, room)
-        found.taken |= broker.take_many(wanted, room, within, both_ends=self._both_ends)
+        found.taken |= broker.take_many(wanted, room, within, both_ends=both_ends)
         found.left_out = due.more > 0 or any(queue.name not in found.taken for queue in wanted)
         if not named:
             several = len({queue.name for queue in [*due.queues, *wanted]}) > 1
@@ -337,14 +356,14 @@ class Queues:
         others = {queue.name for queue in due}
         every = [*due, *(DueQueue(queue, 0, 0) for queue in aside if queue not in others)]
         opened = []
-        for queue in sorted(every, key=partial(self._turn, queues)):
+        for queue in sorted(every, key=lambda queue: self._rank(queue.name, queues)):
             names = self.sidings.open(queue.name, room)
             room -= min(room, queue.ready + queue.due + sum(names.values()))
             opened.append(queue._replace(opened=names))
         return opened
 
-    def _turn(self, queues: Sequence[str], queue: DueQueue) -> tuple[int, str]:
-        """Return the place of a queue in the order in which queues are served now."""
+    def _rank(self, queue: str, queues: Sequence[str]) -> tuple[int, str]:
+        """Return the rank of a queue in the order in which queues are served now, the smallest first."""
         if self.finder.named is not None:
-            return queues.index(queue.name), ""
-        return int(queue.name <= self._served_last), queue.name
+            return queues.index(queue), ""
+        return int(queue <= self._served_last), queue

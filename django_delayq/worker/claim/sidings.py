@@ -62,10 +62,10 @@ class FreedPlaces(WorkerExtension):
     has ended, when that is recorded. ``_lock`` guards all. Nothing is decided by it: the record counts what runs.
     """
 
-    def __init__(self, using: str, worker: str, wake: Callable[[], None]) -> None:
-        """``wake`` is called when a place became free for which a message may wait."""
+    def __init__(self, using: str, worker: str) -> None:
         super().__init__(using, worker)
-        self._wake = wake
+        # Set before the threads start: called when a place became free for which a message may wait.
+        self.on_freed: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
         self._held: dict[int, Collection[str]] = {}
         self._freed: Counter[str] = Counter()
@@ -93,7 +93,7 @@ class FreedPlaces(WorkerExtension):
             self._freed = Counter({name: freed for name, freed in self._freed.items() if name in self.waited_for})
             is_free = any(self._freed[name] for name in full)
         if is_free:
-            self._wake()
+            self.on_freed()
 
     def under(self, name: str) -> int:
         """Return how many places under a limit became free and were not used up."""
@@ -129,7 +129,7 @@ class FreedPlaces(WorkerExtension):
             self._freed.update(name for name in names if self._is_asked or name in self.waited_for)
             is_waited_for = any(name in self.waited_for for name in names)
         if is_waited_for:
-            self._wake()
+            self.on_freed()
 
 
 class Sidings:

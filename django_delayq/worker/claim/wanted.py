@@ -33,9 +33,9 @@ class Wanted:
     def __init__(
         self, pool: Pool, budget: Budget, quarantine: Quarantine, handlers: Callable[[], Mapping[str, Handler]]
     ) -> None:
-        self._pool = pool
-        self._budget = budget
-        self._quarantine = quarantine
+        self.pool = pool
+        self.budget = budget
+        self.quarantine = quarantine
         self._handlers = handlers
         # The lanes that have handlers.
         self.lanes: tuple[Lane, ...] = pool.lanes
@@ -61,16 +61,16 @@ class Wanted:
     @property
     def messages(self) -> int:
         """The number of messages that may be claimed now, as far as is known before their topics are."""
-        return self._budget.grant(self._room)
+        return self.budget.grant(self._room)
 
     @property
     def _room(self) -> int:
-        recorder = self._pool.recorder
+        recorder = self.pool.recorder
         if recorder.behind > LONGEST_BEHIND or recorder.sender.is_behind:
             return 0
-        if self._quarantine.is_waiting or self._pool.page.replaced:
+        if self.quarantine.is_waiting or self.pool.page.replaced:
             return 0
-        return min(1, self._of_lanes) if self._quarantine.had_the_last else self._of_lanes
+        return min(1, self._of_lanes) if self.quarantine.had_the_last else self._of_lanes
 
     @property
     def _of_lanes(self) -> int:
@@ -104,7 +104,7 @@ class Wanted:
     def lane_of(self, topic: str) -> Lane | None:
         """Return the lane in which messages of a topic run; None when it has no handler here."""
         handler = self._handlers().get(topic)
-        return None if handler is None else self._pool.lane_of(handler)
+        return None if handler is None else self.pool.lane_of(handler)
 
     def places_for(self, topic: str) -> int:
         """Return how many messages of a topic may be claimed."""
@@ -137,7 +137,6 @@ class Wanted:
         """True when a usual lane is half empty, or has a free place."""
         return any(lane.is_worth_filling for lane in self.usual)
 
-    @property
     def topics(self) -> Collection[str]:
         """The topics to look for by query: those of the lanes that have room, or all if none has."""
         full = self.full
@@ -153,5 +152,5 @@ class Wanted:
     def learn(self, topics: Sequence[str]) -> None:
         """Take note of the topics of messages that were taken together, whether there was room for them or not."""
         if topics and len(self.lanes) > 1:
-            on_loop = sum(self.lane_of(topic) is self._pool.loop for topic in topics)
+            on_loop = sum(self.lane_of(topic) is self.pool.loop for topic in topics)
             self._share += (on_loop / len(topics) - self._share) * SHARE_WEIGHT

@@ -21,6 +21,7 @@ from ...record.sql.sessions import name_sessions
 from ..claim.consumer import Consumer
 from ..claim.queues import QueueFinder
 from ..claim.sidings import FreedPlaces
+from ..claim.wanted import Wanted
 from ..parts import connections
 from ..parts.broker_switch import BrokerSwitch
 from ..parts.delivery import Delivery
@@ -29,7 +30,7 @@ from ..parts.service_turns import ServiceTurns, in_threads
 from ..run.event_loop import EventLoop
 from ..run.executor import timed_out
 from ..run.handler_threads import HandlerThreads
-from ..run.pool import CLAIM_AHEAD, NEAR, Pool, TimeoutWatch
+from ..run.pool import CLAIM_AHEAD, NEAR, Pool, Quarantine, TimeoutWatch
 from ..run.recorder import LeaseRenewer, Recorder
 from ..upkeep.duty import Duty
 from ..upkeep.heartbeat import Heartbeat
@@ -93,16 +94,17 @@ class Parts:
         self.options = options
         self.name = name = name or actors.worker_name(options.name, os.getpid(), actors.new_run())
         using, knows_limits = options.using, admission.any_declared()
-        self.brokers = BrokerSwitch(using, lambda: self.consumer.wanted.topics, redis=redis)
-        freed = FreedPlaces(using, name, self.brokers.wake)
+        freed = FreedPlaces(using, name)
         self.extensions = WorkerExtensions(using, name, (freed,) if knows_limits else ())
-        self.queues = QueueFinder(using, options.queues, self.brokers.wake)
         self.recorder = Recorder(using, self.extensions)
         self.pool = self._pool(page, (NEAR if knows_limits else CLAIM_AHEAD) if claim_ahead is None else claim_ahead)
         self.budget = Budget(options, self.pool.page, name)
-        self.consumer = Consumer(
-            options, self.brokers, self.pool, self.queues, name, self.budget, quarantine_lock, freed, on_idle
-        )
+        quarantine = Quarantine(self.pool, name, self.budget, quarantine_lock)
+        wanted = Wanted(self.pool, self.budget, quarantine, registry.handlers)
+        self.brokers = BrokerSwitch(using, wanted.topics, redis=redis)
+        self.queues = QueueFinder(using, options.queues, self.brokers.wake)
+        self.consumer = Consumer(options, self.brokers, wanted, self.queues, name, freed, on_idle)
+        freed.on_freed = self.brokers.wake
         for lane in self.pool.lanes:
             lane.on_freed, lane.on_released = self.consumer.on_freed, self.budget.refund
         self.recorder.meanwhile = ServiceTurns([LeaseRenewer(using, self.pool.held), self.recorder.log])
