@@ -167,7 +167,7 @@ def test_a_slot_of_a_rate_that_nobody_needs_keeps_no_worker_busy(assembled: Asse
     assert held(rated) == [begun.pk]
     cancel_message(waiting.pk)
     redis_of(rated.brokers).flush()
-    known = rated.consumer.sidings
+    known = rated.consumer.limits
     eventually(lambda: known.seconds_to_slot in (0.0, None), "the slot has come")
     turns = [rated.consumer.turn() for _ in range(3)]
     assert turns[-1] > 0

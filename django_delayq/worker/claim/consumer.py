@@ -8,9 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from itertools import chain
-from typing import Any
 
 from django.db import Error as DatabaseError
 from django.db import connections as django_connections
@@ -23,7 +21,7 @@ from ...core.outages import Outage
 from ...core.outcomes import Release
 from ...core.worker_options import Options
 from ...project import conf, registry
-from ...record import admission, transitions
+from ...record import transitions
 from ...record.sql.rows import Claimed, Ticket
 from ...record.sql.sessions import is_waiting
 from ...record.sql.troubles import Trouble, in_words, trouble
@@ -33,8 +31,9 @@ from ..parts.delivery import Delivery
 from ..parts.reporting import report_moves
 from ..parts.service_turns import backoff
 from ..run.pool import Lane
+from .known_limits import KnownLimits
 from .queues import Found, KnownPauses, QueueFinder, Queues, Reach
-from .sidings import FreedPlaces, OrphanedClaims, Sidings, Sorted, Sorter, Tickets, Unclaimed
+from .sidings import OrphanedClaims, Sidings, Sorted, Tickets
 from .wanted import Wanted
 
 logger = logging.getLogger("django_delayq")
@@ -81,7 +80,7 @@ class Consumer(threading.Thread):
         wanted: Wanted,
         finder: QueueFinder,
         worker: str,
-        freed: FreedPlaces,
+        limits: KnownLimits,
         on_idle: Callable[[], None] | None,
     ) -> None:
         """``on_idle``: end when nothing can begin any more, and call it then. None: never end by itself."""
@@ -96,13 +95,11 @@ class Consumer(threading.Thread):
         self.claim_ahead = pool.claim_ahead
         self.quarantine = wanted.quarantine
         self.orphaned_claims = OrphanedClaims(using, worker)
-        self.freed = freed
-        self.sidings = Sidings(using, self.wanted.places_for, freed)
-        self.sorter = Sorter(using, self.wanted, self.sidings)
+        self.limits = limits
         self.pauses = KnownPauses(using, finder)
+        self.sidings = Sidings(using, brokers, wanted, limits, self.pauses.is_paused)
         weights = dict(zip(options.queues, options.weights, strict=True)) if options.weights else {}
         self.queues = Queues(finder, self.pauses, self.sidings, weights)
-        self.unclaimed = Unclaimed(using, brokers, self.pauses.is_paused, self.sidings, pool.claim_ahead)
         # When the last turn began, or a wait within it went on (monotonic), and the connection that it uses.
         self._beat = time.monotonic()
         self._connection: BaseDatabaseWrapper | None = None
@@ -215,7 +212,7 @@ class Consumer(threading.Thread):
         if found.goes_on:
             return 0.0
         self.wake_ups.note_turn(claimed=found.claimed > 0, any_aside=found.any_aside)
-        if found.any_aside and self.sidings.look(broker) and self.queues.with_asides:
+        if found.any_aside and self.sidings.look() and self.queues.with_asides:
             return 0.0
         return self._wait_after(broker, found)
 
@@ -227,7 +224,7 @@ class Consumer(threading.Thread):
     def _serve_queues(self, broker: Broker) -> Found:
         """Take from each group of queues in order. Lower ones get no ids while a higher one has more than room for."""
         self.wanted.see()
-        self.sidings.see(sets_aside=broker.holds_ids)
+        self.sidings.begin_turn(broker)
         within = self.claim_ahead.reach(quick=self.wanted.are_quick)
         reach = Reach(broker, within, both_ends=self.wanted.looks_past)
         turn = Found()
@@ -260,7 +257,7 @@ class Consumer(threading.Thread):
         if self._may_go_on() and (fills_up or self.queues.with_asides):
             # A place became free between the take and the line above.
             return min(wait, 0.001)
-        others = [self.pauses.seconds_to_check, self.sidings.seconds_to_slot]
+        others = [self.pauses.seconds_to_check, self.limits.seconds_to_slot]
         if found.any_aside:
             others.append(self.sidings.seconds_to_look)
         if self.quarantine.is_waiting:
@@ -299,9 +296,9 @@ class Consumer(threading.Thread):
                 tickets = found.tickets
                 if not tickets:
                     return found
-                sorted_ids = self.sorter.sort(tickets)
+                sorted_ids = self.sidings.sort(tickets)
                 asked = time.monotonic()
-                claimed = self._claim(broker, sorted_ids) if sorted_ids.claimable else []
+                claimed = self._claim(sorted_ids) if sorted_ids.claimable else []
                 took = time.monotonic() - asked
         except DatabaseError:
             self.orphaned_claims.note_unanswered(ticket.id for some in tickets.values() for ticket in some)
@@ -315,7 +312,7 @@ class Consumer(threading.Thread):
         self.extensions.claimed(claimed)
         mine = {row.id: row for row in claimed}
         self._hand_over(tickets, mine, asked, took)
-        aside = self.unclaimed.put_back(broker, sorted_ids, _without(sorted_ids.claimable, mine))
+        aside = self.sidings.give_back(sorted_ids, _without(sorted_ids.claimable, mine))
         found.set_aside = aside > 0
         # Those that this process has just put back are ready, and it had no room for them.
         found.left_out = found.left_out or bool(sorted_ids.left)
@@ -323,7 +320,7 @@ class Consumer(threading.Thread):
         self._learn(found, sorted_ids, claimed)
         return found
 
-    def _claim(self, broker: Broker, ids: Sorted) -> list[Claimed]:
+    def _claim(self, ids: Sorted) -> list[Claimed]:
         failpoints.reach("after_take")
         tickets = ids.claimable
         if len(tickets) > 1 and self.queues.finder.named is None:
@@ -331,36 +328,20 @@ class Consumer(threading.Thread):
             parts: list[tuple[str | None, list[Ticket]]] = [(None, [*chain.from_iterable(tickets.values())])]
         else:
             parts = [*tickets.items()]
-        claim = partial(self._claim_limited, ids) if self.sorter.knows_limits else transitions.claim
-        leases, ahead = self.wanted.leases, self.unclaimed.earliest(broker)
+        leases, ahead = self.wanted.leases, self.sidings.earliest
         claimed: list[Claimed] = []
         for queue, some in parts:
-            claimed += claim(self.using, some, leases, self.worker, queue=queue, ahead=ahead)
+            if self.limits.any_declared:
+                others_wait = any(ids.left.values())
+                admitted = self.limits.claim(
+                    some, leases, queue=queue, ahead=ahead, limits=ids.limits, others_wait=others_wait
+                )
+                ids.refuse(admitted.refused)
+                claimed += admitted.claimed
+            else:
+                claimed += transitions.claim(self.using, some, leases, self.worker, queue=queue, ahead=ahead)
         failpoints.reach("after_claim")
         return claimed
-
-    def _claim_limited(
-        self, ids: Sorted, using: str, tickets: Sequence[Ticket], *arguments: Any, **where: Any
-    ) -> list[Claimed]:
-        """Claim as far as limits allow. What they refuse stands aside until they have room."""
-        self.freed.ask()
-        admitted = admission.claim(using, tickets, *arguments, **where, limits=ids.limits)
-        closed = {name: admitted.opens.get(name) for name in admitted.refused.values()}
-        if closed and any(ids.left.values()):
-            # There was no room for these. Of thousands of full limits each would take some until it refuses.
-            closed |= admission.closed(using)
-        for name, slot_in in closed.items():
-            self.sidings.close(name, slot_in)
-        for queue, some in ids.claimable.items():
-            for ticket in some:
-                if ticket.id in admitted.refused:
-                    ids.aside[queue][admitted.refused[ticket.id]].append(ticket)
-            ids.claimable[queue] = [ticket for ticket in some if ticket.id not in admitted.refused]
-        left = {ticket.id for ticket in tickets} - {row.id for row in admitted.claimed}
-        self.freed.hand_back(n for pk in left for n in ids.limits[pk] if n != admitted.refused.get(pk))
-        self.freed.answer(closed)
-        self.freed.hold({row.id: names for row in admitted.claimed if (names := ids.limits[row.id])})
-        return admitted.claimed
 
     def _hand_over(self, tickets: Tickets, mine: Mapping[int, Claimed], asked: float, took: float) -> None:
         """Give claimed messages to the pool and the quarantine, in the order of their tickets."""

@@ -1,4 +1,4 @@
-"""Where ids go that were taken, and whose messages cannot begin here now: they stand aside, or go back.
+"""Where ids go that were taken, and whose messages cannot begin here now: they are set aside or put back.
 
 An id stands aside in Redis under a name: ``handler t`` when the topic ``t`` has no handler in the process that took it,
 or no place free for one; the name of a limit when that is full. Redis has digests of these (``siding_names.py``).
@@ -9,10 +9,9 @@ and a worker that comes later serves what others set aside.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -25,14 +24,13 @@ from ...core.clock import from_tenths
 from ...core.exceptions import BrokerUnavailable
 from ...core.names import near
 from ...core.states import State
-from ...extensions import WorkerExtension
 from ...project import registry
 from ...record import admission, crashes, transitions
 from ...record.sql import statements
 from ...record.sql.rows import Claimed, Facts, Moved, Ticket
-from ...signals import MessageFacts
 from ..parts.broker_switch import BrokerSwitch
-from ..run.pool import ClaimAhead, Lane
+from ..run.pool import Lane
+from .known_limits import KnownLimits
 from .siding_names import HANDLER, digest, names_in_redis
 from .wanted import Wanted
 
@@ -43,8 +41,6 @@ logger = logging.getLogger("django_delayq")
 LOOK_INTERVAL = 1.0
 # The names that one take opens at most.
 MOST_NAMES = 200
-# The deliveries of which a process remembers the limits. One whose lease was lost is never told to have ended.
-MOST_REMEMBERED = 10_000
 # An id that another move has locked just now becomes ready again after this time. Seconds.
 RECLAIM_LOCKED_AFTER = 0.25
 # A claim through Redis may be earlier than claiming ahead allows by this time, for what this process is wrong about the
@@ -53,229 +49,6 @@ CLOCK_TOLERANCE = 0.1
 
 # By queue, or by the name under which they stand aside.
 Tickets = dict[str, list[Ticket]]
-
-
-class FreedPlaces(WorkerExtension):
-    """The places under limits that this process has taken, and those that its deliveries have made free again.
-
-    Of use only in a process that knows a limit. The consumer's thread notes what it has claimed; any thread tells what
-    has ended, when that is recorded. ``_lock`` guards all. Nothing is decided by it: the record counts what runs.
-    """
-
-    def __init__(self, using: str, worker: str) -> None:
-        super().__init__(using, worker)
-        # Set before the threads start: called when a place became free for which a message may wait.
-        self.on_freed: Callable[[], None] = lambda: None
-        self._lock = threading.Lock()
-        self._held: dict[int, Collection[str]] = {}
-        self._freed: Counter[str] = Counter()
-        # The names of the limits that are full as far as this process knows.
-        self.waited_for: Container[str] = ()
-        # True while a claim asks limits. It may refuse what becomes free a moment later.
-        self._is_asked = False
-
-    def hold(self, names: Mapping[int, Collection[str]]) -> None:
-        """Take note of the limits under which messages begin, by their ids."""
-        with self._lock:
-            self._held.update(names)
-            while len(self._held) > MOST_REMEMBERED:
-                del self._held[next(iter(self._held))]
-
-    def ask(self) -> None:
-        """Take note that a claim asks limits."""
-        with self._lock:
-            self._is_asked = True
-
-    def answer(self, full: Collection[str]) -> None:
-        """Take note of the limits that are full by the answer; go on at once if a place became free there meanwhile."""
-        with self._lock:
-            self._is_asked = False
-            self._freed = Counter({name: freed for name, freed in self._freed.items() if name in self.waited_for})
-            is_free = any(self._freed[name] for name in full)
-        if is_free:
-            self.on_freed()
-
-    def under(self, name: str) -> int:
-        """Return how many places under a limit became free and were not used up."""
-        return self._freed[name]
-
-    def use_up(self, names: Collection[str]) -> None:
-        """Take note that a message under these limits is tried."""
-        with self._lock:
-            for name in names:
-                if self._freed[name] > 1:
-                    self._freed[name] -= 1
-                else:
-                    self._freed.pop(name, None)
-
-    def hand_back(self, names: Iterable[str]) -> None:
-        """Take note that messages were tried under these limits, and did not begin for another reason."""
-        with self._lock:
-            self._freed.update(name for name in names if name in self.waited_for)
-
-    def consumed(self, messages: Sequence[MessageFacts]) -> None:
-        """Note the places that became free."""
-        self._free(message.id for message in messages)
-
-    retried = consumed
-
-    def ended(self, moves: Sequence[Moved]) -> None:
-        """Note the places that became free."""
-        self._free(move.id for move in moves)
-
-    def _free(self, ids: Iterable[int]) -> None:
-        with self._lock:
-            names = [name for pk in ids for name in self._held.pop(pk, ())]
-            self._freed.update(name for name in names if self._is_asked or name in self.waited_for)
-            is_waited_for = any(name in self.waited_for for name in names)
-        if is_waited_for:
-            self.on_freed()
-
-
-class Sidings:
-    """What this process knows of ids that stand aside.
-
-    Used by the thread that makes the consumer's turns. ``_full`` stays one object: other threads look into it
-    (``FreedPlaces``).
-    """
-
-    def __init__(self, using: str, places_for: Callable[[str], int], freed: FreedPlaces) -> None:
-        """``places_for`` returns how many messages of a topic may begin in this process now."""
-        self.using = using
-        self._places_for = places_for
-        # The numbers of ids by queue and name in Redis, as far as this process knows.
-        self._aside: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        # What names in Redis stand for: by the digest of a topic, and by the whole name the limit that was full.
-        self._topics: dict[str, str] = {}
-        self._limits: dict[str, str] = {}
-        self._look_at = 0.0
-        self._sets_aside = True
-        # The limits that are full, and when they were found to be; and the rates, and when their next slots come.
-        self._full: dict[str, float] = {}
-        self._slots: dict[str, float] = {}
-        self._freed = freed
-        freed.waited_for = self._full
-
-    # --- limits -------------------------------------------------------------------------------------------------------
-
-    def close(self, name: str, slot_in: float | None = None) -> None:
-        """Take note that a limit is full; ``slot_in`` is in how many seconds its rate has a slot, if it has places."""
-        if slot_in is None:
-            self._full[name] = time.monotonic()
-        else:
-            self._full.pop(name, None)
-            self._slots[name] = time.monotonic() + slot_in
-
-    def refusing(self, names: Collection[str]) -> str:
-        """Return the first of these limits that is known to have no room; "" when a claim is worth a try."""
-        return next((name for name in names if self._room_under(name) <= 0), "")
-
-    def use_up(self, names: Collection[str]) -> None:
-        """Take note that a message under these limits is tried: of each, a place that became free is used up."""
-        self._freed.use_up(names)
-
-    def see(self, *, sets_aside: bool) -> None:
-        """Begin a turn: try the rates again whose slots have come.
-
-        ``sets_aside``: ids stand aside. Without Redis none do, and the query leaves out what is full.
-        """
-        now = time.monotonic()
-        self._slots = {name: at for name, at in self._slots.items() if at > now}
-        self._sets_aside = sets_aside
-        if not sets_aside and now >= self._look_at:
-            self._look_at = now + LOOK_INTERVAL
-            self._retry(now)
-
-    @property
-    def seconds_to_slot(self) -> float | None:
-        """The seconds until a rate has a slot for ids that stand aside; None when no rate is known to be used up."""
-        return max(0.0, min(self._slots.values()) - time.monotonic()) if self._slots else None
-
-    def _room_under(self, name: str) -> int:
-        if name in self._slots and self._slots[name] > time.monotonic():
-            return 0
-        if name in self._full and self._sets_aside:
-            return self._freed.under(name)
-        return IDS_PER_CALL
-
-    def _retry(self, now: float) -> None:
-        """Ask the record about the limits that have been full for long: other processes may have freed places."""
-        old = [name for name, at in self._full.items() if at + LOOK_INTERVAL <= now]
-        still = admission.closed(self.using) if old else {}
-        for name in old:
-            if name in still:
-                self.close(name, still[name])
-            else:
-                del self._full[name]
-        closed = self._full.keys() | self._slots.keys()
-        self._limits = {name: limit for name, limit in self._limits.items() if limit in closed}
-
-    # --- ids ----------------------------------------------------------------------------------------------------------
-
-    def name_in_redis(self, name: str) -> str:
-        """Return the name in Redis of a reason for which ids are set aside now, and remember what it stands for."""
-        found = names_in_redis(name)
-        kind, what, _key = limits.parts(name)
-        if kind != "queue":
-            self._topics[digest(what)] = what
-        if kind != "handler":
-            self._limits.update(dict.fromkeys(found, name))
-        return found[0]
-
-    def note(self, queue: str, numbers: Mapping[str, int]) -> None:
-        """Take note of ids that this process has set aside: their numbers by name in Redis."""
-        self._aside[queue].update(numbers)
-
-    def look(self, broker: Broker) -> bool:
-        """Read what stands aside, if it is time. Return whether it was."""
-        now = time.monotonic()
-        if now < self._look_at:
-            return False
-        self._look_at = now + LOOK_INTERVAL
-        self._retry(now)
-        self._aside = defaultdict(Counter, {queue: Counter(names) for queue, names in broker.asides().items()})
-        self._topics = {digest(topic): topic for topic in registry.handlers()} if self._aside else {}
-        return True
-
-    @property
-    def seconds_to_look(self) -> float:
-        """The seconds until it is time to read what stands aside."""
-        return max(0.0, self._look_at - time.monotonic())
-
-    @property
-    def queues(self) -> list[str]:
-        """The queues in which ids stand aside that this process can serve."""
-        return [queue for queue, names in self._aside.items() if any(map(self._servable, names))]
-
-    def open(self, queue: str, room: int) -> dict[str, int]:
-        """Return the names to open in a take of up to ``room`` ids, each with the number of its ids to make ready.
-
-        Each name may use the whole room: the take then pops the best ids of all names, by priority and due time.
-        """
-        opened: dict[str, int] = {}
-        names = self._aside[queue]
-        for name, aside in list(names.items()) if room > 0 else ():
-            if len(opened) == MOST_NAMES:
-                break
-            number = min(self._servable(name), aside, room)
-            if number > 0:
-                opened[name] = number
-                names[name] -= number
-                if not names[name]:
-                    del names[name]
-        return opened
-
-    def _servable(self, name: str) -> int:
-        """Return how many ids of a name in Redis this process could serve now."""
-        # Asked first: of thousands of names most may be full.
-        room = self._room_under(self._limits.get(name, name))
-        if room <= 0:
-            return 0
-        kind, what, _key = limits.parts(name)
-        if kind in ("h", "t"):
-            return min(room, self._places_for(self._topics.get(what, "")))
-        # In clear, from a worker of version 0.9.0; or the limit of a queue.
-        return min(room, self._places_for(what) if kind in ("handler", "topic") else IDS_PER_CALL)
 
 
 @dataclass(slots=True)
@@ -295,6 +68,14 @@ class Sorted:
     # The names of the limits of the claimable messages, by id.
     limits: dict[int, Collection[str]] = field(default_factory=dict)
 
+    def refuse(self, refused: Mapping[int, str]) -> None:
+        """Take note that limits refuse messages: ``refused`` has the name of the limit by the id of the message."""
+        for queue, some in self.claimable.items():
+            for ticket in some:
+                if ticket.id in refused:
+                    self.aside[queue][refused[ticket.id]].append(ticket)
+            self.claimable[queue] = [ticket for ticket in some if ticket.id not in refused]
+
 
 @dataclass(slots=True)
 class Kind:
@@ -308,18 +89,64 @@ class Kind:
     siding: str = ""
 
 
-class Sorter:
-    """Sorts by topic and limit. A process with one lane and without limits rarely does: its claim says it all."""
+class Sidings:
+    """The ids that this process took and cannot begin, and what it knows of those that stand aside.
 
-    def __init__(self, using: str, wanted: Wanted, sidings: Sidings) -> None:
+    ``sort`` says which taken ids may be claimed. ``give_back`` sets the others aside, or puts them back where they came
+    from. ``open`` names those that stand aside and may begin now: the next take makes them ready again. While the
+    broker holds no ids, there are none to give back or to open.
+
+    Used by the thread that makes the consumer's turns.
+    """
+
+    def __init__(
+        self, using: str, brokers: BrokerSwitch, wanted: Wanted, limits: KnownLimits, is_paused: Callable[[str], bool]
+    ) -> None:
         self.using = using
+        self.brokers = brokers
         self.wanted = wanted
-        self.sidings = sidings
-        self.knows_limits = admission.any_declared()
+        self.limits = limits
+        self.is_paused = is_paused
+        self.claim_ahead = wanted.pool.claim_ahead
+        # The broker of this turn.
+        self._broker: Broker = brokers.database
+        self._holds_ids = False
+        # The numbers of ids by queue and name in Redis, as far as this process knows.
+        self._aside: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        # What names in Redis stand for: by the digest of a topic, and by the whole name the limit that was full.
+        self._topics: dict[str, str] = {}
+        self._limits: dict[str, str] = {}
+        self._look_at = 0.0
+        # The topics without a handler here that the log has told of.
+        self._unknown: set[str] = set()
+
+    def begin_turn(self, broker: Broker) -> None:
+        """Use this broker until the next turn."""
+        self._broker, self._holds_ids = broker, broker.holds_ids
+        self.limits.begin_turn(by_query=not self._holds_ids)
+        if not self._holds_ids and time.monotonic() >= self._look_at:
+            self._retry_limits()
+
+    @property
+    def earliest(self) -> float:
+        """How many seconds before its due time a message may be claimed, by the record's clock."""
+        longest = self.claim_ahead.longest if self._holds_ids else 0.0
+        return longest + CLOCK_TOLERANCE if longest else 0.0
+
+    def _retry_limits(self) -> None:
+        self._look_at = time.monotonic() + LOOK_INTERVAL
+        self.limits.ask_again(LOOK_INTERVAL)
+        closed = self.limits.closed
+        self._limits = {name: limit for name, limit in self._limits.items() if limit in closed}
+
+    # --- which may be claimed -----------------------------------------------------------------------------------------
 
     def sort(self, tickets: Tickets) -> Sorted:
-        """Sort tickets by queue; the most urgent ones get what room there is."""
-        if not self.knows_limits and len(self.wanted.lanes) == 1 and not self.wanted.looks_past:
+        """Sort tickets by queue; the most urgent ones get what room there is.
+
+        A process with one lane and without limits rarely does: its claim says it all.
+        """
+        if not self.limits.any_declared and len(self.wanted.lanes) == 1 and not self.wanted.looks_past:
             return Sorted(claimable=tickets)
         facts = statements(self.using).facts([ticket.id for some in tickets.values() for ticket in some])
         found = Sorted(gone=sum(map(len, tickets.values())))
@@ -336,14 +163,14 @@ class Sorter:
             if kind.lane is not None:
                 found.topics.append(row.topic)
             if not kind.siding:
-                kind.siding = self.sidings.refusing(kind.limits)
+                kind.siding = self.limits.refusing(kind.limits)
             if kind.siding:
                 found.aside[queue][kind.siding].append(ticket)
             elif kind.lane is None or rooms[kind.lane] <= 0 or messages <= 0:
                 found.left[queue].append(ticket)
             else:
                 if kind.limits:
-                    self.sidings.use_up(kind.limits)
+                    self.limits.try_under(kind.limits)
                 found.claimable[queue].append(ticket)
                 rooms[kind.lane] -= 1
                 messages -= 1
@@ -352,53 +179,27 @@ class Sorter:
 
     def _kind(self, topic: str, queue: str, limit_key: str | None, full: set[Lane]) -> Kind:
         lane = self.wanted.lane_of(topic)
-        names = admission.limits_of(topic, queue, limit_key).keys() if self.knows_limits else ()
+        names = admission.limits_of(topic, queue, limit_key).keys() if self.limits.any_declared else ()
         return Kind(lane, names, HANDLER + topic if lane is None or lane in full else "")
 
+    # --- set aside, and put back --------------------------------------------------------------------------------------
 
-def _scheduled(
-    tickets: Mapping[str, Sequence[Ticket]], facts: Mapping[int, Facts]
-) -> Iterator[tuple[str, Ticket, Facts]]:
-    for queue, some in tickets.items():
-        for ticket in some:
-            row = facts.get(ticket.id)
-            if row is not None and row.state == State.SCHEDULED:
-                yield queue, ticket, row
+    def give_back(self, found: Sorted, refused: Tickets) -> int:
+        """Give all ids back that were not claimed, ``refused`` by the claim or before it. Return how many stand aside.
 
-
-class Unclaimed:
-    """Used by the thread that makes the consumer's turns."""
-
-    def __init__(
-        self, using: str, brokers: BrokerSwitch, is_paused: Callable[[str], bool], sidings: Sidings, ahead: ClaimAhead
-    ) -> None:
-        self.using = using
-        self.brokers = brokers
-        self.is_paused = is_paused
-        self.sidings = sidings
-        self.claim_ahead = ahead
-        self._unknown: set[str] = set()
-
-    def earliest(self, broker: Broker) -> float:
-        """Return how many seconds before its due time a message may be claimed, by the record's clock."""
-        longest = self.claim_ahead.longest if broker.holds_ids else 0.0
-        return longest + CLOCK_TOLERANCE if longest else 0.0
-
-    def put_back(self, broker: Broker, found: Sorted, refused: Tickets) -> int:
-        """Put ids back, and return how many of them stand aside now. Count in ``found`` those that nobody needs.
-
-        Claimed messages must run, whatever happens here: a sweep finds what is left.
+        Count in ``found`` those that nobody needs. Claimed messages must run, whatever happens here: a sweep finds what
+        is left.
         """
         aside = 0
-        if not broker.holds_ids:
+        if not self._holds_ids:
             return aside
         try:
             for queue, tickets in found.left.items():
-                broker.put_back(queue, tickets)
+                self._broker.put_back(queue, tickets)
             for queue, names in found.aside.items():
-                aside += self._set_aside(broker, queue, names)
+                aside += self._set_aside(queue, names)
             for queue, tickets in refused.items():
-                aside += self._put_back(broker, found, queue, tickets)
+                aside += self._give_back_refused(found, queue, tickets)
         except BrokerUnavailable as error:
             self.brokers.report_failure(error)
         except DatabaseError as error:
@@ -409,19 +210,19 @@ class Unclaimed:
             )
         return aside
 
-    def _set_aside(self, broker: Broker, queue: str, names: Tickets) -> int:
+    def _set_aside(self, queue: str, names: Tickets) -> int:
         if not names:
             return 0
         for name in names:
             if name.startswith(HANDLER):
                 self._warn_unknown(name.removeprefix(HANDLER))
-        named = {self.sidings.name_in_redis(name): tickets for name, tickets in names.items()}
-        broker.stand_aside(queue, named)
+        named = {self._name_in_redis(name): tickets for name, tickets in names.items()}
+        self._broker.stand_aside(queue, named)
         numbers = {name: len(tickets) for name, tickets in named.items()}
-        self.sidings.note(queue, numbers)
+        self._aside[queue].update(numbers)
         return sum(numbers.values())
 
-    def _put_back(self, broker: Broker, found: Sorted, queue: str, tickets: Sequence[Ticket]) -> int:
+    def _give_back_refused(self, found: Sorted, queue: str, tickets: Sequence[Ticket]) -> int:
         """Put ids that the claim refused where they belong, and drop those of finished and running messages.
 
         Return how many stand aside.
@@ -430,7 +231,7 @@ class Unclaimed:
         if not facts:
             found.gone += len(tickets)
             return 0
-        earliest = transitions.now(self.using) + timedelta(seconds=self.earliest(broker))
+        earliest = transitions.now(self.using) + timedelta(seconds=self.earliest)
         known = registry.handlers()
         elsewhere: list[tuple[str, Entry]] = []
         unknown: Tickets = {}
@@ -446,12 +247,12 @@ class Unclaimed:
             else:
                 locked.append(ticket)
         for name, entries in by_queue(elsewhere).items():
-            broker.put(name, entries)
-        aside = self._set_aside(broker, queue, unknown)
+            self._broker.put(name, entries)
+        aside = self._set_aside(queue, unknown)
         if locked and self.is_paused(queue):
-            broker.put_back(queue, locked)
+            self._broker.put_back(queue, locked)
         elif locked:
-            broker.park(queue, locked, RECLAIM_LOCKED_AFTER)
+            self._broker.park(queue, locked, RECLAIM_LOCKED_AFTER)
         return aside
 
     def _warn_unknown(self, topic: str) -> None:
@@ -461,6 +262,80 @@ class Unclaimed:
             like = near(topic, registry.handlers())
             hint = f". Did you mean {like}?" if like else ""
             logger.warning("No handler for topic %s here; its messages are left for another worker%s", topic, hint)
+
+    def _name_in_redis(self, name: str) -> str:
+        """Return the name in Redis of a reason for which ids are set aside now, and remember what it stands for."""
+        found = names_in_redis(name)
+        kind, what, _key = limits.parts(name)
+        if kind != "queue":
+            self._topics[digest(what)] = what
+        if kind != "handler":
+            self._limits.update(dict.fromkeys(found, name))
+        return found[0]
+
+    # --- open ---------------------------------------------------------------------------------------------------------
+
+    def look(self) -> bool:
+        """Read what stands aside, if it is time. Return whether it was."""
+        if time.monotonic() < self._look_at:
+            return False
+        self._retry_limits()
+        self._aside = defaultdict(Counter, {queue: Counter(names) for queue, names in self._broker.asides().items()})
+        self._topics = {digest(topic): topic for topic in registry.handlers()} if self._aside else {}
+        return True
+
+    @property
+    def seconds_to_look(self) -> float:
+        """The seconds until it is time to read what stands aside."""
+        return max(0.0, self._look_at - time.monotonic())
+
+    @property
+    def queues(self) -> list[str]:
+        """The queues in which ids stand aside that this process can serve."""
+        aside = self._aside.items() if self._holds_ids else ()
+        return [queue for queue, names in aside if any(map(self._servable, names))]
+
+    def open(self, queue: str, room: int) -> dict[str, int]:
+        """Return the names to open in a take of up to ``room`` ids, each with the number of its ids to make ready.
+
+        Each name may use the whole room: the take then pops the best ids of all names, by priority and due time.
+        """
+        opened: dict[str, int] = {}
+        if not self._holds_ids or room <= 0:
+            return opened
+        names = self._aside[queue]
+        for name, aside in list(names.items()):
+            if len(opened) == MOST_NAMES:
+                break
+            number = min(self._servable(name), aside, room)
+            if number > 0:
+                opened[name] = number
+                names[name] -= number
+                if not names[name]:
+                    del names[name]
+        return opened
+
+    def _servable(self, name: str) -> int:
+        """Return how many ids of a name in Redis this process could serve now."""
+        # Asked first: of thousands of names most may be full.
+        room = self.limits.room_under(self._limits.get(name, name))
+        if room <= 0:
+            return 0
+        kind, what, _key = limits.parts(name)
+        if kind in ("h", "t"):
+            return min(room, self.wanted.places_for(self._topics.get(what, "")))
+        # In clear, from a worker of version 0.9.0; or the limit of a queue.
+        return min(room, self.wanted.places_for(what) if kind in ("handler", "topic") else IDS_PER_CALL)
+
+
+def _scheduled(
+    tickets: Mapping[str, Sequence[Ticket]], facts: Mapping[int, Facts]
+) -> Iterator[tuple[str, Ticket, Facts]]:
+    for queue, some in tickets.items():
+        for ticket in some:
+            row = facts.get(ticket.id)
+            if row is not None and row.state == State.SCHEDULED:
+                yield queue, ticket, row
 
 
 class OrphanedClaims:

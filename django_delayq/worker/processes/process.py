@@ -16,11 +16,10 @@ from ...core.readable import wait_readable
 from ...core.worker_options import Options
 from ...extensions import Service, WorkerExtensions
 from ...project import process_start, registry
-from ...record import admission
 from ...record.sql.sessions import name_sessions
 from ..claim.consumer import Consumer
+from ..claim.known_limits import KnownLimits
 from ..claim.queues import QueueFinder
-from ..claim.sidings import FreedPlaces
 from ..claim.wanted import Wanted
 from ..parts import connections
 from ..parts.broker_switch import BrokerSwitch
@@ -93,18 +92,20 @@ class Parts:
         middleware.chain()
         self.options = options
         self.name = name = name or actors.worker_name(options.name, os.getpid(), actors.new_run())
-        using, knows_limits = options.using, admission.any_declared()
-        freed = FreedPlaces(using, name)
-        self.extensions = WorkerExtensions(using, name, (freed,) if knows_limits else ())
+        using = options.using
+        limits = KnownLimits(using, name)
+        self.extensions = WorkerExtensions(using, name, (limits,) if limits.any_declared else ())
         self.recorder = Recorder(using, self.extensions)
-        self.pool = self._pool(page, (NEAR if knows_limits else CLAIM_AHEAD) if claim_ahead is None else claim_ahead)
+        self.pool = self._pool(
+            page, (NEAR if limits.any_declared else CLAIM_AHEAD) if claim_ahead is None else claim_ahead
+        )
         self.budget = Budget(options, self.pool.page, name)
         quarantine = Quarantine(self.pool, name, self.budget, quarantine_lock)
         wanted = Wanted(self.pool, self.budget, quarantine, registry.handlers)
         self.brokers = BrokerSwitch(using, wanted.topics, redis=redis)
         self.queues = QueueFinder(using, options.queues, self.brokers.wake)
-        self.consumer = Consumer(options, self.brokers, wanted, self.queues, name, freed, on_idle)
-        freed.on_freed = self.brokers.wake
+        self.consumer = Consumer(options, self.brokers, wanted, self.queues, name, limits, on_idle)
+        limits.on_freed = self.brokers.wake
         for lane in self.pool.lanes:
             lane.on_freed, lane.on_released = self.consumer.on_freed, self.budget.refund
         self.recorder.meanwhile = ServiceTurns([LeaseRenewer(using, self.pool.held), self.recorder.log])

@@ -1,0 +1,172 @@
+"""What a process knows of limits without room, so that it takes and tries no messages in vain."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+from ...broker.base import IDS_PER_CALL
+from ...extensions import WorkerExtension
+from ...record import admission
+from ...record.admission import Admitted
+from ...record.sql.rows import Moved, Ticket
+from ...signals import MessageFacts
+
+# The deliveries whose limits a process remembers. Entries of deliveries whose lease was lost are never removed
+# otherwise; this bound evicts them.
+MOST_REMEMBERED = 10_000
+
+
+class KnownLimits(WorkerExtension):
+    """The limits that are full, the rates without a slot, and the places that this process holds or has made free.
+
+    The record decides which messages begin; this only saves work. As an extension it is told of each delivery that has
+    ended, as soon as that is recorded, by any thread. The thread that makes the consumer's turns does all the rest.
+    ``_lock`` guards all changes but those of ``_slots``, which that thread alone uses.
+    """
+
+    def __init__(self, using: str, worker: str) -> None:
+        super().__init__(using, worker)
+        self.any_declared = admission.any_declared()
+        # Set before the threads start: called when a place became free for which a message may wait.
+        self.on_freed: Callable[[], None] = lambda: None
+        self._lock = threading.Lock()
+        # The limits of each delivery, by its id.
+        self._held: dict[int, Collection[str]] = {}
+        # The limits whose places are taken, and when this was found (monotonic).
+        self._full: dict[str, float] = {}
+        # The places under these limits that deliveries of this process made free, and no message was tried for.
+        self._freed: Counter[str] = Counter()
+        # The rates without a slot, and when the next one comes (monotonic).
+        self._slots: dict[str, float] = {}
+        # True from before a claim asks the limits until its answer is noted.
+        self._is_asked = False
+        self._by_query = False
+
+    # --- what is known ------------------------------------------------------------------------------------------------
+
+    def refusing(self, names: Collection[str]) -> str:
+        """Return the first of these limits that is known to have no room; "" when a claim is worth a try."""
+        return next((name for name in names if self.room_under(name) <= 0), "")
+
+    def room_under(self, name: str) -> int:
+        """Return how many messages are worth a try under a limit."""
+        if name in self._slots and self._slots[name] > time.monotonic():
+            return 0
+        return self._freed[name] if name in self._full and not self._by_query else IDS_PER_CALL
+
+    @property
+    def closed(self) -> Collection[str]:
+        """The limits that are full, and the rates without a slot."""
+        return self._full.keys() | self._slots.keys()
+
+    @property
+    def seconds_to_slot(self) -> float | None:
+        """The seconds until a rate has a slot; None when no rate is known to be used up."""
+        return max(0.0, min(self._slots.values()) - time.monotonic()) if self._slots else None
+
+    # --- what a turn does ---------------------------------------------------------------------------------------------
+
+    def begin_turn(self, *, by_query: bool) -> None:
+        """Forget the rates whose slots have come: messages under them are tried again.
+
+        ``by_query``: a query finds the messages of this turn, and leaves out those under full limits itself.
+        """
+        self._by_query = by_query
+        now = time.monotonic()
+        self._slots = {name: at for name, at in self._slots.items() if at > now}
+
+    def ask_again(self, after: float) -> None:
+        """Ask the record about the limits that were found full ``after`` seconds ago: others may have freed places."""
+        before = time.monotonic() - after
+        old = [name for name, at in self._full.items() if at <= before]
+        still = admission.closed(self.using) if old else {}
+        with self._lock:
+            for name in old:
+                if name in still:
+                    self._close(name, still[name])
+                else:
+                    del self._full[name]
+
+    def try_under(self, names: Collection[str]) -> None:
+        """Take note that a message under these limits is tried: it uses up a place of each that became free."""
+        with self._lock:
+            for name in names:
+                if self._freed[name] > 1:
+                    self._freed[name] -= 1
+                else:
+                    self._freed.pop(name, None)
+
+    def claim(
+        self,
+        tickets: Sequence[Ticket],
+        leases: dict[str, float],
+        *,
+        queue: str | None,
+        ahead: float,
+        limits: Mapping[int, Collection[str]],
+        others_wait: bool,
+    ) -> Admitted:
+        """Claim as ``admission.claim`` does, and take note of the limits that refuse messages.
+
+        ``others_wait``: there is no room for further messages under limits. Of thousands of full limits each would have
+        some of them tried until it refuses; so the record is asked for all full limits at once.
+
+        Deliveries end at any moment of this. So from before the question on, each place that becomes free is counted:
+        the answer may still call its limit full. With the answer, in one step: the limits that refused are full; a
+        message that did not begin for another reason gives back the places that it was tried for; and the counts of
+        limits with room are forgotten. A full limit with a count then had a place freed meanwhile: the next turn begins
+        at once.
+        """
+        with self._lock:
+            self._is_asked = True
+        admitted = admission.claim(self.using, tickets, leases, self.worker, queue=queue, ahead=ahead, limits=limits)
+        refused = admitted.refused
+        closed = {name: admitted.opens.get(name) for name in refused.values()}
+        if closed and others_wait:
+            closed |= admission.closed(self.using)
+        begun = {row.id for row in admitted.claimed}
+        left = {ticket.id for ticket in tickets} - begun
+        with self._lock:
+            self._is_asked = False
+            for name, slot_in in closed.items():
+                self._close(name, slot_in)
+            self._freed.update(name for pk in left for name in limits[pk] if name != refused.get(pk))
+            self._freed = Counter({name: number for name, number in self._freed.items() if name in self._full})
+            is_free = any(self._freed[name] for name in closed)
+            self._held.update({row.id: limits[row.id] for row in admitted.claimed if limits[row.id]})
+            while len(self._held) > MOST_REMEMBERED:
+                del self._held[next(iter(self._held))]
+        if is_free:
+            self.on_freed()
+        return admitted
+
+    def _close(self, name: str, slot_in: float | None) -> None:
+        """Take note that a limit is full. ``slot_in``: the seconds until its rate has a slot, if it has places."""
+        if slot_in is None:
+            self._full[name] = time.monotonic()
+        else:
+            self._full.pop(name, None)
+            self._slots[name] = time.monotonic() + slot_in
+
+    # --- what has ended -----------------------------------------------------------------------------------------------
+
+    def consumed(self, messages: Sequence[MessageFacts]) -> None:
+        """Count the places that became free."""
+        self._free(message.id for message in messages)
+
+    retried = consumed
+
+    def ended(self, moves: Sequence[Moved]) -> None:
+        """Count the places that became free."""
+        self._free(move.id for move in moves)
+
+    def _free(self, ids: Iterable[int]) -> None:
+        with self._lock:
+            names = [name for pk in ids for name in self._held.pop(pk, ())]
+            self._freed.update(name for name in names if self._is_asked or name in self._full)
+            is_waited_for = any(name in self._full for name in names)
+        if is_waited_for:
+            self.on_freed()
