@@ -9,7 +9,7 @@ import pytest
 from django_delayq import schedule_message
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
-from django_delayq.worker.claim.sidings import CLOCK_TOLERANCE
+from django_delayq.worker.claim.tuning import Tuning
 from testproject.servers import RedisServer
 from tests.support.processes import Configure, Start
 from tests.support.record_of import is_early, log_of, wait_until
@@ -26,7 +26,7 @@ def claims() -> list[Transition]:
 
 def any_is_early() -> bool:
     """Tell whether any claim was early. A claim allows for what a process may be wrong about."""
-    return any(is_early(claim, clocks_differ=CLOCK_TOLERANCE) for claim in claims())
+    return any(is_early(claim, clocks_differ=Tuning().clock_tolerance) for claim in claims())
 
 
 def deliver_some() -> None:

@@ -14,7 +14,7 @@ from django_delayq import schedule_message, schedule_messages
 from django_delayq.broker.keys import keys
 from django_delayq.core.states import LIVE, State
 from django_delayq.models import Message
-from django_delayq.worker.claim.wanted import LONGEST_BEHIND
+from django_delayq.worker.claim.tuning import Tuning
 from testproject.servers import PostgresServer
 from tests.conftest import close_publishers
 from tests.support.processes import Configure, Start
@@ -221,7 +221,7 @@ def test_a_worker_that_cannot_write_outcomes_down_takes_no_more(
     schedule_message("t.file", str(lines), lease="1h")
     assert to_database.held_back.wait(PATIENCE)
     began = time.monotonic()
-    eventually(lambda: time.monotonic() - began > LONGEST_BEHIND, "the outcome waits for too long")
+    eventually(lambda: time.monotonic() - began > Tuning().longest_behind, "the outcome waits for too long")
     schedule_messages([{"topic": "t.file", "payload": str(lines), "delay": 0.1}] * 40)
     # The worker looks for them, and leaves them there.
     eventually(lambda: redis_client.zcard(keys("delayq", "default").ready) == 40, "all are ready")

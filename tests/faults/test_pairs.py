@@ -53,8 +53,8 @@ from django_delayq.models import Message
 from django_delayq.project.registry import Delivered
 from django_delayq.record import admission, transitions
 from django_delayq.recurring import create_schedule, delete_schedule
-from django_delayq.worker.claim import consumer, queues, sidings
-from django_delayq.worker.processes.process import OnceProcess, WorkerProcess
+from django_delayq.worker.claim.tuning import Tuning
+from django_delayq.worker.processes.process import OnceProcess, Parts, WorkerProcess
 from django_delayq.worker.upkeep import mover
 from tests.support import limits_oracle
 from tests.support.in_redis import held
@@ -241,9 +241,7 @@ def _handlers() -> None:
 
 @pytest.fixture(autouse=True)
 def _nobody_looks_by_himself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consumer, "IDLE_WAIT", 10 * PATIENCE)
     monkeypatch.setattr(mover, "REPEAT_INTERVAL", 10 * PATIENCE)
-    monkeypatch.setattr(queues, "PAUSE_CHECK_INTERVAL", 0.1)
 
 
 # Many cases take longer than a test may. One that hangs is given up by its own waits.
@@ -286,7 +284,8 @@ class Run:
             delayq["LIMITS"] = {"other": {"limit": 3}}
         # Only what another process has made free, or set aside, has to be looked for.
         look = 10 * PATIENCE if self.case.workers == 1 else 0.2
-        with override_settings(DELAYQ=delayq), patch.object(sidings, "LOOK_INTERVAL", look):
+        tuning = Tuning(idle_wait=10 * PATIENCE, look_interval=look, pause_check_interval=0.1)
+        with override_settings(DELAYQ=delayq), patch.object(Parts, "tuning", tuning):
             if self.case.has("pause"):
                 pause_queue("paused")
             self.schedule(self.case.messages)

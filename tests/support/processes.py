@@ -25,7 +25,7 @@ QUICK_TAKE_OVER: dict[str, float] = {
     "duty.HOLDER_INTERVAL": 0.4,
     "duty.STANDBY_INTERVAL": 0.3,
     # A frozen worker may have swallowed the wake-up that was meant for another one, which then sleeps on.
-    "consumer.IDLE_WAIT": 1.0,
+    "process.Parts.tuning.idle_wait": 1.0,
 }
 
 

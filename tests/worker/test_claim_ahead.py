@@ -74,9 +74,9 @@ def test_a_message_is_claimed_a_moment_before_it_falls_due_and_waits_for_the_rec
 
 
 def test_no_message_is_claimed_earlier_than_the_setting_allows_and_the_consumer_comes_back_in_time(
-    consumer: Consumer, monkeypatch: pytest.MonkeyPatch
+    consumer: Consumer,
 ) -> None:
-    monkeypatch.setattr("django_delayq.worker.claim.consumer.IDLE_WAIT", 100.0)
+    consumer.tuning.idle_wait = 100.0
     consumer.pauses.queues = lambda: ("other", QUEUE)
     (message,) = due_soon(consumer, CLAIM_AHEAD + 0.0001)
     assert 0.4 < consumer.turn() <= CLAIM_AHEAD / 2 + 0.0001

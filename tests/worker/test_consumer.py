@@ -22,9 +22,9 @@ from django_delayq.models import Message, Transition
 from django_delayq.models.messages import Place
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import ROWS_PASSED, Ticket
-from django_delayq.worker.claim import wanted
-from django_delayq.worker.claim.consumer import CATCH_UP, Consumer
+from django_delayq.worker.claim.consumer import Consumer
 from django_delayq.worker.claim.queues import QueueFinder
+from django_delayq.worker.claim.tuning import Tuning
 from django_delayq.worker.parts.lifetime import ProcessLock
 from django_delayq.worker.processes.process import Parts
 from django_delayq.worker.run.pool import FIRST_WAIT
@@ -79,8 +79,7 @@ def test_a_worker_whose_lease_renewals_get_no_answer_claims_nothing(
         return 60.0
 
     monkeypatch.setattr(LeaseRenewer, "tick", wait)
-    monkeypatch.setattr(wanted, "LONGEST_BEHIND", 0.05)
-    parts = assembled(redis=False)
+    parts = assembled(redis=False, tuning=Tuning(longest_behind=0.05))
     eventually(lambda: parts.recorder.behind > 0.05, "a renewal waits")
     message = schedule_message("t.ok")
     parts.consumer.turn()
@@ -301,8 +300,8 @@ def test_the_most_urgent_message_does_not_wait_for_those_that_fell_due_before_it
     places = keys("delayq", QUEUE)
     now_tenths = int(time.time() * SECOND)
     # Ids that the record does not know are dropped as they come.
-    many = {str(number): now_tenths - 5 * SECOND + 100 / RANKS for number in range(1, IDS_PER_CALL * CATCH_UP)}
-    urgent = IDS_PER_CALL * CATCH_UP
+    many = {str(number): now_tenths - 5 * SECOND + 100 / RANKS for number in range(1, IDS_PER_CALL * Tuning().catch_up)}
+    urgent = IDS_PER_CALL * Tuning().catch_up
     redis_client.zadd(places.delayed, {**many, str(urgent): now_tenths - SECOND})
     assert consumer.brokers.redis is not None
     consumer.turn()
@@ -313,13 +312,13 @@ def test_the_most_urgent_message_does_not_wait_for_those_that_fell_due_before_it
 def test_a_turn_makes_a_limited_number_ready(consumer: Consumer, redis_client: redis.Redis) -> None:
     places = keys("delayq", QUEUE)
     due_tenths = int((time.time() - 5) * SECOND)
-    number = IDS_PER_CALL * (CATCH_UP + 3)
+    number = IDS_PER_CALL * (Tuning().catch_up + 3)
     redis_client.zadd(places.delayed, {str(id_): due_tenths + 100 / RANKS for id_ in range(1, number + 1)})
     consumer.turn()
     assert redis_client.zcard(places.delayed) == IDS_PER_CALL * 2
 
 
-def test_a_queue_that_runs_empty_is_still_served(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_queue_that_runs_empty_is_still_served() -> None:
     message = schedule_message("t.ok", queue="found")
     queues = QueueFinder(DB)
     queues.tick()
@@ -327,7 +326,7 @@ def test_a_queue_that_runs_empty_is_still_served(monkeypatch: pytest.MonkeyPatch
     cancel_message(message)
     queues.tick()
     assert "found" in queues()
-    monkeypatch.setattr("django_delayq.worker.claim.queues.REMEMBERED", 0.0)
+    queues.tuning.remembered = 0.0
     queues.tick()
     assert "found" not in queues()
 

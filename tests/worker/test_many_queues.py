@@ -25,7 +25,8 @@ from django_delayq.project import conf
 from django_delayq.record import transitions
 from django_delayq.record.transitions import identity
 from django_delayq.restore import reading
-from django_delayq.worker.claim.consumer import IDLE_WAIT, Consumer
+from django_delayq.worker.claim.consumer import Consumer
+from django_delayq.worker.claim.tuning import Tuning
 from django_delayq.worker.parts.broker_switch import BrokerSwitch
 from django_delayq.worker.upkeep import loader as loading
 from django_delayq.worker.upkeep import sweeper as sweeping
@@ -410,7 +411,7 @@ def test_a_turn_asks_redis_once_while_sixty_queues_wait_and_ends_in_time_for_the
     assert set(consumer.queues.finder()) >= set(QUEUES)
     calls.clear()
     # Less than a turn that has nothing to wait for.
-    assert 1 < consumer.turn() <= 8 < IDLE_WAIT
+    assert 1 < consumer.turn() <= 8 < Tuning().idle_wait
     assert len(calls) == 1
 
 

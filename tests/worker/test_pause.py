@@ -30,9 +30,8 @@ from django_delayq.models import Message, Queue, Transition
 from django_delayq.record import transitions
 from django_delayq.record.sql import statements
 from django_delayq.record.sql.rows import Ticket
-from django_delayq.worker.claim import queues as queues_module
-from django_delayq.worker.claim import sidings
 from django_delayq.worker.claim.consumer import Consumer
+from django_delayq.worker.claim.tuning import Tuning
 from tests.support.assembled import Assemble
 from tests.support.in_redis import calls
 from tests.support.limits import Declare
@@ -268,11 +267,10 @@ def test_a_worker_says_which_queues_are_paused_at_its_start_and_later(start: Sta
 
 
 def test_a_worker_without_redis_says_which_queues_are_paused(
-    assembled: Assemble, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    assembled: Assemble, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(queues_module, "PAUSE_LOOK_INTERVAL", 0.0)
-    monkeypatch.setattr(queues_module, "PAUSE_CHECK_INTERVAL", 0.0)
-    consumer = assembled(1, queues=(QUEUE,), redis=False).consumer
+    tuning = Tuning(idle_wait=0.0, pause_check_interval=0.0)
+    consumer = assembled(1, queues=(QUEUE,), redis=False, tuning=tuning).consumer
     due()
     for act in (pause_queue, resume_queue):
         act(QUEUE)
@@ -295,9 +293,9 @@ def consumer(loaded: None, puts_are_flushed: None, assembled: Assemble) -> Consu
 
 
 def test_a_consumer_that_knows_of_a_pause_takes_nothing_and_waits(
-    consumer: Consumer, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    consumer: Consumer, redis_client: redis.Redis
 ) -> None:
-    monkeypatch.setattr(queues_module, "PAUSE_CHECK_INTERVAL", 600.0)
+    consumer.tuning.pause_check_interval = 600.0
     pause_queue(QUEUE)
     due(20)
     ready = keys("delayq", QUEUE).ready
@@ -342,11 +340,10 @@ def test_a_place_that_a_pause_left_unused_is_free_after_it(
     assembled: Assemble, declare: Declare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The queue is paused when the worker has chosen, in its claim, who has the place. No look helps."""
-    monkeypatch.setattr(sidings, "LOOK_INTERVAL", 10 * PATIENCE)
-    monkeypatch.setattr(queues_module, "PAUSE_CHECK_INTERVAL", 0.0)
     monkeypatch.setattr(pausing, "WAIT_FOR_CLAIMS", 0.0)
     declare("l.one", limit=1)
-    worker = assembled(2, queues=(QUEUE,))
+    tuning = Tuning(look_interval=10 * PATIENCE, pause_check_interval=0.0)
+    worker = assembled(2, queues=(QUEUE,), tuning=tuning)
     first, _second = due(2, topic="l.one")
     redis_of(worker.brokers).flush()
 

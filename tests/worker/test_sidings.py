@@ -16,10 +16,9 @@ from django_delayq.core.chunks import chunks
 from django_delayq.core.outcomes import Ack, Outcome, Retry
 from django_delayq.core.states import State
 from django_delayq.project import conf
-from django_delayq.worker.claim import consumer, sidings
 from django_delayq.worker.claim.queues import QueueFinder
 from django_delayq.worker.claim.siding_names import HANDLER, names_in_redis
-from django_delayq.worker.claim.sidings import LOOK_INTERVAL
+from django_delayq.worker.claim.tuning import Tuning
 from django_delayq.worker.parts import broker_switch
 from django_delayq.worker.parts.reporting import publish_scheduled
 from django_delayq.worker.processes.process import Parts
@@ -49,17 +48,16 @@ def hear_of_it() -> None:
     handler(NEW)(lambda payload: None)
 
 
-@pytest.fixture
-def no_look_helps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have workers hear of places that became free, or never learn of them."""
-    monkeypatch.setattr(sidings, "LOOK_INTERVAL", 10 * PATIENCE)
+def no_look() -> Tuning:
+    """Have a worker hear of places that became free, or never learn of them."""
+    return Tuning(look_interval=10 * PATIENCE)
 
 
 @pytest.fixture
-def of_one_place(no_look_helps: None, assembled: Assemble, declare: Declare) -> Parts:
+def of_one_place(assembled: Assemble, declare: Declare) -> Parts:
     """A worker with two threads, and a limit of one message."""
     declare("l.one", limit=1)
-    return assembled(2, name="worker")
+    return assembled(2, name="worker", tuning=no_look())
 
 
 def end(parts: Parts, *ids: int, outcome: Outcome = Ack()) -> None:
@@ -156,7 +154,7 @@ def test_a_worker_that_is_the_first_to_set_an_id_aside_soon_looks_again(assemble
     while (wait := other.consumer.turn()) == 0:
         pass
     assert held(other) == []
-    assert wait <= LOOK_INTERVAL
+    assert wait <= Tuning().look_interval
 
 
 def test_a_slot_of_a_rate_that_nobody_needs_keeps_no_worker_busy(assembled: Assemble, declare: Declare) -> None:
@@ -174,10 +172,10 @@ def test_a_slot_of_a_rate_that_nobody_needs_keeps_no_worker_busy(assembled: Asse
 
 
 def test_ids_that_are_put_back_for_want_of_room_go_to_whoever_has_a_place_next(
-    parts: Parts, broker: RedisBroker, monkeypatch: pytest.MonkeyPatch
+    parts: Parts, broker: RedisBroker
 ) -> None:
     """Most ids of the take before stood aside, so the worker takes more than it has room for."""
-    monkeypatch.setattr(consumer, "IDLE_WAIT", 10 * PATIENCE)
+    parts.consumer.tuning.idle_wait = 10 * PATIENCE
     schedule_messages([{"topic": "t.ok"}] * 5)
     broker.flush()
     wakes = [broker.keys("default").wake, broker.keys("default").wake_all]
@@ -228,7 +226,7 @@ def test_a_place_that_becomes_free_while_a_claim_asks_for_it_is_taken_at_once(
     of_one_place: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = of_one_place
-    monkeypatch.setattr(consumer, "IDLE_WAIT", 10 * PATIENCE)
+    worker.consumer.tuning.idle_wait = 10 * PATIENCE
     first = schedule_message("l.one")
     ended: list[int] = []
 
@@ -245,12 +243,11 @@ def test_a_place_that_becomes_free_while_a_claim_asks_for_it_is_taken_at_once(
     assert ended
 
 
-@pytest.mark.usefixtures("no_look_helps")
 def test_a_worker_with_too_little_room_for_all_queues_forgets_none_that_has_ids_aside(assembled: Assemble) -> None:
     strays = {schedule_message(NEW, queue=queue).pk for queue in ("default", "one", "two")}
     turn(assembled(1, queues=(), name="old"))
     hear_of_it()
-    new = assembled(1, queues=(), name="new")
+    new = assembled(1, queues=(), name="new", tuning=no_look())
     served = set()
     for _ in strays:
         turn(new)
@@ -278,11 +275,10 @@ def test_what_stands_aside_has_the_turn_of_its_queue(assembled: Assemble, named:
     assert stray in served[: 2 if named else 3]
 
 
-@pytest.mark.usefixtures("no_look_helps")
 def test_a_place_that_becomes_free_in_the_middle_of_a_turn_is_for_what_stands_aside(
     assembled: Assemble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker = assembled(1, tasks=5, name="two lanes")
+    worker = assembled(1, tasks=5, name="two lanes", tuning=no_look())
     first, second = schedule_message("t.ok"), schedule_message("t.ok")
     turn(worker)
     turn(worker)
@@ -295,7 +291,7 @@ def test_a_place_that_becomes_free_in_the_middle_of_a_turn_is_for_what_stands_as
             end(worker, first.pk)
 
     monkeypatch.setattr(in_tests, "failpoint", end_the_first)
-    assert worker.consumer.turn() < LOOK_INTERVAL
+    assert worker.consumer.turn() < Tuning().look_interval
     assert held(worker) == [other.pk]
     turn(worker)
     assert sorted(held(worker)) == [second.pk, other.pk]
@@ -363,13 +359,10 @@ def test_a_newcomer_does_not_wait_until_each_limit_has_refused_a_message(
     assert held(other) == [newcomer.pk]
 
 
-def test_a_limit_that_had_been_full_is_open_after_one_look(
-    assembled: Assemble, declare: Declare, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sidings, "LOOK_INTERVAL", 0.0)
-    monkeypatch.setattr(sidings, "MOST_NAMES", 10)
+def test_a_limit_that_had_been_full_is_open_after_one_look(assembled: Assemble, declare: Declare) -> None:
     declare("l.keyed", limit=1)
-    one, other = assembled(50, name="one"), assembled(50, name="other")
+    tuning = Tuning(look_interval=0.0, most_names=10)
+    one, other = (assembled(50, name=name, tuning=tuning) for name in ("one", "other"))
     schedule_messages({"topic": "l.keyed", "limit_key": str(key)} for key in range(50))
     turn(one)
     schedule_messages({"topic": "l.keyed", "limit_key": str(key)} for key in range(50))
@@ -395,7 +388,6 @@ def test_a_limit_that_had_been_full_is_open_after_one_look(
     ],
     ids=["one limit", "of queue and topics"],
 )
-@pytest.mark.usefixtures("no_look_helps")
 def test_a_place_that_a_rate_has_left_unused_is_free_for_the_next(
     assembled: Assemble, declare: Declare, settings: Any, of_queue: Any, of_topics: Any
 ) -> None:
@@ -404,7 +396,7 @@ def test_a_place_that_a_rate_has_left_unused_is_free_for_the_next(
     topics = [f"l.{place}" for place in range(len(of_topics))]
     for topic, terms in zip(topics, of_topics, strict=True):
         declare(topic, **terms)
-    worker = assembled(4, name="worker")
+    worker = assembled(4, name="worker", tuning=no_look())
     schedule_messages({"topic": topic} for topic in topics * 6)
     with running(worker.pool, worker.consumer):
         eventually(lambda: states() == {State.CONSUMED: 6 * len(topics)}, "all are delivered")
@@ -417,13 +409,12 @@ KEYED = limits.topic_name("l.keyed", "a key")
 
 @pytest.mark.parametrize("fallbacks", [[], ["a former secret"]], ids=["no fallback", "fallback"])
 def test_who_has_another_secret_serves_what_was_set_aside_before(
-    assembled: Assemble, declare: Declare, settings: Any, monkeypatch: pytest.MonkeyPatch, fallbacks: list[str]
+    assembled: Assemble, declare: Declare, settings: Any, fallbacks: list[str]
 ) -> None:
     """The project changes its secret, or another project serves the same queues."""
-    monkeypatch.setattr(sidings, "LOOK_INTERVAL", 0.0)
     declare("l.keyed", limit=1)
     settings.SECRET_KEY = "a former secret"
-    one, other = assembled(3, name="one"), assembled(3, name="other")
+    one, other = (assembled(3, name=name, tuning=Tuning(look_interval=0.0)) for name in ("one", "other"))
     broker = redis_of(one.brokers)
     first, *rest = (schedule_message("l.keyed", limit_key="a key").pk for _ in range(3))
     one.consumer.turn()

@@ -16,7 +16,7 @@ from django_delayq import schedule_message, schedule_messages, worker_started
 from django_delayq.core.states import State
 from django_delayq.models import Message
 from django_delayq.project import process_start
-from django_delayq.worker.claim.consumer import IDLE_WAIT
+from django_delayq.worker.claim.tuning import Tuning
 from testproject.cleaner import family, send
 from testproject.servers import PostgresServer
 from tests.app.models import Effect
@@ -178,7 +178,7 @@ def test_the_first_signal_lets_the_running_handlers_finish_and_leaves_wake_ups_t
     eventually(listens, "the worker listens")
     worker.send(signal.Signals[number])
     # By itself the call that listens would end after this time.
-    eventually(lambda: not listens(), "the worker listens no more", timeout=IDLE_WAIT / 2)
+    eventually(lambda: not listens(), "the worker listens no more", timeout=Tuning().idle_wait / 2)
     worker.wait_for("takes no more messages")
     waiting = schedule_message("t.effect")
     gate.open()

@@ -34,22 +34,10 @@ from ..run.pool import Lane
 from .known_limits import KnownLimits
 from .queues import Found, KnownPauses, QueueFinder, Queues, Reach
 from .sidings import OrphanedClaims, Sidings, Sorted, Tickets
+from .tuning import Tuning
 from .wanted import Wanted
 
 logger = logging.getLogger("django_delayq")
-
-# While no message is due, the consumer asks again after this time. A wake-up that was lost together with the process
-# that got it is repeated earlier, by the mover of the process that has the duty. Seconds.
-IDLE_WAIT = 30.0
-# Ids that were taken when the database did not answer become ready again after this time. Seconds.
-RETRY_UNCLAIMED_AFTER = 1.0
-# A consumer that ends when nothing can begin asks again after this time while messages still run. Seconds.
-LAST_WAIT = 0.02
-# It ends with the error when so many turns in a row find no database that lets it work.
-LAST_TRIES = 5
-# The most calls to Redis by which a turn makes further ids ready, a thousand ids each. Other queues wait for them:
-# beside 100,000 messages that fall due at once ten calls made them 75 ms late, and four make them 45.
-CATCH_UP = 4
 
 
 def due_in(row: Claimed, until: float, took: float) -> float:
@@ -82,10 +70,12 @@ class Consumer(threading.Thread):
         worker: str,
         limits: KnownLimits,
         on_idle: Callable[[], None] | None,
+        tuning: Tuning,
     ) -> None:
         """``on_idle``: end when nothing can begin any more, and call it then. None: never end by itself."""
         super().__init__(name="delayq-consumer", daemon=True)
         self.using = using = options.using
+        self.tuning = tuning
         self.brokers = brokers
         self.wanted = wanted
         self.pool = pool = wanted.pool
@@ -96,10 +86,10 @@ class Consumer(threading.Thread):
         self.quarantine = wanted.quarantine
         self.orphaned_claims = OrphanedClaims(using, worker)
         self.limits = limits
-        self.pauses = KnownPauses(using, finder)
-        self.sidings = Sidings(using, brokers, wanted, limits, self.pauses.is_paused)
+        self.pauses = KnownPauses(using, finder, tuning)
+        self.sidings = Sidings(using, brokers, wanted, limits, self.pauses.is_paused, tuning)
         weights = dict(zip(options.queues, options.weights, strict=True)) if options.weights else {}
-        self.queues = Queues(finder, self.pauses, self.sidings, weights)
+        self.queues = Queues(finder, self.pauses, self.sidings, weights, tuning)
         # When the last turn began, or a wait within it went on (monotonic), and the connection that it uses.
         self._beat = time.monotonic()
         self._connection: BaseDatabaseWrapper | None = None
@@ -140,7 +130,7 @@ class Consumer(threading.Thread):
                     was_quiet = self._on_idle is not None and self._found_nothing and self._is_quiet
                     seconds, wait = self.turn(), self.wake_ups.wait
                     if self._on_idle is not None:
-                        seconds = min(seconds, LAST_WAIT)
+                        seconds = min(seconds, self.tuning.last_wait)
                     self._errors = 0
                     if was_quiet and self._is_quiet and self._found_nothing:
                         self.is_done = True
@@ -150,7 +140,11 @@ class Consumer(threading.Thread):
                     self._errors += 1
                     if self._outage.is_news(error):
                         logger.warning("The consumer claims nothing, and tries again: %s", in_words(error))
-                    if self._on_idle is not None and self._errors >= LAST_TRIES and trouble(error) != Trouble.REFUSED:
+                    if (
+                        self._on_idle is not None
+                        and self._errors >= self.tuning.last_tries
+                        and trouble(error) != Trouble.REFUSED
+                    ):
                         self.error, self.is_done = error, True
                         return
                     seconds, wait = backoff(self._errors, 2.0), self.wake_ups.stand_back
@@ -252,7 +246,7 @@ class Consumer(threading.Thread):
         lead = self.claim_ahead.lead(quick=self.wanted.are_quick) if can_take else 0.0
         # Computed only now: during the claims the next message may have fallen due.
         waits = [max(0.0, wait - lead) for wait in found.waits]
-        wait = min([conf.get().POLL_INTERVAL if broker is self.brokers.database else IDLE_WAIT, *waits])
+        wait = min([conf.get().POLL_INTERVAL if broker is self.brokers.database else self.tuning.idle_wait, *waits])
         fills_up = waits_for_room and self.wanted.is_worth_filling
         if self._may_go_on() and (fills_up or self.queues.with_asides):
             # A place became free between the take and the line above.
@@ -277,7 +271,7 @@ class Consumer(threading.Thread):
         more = False
         for queue, taken in found.taken.items():
             later = taken
-            for _ in range(CATCH_UP):
+            for _ in range(self.tuning.catch_up):
                 if not later.behind:
                     break
                 later = broker.promote(queue)
@@ -304,7 +298,7 @@ class Consumer(threading.Thread):
             self.orphaned_claims.note_unanswered(ticket.id for some in tickets.values() for ticket in some)
             for queue, some in tickets.items():
                 # Otherwise Redis would lose more ids with each try.
-                broker.park(queue, some, RETRY_UNCLAIMED_AFTER)
+                broker.park(queue, some, self.tuning.retry_unclaimed_after)
             raise
         self.orphaned_claims.note_answered(claimed)
         if claimed and self._outage.end():

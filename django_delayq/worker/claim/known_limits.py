@@ -13,10 +13,7 @@ from ...record import admission
 from ...record.admission import Admitted
 from ...record.sql.rows import Moved, Ticket
 from ...signals import MessageFacts
-
-# The deliveries whose limits a process remembers. Entries of deliveries whose lease was lost are never removed
-# otherwise; this bound evicts them.
-MOST_REMEMBERED = 10_000
+from .tuning import Tuning
 
 
 class KnownLimits(WorkerExtension):
@@ -27,8 +24,9 @@ class KnownLimits(WorkerExtension):
     ``_lock`` guards all changes but those of ``_slots``, which that thread alone uses.
     """
 
-    def __init__(self, using: str, worker: str) -> None:
+    def __init__(self, using: str, worker: str, tuning: Tuning) -> None:
         super().__init__(using, worker)
+        self.tuning = tuning
         self.any_declared = admission.any_declared()
         # Set before the threads start: called when a place became free for which a message may wait.
         self.on_freed: Callable[[], None] = lambda: None
@@ -137,7 +135,7 @@ class KnownLimits(WorkerExtension):
             self._freed = Counter({name: number for name, number in self._freed.items() if name in self._full})
             is_free = any(self._freed[name] for name in closed)
             self._held.update({row.id: limits[row.id] for row in admitted.claimed if limits[row.id]})
-            while len(self._held) > MOST_REMEMBERED:
+            while len(self._held) > self.tuning.most_remembered:
                 del self._held[next(iter(self._held))]
         if is_free:
             self.on_freed()

@@ -17,22 +17,9 @@ from ...project import conf, registry
 from ...record.sql import statements
 from ...record.sql.rows import Ticket
 from .sidings import Sidings
+from .tuning import Tuning
 
 logger = logging.getLogger("django_delayq")
-
-# A worker that names at most so many queues takes from one after another. One with more asks the index of queues first.
-FEW_QUEUES = 3
-# The index of queues counts the ids of the next queues until it has found so many, or as many as there is room for.
-ENOUGH_IDS = 100
-# While a queue is known to be paused, the record is asked this often whether it still is. Seconds.
-PAUSE_CHECK_INTERVAL = 1.0
-# While none is, and no id tells of a message that could not start, it is looked for a pause this often. Seconds.
-PAUSE_LOOK_INTERVAL = 30.0
-# A queue that is named nowhere is served for this long after it held a message. Seconds.
-REMEMBERED = 3600.0
-# The time between two searches of the record for queues that hold messages, in the process that has the duty. The
-# broker tells the others of a queue in which a message falls due. Seconds.
-SEARCH_INTERVAL = 30.0
 
 
 class QueueFinder(Service):
@@ -45,8 +32,15 @@ class QueueFinder(Service):
     name = "queue finder"
     is_shared = True
 
-    def __init__(self, using: str, named: tuple[str, ...] = (), on_change: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        using: str,
+        named: tuple[str, ...] = (),
+        on_change: Callable[[], None] = lambda: None,
+        tuning: Tuning | None = None,
+    ) -> None:
         self.using = using
+        self.tuning = tuning or Tuning()
         self._on_change = on_change
         # The queues that the command line or the settings name; None: all queues are served.
         self.named = named or conf.get().QUEUES or None
@@ -68,7 +62,7 @@ class QueueFinder(Service):
     def tick(self) -> float:
         """Search the record from time to time."""
         self.search()
-        return SEARCH_INTERVAL if self.named is None else 3600.0
+        return self.tuning.idle_wait if self.named is None else 3600.0
 
     def search(self) -> tuple[str, ...]:
         """Search the record, call ``on_change`` when other queues are found than before, and return the queues."""
@@ -77,7 +71,7 @@ class QueueFinder(Service):
         found = statements(self.using).queues()
         now = time.monotonic()
         with self._lock:
-            self._seen = {queue: at for queue, at in self._seen.items() if now - at < REMEMBERED}
+            self._seen = {queue: at for queue, at in self._seen.items() if now - at < self.tuning.remembered}
             self._seen.update(dict.fromkeys(found, now))
             changed = self._replace()
         if changed:
@@ -163,12 +157,13 @@ class KnownPauses:
     The claim obeys a pause by itself; this only saves work. Used by the thread that makes the consumer's turns.
     """
 
-    def __init__(self, using: str, queues: Callable[[], tuple[str, ...]]) -> None:
+    def __init__(self, using: str, queues: Callable[[], tuple[str, ...]], tuning: Tuning) -> None:
         self.using = using
+        self.tuning = tuning
         self.queues = queues
         self.known: set[str] = set()
         self._check_at = math.inf
-        self._look_at = time.monotonic() + PAUSE_LOOK_INTERVAL
+        self._look_at = time.monotonic() + self.tuning.idle_wait
 
     @property
     def served(self) -> tuple[str, ...]:
@@ -198,8 +193,8 @@ class KnownPauses:
     def _read(self) -> None:
         before, paused = self.known, pausing.paused(self.using)
         self.known = paused.keys() & set(self.queues())
-        self._check_at = time.monotonic() + PAUSE_CHECK_INTERVAL if self.known else math.inf
-        self._look_at = time.monotonic() + PAUSE_LOOK_INTERVAL
+        self._check_at = time.monotonic() + self.tuning.pause_check_interval if self.known else math.inf
+        self._look_at = time.monotonic() + self.tuning.idle_wait
         for queue in sorted(self.known - before):
             pausing.log_paused(paused[queue])
         for queue in sorted(before - self.known):
@@ -258,7 +253,10 @@ class Queues:
     Used by the thread that makes the consumer's turns.
     """
 
-    def __init__(self, finder: QueueFinder, pauses: KnownPauses, sidings: Sidings, weights: Mapping[str, int]) -> None:
+    def __init__(
+        self, finder: QueueFinder, pauses: KnownPauses, sidings: Sidings, weights: Mapping[str, int], tuning: Tuning
+    ) -> None:
+        self.tuning = tuning
         self.finder = finder
         self.pauses = pauses
         self.sidings = sidings
@@ -280,7 +278,7 @@ class Queues:
     def in_order(self) -> Sequence[tuple[str, ...]]:
         """Return the queues of a turn in groups, the highest first. One take serves one group."""
         queues = self.pauses.served
-        if self.finder.named is None or len(queues) > FEW_QUEUES or (self.shares is not None and queues):
+        if self.finder.named is None or len(queues) > self.tuning.few_queues or (self.shares is not None and queues):
             return [queues]
         # A thread that becomes free during this turn serves the highest queue first, in the next turn.
         return [(queue,) for queue in queues]
@@ -330,7 +328,7 @@ class Queues:
             queues if named else None,
             within,
             after=self._served_last,
-            enough=None if named or self.pauses.known else max(room, ENOUGH_IDS),
+            enough=None if named or self.pauses.known else max(room, self.tuning.enough_ids),
         )
         rest = [queue for queue in due.queues if queue.name not in found.taken and queue.name not in self.pauses.known]
         if queues and not (named or self._served_last):

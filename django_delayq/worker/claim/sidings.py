@@ -32,20 +32,11 @@ from ..parts.broker_switch import BrokerSwitch
 from ..run.pool import Lane
 from .known_limits import KnownLimits
 from .siding_names import HANDLER, digest, names_in_redis
+from .tuning import Tuning
 from .wanted import Wanted
 
 logger = logging.getLogger("django_delayq")
 
-# A process that knows of ids which stand aside reads their names this often. Then it also tries limits again that
-# refused a message so long ago, for places that other processes made free. Seconds.
-LOOK_INTERVAL = 1.0
-# The names that one take opens at most.
-MOST_NAMES = 200
-# An id that another move has locked just now becomes ready again after this time. Seconds.
-RECLAIM_LOCKED_AFTER = 0.25
-# A claim through Redis may be earlier than claiming ahead allows by this time, for what this process is wrong about the
-# record's clock. The message waits in the worker until it is due by the record's clock. Seconds.
-CLOCK_TOLERANCE = 0.1
 
 # By queue, or by the name under which they stand aside.
 Tickets = dict[str, list[Ticket]]
@@ -100,9 +91,16 @@ class Sidings:
     """
 
     def __init__(
-        self, using: str, brokers: BrokerSwitch, wanted: Wanted, limits: KnownLimits, is_paused: Callable[[str], bool]
+        self,
+        using: str,
+        brokers: BrokerSwitch,
+        wanted: Wanted,
+        limits: KnownLimits,
+        is_paused: Callable[[str], bool],
+        tuning: Tuning,
     ) -> None:
         self.using = using
+        self.tuning = tuning
         self.brokers = brokers
         self.wanted = wanted
         self.limits = limits
@@ -131,11 +129,11 @@ class Sidings:
     def earliest(self) -> float:
         """How many seconds before its due time a message may be claimed, by the record's clock."""
         longest = self.claim_ahead.longest if self._holds_ids else 0.0
-        return longest + CLOCK_TOLERANCE if longest else 0.0
+        return longest + self.tuning.clock_tolerance if longest else 0.0
 
     def _retry_limits(self) -> None:
-        self._look_at = time.monotonic() + LOOK_INTERVAL
-        self.limits.ask_again(LOOK_INTERVAL)
+        self._look_at = time.monotonic() + self.tuning.look_interval
+        self.limits.ask_again(self.tuning.look_interval)
         closed = self.limits.closed
         self._limits = {name: limit for name, limit in self._limits.items() if limit in closed}
 
@@ -252,7 +250,7 @@ class Sidings:
         if locked and self.is_paused(queue):
             self._broker.put_back(queue, locked)
         elif locked:
-            self._broker.park(queue, locked, RECLAIM_LOCKED_AFTER)
+            self._broker.park(queue, locked, self.tuning.reclaim_locked_after)
         return aside
 
     def _warn_unknown(self, topic: str) -> None:
@@ -305,7 +303,7 @@ class Sidings:
             return opened
         names = self._aside[queue]
         for name, aside in list(names.items()):
-            if len(opened) == MOST_NAMES:
+            if len(opened) == self.tuning.most_names:
                 break
             number = min(self._servable(name), aside, room)
             if number > 0:

@@ -12,27 +12,21 @@ from ...project.registry import Handler
 from ...record.sql.rows import Claimed
 from ..parts.lifetime import Budget
 from ..run.pool import Lane, Pool, Quarantine
-
-# The weight of the newest ids in the share of the event loop.
-SHARE_WEIGHT = 1 / 8
-# A lane with a smaller share of the messages does not decide when the next ones are claimed.
-LEAST_SHARE = 1 / 16
-# While one lane is full, at least so many ids are taken to look for messages of the other one, but no more than four
-# times as many as it has room for.
-FEWEST = 20
-# While most ids that are taken are for nobody here, so many are: between two takes a place may become free, and whoever
-# waits for it waits for the take.
-LOOKED_PAST = 250
-# A process that could not record outcomes for this long takes nothing: that work might have to be repeated. Seconds.
-LONGEST_BEHIND = 5.0
+from .tuning import Tuning
 
 
 class Wanted:
     """Used by the thread that makes the consumer's turns, except ``is_worth_filling``."""
 
     def __init__(
-        self, pool: Pool, budget: Budget, quarantine: Quarantine, handlers: Callable[[], Mapping[str, Handler]]
+        self,
+        pool: Pool,
+        budget: Budget,
+        quarantine: Quarantine,
+        handlers: Callable[[], Mapping[str, Handler]],
+        tuning: Tuning,
     ) -> None:
+        self.tuning = tuning
         self.pool = pool
         self.budget = budget
         self.quarantine = quarantine
@@ -56,7 +50,7 @@ class Wanted:
     def ids(self) -> int:
         """The number of ids to take now."""
         room = self.messages
-        return max(room, LOOKED_PAST) if room and self.looks_past else room
+        return max(room, self.tuning.looked_past) if room and self.looks_past else room
 
     @property
     def messages(self) -> int:
@@ -66,7 +60,7 @@ class Wanted:
     @property
     def _room(self) -> int:
         recorder = self.pool.recorder
-        if recorder.behind > LONGEST_BEHIND or recorder.sender.is_behind:
+        if recorder.behind > self.tuning.longest_behind or recorder.sender.is_behind:
             return 0
         if self.quarantine.is_waiting or self.pool.page.replaced:
             return 0
@@ -82,7 +76,7 @@ class Wanted:
             fitting = min(threads / max(1 - self._share, 1e-6), loop / max(self._share, 1e-6))
             return int(min(max(threads, loop), max(min(threads, loop), fitting)))
         room, share = threads + loop, self._share if loop else 1 - self._share
-        return min(4 * room, max(FEWEST, int(room * share)))
+        return min(4 * room, max(self.tuning.fewest, int(room * share)))
 
     # --- of which lanes -----------------------------------------------------------------------------------------------
 
@@ -123,9 +117,9 @@ class Wanted:
         if len(self.lanes) == 1:
             return self.lanes
         threads, loop = self.lanes
-        if self._share > 1 - LEAST_SHARE:
+        if self._share > 1 - self.tuning.least_share:
             return (loop,)
-        return (threads,) if self._share < LEAST_SHARE else (threads, loop)
+        return (threads,) if self._share < self.tuning.least_share else (threads, loop)
 
     @property
     def are_quick(self) -> bool:
@@ -153,4 +147,4 @@ class Wanted:
         """Take note of the topics of messages that were taken together, whether there was room for them or not."""
         if topics and len(self.lanes) > 1:
             on_loop = sum(self.lane_of(topic) is self.pool.loop for topic in topics)
-            self._share += (on_loop / len(topics) - self._share) * SHARE_WEIGHT
+            self._share += (on_loop / len(topics) - self._share) * self.tuning.share_weight

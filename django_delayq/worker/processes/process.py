@@ -9,6 +9,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from ... import extensions, middleware
 from ...core import actors
@@ -20,6 +21,7 @@ from ...record.sql.sessions import name_sessions
 from ..claim.consumer import Consumer
 from ..claim.known_limits import KnownLimits
 from ..claim.queues import QueueFinder
+from ..claim.tuning import Tuning
 from ..claim.wanted import Wanted
 from ..parts import connections
 from ..parts.broker_switch import BrokerSwitch
@@ -72,6 +74,9 @@ def collect_less_often() -> None:
 class Parts:
     """The parts of one worker process, wired to each other and not started."""
 
+    # The usual numbers.
+    tuning = Tuning()
+
     def __init__(
         self,
         options: Options,
@@ -82,18 +87,20 @@ class Parts:
         page: BegunPage | None = None,
         on_idle: Callable[[], None] | None = None,
         claim_ahead: float | None = None,
+        tuning: Tuning | None = None,
     ) -> None:
         """``name`` is the name of the worker (None: a new one). It shares its ``page`` with its supervisor.
 
         With ``redis=False`` the worker delivers by query only. If there is an ``on_idle``, the consumer ends when
-        nothing can begin, and calls it. ``claim_ahead`` (seconds) replaces what is usual.
+        nothing can begin, and calls it. ``claim_ahead`` (seconds) and ``tuning`` replace the usual numbers.
         """
         # A wrong path in the settings is an error now, not in each handler.
         middleware.chain()
         self.options = options
         self.name = name = name or actors.worker_name(options.name, os.getpid(), actors.new_run())
         using = options.using
-        limits = KnownLimits(using, name)
+        tuning = tuning or replace(self.tuning)
+        limits = KnownLimits(using, name, tuning)
         self.extensions = WorkerExtensions(using, name, (limits,) if limits.any_declared else ())
         self.recorder = Recorder(using, self.extensions)
         self.pool = self._pool(
@@ -101,10 +108,10 @@ class Parts:
         )
         self.budget = Budget(options, self.pool.page, name)
         quarantine = Quarantine(self.pool, name, self.budget, quarantine_lock)
-        wanted = Wanted(self.pool, self.budget, quarantine, registry.handlers)
+        wanted = Wanted(self.pool, self.budget, quarantine, registry.handlers, tuning)
         self.brokers = BrokerSwitch(using, wanted.topics, redis=redis)
-        self.queues = QueueFinder(using, options.queues, self.brokers.wake)
-        self.consumer = Consumer(options, self.brokers, wanted, self.queues, name, limits, on_idle)
+        self.queues = QueueFinder(using, options.queues, self.brokers.wake, tuning)
+        self.consumer = Consumer(options, self.brokers, wanted, self.queues, name, limits, on_idle, tuning)
         limits.on_freed = self.brokers.wake
         for lane in self.pool.lanes:
             lane.on_freed, lane.on_released = self.consumer.on_freed, self.budget.refund
