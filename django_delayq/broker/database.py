@@ -15,7 +15,7 @@ from .base import Broker, DueQueue, DueQueues, Taken
 
 # While a limit is full, its messages are looked for again after this time. Seconds.
 LOOK_AGAIN = 0.25
-# A queue that nobody names is looked at for so long after it held a message. Seconds.
+# A queue that is named nowhere is looked at for this long after it held a message. Seconds.
 REMEMBERED = 600.0
 
 
@@ -52,7 +52,7 @@ class Walk:
         self._at, self.passed = None, frozenset()
 
     def note(self, begin: Spot, closed: frozenset[str], seen: Seen, took: float) -> None:
-        """Take note of what a look has found, which began there, left out these limits, and took so many seconds."""
+        """Take note of a look: where it began, the limits it left out, what it found, and the seconds it took."""
         self.passed |= closed
         self.is_under_way = seen.is_due and not seen.is_open
         self._low.note(begin, seen.first, seen.now, took)
@@ -63,7 +63,7 @@ class Walk:
         if not seen.is_due:
             self._at = None
         else:
-            # There may be more that may begin than there is room for.
+            # More messages may begin than there is room for: the next look begins with the first of them.
             self._at = seen.before if seen.is_open else seen.spot
 
     def go_past(self, seen: Seen) -> None:
@@ -87,9 +87,9 @@ class DatabaseBroker(Broker):
     def take(
         self, queue: str, limit: int, within: float = 0.0, opened: Mapping[str, int] = {}, *, both_ends: bool = False
     ) -> Taken:
-        """Find due rows. The rest is ignored: a query finds nothing early or aside, and passes over what is full."""
+        """Find due rows. The other arguments mean nothing to a query, which passes over full limits by itself."""
         closed, topics = self._closed_for([queue]), list(self.topics())
-        return self._take(self._look([queue], topics, closed)[queue], limit, topics, closed)
+        return self._lock_due(self._look([queue], topics, closed)[queue], limit, topics, closed)
 
     def _closed_for(self, queues: Collection[str]) -> frozenset[str]:
         """Return the limits whose messages a look at these queues leaves out.
@@ -115,7 +115,7 @@ class DatabaseBroker(Broker):
             walks[queue].note(begins[queue], closed, seen, took)
         return found
 
-    def _take(self, seen: Seen, limit: int, topics: Sequence[str], closed: Collection[str]) -> Taken:
+    def _lock_due(self, seen: Seen, limit: int, topics: Sequence[str], closed: Collection[str]) -> Taken:
         if not seen.is_due:
             return Taken(next_due=_look_again(seen.wait, closed))
         if limit <= 0:
@@ -123,13 +123,13 @@ class DatabaseBroker(Broker):
         if not seen.is_open:
             return Taken(left=1, behind=True)
         if self._holding is not None:
-            # The transaction begins when something is due: until then a take costs few queries, no transaction.
+            # The transaction begins when something is due: a take that finds nothing needs none.
             self._holding.enter_context(transitions.exclusively(self.using))
             self._holding = None
         tickets = statements(self.using).due(seen.queue, topics, limit, closed, seen.before)
         if not tickets:
             self._walks[seen.queue].go_past(seen)
-        # Whether more are due is not known: a query returns a thousand at most, and passes over rows that others hold.
+        # More may be due: a query returns a thousand at most, and passes over rows that others hold.
         return Taken(tickets, left=1, behind=not tickets)
 
     def due_queues(
@@ -157,10 +157,10 @@ class DatabaseBroker(Broker):
         topics = list(self.topics())
         found = {}
         for queue in due:
-            # Without a look: ids stand aside there, as the process remembers from before Redis was lost.
+            # ``due_queues`` has not seen a queue that the caller adds.
             closed = queue.closed if queue.seen else self._closed_for([queue.name])
             seen = queue.seen or self._look([queue.name], topics, closed)[queue.name]
-            found[queue.name] = taken = self._take(seen, limit, topics, closed)
+            found[queue.name] = taken = self._lock_due(seen, limit, topics, closed)
             limit -= len(taken.tickets)
         return found
 

@@ -1,4 +1,4 @@
-"""Takes ids that are due or will be in a moment, claims their messages, and hands these to the handler threads."""
+"""Takes ids that are due or fall due in a moment, claims their messages, and hands them to the pool."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ logger = logging.getLogger("django_delayq")
 def due_in(row: Claimed, until: float, took: float) -> float:
     """Return how many seconds after its claim was sent a message falls due.
 
-    Redis said: after ``until`` seconds. The record's clock decides, which was read at some moment of the ``took``
-    seconds that the claim took. So Redis is believed within these bounds. Otherwise the later bound counts.
+    Redis said: after ``until`` seconds. The record's clock decides. The claim read it at an unknown moment of the
+    ``took`` seconds for which it ran, which gives two bounds. Between them Redis is right; else the later bound counts.
     """
     if until <= 0 and row.due_at <= row.claimed_at:
-        # Both say that it was due already.
+        # Redis and the record agree that it was due already.
         return until
     left = (row.due_at - row.claimed_at).total_seconds()
     return until if left <= until <= left + took else left + took
@@ -72,7 +72,7 @@ class Consumer(threading.Thread):
         on_idle: Callable[[], None] | None,
         tuning: Tuning,
     ) -> None:
-        """``on_idle``: end when nothing can begin any more, and call it then. None: never end by itself."""
+        """With ``on_idle`` the consumer ends as soon as nothing can begin, and calls it."""
         super().__init__(name="delayq-consumer", daemon=True)
         self.using = using = options.using
         self.tuning = tuning
@@ -90,7 +90,7 @@ class Consumer(threading.Thread):
         self.sidings = Sidings(using, brokers, wanted, limits, self.pauses.is_paused, tuning)
         weights = dict(zip(options.queues, options.weights, strict=True)) if options.weights else {}
         self.queues = Queues(finder, self.pauses, self.sidings, weights, tuning)
-        # When the last turn began, or a wait within it went on (monotonic), and the connection that it uses.
+        # When the last turn began, or last waited for a message that runs alone (monotonic); and the turn's connection.
         self._beat = time.monotonic()
         self._connection: BaseDatabaseWrapper | None = None
         self._stopping = threading.Event()
@@ -157,7 +157,7 @@ class Consumer(threading.Thread):
                 if seconds > 0:
                     wait(seconds)
         finally:
-            # From now on other processes get the wake-ups: handlers may run for long after this.
+            # Handlers may run for long after this. Meanwhile other processes get the wake-ups.
             self.wake_ups.stand_back(0.0)
             self.release()
             connections.close_all()
@@ -166,7 +166,7 @@ class Consumer(threading.Thread):
 
     @property
     def beat(self) -> float:
-        """When the consumer last showed life (monotonic): now, while it waits for the database, which may be silent."""
+        """When the consumer last showed life (monotonic). A database that does not answer does not count against it."""
         connection = self._connection
         return time.monotonic() if connection is not None and is_waiting(connection) else self._beat
 
@@ -199,7 +199,7 @@ class Consumer(threading.Thread):
         self._look_for_pauses(broker)
         self.quarantine.run(lambda: self.wake_ups.pass_on(broker), self._beat_and_check_stop)
         if self._stopping.is_set():
-            # A message may still run alone, and no other may begin beside it.
+            # A message may still run alone: no other one may begin beside it.
             return 0.0
         found = self._serve_queues(broker)
         self._found_nothing = not (found.claimed or found.goes_on)
@@ -237,14 +237,14 @@ class Consumer(threading.Thread):
         return turn
 
     def _wait_after(self, broker: Broker, found: Found) -> float:
-        """Return the seconds until the next turn: a message may fall due, or something may be known to change."""
+        """Return the seconds until the next known change: a message falls due, a slot comes, a pause may have ended."""
         self.wanted.see()
         waits_for_room = found.leaves_some or self.quarantine.is_waiting
         self._waits_for = (*(self.wanted.usual if waits_for_room else ()), *self.wanted.full)
-        # The seconds before the next due time at which to take: 0 where no id can be taken early.
+        # The next take begins this many seconds before the next due time; 0 where no id can be taken early.
         can_take = self.wanted.messages > 0 and broker.holds_ids
         lead = self.claim_ahead.lead(quick=self.wanted.are_quick) if can_take else 0.0
-        # Computed only now: during the claims the next message may have fallen due.
+        # Computed after the claims: the next message may have fallen due meanwhile.
         waits = [max(0.0, wait - lead) for wait in found.waits]
         wait = min([conf.get().POLL_INTERVAL if broker is self.brokers.database else self.tuning.idle_wait, *waits])
         fills_up = waits_for_room and self.wanted.is_worth_filling
@@ -297,7 +297,7 @@ class Consumer(threading.Thread):
         except DatabaseError:
             self.orphaned_claims.note_unanswered(ticket.id for some in tickets.values() for ticket in some)
             for queue, some in tickets.items():
-                # Otherwise Redis would lose more ids with each try.
+                # Each further try would take more ids out of Redis.
                 broker.park(queue, some, self.tuning.retry_unclaimed_after)
             raise
         self.orphaned_claims.note_answered(claimed)
@@ -308,7 +308,7 @@ class Consumer(threading.Thread):
         self._hand_over(tickets, mine, asked, took)
         aside = self.sidings.give_back(sorted_ids, _without(sorted_ids.claimable, mine))
         found.set_aside = aside > 0
-        # Those that this process has just put back are ready, and it had no room for them.
+        # What was put back for want of room is ready.
         found.left_out = found.left_out or bool(sorted_ids.left)
         self.wanted.looks_past = 2 * (aside + sorted_ids.gone) >= sum(map(len, tickets.values()))
         self._learn(found, sorted_ids, claimed)
@@ -318,7 +318,7 @@ class Consumer(threading.Thread):
         failpoints.reach("after_take")
         tickets = ids.claimable
         if len(tickets) > 1 and self.queues.finder.named is None:
-            # All queues are served, so one statement claims whatever queue each message is in.
+            # The process serves all queues, so one statement may claim messages of any.
             parts: list[tuple[str | None, list[Ticket]]] = [(None, [*chain.from_iterable(tickets.values())])]
         else:
             parts = [*tickets.items()]
@@ -352,12 +352,12 @@ class Consumer(threading.Thread):
         ]
         suspects = [d for d in deliveries if self.quarantine.is_suspect(d)]
         self.pool.submit([d for d in deliveries if d not in suspects] if suspects else deliveries)
-        # Not before they are held: the process may end as soon as its budget is used up and it holds nothing.
+        # Counted after they are held: a process without budget that holds nothing ends.
         self.budget.count(len(deliveries) - len(suspects))
         self.quarantine.admit(suspects)
 
     def _learn(self, found: Found, sorted_ids: Sorted, claimed: Sequence[Claimed]) -> None:
-        """Let what came of a take decide about the next ones."""
+        """Adjust the next takes to the result of this one."""
         found.claimed = len(claimed)
         self.wanted.use(claimed)
         self.wanted.learn(sorted_ids.topics)

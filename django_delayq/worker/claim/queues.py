@@ -53,7 +53,7 @@ class QueueFinder(Service):
         return self._found
 
     def note(self, queues: Collection[str]) -> None:
-        """Take note of queues that hold messages, as the broker says: a new one is served before the next search."""
+        """Serve these queues from now on: the broker says that they hold messages."""
         if self.named is None and not self._served.issuperset(queues):
             with self._lock:
                 self._seen.update(dict.fromkeys(queues, time.monotonic()))
@@ -132,7 +132,7 @@ class Found:
 
     @property
     def any_aside(self) -> bool:
-        """True while ids stand aside, in whatever queue."""
+        """True while ids stand aside in any queue."""
         return self.set_aside or any(taken.any_aside for taken in self.taken.values())
 
     @property
@@ -147,7 +147,7 @@ class Found:
         return [wait for wait in waits if wait is not None]
 
     def has_filled(self, room: int) -> bool:
-        """Tell whether ids were left because a take gave as many as there is room for."""
+        """Tell whether a take used the whole room and left further ids."""
         return any(taken.left > 0 and len(taken.tickets) >= room for taken in self.taken.values())
 
 
@@ -212,7 +212,7 @@ class Shares:
     def __init__(self, weights: Mapping[str, int]) -> None:
         self._weights = weights
         self._clocks = dict.fromkeys(weights, 0.0)
-        # The queues that had nothing left when they were asked last. They are asked first: the others get their share.
+        # The queues that the last take emptied. The next turn asks them first, and gives the others what they leave.
         self._idle: set[str] = set()
 
     def divide(self, queues: Sequence[str], room: int) -> list[tuple[str, int]]:
@@ -229,11 +229,11 @@ class Shares:
         for queue, number in claimed.items():
             self._clocks[queue] = self._after(queue, number)
         wanting = {queue for queue, some in taken.items() if some.left or len(some.tickets) > claimed.get(queue, 0)}
-        # A queue that wants more is behind by one round at most: its lane may have been full for long.
+        # A queue's credit is one round at most, or a queue whose lane was full for long would starve the others.
         latest = max((self._clocks[queue] for queue in wanting), default=0.0)
         clocks = {queue: max(self._clocks[queue], latest - 1.0) for queue in wanting}
         least = min(clocks.values(), default=None)
-        # Only differences count.
+        # Only differences between clocks count, so the least one becomes 0.
         self._clocks = {
             queue: 0.0 if least is None else clocks.get(queue, max(clock, least)) - least
             for queue, clock in self._clocks.items()
@@ -241,7 +241,7 @@ class Shares:
         self._idle = {queue for queue, some in taken.items() if not some.left}
 
     def _after(self, queue: str, number: int) -> float:
-        """Return the clock of a queue after so many further messages."""
+        """Return the clock of a queue after this number of further messages."""
         return self._clocks[queue] + number / self._weights[queue]
 
 
@@ -260,9 +260,9 @@ class Queues:
         self.finder = finder
         self.pauses = pauses
         self.sidings = sidings
-        # None: the queues are served in strict order, or take turns if nobody put them in order.
+        # None: named queues are served in strict order, and unnamed ones take turns.
         self.shares = Shares(weights) if weights else None
-        # The queue from which the last turn took last, when there was more than room for; "" otherwise.
+        # The queue from which the last turn took last, if that left ids; "" otherwise.
         self._served_last = ""
 
     def listens(self) -> tuple[str, ...] | None:
@@ -332,7 +332,7 @@ class Queues:
         )
         rest = [queue for queue in due.queues if queue.name not in found.taken and queue.name not in self.pauses.known]
         if queues and not (named or self._served_last):
-            # The first of the list goes first. With Redis the take above was from that one.
+            # The first of the list goes first, as with Redis, where the take above was from it.
             rest.sort(key=lambda queue: queue.name != queues[0])
         self.finder.note([queue.name for queue in rest])
         wanted = self._with_sidings(rest, queues, found, room)

@@ -16,7 +16,10 @@ from .tuning import Tuning
 
 
 class Wanted:
-    """Used by the thread that makes the consumer's turns, except ``is_worth_filling``."""
+    """The room of a process for further messages, by lane.
+
+    Used by the thread that makes the consumer's turns, except ``is_worth_filling``.
+    """
 
     def __init__(
         self,
@@ -41,7 +44,7 @@ class Wanted:
         self.see()
         # The share of the event loop in the messages that were found last.
         self._share = 0.5
-        # True while most ids that are taken are for nobody here: many are taken then, to get past them.
+        # True when most ids of the last take could not begin here: the next one takes many, to get past them.
         self.looks_past = False
 
     # --- how many -----------------------------------------------------------------------------------------------------
@@ -54,7 +57,7 @@ class Wanted:
 
     @property
     def messages(self) -> int:
-        """The number of messages that may be claimed now, as far as is known before their topics are."""
+        """The number of messages that may be claimed now. Which lane each needs is not known yet."""
         return self.budget.grant(self._room)
 
     @property
@@ -81,7 +84,7 @@ class Wanted:
     # --- of which lanes -----------------------------------------------------------------------------------------------
 
     def see(self) -> None:
-        """See how much room there is now."""
+        """Read the room of each lane."""
         self._rooms = {lane: lane.room for lane in self.lanes}
 
     def use(self, claimed: Sequence[Claimed]) -> None:
@@ -113,7 +116,7 @@ class Wanted:
 
     @property
     def usual(self) -> tuple[Lane, ...]:
-        """The lanes that get a part of the messages that is worth a claim."""
+        """The lanes whose share of the messages is worth a claim."""
         if len(self.lanes) == 1:
             return self.lanes
         threads, loop = self.lanes
