@@ -34,7 +34,6 @@ from ..run.pool import Lane
 from .known_limits import KnownLimits
 from .queues import Found, KnownPauses, QueueFinder, Queues, Reach
 from .sidings import OrphanedClaims, Sidings, Sorted, Tickets
-from .tuning import Tuning
 from .wanted import Wanted
 
 logger = logging.getLogger("django_delayq")
@@ -70,12 +69,11 @@ class Consumer(threading.Thread):
         worker: str,
         limits: KnownLimits,
         on_idle: Callable[[], None] | None,
-        tuning: Tuning,
     ) -> None:
         """With ``on_idle`` the consumer ends as soon as nothing can begin, and calls it."""
         super().__init__(name="delayq-consumer", daemon=True)
         self.using = using = options.using
-        self.tuning = tuning
+        self.tuning = wanted.tuning
         self.brokers = brokers
         self.wanted = wanted
         self.pool = pool = wanted.pool
@@ -86,10 +84,10 @@ class Consumer(threading.Thread):
         self.quarantine = wanted.quarantine
         self.orphaned_claims = OrphanedClaims(using, worker)
         self.limits = limits
-        self.pauses = KnownPauses(using, finder, tuning)
-        self.sidings = Sidings(using, brokers, wanted, limits, self.pauses.is_paused, tuning)
+        self.pauses = KnownPauses(using, finder)
+        self.sidings = Sidings(using, brokers, wanted, limits, self.pauses.is_paused)
         weights = dict(zip(options.queues, options.weights, strict=True)) if options.weights else {}
-        self.queues = Queues(finder, self.pauses, self.sidings, weights, tuning)
+        self.queues = Queues(finder, self.pauses, self.sidings, weights)
         # When the last turn began, or last waited for a message that runs alone (monotonic); and the turn's connection.
         self._beat = time.monotonic()
         self._connection: BaseDatabaseWrapper | None = None
@@ -292,7 +290,7 @@ class Consumer(threading.Thread):
                     return found
                 sorted_ids = self.sidings.sort(tickets)
                 asked = time.monotonic()
-                claimed = self._claim(sorted_ids) if sorted_ids.claimable else []
+                claimed = self._claim_sorted(sorted_ids) if sorted_ids.claimable else []
                 took = time.monotonic() - asked
         except DatabaseError:
             self.orphaned_claims.note_unanswered(ticket.id for some in tickets.values() for ticket in some)
@@ -314,7 +312,7 @@ class Consumer(threading.Thread):
         self._learn(found, sorted_ids, claimed)
         return found
 
-    def _claim(self, ids: Sorted) -> list[Claimed]:
+    def _claim_sorted(self, ids: Sorted) -> list[Claimed]:
         failpoints.reach("after_take")
         tickets = ids.claimable
         if len(tickets) > 1 and self.queues.finder.named is None:
@@ -327,7 +325,7 @@ class Consumer(threading.Thread):
         for queue, some in parts:
             if self.limits.any_declared:
                 others_wait = any(ids.left.values())
-                admitted = self.limits.claim(
+                admitted = self.limits.admit(
                     some, leases, queue=queue, ahead=ahead, limits=ids.limits, others_wait=others_wait
                 )
                 ids.refuse(admitted.refused)

@@ -97,7 +97,7 @@ class KnownLimits(WorkerExtension):
                 else:
                     self._freed.pop(name, None)
 
-    def claim(
+    def admit(
         self,
         tickets: Sequence[Ticket],
         leases: dict[str, float],

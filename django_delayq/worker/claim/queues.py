@@ -157,10 +157,10 @@ class KnownPauses:
     The claim obeys a pause by itself; this only saves work. Used by the thread that makes the consumer's turns.
     """
 
-    def __init__(self, using: str, queues: Callable[[], tuple[str, ...]], tuning: Tuning) -> None:
+    def __init__(self, using: str, finder: QueueFinder) -> None:
         self.using = using
-        self.tuning = tuning
-        self.queues = queues
+        self.tuning = finder.tuning
+        self.queues: Callable[[], tuple[str, ...]] = finder
         self.known: set[str] = set()
         self._check_at = math.inf
         self._look_at = time.monotonic() + self.tuning.idle_wait
@@ -253,10 +253,8 @@ class Queues:
     Used by the thread that makes the consumer's turns.
     """
 
-    def __init__(
-        self, finder: QueueFinder, pauses: KnownPauses, sidings: Sidings, weights: Mapping[str, int], tuning: Tuning
-    ) -> None:
-        self.tuning = tuning
+    def __init__(self, finder: QueueFinder, pauses: KnownPauses, sidings: Sidings, weights: Mapping[str, int]) -> None:
+        self.tuning = finder.tuning
         self.finder = finder
         self.pauses = pauses
         self.sidings = sidings

@@ -32,7 +32,6 @@ from ..parts.broker_switch import BrokerSwitch
 from ..run.pool import Lane
 from .known_limits import KnownLimits
 from .siding_names import HANDLER, digest, names_in_redis
-from .tuning import Tuning
 from .wanted import Wanted
 
 logger = logging.getLogger("django_delayq")
@@ -91,24 +90,18 @@ class Sidings:
     """
 
     def __init__(
-        self,
-        using: str,
-        brokers: BrokerSwitch,
-        wanted: Wanted,
-        limits: KnownLimits,
-        is_paused: Callable[[str], bool],
-        tuning: Tuning,
+        self, using: str, brokers: BrokerSwitch, wanted: Wanted, limits: KnownLimits, is_paused: Callable[[str], bool]
     ) -> None:
         self.using = using
-        self.tuning = tuning
+        self.tuning = wanted.tuning
         self.brokers = brokers
         self.wanted = wanted
         self.limits = limits
         self.is_paused = is_paused
         self.claim_ahead = wanted.pool.claim_ahead
-        # The broker of this turn.
+        # The broker of this turn, and whether it holds ids: only then some stand aside or are given back.
         self._broker: Broker = brokers.database
-        self._holds_ids = False
+        self._sets_aside = False
         # The numbers of ids by queue and name in Redis, as far as this process knows.
         self._aside: defaultdict[str, Counter[str]] = defaultdict(Counter)
         # What names in Redis stand for: by the digest of a topic, and by the whole name the limit that was full.
@@ -120,15 +113,15 @@ class Sidings:
 
     def begin_turn(self, broker: Broker) -> None:
         """Use this broker until the next turn."""
-        self._broker, self._holds_ids = broker, broker.holds_ids
-        self.limits.begin_turn(by_query=not self._holds_ids)
-        if not self._holds_ids and time.monotonic() >= self._look_at:
+        self._broker, self._sets_aside = broker, broker.holds_ids
+        self.limits.begin_turn(by_query=not self._sets_aside)
+        if not self._sets_aside and time.monotonic() >= self._look_at:
             self._retry_limits()
 
     @property
     def earliest(self) -> float:
         """How many seconds before its due time a message may be claimed, by the record's clock."""
-        longest = self.claim_ahead.longest if self._holds_ids else 0.0
+        longest = self.claim_ahead.longest if self._sets_aside else 0.0
         return longest + self.tuning.clock_tolerance if longest else 0.0
 
     def _retry_limits(self) -> None:
@@ -189,7 +182,7 @@ class Sidings:
         is left.
         """
         aside = 0
-        if not self._holds_ids:
+        if not self._sets_aside:
             return aside
         try:
             for queue, tickets in found.left.items():
@@ -290,7 +283,7 @@ class Sidings:
     @property
     def queues(self) -> list[str]:
         """The queues in which ids stand aside that this process can serve."""
-        aside = self._aside.items() if self._holds_ids else ()
+        aside = self._aside.items() if self._sets_aside else ()
         return [queue for queue, names in aside if any(map(self._servable, names))]
 
     def open(self, queue: str, room: int) -> dict[str, int]:
@@ -299,7 +292,7 @@ class Sidings:
         Each name may use the whole room: the take then pops the best ids of all names, by priority and due time.
         """
         opened: dict[str, int] = {}
-        if not self._holds_ids or room <= 0:
+        if not self._sets_aside or room <= 0:
             return opened
         names = self._aside[queue]
         for name, aside in list(names.items()):

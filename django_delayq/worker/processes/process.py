@@ -111,7 +111,7 @@ class Parts:
         wanted = Wanted(self.pool, self.budget, quarantine, registry.handlers, tuning)
         self.brokers = BrokerSwitch(using, wanted.topics, redis=redis)
         self.queues = QueueFinder(using, options.queues, self.brokers.wake, tuning)
-        self.consumer = Consumer(options, self.brokers, wanted, self.queues, name, limits, on_idle, tuning)
+        self.consumer = Consumer(options, self.brokers, wanted, self.queues, name, limits, on_idle)
         limits.on_freed = self.brokers.wake
         for lane in self.pool.lanes:
             lane.on_freed, lane.on_released = self.consumer.on_freed, self.budget.refund
