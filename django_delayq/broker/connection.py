@@ -196,7 +196,7 @@ class TimedConnection(AnyConnection):
     """A connection that nobody waits for longer than for one timeout, whatever has to be done to make it.
 
     That may be a lookup of names, a question to sentinels, TCP, TLS, the login and the choice of the database. An
-    attempt that takes longer goes on: the connection is in its pool, for whoever comes later. Until it has ended
+    attempt that takes longer goes on: the connection is in its pool, for later callers. Until it has ended
     nobody waits for another one to the same place. The timeout is that for TCP, ``socket_connect_timeout``.
     """
 

@@ -77,7 +77,7 @@ class Publisher:
             return
         failed = self._is_failing
         if failed:
-            # Whoever comes while this call tries Redis again does not wait for it.
+            # Other calls do not wait while this one tries Redis again.
             self._retry_at = time.monotonic() + RETRY_AFTER
         try:
             answered = call(queue, what) is not False

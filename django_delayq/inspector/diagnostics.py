@@ -42,7 +42,7 @@ from .worker_list import asked, list_workers, queues_without_worker, topics_with
 LINES_READ = 100
 # A message that waits for a limit for longer gets a warning. Seconds.
 LONG_LIMITED = 3600.0
-# Messages that a sweep had to put are worth a warning for this long. Seconds.
+# The time after a sweep had to put messages in which the check warns of it. Seconds.
 SWEPT_LATELY = 60.0
 # The connections of a worker process beside those of its threads: of the consumer, the recorder and the upkeep.
 OWN_CONNECTIONS = 3

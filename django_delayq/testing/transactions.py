@@ -46,7 +46,7 @@ class OnCommit:
         return hash(self._function)
 
     def call(self) -> None:
-        """Call the function, which nobody has called. Whoever calls it later does nothing."""
+        """Call the function, which nobody has called. Later calls do nothing."""
         self._call(by_us=True)
 
     @property

@@ -1,4 +1,4 @@
-"""Writes the log of a process in a thread of its own: whoever records, renews, claims or supervises waits for no log.
+"""Writes the log of a process in a thread of its own: what records, renews, claims or supervises waits for no log.
 
 A handler of the log may block for long: a pipe that nobody reads, a mail server that does not answer.
 """
@@ -19,12 +19,12 @@ from typing import Any
 
 logger = logging.getLogger("django_delayq")
 
-# So many lines wait to be written at most, a few megabytes. What does not fit is counted.
+# The most lines that wait to be written: a few megabytes. Lines that do not fit are counted.
 MOST_WAITING = 10_000
-# A process that ends waits so long for the last lines. Seconds.
+# The longest wait of a process that ends, for its last lines. Seconds.
 FINISH_TIME = 2.0
-# A process that forks waits so long for the line that is being written: a lock of the project that the thread holds
-# would stay locked in the child. Seconds.
+# The longest wait of a process that forks, for the line that is being written: a lock of the project that the thread
+# holds would stay locked in the child. Seconds.
 PAUSE_TIME = 0.2
 # In the threads with these names the project's own functions run. What they log by other loggers, they write.
 PROJECT_THREADS = ("delayq-handler-", "delayq-event-loop", "delayq-sync-", "delayq-other")

@@ -33,7 +33,7 @@ LONGEST_REST = 60.0
 # While the database refuses a thread, the others close their connections when they had nothing to do for this long: the
 # recorder and other processes may need one. Seconds.
 SHORT_CLOSED_AFTER = 1.0
-# When handlers have had all threads for so long, the log says so. Seconds.
+# The time for which handlers have all threads before the log says so. Seconds.
 ALL_TAKEN_FOR = 60.0
 # The time between two looks for that. Seconds.
 TAKEN_CHECK_INTERVAL = 1.0

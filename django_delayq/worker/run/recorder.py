@@ -51,9 +51,9 @@ REWRITE_LOCKED_AFTER = 0.1
 RENEWAL_INTERVAL = 1.0
 # The time between two searches for leases that are half over. A search needs no query. Seconds.
 LEASE_CHECK_INTERVAL = 0.25
-# A handler that extends its lease waits for the record's answer for this long at most. Seconds.
+# The longest wait of a handler that extends its lease, for the record's answer. Seconds.
 EXTENDED_WITHIN = 1.0
-# A recorder that made no step for so long, and does not wait for the database, hangs. Seconds.
+# A recorder hangs that has made no step for this time and does not wait for the database. Seconds.
 HANGS_AFTER = 10.0
 
 SUCCESS = (Ack, Recorded)
