@@ -151,9 +151,13 @@ def refuse(client: redis.Redis, owner: str) -> None:
 
 @pytest.fixture
 def ours(redis_client: redis.Redis, caplog: pytest.LogCaptureFixture) -> str:
-    """Have Redis filled for this database, and return its identity."""
-    caplog.set_level(logging.INFO, "django_delayq")
+    """Have Redis filled for this database, and a publisher connected to it. Return the identity."""
     redis_broker().close()
+    # A busy machine may need several tries to connect in time.
+    eventually(lambda: {schedule_message(TOPIC, delay=60).pk} & held(redis_client))
+    redis_client.delete(KEYS.delayed)
+    caplog.clear()
+    caplog.set_level(logging.INFO, "django_delayq")
     return identity("default")
 
 

@@ -45,7 +45,7 @@ from django_delayq.core.exceptions import BrokerUnavailable
 from django_delayq.core.states import FINAL, State
 from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message, Transition
-from django_delayq.models.messages import LogRow, Place
+from django_delayq.models.messages import Lease, LogRow, Place
 from django_delayq.project.registry import handlers
 from django_delayq.record import crashes, transitions
 from django_delayq.record.sql.rows import BEGINNING, Claimed, Failure, Success, Ticket
@@ -604,6 +604,8 @@ class Machine(RuleBasedStateMachine):
         for worker in self.workers:
             worker.tickets = []
         self.run_out(self.running())
+        # A delivery that ran on when an earlier one had ended its message keeps its place until its lease is over.
+        Lease.objects.filter(delivery__lt=0).update(until=timezone.now() - timedelta(seconds=1))
         self.reap()
         self.load(0)
         # A minute has passed in the meantime, and the sweep begins at the very beginning.

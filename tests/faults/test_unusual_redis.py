@@ -56,7 +56,8 @@ def test_a_redis_filled_by_our_own_ids_empties_itself_as_they_fall_due_or_are_ca
         eventually(lambda: states() == {State.CONSUMED: 300, State.CANCELLED: 1}, "the others are delivered")
         assert effects_per_message() == once_each(messages)
         eventually(lambda: client.zcard(KEYS.delayed) + client.zcard(KEYS.ready) == 0, "none of them is left")
-        assert worker.count("cannot be used.*used memory") <= 1
+        # A script and a command say it in two ways, which the log tells once a minute each, and not for each message.
+        assert worker.count("cannot be used.*used memory") < 20
         client.config_set("maxmemory", 0)
         worker.wait_for("Redis is back")
         worker.stop()
