@@ -1,1 +1,1 @@
-"""What the parts of a worker share: deliveries, connections, locks, options."""
+"""What the parts of a worker share: deliveries, connections, locks, reports and the log."""
