@@ -122,11 +122,14 @@ def test_a_wake_up_goes_on_until_it_finds_the_worker_that_can_use_it(
     pass_on = waiting.wake_ups.pass_on
 
     def note(current: object) -> None:
+        # One that comes before the message is that of a database which was locked for a moment.
+        is_aside = bool(other.asides())
         pass_on(current)  # type: ignore[arg-type]
-        passed_on.set()
+        if is_aside:
+            passed_on.set()
 
-    monkeypatch.setattr(waiting.wake_ups, "pass_on", note)
     other = RedisBroker(conf.get(), DB, timeout=PATIENCE)
+    monkeypatch.setattr(waiting.wake_ups, "pass_on", note)
     with running(waiting):
         schedule_message(NEW)
         assert passed_on.wait(PATIENCE)
