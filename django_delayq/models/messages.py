@@ -33,6 +33,8 @@ WAITS_AGAIN = Q(
     deliveries=F("reported"),
 )
 
+# The condition that a message keeps out others with its key, but for those that a handler schedules under its own.
+IN_THE_WAY = HOLDS_KEY | WAITS_AGAIN
 # What is true of each row after each statement. It is no constraint of the table: PostgreSQL reads the text of a
 # constraint anew for each statement, which took half the time of the statement of one success. The tests ask it of all
 # rows after each test, and ``delayq_check record`` when it is wanted.

@@ -24,9 +24,6 @@ ROWS_TOGETHER = 1000
 # A message that is cancelled, or will be unless its handler succeeds.
 CANCELLED = Q(cancel_requested=True) | Q(state=State.CANCELLED)
 
-# The condition that a message keeps out others with its key, but for those that a handler schedules under its own.
-IN_THE_WAY = HOLDS_KEY | WAITS_AGAIN
-
 # The most attempts of one call to find the message that has a key: between the look and the lock on the row the key may
 # change hands.
 KEY_ROUNDS = 20

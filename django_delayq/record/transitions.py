@@ -25,9 +25,9 @@ from ..core.known_record import learn_identity, record_clock
 from ..core.states import LIVE, REQUEUEABLE, State
 from ..core.verdicts import DONE, Verdict
 from ..models import Message, Transition
-from ..models.messages import Identity
+from ..models.messages import IN_THE_WAY, Identity
 from ..project.validation import FARTHEST
-from .held_keys import CANCELLED, IN_THE_WAY, free_key, in_the_way
+from .held_keys import CANCELLED, free_key, in_the_way
 from .sql import limit_statements, statements
 from .sql.limited import Taking
 from .sql.moves import Decide, Decision, move, moved, writing

@@ -14,7 +14,7 @@ from ...core.clock import ceil_tenth, from_tenths, to_us
 from ...core.limits import queue_name
 from ...core.states import LIVE, State
 from ...models import Message
-from ...models.messages import HOLDS_KEY, WAITS_AGAIN, Lease, LogRow, lease_is_over, not_expired
+from ...models.messages import HOLDS_KEY, IN_THE_WAY, WAITS_AGAIN, Lease, LogRow, lease_is_over, not_expired
 from ...models.queue import RecordNow, in_paused_queue
 from .expressions import QUEUES, After, UnderLimits, UpTo
 from .holders import Holder
@@ -101,7 +101,7 @@ class Portable:
         """
         # A transaction that writes keeps all others from claiming.
         waiting = Message.objects.using(self.using).filter(pk=message_id, state=State.SCHEDULED)
-        return (waiting if is_next else waiting.filter(HOLDS_KEY | WAITS_AGAIN)).exists()
+        return (waiting if is_next else waiting.filter(IN_THE_WAY)).exists()
 
     def insert_many(self, new: Sequence[NewMessage], actor: str) -> Iterator[tuple[NewMessage, Inserted]]:
         """Write messages without keys, in the caller's transaction; all are written when the iterator is exhausted."""

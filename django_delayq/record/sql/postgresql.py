@@ -22,7 +22,7 @@ from django.db.models import QuerySet
 from ...core.clock import ceil_tenth
 from ...core.known_record import known_identity, learn_identity
 from ...models import Message
-from ...models.messages import HOLDS_KEY, WAITS_AGAIN
+from ...models.messages import HOLDS_KEY, IN_THE_WAY, WAITS_AGAIN
 from .expressions import OF_TOPIC, QUEUES, Microseconds, is_open, text_of
 from .holders import HOLDERS, Holder
 from .moves import IDENTITY
@@ -368,7 +368,7 @@ class PostgreSQL(PostgreSQLDelivery, Portable):
         return Inserted(*rows[0][:3])
 
     def keep_waiting(self, message_id: int, *, is_next: bool) -> bool:
-        sql = KEEP_WAITING.format(in_the_way=text_of(HOLDS_KEY | WAITS_AGAIN, self.using))
+        sql = KEEP_WAITING.format(in_the_way=text_of(IN_THE_WAY, self.using))
         return bool(self._rows(sql, [message_id, is_next]))
 
     def insert_many(self, new: Sequence[NewMessage], actor: str) -> Iterator[tuple[NewMessage, Inserted]]:

@@ -252,9 +252,8 @@ class Recorder(threading.Thread):
         connections.before_task()
         try:
             # The transaction of the handler may have locked the row, as with the next message under its own key: to
-            # wait for that would be to wait for ever. The reaper passes over locked rows.
+            # wait for that would be to wait for ever. A locked row is answered, too.
             answers = statements(self.using).extend(renewals, wait=False)
-            live = self._live([pk for pk in asked if pk not in answers])
         except DatabaseError as error:
             connections.note_error(error)
             for pk, one in asked.items():
@@ -266,7 +265,7 @@ class Recorder(threading.Thread):
         for pk, (delivery, until, answered) in asked.items():
             if pk in answers:
                 delivery.note_renewal(until - delivery.lease, cancel_requested=answers[pk])
-            elif live.get(pk) != (State.RUNNING, delivery.deliveries):
+            else:
                 delivery.lost = True
             answered.put(None)
 
