@@ -19,10 +19,10 @@ from django_delayq.core.states import State
 from django_delayq.core.worker_options import Options
 from django_delayq.extensions import Service, WorkerExtension
 from django_delayq.models import Message
-from django_delayq.worker.parts.lifetime import BegunPage
-from django_delayq.worker.parts.service_turns import Runner, ServiceTurns
 from django_delayq.worker.processes.releases import Child
 from django_delayq.worker.processes.supervisor import Supervisor
+from django_delayq.worker.shared.due_services import DueServices, Runner
+from django_delayq.worker.shared.shared_state import SharedState
 from tests.support.assembled import Assemble, drain
 from tests.support.claims import DB, claimed
 from tests.support.receivers import heard
@@ -85,7 +85,7 @@ def running() -> Iterator[Callable[..., None]]:
     runners: list[Runner] = []
 
     def run(*services: Service) -> None:
-        runners.append(Runner("test", ServiceTurns(services)))
+        runners.append(Runner("test", DueServices(services)))
         runners[-1].start()
 
     yield run
@@ -117,7 +117,7 @@ def test_a_service_may_wait_for_ever() -> None:
         def tick(self) -> float:
             return math.inf
 
-    assert 0 < ServiceTurns([Once()]).run_due() < threading.TIMEOUT_MAX
+    assert 0 < DueServices([Once()]).run_due() < threading.TIMEOUT_MAX
 
 
 def test_each_outcome_reaches_an_extension_once(assembled: Assemble, recording: list[Recording]) -> None:
@@ -227,7 +227,7 @@ def test_a_claim_is_reported_after_its_commit(
 
 def release_claims_of(worker: str) -> None:
     """Have a supervisor do what it does after the death of a process."""
-    Supervisor(Options(DB)).releases.release(Child(1, worker, 0.0, BegunPage(1)))
+    Supervisor(Options(DB)).releases.release(Child(1, worker, 0.0, SharedState(1)))
 
 
 def unmade(using: str, worker: str) -> WorkerExtension:

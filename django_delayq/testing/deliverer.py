@@ -31,10 +31,10 @@ from ..record import crashes, transitions
 from ..record.sql import statements
 from ..record.sql.moves import clock
 from ..record.sql.rows import BEGINNING, LeaseRenewal, Ticket
-from ..worker.parts.delivery import Delivery
-from ..worker.parts.reporting import report_delivered, report_moves
+from ..worker.run.delivery import Delivery
 from ..worker.run.executor import answer, execute
 from ..worker.run.recorder import SUCCESS, Ended, Recorder
+from ..worker.run.reporting import report_delivered, report_moves
 from .transactions import as_without_transaction, call_on_commit_functions, is_in_own_transaction
 
 

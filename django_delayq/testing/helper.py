@@ -23,7 +23,7 @@ from ..core.values import same_json
 from ..models import Message, Transition
 from ..project import registry, validation
 from ..record.sql.rows import Claimed
-from ..worker.parts.delivery import Delivery
+from ..worker.run.delivery import Delivery
 from ..worker.run.executor import call, outcome_of
 from .deliverer import Deliverer, Ran, at_work, check_topic, must_be_raised, raise_error
 from .transactions import call_on_commit_functions, is_in_own_transaction, notice_calls

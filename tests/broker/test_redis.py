@@ -19,7 +19,7 @@ from django_delayq.broker.base import Entry, Put
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.core.exceptions import BrokerRubbish, BrokerUnavailable, ForeignBroker
 from django_delayq.project import conf, registry
-from django_delayq.worker.parts.broker_switch import BrokerSwitch
+from django_delayq.worker.shared.broker_switch import BrokerSwitch
 from testproject.servers import RedisServer
 from tests.support.broker_methods import METHODS, QUEUE
 from tests.support.workers import eventually

@@ -31,7 +31,7 @@ from django_delayq.restore import engine
 from django_delayq.restore.engine import Restore
 from django_delayq.restore.horizon import ensure_horizon
 from django_delayq.restore.selection import Overdue, Selection
-from django_delayq.worker.parts.broker_switch import BrokerSwitch
+from django_delayq.worker.shared.broker_switch import BrokerSwitch
 from django_delayq.worker.upkeep import loader as loading
 from django_delayq.worker.upkeep.loader import Loader, _ObservedLoad
 from testproject.servers import RedisServer

@@ -29,7 +29,7 @@ from django_delayq.models import Message
 from django_delayq.project import registry
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Claimed, Moved
-from django_delayq.worker.parts.delivery import Delivery
+from django_delayq.worker.run.delivery import Delivery
 from django_delayq.worker.run.recorder import Recorder
 from tests.support import steps
 from tests.support.workers import Worker, eventually

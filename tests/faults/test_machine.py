@@ -50,7 +50,7 @@ from django_delayq.project.registry import handlers
 from django_delayq.record import crashes, transitions
 from django_delayq.record.sql.rows import BEGINNING, Claimed, Failure, Success, Ticket
 from django_delayq.restore import reading
-from django_delayq.worker.parts.broker_switch import BrokerSwitch
+from django_delayq.worker.shared.broker_switch import BrokerSwitch
 from django_delayq.worker.upkeep.loader import Loader
 from django_delayq.worker.upkeep.sweeper import Sweeper
 from tests.app.models import Effect

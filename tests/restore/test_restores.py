@@ -13,7 +13,7 @@ from django_delayq import cancel_message, reschedule_message, schedule_message, 
 from django_delayq.broker.keys import keys
 from django_delayq.core.states import State
 from django_delayq.restore.engine import Restore
-from django_delayq.worker.parts.broker_switch import BrokerSwitch
+from django_delayq.worker.shared.broker_switch import BrokerSwitch
 from django_delayq.worker.upkeep.loader import Loader
 from testproject.servers import RedisServer
 from tests.support.commands import run

@@ -30,8 +30,8 @@ BREACHES = {
         ("restore/engine.py", "from .. import extensions"),
     ],
     "The parts of a worker build on each other in one direction": [
-        ("worker/parts/delivery.py", "from ..run import executor"),
-        ("worker/upkeep/reaper.py", "from ..run import recorder"),
+        ("worker/shared/guard.py", "from ..run import executor"),
+        ("worker/upkeep/reaper.py", "from ..claim import consumer"),
     ],
     "No modules import each other in a circle": [("core/durations.py", "from . import limits")],
     "The queue never imports the console": [

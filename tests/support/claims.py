@@ -14,7 +14,7 @@ from django_delayq.models import Message, Transition
 from django_delayq.project import registry
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Ticket
-from django_delayq.worker.parts.delivery import Delivery
+from django_delayq.worker.run.delivery import Delivery
 from tests.support.transactions import unfinished
 
 DB = "default"

@@ -16,12 +16,12 @@ from django_delayq.middleware import Middleware, install, remove
 from django_delayq.models import Message
 from django_delayq.project import registry
 from django_delayq.worker.claim.consumer import Consumer
-from django_delayq.worker.parts.broker_switch import BrokerSwitch
-from django_delayq.worker.parts.delivery import Delivery
 from django_delayq.worker.processes.process import Parts
 from django_delayq.worker.run import executor
+from django_delayq.worker.run.delivery import Delivery
 from django_delayq.worker.run.pool import Pool
 from django_delayq.worker.run.recorder import Recorder
+from django_delayq.worker.shared.broker_switch import BrokerSwitch
 from tests.support.claims import claimed
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from django_delayq.core.worker_options import Options
 from django_delayq.models import Message, Transition
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Failure, Success
-from django_delayq.worker.parts.delivery import Delivery
 from django_delayq.worker.run import executor
+from django_delayq.worker.run.delivery import Delivery
 from django_delayq.worker.run.recorder import Recorder
 from tests.app.handlers import leave
 from tests.app.models import Effect

@@ -14,8 +14,8 @@ from django_delayq.broker.keys import keys
 from django_delayq.core.clock import SECOND
 from django_delayq.core.exceptions import BrokerUnavailable
 from django_delayq.core.states import State
-from django_delayq.worker.parts import broker_switch
 from django_delayq.worker.processes.process import Parts
+from django_delayq.worker.shared import broker_switch
 from django_delayq.worker.upkeep.loader import Loader
 from tests.support.assembled import Assemble
 from tests.support.claims import state

@@ -19,7 +19,7 @@ from django_delayq.project import registry
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Ticket
 from django_delayq.worker.claim.consumer import Consumer, due_in
-from django_delayq.worker.parts.delivery import Delivery
+from django_delayq.worker.run.delivery import Delivery
 from django_delayq.worker.run.pool import NEAR, QUEUED_TIME, ClaimAhead, Pool
 from tests.support.assembled import Assemble
 from tests.support.claims import last_move, state

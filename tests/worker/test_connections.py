@@ -16,9 +16,9 @@ from django_delayq.core.outcomes import Unentered
 from django_delayq.core.worker_options import Options
 from django_delayq.inspector.diagnostics import OWN_CONNECTIONS
 from django_delayq.models import Message
-from django_delayq.worker.parts import connections as upkeep
 from django_delayq.worker.processes.process import OnceProcess, WorkerProcess
 from django_delayq.worker.run.executor import execute
+from django_delayq.worker.shared import connections as upkeep
 from tests.support.claims import DB, claimed
 from tests.support.workers import ROOT, eventually
 from tests.worker.bench import cut

@@ -25,10 +25,10 @@ from django_delayq.record.sql.rows import ROWS_PASSED, Ticket
 from django_delayq.worker.claim.consumer import Consumer
 from django_delayq.worker.claim.queues import QueueFinder
 from django_delayq.worker.claim.tuning import Tuning
-from django_delayq.worker.parts.lifetime import ProcessLock
 from django_delayq.worker.processes.process import Parts
 from django_delayq.worker.run.pool import FIRST_WAIT
 from django_delayq.worker.run.recorder import LeaseRenewer
+from django_delayq.worker.shared.shared_state import ProcessLock
 from django_delayq.worker.upkeep.janitor import Janitor
 from django_delayq.worker.upkeep.loader import Loader
 from tests.app.models import Effect
@@ -113,10 +113,10 @@ def test_a_message_that_is_to_run_alone_waits_longer_each_time(assembled: Assemb
     waits = []
     for _time in range(3):
         consumer.turn()
-        assert consumer.pool.quarantined is not None
-        waits.append(consumer.quarantine.seconds_left)
+        assert consumer.pool.isolated is not None
+        waits.append(consumer.isolation.seconds_left)
         assert consumer.turn() <= waits[-1]
-        consumer.quarantine._wait_ends = 0.0
+        consumer.isolation._wait_ends = 0.0
         consumer.turn()
         assert recorder.flush(5)
         assert Message.objects.get(pk=message.pk).due_at > transitions.now(DB)
@@ -133,7 +133,7 @@ def test_messages_that_make_way_for_one_that_runs_alone_are_soon_there_when_it_e
     """However often they were put off before."""
     lock, began = ProcessLock(), time.monotonic()
     with forked(lock.acquire):
-        parts = assembled(threads=20, redis=False, quarantine_lock=lock)
+        parts = assembled(threads=20, redis=False, isolation_lock=lock)
         messages = [suspect() for _ in range(20)]
         Message._base_manager.update(deliveries=9, reported=7)
         parts.consumer.turn()
@@ -150,7 +150,7 @@ def test_a_message_that_is_cancelled_while_it_waits_to_run_alone_does_not_run(as
     parts.pool.threads.held.add(claimed("t.ok"))
     message = suspect("t.effect")
     parts.consumer.turn()
-    waiting = parts.pool.quarantined
+    waiting = parts.pool.isolated
     assert waiting is not None
     cancel_message(message)
     eventually(lambda: waiting.cancel_requested, "the worker knows")
@@ -166,7 +166,7 @@ def test_a_process_whose_last_message_runs_alone_has_no_successor(assembled: Ass
         message = suspect()
         parts.consumer.turn()
         assert held(parts) == [message.pk]
-        assert bool(parts.pool.page.suspect_since) == has_successor
+        assert bool(parts.pool.shared.suspect_since) == has_successor
 
 
 def test_an_async_handler_runs_alone_when_neither_a_thread_nor_the_loop_is_busy(assembled: Assemble) -> None:
@@ -179,7 +179,7 @@ def test_an_async_handler_runs_alone_when_neither_a_thread_nor_the_loop_is_busy(
         consumer.turn()
         for lane in (threads, loop):
             consumer.turn()
-            assert parts.pool.quarantined is not None
+            assert parts.pool.isolated is not None
             (busy,) = lane.held.all()
             lane.held.remove(busy)
         consumer.turn()
@@ -197,7 +197,7 @@ def test_a_message_that_is_to_run_alone_runs_with_once_although_no_more_may_be_d
 def test_a_process_that_was_replaced_takes_nothing(assembled: Assemble) -> None:
     parts = assembled(threads=2, redis=False)
     schedule_message("t.ok")
-    parts.pool.page.replaced = True
+    parts.pool.shared.replaced = True
     parts.consumer.turn()
     assert parts.pool.held() == []
 

@@ -18,10 +18,10 @@ from django_delayq.extensions import Service
 from django_delayq.models import Queue
 from django_delayq.record import transitions
 from django_delayq.record.sql.moves import writing
-from django_delayq.worker.parts import service_turns
-from django_delayq.worker.parts.broker_switch import BrokerSwitch
-from django_delayq.worker.parts.service_turns import Runner, ServiceTurns
 from django_delayq.worker.processes import process as worker_process
+from django_delayq.worker.shared import due_services
+from django_delayq.worker.shared.broker_switch import BrokerSwitch
+from django_delayq.worker.shared.due_services import DueServices, Runner
 from django_delayq.worker.upkeep.duty import HOLDER_INTERVAL, STANDBY_INTERVAL, Duty
 from tests.support.claims import DB
 from tests.support.transactions import unfinished
@@ -145,14 +145,14 @@ class Counted(Service):
 @pytest.fixture
 def rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have processes without the duty do its work once, and then not for years."""
-    monkeypatch.setattr(service_turns, "STANDBY", 1e9)
+    monkeypatch.setattr(due_services, "STANDBY", 1e9)
 
 
 @pytest.mark.usefixtures("rarely")
 def test_a_process_without_the_duty_does_shared_work_once_and_then_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     held = False
     shared, own = Counted(is_shared=True), Counted()
-    turns = ServiceTurns([shared, own], lambda: held)
+    turns = DueServices([shared, own], lambda: held)
     for _ in range(3):
         turns.run_due()
     assert (shared.ticks, own.ticks) == (1, 3)
@@ -160,7 +160,7 @@ def test_a_process_without_the_duty_does_shared_work_once_and_then_rarely(monkey
     turns.run_due()
     assert (shared.ticks, own.ticks) == (2, 4)
     held = False
-    monkeypatch.setattr(service_turns, "STANDBY", 0.0)
+    monkeypatch.setattr(due_services, "STANDBY", 0.0)
     time.sleep(0.001)
     turns.run_due()
     assert shared.ticks == 3
@@ -169,7 +169,7 @@ def test_a_process_without_the_duty_does_shared_work_once_and_then_rarely(monkey
 @pytest.mark.usefixtures("rarely")
 def test_a_process_without_the_duty_tries_again_what_has_failed(caplog: pytest.LogCaptureFixture) -> None:
     failing = Counted("sweeper", is_shared=True, act=Mock(side_effect=OperationalError("gone")))
-    wait = ServiceTurns([failing], lambda: False).run_due()
+    wait = DueServices([failing], lambda: False).run_due()
     assert f"The sweeper failed and is tried again in {wait:.1f} s" in caplog.text
 
 
@@ -177,7 +177,7 @@ def test_a_process_without_the_duty_tries_again_what_has_failed(caplog: pytest.L
 def test_a_process_without_the_duty_ends_what_it_has_begun() -> None:
     """The holder of the duty would wait for a load, or an operation, that nobody goes on with."""
     shared = Counted(is_shared=True, halves=2)
-    turns = ServiceTurns([shared], lambda: False)
+    turns = DueServices([shared], lambda: False)
     assert [turns.run_due() > 1, shared.ticks] == [False, 1]
     for _ in range(3):
         turns.run_due()
@@ -188,7 +188,7 @@ def test_a_process_without_the_duty_ends_what_it_has_begun() -> None:
 def test_a_lock_that_a_frozen_process_holds_stops_no_other_service(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(service_turns, "LOCK_TIMEOUT", 50)
+    monkeypatch.setattr(due_services, "LOCK_TIMEOUT", 50)
     Queue.objects.create(name="locked")
 
     def write() -> None:
@@ -197,9 +197,9 @@ def test_a_lock_that_a_frozen_process_holds_stops_no_other_service(
 
     writer, other = Counted("writer", act=write), Counted("other")
     with unfinished(lambda: Queue.objects.filter(name="locked").update(reason="frozen")) as thaw:
-        ServiceTurns([writer, other]).run_due()
+        DueServices([writer, other]).run_due()
         assert not thaw.is_set()
         assert (writer.ticks, other.ticks) == (0, 1)
     assert "The writer failed and is tried again" in caplog.text
-    ServiceTurns([writer]).run_due()
+    DueServices([writer]).run_due()
     assert writer.ticks == 1

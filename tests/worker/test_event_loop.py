@@ -23,9 +23,9 @@ from django_delayq.core.states import State
 from django_delayq.models import Transition
 from django_delayq.project import process_start, registry
 from django_delayq.project.registry import Delivered
-from django_delayq.worker.parts.delivery import Delivery
 from django_delayq.worker.processes.process import Parts
 from django_delayq.worker.run import event_loop, sync_calls
+from django_delayq.worker.run.delivery import Delivery
 from django_delayq.worker.run.event_loop import EventLoop, LoopWatch
 from django_delayq.worker.run.pool import TimeoutWatch
 from django_delayq.worker.run.recorder import LeaseRenewer
@@ -165,10 +165,10 @@ def test_async_handlers_run_beside_each_other_up_to_the_concurrency(parts: Parts
 
     deliveries = submit(wait, 60)
     eventually(lambda: len(gates) == 50, "as many handlers as there are places")
-    assert parts.pool.page.begun == set(gates)
+    assert parts.pool.shared.begun == set(gates)
     call_soon(parts, gates[deliveries[0].id].set)
     eventually(lambda: len(gates) == 51, "the next one in the free place")
-    assert parts.pool.page.begun == set(gates)
+    assert parts.pool.shared.begun == set(gates)
     opened.set()
     for gate in list(gates.values()):
         call_soon(parts, gate.set)
@@ -525,7 +525,7 @@ def test_the_async_orm_uses_a_few_connections_and_keeps_them(run: Run) -> None:
 def test_an_async_iterator_goes_on_after_a_pause_and_the_connection_is_closed_later(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_delayq.worker.parts.connections.IDLE_CLOSED_AFTER", 0.02)
+    monkeypatch.setattr("django_delayq.worker.shared.connections.IDLE_CLOSED_AFTER", 0.02)
     Effect.objects.bulk_create(Effect(message_id=number, delivery=1) for number in range(5))
     found, used = [], []
 

@@ -25,8 +25,8 @@ from django_delayq.models import Message
 from django_delayq.project import registry
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Ticket
-from django_delayq.worker.parts.delivery import Delivery
 from django_delayq.worker.run import executor
+from django_delayq.worker.run.delivery import Delivery
 from tests.app.handlers import leave
 from tests.app.models import Effect
 from tests.support.claims import DB, claimed, needs_row_locks

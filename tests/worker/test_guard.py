@@ -8,8 +8,8 @@ import pytest
 from django.db import connection
 from psycopg.sql import SQL, Identifier, Literal
 
-from django_delayq.worker.parts import guard
-from django_delayq.worker.parts.guard import LONG
+from django_delayq.worker.shared import guard
+from django_delayq.worker.shared.guard import LONG
 
 
 def read(sql: Any) -> guard.Words:

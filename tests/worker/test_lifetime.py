@@ -16,9 +16,10 @@ from django_delayq import schedule_message, schedule_messages
 from django_delayq.core.states import State
 from django_delayq.core.worker_options import Options
 from django_delayq.models import Transition
-from django_delayq.worker.parts import lifetime as module
-from django_delayq.worker.parts.lifetime import PATIENCE, BegunPage, Budget, ProcessLock, resident_memory
 from django_delayq.worker.processes.process import Parts
+from django_delayq.worker.shared import lifetime as module
+from django_delayq.worker.shared.lifetime import PATIENCE, Budget, resident_memory
+from django_delayq.worker.shared.shared_state import ProcessLock, SharedState
 from tests.support.claims import DB
 from tests.support.forks import forked, kill
 from tests.support.metrics import scrape
@@ -33,12 +34,12 @@ MB = 1024**2
 
 
 class Asked:
-    """A process with limits: its page, and how often it has asked for a successor."""
+    """A process with limits: its shared state, and how often it has asked for a successor."""
 
     def __init__(self, **limits: int) -> None:
-        self.page = BegunPage(1)
+        self.shared = SharedState(1)
         self.times = 0
-        self.budget = Budget(Options(DB, **limits), self.page, "host/1")  # type: ignore[arg-type]
+        self.budget = Budget(Options(DB, **limits), self.shared, "host/1")  # type: ignore[arg-type]
         self.budget.ask = self.ask
 
     def ask(self) -> None:
@@ -46,7 +47,7 @@ class Asked:
 
     def wait(self) -> None:
         """Let the time be over in which its successor should have come."""
-        self.budget._spent_at -= PATIENCE
+        self.budget._retired_at -= PATIENCE
 
 
 def test_a_process_claims_its_share_asks_once_for_a_successor_and_goes_on_if_none_comes() -> None:
@@ -58,13 +59,13 @@ def test_a_process_claims_its_share_asks_once_for_a_successor_and_goes_on_if_non
     # A delivery that it released unstarted does not make it claim again.
     process.budget.refund()
     assert not process.budget.check()
-    assert (process.page.spent, process.budget.grant(1), process.times) == (True, 0, 1)
+    assert (process.shared.retired, process.budget.grant(1), process.times) == (True, 0, 1)
     process.wait()
     assert process.budget.check()
     assert process.budget.grant(100) == 5
     process.budget.count(5)
-    assert (process.page.spent, process.times) == (True, 2)
-    process.page.replaced = True
+    assert (process.shared.retired, process.times) == (True, 2)
+    process.shared.replaced = True
     process.wait()
     assert (process.budget.check(), process.budget.grant(1)) == (False, 0)
 
@@ -148,7 +149,7 @@ CONSUMED = "delayq_outcomes_total{outcome=consumed,queue=default,topic=t.effect}
 
 @pytest.fixture
 def patient(set_pace: Callable[[dict[str, float]], None]) -> None:
-    """Have a spent process wait for its successor, and a message for a thread, for as long as a slow machine needs."""
+    """Have a retired process wait for its successor, and a message for a thread, as long as a slow machine needs."""
     set_pace({"lifetime.PATIENCE": 90.0, "pool.LONGEST_QUEUED": 90.0})
 
 
@@ -181,7 +182,7 @@ def test_each_process_delivers_its_share_and_no_message_is_lost(
     slow = schedule_message("t.gate", gate.payload)
     eventually(partial(gate.begun, slow.pk), "it begins")
     second = schedule_messages({"topic": "t.effect"} for _ in range(20))
-    # The process in which the slow one runs is spent too: others take turns meanwhile.
+    # The process in which the slow one runs is retired too: others take turns meanwhile.
     eventually(lambda: states() == {State.CONSUMED: 43, State.RUNNING: 1}, "the others are delivered")
     eventually(lambda: scrape(port)[CONSUMED] == 43, "no count is lost")
     gate.open()

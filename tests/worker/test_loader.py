@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from django_delayq.worker.parts.broker_switch import BrokerSwitch
+from django_delayq.worker.shared.broker_switch import BrokerSwitch
 from django_delayq.worker.upkeep import loader as loading
 from django_delayq.worker.upkeep.loader import Loader
 from testproject.servers import RedisServer

@@ -18,10 +18,10 @@ from django_delayq.core.outcomes import Ack
 from django_delayq.core.states import State
 from django_delayq.models.messages import Lease
 from django_delayq.record import transitions
-from django_delayq.worker.parts import reporting
-from django_delayq.worker.parts.reporting import COUNTS_INTERVAL, OutcomeLog
 from django_delayq.worker.processes import output
+from django_delayq.worker.run import reporting
 from django_delayq.worker.run.recorder import Recorder
+from django_delayq.worker.run.reporting import COUNTS_INTERVAL, OutcomeLog
 from tests.support.claims import claimed, state
 from tests.support.forks import forked
 from tests.support.processes import Gate, Start, with_settings

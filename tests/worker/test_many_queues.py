@@ -27,7 +27,7 @@ from django_delayq.record.transitions import identity
 from django_delayq.restore import reading
 from django_delayq.worker.claim.consumer import Consumer
 from django_delayq.worker.claim.tuning import Tuning
-from django_delayq.worker.parts.broker_switch import BrokerSwitch
+from django_delayq.worker.shared.broker_switch import BrokerSwitch
 from django_delayq.worker.upkeep import loader as loading
 from django_delayq.worker.upkeep import sweeper as sweeping
 from django_delayq.worker.upkeep.loader import Loader

@@ -18,7 +18,7 @@ from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message
 from django_delayq.record import crashes, transitions
 from django_delayq.worker.claim.consumer import Consumer
-from django_delayq.worker.parts.delivery import Delivery
+from django_delayq.worker.run.delivery import Delivery
 from tests.support.assembled import Assemble
 from tests.support.claims import state
 from tests.support.record_of import log_of

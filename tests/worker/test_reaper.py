@@ -22,10 +22,10 @@ from django_delayq.models.messages import Lease, lease_is_over
 from django_delayq.record import crashes, transitions
 from django_delayq.record.sql import moves, statements
 from django_delayq.record.sql.rows import Failure, LeaseRenewal, Success, Ticket
-from django_delayq.worker.parts.delivery import Delivery
-from django_delayq.worker.parts.service_turns import ServiceTurns
 from django_delayq.worker.processes.process import Parts
+from django_delayq.worker.run.delivery import Delivery
 from django_delayq.worker.run.recorder import Ended, LeaseRenewer
+from django_delayq.worker.shared.due_services import DueServices
 from django_delayq.worker.upkeep.janitor import DEAD_WORKER_RETENTION, Janitor
 from django_delayq.worker.upkeep.reaper import LONGEST_LOOK, Reaper
 from tests.support.claims import DB, claimed, last_move, locked_by_a_cancel, needs_row_locks, state
@@ -109,7 +109,7 @@ def test_a_process_without_the_duty_looks_again_at_leases_that_ran_out(
     renewed meanwhile."""
     monkeypatch.setattr(reaper, "confirm_after", 0.001)
     (one,) = expired("t.ok")
-    turns = ServiceTurns([reaper], lambda: False)
+    turns = DueServices([reaper], lambda: False)
     assert turns.run_due() < 1.0
     eventually(lambda: turns.run_due() > 0 and state(one) == State.SCHEDULED, "the message is taken back")
 

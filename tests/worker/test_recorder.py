@@ -27,10 +27,10 @@ from django_delayq.project import registry
 from django_delayq.record import crashes, transitions
 from django_delayq.record.sql import statements
 from django_delayq.record.sql.rows import Success
-from django_delayq.worker.parts import reporting
-from django_delayq.worker.parts.delivery import Delivery
 from django_delayq.worker.processes.process import Parts
 from django_delayq.worker.run import recorder as module
+from django_delayq.worker.run import reporting
+from django_delayq.worker.run.delivery import Delivery
 from django_delayq.worker.run.recorder import GATHER_TIME, Ended, LeaseRenewer, Recorder
 from tests.support import limits
 from tests.support.assembled import Assemble, deliver

@@ -16,13 +16,13 @@ from django_delayq.core.chunks import chunks
 from django_delayq.core.outcomes import Ack, Outcome, Retry
 from django_delayq.core.states import State
 from django_delayq.project import conf
+from django_delayq.worker.claim import wake_ups
 from django_delayq.worker.claim.queues import QueueFinder
 from django_delayq.worker.claim.siding_names import HANDLER, names_in_redis
 from django_delayq.worker.claim.tuning import Tuning
-from django_delayq.worker.parts import broker_switch
-from django_delayq.worker.parts.reporting import publish_scheduled
 from django_delayq.worker.processes.process import Parts
 from django_delayq.worker.run import recorder
+from django_delayq.worker.run.reporting import publish_scheduled
 from django_delayq.worker.upkeep.mover import Mover
 from tests.support.assembled import Assemble
 from tests.support.claims import DB
@@ -115,7 +115,7 @@ def test_a_wake_up_goes_on_until_it_finds_the_worker_that_can_use_it(
     assembled: Assemble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This test is the worker that knows the topic. It listens only after another one has had the wake-up."""
-    monkeypatch.setattr(broker_switch, "LEFT_TO_OTHERS", PATIENCE)
+    monkeypatch.setattr(wake_ups, "LEFT_TO_OTHERS", PATIENCE)
     without = assembled(1, queues=(), name="without")
     waiting = without.consumer
     passed_on = threading.Event()

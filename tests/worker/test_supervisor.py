@@ -22,7 +22,6 @@ from django_delayq.core.states import State
 from django_delayq.core.worker_options import Options
 from django_delayq.project import registry
 from django_delayq.record import crashes
-from django_delayq.worker.parts.lifetime import BegunPage
 from django_delayq.worker.processes.process import (
     BROKEN,
     EXHAUSTED,
@@ -34,6 +33,7 @@ from django_delayq.worker.processes.process import (
 from django_delayq.worker.processes.releases import Child
 from django_delayq.worker.processes.supervisor import HUNG, STALE_AFTER, Supervisor
 from django_delayq.worker.run.recorder import Recorder
+from django_delayq.worker.shared.shared_state import SharedState
 from django_delayq.worker.upkeep.heartbeat import HeartbeatFile
 from tests.support.claims import DB, claimed, state
 from tests.support.forks import forked
@@ -44,9 +44,9 @@ GRACEFUL = 10.0
 LIMIT = int(HUNG + 2 * (LEASE + GRACEFUL))
 
 
-def child(pid: int, page: BegunPage | None = None) -> Child:
+def child(pid: int, shared: SharedState | None = None) -> Child:
     """Return a worker process as its supervisor sees it."""
-    return Child(pid, f"host/{pid}", time.monotonic(), page or BegunPage(1))
+    return Child(pid, f"host/{pid}", time.monotonic(), shared or SharedState(1))
 
 
 @pytest.fixture
@@ -57,26 +57,26 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.fixture
-def page() -> BegunPage:
-    return BegunPage(1)
+def shared() -> SharedState:
+    return SharedState(1)
 
 
 @pytest.fixture
-def supervisor(process: subprocess.Popen[bytes], page: BegunPage) -> Supervisor:
+def supervisor(process: subprocess.Popen[bytes], shared: SharedState) -> Supervisor:
     made = Supervisor(Options(DB, graceful_timeout=GRACEFUL))
-    made.children[process.pid] = child(process.pid, page)
+    made.children[process.pid] = child(process.pid, shared)
     return made
 
 
 def ended(supervisor: Supervisor, pid: int, code: int) -> None:
     """Have a child end in order, with this exit code."""
     dead = child(pid)
-    dead.page.ended = True
+    dead.shared.ended = True
     supervisor._handle_death(dead, code)
 
 
 def test_a_child_that_shows_no_life_is_killed_and_not_from_outside(
-    supervisor: Supervisor, process: subprocess.Popen[bytes], page: BegunPage
+    supervisor: Supervisor, process: subprocess.Popen[bytes], shared: SharedState
 ) -> None:
     for _second in range(LIMIT):
         supervisor._kill_hung(1.0)
@@ -96,10 +96,10 @@ def test_a_child_that_ends_for_a_stuck_handler_has_its_successor_at_once(supervi
 
 
 def test_a_child_that_shows_life_is_not_killed_although_its_supervisor_sleeps_in_between(
-    supervisor: Supervisor, process: subprocess.Popen[bytes], page: BegunPage
+    supervisor: Supervisor, process: subprocess.Popen[bytes], shared: SharedState
 ) -> None:
     for _day in range(LIMIT):
-        page.show_life(0.0)
+        shared.show_life(0.0)
         supervisor._kill_hung(1.0)
         supervisor._kill_hung(86_400.0)
     assert process.poll() is None
@@ -143,10 +143,10 @@ def test_a_worker_whose_processes_die_at_once_ends_at_its_max_runtime_and_shows_
     heartbeat, deaths = tmp_path / "heartbeat", tmp_path / "deaths"
 
     class Dying(Supervisor):
-        def _be_child(self, page: BegunPage, run: str) -> int:
+        def _be_child(self, shared: SharedState, run: str) -> int:
             with deaths.open("a") as file:
                 file.write("died\n")
-            page.show_life(time.monotonic())
+            shared.show_life(time.monotonic())
             return 1
 
     supervise(Dying, max_runtime=5.0, heartbeat_file=str(heartbeat))
@@ -158,10 +158,10 @@ def test_a_worker_whose_processes_die_at_once_ends_at_its_max_runtime_and_shows_
 @pytest.mark.django_db(transaction=True)
 def test_a_process_that_is_told_to_end_while_it_is_made_ends() -> None:
     class Stopped(Supervisor):
-        def _be_child(self, page: BegunPage, run: str) -> int:
+        def _be_child(self, shared: SharedState, run: str) -> int:
             os.kill(os.getppid(), signal.SIGTERM)
             eventually(lambda: self._signals, "the supervisor has passed the signal on")
-            return super()._be_child(page, run)
+            return super()._be_child(shared, run)
 
     supervise(Stopped, graceful_timeout=600.0)
 
@@ -176,7 +176,7 @@ def test_a_child_that_does_not_end_is_killed_and_that_is_told_once(
 
 
 def test_a_worker_shows_life_while_its_processes_make_turns_that_have_begun_to(
-    supervisor: Supervisor, page: BegunPage, tmp_path: Path
+    supervisor: Supervisor, shared: SharedState, tmp_path: Path
 ) -> None:
     """A function with ``@worker_started`` may take minutes."""
     heartbeat = tmp_path / "heartbeat"
@@ -188,11 +188,11 @@ def test_a_worker_shows_life_while_its_processes_make_turns_that_have_begun_to(
         return heartbeat.exists()
 
     assert not shows_life()
-    page.show_life(time.monotonic())
+    shared.show_life(time.monotonic())
     assert shows_life()
     supervisor.children[1] = successor = child(1)
     assert shows_life()
-    successor.page.show_life(time.monotonic() - STALE_AFTER)
+    successor.shared.show_life(time.monotonic() - STALE_AFTER)
     assert not shows_life()
 
 
@@ -285,27 +285,27 @@ def test_no_more_spent_children_finish_than_children_work() -> None:
     supervisor = Supervisor(Options(DB, processes=2, max_tasks_per_child=1))
     assert supervisor.options.most_processes == 5
     supervisor.children = {pid: child(pid) for pid in range(4)}
-    *spent, alone = (one.page for one in supervisor.children.values())
-    for page in spent:
-        page.spent = True
+    *retired, alone = (one.shared for one in supervisor.children.values())
+    for shared in retired:
+        shared.retired = True
     supervisor._replace_in_order()
-    assert [page.replaced for page in (*spent, alone)] == [True, True, False, False]
+    assert [shared.replaced for shared in (*retired, alone)] == [True, True, False, False]
     # A message that runs alone has a place of its own.
     alone.suspect_since = time.monotonic() - 60.0
     supervisor._replace_in_order()
     assert alone.replaced
     del supervisor.children[0]
     supervisor._replace_in_order()
-    assert spent[2].replaced
+    assert retired[2].replaced
 
 
 def test_a_child_that_ends_after_it_was_replaced_is_no_crash(
-    supervisor: Supervisor, process: subprocess.Popen[bytes], page: BegunPage, caplog: pytest.LogCaptureFixture
+    supervisor: Supervisor, process: subprocess.Popen[bytes], shared: SharedState, caplog: pytest.LogCaptureFixture
 ) -> None:
     supervisor.options = supervisor.options._replace(max_runtime=3600.0)
-    page.spent = True
-    page.replaced = True
-    page.ended = True
+    shared.retired = True
+    shared.replaced = True
+    shared.ended = True
     for _time in range(3):
         supervisor._handle_death(supervisor.children[process.pid], 0)
     assert (supervisor._quick_deaths, supervisor._start_after, supervisor.releases.waiting) == (0, 0.0, [])

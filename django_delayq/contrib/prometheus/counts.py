@@ -16,7 +16,7 @@ from ...extensions import HandledMessage, WorkerExtension
 from ...project import registry
 from ...record.sql.rows import Claimed, Moved
 from ...signals import MessageFacts
-from ...worker.parts.lifetime import ProcessLock
+from ...worker.shared.shared_state import ProcessLock
 
 OUTCOMES = ("consumed", "retried", "dead", "cancelled", "expired", "released")
 # The outcome of a message that no handler reported.

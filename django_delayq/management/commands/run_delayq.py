@@ -34,13 +34,13 @@ from ...project import conf, registry
 from ...record.sql import has_one_writer
 from ...record.sql.troubles import Trouble, in_words, trouble
 from ...restore import reading
-from ...worker.parts.connections import leave_pools
-from ...worker.parts.lifetime import in_megabytes, resident_memory
-from ...worker.parts.log_writer import FINISH_TIME, log_writer
-from ...worker.parts.reporting import be_verbose
 from ...worker.processes import output, plain_signals, reloading
 from ...worker.processes.process import BROKEN, STUCK, OnceProcess, WorkerProcess, all_roles
 from ...worker.processes.supervisor import Supervisor
+from ...worker.run.reporting import be_verbose
+from ...worker.shared.connections import leave_pools
+from ...worker.shared.lifetime import in_megabytes, resident_memory
+from ...worker.shared.log_writer import FINISH_TIME, log_writer
 from .. import _common as common
 
 logger = logging.getLogger("django_delayq")

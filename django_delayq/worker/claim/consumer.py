@@ -25,15 +25,16 @@ from ...record import transitions
 from ...record.sql.rows import Claimed, Ticket
 from ...record.sql.sessions import is_waiting
 from ...record.sql.troubles import Trouble, in_words, trouble
-from ..parts import connections
-from ..parts.broker_switch import BrokerSwitch, WakeUps
-from ..parts.delivery import Delivery
-from ..parts.reporting import report_moves
-from ..parts.service_turns import backoff
+from ..run.delivery import Delivery
 from ..run.pool import Lane
+from ..run.reporting import report_moves
+from ..shared import connections
+from ..shared.broker_switch import BrokerSwitch
+from ..shared.due_services import backoff
 from .known_limits import KnownLimits
 from .queues import Found, KnownPauses, QueueFinder, Queues, Reach
 from .sidings import OrphanedClaims, Sidings, Sorted, Tickets
+from .wake_ups import WakeUps
 from .wanted import Wanted
 
 logger = logging.getLogger("django_delayq")
@@ -81,7 +82,7 @@ class Consumer(threading.Thread):
         self.budget = wanted.budget
         self.extensions = pool.recorder.extensions
         self.claim_ahead = pool.claim_ahead
-        self.quarantine = wanted.quarantine
+        self.isolation = wanted.isolation
         self.orphaned_claims = OrphanedClaims(using, worker)
         self.limits = limits
         self.pauses = KnownPauses(using, finder)
@@ -176,7 +177,7 @@ class Consumer(threading.Thread):
 
     def release(self) -> None:
         """Release, at the end, the message that waits to run alone and the orphaned claims."""
-        self.quarantine.release(Release("shutdown"))
+        self.isolation.release(Release("shutdown"))
         with contextlib.suppress(DatabaseError):
             self._release_orphaned()
 
@@ -195,7 +196,7 @@ class Consumer(threading.Thread):
     def _turn(self, broker: Broker) -> float:
         self._release_orphaned()
         self._look_for_pauses(broker)
-        self.quarantine.run(lambda: self.wake_ups.pass_on(broker), self._beat_and_check_stop)
+        self.isolation.run(lambda: self.wake_ups.pass_on(broker), self._beat_and_check_stop)
         if self._stopping.is_set():
             # A message may still run alone: no other one may begin beside it.
             return 0.0
@@ -237,7 +238,7 @@ class Consumer(threading.Thread):
     def _wait_after(self, broker: Broker, found: Found) -> float:
         """Return the seconds until the next known change: a message falls due, a slot comes, a pause may have ended."""
         self.wanted.see()
-        waits_for_room = found.leaves_some or self.quarantine.is_waiting
+        waits_for_room = found.leaves_some or self.isolation.is_waiting
         self._waits_for = (*(self.wanted.usual if waits_for_room else ()), *self.wanted.full)
         # The next take begins this many seconds before the next due time; 0 where no id can be taken early.
         can_take = self.wanted.messages > 0 and broker.holds_ids
@@ -252,8 +253,8 @@ class Consumer(threading.Thread):
         others = [self.pauses.seconds_to_check, self.limits.seconds_to_slot]
         if found.any_aside:
             others.append(self.sidings.seconds_to_look)
-        if self.quarantine.is_waiting:
-            others.append(self.quarantine.seconds_left)
+        if self.isolation.is_waiting:
+            others.append(self.isolation.seconds_left)
         return min(wait, *(seconds for seconds in others if seconds is not None))
 
     def _release_orphaned(self) -> None:
@@ -336,7 +337,7 @@ class Consumer(threading.Thread):
         return claimed
 
     def _hand_over(self, tickets: Tickets, mine: Mapping[int, Claimed], asked: float, took: float) -> None:
-        """Give claimed messages to the pool and the quarantine, in the order of their tickets."""
+        """Give claimed messages to the pool and the isolation, in the order of their tickets."""
         if not mine:
             return
         handlers = registry.handlers()
@@ -348,11 +349,11 @@ class Consumer(threading.Thread):
             for pk, left in until.items()
             if (row := mine.get(pk)) is not None
         ]
-        suspects = [d for d in deliveries if self.quarantine.is_suspect(d)]
+        suspects = [d for d in deliveries if self.isolation.is_suspect(d)]
         self.pool.submit([d for d in deliveries if d not in suspects] if suspects else deliveries)
         # Counted after they are held: a process without budget that holds nothing ends.
         self.budget.count(len(deliveries) - len(suspects))
-        self.quarantine.admit(suspects)
+        self.isolation.admit(suspects)
 
     def _learn(self, found: Found, sorted_ids: Sorted, claimed: Sequence[Claimed]) -> None:
         """Adjust the next takes to the result of this one."""
@@ -364,7 +365,7 @@ class Consumer(threading.Thread):
     def _may_go_on(self) -> bool:
         """True when the next turn would take ids, or run the message that waits to run alone."""
         self.wanted.see()
-        return not self.pool.is_busy if self.quarantine.is_waiting else self.wanted.messages > 0
+        return not self.pool.is_busy if self.isolation.is_waiting else self.wanted.messages > 0
 
     def _beat_and_check_stop(self) -> bool:
         """Show that the consumer lives, and return whether it is to stop."""

@@ -28,8 +28,8 @@ from ...project import registry
 from ...record import admission, crashes, transitions
 from ...record.sql import statements
 from ...record.sql.rows import Claimed, Facts, Moved, Ticket
-from ..parts.broker_switch import BrokerSwitch
 from ..run.pool import Lane
+from ..shared.broker_switch import BrokerSwitch
 from .known_limits import KnownLimits
 from .siding_names import HANDLER, digest, names_in_redis
 from .wanted import Wanted

@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from ...project.registry import Handler
 from ...record.sql.rows import Claimed
-from ..parts.lifetime import Budget
-from ..run.pool import Lane, Pool, Quarantine
+from ..run.pool import Isolation, Lane, Pool
+from ..shared.lifetime import Budget
 from .tuning import Tuning
 
 
@@ -25,14 +25,14 @@ class Wanted:
         self,
         pool: Pool,
         budget: Budget,
-        quarantine: Quarantine,
+        isolation: Isolation,
         handlers: Callable[[], Mapping[str, Handler]],
         tuning: Tuning,
     ) -> None:
         self.tuning = tuning
         self.pool = pool
         self.budget = budget
-        self.quarantine = quarantine
+        self.isolation = isolation
         self._handlers = handlers
         # The lanes that have handlers.
         self.lanes: tuple[Lane, ...] = pool.lanes
@@ -65,9 +65,9 @@ class Wanted:
         recorder = self.pool.recorder
         if recorder.behind > self.tuning.longest_behind or recorder.sender.is_behind:
             return 0
-        if self.quarantine.is_waiting or self.pool.page.replaced:
+        if self.isolation.is_waiting or self.pool.shared.replaced:
             return 0
-        return min(1, self._of_lanes) if self.quarantine.had_the_last else self._of_lanes
+        return min(1, self._of_lanes) if self.isolation.had_the_last else self._of_lanes
 
     @property
     def _of_lanes(self) -> int:

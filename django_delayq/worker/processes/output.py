@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from django.core.management.base import OutputWrapper
 
-from ..parts.log_writer import log_writer
+from ..shared.log_writer import log_writer
 
 
 def occupy_closed() -> None:

@@ -23,16 +23,17 @@ from ..claim.known_limits import KnownLimits
 from ..claim.queues import QueueFinder
 from ..claim.tuning import Tuning
 from ..claim.wanted import Wanted
-from ..parts import connections
-from ..parts.broker_switch import BrokerSwitch
-from ..parts.delivery import Delivery
-from ..parts.lifetime import BegunPage, Budget, ProcessLock
-from ..parts.service_turns import ServiceTurns, in_threads
+from ..run.delivery import Delivery
 from ..run.event_loop import EventLoop
 from ..run.executor import timed_out
 from ..run.handler_threads import HandlerThreads
-from ..run.pool import CLAIM_AHEAD, NEAR, Pool, Quarantine, TimeoutWatch
+from ..run.pool import CLAIM_AHEAD, NEAR, Isolation, Pool, TimeoutWatch
 from ..run.recorder import LeaseRenewer, Recorder
+from ..shared import connections
+from ..shared.broker_switch import BrokerSwitch
+from ..shared.due_services import DueServices, in_threads
+from ..shared.lifetime import Budget
+from ..shared.shared_state import ProcessLock, SharedState
 from ..upkeep.duty import Duty
 from ..upkeep.heartbeat import Heartbeat
 from ..upkeep.janitor import Janitor
@@ -83,13 +84,13 @@ class Parts:
         *,
         name: str | None = None,
         redis: bool = True,
-        quarantine_lock: ProcessLock | None = None,
-        page: BegunPage | None = None,
+        isolation_lock: ProcessLock | None = None,
+        shared: SharedState | None = None,
         on_idle: Callable[[], None] | None = None,
         claim_ahead: float | None = None,
         tuning: Tuning | None = None,
     ) -> None:
-        """``name`` is the name of the worker (None: a new one). It shares its ``page`` with its supervisor.
+        """``name`` is the name of the worker (None: a new one). The supervisor reads ``shared``.
 
         With ``redis=False`` the worker delivers by query only. If there is an ``on_idle``, the consumer ends when
         nothing can begin, and calls it. ``claim_ahead`` (seconds) and ``tuning`` replace the usual numbers.
@@ -104,30 +105,30 @@ class Parts:
         self.extensions = WorkerExtensions(using, name, (limits,) if limits.any_declared else ())
         self.recorder = Recorder(using, self.extensions)
         self.pool = self._pool(
-            page, (NEAR if limits.any_declared else CLAIM_AHEAD) if claim_ahead is None else claim_ahead
+            shared, (NEAR if limits.any_declared else CLAIM_AHEAD) if claim_ahead is None else claim_ahead
         )
-        self.budget = Budget(options, self.pool.page, name)
-        quarantine = Quarantine(self.pool, name, self.budget, quarantine_lock)
-        wanted = Wanted(self.pool, self.budget, quarantine, registry.handlers, tuning)
+        self.budget = Budget(options, self.pool.shared, name)
+        isolation = Isolation(self.pool, name, self.budget, isolation_lock)
+        wanted = Wanted(self.pool, self.budget, isolation, registry.handlers, tuning)
         self.brokers = BrokerSwitch(using, wanted.topics, redis=redis)
         self.queues = QueueFinder(using, options.queues, self.brokers.wake, tuning)
         self.consumer = Consumer(options, self.brokers, wanted, self.queues, name, limits, on_idle)
         limits.on_freed = self.brokers.wake
         for lane in self.pool.lanes:
             lane.on_freed, lane.on_released = self.consumer.on_freed, self.budget.refund
-        self.recorder.meanwhile = ServiceTurns([LeaseRenewer(using, self.pool.held), self.recorder.log])
+        self.recorder.meanwhile = DueServices([LeaseRenewer(using, self.pool.held), self.recorder.log])
         self.recorder.sender.on_room = self.brokers.wake
         self.reaper = Reaper(using, f"worker:{name}", self.extensions, self.recorder.sender)
 
-    def _pool(self, page: BegunPage | None, claim_ahead: float) -> Pool:
+    def _pool(self, shared: SharedState | None, claim_ahead: float) -> Pool:
         options, recorder, name = self.options, self.recorder, self.name
         has_loop = any(handler.runs_on_loop for handler in registry.handlers().values())
         tasks = options.async_concurrency if has_loop else 0
-        if page is None:
-            page = BegunPage(options.threads, tasks)
-        threads = HandlerThreads(options.threads, recorder, name, page)
-        loop = EventLoop(tasks, options.threads, recorder, name, page) if tasks else None
-        return Pool(threads, loop, recorder, page, claim_ahead)
+        if shared is None:
+            shared = SharedState(options.threads, tasks)
+        threads = HandlerThreads(options.threads, recorder, name, shared)
+        loop = EventLoop(tasks, options.threads, recorder, name, shared) if tasks else None
+        return Pool(threads, loop, recorder, shared, claim_ahead)
 
 
 class WorkerProcess:
@@ -140,8 +141,8 @@ class WorkerProcess:
     def __init__(
         self,
         options: Options,
-        quarantine_lock: ProcessLock | None = None,
-        page: BegunPage | None = None,
+        isolation_lock: ProcessLock | None = None,
+        shared: SharedState | None = None,
         name: str | None = None,
     ) -> None:
         self.options = options
@@ -156,7 +157,7 @@ class WorkerProcess:
         # The deliveries whose handlers do not end at their timeout; more may join them while the process ends.
         self._stuck: set[Delivery] = set()
         self._started = time.monotonic()
-        self.parts = parts = self._assemble(quarantine_lock, page, name)
+        self.parts = parts = self._assemble(isolation_lock, shared, name)
         self.name = parts.name
         self.pool = parts.pool
         self.recorder = parts.recorder
@@ -169,8 +170,8 @@ class WorkerProcess:
         self.duty = Duty(parts.brokers, parts.name, parts.queues.named, registry.handlers(), self._roles())
         self.runners = in_threads(self._services(), self.duty.is_held)
 
-    def _assemble(self, lock: ProcessLock | None, page: BegunPage | None, name: str | None) -> Parts:
-        return Parts(self.options, name=name, quarantine_lock=lock, page=page)
+    def _assemble(self, lock: ProcessLock | None, shared: SharedState | None, name: str | None) -> Parts:
+        return Parts(self.options, name=name, isolation_lock=lock, shared=shared)
 
     def _roles(self) -> frozenset[str]:
         return frozenset(role for role in all_roles() if self.options.has(role))
@@ -249,8 +250,8 @@ class WorkerProcess:
         if self.consumer is not None:
             self.consumer.start()
         while not self._stopping:
-            # The place of a spent process is needed for the successor of its successor.
-            wait_readable([self._wake_read], 0.05 if self.pool.page.spent else 0.5)
+            # The place of a retired process is needed for the successor of its successor.
+            wait_readable([self._wake_read], 0.05 if self.pool.shared.retired else 0.5)
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake_read, 4096)
             if self.parts.budget.check():
@@ -261,7 +262,7 @@ class WorkerProcess:
 
     def _is_over(self) -> bool:
         """Return whether ``--max-messages`` or ``--max-runtime`` is reached, or this process was replaced."""
-        if self.pool.page.replaced and not self.pool.held():
+        if self.pool.shared.replaced and not self.pool.held():
             return True
         # Claimed messages are counted, and are still delivered. The budget is read twice: a held one may just be
         # released.
@@ -361,7 +362,7 @@ class OnceProcess(WorkerProcess):
     It finds messages by query, since Redis may have lost some. Before that it does each periodic duty once.
     """
 
-    def _assemble(self, lock: ProcessLock | None, page: BegunPage | None, name: str | None) -> Parts:
+    def _assemble(self, lock: ProcessLock | None, shared: SharedState | None, name: str | None) -> Parts:
         return Parts(self.options, redis=False, on_idle=self.look)
 
     def _services(self) -> Iterator[Service]:
@@ -389,7 +390,7 @@ class OnceProcess(WorkerProcess):
 
     def _work(self, watch: Callable[[], bool]) -> None:
         for service in self._upkeep(self._roles()):
-            turns = ServiceTurns([service])
+            turns = DueServices([service])
             # It goes on with what it has begun; one that may be busy for long, in its own thread, does one step.
             while not (turns.run_due() or service.thread != Service.thread or self._stopping or super()._is_over()):
                 pass

@@ -18,9 +18,9 @@ from ...core.worker_options import Options
 from ...extensions import WorkerExtensions
 from ...record import crashes
 from ...record.sql.troubles import in_words
-from ..parts import connections
-from ..parts.lifetime import BegunPage
-from ..parts.reporting import report_moves
+from ..run.reporting import report_moves
+from ..shared import connections
+from ..shared.shared_state import SharedState
 from ..upkeep.heartbeat import delete_rows
 
 logger = logging.getLogger("django_delayq")
@@ -40,7 +40,7 @@ class Child:
     pid: int
     name: str
     started: float
-    page: BegunPage
+    shared: SharedState
     killed: bool = False
     # True when it showed no life and was killed for that.
     hung: bool = False
@@ -56,7 +56,7 @@ class Child:
     @property
     def shut_down(self) -> bool:
         """True when it has ended in order, or on command: none of its messages crashed."""
-        return self.page.ended or self.killed
+        return self.shared.ended or self.killed
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal; nothing happens when the child is gone already."""

@@ -22,10 +22,10 @@ from ...project import registry
 from ...record import crashes
 from ...record.sql import statements
 from ...record.sql.sessions import name_sessions
-from ..parts import connections
-from ..parts.lifetime import BegunPage, ProcessLock
-from ..parts.log_writer import FINISH_TIME, log_writer, print_error
-from ..parts.service_turns import backoff
+from ..shared import connections
+from ..shared.due_services import backoff
+from ..shared.log_writer import FINISH_TIME, log_writer, print_error
+from ..shared.shared_state import ProcessLock, SharedState
 from ..upkeep.heartbeat import HeartbeatFile
 from . import output, plain_signals
 from .process import BROKEN, EXHAUSTED, STUCK, WorkerProcess, collect_less_often
@@ -69,7 +69,7 @@ class Supervisor:
         # Children that have reached --max-messages.
         self._exhausted = 0
         # The process that holds this lock may run a message alone.
-        self.quarantine_lock = ProcessLock()
+        self.isolation_lock = ProcessLock()
         self.children: dict[int, Child] = {}
         self._signals = 0
         self._pid = os.getpid()
@@ -140,20 +140,20 @@ class Supervisor:
     def _replace_in_order(self) -> None:
         """Mark the children that make way for another one, and end when they hold nothing any more.
 
-        In one a message is to run alone, which may take long; there is one place for this. The others are spent: no
+        In one a message is to run alone, which may take long; there is one place for this. The others are retired: no
         more of them finish than work, so that the handlers that run at once are less than twice those that were asked
         for.
         """
         for child in self.children.values():
-            page, since = child.page, child.page.suspect_since
-            # Of each child that has made way, whether it is spent.
-            finishing = [other.page.spent for other in self.children.values() if other.page.replaced]
-            if page.replaced:
+            shared, since = child.shared, child.shared.suspect_since
+            # Of each child that has made way, whether it is retired.
+            finishing = [other.shared.retired for other in self.children.values() if other.shared.replaced]
+            if shared.replaced:
                 continue
-            if page.spent and sum(finishing) < self.options.processes:
-                page.replaced = True
+            if shared.retired and sum(finishing) < self.options.processes:
+                shared.replaced = True
             elif since and time.monotonic() - since > REPLACED_AFTER and all(finishing):
-                page.replaced = True
+                shared.replaced = True
                 logger.info("Worker process %s runs a message alone; another one takes its place", child.name)
 
     @property
@@ -164,7 +164,7 @@ class Supervisor:
     def _start_missing(self) -> None:
         """Start processes until there are as many as are wanted, without those that were replaced."""
         while time.monotonic() >= self._start_after:
-            working = sum(not child.page.replaced for child in self.children.values())
+            working = sum(not child.shared.replaced for child in self.children.values())
             if working >= self._wanted or len(self.children) >= self.options.most_processes:
                 return
             try:
@@ -179,11 +179,11 @@ class Supervisor:
 
     def _fork(self) -> None:
         """Start one process."""
-        page = BegunPage(self.options.threads, self.options.async_concurrency)
+        shared = SharedState(self.options.threads, self.options.async_concurrency)
         run = actors.new_run()
-        pid = self._fork_to(lambda: self._be_child(page, run))
+        pid = self._fork_to(lambda: self._be_child(shared, run))
         name = actors.worker_name(self.options.name, pid, run)
-        self.children[pid] = Child(pid, name, time.monotonic(), page)
+        self.children[pid] = Child(pid, name, time.monotonic(), shared)
         logger.debug("Started worker process %s", name)
 
     def _fork_to(self, work: Callable[[], int]) -> int:
@@ -208,10 +208,10 @@ class Supervisor:
                 os._exit(code)
         return pid
 
-    def _be_child(self, page: BegunPage, run: str) -> int:
+    def _be_child(self, shared: SharedState, run: str) -> int:
         """Run a worker process, in the child. Return its exit code."""
         name = actors.worker_name(self.options.name, os.getpid(), run)
-        process = WorkerProcess(self.options, self.quarantine_lock, page, name)
+        process = WorkerProcess(self.options, self.isolation_lock, shared, name)
         collect_less_often()
         signal.signal(signal.SIGTERM, lambda *_: process.stop())
         if self._signals:
@@ -225,12 +225,12 @@ class Supervisor:
 
         def watch() -> bool:
             if not process.recorder.hangs:
-                page.show_life(process.beat)
+                shared.show_life(process.beat)
             return self._is_orphaned()
 
         process.parts.budget.ask = ask
         code = process.run(watch)
-        page.ended = True
+        shared.ended = True
         return code
 
     def _leave_the_supervisor(self) -> None:
@@ -268,16 +268,16 @@ class Supervisor:
 
     def _handle_death(self, child: Child, code: int) -> None:
         """Have the claims of a dead child released, and decide when its successor starts."""
-        ended = child.page.ended
+        ended = child.shared.ended
         if (not ended or code == BROKEN) and not child.killed:
             how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
             logger.error("Worker process %s died (%s)", child.name, how)
         if code != 0 or not ended:
             # The child is certainly dead: its claims need not wait for their leases.
             by_kill = code == -signal.SIGKILL and not child.hung
-            child.died, child.death = time.monotonic(), crashes.Death(child.page.begun, by_kill)
+            child.died, child.death = time.monotonic(), crashes.Death(child.shared.begun, by_kill)
             self.releases.add(child, self.children.values())
-        if self._stopping or (ended and child.page.replaced):
+        if self._stopping or (ended and child.shared.replaced):
             return
         if ended and code == EXHAUSTED:
             self._exhausted += 1
@@ -305,7 +305,7 @@ class Supervisor:
         longest = max((handler.lease for handler in registry.handlers().values()), default=0.0)
         limit = HUNG + 2 * (longest + self.options.graceful_timeout)
         for child in self.children.values():
-            signs = child.page.signs
+            signs = child.shared.signs
             # While this process was frozen, its children may have been frozen too.
             child.silent = child.silent + min(elapsed, 2 * CHILD_CHECK_INTERVAL) if signs == child.signs else 0.0
             child.signs = signs
@@ -387,6 +387,6 @@ class Supervisor:
             # They die as soon as they are started.
             return
         # A function of the project may take minutes before the first turn of a successor.
-        beats = [beat for child in self.children.values() if (beat := child.page.beat)]
+        beats = [beat for child in self.children.values() if (beat := child.shared.beat)]
         if beats and now - min(beats) < STALE_AFTER:
             self.heartbeat_file.touch()

@@ -1,1 +1,1 @@
-"""Runs handlers, and records their outcomes."""
+"""Runs handlers, and records and reports their outcomes."""

@@ -23,12 +23,12 @@ from ... import signals
 from ...core import actors
 from ...extensions import Service
 from ...project import process_start
-from ..parts.delivery import Delivery
-from ..parts.lifetime import BegunPage
-from ..parts.reporting import report_delivered
+from ..shared.shared_state import SharedState
+from .delivery import Delivery
 from .executor import execute_on_loop
 from .pool import Lane
 from .recorder import Recorder
+from .reporting import report_delivered
 from .sync_calls import SyncCalls
 
 logger = logging.getLogger("django_delayq")
@@ -59,13 +59,15 @@ STACK_LINES = 5
 class EventLoop(Lane):
     """Runs async handlers on one event loop, in a thread of its own: at most ``concurrency`` at once.
 
-    ``_tasks`` and the places in the page belong to the loop's thread; the watch reads the tasks. ``_is_woken`` is set
-    after a delivery was queued and cleared before the loop's thread takes from the queue.
+    ``_tasks`` and the places in the shared state belong to the loop's thread; the watch reads the tasks. ``_is_woken``
+    is set after a delivery was queued and cleared before the loop's thread takes from the queue.
     """
 
-    def __init__(self, concurrency: int, sync_threads: int, recorder: Recorder, worker: str, page: BegunPage) -> None:
+    def __init__(
+        self, concurrency: int, sync_threads: int, recorder: Recorder, worker: str, shared: SharedState
+    ) -> None:
         """``sync_threads`` threads make the sync calls of handlers."""
-        super().__init__(concurrency, recorder, worker, page)
+        super().__init__(concurrency, recorder, worker, shared)
         self._sync_threads = sync_threads
         self._actor = f"worker:{worker}/async"
         self._tasks: dict[asyncio.Task[Any], Delivery] = {}
@@ -194,7 +196,7 @@ class EventLoop(Lane):
             return
         assert self._loop is not None
         # Whatever follows may kill the process.
-        place = self.page.note_task(delivery.id)
+        place = self.shared.note_task(delivery.id)
         # Whatever a handler sets in its context ends with it.
         task = self._loop.create_task(self._run(delivery), context=self._context.copy())
         self._tasks[task] = delivery
@@ -221,7 +223,7 @@ class EventLoop(Lane):
         if task.cancelled():
             # Before its first step, by a handler that cancels tasks which are not its own: none of its code ran.
             self._note_failure(delivery, asyncio.CancelledError(), self._actor)
-        self.page.give_back(place)
+        self.shared.give_back(place)
         self.held.remove(delivery)
         self._begin_queued()
         self.on_freed()

@@ -42,11 +42,11 @@ from ...project.answers import Reject, RetryLater
 from ...record import transitions
 from ...record.sql.rows import Success
 from ...record.sql.sessions import conflict_in
-from ..parts import guard
-from ..parts.connections import note_error
-from ..parts.delivery import Delivery
-from ..parts.reporting import emit, logs_whole_errors, report_after_commit
-from ..parts.service_turns import backoff
+from ..shared import guard
+from ..shared.connections import note_error
+from ..shared.due_services import backoff
+from .delivery import Delivery
+from .reporting import emit, logs_whole_errors, report_after_commit
 
 logger = logging.getLogger("django_delayq")
 

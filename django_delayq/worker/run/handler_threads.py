@@ -15,13 +15,13 @@ from ...core import actors
 from ...core.durations import brief
 from ...core.outcomes import Outcome, Unentered
 from ...extensions import Service
-from ..parts import connections
-from ..parts.delivery import Delivery
-from ..parts.lifetime import BegunPage
-from ..parts.reporting import report_delivered
+from ..shared import connections
+from ..shared.shared_state import SharedState
+from .delivery import Delivery
 from .executor import execute, not_entered
 from .pool import Lane
 from .recorder import Recorder
+from .reporting import report_delivered
 
 logger = logging.getLogger("django_delayq")
 
@@ -145,8 +145,8 @@ class HandlerThreads(Lane):
     out, both in one step; others only count it. ``_stopping`` is only ever set.
     """
 
-    def __init__(self, threads: int, recorder: Recorder, worker: str, page: BegunPage) -> None:
-        super().__init__(threads, recorder, worker, page)
+    def __init__(self, threads: int, recorder: Recorder, worker: str, shared: SharedState) -> None:
+        super().__init__(threads, recorder, worker, shared)
         self.turns = Turns(self._queue, threads)
         # How often in a row the database gave each thread no transaction.
         self._refusals = [0] * threads
@@ -230,7 +230,7 @@ class HandlerThreads(Lane):
 
     def _execute(self, delivery: Delivery, actor: str, number: int) -> Outcome:
         # Whatever follows may kill the process.
-        self.page.note_begun(number, delivery.id)
+        self.shared.note_begun(number, delivery.id)
         delivery.thread_number = number
         # A time zone or language that a handler, or a receiver before it, activates ends with it.
         context = contextvars.copy_context()

@@ -20,8 +20,9 @@ from ...core.outcomes import Outcome, Release, Retry, Unentered, storable
 from ...extensions import Service
 from ...project.registry import Handler
 from ...record import crashes
-from ..parts.delivery import Delivery
-from ..parts.lifetime import BegunPage, Budget, ProcessLock
+from ..shared.lifetime import Budget
+from ..shared.shared_state import ProcessLock, SharedState
+from .delivery import Delivery
 from .executor import outcome_of
 from .recorder import Recorder
 
@@ -100,11 +101,11 @@ class Lane:
     and ``_queue`` are safe from any thread. ``_is_releasing`` is written by the main thread; others only read it.
     """
 
-    def __init__(self, places: int, recorder: Recorder, worker: str, page: BegunPage) -> None:
+    def __init__(self, places: int, recorder: Recorder, worker: str, shared: SharedState) -> None:
         self._all_places = places
         self.recorder = recorder
         self.worker = worker
-        self.page = page
+        self.shared = shared
         self.held = HeldDeliveries()
         self.members: Sequence[threading.Thread] = ()
         # The services that look after the lane.
@@ -314,20 +315,20 @@ class Pool:
 
     The consumer submits; the lanes run; the timeout watch and the main thread release deliveries that have not begun. A
     delivery is in one place at a time (the due timer, the queue of its lane, a place), and the thread that took it out
-    of there ends it. ``quarantined`` is written by the thread that makes the consumer's turns; other threads only read
+    of there ends it. ``isolated`` is written by the thread that makes the consumer's turns; other threads only read
     it.
     """
 
-    def __init__(self, threads: Lane, loop: Lane | None, recorder: Recorder, page: BegunPage, ahead: float) -> None:
+    def __init__(self, threads: Lane, loop: Lane | None, recorder: Recorder, shared: SharedState, ahead: float) -> None:
         """``loop``: None when no handler of this process runs on the event loop. Messages are claimed by ``ahead``
         seconds early at most."""
         self.threads = threads
         self.loop = loop
         self.lanes: tuple[Lane, ...] = (threads,) if loop is None else (threads, loop)
         self.recorder = recorder
-        self.page = page
+        self.shared = shared
         # The delivery that waits to run alone until no other is held.
-        self.quarantined: Delivery | None = None
+        self.isolated: Delivery | None = None
         self.claim_ahead = ClaimAhead(ahead, lambda delivery: self.lane_of(delivery.handler).put(delivery))
         self.members = [self.claim_ahead, *(member for lane in self.lanes for member in lane.members)]
 
@@ -357,9 +358,9 @@ class Pool:
 
     def held(self) -> list[Delivery]:
         """Return the deliveries that run or wait in this process. Safe from any thread."""
-        quarantined = self.quarantined
+        isolated = self.isolated
         running = [delivery for lane in self.lanes for delivery in lane.held.all()]
-        return [*running, *([] if quarantined is None else [quarantined])]
+        return [*running, *([] if isolated is None else [isolated])]
 
     @property
     def is_busy(self) -> bool:
@@ -405,11 +406,11 @@ class Pool:
             lane.stop()
 
 
-class Quarantine:
+class Isolation:
     """A message that kept crashing its worker runs alone in its process, and harms only itself.
 
     The right is ``lock`` (None: there is no other process). The thread that makes the consumer's turns uses this
-    object; other threads see the message that waits as ``Pool.quarantined``.
+    object; other threads see the message that waits as ``Pool.isolated``.
     """
 
     def __init__(self, pool: Pool, worker: str, budget: Budget, lock: ProcessLock | None) -> None:
@@ -429,7 +430,7 @@ class Quarantine:
     @property
     def is_waiting(self) -> bool:
         """True when a message waits here to run alone."""
-        return self.pool.quarantined is not None
+        return self.pool.isolated is not None
 
     @property
     def seconds_left(self) -> float:
@@ -447,10 +448,10 @@ class Quarantine:
         """
         admitted = self.had_the_last = bool(suspects) and (self._lock is None or self._lock.acquire(wait=False))
         if admitted:
-            self.pool.quarantined = suspects[0]
+            self.pool.isolated = suspects[0]
             self.budget.count(1)
             # A process whose last message this is takes nothing else anyway, and ends after it.
-            self.pool.page.suspect_since = 0.0 if self.budget.empty else time.monotonic()
+            self.pool.shared.suspect_since = 0.0 if self.budget.empty else time.monotonic()
             self._wait_ends = time.monotonic() + FIRST_WAIT * 2.0 ** _times_put_off(suspects[0])
         detour = None if admitted or not suspects else self._longest_detour(suspects)
         for delivery in suspects[admitted:]:
@@ -471,7 +472,7 @@ class Quarantine:
 
         ``begin`` is called first; the wait for the end stops as soon as ``give_up`` returns True.
         """
-        delivery = self.pool.quarantined
+        delivery = self.pool.isolated
         if delivery is None or give_up():
             return
         if delivery.cancel_requested:
@@ -487,7 +488,7 @@ class Quarantine:
             "%r runs alone in its process, because %d deliveries before it crashed", delivery, delivery.crashes
         )
         self.pool.submit([delivery])
-        self.pool.quarantined = None
+        self.pool.isolated = None
         self.pool.wait_idle(float("inf"), give_up)
         # An outcome that is not recorded yet would be evidence against the next message.
         self.pool.recorder.flush(1.0)
@@ -495,15 +496,15 @@ class Quarantine:
 
     def release(self, outcome: Release) -> None:
         """Release the message that waits here, if there is one."""
-        delivery = self.pool.quarantined
+        delivery = self.pool.isolated
         if delivery is not None:
             self.pool.recorder.submit(delivery, outcome, self._actor)
             self.budget.refund()
-            self.pool.quarantined = None
+            self.pool.isolated = None
             self._return_right()
 
     def _return_right(self) -> None:
-        self.pool.page.suspect_since = 0.0
+        self.pool.shared.suspect_since = 0.0
         if self._lock is not None:
             self._lock.release()
 

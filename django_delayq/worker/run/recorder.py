@@ -31,10 +31,10 @@ from ...record.sql import statements
 from ...record.sql.rows import Failure, LeaseRenewal, Moved, Success
 from ...record.sql.sessions import is_waiting
 from ...record.sql.troubles import in_words
-from ..parts import connections
-from ..parts.delivery import Delivery
-from ..parts.reporting import OutcomeLog, SignalSender, emission, publish_scheduled, report_failure
-from ..parts.service_turns import ServiceTurns, backoff
+from ..shared import connections
+from ..shared.due_services import DueServices, backoff
+from .delivery import Delivery
+from .reporting import OutcomeLog, SignalSender, emission, publish_scheduled, report_failure
 
 logger = logging.getLogger("django_delayq")
 
@@ -102,7 +102,7 @@ class Recorder(threading.Thread):
         self.log = OutcomeLog()
         self.sender = SignalSender()
         # Before the thread starts, others may be set.
-        self.meanwhile = ServiceTurns([self.log])
+        self.meanwhile = DueServices([self.log])
         # The number of deliveries whose handlers have run, and whose outcomes were written.
         self.delivered = 0
         self._pending: deque[Ended] = deque()

@@ -22,8 +22,8 @@ from weakref import WeakSet
 
 from asgiref.sync import SyncToAsync, ThreadSensitiveContext
 
-from ..parts import connections
-from ..parts.delivery import Delivery
+from ..shared import connections
+from .delivery import Delivery
 
 logger = logging.getLogger("django_delayq")
 

@@ -11,7 +11,7 @@ from ... import __version__
 from ...core.exceptions import BrokerUnavailable
 from ...extensions import Service
 from ...record import transitions
-from ..parts.broker_switch import BrokerSwitch
+from ..shared.broker_switch import BrokerSwitch
 
 # The holder asks Redis this often whether it still holds the duty. Seconds.
 HOLDER_INTERVAL = 2.0

@@ -29,7 +29,7 @@ from ...restore import reading
 from ...restore.filling import LOADER_LEASE, Load, fill
 from ...restore.horizon import is_too_far, writable_server
 from ...restore.selection import Overdue, Selection, Tally
-from ..parts.broker_switch import BrokerSwitch
+from ..shared.broker_switch import BrokerSwitch
 
 logger = logging.getLogger("django_delayq")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...core.exceptions import BrokerUnavailable
 from ...extensions import Service
-from ..parts.broker_switch import BrokerSwitch
+from ..shared.broker_switch import BrokerSwitch
 
 # The longest sleep: a message scheduled meanwhile may be due earlier than the next one known. Seconds.
 MOVE_INTERVAL = 0.5

@@ -10,7 +10,7 @@ from ...record import crashes, transitions
 from ...record.low_water import LowWater
 from ...record.sql import statements
 from ...record.sql.rows import Moved
-from ..parts.reporting import SignalSender, report_moves
+from ..run.reporting import SignalSender, report_moves
 
 # A look at the leases that takes longer has waited for a lock on a table, and renewals have waited too. Seconds.
 LONGEST_LOOK = 0.5

@@ -19,7 +19,7 @@ from ...record import transitions
 from ...record.sql.rows import BEGINNING
 from ...restore import reading
 from ...restore.filling import fill
-from ..parts.broker_switch import BrokerSwitch
+from ..shared.broker_switch import BrokerSwitch
 
 logger = logging.getLogger("django_delayq")
 

@@ -60,7 +60,7 @@ def _note_opened(*, connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
     _here.mine.opened.setdefault(connection, now)
 
 
-connection_created.connect(_note_opened, dispatch_uid="django_delayq.worker.parts.connections")
+connection_created.connect(_note_opened, dispatch_uid="django_delayq.worker.shared.connections")
 
 
 def _adopt() -> None:

@@ -35,14 +35,14 @@ LONGEST_WAIT = 86_400.0
 RELEASED_FOR = 4.0
 
 
-class ServiceTurns:
+class DueServices:
     """Ticks services in turn, each after the wait that its last tick returned. Used by one thread.
 
-    ``has_duty`` tells whether this process does what one process does for all (``Service.is_shared``).
+    ``is_leader`` tells whether this process does what one process does for all (``Service.is_shared``).
     """
 
-    def __init__(self, services: Sequence[Service], has_duty: Callable[[], bool] = lambda: True) -> None:
-        self._has_duty = has_duty
+    def __init__(self, services: Sequence[Service], is_leader: Callable[[], bool] = lambda: True) -> None:
+        self._has_duty = is_leader
         self.services = list(services)
         # By the place of the service: names may repeat, since any app can add services.
         self._due = [0.0] * len(self.services)
@@ -112,9 +112,9 @@ class ServiceTurns:
 class Runner(threading.Thread):
     """Runs services in one thread until stopped. Any thread may call ``stop``."""
 
-    def __init__(self, name: str, turns: ServiceTurns) -> None:
+    def __init__(self, name: str, services: DueServices) -> None:
         super().__init__(name=f"delayq-{name}", daemon=True)
-        self._turns = turns
+        self._services = services
         self._stopping = threading.Event()
 
     def stop(self) -> None:
@@ -125,7 +125,7 @@ class Runner(threading.Thread):
         """Tick each service when it is due."""
         try:
             while not self._stopping.is_set():
-                wait = self._turns.run_due(self._stopping.is_set)
+                wait = self._services.run_due(self._stopping.is_set)
                 if wait >= RELEASED_FOR:
                     connections.close_all()
                 self._stopping.wait(wait)
@@ -133,12 +133,12 @@ class Runner(threading.Thread):
             connections.close_all()
 
 
-def in_threads(services: Iterable[Service], has_duty: Callable[[], bool] = lambda: True) -> list[Runner]:
+def in_threads(services: Iterable[Service], is_leader: Callable[[], bool] = lambda: True) -> list[Runner]:
     """Return a runner for each thread that the services name, in their order."""
     by_thread: dict[str, list[Service]] = {}
     for service in services:
         by_thread.setdefault(service.thread, []).append(service)
-    return [Runner(thread, ServiceTurns(theirs, has_duty)) for thread, theirs in by_thread.items()]
+    return [Runner(thread, DueServices(theirs, is_leader)) for thread, theirs in by_thread.items()]
 
 
 def backoff(failures: int, most: float) -> float:

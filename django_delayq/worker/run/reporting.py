@@ -25,9 +25,9 @@ from ...extensions import Service, WorkerExtensions
 from ...models import Message
 from ...project import conf
 from ...record.sql.rows import Failure, Moved
-from . import connections
+from ..shared import connections
+from ..shared.log_writer import log_writer, try_to
 from .delivery import Delivery
-from .log_writer import log_writer, try_to
 
 logger = logging.getLogger("django_delayq")
 

@@ -31,7 +31,7 @@ from ...project.registry import Handler
 from ...record import admission
 from ...record.sql import statements
 from ...record.sql.rows import Claimed, LeaseRenewal
-from .connections import connect
+from ..shared.connections import connect
 
 logger = logging.getLogger("django_delayq")
 

@@ -1,0 +1,95 @@
+"""Waits for wake-ups: which process takes them, and how one that came to the wrong process gets to another."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from ...broker.base import Broker
+from ...core.exceptions import BrokerUnavailable
+from ..shared.broker_switch import BrokerSwitch
+
+# A process that passes a wake-up on takes none for this long, so that another process gets it. Seconds.
+LEFT_TO_OTHERS = 0.01
+# A process that found nothing for itself passes its wake-up on after this time, since another one may know the topics
+# of the ids that stand aside. If it gets the next one too, it waits for twice as long, and so on. Seconds.
+FIRST_PAUSE = 0.01
+# But after this time at the latest. Seconds.
+LONGEST_PAUSE = 1.0
+
+
+class WakeUps:
+    """Waits for wake-ups, and passes them on. Used by the thread that makes the consumer's turns.
+
+    ``queues`` returns those whose wake-ups are for this process (None: those of all queues), ``may_go_on`` whether the
+    process could take ids now.
+    """
+
+    def __init__(
+        self,
+        brokers: BrokerSwitch,
+        queues: Callable[[], Sequence[str] | None],
+        may_go_on: Callable[[], bool],
+        stopping: threading.Event,
+    ) -> None:
+        self._brokers = brokers
+        self._queues = queues
+        self._may_go_on = may_go_on
+        self._stopping = stopping
+        # True when the last wait ended with a wake-up.
+        self._is_woken = False
+        # When a wake-up that was of no use is to be passed on (monotonic); None: there is none.
+        self._pass_at: float | None = None
+        self._pause = FIRST_PAUSE
+
+    def note_turn(self, *, claimed: bool, any_aside: bool) -> None:
+        """Take note of what came of a turn: ids that stand aside may be for others."""
+        if claimed or not any_aside:
+            self._pause, self._pass_at = FIRST_PAUSE, None
+        elif self._is_woken and self._pass_at is None:
+            self._pass_at = time.monotonic() + self._pause
+            self._pause = min(LONGEST_PAUSE, 2 * self._pause)
+        self._is_woken = False
+
+    def wait(self, seconds: float) -> None:
+        """Wait until ``seconds`` have passed or a message may be due."""
+        broker = self._brokers.current()
+        queues = self._queues()
+        if queues == ():
+            self._stopping.wait(seconds)
+            return
+        try:
+            if self._pass_at is not None:
+                left = self._pass_at - time.monotonic()
+                if left <= 0:
+                    self._pass_at = None
+                    self.pass_on(broker)
+                    self._stopping.wait(LEFT_TO_OTHERS)
+                    return
+                seconds = min(seconds, left)
+            self._is_woken = broker.listen(queues, seconds)
+            if self._is_woken and not self._may_go_on():
+                # The wake-up was meant for a process with room: pass it on, and do not take the next one either.
+                broker.notify(queues)
+                self._wait_for_room(seconds)
+        except BrokerUnavailable as error:
+            self._brokers.report_failure(error)
+
+    def _wait_for_room(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not self._may_go_on() and not self._stopping.is_set() and time.monotonic() < deadline:
+            time.sleep(0.005)
+
+    def pass_on(self, broker: Broker) -> None:
+        """Leave wake-ups to other processes for a while. Repeat one for each queue: it may just have come here."""
+        broker.stop_listening()
+        broker.notify(self._queues())
+
+    def stand_back(self, seconds: float) -> None:
+        """Wait, and leave wake-ups to other processes; only a stop cuts this short."""
+        try:
+            self.pass_on(self._brokers.current())
+        except BrokerUnavailable as error:
+            self._brokers.report_failure(error)
+        self._stopping.wait(seconds)

@@ -1,1 +1,0 @@
-"""What the parts of a worker share: deliveries, connections, locks, reports and the log."""
