@@ -24,6 +24,7 @@ from ..project import conf, registry
 from ..record import admission, transitions
 from ..record.sql import limit_statements, statements
 from ..record.sql.limited import Count
+from ..record.sql.sessions import without_jit
 from ..restore import reading
 from ..restore.horizon import refuse_foreign
 from .numbers import NONE, ROWS_READ, Capped, capped, total
@@ -350,11 +351,12 @@ class Stats(NamedTuple):
 
 def collect(using: str, broker: RedisBroker | None) -> Stats:
     """Read the record, then Redis. While Redis is away or foreign, ``redis`` says so and ``in_redis`` is empty."""
-    paused = pausing.paused(using)
-    snapshot = take_snapshot(using, LIVE_CAP).without_paused(paused)
-    lines = longest_lines(using, LINES_READ) if snapshot.limited.count else Lines()
-    estimate = statements(using).estimated_rows("delayq_message")
-    in_record = (snapshot, finished(using), estimate, lateness(using), list_workers(using, snapshot.at))
+    with without_jit(using):
+        paused = pausing.paused(using)
+        snapshot = take_snapshot(using, LIVE_CAP).without_paused(paused)
+        lines = longest_lines(using, LINES_READ) if snapshot.limited.count else Lines()
+        estimate = statements(using).estimated_rows("delayq_message")
+        in_record = (snapshot, finished(using), estimate, lateness(using), list_workers(using, snapshot.at))
     redis = ask_redis(broker)
     in_redis: dict[str, QueueInRedis] = {}
     if broker is not None and redis.reachable:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 import redis
+from django.db import connection
 from django.utils import timezone
 
 from django_delayq import cancel_message, pause_queue
@@ -212,3 +214,26 @@ def test_workers_are_listed_with_their_state() -> None:
 
 def test_many_queues_cost_no_statement_each() -> None:
     assert_asks_the_same_of_many_queues(lambda: run("delayq_stats"))
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="only PostgreSQL compiles statements")
+def test_no_statement_of_the_statistics_is_compiled() -> None:
+    schedule(1)
+    asked: list[str] = []
+
+    def note(execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
+        if "SELECT" in sql:
+            asked.append(_setting("jit"))
+        return execute(sql, params, many, context)
+
+    before = _setting("jit")
+    with connection.execute_wrapper(note):
+        run("delayq_stats")
+    assert set(asked) == {"off"}
+    assert _setting("jit") == before == "on"
+
+
+def _setting(name: str) -> str:
+    with connection.cursor() as cursor:
+        found: str = cursor.connection.execute("SELECT current_setting(%s)", [name]).fetchone()[0]
+    return found

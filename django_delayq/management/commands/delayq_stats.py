@@ -18,6 +18,7 @@ from ...inspector import stats
 from ...inspector.stats import Lateness, LimitState, QueueInRedis, QueueSnapshot, RedisStats, Stats, limit_facts
 from ...models import Queue
 from ...models.workers import WorkerState, state_of
+from ...record.sql.sessions import without_jit
 from .. import _common as common
 
 # Workers that the text shows; --json shows all.
@@ -45,7 +46,8 @@ class Command(common.DelayqCommand):
         finally:
             if broker is not None:
                 broker.close()
-        sections = extensions.statistics(using, found.at)
+        with without_jit(using):
+            sections = extensions.statistics(using, found.at)
         if options["json"]:
             self.say_json(**_plain(using, found, sections))
         else:

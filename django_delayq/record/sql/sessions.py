@@ -192,6 +192,19 @@ def statement_timeout(using: str, milliseconds: int) -> Iterator[None]:
         raise
 
 
+@contextlib.contextmanager
+def without_jit(using: str) -> Iterator[None]:
+    """Read in one transaction whose statements are not compiled, which takes longer than they do."""
+    connection = connections[using]
+    if connection.vendor != "postgresql" or connection.in_atomic_block or not connection.get_autocommit():
+        yield
+        return
+    with own_transaction(using):
+        with connection.cursor() as cursor:
+            cursor.execute("SET LOCAL jit = off")
+        yield
+
+
 def breaks_by_errors(connection: BaseDatabaseWrapper) -> bool:
     """Return whether a statement that fails breaks the open transaction; elsewhere it only undoes itself."""
     return connection.vendor == "postgresql"
