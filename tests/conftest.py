@@ -42,27 +42,30 @@ OF_THE_CONSOLE = ["browser", "console"]
 if not apps.is_installed("django_delayq.console"):
     collect_ignore = OF_THE_CONSOLE
 
-# Tests that use a database, but for which any will do: docs/explanation/testing.rst tells by what right each is here.
-OF_ANY_DATABASE = [
-    "browser",
-    "commands/test_worker_start.py",
-    "docs",
-    "faults/test_access.py",
-    "faults/test_clock_skew.py",
-    "faults/test_database_failover.py",
-    "faults/test_failpoints.py",
-    "faults/test_lost_replies.py",
-    "faults/test_matrix.py",
-    "faults/test_network.py",
-    "faults/test_oracle.py",
-    "faults/test_redis_faults.py",
-    "faults/test_tls.py",
-    "faults/test_unusual_redis.py",
-    "torture",
-    "worker/test_handlers.py",
-    "worker/test_lifetime.py",
-    "worker/test_load.py",
-]
+# Tests that use a database, but say no more on a second one, and why. docs/explanation/testing.rst shows this table.
+_OF_PROCESSES = "Signals, forks, exit codes and successors of processes ask no database anything."
+_OF_REDIS = "What a worker does when Redis fails is decided above the statements of a database."
+_OF_SERVERS = "Needs a database that is reached over a network."
+OF_ANY_DATABASE = {
+    "browser": "Pages in Chromium; ``console`` asks for their statements on both.",
+    "commands/test_worker_start.py": _OF_PROCESSES,
+    "docs": "The examples are those of the first run.",
+    "faults/test_access.py": _OF_REDIS,
+    "faults/test_clock_skew.py": _OF_REDIS,
+    "faults/test_database_failover.py": _OF_SERVERS,
+    "faults/test_failpoints.py": "About a seam of the tests.",
+    "faults/test_lost_replies.py": _OF_REDIS,
+    "faults/test_matrix.py": _OF_SERVERS,
+    "faults/test_network.py": _OF_SERVERS,
+    "faults/test_oracle.py": "About the judge of ``test_matrix.py``.",
+    "faults/test_redis_faults.py": _OF_REDIS,
+    "faults/test_tls.py": _OF_REDIS,
+    "faults/test_unusual_redis.py": _OF_REDIS,
+    "torture": "About the torture, which has a PostgreSQL of its own.",
+    "worker/test_handlers.py": _OF_PROCESSES,
+    "worker/test_lifetime.py": _OF_PROCESSES,
+    "worker/test_load.py": _OF_PROCESSES,
+}
 assert all((HERE / place).exists() for place in [*OF_THE_CONSOLE, *OF_ANY_DATABASE])
 
 
