@@ -198,10 +198,10 @@ def test_a_worker_that_ends_leaves_its_load_of_redis_to_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     set_pace({"loader.PAGES_PER_TICK": 1})
-    schedule_messages({"topic": "t.ok", "delay": 60} for _ in range(3000))
+    schedule_messages({"topic": "t.ok", "delay": "5m"} for _ in range(6000))
     redis_client.flushall()
-    # It is told to end between two pages.
-    monkeypatch.setenv("DELAYQ_FAILPOINTS", "mid_load:delay=1:2")
+    # It is told to end between two pages, of which the rest would take four seconds more.
+    monkeypatch.setenv("DELAYQ_FAILPOINTS", ",".join(f"mid_load:delay=1:{page}" for page in range(2, 7)))
     worker = start()
     worker.wait_for("Failpoint mid_load")
     assert redis_client.hexists("{delayq}:meta", "loader")
