@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Self
 
+from tests.support.workers import PATIENCE
+
 # SO_LINGER with no time to linger: close() resets the connection.
 ABRUPT = struct.pack("ii", 1, 0)
 
@@ -98,7 +100,7 @@ class Proxy:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        self._acceptor.join(5)
+        self._acceptor.join(PATIENCE)
         self.clear()
         links = self._open()
         self.cut()
@@ -185,7 +187,7 @@ class _Link:
 
     def join(self) -> None:
         for thread in self._threads:
-            thread.join(5)
+            thread.join(PATIENCE)
 
     def reset(self) -> None:
         with self._lock:

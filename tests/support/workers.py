@@ -189,7 +189,7 @@ class Worker:
         except ProcessLookupError:
             pass
         self.process.wait()
-        self._reader.join(5)
+        self._reader.join(PATIENCE)
         if not self._reader.is_alive():
             self._output.close()
 

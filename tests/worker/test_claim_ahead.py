@@ -24,7 +24,7 @@ from django_delayq.worker.run.pool import NEAR, QUEUED_TIME, ClaimAhead, Pool
 from tests.support.assembled import Assemble
 from tests.support.claims import last_move, state
 from tests.support.clocks import stopped_at
-from tests.support.workers import eventually
+from tests.support.workers import PATIENCE, eventually
 from tests.worker.bench import redis_of, running
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]
@@ -106,7 +106,7 @@ def test_a_message_claimed_ahead_and_released_falls_due_no_earlier(consumer: Con
     consumer.turn()
     (held,) = consumer.pool.held()
     consumer.pool.recorder.submit(held, Release("makes way", timedelta(milliseconds=1)), "worker:w")
-    consumer.pool.recorder.flush(5)
+    assert consumer.pool.recorder.flush(PATIENCE)
     row = Message.objects.get(pk=message.pk)
     assert (row.state, row.due_at) == (State.SCHEDULED, message.due_at)
 

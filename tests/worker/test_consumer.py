@@ -118,7 +118,7 @@ def test_a_message_that_is_to_run_alone_waits_longer_each_time(assembled: Assemb
         assert consumer.turn() <= waits[-1]
         consumer.isolation._wait_ends = 0.0
         consumer.turn()
-        assert recorder.flush(5)
+        assert recorder.flush(PATIENCE)
         assert Message.objects.get(pk=message.pk).due_at > transitions.now(DB)
         Message._base_manager.filter(pk=message.pk).update(due_at=message.due_at)
     assert [round(seconds / FIRST_WAIT) for seconds in waits] == [1, 2, 4]

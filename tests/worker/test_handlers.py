@@ -22,7 +22,7 @@ from tests.app.models import Effect
 from tests.support.assembled import drain
 from tests.support.processes import Gate, Start
 from tests.support.record_of import effects_per_message, log_of, once_each, states, wait_until, wait_until_all
-from tests.support.workers import eventually
+from tests.support.workers import PATIENCE, eventually
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
 
@@ -45,9 +45,11 @@ def test_a_handler_that_extends_after_its_timeout_is_ended_at_the_next() -> None
         while True:
             time.sleep(0.01)
 
-    @handler("t.goes_on", timeout=0.2, retry=False)
+    @handler("t.goes_on", timeout=PATIENCE, retry=False)
     def go_on(message: Delivered[None]) -> None:
         try:
+            # The timeout does not end before this block has begun.
+            message.extend(0.2)
             work()
         except HandlerTimeout:
             caught.append("first")
