@@ -221,7 +221,7 @@ def test_a_claim_is_reported_after_its_commit(
     settings.DELAYQ = {"REDIS": None}
     added(Asking)
     schedule_message("t.ok")
-    assembled().consumer.turn()
+    assembled().consumer.run_round()
     assert in_transaction == [False]
 
 

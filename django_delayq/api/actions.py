@@ -232,7 +232,7 @@ def publish_moves(using: str, answers: Sequence[Answer]) -> None:
             gone[moved.queue].append(moved.id)
             signals.emit_on_commit(signals.message_cancelled, Message, **signals.message_arguments(moved, using))
     for queue, entries in waiting.items():
-        publisher.put_on_commit(using, queue, entries)
+        publisher.announce_on_commit(using, queue, entries)
     for queue, ids in gone.items():
         publisher.remove_on_commit(using, queue, ids)
 

@@ -468,7 +468,7 @@ def _kept(using: str, new: NewMessage, other: Message) -> Message | None:
     other = Message.objects.using(using).get(pk=other.pk)
     if other.state == State.SCHEDULED:
         # A worker may have taken the id and passed over the locked row.
-        publisher.put_on_commit(using, other.queue, [Entry.at(other.pk, other.due_at, other.priority)])
+        publisher.announce_on_commit(using, other.queue, [Entry.at(other.pk, other.due_at, other.priority)])
     return other
 
 
@@ -484,7 +484,7 @@ def _scheduled(using: str, written: Iterable[tuple[NewMessage, Inserted]]) -> li
             due, due_us = inserted.due_at, to_us(inserted.due_at)
         entries.setdefault(new.queue, []).append(Entry(inserted.id, due_us, new.priority))
     for queue, group in entries.items():
-        publisher.put_on_commit(using, queue, group, new=True)
+        publisher.announce_on_commit(using, queue, group, new=True)
     if signals.message_scheduled.receivers:
         for message in messages:
             arguments = signals.message_arguments(message, using)

@@ -35,7 +35,7 @@ def problem(settings: Settings) -> str:
 
 
 @lru_cache(maxsize=1)
-def _asked(place: str) -> str:
+def _asked(address: str) -> str:
     """Have redis-py read the URL or the alias and make a connection, which does not connect.
 
     The sentence shows no password. A worker asks before its processes are forked: each would need memory for it.
@@ -45,9 +45,9 @@ def _asked(place: str) -> str:
     from .connection import connect
 
     try:
-        if "://" in place and (found := _problem_of_url(place)):
+        if "://" in address and (found := _problem_of_url(address)):
             return found
-        pool = connect(place, timeout=1.0).connection_pool
+        pool = connect(address, timeout=1.0).connection_pool
         connection: Any = pool.make_connection()
         if isinstance(pool, SentinelConnectionPool) or not hasattr(connection, "host"):
             return ""
@@ -56,10 +56,10 @@ def _asked(place: str) -> str:
     except UnicodeError:
         return "The name of the host is impossible: each of its parts has 1 to 63 characters."
     except InvalidCacheBackendError:
-        return f"CACHES has no alias {place!r} with a cache that can be imported."
+        return f"CACHES has no alias {address!r} with a cache that can be imported."
     except NotImplementedError:
         return (
-            f"The cache alias {place!r} is none of django-redis with one Redis behind it: its BACKEND is "
+            f"The cache alias {address!r} is none of django-redis with one Redis behind it: its BACKEND is "
             "django_redis.cache.RedisCache, and no ShardClient."
         )
     except Exception as error:  # noqa: BLE001
@@ -67,7 +67,7 @@ def _asked(place: str) -> str:
         if unknown:
             return f"redis-py has no option {unknown[1]} for a connection."
         text = (str(error).strip().splitlines() or [""])[0][:200].rstrip(".")
-        who = "redis-py" if "://" in place else "django-redis"
+        who = "redis-py" if "://" in address else "django-redis"
         return f"{who} refuses it: {type(error).__name__}: {text}."
     return ""
 

@@ -62,8 +62,8 @@ class Taken:
     behind: bool = False
     # Seconds from ``at`` until another queue needs a worker; None when no other queue has ids.
     other_due: float | None = None
-    # True while ids stand aside, in whatever queue.
-    any_aside: bool = False
+    # True while ids of any queue are blocked.
+    any_blocked: bool = False
     # When the answer came (monotonic, seconds).
     at: float = field(default_factory=time.monotonic)
 
@@ -76,14 +76,14 @@ class Taken:
 class DueQueue(NamedTuple):
     """A queue with ids that are ready or fall due, and how many these are.
 
-    ``opened``: names under which ids stand aside that are to become ready again, each with how many. ``seen``: what a
-    query found there, without the messages under the limits in ``closed``; None when the broker asks no query.
+    ``unblock``: the names of blocked ids that are to become ready again, each with their number. ``seen``: what a query
+    found there, without the messages under the limits in ``closed``; None when the broker asks no query.
     """
 
     name: str
     ready: int
     due: int
-    opened: Mapping[str, int] = {}
+    unblock: Mapping[str, int] = {}
     seen: Seen | None = None
     closed: frozenset[str] = frozenset()
 
@@ -168,13 +168,13 @@ class ServerInfo:
     refusal: str | None = None
 
 
-class RedisPlace(NamedTuple):
-    """The place of an id in Redis: its due tenth there, in ``ready_tenths`` when it is ready or stands ``aside``."""
+class Location(NamedTuple):
+    """The location of an id in Redis: its due tenth there, in ``ready_tenths`` when it is ready or blocked."""
 
     delayed_tenths: int | None
     ready_tenths: int | None
-    # The name under which it stands aside; None when it does not.
-    aside: str | None = None
+    # The name under which it is blocked; None when it is not.
+    blocked: str | None = None
 
     @property
     def is_nowhere(self) -> bool:
@@ -205,22 +205,22 @@ class Broker:
     ``UnusableBroker`` when it must not be used.
     """
 
-    # True when ``take`` takes ids out, also shortly before they fall due: one that was not claimed has to be put back
-    # or parked.
+    # True when ``take`` takes ids out, also shortly before they fall due: one that was not claimed has to be put back,
+    # delayed or blocked.
     holds_ids: ClassVar[bool] = False
 
     def put(self, queue: str, entries: Sequence[Entry]) -> Put:
-        """Put ids into the places for their due times, wherever they are."""
+        """Put ids into the locations for their due times, wherever they are."""
         return Put(present=len(entries))
 
     def take(
-        self, queue: str, limit: int, within: float = 0.0, opened: Mapping[str, int] = {}, *, both_ends: bool = False
+        self, queue: str, limit: int, within: float = 0.0, unblock: Mapping[str, int] = {}, *, both_ends: bool = False
     ) -> Taken:
         """Take up to ``limit`` ids that are due, best priority first, then ids that fall due within ``within`` seconds.
 
-        First the ids that stand aside become ready again: of each name in ``opened`` as many as it says. With
-        ``both_ends`` half of a full take are ids of the best priority that fell due last, and come at the end. A broker
-        that does not claim ahead leaves out ids that are not due yet.
+        First blocked ids become ready again: of each name in ``unblock`` the given number. With ``both_ends`` half of a
+        full take are ids of the best priority that fell due last, and come at the end. A broker that does not claim
+        ahead leaves out ids that are not due yet.
         """
         raise NotImplementedError
 
@@ -247,17 +247,17 @@ class Broker:
         """Make ids ready that have fallen due, and take none of them."""
         return Taken()
 
-    def park(self, queue: str, tickets: Sequence[Ticket], seconds: float) -> None:
-        """Put taken ids back so that they fall due in ``seconds``, regardless of their due times."""
+    def delay(self, queue: str, tickets: Sequence[Ticket], seconds: float) -> None:
+        """Put taken ids back so that they fall due in ``seconds``, whatever their due times are."""
 
     def put_back(self, queue: str, tickets: Sequence[Ticket]) -> None:
-        """Put taken ids back into their former places."""
+        """Put taken ids back where they were."""
 
-    def stand_aside(self, queue: str, tickets: Mapping[str, Sequence[Ticket]]) -> None:
-        """Put taken ids aside by name: no ``take`` returns them before one opens the name of the reason."""
+    def block(self, queue: str, tickets: Mapping[str, Sequence[Ticket]]) -> None:
+        """Block taken ids, by the name of the reason: no ``take`` returns them before one unblocks that name."""
 
-    def asides(self) -> dict[str, dict[str, int]]:
-        """Return how many ids stand aside, by queue and name."""
+    def blocked(self) -> dict[str, dict[str, int]]:
+        """Return the numbers of blocked ids, by queue and name."""
         return {}
 
     def exclusively(self) -> AbstractContextManager[object]:

@@ -81,10 +81,10 @@ R = TypeVar("R")
 C = TypeVar("C", bound="PinnedConnection")
 
 
-def connect(place: str, *, timeout: float) -> redis.Redis:
+def connect(address: str, *, timeout: float) -> redis.Redis:
     """Make a client for a URL or an alias, with ``timeout`` seconds to be connected, and for each answer."""
     options: dict[str, Any] = {
-        "place": place,
+        "address": address,
         "socket_connect_timeout": timeout,
         "socket_timeout": timeout,
         "retry": Retry(NoBackoff(), 0),
@@ -98,13 +98,13 @@ def connect(place: str, *, timeout: float) -> redis.Redis:
     }
     # Else redis-py tells the server its name and its version, in two more round trips.
     options |= dict.fromkeys(WHO, None)
-    if "://" in place:
+    if "://" in address:
         # Not from_url(): there the options of the URL win.
-        given = {**redis.connection.parse_url(place), **options}
+        given = {**redis.connection.parse_url(address), **options}
         kind = given.pop("connection_class", redis.Connection)
         given |= _keepalive(kind)
         return redis.Redis(connection_pool=redis.ConnectionPool(connection_class=_timed(kind), **given))
-    return redis.Redis(connection_pool=_like(_pool_of(place), options))
+    return redis.Redis(connection_pool=_like(_pool_of(address), options))
 
 
 @lru_cache(maxsize=1)
@@ -142,7 +142,7 @@ def _like(pool: Any, options: dict[str, Any]) -> redis.ConnectionPool:
 def _with_timeouts(theirs: Sentinel, options: dict[str, Any]) -> Sentinel:
     """Copy a Sentinel client, with our own timeouts: when a whole site is away, so are the sentinels."""
     # Unlike a connection, a client no longer takes retry_on_timeout.
-    ours = {name: value for name, value in options.items() if name not in ("place", "retry_on_timeout", *WHO)}
+    ours = {name: value for name, value in options.items() if name not in ("address", "retry_on_timeout", *WHO)}
     copied = copy.copy(theirs)
     copied.sentinel_kwargs = {**theirs.sentinel_kwargs, **ours}
     addresses = [sentinel.connection_pool.connection_kwargs for sentinel in theirs.sentinels]
@@ -156,10 +156,10 @@ def _with_timeouts(theirs: Sentinel, options: dict[str, Any]) -> Sentinel:
 class Attempt(threading.Thread):
     """Connects in a thread of its own, because nothing interrupts a lookup of a name. It ends when that has an end."""
 
-    def __init__(self, place: str, connect: Callable[[], object]) -> None:
+    def __init__(self, address: str, connect: Callable[[], object]) -> None:
         # The process waits for no such thread when it ends.
         super().__init__(name="delayq-connect", daemon=True)
-        self.place = place
+        self.address = address
         self.pid = os.getpid()
         self.began = time.monotonic()
         self.error: BaseException | None = None
@@ -186,10 +186,10 @@ class Attempt(threading.Thread):
 _under_way: set[Attempt] = set()
 
 
-def _is_stuck(place: str, timeout: float) -> bool:
+def _is_stuck(address: str, timeout: float) -> bool:
     """Return whether an attempt to connect there has gone on for longer than ``timeout`` seconds."""
     long_ago = time.monotonic() - timeout
-    return any(a.place == place and a.began < long_ago and a.is_under_way for a in tuple(_under_way))
+    return any(a.address == address and a.began < long_ago and a.is_under_way for a in tuple(_under_way))
 
 
 class TimedConnection(AnyConnection):
@@ -197,12 +197,12 @@ class TimedConnection(AnyConnection):
 
     That may be a lookup of names, a question to sentinels, TCP, TLS, the login and the choice of the database. An
     attempt that takes longer goes on: the connection is in its pool, for later callers. Until it has ended
-    nobody waits for another one to the same place. The timeout is that for TCP, ``socket_connect_timeout``.
+    nobody waits for another one to the same address. The timeout is that for TCP, ``socket_connect_timeout``.
     """
 
-    def __init__(self, *, place: str, **options: Any) -> None:
+    def __init__(self, *, address: str, **options: Any) -> None:
         super().__init__(**options)  # type: ignore[no-untyped-call]
-        self._place = place
+        self._address = address
         self._attempt: Attempt | None = None
 
     def connect(self) -> None:
@@ -212,12 +212,12 @@ class TimedConnection(AnyConnection):
         if self._attempt is None and socket_of(self) is not None:
             return
         timeout = self.socket_connect_timeout or 0.0
-        if self._attempt is not None or _is_stuck(self._place, timeout):
+        if self._attempt is not None or _is_stuck(self._address, timeout):
             raise redis.TimeoutError(
                 f"still not connected, after more than {timeout:g} s: is the name of its host found?"
             )
         try:
-            attempt = None if self._is_one_step() else Attempt(self._place, self._make)
+            attempt = None if self._is_one_step() else Attempt(self._address, self._make)
             if attempt is not None:
                 attempt.start()
         except RuntimeError:

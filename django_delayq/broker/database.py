@@ -85,7 +85,7 @@ class DatabaseBroker(Broker):
         self._walks: dict[str, Walk] = {}
 
     def take(
-        self, queue: str, limit: int, within: float = 0.0, opened: Mapping[str, int] = {}, *, both_ends: bool = False
+        self, queue: str, limit: int, within: float = 0.0, unblock: Mapping[str, int] = {}, *, both_ends: bool = False
     ) -> Taken:
         """Find due rows. The other arguments mean nothing to a query, which passes over full limits by itself."""
         closed, topics = self._closed_for([queue]), list(self.topics())

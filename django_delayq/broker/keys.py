@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache, cached_property
 
-# Factors in the scores, as in scripts/include/places.lua.
+# Factors in the scores, as in scripts/include/scores.lua.
 RANKS = 256
 BAND = 2**45
 
@@ -17,10 +17,10 @@ class Keys:
     delayed: str  # sorted set: id → due tenth of a ms, plus the rank (0 best … 200 worst) in 256ths
     ready: str  # sorted set: id → rank × 2^45 + due tenth of a ms
     wake: str  # list: holds one token while a worker that names its queues should take from this queue
-    aside: str  # hash: id → the name under which it stands aside; followed by a name, sorted set: id → score in ready
+    blocked: str  # hash: id → the name under which it is blocked; followed by a name, sorted set: id → score in ready
     queues: str  # of all queues; sorted set: queue → 0 while ids are ready, else the due tenth of its first delayed id
     wake_all: str  # of all queues; list: holds one token while a worker that serves all queues should take
-    asides: str  # of all queues; hash: queue, colon, name → number of ids that stand aside there
+    blocked_counts: str  # of all queues; hash: queue, colon, name → number of ids that are blocked there
     duty: str  # of all queues, and followed by the digest of a duty; string: the worker that has it
     # of all queues; hash: horizon, loaded, run_id, replid, identity, tick, cleared, requested, loader, loader_until,
     # swept

@@ -44,7 +44,7 @@ def run_at_once(using: str, ids: list[int]) -> None:
 
 
 class Publisher:
-    """Puts and removes messages of one database alias, with short timeouts, no retries, and a pause after a failure."""
+    """Announces and removes messages of one database alias: short timeouts, no retries, and a pause after a failure."""
 
     def __init__(self, using: str, broker: RedisBroker) -> None:
         self.using = using
@@ -57,15 +57,15 @@ class Publisher:
         self._refused = ""
         self._lock = threading.Lock()
 
-    def put(self, queue: str, entries: list[Entry], *, new: bool = False) -> None:
-        """Put messages that were committed, ``new`` for the first time. Of these a loader brings the late ones."""
+    def announce(self, queue: str, entries: list[Entry], *, new: bool = False) -> None:
+        """Announce messages that were committed, ``new`` for the first time. Of these a loader brings the late ones."""
         if new:
             # This host's clock is read after the commit. No loader has yet set a horizon as late as this: the one that
             # does so reads the record afterwards, and finds the message.
             farthest_us = (time.time() + conf.get().HORIZON + CLOCK_MARGIN) * 1e6
             entries = [entry for entry in entries if entry.due_us <= farthest_us]
         if entries:
-            self._try(self.broker.put_nowait, queue, entries)
+            self._try(self.broker.send_put, queue, entries)
 
     def remove(self, queue: str, ids: list[int]) -> None:
         """Remove messages whose end was committed."""
@@ -125,16 +125,16 @@ def get(using: str) -> Publisher | None:
 conf.forget_on_change(get, "DELAYQ", "CACHES")
 
 
-def put(using: str, entries: Iterable[tuple[str, Entry]]) -> None:
-    """Put messages that are committed already, given with their queues."""
+def announce(using: str, entries: Iterable[tuple[str, Entry]]) -> None:
+    """Announce messages that are committed already, given with their queues."""
     publisher = get(using)
     if publisher is not None:
         for queue, group in by_queue(entries).items():
-            publisher.put(queue, group)
+            publisher.announce(queue, group)
 
 
-def put_on_commit(using: str, queue: str, entries: list[Entry], *, new: bool = False) -> None:
-    """Put messages when the transaction that wrote them commits; outside of a transaction at once.
+def announce_on_commit(using: str, queue: str, entries: list[Entry], *, new: bool = False) -> None:
+    """Announce messages when the transaction that wrote them commits; outside of a transaction at once.
 
     ``new``: the messages did not exist before, so Redis holds no former due time of theirs.
     """
@@ -143,7 +143,7 @@ def put_on_commit(using: str, queue: str, entries: list[Entry], *, new: bool = F
         return
     connection = connections[using]
     if not connection.in_atomic_block and connection.get_autocommit():
-        publisher.put(queue, entries, new=new)
+        publisher.announce(queue, entries, new=new)
         return
     # Many messages in one transaction become one call. A batch grows while it is the last callback registered, with the
     # same savepoints, so that a rollback drops the batch exactly when it drops each of the rows.
@@ -156,11 +156,11 @@ def put_on_commit(using: str, queue: str, entries: list[Entry], *, new: bool = F
     entries = [*entries]
 
     # A nested function, not a partial: Django 5.2 and 6.0 cannot log the failure of a robust partial.
-    def put_batch() -> None:
-        publisher.put(queue, entries, new=new)
+    def announce_batch() -> None:
+        publisher.announce(queue, entries, new=new)
 
-    put_batch.delayq_batch = (queue, new, entries)  # type: ignore[attr-defined]
-    on_commit(using, put_batch)
+    announce_batch.delayq_batch = (queue, new, entries)  # type: ignore[attr-defined]
+    on_commit(using, announce_batch)
 
 
 def remove_on_commit(using: str, queue: str, ids: list[int]) -> None:

@@ -52,13 +52,13 @@ class PutConnection(PinnedConnection):
         except redis.exceptions.NoScriptError:
             self._script_is_known = False
             # Another process may have put the same messages meanwhile: this put must not undo that.
-            self.send(self.unread, "fill")
+            self.write(self.unread, "fill")
             self.raw.read_response(disconnect_on_error=False)
         self.unread = None
         return True
 
-    def send(self, put: SentPut, mode: str = "set") -> None:
-        """Send a put, after the answer to the last one was read."""
+    def write(self, put: SentPut, mode: str = "set") -> None:
+        """Write a put to the socket, after the answer to the last one was read."""
         command = scripts.load("put").command(
             put.keys, put.entries, in_full=not self._script_is_known, now=put.now, mode=mode, identity=put.identity
         )
@@ -76,7 +76,7 @@ class PutConnections:
         # At the end of the process too, so that no answer is left unread.
         self.close = weakref.finalize(self, _read_and_close, self._idle)
 
-    def put(self, put: SentPut) -> bool:
+    def send(self, put: SentPut) -> bool:
         """Send a put; return whether an answer to an earlier one was read. Raises any error of redis-py."""
         failpoints.reach("before_put")
         idle, lost = pop_idle(self._idle), None
@@ -85,11 +85,11 @@ class PutConnections:
             connection = idle or PutConnection(self._pool())
             try:
                 if lost is not None:
-                    connection.send(lost, "fill")
+                    connection.write(lost, "fill")
                 answered = connection.read()
                 if is_closed(connection.raw):
                     raise redis.ConnectionError("closed by the server")
-                connection.send(put)
+                connection.write(put)
                 break
             except BaseException as error:
                 connection.close()

@@ -14,7 +14,7 @@ from ..core.chunks import chunks
 from ..core.clock import SECOND, us_to_tenths
 from ..core.exceptions import BrokerFailing, ClusterBroker, ForeignBroker
 from . import scripts
-from .base import IDS_PER_CALL, Entry, Meta, Put, QueueSize, RedisPlace, ServerInfo, ServerRun
+from .base import IDS_PER_CALL, Entry, Location, Meta, Put, QueueSize, ServerInfo, ServerRun
 from .connection import all_translated, translated
 from .keys import BAND
 from .puts import PutConnections, SentPut
@@ -49,7 +49,7 @@ class RedisBroker(RedisSource):
         super().close()
 
     def put(self, queue: str, entries: Sequence[Entry]) -> Put:
-        """Put ids into the places for their due times."""
+        """Put ids into the locations for their due times."""
         return self._put({queue: entries}, "set")[queue]
 
     def _put(self, entries: Mapping[str, Sequence[Entry]], mode: str) -> dict[str, Put]:
@@ -70,7 +70,7 @@ class RedisBroker(RedisSource):
         for some in chunks(ids, IDS_PER_CALL):
             scripts.load("remove")(self.client, k, some, identity=self.identity())
 
-    def put_nowait(self, queue: str, entries: Sequence[Entry]) -> bool:
+    def send_put(self, queue: str, entries: Sequence[Entry]) -> bool:
         """Send a put without waiting for its answer. Return whether an earlier put turned out to have succeeded.
 
         Waits for the answer to the put before it, and raises the error in that, or ``BrokerUnavailable`` when it took
@@ -81,11 +81,11 @@ class RedisBroker(RedisSource):
         # Mostly there is one.
         for start in range(0, len(entries), IDS_PER_CALL):
             some = _flat(entries[start : start + IDS_PER_CALL])
-            answered |= self._puts.put(SentPut(k, self.identity(), self.now_tenths(), some))
+            answered |= self._puts.send(SentPut(k, self.identity(), self.now_tenths(), some))
         return answered
 
     def flush(self) -> None:
-        """Wait until Redis has answered all puts of ``put_nowait``. Raises the errors in the answers."""
+        """Wait until Redis has answered all puts of ``send_put``. Raises the errors in the answers."""
         self._puts.flush()
 
     def fill(self, entries: Mapping[str, Sequence[Entry]]) -> dict[str, Put]:
@@ -230,35 +230,35 @@ class RedisBroker(RedisSource):
         for k in map(self.keys, queues):
             pipe.zcard(k.delayed)
             pipe.zcard(k.ready)
-            pipe.hlen(k.aside)
+            pipe.hlen(k.blocked)
         counts = iter(pipe.execute())
         return {
-            queue: QueueSize(delayed, ready + aside)
-            for queue, delayed, ready, aside in zip(queues, counts, counts, counts, strict=False)
+            queue: QueueSize(delayed, ready + blocked)
+            for queue, delayed, ready, blocked in zip(queues, counts, counts, counts, strict=False)
         }
 
-    def places(self, queue: str, ids: Sequence[int]) -> list[RedisPlace]:
+    def locations(self, queue: str, ids: Sequence[int]) -> list[Location]:
         """Find where each of these ids is, in their order."""
         k = self.keys(queue)
-        found: list[RedisPlace] = []
+        found: list[Location] = []
         for some in chunks(ids, IDS_PER_CALL):
             members = list(map(str, some))
             pipe = self.client.pipeline(transaction=False)
             pipe.zmscore(k.delayed, members)
             pipe.zmscore(k.ready, members)
-            pipe.hmget(k.aside, members)
+            pipe.hmget(k.blocked, members)
             delayed, ready, names = pipe.execute()
-            aside = {member: name.decode() for member, name in zip(members, names, strict=True) if name is not None}
-            for member, name in aside.items():
-                pipe.zscore(f"{k.aside}:{name}", member)
-            scores = dict(zip(aside, pipe.execute(), strict=True))
+            blocked = {member: name.decode() for member, name in zip(members, names, strict=True) if name is not None}
+            for member, name in blocked.items():
+                pipe.zscore(f"{k.blocked}:{name}", member)
+            scores = dict(zip(blocked, pipe.execute(), strict=True))
             for member, d, r in zip(members, delayed, ready, strict=True):
                 score = scores.get(member, r)
                 found.append(
-                    RedisPlace(
+                    Location(
                         None if d is None else int(d),
                         None if score is None else int(score) % BAND,
-                        aside.get(member),
+                        blocked.get(member),
                     )
                 )
         return found
@@ -271,7 +271,7 @@ class RedisBroker(RedisSource):
     def ids(self, queue: str) -> Iterator[list[int]]:
         """Read every id of a queue, in batches. An id that moves meanwhile may come twice."""
         k = self.keys(queue)
-        for key, scan in ((k.delayed, self.client.zscan), (k.ready, self.client.zscan), (k.aside, self.client.hscan)):
+        for key, scan in ((k.delayed, self.client.zscan), (k.ready, self.client.zscan), (k.blocked, self.client.hscan)):
             cursor = 0
             while True:
                 cursor, batch = self._scanned(scan, key, cursor)

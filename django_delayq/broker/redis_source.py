@@ -80,12 +80,12 @@ class RedisSource(Broker):
         """Call a script several times in one round trip. Raise the first error when all have been answered."""
         script = scripts.load(name)
         answers = self._pipeline(script.command(k, **arguments) for k, arguments in calls)
-        unknown = [place for place, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
+        unknown = [index for index, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
         again = self._pipeline(
-            script.command(calls[place][0], in_full=not n, **calls[place][1]) for n, place in enumerate(unknown)
+            script.command(calls[index][0], in_full=not n, **calls[index][1]) for n, index in enumerate(unknown)
         )
-        for place, answer in zip(unknown, again, strict=True):
-            answers[place] = answer
+        for index, answer in zip(unknown, again, strict=True):
+            answers[index] = answer
         for answer in answers:
             if isinstance(answer, Exception):
                 raise answer
@@ -98,16 +98,16 @@ class RedisSource(Broker):
         return pipe.execute(raise_on_error=False)
 
     def take(
-        self, queue: str, limit: int, within: float = 0.0, opened: Mapping[str, int] = {}, *, both_ends: bool = False
+        self, queue: str, limit: int, within: float = 0.0, unblock: Mapping[str, int] = {}, *, both_ends: bool = False
     ) -> Taken:
         """Take ids that are due, or fall due in a moment."""
-        terms = self._to_take(limit, within, opened, both_ends)
+        terms = self._to_take(limit, within, unblock, both_ends)
         answer = scripts.load("take")(self._scripted, self.keys(queue), **terms)
         return _taken(answer, self.now())
 
-    def _to_take(self, limit: int, within: float, opened: Mapping[str, int], both_ends: bool) -> dict[str, Any]:
+    def _to_take(self, limit: int, within: float, unblock: Mapping[str, int], both_ends: bool) -> dict[str, Any]:
         return {
-            "rest": [*chain.from_iterable((name, min(number, IDS_PER_CALL)) for name, number in opened.items())],
+            "rest": [*chain.from_iterable((name, min(number, IDS_PER_CALL)) for name, number in unblock.items())],
             "now": self.now_tenths(),
             "limit": min(limit, IDS_PER_CALL),
             "batch": IDS_PER_CALL,
@@ -121,12 +121,12 @@ class RedisSource(Broker):
     ) -> dict[str, Taken]:
         """Take ids of several queues in one round trip."""
         calls = {}
-        for queue, ready, falling_due, opened, *_ in due:
-            share = min(limit, ready + falling_due + sum(opened.values()))
+        for queue, ready, falling_due, unblock, *_ in due:
+            share = min(limit, ready + falling_due + sum(unblock.values()))
             limit -= share
             # A queue without any stands in the index too early. A take corrects that.
             if share or falling_due or not ready:
-                calls[queue] = self._to_take(share, within, opened, both_ends)
+                calls[queue] = self._to_take(share, within, unblock, both_ends)
         answers = self._call_many("take", [(self.keys(queue), call) for queue, call in calls.items()])
         now = self.now()
         return {queue: _taken(answer, now) for queue, answer in zip(calls, answers, strict=True)}
@@ -155,52 +155,52 @@ class RedisSource(Broker):
         """Make ids ready that have fallen due."""
         return self.take(queue, 0)
 
-    def park(self, queue: str, tickets: Sequence[Ticket], seconds: float) -> None:
+    def delay(self, queue: str, tickets: Sequence[Ticket], seconds: float) -> None:
         """Put taken ids back with another due time."""
         due_tenths = self.now_tenths() + int(seconds * SECOND)
         self._put_back(queue, [(ticket.id, due_tenths + ticket.rank / RANKS, "") for ticket in tickets])
 
     def put_back(self, queue: str, tickets: Sequence[Ticket]) -> None:
-        """Put taken ids back into their former places."""
-        places: list[tuple[int, float | str, float | str]] = []
+        """Put taken ids back where they were."""
+        entries: list[tuple[int, float | str, float | str]] = []
         for ticket in tickets:
             if not ticket.ready_tenths:
                 continue
             if ticket.until > 0:
-                places.append((ticket.id, ticket.ready_tenths + ticket.rank / RANKS, ""))
+                entries.append((ticket.id, ticket.ready_tenths + ticket.rank / RANKS, ""))
             else:
-                places.append((ticket.id, "", ticket.rank * BAND + ticket.ready_tenths))
-        self._put_back(queue, places)
+                entries.append((ticket.id, "", ticket.rank * BAND + ticket.ready_tenths))
+        self._put_back(queue, entries)
 
-    def _put_back(self, queue: str, places: Sequence[tuple[int, float | str, float | str]]) -> None:
+    def _put_back(self, queue: str, entries: Sequence[tuple[int, float | str, float | str]]) -> None:
         # As Python writes them: a double is exact with up to 17 digits.
-        rest = [repr(value) if isinstance(value, float) else value for place in places for value in place]
+        rest = [repr(value) if isinstance(value, float) else value for entry in entries for value in entry]
         scripts.load("put_back")(self.client, self.keys(queue), rest)
 
-    def stand_aside(self, queue: str, tickets: Mapping[str, Sequence[Ticket]]) -> None:
-        """Put taken ids aside by name."""
+    def block(self, queue: str, tickets: Mapping[str, Sequence[Ticket]]) -> None:
+        """Block taken ids, by name."""
         named = [(name, ticket) for name, some in tickets.items() for ticket in some]
         for part in chunks(named, IDS_PER_CALL):
             rest: list[Any] = []
             for name, some in groupby(part, itemgetter(0)):
-                places = [(ticket.rank * BAND + (ticket.ready_tenths or 0), ticket.id) for _, ticket in some]
-                rest += [name, len(places), *chain.from_iterable(places)]
-            scripts.load("stand_aside")(self.client, self.keys(queue), rest)
+                scores = [(ticket.rank * BAND + (ticket.ready_tenths or 0), ticket.id) for _, ticket in some]
+                rest += [name, len(scores), *chain.from_iterable(scores)]
+            scripts.load("block")(self.client, self.keys(queue), rest)
 
-    def asides(self) -> dict[str, dict[str, int]]:
-        """Return how many ids stand aside."""
+    def blocked(self) -> dict[str, dict[str, int]]:
+        """Return the numbers of blocked ids."""
         found: dict[str, dict[str, int]] = {}
-        fields: Any = self.client.hgetall(self.keys("").asides)
-        for place, number in fields.items():
-            queue, _, name = place.decode(errors="replace").partition(":")
+        fields: Any = self.client.hgetall(self.keys("").blocked_counts)
+        for field, number in fields.items():
+            queue, _, name = field.decode(errors="replace").partition(":")
             # Raises ``ValueError`` for a name that is not ours.
             limits.parts(name)
             found.setdefault(queue, {})[name] = int(number)
         return found
 
-    def any_aside(self) -> bool:
-        """Return whether ids stand aside, in whatever queue."""
-        return bool(self.client.exists(self.keys("").asides))
+    def any_blocked(self) -> bool:
+        """Return whether ids of any queue are blocked."""
+        return bool(self.client.exists(self.keys("").blocked_counts))
 
     def listen(self, queues: Sequence[str] | None, timeout: float) -> bool:
         """Sleep until one of the queues is notified."""
@@ -251,14 +251,14 @@ class RedisSource(Broker):
 
 def _taken(answer: Sequence[Any], now: float) -> Taken:
     """Parse the answer of scripts/take.lua, which came at a time by the record's clock (seconds)."""
-    moved, left, next_due, other, any_aside = answer[:5]
+    moved, left, next_due, other, any_blocked = answer[:5]
     tickets = []
     numbers = whole(answer[5:])
     for member, score in zip(numbers[::2], numbers[1::2], strict=True):
         rank, ready_tenths = divmod(score, BAND)
         tickets.append(Ticket(member, ready_tenths, rank, ready_tenths / SECOND - now))
     behind = moved == IDS_PER_CALL
-    return Taken(tickets, left, _until(next_due, now), behind, _until(other, now), bool(any_aside))
+    return Taken(tickets, left, _until(next_due, now), behind, _until(other, now), bool(any_blocked))
 
 
 def _until(tenths: bytes, now: float) -> float | None:

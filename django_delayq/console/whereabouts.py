@@ -1,4 +1,4 @@
-"""The place of one message in Redis, whether it agrees with the record, and queues with which Redis is not filled."""
+"""The location of one message in Redis, whether the record agrees, and queues with which Redis is not filled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import datetime
 from django.db import router
 
 from ..broker import RedisBroker, publisher
-from ..broker.base import QueueSize, RedisPlace
+from ..broker.base import Location, QueueSize
 from ..core.clock import SECOND, from_tenths, to_tenths
 from ..core.exceptions import BrokerUnavailable
 from ..inspector.consistency import Mismatch, classify
@@ -20,7 +20,7 @@ from ..restore.horizon import is_filled, refuse_foreign
 
 @dataclass(frozen=True, slots=True)
 class Whereabouts:
-    """The place of a message in Redis. With an ``error`` Redis did not answer."""
+    """The location of a message in Redis. With an ``error`` Redis did not answer."""
 
     error: str = ""
     # By the clock of Redis. Both are None when the message is not in Redis.
@@ -51,21 +51,21 @@ def _locate(using: str, broker: RedisBroker, message: Message) -> Whereabouts:
     meta = broker.read_meta()
     refuse_foreign(using, meta)
     now_tenths = meta.now_tenths
-    place = broker.places(message.queue, [message.pk])[0]
-    ahead = broker.rank(message.queue, message.pk) if place.ready_tenths is not None else None
+    location = broker.locations(message.queue, [message.pk])[0]
+    ahead = broker.rank(message.queue, message.pk) if location.ready_tenths is not None else None
     # A Redis that no worker has filled is filled first: only messages that are due by now are missing there.
     horizon_tenths = now_tenths if meta.horizon_tenths is None else meta.horizon_tenths
     return Whereabouts(
-        delayed_until=None if place.delayed_tenths is None else from_tenths(place.delayed_tenths),
-        ready_since=None if place.ready_tenths is None else from_tenths(place.ready_tenths),
+        delayed_until=None if location.delayed_tenths is None else from_tenths(location.delayed_tenths),
+        ready_since=None if location.ready_tenths is None else from_tenths(location.ready_tenths),
         ahead=ahead,
         horizon=None if meta.horizon_tenths is None else from_tenths(meta.horizon_tenths),
-        mismatch=_mismatch(message, place, now_tenths, horizon_tenths),
+        mismatch=_mismatch(message, location, now_tenths, horizon_tenths),
     )
 
 
-def _mismatch(message: Message, place: RedisPlace, now_tenths: int, horizon_tenths: int) -> Mismatch | None:
-    mismatch = classify(message, place, message.queue, now_tenths=now_tenths, horizon_tenths=horizon_tenths)
+def _mismatch(message: Message, location: Location, now_tenths: int, horizon_tenths: int) -> Mismatch | None:
+    mismatch = classify(message, location, message.queue, now_tenths=now_tenths, horizon_tenths=horizon_tenths)
     # A worker may have taken the message a moment ago.
     just_due = 0 <= now_tenths - to_tenths(message.due_at) < conf.get().GRACE * SECOND
     return None if mismatch == Mismatch.MISSING and just_due else mismatch

@@ -14,7 +14,7 @@ from django.db.models import Count, Min, OuterRef
 from django.db.models.functions import Coalesce
 
 from ..broker import RedisBroker
-from ..broker.base import IDS_PER_CALL, Entry, RedisPlace
+from ..broker.base import IDS_PER_CALL, Entry, Location
 from ..core import actors
 from ..core.chunks import chunks
 from ..core.clock import SECOND, from_tenths, to_tenths
@@ -34,8 +34,8 @@ from .numbers import MOST_NAMED
 
 # The most ids that are kept for a second comparison: 8 bytes each.
 MOST_SUSPECTS = 100_000
-# The longest time for which a worker puts an id aside, whose topic it lacks or whose row another move locks. Seconds.
-LONGEST_ASIDE = 60.0
+# A worker delays an id whose message it could not claim, as while another move locks the row, for no longer. Seconds.
+LONGEST_DELAY = 60.0
 # A reaper ends a lease within seconds after it ran out, so a lease that ran out this long ago has no reaper. Seconds.
 NO_REAPER_AFTER = 30.0
 
@@ -91,10 +91,10 @@ def inconsistent(using: str) -> Inconsistent:
 
 
 def classify(
-    row: Facts | Message | None, place: RedisPlace, queue: str, *, now_tenths: int, horizon_tenths: int
+    row: Facts | Message | None, location: Location, queue: str, *, now_tenths: int, horizon_tenths: int
 ) -> Mismatch | None:
-    """Compare the row of an id with its place in one queue. Return the mismatch; None if they agree."""
-    nowhere = place.is_nowhere
+    """Compare the row of an id with its location in one queue. Return the mismatch; None if they agree."""
+    nowhere = location.is_nowhere
     if row is None or row.queue != queue or row.state not in LIVE:
         return None if nowhere else Mismatch.EXTRA
     if row.state == State.RUNNING:
@@ -104,12 +104,12 @@ def classify(
         return Mismatch.MISSING if due_tenths <= horizon_tenths else None
     if due_tenths <= now_tenths:
         late = (
-            place.ready_tenths is None
-            and place.delayed_tenths is not None
-            and place.delayed_tenths > now_tenths + LONGEST_ASIDE * SECOND
+            location.ready_tenths is None
+            and location.delayed_tenths is not None
+            and location.delayed_tenths > now_tenths + LONGEST_DELAY * SECOND
         )
         return Mismatch.DIFFERENT if late else None
-    return None if place.delayed_tenths == due_tenths else Mismatch.DIFFERENT
+    return None if location.delayed_tenths == due_tenths else Mismatch.DIFFERENT
 
 
 class ConsistencyCheck:
@@ -167,22 +167,25 @@ class ConsistencyCheck:
 
     def _misplaced(self, page: list[Entry]) -> list[int]:
         now_tenths = self.broker.now_tenths()
-        places = self.broker.places(self.queue, [entry.id for entry in page])
+        locations = self.broker.locations(self.queue, [entry.id for entry in page])
         found = []
-        for entry, place in zip(page, places, strict=True):
+        for entry, location in zip(page, locations, strict=True):
             row = Facts(entry.id, State.SCHEDULED, "", self.queue, None, entry.due_at, entry.priority)
-            if classify(row, place, self.queue, now_tenths=now_tenths, horizon_tenths=self._horizon_tenths) is not None:
+            if (
+                classify(row, location, self.queue, now_tenths=now_tenths, horizon_tenths=self._horizon_tenths)
+                is not None
+            ):
                 found.append(entry.id)
         return found
 
     def _differing(self, ids: Sequence[int]) -> list[tuple[int, Mismatch | None, Facts | None]]:
         # Redis is read first: a message that is scheduled in between is in the record and only seems to be missing.
-        now_tenths, places = self.broker.now_tenths(), self.broker.places(self.queue, ids)
+        now_tenths, locations = self.broker.now_tenths(), self.broker.locations(self.queue, ids)
         rows = statements(self.using).facts(ids)
         found = []
-        for pk, place in zip(ids, places, strict=True):
+        for pk, location in zip(ids, locations, strict=True):
             mismatch = classify(
-                rows.get(pk), place, self.queue, now_tenths=now_tenths, horizon_tenths=self._horizon_tenths
+                rows.get(pk), location, self.queue, now_tenths=now_tenths, horizon_tenths=self._horizon_tenths
             )
             found.append((pk, mismatch, rows.get(pk)))
         return found
@@ -223,7 +226,7 @@ class ConsistencyCheck:
 def queues(using: str, broker: RedisBroker) -> list[str]:
     """Return the queues to compare: those of the record and of the project, and those of which only Redis has ids."""
     due = broker.due_queues(None, within=CENTURY).queues
-    return sorted({*reading.queues(using), *(queue.name for queue in due), *broker.asides()})
+    return sorted({*reading.queues(using), *(queue.name for queue in due), *broker.blocked()})
 
 
 def is_known(using: str, broker: RedisBroker, queue: str) -> bool:

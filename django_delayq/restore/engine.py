@@ -394,7 +394,7 @@ class Restore:
             expired = Message.objects.using(self.using).filter(self._is_expired(), pk__in=ids)
             gone = set(expired.values_list("pk", flat=True))
             ids = [pk for pk in ids if pk not in gone]
-        there = sum(not place.is_nowhere for place in self.broker.places(queue, ids))
+        there = sum(not place.is_nowhere for place in self.broker.locations(queue, ids))
         return Put(len(ids) - there, there)
 
     # --- overdue messages -----------------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ def named(server: RedisServer) -> str:
 # --- names ------------------------------------------------------------------------------------------------------------
 
 CALLS: dict[str, Callable[[RedisBroker], object]] = {
-    "a put": lambda broker: broker.put_nowait("default", [Entry(1, 0, 0)]),
+    "a put": lambda broker: broker.send_put("default", [Entry(1, 0, 0)]),
     "a remove": lambda broker: broker.remove("default", [1]),
     "a take": lambda broker: broker.take("default", 1),
     "a listener": lambda broker: broker.listen(["default"], 1.0),

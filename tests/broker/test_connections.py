@@ -84,7 +84,7 @@ def entry(number: int, due_in: float = 60.0) -> Entry:
 
 def put(broker: RedisBroker, number: int, _other: object = None) -> None:
     """Put an id, and wait for the answer."""
-    broker.put_nowait(QUEUE, [entry(number)])
+    broker.send_put(QUEUE, [entry(number)])
     broker.flush()
 
 
@@ -209,10 +209,10 @@ def test_a_connection_that_its_pool_disowns_is_replaced(
 
 
 def test_the_next_put_tells_that_redis_has_answered(broker: RedisBroker, other: redis.Redis) -> None:
-    assert not broker.put_nowait(QUEUE, [entry(1)])
+    assert not broker.send_put(QUEUE, [entry(1)])
     broker.flush()
-    assert not broker.put_nowait(QUEUE, [entry(2)])
-    assert all(broker.put_nowait(QUEUE, [entry(number)]) for number in range(3, 103))
+    assert not broker.send_put(QUEUE, [entry(2)])
+    assert all(broker.send_put(QUEUE, [entry(number)]) for number in range(3, 103))
     broker.flush()
     assert held(other) == set(range(1, 103))
 
@@ -221,7 +221,7 @@ def test_a_put_under_way_does_not_bring_back_what_is_removed(broker: RedisBroker
     put(broker, 1)
     # The put is refused, and sent again when its answer is read.
     other.script_flush()
-    broker.put_nowait(QUEUE, [entry(2)])
+    broker.send_put(QUEUE, [entry(2)])
     broker.remove(QUEUE, [2])
     broker.flush()
     assert held(other) == {1}
@@ -230,7 +230,7 @@ def test_a_put_under_way_does_not_bring_back_what_is_removed(broker: RedisBroker
 def test_a_put_sent_again_undoes_no_later_put(make: Make, broker: RedisBroker, other: redis.Redis) -> None:
     put(broker, 1)
     other.script_flush()
-    broker.put_nowait(QUEUE, [entry(1, 90.0)])
+    broker.send_put(QUEUE, [entry(1, 90.0)])
     # Not before the server has refused it.
     while "errorstat_NOSCRIPT" not in other.info("errorstats"):
         time.sleep(0.001)
@@ -249,7 +249,7 @@ def test_a_put_under_way_on_a_broken_connection_is_sent_again(
         broker = make(proxy.url)
         put(broker, 1)
         assert proxy.forget() == 1
-        broker.put_nowait(QUEUE, [entry(2)])
+        broker.send_put(QUEUE, [entry(2)])
         proxy.cut()
         assert held(other) == {1}
         put(broker, 3)
@@ -278,7 +278,7 @@ def test_a_put_on_a_connection_that_died_without_notice_is_sent_again(
         broker = impatient(make(proxy.url, timeout=0.5))
         assert proxy.forget()
         for number in (2, 3):
-            broker.put_nowait(QUEUE, [entry(number)])
+            broker.send_put(QUEUE, [entry(number)])
         broker.flush()
         assert held(other) == {1, 2, 3}
 
@@ -288,9 +288,9 @@ def test_a_frozen_server_is_noticed_by_the_next_put(make: Make, server: RedisSer
     broker.client.connection_pool.connection_kwargs["socket_timeout"] = 0.5
     server.freeze()
     # This one returns although nobody answers.
-    broker.put_nowait(QUEUE, [entry(2)])
+    broker.send_put(QUEUE, [entry(2)])
     with pytest.raises(BrokerUnavailable, match="Timeout"):
-        broker.put_nowait(QUEUE, [entry(3)])
+        broker.send_put(QUEUE, [entry(3)])
 
 
 def test_the_kernel_looks_after_idle_connections(broker: RedisBroker) -> None:

@@ -71,7 +71,7 @@ def test_no_more_is_taken_than_asked_for_and_a_take_says_that_more_is_ready(benc
 
 def test_an_id_that_was_taken_and_parked_is_taken_again(bench: Bench) -> None:
     id_ = bench.schedule()
-    bench.broker.park(QUEUE, bench.broker.take(QUEUE, 10).tickets, 0.0)
+    bench.broker.delay(QUEUE, bench.broker.take(QUEUE, 10).tickets, 0.0)
     assert [row.id for row in bench.deliver()] == [id_]
 
 

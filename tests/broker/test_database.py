@@ -22,7 +22,7 @@ def test_methods_without_an_effect_cost_no_query(django_assert_num_queries: Djan
     with django_assert_num_queries(0):
         broker.promote(QUEUE)
         broker.put(QUEUE, [])
-        broker.park(QUEUE, [Ticket(1)], 1.0)
+        broker.delay(QUEUE, [Ticket(1)], 1.0)
         broker.put_back(QUEUE, [Ticket(1)])
         broker.notify([QUEUE])
         broker.stop_listening()
@@ -30,7 +30,7 @@ def test_methods_without_an_effect_cost_no_query(django_assert_num_queries: Djan
 
 @pytest.mark.django_db
 def test_a_queue_is_taken_from_although_no_look_has_named_it() -> None:
-    """Ids stood aside in it when Redis was lost: a process remembers these queues."""
+    """Ids were blocked in it when Redis was lost: a process remembers these queues."""
     bench = Bench(database_broker())
     pk = bench.schedule()
     assert bench.broker.due_queues(["other"]).queues == []

@@ -266,10 +266,10 @@ def test_who_finds_another_trying_redis_again_does_not_wait_for_it(
 
     monkeypatch.setattr(there.broker, "flush", noted)
     monkeypatch.setattr(publisher, "RETRY_AFTER", PATIENCE)
-    tries = threading.Thread(target=there.put, args=("default", entries))
+    tries = threading.Thread(target=there.announce, args=("default", entries))
     tries.start()
     assert trying.wait(PATIENCE)
-    there.put("default", entries)
+    there.announce("default", entries)
     assert tries.is_alive()
     away.thaw()
     tries.join()

@@ -208,7 +208,7 @@ def test_a_parked_id_comes_back_after_its_time_with_its_rank(broker: RedisBroker
     broker.put(QUEUE, [entry(1, priority=-7)])
     taken = broker.take(QUEUE, 1)
     assert taken.tickets[0].rank == 107
-    broker.park(QUEUE, taken.tickets, 60)
+    broker.delay(QUEUE, taken.tickets, 60)
     next_due = broker.take(QUEUE, 1).next_due
     assert next_due is not None
     assert 10 < next_due < 60.01

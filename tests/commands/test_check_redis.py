@@ -66,13 +66,13 @@ def test_a_queue_that_nothing_knows_is_told_and_leaves_no_key(arguments: list[st
     assert not redis_client.keys("*gone*")
 
 
-@pytest.mark.parametrize("place", ["delayed", "ready", "aside"])
+@pytest.mark.parametrize("place", ["delayed", "ready", "blocked"])
 def test_a_check_finds_and_empties_the_queues_that_only_redis_knows(place: str) -> None:
     [pk] = schedule(1, queue="gone", due=60 if place == "delayed" else -20)
     schedule(1)
     run("delayq_restore")
-    if place == "aside":
-        broker().stand_aside("gone", {"a limit": broker().take("gone", 1).tickets})
+    if place == "blocked":
+        broker().block("gone", {"a limit": broker().take("gone", 1).tickets})
     Message._base_manager.filter(pk=pk).delete()
     for words in ([], ["--queue", "default", "--queue", "gone"]):
         ran = run("delayq_check", "redis", "--json", *words)
@@ -111,7 +111,7 @@ def test_another_due_time_is_different(due: float, shift: int) -> None:
     assert held() == due_tenths(pk, other)
 
 
-def test_an_id_that_a_worker_put_aside_is_no_mismatch(redis_client: redis.Redis) -> None:
+def test_an_id_that_a_worker_delayed_is_no_mismatch(redis_client: redis.Redis) -> None:
     [pk] = schedule(due=-20)
     run("delayq_restore")
     redis_client.zrem(READY, pk)

@@ -109,7 +109,7 @@ def test_a_rate_is_kept_over_several_workers(start: Start) -> None:
 
 
 def test_redis_learns_no_topic_and_no_limit_key(start: Start, redis_client: redis.Redis) -> None:
-    """Ids stand aside for each reason: a handler that is missing, a limit of a topic, of a key and of a queue."""
+    """Ids are blocked for each reason: a handler that is missing, a limit of a topic, of a key and of a queue."""
     worker = start("--threads", "8", unknown=("t.new",))
     worker.wait_for("Loaded Redis")
     busy: Any = {"topic": "t.limited", "payload": {"seconds": 0.5}}
@@ -119,13 +119,13 @@ def test_redis_learns_no_topic_and_no_limit_key(start: Start, redis_client: redi
         *[{**busy, "topic": "t.sleep", "queue": "narrow"}] * 6,
     ]
     schedule_messages([*work, {"topic": "t.new"}])
-    asides, seen = keys("delayq", "default").asides, []
+    counts, seen = keys("delayq", "default").blocked_counts, []
 
     def names() -> int:
         seen.append(texts(redis_client))
-        return int(redis_client.hlen(asides))
+        return int(redis_client.hlen(counts))
 
-    eventually(lambda: names() == 4, "some of each kind stand aside")
+    eventually(lambda: names() == 4, "some of each kind are blocked")
     eventually(lambda: names() == 1 and states()[State.CONSUMED] == len(work), "all are delivered but one")
     for secret in (b"t.limited", b"cust0mer", b"t.sleep", b"t.new"):
         assert not any(secret in text for text in seen), secret

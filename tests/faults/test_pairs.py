@@ -282,7 +282,7 @@ class Run:
         delayq = {**django_settings.DELAYQ, "REDIS": url, "GRACE": 10 * PATIENCE, "POLL_INTERVAL": 0.1}
         if self.case.has("ends"):
             delayq["LIMITS"] = {"other": {"limit": 3}}
-        # Only what another process has made free, or set aside, has to be looked for.
+        # Only what another process has freed, or blocked, has to be looked for.
         look = 10 * PATIENCE if self.case.workers == 1 else 0.2
         tuning = Tuning(idle_wait=10 * PATIENCE, look_interval=look, pause_check_interval=0.1)
         with override_settings(DELAYQ=delayq), patch.object(Parts, "tuning", tuning):
@@ -464,7 +464,7 @@ class Run:
         """Describe where all messages are."""
         lines = [f"{kind}: {dict(counted(pks))}" for kind, pks in self.made.items()]
         lines += [f"{queue} in Redis: {len(held(self.client, queue))}" for queue in QUEUES]
-        return "\n".join([*lines, f"aside: {self.client.hgetall('{delayq}:asides')!r}", f"ended: {self.codes}"])
+        return "\n".join([*lines, f"blocked: {self.client.hgetall('{delayq}:asides')!r}", f"ended: {self.codes}"])
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -507,7 +507,7 @@ class Run:
                 Message.objects.filter(headers__schedule="p", state=State.CANCELLED).values_list("pk", flat=True)
             )
             assert left == set(), f"{queue} has ids of {dict(counted(left))}"
-        assert broker.asides() == {}
+        assert broker.blocked() == {}
 
 
 def are_all(pks: Sequence[int], state: State) -> bool:

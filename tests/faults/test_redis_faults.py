@@ -18,7 +18,7 @@ from django_delayq.core.known_record import doubt_identity
 from django_delayq.core.states import State
 from django_delayq.models import Message
 from django_delayq.models.messages import Identity
-from django_delayq.worker.claim.siding_names import names_in_redis
+from django_delayq.worker.claim.blocked_names import names_in_redis
 from testproject.servers import RedisServer
 from tests.support.processes import Configure, Gate, Start
 from tests.support.proxy import Proxy
@@ -123,21 +123,21 @@ def test_a_redis_restarted_from_an_old_dump_resurrects_nothing_and_lacks_nothing
         worker.stop()
 
 
-def ready_or_aside(client: redis.Redis) -> int:
-    """Return how many ids are due: those for which this worker has no place stand aside."""
-    return int(client.zcard(KEYS.ready)) + int(client.hlen(KEYS.aside))
+def ready_or_blocked(client: redis.Redis) -> int:
+    """Return how many ids are due: those for which this worker has no slot are blocked."""
+    return int(client.zcard(KEYS.ready)) + int(client.hlen(KEYS.blocked))
 
 
 def test_any_key_may_be_deleted(start: Start, redis_client: redis.Redis, gate: Gate) -> None:
     worker = start("--threads", "1")
     messages: list[Message] = []
-    due = {KEYS.ready, KEYS.aside, KEYS.asides, f"{KEYS.aside}:{names_in_redis('handler t.tx')[0]}"}
-    for names in ({KEYS.delayed}, {KEYS.ready}, {KEYS.meta}, {KEYS.wake}, {KEYS.aside}, {KEYS.asides}, due):
+    due = {KEYS.ready, KEYS.blocked, KEYS.blocked_counts, f"{KEYS.blocked}:{names_in_redis('handler t.tx')[0]}"}
+    for names in ({KEYS.delayed}, {KEYS.ready}, {KEYS.meta}, {KEYS.wake}, {KEYS.blocked}, {KEYS.blocked_counts}, due):
         # The only thread is busy.
         messages.append(blocker := gate.running())
         messages += schedule_messages({"topic": "t.tx"} for _ in range(5))
         messages += many(5, over=0.5, start=0.5)
-        eventually(lambda: ready_or_aside(redis_client) >= 5, "five are ready, if not the delayed ones too")
+        eventually(lambda: ready_or_blocked(redis_client) >= 5, "five are ready, if not the delayed ones too")
         redis_client.delete(*names)
         gate.open(f"go-{blocker.pk}-1")
         wait_until_all(State.CONSUMED, len(messages))

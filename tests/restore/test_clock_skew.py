@@ -56,7 +56,7 @@ class Worker:
 
     def due_there(self, message: Message) -> int | None:
         """Return the due tenth at which the message waits in Redis."""
-        return self.broker.places(message.queue, [message.pk])[0].delayed_tenths
+        return self.broker.locations(message.queue, [message.pk])[0].delayed_tenths
 
 
 @pytest.fixture
@@ -86,8 +86,8 @@ def test_a_process_ahead_of_the_record_claims_nothing_early_and_learns_the_time(
     message = schedule_message("t.ok", delay="5m")
     be_wrong(HOUR)
     worker.put(message)
-    assert worker.broker.places(QUEUE, [message.pk])[0].ready_tenths is not None
-    worker.consumer.turn()
+    assert worker.broker.locations(QUEUE, [message.pk])[0].ready_tenths is not None
+    worker.consumer.run_round()
     assert state(message) == State.SCHEDULED
     assert worker.due_there(message) == to_tenths(message.due_at)
     assert abs(error()) < HOUR / 2
@@ -99,12 +99,12 @@ def test_a_process_behind_the_record_learns_the_time_from_its_heartbeat(worker: 
     message = schedule_message("t.ok")
     worker.put(message)
     be_wrong(-HOUR)
-    worker.consumer.turn()
+    worker.consumer.run_round()
     assert state(message) == State.SCHEDULED
     worker.heartbeat.tick()
 
     def begins() -> bool:
-        worker.consumer.turn()
+        worker.consumer.run_round()
         return state(message) == State.RUNNING
 
     eventually(begins, "it is claimed")

@@ -14,8 +14,8 @@ ENTRY = Entry.at(7, datetime.now(UTC) + timedelta(seconds=60), 0)
 TICKET = Ticket(7, 18_000_000_000_000, 100)
 
 
-def put_nowait_and_flush(broker: RedisBroker) -> None:
-    broker.put_nowait(QUEUE, [ENTRY])
+def send_put_and_flush(broker: RedisBroker) -> None:
+    broker.send_put(QUEUE, [ENTRY])
     broker.flush()
 
 
@@ -26,15 +26,15 @@ METHODS: dict[str, Callable[[RedisBroker], object]] = {
     "remove": lambda broker: broker.remove(QUEUE, [7]),
     "take": lambda broker: broker.take(QUEUE, 5),
     "promote": lambda broker: broker.promote(QUEUE),
-    "park": lambda broker: broker.park(QUEUE, [TICKET], 1.0),
+    "delay": lambda broker: broker.delay(QUEUE, [TICKET], 1.0),
     "put_back": lambda broker: broker.put_back(QUEUE, [TICKET]),
-    "stand_aside": lambda broker: broker.stand_aside(QUEUE, {"handler t": [TICKET]}),
-    "asides": lambda broker: broker.asides(),
-    "any_aside": lambda broker: broker.any_aside(),
+    "block": lambda broker: broker.block(QUEUE, {"handler t": [TICKET]}),
+    "blocked": lambda broker: broker.blocked(),
+    "any_blocked": lambda broker: broker.any_blocked(),
     "listen": lambda broker: broker.listen([QUEUE], 0.2),
     "notify": lambda broker: broker.notify([QUEUE]),
-    "put_nowait": lambda broker: broker.put_nowait(QUEUE, [ENTRY]),
-    "put_nowait and flush": put_nowait_and_flush,
+    "send_put": lambda broker: broker.send_put(QUEUE, [ENTRY]),
+    "send_put and flush": send_put_and_flush,
     "missing": lambda broker: broker.missing({QUEUE: [ENTRY]}),
     "fill": lambda broker: broker.fill({QUEUE: [ENTRY]}),
     "take_many": lambda broker: broker.take_many([DueQueue(QUEUE, 1, 1)], 5),
@@ -52,7 +52,7 @@ METHODS: dict[str, Callable[[RedisBroker], object]] = {
     "write_nothing": lambda broker: broker.write_nothing(),
     "server_info": lambda broker: broker.server_info(),
     "sizes": lambda broker: broker.sizes([QUEUE]),
-    "places": lambda broker: broker.places(QUEUE, [7]),
+    "locations": lambda broker: broker.locations(QUEUE, [7]),
     "rank": lambda broker: broker.rank(QUEUE, 7),
     "ids": lambda broker: list(broker.ids(QUEUE)),
 }

@@ -109,7 +109,7 @@ def held(queue: str = "default") -> dict[int, int]:
     ids = sorted({pk for batch in redis_broker.ids(queue) for pk in batch})
     return {
         pk: place.delayed_tenths if place.delayed_tenths is not None else 0
-        for pk, place in zip(ids, redis_broker.places(queue, ids), strict=True)
+        for pk, place in zip(ids, redis_broker.locations(queue, ids), strict=True)
     }
 
 

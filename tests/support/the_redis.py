@@ -50,14 +50,14 @@ def puts_are_flushed(monkeypatch: pytest.MonkeyPatch, redis_has_time: None) -> N
 
     In production, and in all other tests, the answer is still on its way when the call returns.
     """
-    put = RedisBroker.put_nowait
+    put = RedisBroker.send_put
 
     def put_and_flush(self: RedisBroker, queue: str, entries: Sequence[Entry]) -> bool:
         put(self, queue, entries)
         self.flush()
         return True
 
-    monkeypatch.setattr(RedisBroker, "put_nowait", put_and_flush)
+    monkeypatch.setattr(RedisBroker, "send_put", put_and_flush)
 
 
 def _connect() -> redis.Redis:

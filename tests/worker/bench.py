@@ -93,7 +93,7 @@ def redis_of(brokers: BrokerSwitch) -> RedisBroker:
 
 def turn(parts: Parts) -> None:
     """Make turns of a worker until it would wait for something."""
-    while parts.consumer.turn() == 0:
+    while parts.consumer.run_round() == 0:
         pass
 
 

@@ -99,7 +99,10 @@ def of_another_type(name: str) -> Write:
 
 
 RUBBISH: dict[str, Write] = {
-    **{f"a {name} of another type": of_another_type(name) for name in ("delayed", "ready", "meta", "queues", "asides")},
+    **{
+        f"a {name} of another type": of_another_type(name)
+        for name in ("delayed", "ready", "meta", "queues", "blocked_counts")
+    },
     "a member that is no id": lambda client: client.zadd(KEYS.ready, {"x": 0}),
     "a member that is too large": lambda client: client.zadd(KEYS.ready, {"9" * 20: 0}),
     "a member below zero": lambda client: client.zadd(KEYS.ready, {"-3": 0}),
@@ -111,9 +114,9 @@ RUBBISH: dict[str, Write] = {
     "a queue with an endless name": lambda client: client.zadd(KEYS.queues, {"x" * 5000: 0}),
     "a queue that is no name": lambda client: client.zadd(KEYS.queues, {b"\xff\xfe": 0}),
     "a horizon that is no number": lambda client: client.hset(KEYS.meta, "horizon", "abc"),
-    "a siding without a reason": lambda client: client.hset(KEYS.asides, QUEUE, 3),
-    "a siding for another reason": lambda client: client.hset(KEYS.asides, f"{QUEUE}:lost", 3),
-    "a siding with a number that is none": lambda client: client.hset(KEYS.asides, f"{QUEUE}:queue {QUEUE}", "abc"),
+    "a blocked id without a reason": lambda client: client.hset(KEYS.blocked_counts, QUEUE, 3),
+    "a blocked id for another reason": lambda client: client.hset(KEYS.blocked_counts, f"{QUEUE}:lost", 3),
+    "a count that is none": lambda client: client.hset(KEYS.blocked_counts, f"{QUEUE}:queue {QUEUE}", "abc"),
     "a tick at its end": lambda client: client.hset(KEYS.meta, "tick", 2**63 - 1),
 }
 
@@ -135,7 +138,7 @@ class Worker:
 
     def work(self) -> None:
         for _time in range(3):
-            self.consumer.turn()
+            self.consumer.run_round()
             self.loader.tick()
 
 
@@ -186,7 +189,7 @@ def test_what_another_process_has_deleted_since_is_not_deleted_again(
     other = Worker(assembled(threads=10, queues=None))
     for each in (worker, other):
         RUBBISH["a member that is no id"](redis_client)
-        each.consumer.turn()
+        each.consumer.run_round()
     worker.loader.tick()
     message = schedule_message("t.ok", delay=60)
     cleared = redis_client.hget(KEYS.meta, "cleared")
@@ -201,7 +204,7 @@ def test_under_the_identity_of_another_database_nothing_is_deleted(
     worker: Worker, redis_client: redis.Redis, write: Write
 ) -> None:
     write(redis_client)
-    worker.consumer.turn()
+    worker.consumer.run_round()
     if redis_client.type(KEYS.meta) != b"hash":
         pytest.skip("nothing tells whose it is")
     redis_client.hset(KEYS.meta, "identity", "somebody else's")

@@ -63,7 +63,7 @@ def test_a_message_is_claimed_a_moment_before_it_falls_due_and_waits_for_the_rec
     (message,) = due_soon(consumer, 8)
     if is_ahead:
         redis_of(consumer.brokers).now = stopped_at(to_tenths(message.due_at) + SECOND)
-    consumer.turn()
+    consumer.run_round()
     (held,) = consumer.pool.held()
     assert (held.id, held.lateness, state(message)) == (message.pk, 0, State.RUNNING)
     row = last_move(message)
@@ -79,15 +79,15 @@ def test_no_message_is_claimed_earlier_than_the_setting_allows_and_the_consumer_
     consumer.tuning.idle_wait = 100.0
     consumer.pauses.queues = lambda: ("other", QUEUE)
     (message,) = due_soon(consumer, CLAIM_AHEAD + 0.0001)
-    assert 0.4 < consumer.turn() <= CLAIM_AHEAD / 2 + 0.0001
+    assert 0.4 < consumer.run_round() <= CLAIM_AHEAD / 2 + 0.0001
     assert (consumer.pool.held(), state(message)) == ([], State.SCHEDULED)
 
 
 def test_a_consumer_that_lacks_a_handler_claims_nothing_ahead_once_it_knows(consumer: Consumer) -> None:
     due_soon(consumer, 4, topic="t.of_another")
-    consumer.turn()
+    consumer.run_round()
     (later,) = due_soon(consumer, 4)
-    assert consumer.turn() > 0.4
+    assert consumer.run_round() > 0.4
     assert state(later) == State.SCHEDULED
 
 
@@ -95,7 +95,7 @@ def test_an_id_taken_ahead_in_a_paused_queue_is_put_back_where_it_was(consumer: 
     consumer.pauses.check()
     pause_queue(QUEUE)
     (message,) = due_soon(consumer, 4)
-    consumer.turn()
+    consumer.run_round()
     assert state(message) == State.SCHEDULED
     assert place(consumer, message) == pytest.approx(to_tenths(message.due_at), abs=1)
 
@@ -103,7 +103,7 @@ def test_an_id_taken_ahead_in_a_paused_queue_is_put_back_where_it_was(consumer: 
 def test_a_message_claimed_ahead_and_released_falls_due_no_earlier(consumer: Consumer) -> None:
     """It is to run alone while another process runs a message alone, and is put off for a moment."""
     (message,) = due_soon(consumer, 8)
-    consumer.turn()
+    consumer.run_round()
     (held,) = consumer.pool.held()
     consumer.pool.recorder.submit(held, Release("makes way", timedelta(milliseconds=1)), "worker:w")
     assert consumer.pool.recorder.flush(PATIENCE)
@@ -116,22 +116,22 @@ def test_a_consumer_that_delivers_by_query_sleeps_until_something_is_due(
 ) -> None:
     schedule_message("t.ok", delay="1h")
     monkeypatch.setattr(consumer.brokers, "redis", None)
-    assert consumer.turn() > 0.4
+    assert consumer.run_round() > 0.4
 
 
 def test_no_more_messages_are_claimed_ahead_than_there_is_room_for(consumer: Consumer) -> None:
     messages = due_soon(consumer, 4, 5)
-    assert consumer.turn() > 0.4
+    assert consumer.run_round() > 0.4
     assert sorted(map(state, messages)) == [State.RUNNING] * 3 + [State.SCHEDULED] * 2
     # The consumer does not come back before the others are due, or it would come back without end.
-    assert consumer.turn() > 0.4
+    assert consumer.run_round() > 0.4
 
 
 def test_a_message_due_later_than_redis_believes_is_not_claimed_ahead(consumer: Consumer) -> None:
     (message,) = due_soon(consumer, 4)
     later = message.due_at + timedelta(seconds=1)
     Message._base_manager.filter(pk=message.pk).update(due_at=later)
-    consumer.turn()
+    consumer.run_round()
     assert (consumer.pool.held(), state(message)) == ([], State.SCHEDULED)
     assert place(consumer, message) == pytest.approx(to_tenths(later), abs=1)
 
@@ -277,10 +277,10 @@ def test_no_message_is_claimed_before_its_due_time_when_claiming_ahead_is_off(
 ) -> None:
     consumer = assembled(threads=3, claim_ahead=0.0).consumer
     (message,) = due_soon(consumer, 0.0001)
-    assert 0 <= consumer.turn() <= 0.0001
+    assert 0 <= consumer.run_round() <= 0.0001
     assert (consumer.pool.held(), state(message)) == ([], State.SCHEDULED)
     redis_of(consumer.brokers).now = stopped_at(to_tenths(message.due_at))
     eventually(lambda: transitions.now(DB) >= message.due_at)
-    consumer.turn()
+    consumer.run_round()
     (held,) = consumer.pool.held()
     assert held.due_mono <= held.claimed_mono

@@ -51,7 +51,7 @@ def test_claimed_messages_run_although_redis_goes_away_while_the_rest_is_put_bac
     redis = redis_of(parts.brokers)
     monkeypatch.setattr(redis, "take", lambda *_asked, **_how: taken)
     monkeypatch.setattr(redis, "put", Mock(side_effect=BrokerUnavailable))
-    parts.consumer.turn()
+    parts.consumer.run_round()
     assert held(parts) == [ready.pk]
     assert parts.brokers.current() is parts.brokers.database
 
@@ -62,7 +62,7 @@ def test_a_message_that_falls_due_while_others_are_claimed_is_not_slept_through(
     def wait_after_answer(ago: float) -> float:
         answer = Taken(next_due=1.5, at=time.monotonic() - ago)
         monkeypatch.setattr(redis_of(parts.brokers), "take", lambda *_asked, **_how: answer)
-        return parts.consumer.turn()
+        return parts.consumer.run_round()
 
     assert wait_after_answer(ago=1.0) <= 0.5
     assert wait_after_answer(ago=60.0) == 0.0
@@ -82,22 +82,22 @@ def test_a_worker_whose_lease_renewals_get_no_answer_claims_nothing(
     parts = assembled(redis=False, tuning=Tuning(longest_behind=0.05))
     eventually(lambda: parts.recorder.behind > 0.05, "a renewal waits")
     message = schedule_message("t.ok")
-    parts.consumer.turn()
+    parts.consumer.run_round()
     assert state(message) == State.SCHEDULED
     answers.set()
     eventually(lambda: not parts.recorder.behind, "the renewal has its answer")
-    parts.consumer.turn()
+    parts.consumer.run_round()
     assert state(message) == State.RUNNING
 
 
 def test_a_consumer_that_may_deliver_no_more_does_not_ask_again_and_again(assembled: Assemble) -> None:
     consumer = assembled(redis=False, max_messages=1).consumer
     schedule_messages([{"topic": "t.ok"}] * 3)
-    consumer.turn()
+    consumer.run_round()
     assert len(consumer.pool.held()) == 1
     consumer.pool.threads._all_places = 3
     assert not consumer._may_go_on()
-    assert consumer.turn() > 0.5
+    assert consumer.run_round() > 0.5
 
 
 # --- messages that run alone ------------------------------------------------------------------------------------------
@@ -112,20 +112,20 @@ def test_a_message_that_is_to_run_alone_waits_longer_each_time(assembled: Assemb
     message = suspect()
     waits = []
     for _time in range(3):
-        consumer.turn()
+        consumer.run_round()
         assert consumer.pool.isolated is not None
         waits.append(consumer.isolation.seconds_left)
-        assert consumer.turn() <= waits[-1]
+        assert consumer.run_round() <= waits[-1]
         consumer.isolation._wait_ends = 0.0
-        consumer.turn()
+        consumer.run_round()
         assert recorder.flush(PATIENCE)
         assert Message.objects.get(pk=message.pk).due_at > transitions.now(DB)
         Message._base_manager.filter(pk=message.pk).update(due_at=message.due_at)
     assert [round(seconds / FIRST_WAIT) for seconds in waits] == [1, 2, 4]
     consumer.pool.threads.held.remove(busy)
     with running(consumer.pool):
-        consumer.turn()
-        consumer.turn()
+        consumer.run_round()
+        consumer.run_round()
         eventually(lambda: state(message) == State.CONSUMED, "it runs alone")
 
 
@@ -136,7 +136,7 @@ def test_messages_that_make_way_for_one_that_runs_alone_are_soon_there_when_it_e
         parts = assembled(threads=20, redis=False, isolation_lock=lock)
         messages = [suspect() for _ in range(20)]
         Message._base_manager.update(deliveries=9, reported=7)
-        parts.consumer.turn()
+        parts.consumer.run_round()
         assert parts.recorder.flush(PATIENCE)
         rows = Transition.objects.filter(message__in=messages, reason="is to run alone")
         delays = [(row.due_at - row.at).total_seconds() for row in rows]
@@ -149,12 +149,12 @@ def test_a_message_that_is_cancelled_while_it_waits_to_run_alone_does_not_run(as
     parts = assembled(threads=2, redis=False)
     parts.pool.threads.held.add(claimed("t.ok"))
     message = suspect("t.effect")
-    parts.consumer.turn()
+    parts.consumer.run_round()
     waiting = parts.pool.isolated
     assert waiting is not None
     cancel_message(message)
     eventually(lambda: waiting.cancel_requested, "the worker knows")
-    parts.consumer.turn()
+    parts.consumer.run_round()
     assert parts.recorder.flush(60)
     assert state(message) == State.CANCELLED
     assert not Effect.objects.exists()
@@ -164,7 +164,7 @@ def test_a_process_whose_last_message_runs_alone_has_no_successor(assembled: Ass
     for most, has_successor in ((1, False), (2, True)):
         parts = assembled(threads=2, redis=False, max_messages=most)
         message = suspect()
-        parts.consumer.turn()
+        parts.consumer.run_round()
         assert held(parts) == [message.pk]
         assert bool(parts.pool.shared.suspect_since) == has_successor
 
@@ -176,13 +176,13 @@ def test_an_async_handler_runs_alone_when_neither_a_thread_nor_the_loop_is_busy(
         lane.held.add(claimed(topic))
     message = suspect("t.async")
     with running(parts.pool):
-        consumer.turn()
+        consumer.run_round()
         for lane in (threads, loop):
-            consumer.turn()
+            consumer.run_round()
             assert parts.pool.isolated is not None
             (busy,) = lane.held.all()
             lane.held.remove(busy)
-        consumer.turn()
+        consumer.run_round()
         assert parts.recorder.flush(60)
     assert state(message) == State.CONSUMED
     assert Transition.objects.get(message=message, to_state=State.CONSUMED).actor == "worker:w/async"
@@ -198,7 +198,7 @@ def test_a_process_that_was_replaced_takes_nothing(assembled: Assemble) -> None:
     parts = assembled(threads=2, redis=False)
     schedule_message("t.ok")
     parts.pool.shared.replaced = True
-    parts.consumer.turn()
+    parts.consumer.run_round()
     assert parts.pool.held() == []
 
 
@@ -231,11 +231,11 @@ def test_without_redis_a_limit_is_tried_as_soon_as_the_record_has_room(declare: 
     declare("l.one", limit=1)
     worker = assembled(4, name="worker", redis=False)
     first, second, third = (schedule_message("l.one") for _ in range(3))
-    worker.consumer.turn()
+    worker.consumer.run_round()
     assert held(worker) == [first.pk]
     worker.pool.threads.held.remove(worker.pool.held()[0])
     succeed(first)
-    worker.consumer.turn()
+    worker.consumer.run_round()
     assert held(worker) == [second.pk]
     assert states(third) == [State.SCHEDULED]
 
@@ -273,11 +273,11 @@ def test_an_overdue_backlog_runs_longest_overdue_first(
         Loader("default", parts.brokers, "w").tick()
         assert parts.brokers.redis.sizes(["default"])["default"].ready == len(ids)
     if paused:
-        parts.consumer.turn()
+        parts.consumer.run_round()
         resume_queue("default")
 
     def all_consumed() -> bool:
-        parts.consumer.turn()
+        parts.consumer.run_round()
         return not Message.objects.exclude(state=State.CONSUMED).exists()
 
     with running(parts.pool):
@@ -304,7 +304,7 @@ def test_the_most_urgent_message_does_not_wait_for_those_that_fell_due_before_it
     urgent = IDS_PER_CALL * Tuning().catch_up
     redis_client.zadd(places.delayed, {**many, str(urgent): now_tenths - SECOND})
     assert consumer.brokers.redis is not None
-    consumer.turn()
+    consumer.run_round()
     assert redis_client.zcard(places.delayed) == 0
     assert [ticket.id for ticket in consumer.brokers.redis.take(QUEUE, 1).tickets] == [urgent]
 
@@ -314,7 +314,7 @@ def test_a_turn_makes_a_limited_number_ready(consumer: Consumer, redis_client: r
     due_tenths = int((time.time() - 5) * SECOND)
     number = IDS_PER_CALL * (Tuning().catch_up + 3)
     redis_client.zadd(places.delayed, {str(id_): due_tenths + 100 / RANKS for id_ in range(1, number + 1)})
-    consumer.turn()
+    consumer.run_round()
     assert redis_client.zcard(places.delayed) == IDS_PER_CALL * 2
 
 
@@ -337,7 +337,7 @@ def test_the_first_message_of_a_new_queue_is_found_by_the_next_poll_without_redi
     parts = assembled(queues=(), redis=False)
     # Handlers of the tests have queues of their own, which the worker would know.
     monkeypatch.setattr(parts.queues, "_found", ("default",))
-    parts.consumer.turn()
+    parts.consumer.run_round()
     message = schedule_message("t.ok", queue="never-used")
-    parts.consumer.turn()
+    parts.consumer.run_round()
     assert state(message) == State.RUNNING

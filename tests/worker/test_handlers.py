@@ -162,15 +162,15 @@ def test_messages_of_a_new_topic_go_from_old_workers_to_a_new_one_at_once(
     early = schedule_messages({"topic": "t.new"} for _ in range(10))
     known = schedule_messages({"topic": "t.tx"} for _ in range(5))
     eventually(lambda: states() == {State.SCHEDULED: 10, State.CONSUMED: 5}, "the others are delivered")
-    eventually(lambda: any(worker.count("No handler for topic t.new") for worker in old), "they stand aside")
+    eventually(lambda: any(worker.count("No handler for topic t.new") for worker in old), "they are blocked")
     new = start("--threads", "2")
     [child] = new.wait_for_children(1)
     wait_until_all(State.CONSUMED, 15)
     # The new one stands still, so the old ones take all.
     os.kill(child, signal.SIGSTOP)
     late = schedule_messages({"topic": "t.new", "delay": 0.01 * n} for n in range(20))
-    aside = keys("delayq", "default").aside
-    eventually(lambda: redis_client.hlen(aside) == len(late), "the old ones have set each of them aside")
+    blocked = keys("delayq", "default").blocked
+    eventually(lambda: redis_client.hlen(blocked) == len(late), "the old ones have blocked each of them")
     os.kill(child, signal.SIGCONT)
     wait_until_all(State.CONSUMED, 35)
     assert effects_per_message() == once_each([*early, *known, *late])

@@ -92,7 +92,7 @@ def test_a_place_that_becomes_free_amid_a_turn_is_kept_for_the_higher_queue(
         learn(*arguments)
 
     monkeypatch.setattr(parts.consumer, "_learn", free)
-    parts.consumer.turn()
+    parts.consumer.run_round()
     assert {delivery.id for delivery in parts.pool.held()} <= {beside.pk}
     turn(parts)
     turn(parts)
@@ -100,7 +100,7 @@ def test_a_place_that_becomes_free_amid_a_turn_is_kept_for_the_higher_queue(
     assert scheduled() == {low.pk}
 
 
-def test_a_lost_reply_while_ids_stand_aside_orphans_no_claim(
+def test_a_lost_reply_while_ids_are_blocked_orphans_no_claim(
     assembled: Assemble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = assembled(1, tasks=5)
@@ -108,13 +108,13 @@ def test_a_lost_reply_while_ids_stand_aside_orphans_no_claim(
     turn(parts)
     waiting, beside = schedule_message(SYNC), schedule_message(ASYNC)
     broker = parts.brokers.current()
-    stand_aside = broker.stand_aside
+    block = broker.block
 
     def lose(queue: str, tickets: Mapping[str, Sequence[Ticket]]) -> None:
-        stand_aside(queue, tickets)
+        block(queue, tickets)
         raise BrokerUnavailable("the reply is lost")
 
-    monkeypatch.setattr(broker, "stand_aside", lose)
+    monkeypatch.setattr(broker, "block", lose)
     turn(parts)
     assert parts.brokers.current() is parts.brokers.database
     assert held(parts) == sorted([SYNC, ASYNC])
@@ -127,13 +127,13 @@ def test_ids_for_a_full_lane_are_taken_once(assembled: Assemble, monkeypatch: py
     schedule_messages([{"topic": SYNC}] * 60)
     taken: list[int] = []
     broker = parts.brokers.current()
-    stand_aside = broker.stand_aside
+    block = broker.block
 
     def count(queue: str, tickets: Mapping[str, Sequence[Ticket]]) -> None:
         taken.extend(ticket.id for some in tickets.values() for ticket in some)
-        stand_aside(queue, tickets)
+        block(queue, tickets)
 
-    monkeypatch.setattr(broker, "stand_aside", count)
+    monkeypatch.setattr(broker, "block", count)
     for _ in range(10):
         turn(parts)
     assert held(parts) == [SYNC]
@@ -186,7 +186,7 @@ def flood(queue: str, number: int, topic: str = "t.ok") -> None:
 
 def served(parts: Parts) -> Counter[str]:
     """Make a turn, end what it claimed, and return how many of each queue that were."""
-    parts.consumer.turn()
+    parts.consumer.run_round()
     claimed = Counter[str]()
     for lane in parts.pool.lanes:
         for delivery in lane.held.all():
@@ -257,11 +257,11 @@ def test_shares_after_a_time_with_nothing_left_are_as_at_the_beginning(assembled
 def test_a_queue_whose_lane_is_full_does_not_starve_the_other_one(assembled: Assemble) -> None:
     parts = shared(assembled, 1, tasks=4)
     flood("a", 40)
-    parts.consumer.turn()
+    parts.consumer.run_round()
     (sync,) = parts.pool.held()
     flood("b", 10, topic="t.async")
     for _ in range(20):
-        parts.consumer.turn()
+        parts.consumer.run_round()
         loop = parts.pool.lanes[1]
         for delivery in loop.held.all():
             loop.held.remove(delivery)
@@ -281,11 +281,11 @@ def test_shares_hold_while_sync_handlers_keep_the_threads_busy_beside_a_free_eve
     claimed = Counter[str]()
     while claimed.total() < 80:
         while not parts.pool.held():
-            parts.consumer.turn()
+            parts.consumer.run_round()
         busy = parts.pool.held()
         assert len(busy) <= threads
         for _ in range(3):
-            parts.consumer.turn()
+            parts.consumer.run_round()
         # One handler ends.
         claimed[busy[0].queue] += 1
         parts.pool.threads.held.remove(busy[0])

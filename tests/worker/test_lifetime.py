@@ -117,7 +117,7 @@ def test_a_process_is_spent_only_when_it_holds_what_it_has_claimed() -> None:
     message = schedule_message("t.ok")
     held: list[int] = []
     parts.budget.ask = lambda: held.extend(delivery.id for delivery in parts.pool.held())
-    parts.consumer.turn()
+    parts.consumer.run_round()
     assert held == [message.pk]
     parts.brokers.close()
 

@@ -366,7 +366,7 @@ def consumer(upkeep: Upkeep, assembled: Assemble) -> Consumer:
 @pytest.fixture
 def calls(consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Make the first turn of the consumer. Return the list of what is sent to Redis from then on, each time at once."""
-    consumer.turn()
+    consumer.run_round()
     sent: list[object] = []
     send: Any = redis.Connection.send_packed_command
 
@@ -395,7 +395,7 @@ def test_a_turn_takes_from_sixty_queues_with_a_few_calls_and_one_claim(
     monkeypatch.setattr(transitions, "claim", claim)
     messages = [schedule_message(TOPIC, queue=queue) for queue in QUEUES]
     calls.clear()
-    consumer.turn()
+    consumer.run_round()
     assert sorted(held_by(consumer)) == sorted((message.queue, message.pk) for message in messages)
     assert claims == [60]
     # Some open another connection.
@@ -411,17 +411,17 @@ def test_a_turn_asks_redis_once_while_sixty_queues_wait_and_ends_in_time_for_the
     assert set(consumer.queues.finder()) >= set(QUEUES)
     calls.clear()
     # Less than a turn that has nothing to wait for.
-    assert 1 < consumer.turn() <= 8 < Tuning().idle_wait
+    assert 1 < consumer.run_round() <= 8 < Tuning().idle_wait
     assert len(calls) == 1
 
 
 def test_the_first_message_of_a_new_queue_wakes_a_worker_and_is_taken_by_its_next_turn(consumer: Consumer) -> None:
-    consumer.turn()
+    consumer.run_round()
     broker = consumer.brokers.current()
     broker.listen(None, 0)
     message = schedule_message(TOPIC, queue="brand-new")
     assert broker.listen(None, 30)
-    consumer.turn()
+    consumer.run_round()
     assert held_by(consumer) == [("brand-new", message.pk)]
     assert "brand-new" in consumer.queues.finder()
 
@@ -434,7 +434,7 @@ def test_many_queues_that_a_worker_names_are_served_in_their_order_and_no_other(
         schedule_message(TOPIC, queue=queue)
     for threads, served in ((4, ["a", "b", "b", "default"]), (50, ["c", "d"])):
         consumer = assembled(threads, queues=("default", "a", "b", "c", "d")).consumer
-        consumer.turn()
+        consumer.run_round()
         assert sorted(queue for queue, _pk in held_by(consumer)) == served
 
 
@@ -442,19 +442,19 @@ def test_an_index_that_was_lost_is_made_again_by_the_sweep(upkeep: Upkeep, consu
     message = schedule_message(TOPIC, queue=QUEUES[5])
     Message._base_manager.update(due_at=F("due_at") - timedelta(seconds=60))
     upkeep.broker.client.delete(upkeep.broker.keys("").queues, upkeep.broker.keys("").wake_all)
-    consumer.turn()
+    consumer.run_round()
     assert held_by(consumer) == []
     upkeep.sweeper.tick()
     assert upkeep.broker.listen(None, 30)
-    consumer.turn()
+    consumer.run_round()
     assert held_by(consumer) == [(QUEUES[5], message.pk)]
 
 
 def test_a_queue_without_ids_leaves_the_index(upkeep: Upkeep, consumer: Consumer) -> None:
     upkeep.broker.client.zadd(upkeep.broker.keys("").queues, {"no such queue": 0})
-    consumer.turn()
+    consumer.run_round()
     assert upkeep.broker.client.zcard(upkeep.broker.keys("").queues) == 0
-    assert consumer.turn() > 1
+    assert consumer.run_round() > 1
 
 
 @pytest.mark.postgresql("SQLite is asked for each queue")
@@ -465,7 +465,7 @@ def test_without_redis_a_poll_asks_for_all_queues_at_once(
     schedule(1)
     parts.queues.tick()
     with django_assert_max_num_queries(8):
-        parts.consumer.turn()
+        parts.consumer.run_round()
     messages = [schedule_message(TOPIC, queue=queue) for queue in ("default", *QUEUES)]
-    parts.consumer.turn()
+    parts.consumer.run_round()
     assert {pk for _queue, pk in held_by(parts.consumer)} == ids(messages)

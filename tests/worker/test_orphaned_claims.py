@@ -72,7 +72,7 @@ def orphan(consumer: Consumer, cut: Cut) -> Message:
     message = schedule_message("t.ok")
     cut()
     with pytest.raises(OperationalError, match="cut"):
-        consumer.turn()
+        consumer.run_round()
     message.refresh_from_db()
     assert (message.state, message.worker) == (State.RUNNING, "w")
     assert message.pk not in {delivery.id for delivery in consumer.pool.held()}
@@ -94,10 +94,10 @@ def test_an_orphaned_claim_is_released_and_delivered_as_soon_as_the_database_ans
 
 def test_a_claim_whose_answer_came_is_kept(consumer: Consumer, cut: Cut) -> None:
     held = schedule_message("t.ok")
-    consumer.turn()
+    consumer.run_round()
     # Redis may give its id a second time, and it may be among the ids of a claim whose answer was lost.
     consumer.orphaned_claims.note_unanswered([held.pk])
-    consumer.turn()
+    consumer.run_round()
     held.refresh_from_db()
     assert (held.state, held.deliveries) == (State.RUNNING, 1)
     lost = orphan(consumer, cut)
@@ -108,9 +108,9 @@ def test_a_claim_whose_answer_came_is_kept(consumer: Consumer, cut: Cut) -> None
 
 def test_a_message_that_another_worker_claimed_is_not_released(consumer: Consumer, assembled: Assemble) -> None:
     message = schedule_message("t.ok")
-    assembled(name="w2", redis=consumer.brokers.redis is not None).consumer.turn()
+    assembled(name="w2", redis=consumer.brokers.redis is not None).consumer.run_round()
     consumer.orphaned_claims.note_unanswered([message.pk])
-    consumer.turn()
+    consumer.run_round()
     message.refresh_from_db()
     assert (message.state, message.worker) == (State.RUNNING, "w2")
 
@@ -119,7 +119,7 @@ def test_a_claim_that_was_not_committed_leaves_no_trace(consumer: Consumer, monk
     message = schedule_message("t.ok")
     with monkeypatch.context() as broken, pytest.raises(OperationalError):
         broken.setattr(transitions, "claim", REFUSE)
-        consumer.turn()
+        consumer.run_round()
     assert held_again(consumer, message).deliveries == 1
 
 
@@ -130,7 +130,7 @@ def test_an_orphaned_claim_is_remembered_while_the_database_is_away(
     for _turn in range(2):
         with monkeypatch.context() as broken, pytest.raises(OperationalError):
             broken.setattr(crashes, "release_orphaned", REFUSE)
-            consumer.turn()
+            consumer.run_round()
     assert held_again(consumer, message).deliveries == 2
 
 
@@ -141,8 +141,8 @@ def test_an_orphaned_claim_is_released_when_redis_was_away_too(consumer: Consume
     cut()
 
     with pytest.MonkeyPatch.context() as broken:
-        broken.setattr(consumer.brokers.redis, "park", Mock(side_effect=BrokerUnavailable("no answer")))
-        consumer.turn()
+        broken.setattr(consumer.brokers.redis, "delay", Mock(side_effect=BrokerUnavailable("no answer")))
+        consumer.run_round()
     assert consumer.brokers.current() is consumer.brokers.database
     assert held_again(consumer, message).deliveries == 2
 
@@ -169,7 +169,7 @@ def test_a_worker_that_ends_without_a_database_leaves_orphaned_claims_to_their_l
 def test_an_orphaned_claim_of_a_message_to_be_cancelled_is_cancelled(consumer: Consumer, cut: Cut) -> None:
     message = orphan(consumer, cut)
     assert cancel_message(message).verdict == Verdict.REQUESTED
-    consumer.turn()
+    consumer.run_round()
     message.refresh_from_db()
     assert (message.state, log_of(message)[-1].reason) == (State.CANCELLED, f"cancel requested; {LOST}")
 
@@ -178,7 +178,7 @@ def held_again(consumer: Consumer, message: Message) -> Delivery:
     """Make turns until a message is claimed again. Redis may be asked before it is told of the released message."""
 
     def found() -> list[Delivery]:
-        consumer.turn()
+        consumer.run_round()
         return [delivery for delivery in consumer.pool.held() if delivery.id == message.pk]
 
     eventually(found, "it is delivered again")

@@ -275,7 +275,7 @@ def test_a_worker_without_redis_says_which_queues_are_paused(
     for act in (pause_queue, resume_queue):
         act(QUEUE)
         for _ in range(2):
-            consumer.turn()
+            consumer.run_round()
     told = [record.getMessage() for record in caplog.records if record.name == "django_delayq"]
     assert [line.partition(",")[0] for line in told if "is paused" in line] == [
         "The queue mail is paused until it is resumed",
@@ -299,10 +299,10 @@ def test_a_consumer_that_knows_of_a_pause_takes_nothing_and_waits(
     pause_queue(QUEUE)
     due(20)
     ready = keys("delayq", QUEUE).ready
-    consumer.turn()
+    consumer.run_round()
     assert redis_client.zcard(ready) == 20
     calls(redis_client)
-    waits = [consumer.turn() for _ in range(50)]
+    waits = [consumer.run_round() for _ in range(50)]
     assert all(1.0 < wait <= 600.0 for wait in waits)
     # One for the other queue in each turn.
     assert calls(redis_client) == 50
@@ -318,7 +318,7 @@ def test_an_id_that_is_put_back_keeps_its_rank(consumer: Consumer, redis_client:
     ready = keys("delayq", QUEUE).ready
     redis_broker.promote(QUEUE)
     before = redis_client.zrange(ready, 0, -1, withscores=True)
-    consumer.turn()
+    consumer.run_round()
     assert redis_client.zrange(ready, 0, -1, withscores=True) == before
     assert (int(before[0][0]), int(before[-1][0])) == (best.pk, worst.pk)
 
@@ -327,8 +327,8 @@ def test_a_consumer_with_nothing_but_paused_queues_waits_too(consumer: Consumer)
     for queue in (QUEUE, "other"):
         pause_queue(queue)
         due(2, queue=queue)
-    consumer.turn()
-    assert 0 < consumer.turn() <= 1.0
+    consumer.run_round()
+    assert 0 < consumer.run_round() <= 1.0
     assert consumer.pauses.served == ()
     consumer._stopping.set()
     consumer.wake_ups.wait(30.0)
@@ -359,8 +359,8 @@ def test_a_place_that_a_pause_left_unused_is_free_after_it(
             thread.join()
 
     monkeypatch.setattr(in_tests, "failpoint", pause_meanwhile)
-    worker.consumer.turn()
+    worker.consumer.run_round()
     assert resume_queue(QUEUE)
     for _ in range(3):
-        worker.consumer.turn()
+        worker.consumer.run_round()
     assert [delivery.id for delivery in worker.pool.held()] == [first.pk]

@@ -105,7 +105,7 @@ def be_rude(**facts: Any) -> None:
 def test_a_delivery_whose_handler_did_not_begin_does_not_count(assembled: Assemble, topic: str, how: str) -> None:
     parts = assembled(1, tasks=1, redis=False, max_messages=1)
     message = schedule_message(topic, expires=60 if how == "expired" else None)
-    parts.consumer.turn()
+    parts.consumer.run_round()
     assert parts.budget.empty
     (delivery,) = parts.pool.held()
     # Those before it took long.

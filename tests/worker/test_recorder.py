@@ -332,12 +332,12 @@ def test_no_message_is_taken_while_receivers_are_far_behind(
         for delivery in before:
             parts.recorder.submit(delivery, Ack(), "worker:w")
         assert parts.recorder.flush(60)
-        consumer.turn()
+        consumer.run_round()
         assert Message.objects.get(pk=message.pk).state == State.SCHEDULED
         assert "2 signals and failures wait" in caplog.text
         may_end.set()
         sender.finish(60)
-    consumer.turn()
+    consumer.run_round()
     assert [delivery.id for delivery in parts.pool.held()] == [message.pk]
 
 

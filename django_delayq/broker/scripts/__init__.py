@@ -21,7 +21,7 @@ from ..keys import Keys
 _HERE = Path(__file__).parent
 _INCLUDE = re.compile(r"^-- @include (\w+)$", re.MULTILINE)
 _SIGNATURE = re.compile(r"^local ([\w, ]+) = ((?:tonumber\()?(?:KEYS|ARGV)\[\d+\].*)$", re.MULTILINE)
-_PLACE = re.compile(r"(KEYS|ARGV)\[(\d+)\]")
+_ITEM = re.compile(r"(KEYS|ARGV)\[(\d+)\]")
 
 
 class Script:
@@ -65,14 +65,14 @@ def _signature(source: str) -> tuple[list[str], list[str], bool]:
     has_rest = False
     for line in _SIGNATURE.finditer(source):
         for name, value in zip(line[1].split(", "), line[2].split(", "), strict=True):
-            place = _PLACE.search(value)
+            found = _ITEM.search(value)
             # The number of the list at the end stands alone.
-            kind, number = (place[1], place[2]) if place else ("ARGV", value)
+            kind, number = (found[1], found[2]) if found else ("ARGV", value)
             if int(number) != len(names[kind]) + 1:
                 raise ValueError(f"the {kind} of a script are not named one by one")
-            if place:
+            if found:
                 names[kind].append(name)
-            has_rest = place is None
+            has_rest = found is None
     return names["KEYS"], names["ARGV"], has_rest
 
 

@@ -2,7 +2,7 @@
 -- Redis is loaded again then. Nothing is deleted when Redis holds the ids of another database. "seen" is when the caller
 -- met what is not ours (tenths).
 -- Returns "ok"; or "wait" when all was deleted shortly before that.
-local meta, queues, wake_all, asides = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local meta, queues, wake_all, blocked_counts = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local now, seen, identity, names = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], 4
 -- @include owner
 -- In tenths of a ms: the time between two deletions.
@@ -33,15 +33,15 @@ if redis.call("TYPE", queues).ok == "zset" then
     delete_queue(name)
   end
 end
-if redis.call("TYPE", asides).ok == "hash" then
-  for _, place in ipairs(redis.call("HKEYS", asides)) do
-    local queue, name = string.match(place, "^([^:]*):(.*)$")
+if redis.call("TYPE", blocked_counts).ok == "hash" then
+  for _, field in ipairs(redis.call("HKEYS", blocked_counts)) do
+    local queue, name = string.match(field, "^([^:]*):(.*)$")
     if queue then
       delete_queue(queue)
       redis.call("UNLINK", base_of(queue) .. ":aside:" .. name)
     end
   end
 end
-redis.call("UNLINK", meta, queues, wake_all, asides)
+redis.call("UNLINK", meta, queues, wake_all, blocked_counts)
 redis.call("HSET", meta, "cleared", string.format("%.0f", now))
 return "ok"

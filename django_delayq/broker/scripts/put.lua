@@ -1,16 +1,16 @@
--- Put messages into the place for their due time: ready when due, delayed when due up to the horizon, else nowhere.
--- A process that changed a message uses mode "set", which replaces its place. A process that read rows, perhaps older
+-- Put messages into the location for their due time: ready when due, delayed when due up to the horizon, else nowhere.
+-- A process that changed a message uses mode "set", which replaces its location. A process that read rows, perhaps older
 -- ones, uses mode "fill", which adds what is missing and makes nothing later.
 -- Entries: id, due tenth, rank, id, due tenth, rank, …
 -- Returns "ok" and how many were put, were present and are due beyond the horizon; or "lost" when there is no horizon.
 local delayed, ready, meta, wake, queues, wake_all = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local aside, asides = KEYS[7], KEYS[8]
+local blocked, blocked_counts = KEYS[7], KEYS[8]
 local now, mode, identity, queue, entries = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4], 5
--- @include places
+-- @include scores
 -- @include owner
 -- @include notify
 -- @include index
--- @include aside
+-- @include blocked
 local known = redis.call("HMGET", meta, "horizon", "identity")
 if is_another(known[2], identity) then
   return FOREIGN
@@ -24,34 +24,34 @@ local earliest = tonumber(head[2] or "")
 local put, present, beyond, wanted = 0, 0, 0, false
 -- Nothing is ready in a set that does not exist.
 local any_ready = redis.call("EXISTS", ready) == 1
-local any_aside = redis.call("EXISTS", aside) == 1
+local any_blocked = redis.call("EXISTS", blocked) == 1
 -- What goes into delayed with one call: ids, and scores with their ids.
-local ids, places = {}, {}
+local ids, scores = {}, {}
 local function add()
   if #ids == 0 then
     return
   end
   if mode == "set" then
     redis.call("ZREM", ready, unpack(ids))
-    redis.call("ZADD", delayed, unpack(places))
+    redis.call("ZADD", delayed, unpack(scores))
     put = put + #ids
   else
-    local changed = redis.call("ZADD", delayed, "LT", "CH", unpack(places))
+    local changed = redis.call("ZADD", delayed, "LT", "CH", unpack(scores))
     put, present = put + changed, present + #ids - changed
   end
-  ids, places = {}, {}
+  ids, scores = {}, {}
 end
 for i = entries, #ARGV, 3 do
   local id, due, rank = ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2])
-  -- What stands aside belongs there until somebody changes the message.
-  local stays_aside = any_aside and mode == "fill" and stands_aside(aside, asides, queue, id)
-  if any_aside and not stays_aside then
-    leave_aside(aside, asides, queue, id)
+  -- An id stays blocked until somebody changes its message.
+  local stays_blocked = any_blocked and mode == "fill" and is_blocked(blocked, blocked_counts, queue, id)
+  if any_blocked and not stays_blocked then
+    unblock(blocked, blocked_counts, queue, id)
   end
-  if stays_aside then
+  if stays_blocked then
     present = present + 1
   elseif due <= now then
-    -- An id may come twice: its last place counts.
+    -- An id may come twice: its last entry counts.
     add()
     if redis.call("ZSCORE", ready, id) then
       if mode == "set" then
@@ -78,7 +78,7 @@ for i = entries, #ARGV, 3 do
     beyond = beyond + 1
   else
     local score = delayed_score(due, rank)
-    ids[#ids + 1], places[#places + 1], places[#places + 2] = id, score, id
+    ids[#ids + 1], scores[#scores + 1], scores[#scores + 2] = id, score, id
     if earliest == nil or score < earliest then
       earliest = score
       wanted = true

@@ -1,4 +1,4 @@
--- Put ids back that were taken, at the scores that the caller gives.
+-- Put taken ids back into delayed or ready, at the scores that the caller gives.
 -- Entries: id, score in delayed or "", score in ready or "", id, …
 -- Returns "ok".
 local delayed, ready, wake, queues, wake_all = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]

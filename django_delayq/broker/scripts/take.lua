@@ -1,57 +1,58 @@
 -- Move messages that are due to ready, earliest first, then pop up to limit of the ready ones, best rank first and the
 -- longest overdue first within a rank. When there are fewer, also take messages that fall due within the next tenths
 -- ("within"). These do not become ready first: then another worker could take them.
--- Before that, ids that stand aside become ready again, in their old places: the first ones of the given names, each
--- followed by how many.
+-- Before that, blocked ids become ready again, at their old scores: the first ones of the given names, each followed by the
+-- number of ids.
 -- With "both_ends" half of the limit are the last ones of the best rank, and come after the first ones.
 -- A ready message that falls due later still, since the clock of who moved it was wrong, is moved back to delayed.
--- Returns how many were moved, how many are left ready, the due tenth of the next ("" when none is delayed) and of
--- another queue (0 while ids are ready there, "" when there is none), and 1 while ids stand aside anywhere, else 0, then
--- id, ready score, id, ready score, … The score holds the due time, in the future for a message that is taken early.
+-- Returns the number of ids that were moved, that of those left in ready, the due tenth of the next ("" when none is
+-- delayed) and of another queue (0 while ids are ready there, "" when there is none), and 1 while ids of any queue are
+-- blocked, else 0, then id, ready score, id, ready score, … The score holds the due time, in the future for a message that
+-- is taken early.
 local delayed, ready, meta, wake, queues, wake_all = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local aside, asides = KEYS[7], KEYS[8]
+local blocked, blocked_counts = KEYS[7], KEYS[8]
 local now, limit, batch, within = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local both_ends, identity, queue, names = ARGV[5], ARGV[6], ARGV[7], 8
--- @include places
+-- @include scores
 -- @include notify
 -- @include owner
 -- @include index
--- @include aside
+-- @include blocked
 if is_foreign(meta, identity) then
   return FOREIGN
 end
 local due = redis.call("ZRANGEBYSCORE", delayed, "-inf", "(" .. string.format("%.0f", now + 1), "WITHSCORES", "LIMIT", 0, batch)
 if #due > 0 then
-  local ids, places = {}, {}
+  local ids, scores = {}, {}
   for i = 1, #due, 2 do
     local score = tonumber(due[i + 1])
     ids[#ids + 1] = due[i]
-    places[#places + 1], places[#places + 2] = ready_score(math.floor(score), rank_of(score)), due[i]
+    scores[#scores + 1], scores[#scores + 2] = ready_score(math.floor(score), rank_of(score)), due[i]
   end
   -- In this order: a full Redis allows the second write only after the first, which frees memory.
   redis.call("ZREM", delayed, unpack(ids))
-  redis.call("ZADD", ready, unpack(places))
+  redis.call("ZADD", ready, unpack(scores))
 end
-local any_aside = redis.call("EXISTS", asides)
-if any_aside == 1 then
+local any_blocked = redis.call("EXISTS", blocked_counts)
+if any_blocked == 1 then
   for i = names, #ARGV, 2 do
     local name = ARGV[i]
-    local first = redis.call("ZRANGE", siding(aside, name), 0, tonumber(ARGV[i + 1]) - 1, "WITHSCORES")
-    local ids, places = {}, {}
+    local first = redis.call("ZRANGE", blocked_under(blocked, name), 0, tonumber(ARGV[i + 1]) - 1, "WITHSCORES")
+    local ids, scores = {}, {}
     for n = 1, #first, 2 do
       ids[#ids + 1] = first[n]
-      places[#places + 1], places[#places + 2] = first[n + 1], first[n]
+      scores[#scores + 1], scores[#scores + 2] = first[n + 1], first[n]
     end
     if #ids > 0 then
-      redis.call("ZREM", siding(aside, name), unpack(ids))
-      redis.call("HDEL", aside, unpack(ids))
-      redis.call("ZADD", ready, unpack(places))
+      redis.call("ZREM", blocked_under(blocked, name), unpack(ids))
+      redis.call("HDEL", blocked, unpack(ids))
+      redis.call("ZADD", ready, unpack(scores))
     end
     -- Also of a set that was lost alone: nobody looks for it again.
-    count_aside(aside, asides, queue, name)
+    count_blocked(blocked, blocked_counts, queue, name)
   end
 end
-local answer = {#due / 2, 0, "", "", any_aside}
+local answer = {#due / 2, 0, "", "", any_blocked}
 local last = {}
 if both_ends == "1" and redis.call("ZCARD", ready) > limit then
   local rank = math.floor(tonumber(redis.call("ZRANGE", ready, 0, 0, "WITHSCORES")[2]) / BAND)

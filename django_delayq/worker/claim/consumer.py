@@ -31,9 +31,9 @@ from ..run.reporting import report_moves
 from ..shared import connections
 from ..shared.broker_switch import BrokerSwitch
 from ..shared.due_services import backoff
+from .blocked import Blocked, OrphanedClaims, Sorted, Tickets
 from .known_limits import KnownLimits
 from .queues import Found, KnownPauses, QueueFinder, Queues, Reach
-from .sidings import OrphanedClaims, Sidings, Sorted, Tickets
 from .wake_ups import WakeUps
 from .wanted import Wanted
 
@@ -56,7 +56,7 @@ def due_in(row: Claimed, until: float, took: float) -> float:
 class Consumer(threading.Thread):
     """Fills the pool, one per process. A take also makes due ids ready, so a process with a consumer needs no mover.
 
-    The thread that makes the turns (this one, or the main thread with ``--once``) owns all state, with two exceptions:
+    The thread that makes the rounds (this one, or the main thread with ``--once``) owns all state, with two exceptions:
     the lanes' threads clear ``_waits_for``, which at worst wakes the consumer needlessly, and the main thread asks for
     ``beat``. ``stop`` and ``on_freed`` may be called by any thread.
     """
@@ -86,10 +86,10 @@ class Consumer(threading.Thread):
         self.orphaned_claims = OrphanedClaims(using, worker)
         self.limits = limits
         self.pauses = KnownPauses(using, finder)
-        self.sidings = Sidings(using, brokers, wanted, limits, self.pauses.is_paused)
+        self.blocked = Blocked(using, brokers, wanted, limits, self.pauses.is_paused)
         weights = dict(zip(options.queues, options.weights, strict=True)) if options.weights else {}
-        self.queues = Queues(finder, self.pauses, self.sidings, weights)
-        # When the last turn began, or last waited for a message that runs alone (monotonic); and the turn's connection.
+        self.queues = Queues(finder, self.pauses, self.blocked, weights)
+        # When the last round began, or last waited for an isolated message (monotonic); and the round's connection.
         self._beat = time.monotonic()
         self._connection: BaseDatabaseWrapper | None = None
         self._stopping = threading.Event()
@@ -98,7 +98,7 @@ class Consumer(threading.Thread):
         # True when the consumer has ended because nothing can begin, or with an error of the database.
         self.is_done = False
         self.error: DatabaseError | None = None
-        # True when the last turn claimed nothing.
+        # True when the last round claimed nothing.
         self._found_nothing = False
         self._errors = 0
         # From an error of the database until the next claim, as the log says.
@@ -113,21 +113,21 @@ class Consumer(threading.Thread):
             self.brokers.wake()
 
     def stop(self) -> None:
-        """End the thread after its present turn."""
+        """End the thread after its present round."""
         self._stopping.set()
         self.brokers.wake()
 
     def run(self) -> None:
-        """Make turns until stopped; wait longer after each error in a row."""
+        """Make rounds until stopped; wait longer after each error in a row."""
         try:
             while not self._stopping.is_set():
                 self._beat = time.monotonic()
                 connections.before_task()
                 self._connection = django_connections[self.using]
                 try:
-                    # Two turns in a row that find nothing: the first may have looked while a limit was still full.
+                    # Two rounds in a row that find nothing: the first may have looked while a limit was still full.
                     was_quiet = self._on_idle is not None and self._found_nothing and self._is_quiet
-                    seconds, wait = self.turn(), self.wake_ups.wait
+                    seconds, wait = self.run_round(), self.wake_ups.wait
                     if self._on_idle is not None:
                         seconds = min(seconds, self.tuning.last_wait)
                     self._errors = 0
@@ -181,11 +181,11 @@ class Consumer(threading.Thread):
         with contextlib.suppress(DatabaseError):
             self._release_orphaned()
 
-    def turn(self) -> float:
-        """Take from each queue in order while there is room. Return how many seconds to wait until the next turn."""
+    def run_round(self) -> float:
+        """Take from each queue in order while there is room. Return how many seconds to wait until the next round."""
         broker, began = self.brokers.current(), time.monotonic()
         try:
-            wait = self._turn(broker)
+            wait = self._round(broker)
         except BrokerUnavailable as error:
             self.brokers.report_failure(error)
             return 0.0
@@ -193,7 +193,7 @@ class Consumer(threading.Thread):
             self.brokers.report_answer(began)
         return wait
 
-    def _turn(self, broker: Broker) -> float:
+    def _round(self, broker: Broker) -> float:
         self._release_orphaned()
         self._look_for_pauses(broker)
         self.isolation.run(lambda: self.wake_ups.pass_on(broker), self._beat_and_check_stop)
@@ -204,8 +204,8 @@ class Consumer(threading.Thread):
         self._found_nothing = not (found.claimed or found.goes_on)
         if found.goes_on:
             return 0.0
-        self.wake_ups.note_turn(claimed=found.claimed > 0, any_aside=found.any_aside)
-        if found.any_aside and self.sidings.look() and self.queues.with_asides:
+        self.wake_ups.note_round(claimed=found.claimed > 0, any_blocked=found.any_blocked)
+        if found.any_blocked and self.blocked.look() and self.queues.with_blocked:
             return 0.0
         return self._wait_after(broker, found)
 
@@ -217,23 +217,23 @@ class Consumer(threading.Thread):
     def _serve_queues(self, broker: Broker) -> Found:
         """Take from each group of queues in order. Lower ones get no ids while a higher one has more than room for."""
         self.wanted.see()
-        self.sidings.begin_turn(broker)
+        self.blocked.begin_round(broker)
         within = self.claim_ahead.reach(quick=self.wanted.are_quick)
         reach = Reach(broker, within, both_ends=self.wanted.looks_past)
-        turn = Found()
+        whole = Found()
         is_full = False
         for queues in self.queues.in_order():
             room = 0 if is_full else self.wanted.ids
             found = self._take_and_claim(queues, room, reach)
             found.goes_on = self._catch_up(broker, found) and self.wanted.is_worth_filling and self.wanted.messages > 0
-            turn.add(found)
+            whole.add(found)
             if self.wanted.looks_past:
                 # Most of what is taken cannot run here: lower queues need not wait for it.
                 continue
-            if turn.goes_on:
+            if whole.goes_on:
                 break
             is_full = is_full or found.has_filled(room)
-        return turn
+        return whole
 
     def _wait_after(self, broker: Broker, found: Found) -> float:
         """Return the seconds until the next known change: a message falls due, a slot comes, a pause may have ended."""
@@ -247,12 +247,12 @@ class Consumer(threading.Thread):
         waits = [max(0.0, wait - lead) for wait in found.waits]
         wait = min([conf.get().POLL_INTERVAL if broker is self.brokers.database else self.tuning.idle_wait, *waits])
         fills_up = waits_for_room and self.wanted.is_worth_filling
-        if self._may_go_on() and (fills_up or self.queues.with_asides):
+        if self._may_go_on() and (fills_up or self.queues.with_blocked):
             # A place became free between the take and the line above.
             return min(wait, 0.001)
-        others = [self.pauses.seconds_to_check, self.limits.seconds_to_slot]
-        if found.any_aside:
-            others.append(self.sidings.seconds_to_look)
+        others = [self.pauses.seconds_to_check, self.limits.seconds_to_opening]
+        if found.any_blocked:
+            others.append(self.blocked.seconds_to_look)
         if self.isolation.is_waiting:
             others.append(self.isolation.seconds_left)
         return min(wait, *(seconds for seconds in others if seconds is not None))
@@ -289,7 +289,7 @@ class Consumer(threading.Thread):
                 tickets = found.tickets
                 if not tickets:
                     return found
-                sorted_ids = self.sidings.sort(tickets)
+                sorted_ids = self.blocked.sort(tickets)
                 asked = time.monotonic()
                 claimed = self._claim_sorted(sorted_ids) if sorted_ids.claimable else []
                 took = time.monotonic() - asked
@@ -297,7 +297,7 @@ class Consumer(threading.Thread):
             self.orphaned_claims.note_unanswered(ticket.id for some in tickets.values() for ticket in some)
             for queue, some in tickets.items():
                 # Each further try would take more ids out of Redis.
-                broker.park(queue, some, self.tuning.retry_unclaimed_after)
+                broker.delay(queue, some, self.tuning.retry_unclaimed_after)
             raise
         self.orphaned_claims.note_answered(claimed)
         if claimed and self._outage.end():
@@ -305,11 +305,11 @@ class Consumer(threading.Thread):
         self.extensions.claimed(claimed)
         mine = {row.id: row for row in claimed}
         self._hand_over(tickets, mine, asked, took)
-        aside = self.sidings.give_back(sorted_ids, _without(sorted_ids.claimable, mine))
-        found.set_aside = aside > 0
+        number = self.blocked.give_back(sorted_ids, _without(sorted_ids.claimable, mine))
+        found.blocked = number > 0
         # What was put back for want of room is ready.
         found.left_out = found.left_out or bool(sorted_ids.left)
-        self.wanted.looks_past = 2 * (aside + sorted_ids.gone) >= sum(map(len, tickets.values()))
+        self.wanted.looks_past = 2 * (number + sorted_ids.gone) >= sum(map(len, tickets.values()))
         self._learn(found, sorted_ids, claimed)
         return found
 
@@ -321,7 +321,7 @@ class Consumer(threading.Thread):
             parts: list[tuple[str | None, list[Ticket]]] = [(None, [*chain.from_iterable(tickets.values())])]
         else:
             parts = [*tickets.items()]
-        leases, ahead = self.wanted.leases, self.sidings.earliest
+        leases, ahead = self.wanted.leases, self.blocked.earliest
         claimed: list[Claimed] = []
         for queue, some in parts:
             if self.limits.any_declared:
@@ -363,7 +363,7 @@ class Consumer(threading.Thread):
         self.queues.learn(found, Counter(row.queue for row in claimed))
 
     def _may_go_on(self) -> bool:
-        """True when the next turn would take ids, or run the message that waits to run alone."""
+        """True when the next round would take ids, or run the message that waits to run alone."""
         self.wanted.see()
         return not self.pool.is_busy if self.isolation.is_waiting else self.wanted.messages > 0
 

@@ -17,28 +17,28 @@ from .tuning import Tuning
 
 
 class KnownLimits(WorkerExtension):
-    """The limits that are full, the rates without a slot, and the places that this process holds or has made free.
+    """The limits that are full, the rates that are used up, and the permits that this process holds or has freed.
 
     The record decides which messages begin; this only saves work. As an extension it is told of each delivery that has
-    ended, as soon as that is recorded, by any thread. The thread that makes the consumer's turns does all the rest.
-    ``_lock`` guards all changes but those of ``_slots``, which that thread alone uses.
+    ended, as soon as that is recorded, by any thread. The thread that makes the consumer's rounds does all the rest.
+    ``_lock`` guards all changes but those of ``_opens_at``, which that thread alone uses.
     """
 
     def __init__(self, using: str, worker: str, tuning: Tuning) -> None:
         super().__init__(using, worker)
         self.tuning = tuning
         self.any_declared = admission.any_declared()
-        # Set before the threads start: called when a place became free for which a message may wait.
+        # Set before the threads start: called when a permit became free for which a message may wait.
         self.on_freed: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
         # The limits of each delivery, by its id.
         self._held: dict[int, Collection[str]] = {}
-        # The limits whose places are taken, and when this was found (monotonic).
+        # The limits whose permits are taken, and when this was found (monotonic).
         self._full: dict[str, float] = {}
-        # The places under these limits that deliveries of this process made free, and no message was tried for.
+        # The permits of these limits that deliveries of this process freed, and no message was tried for.
         self._freed: Counter[str] = Counter()
-        # The rates without a slot, and when the next one comes (monotonic).
-        self._slots: dict[str, float] = {}
+        # The rates that are used up, and when the next message may begin (monotonic).
+        self._opens_at: dict[str, float] = {}
         # True from before a claim asks the limits until its answer is noted.
         self._is_asked = False
         self._by_query = False
@@ -51,33 +51,33 @@ class KnownLimits(WorkerExtension):
 
     def room_under(self, name: str) -> int:
         """Return how many messages are worth a try under a limit."""
-        if name in self._slots and self._slots[name] > time.monotonic():
+        if name in self._opens_at and self._opens_at[name] > time.monotonic():
             return 0
         return self._freed[name] if name in self._full and not self._by_query else IDS_PER_CALL
 
     @property
     def closed(self) -> Collection[str]:
-        """The limits that are full, and the rates without a slot."""
-        return self._full.keys() | self._slots.keys()
+        """The limits that are full, and the rates that are used up."""
+        return self._full.keys() | self._opens_at.keys()
 
     @property
-    def seconds_to_slot(self) -> float | None:
-        """The seconds until a rate has a slot; None when no rate is known to be used up."""
-        return max(0.0, min(self._slots.values()) - time.monotonic()) if self._slots else None
+    def seconds_to_opening(self) -> float | None:
+        """The seconds until a rate lets a message begin; None when no rate is known to be used up."""
+        return max(0.0, min(self._opens_at.values()) - time.monotonic()) if self._opens_at else None
 
-    # --- what a turn does ---------------------------------------------------------------------------------------------
+    # --- what a round does --------------------------------------------------------------------------------------------
 
-    def begin_turn(self, *, by_query: bool) -> None:
-        """Forget the rates whose slots have come: messages under them are tried again.
+    def begin_round(self, *, by_query: bool) -> None:
+        """Forget the rates that let a message begin again.
 
-        ``by_query``: a query finds the messages of this turn, and leaves out those under full limits itself.
+        ``by_query``: a query finds the messages of this round, and leaves out those under full limits itself.
         """
         self._by_query = by_query
         now = time.monotonic()
-        self._slots = {name: at for name, at in self._slots.items() if at > now}
+        self._opens_at = {name: at for name, at in self._opens_at.items() if at > now}
 
     def ask_again(self, after: float) -> None:
-        """Ask the record about the limits that were found full ``after`` seconds ago: others may have freed places."""
+        """Ask the record about the limits that were found full ``after`` seconds ago: others may have freed permits."""
         before = time.monotonic() - after
         old = [name for name, at in self._full.items() if at <= before]
         still = admission.closed(self.using) if old else {}
@@ -89,7 +89,7 @@ class KnownLimits(WorkerExtension):
                     del self._full[name]
 
     def try_under(self, names: Collection[str]) -> None:
-        """Take note that a message under these limits is tried: it uses up a place of each that became free."""
+        """Take note that a message under these limits is tried: it uses up a freed permit of each."""
         with self._lock:
             for name in names:
                 if self._freed[name] > 1:
@@ -112,11 +112,11 @@ class KnownLimits(WorkerExtension):
         ``others_wait``: there is no room for further messages under limits. Of thousands of full limits each would have
         some of them tried until it refuses; so the record is asked for all full limits at once.
 
-        Deliveries end at any moment of this. So from before the question on, each place that becomes free is counted:
+        Deliveries end at any moment of this. So from before the question on, each permit that becomes free is counted:
         the answer may still call its limit full. With the answer, in one step: the limits that refused are full; a
-        message that did not begin for another reason gives back the places that it was tried for; and the counts of
-        limits with room are forgotten. A full limit with a count then had a place freed meanwhile: the next turn begins
-        at once.
+        message that did not begin for another reason gives back the permits that it was tried for; and the counts of
+        limits with room are forgotten. A full limit with a count then had a permit freed meanwhile: the next round
+        begins at once.
         """
         with self._lock:
             self._is_asked = True
@@ -129,8 +129,8 @@ class KnownLimits(WorkerExtension):
         left = {ticket.id for ticket in tickets} - begun
         with self._lock:
             self._is_asked = False
-            for name, slot_in in closed.items():
-                self._close(name, slot_in)
+            for name, opens_in in closed.items():
+                self._close(name, opens_in)
             self._freed.update(name for pk in left for name in limits[pk] if name != refused.get(pk))
             self._freed = Counter({name: number for name, number in self._freed.items() if name in self._full})
             is_free = any(self._freed[name] for name in closed)
@@ -141,24 +141,24 @@ class KnownLimits(WorkerExtension):
             self.on_freed()
         return admitted
 
-    def _close(self, name: str, slot_in: float | None) -> None:
-        """Take note that a limit is full. ``slot_in``: the seconds until its rate has a slot, if it has places."""
-        if slot_in is None:
+    def _close(self, name: str, opens_in: float | None) -> None:
+        """Take note that a limit is full: its permits are taken, or its rate opens ``opens_in`` seconds from now."""
+        if opens_in is None:
             self._full[name] = time.monotonic()
         else:
             self._full.pop(name, None)
-            self._slots[name] = time.monotonic() + slot_in
+            self._opens_at[name] = time.monotonic() + opens_in
 
     # --- what has ended -----------------------------------------------------------------------------------------------
 
     def consumed(self, messages: Sequence[MessageFacts]) -> None:
-        """Count the places that became free."""
+        """Count the permits that became free."""
         self._free(message.id for message in messages)
 
     retried = consumed
 
     def ended(self, moves: Sequence[Moved]) -> None:
-        """Count the places that became free."""
+        """Count the permits that became free."""
         self._free(move.id for move in moves)
 
     def _free(self, ids: Iterable[int]) -> None:

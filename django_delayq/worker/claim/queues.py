@@ -16,7 +16,7 @@ from ...extensions import Service
 from ...project import conf, registry
 from ...record.sql import statements
 from ...record.sql.rows import Ticket
-from .sidings import Sidings
+from .blocked import Blocked
 from .tuning import Tuning
 
 logger = logging.getLogger("django_delayq")
@@ -91,9 +91,9 @@ class QueueFinder(Service):
 
 
 class Reach(NamedTuple):
-    """Which ids a turn takes: those that are due or fall due ``within`` seconds, the oldest ones of each queue.
+    """Which ids a round takes: those that are due or fall due ``within`` seconds, the oldest ones of each queue.
 
-    With ``both_ends`` also the newest ones, which would wait for the oldest to stand aside otherwise.
+    With ``both_ends`` also the newest ones, which would wait for the oldest to be blocked otherwise.
     """
 
     broker: Broker
@@ -111,18 +111,18 @@ class Found:
     claimed: int = 0
     # True when a queue had ids that are ready, and there was no room for them.
     left_out: bool = False
-    # True when some of what was taken stands aside now.
-    set_aside: bool = False
-    # True when more ids are ready, and there is room for them: the next turn begins at once.
+    # True when some of what was taken is blocked now.
+    blocked: bool = False
+    # True when more ids are ready, and there is room for them: the next round begins at once.
     goes_on: bool = False
 
     def add(self, later: Found) -> None:
-        """Add what was found later in the same turn, in other queues."""
+        """Add what was found later in the same round, in other queues."""
         self.taken |= later.taken
         self.due = later.due
         self.claimed += later.claimed
         self.left_out |= later.left_out
-        self.set_aside |= later.set_aside
+        self.blocked |= later.blocked
         self.goes_on |= later.goes_on
 
     @property
@@ -131,9 +131,9 @@ class Found:
         return {queue: taken.tickets for queue, taken in self.taken.items() if taken.tickets}
 
     @property
-    def any_aside(self) -> bool:
-        """True while ids stand aside in any queue."""
-        return self.set_aside or any(taken.any_aside for taken in self.taken.values())
+    def any_blocked(self) -> bool:
+        """True while ids of any queue are blocked."""
+        return self.blocked or any(taken.any_blocked for taken in self.taken.values())
 
     @property
     def leaves_some(self) -> bool:
@@ -154,7 +154,7 @@ class Found:
 class KnownPauses:
     """Remembers paused queues, so that a consumer takes no ids there that could not start.
 
-    The claim obeys a pause by itself; this only saves work. Used by the thread that makes the consumer's turns.
+    The claim obeys a pause by itself; this only saves work. Used by the thread that makes the consumer's rounds.
     """
 
     def __init__(self, using: str, finder: QueueFinder) -> None:
@@ -202,17 +202,17 @@ class KnownPauses:
 
 
 class Shares:
-    """Divides the room of each turn among queues by their weights, and none starves.
+    """Divides the room of each round among queues by their weights, and none starves.
 
     A queue has a clock, which each claimed message advances by 1 / weight; the queues whose clocks are behind get what
-    is left over when the room is divided. So shares are right over many turns, even with room for one message in each.
+    is left over when the room is divided. So shares are right over many rounds, even with room for one message in each.
     A queue that leaves a part of its room unused saves nothing up: its clock is set to that of those which had more.
     """
 
     def __init__(self, weights: Mapping[str, int]) -> None:
         self._weights = weights
         self._clocks = dict.fromkeys(weights, 0.0)
-        # The queues that the last take emptied. The next turn asks them first, and gives the others what they leave.
+        # The queues that the last take emptied. The next round asks them first, and gives the others what they leave.
         self._idle: set[str] = set()
 
     def divide(self, queues: Sequence[str], room: int) -> list[tuple[str, int]]:
@@ -225,7 +225,7 @@ class Shares:
         return sorted(shares.items(), key=lambda share: (share[0] not in self._idle, self._after(share[0], 1)))
 
     def learn(self, taken: Mapping[str, Taken], claimed: Mapping[str, int]) -> None:
-        """Take note of how many messages of each queue were claimed of what was taken in this turn."""
+        """Take note of how many messages of each queue were claimed of what was taken in this round."""
         for queue, number in claimed.items():
             self._clocks[queue] = self._after(queue, number)
         wanting = {queue for queue, some in taken.items() if some.left or len(some.tickets) > claimed.get(queue, 0)}
@@ -250,17 +250,17 @@ class Queues:
 
     Of a few named queues: from one after another. By weight: from each its share of the room. Of many or unnamed
     queues: from the first, and if others have ids, from all that the index of queues says.
-    Used by the thread that makes the consumer's turns.
+    Used by the thread that makes the consumer's rounds.
     """
 
-    def __init__(self, finder: QueueFinder, pauses: KnownPauses, sidings: Sidings, weights: Mapping[str, int]) -> None:
+    def __init__(self, finder: QueueFinder, pauses: KnownPauses, blocked: Blocked, weights: Mapping[str, int]) -> None:
         self.tuning = finder.tuning
         self.finder = finder
         self.pauses = pauses
-        self.sidings = sidings
+        self.blocked = blocked
         # None: named queues are served in strict order, and unnamed ones take turns.
         self.shares = Shares(weights) if weights else None
-        # The queue from which the last turn took last, if that left ids; "" otherwise.
+        # The queue from which the last round took last, if that left ids; "" otherwise.
         self._served_last = ""
 
     def listens(self) -> tuple[str, ...] | None:
@@ -268,17 +268,17 @@ class Queues:
         return None if self.finder.named is None else self.pauses.served
 
     @property
-    def with_asides(self) -> list[str]:
-        """The queues of this process in which ids stand aside that may begin here."""
+    def with_blocked(self) -> list[str]:
+        """The queues of this process with blocked ids that may begin here."""
         named, paused = self.finder.named, self.pauses.known
-        return [q for q in self.sidings.queues if q not in paused and (named is None or q in named)]
+        return [q for q in self.blocked.queues if q not in paused and (named is None or q in named)]
 
     def in_order(self) -> Sequence[tuple[str, ...]]:
-        """Return the queues of a turn in groups, the highest first. One take serves one group."""
+        """Return the queues of a round in groups, the highest first. One take serves one group."""
         queues = self.pauses.served
         if self.finder.named is None or len(queues) > self.tuning.few_queues or (self.shares is not None and queues):
             return [queues]
-        # A thread that becomes free during this turn serves the highest queue first, in the next turn.
+        # A thread that becomes free during this round serves the highest queue first, in the next round.
         return [(queue,) for queue in queues]
 
     def take(self, queues: tuple[str, ...], room: int, reach: Reach) -> Found:
@@ -295,8 +295,8 @@ class Queues:
             self.shares.learn(found.taken, claimed)
 
     def _take_one(self, queue: str, room: int, reach: Reach) -> Taken:
-        opened = self.sidings.open(queue, room)
-        return reach.broker.take(queue, room, reach.within, opened, both_ends=reach.both_ends)
+        unblock = self.blocked.unblock(queue, room)
+        return reach.broker.take(queue, room, reach.within, unblock, both_ends=reach.both_ends)
 
     def _take_shares(self, shares: Shares, queues: Sequence[str], room: int, reach: Reach) -> dict[str, Taken]:
         """Take from each queue its share, and what the ones before it left of theirs."""
@@ -320,7 +320,7 @@ class Queues:
             room -= len(taken.tickets)
             found.due = DueQueues(next_due=taken.other_due, at=taken.at)
             others = taken.other_due is not None and taken.other_due <= within
-            if not (others or any(queue != queues[0] for queue in self.with_asides)):
+            if not (others or any(queue != queues[0] for queue in self.with_blocked)):
                 return found
         found.due = due = broker.due_queues(
             queues if named else None,
@@ -333,7 +333,7 @@ class Queues:
             # The first of the list goes first, as with Redis, where the take above was from it.
             rest.sort(key=lambda queue: queue.name != queues[0])
         self.finder.note([queue.name for queue in rest])
-        wanted = self._with_sidings(rest, queues, found, room)
+        wanted = self._with_blocked(rest, queues, found, room)
         found.taken |= broker.take_many(wanted, room, within, both_ends=both_ends)
         found.left_out = due.more > 0 or any(queue.name not in found.taken for queue in wanted)
         if not named:
@@ -342,21 +342,21 @@ class Queues:
             self._served_last = [self._served_last, *found.tickets][-1] if is_short else ""
         return found
 
-    def _with_sidings(
+    def _with_blocked(
         self, due: Sequence[DueQueue], queues: Sequence[str], found: Found, room: int
     ) -> Sequence[DueQueue]:
-        """Add the ids that stand aside and may begin here, also those of queues in which nothing else is due."""
-        aside = [queue for queue in self.with_asides if queue not in found.taken]
-        if not aside:
+        """Add the blocked ids that may begin here, also those of queues in which nothing else is due."""
+        blocked = [queue for queue in self.with_blocked if queue not in found.taken]
+        if not blocked:
             return due
         others = {queue.name for queue in due}
-        every = [*due, *(DueQueue(queue, 0, 0) for queue in aside if queue not in others)]
-        opened = []
+        every = [*due, *(DueQueue(queue, 0, 0) for queue in blocked if queue not in others)]
+        found_blocked = []
         for queue in sorted(every, key=lambda queue: self._rank(queue.name, queues)):
-            names = self.sidings.open(queue.name, room)
+            names = self.blocked.unblock(queue.name, room)
             room -= min(room, queue.ready + queue.due + sum(names.values()))
-            opened.append(queue._replace(opened=names))
-        return opened
+            found_blocked.append(queue._replace(unblock=names))
+        return found_blocked
 
     def _rank(self, queue: str, queues: Sequence[str]) -> tuple[int, str]:
         """Return the rank of a queue in the order in which queues are served now, the smallest first."""

@@ -11,20 +11,20 @@ from ...broker.base import IDS_PER_CALL
 class Tuning:
     """Times are seconds."""
 
-    # --- when the next turn begins ------------------------------------------------------------------------------------
+    # --- when the next round begins -----------------------------------------------------------------------------------
 
     # While nothing is due, the consumer looks again after this time: for messages, for pauses that no message has told
     # of, and, in the process that has the duty, for new queues. It is told of all of them earlier, unless the process
     # that got the wake-up has died.
     idle_wait: float = 30.0
-    # With ``--once`` the consumer looks again after this time while handlers still run: their end may free a place.
+    # With ``--once`` the consumer looks again after this time while handlers still run: their end may free a slot.
     last_wait: float = 0.02
-    # With ``--once`` this many turns in a row may fail with an error of the database; the last one ends the process.
+    # With ``--once`` this many rounds in a row may fail with an error of the database; the last one ends the process.
     last_tries: int = 5
 
-    # --- how many ids a turn takes ------------------------------------------------------------------------------------
+    # --- how many ids a round takes -----------------------------------------------------------------------------------
 
-    # A turn calls Redis this often at most to make further due ids ready, a thousand ids each. Other queues wait for
+    # A round calls Redis this often at most to make further due ids ready, a thousand ids each. Other queues wait for
     # that: beside 100,000 messages that fall due at once, ten calls made them 75 ms late, and four make them 45.
     catch_up: int = 4
     # A worker that names more queues than this asks the index of queues first, instead of one queue after another.
@@ -32,7 +32,7 @@ class Tuning:
     # The index of queues counts ids until it has found this many, or as many as there is room for.
     enough_ids: int = IDS_PER_CALL // 10
     # When most taken ids cannot begin here, a take asks for this many, to get past them. A larger batch would delay
-    # the next take, and with it messages for which a place becomes free.
+    # the next take, and with it messages for which a slot becomes free.
     looked_past: int = IDS_PER_CALL // 4
     # While one lane is full, at least this many ids are taken to find messages of the other one, but no more than four
     # times its room.
@@ -46,10 +46,10 @@ class Tuning:
 
     # --- what becomes of ids that are not claimed ---------------------------------------------------------------------
 
-    # A process that knows of ids which stand aside reads their names after this time. Then it also asks the record
-    # about limits that have been full for as long: other processes may have freed places.
+    # A process that knows of blocked ids reads their names after this time. Then it also asks the record
+    # about limits that have been full for as long: other processes may have freed permits.
     look_interval: float = 1.0
-    # One take opens this many names at most.
+    # One take unblocks this many names at most.
     most_names: int = 200
     # An id whose message another move has locked becomes ready again after this time.
     reclaim_locked_after: float = 0.25

@@ -13,14 +13,14 @@ from ..shared.broker_switch import BrokerSwitch
 # A process that passes a wake-up on takes none for this long, so that another process gets it. Seconds.
 LEFT_TO_OTHERS = 0.01
 # A process that found nothing for itself passes its wake-up on after this time, since another one may know the topics
-# of the ids that stand aside. If it gets the next one too, it waits for twice as long, and so on. Seconds.
+# of blocked ids. If it gets the next one too, it waits for twice as long, and so on. Seconds.
 FIRST_PAUSE = 0.01
 # But after this time at the latest. Seconds.
 LONGEST_PAUSE = 1.0
 
 
 class WakeUps:
-    """Waits for wake-ups, and passes them on. Used by the thread that makes the consumer's turns.
+    """Waits for wake-ups, and passes them on. Used by the thread that makes the consumer's rounds.
 
     ``queues`` returns those whose wake-ups are for this process (None: those of all queues), ``may_go_on`` whether the
     process could take ids now.
@@ -43,9 +43,9 @@ class WakeUps:
         self._pass_at: float | None = None
         self._pause = FIRST_PAUSE
 
-    def note_turn(self, *, claimed: bool, any_aside: bool) -> None:
-        """Take note of what came of a turn: ids that stand aside may be for others."""
-        if claimed or not any_aside:
+    def note_round(self, *, claimed: bool, any_blocked: bool) -> None:
+        """Take note of what came of a round: blocked ids may be for others."""
+        if claimed or not any_blocked:
             self._pause, self._pass_at = FIRST_PAUSE, None
         elif self._is_woken and self._pass_at is None:
             self._pass_at = time.monotonic() + self._pause

@@ -1,7 +1,7 @@
 """How many ids a process takes, and of which lanes. Every term is a reason to take less.
 
 An id in Redis does not tell in which lane its handler runs. So a process with two lanes takes as many ids as, going by
-what it found last, there is room for. Those for which there is none stand aside (``sidings.py``).
+what it found last, there is room for. Those for which there is none are blocked (``blocked.py``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .tuning import Tuning
 class Wanted:
     """The room of a process for further messages, by lane.
 
-    Used by the thread that makes the consumer's turns, except ``is_worth_filling``.
+    Used by the thread that makes the consumer's rounds, except ``is_worth_filling``.
     """
 
     def __init__(
@@ -38,8 +38,8 @@ class Wanted:
         self.lanes: tuple[Lane, ...] = pool.lanes
         if pool.loop is not None and all(handler.runs_on_loop for handler in handlers().values()):
             self.lanes = (pool.loop,)
-        # The room in each lane as it was at the beginning of the turn, without what was claimed since. A place that
-        # becomes free meanwhile counts for the next turn: it may be for a higher queue, or for an id that stands aside.
+        # The room in each lane as it was at the beginning of the round, without what was claimed since. A slot that
+        # becomes free meanwhile counts for the next round: it may be for a higher queue, or for a blocked id.
         self._rooms: dict[Lane, int] = {}
         self.see()
         # The share of the event loop in the messages that were found last.
@@ -103,7 +103,7 @@ class Wanted:
         handler = self._handlers().get(topic)
         return None if handler is None else self.pool.lane_of(handler)
 
-    def places_for(self, topic: str) -> int:
+    def slots_for(self, topic: str) -> int:
         """Return how many messages of a topic may be claimed."""
         lane = self.lane_of(topic)
         return 0 if lane is None else self.room(lane)
@@ -131,7 +131,7 @@ class Wanted:
 
     @property
     def is_worth_filling(self) -> bool:
-        """True when a usual lane is half empty, or has a free place."""
+        """True when a usual lane is half empty, or has a free slot."""
         return any(lane.is_worth_filling for lane in self.usual)
 
     def topics(self) -> Collection[str]:
@@ -144,7 +144,7 @@ class Wanted:
         """The leases of all topics that have a handler here, in seconds."""
         return {topic: handler.lease for topic, handler in self._handlers().items()}
 
-    # --- what a turn teaches ------------------------------------------------------------------------------------------
+    # --- what a round teaches -----------------------------------------------------------------------------------------
 
     def learn(self, topics: Sequence[str]) -> None:
         """Take note of the topics of messages that were taken together, whether there was room for them or not."""

@@ -64,11 +64,13 @@ def success_level() -> int:
 
 def publish_scheduled(using: str, moves: Sequence[Moved]) -> None:
     """Publish the messages that are scheduled again to Redis."""
-    publisher.put(using, [(m.queue, Entry.at(m.id, m.due_at, m.priority)) for m in moves if m.after == State.SCHEDULED])
+    publisher.announce(
+        using, [(m.queue, Entry.at(m.id, m.due_at, m.priority)) for m in moves if m.after == State.SCHEDULED]
+    )
 
 
 def _remove_expired(using: str, moves: Sequence[Moved]) -> None:
-    """Have Redis forget expired messages: what stands aside may be taken by nobody."""
+    """Have Redis forget expired messages: a blocked id may be taken by nobody."""
     for queue, ids in publisher.by_queue((m.queue, m.id) for m in moves if m.after == State.EXPIRED).items():
         publisher.remove_on_commit(using, queue, ids)
 

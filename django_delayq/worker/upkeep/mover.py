@@ -16,7 +16,7 @@ class Mover(Service):
     """Sleeps until the next message falls due, in a process without a consumer.
 
     A consumer moves the ids that it takes by itself. Beside one, the mover of the process that has the duty looks every
-    two seconds, and wakes a worker while ids are ready or stand aside: a process that died, froze or stopped may have
+    two seconds, and wakes a worker while ids are ready or blocked: a process that died, froze or stopped may have
     taken a wake-up with it.
     """
 
@@ -37,8 +37,8 @@ class Mover(Service):
         try:
             due = self.broker.due_queues(self.queues)
             answers = self.broker.take_many(due.queues, 0)
-            if any(queue.ready for queue in due.queues) or self.broker.any_aside():
-                # The process that got their wake-up, or set them aside and would look again, may have died.
+            if any(queue.ready for queue in due.queues) or self.broker.any_blocked():
+                # The process that got their wake-up, or blocked them and would look again, may have died.
                 self.broker.notify(self.queues)
         except BrokerUnavailable as error:
             self.brokers.report_failure(error)

@@ -97,7 +97,7 @@ class Bench:
         """
         terms = {"now": now, "limit": limit, "batch": batch, "within": within, "both_ends": int(both_ends)}
         answer = self.call("take", rest=[value for name in opened for value in name], **terms)
-        moved, left, next_due, _other, _any_aside, *taken = answer
+        moved, left, next_due, _other, _any_blocked, *taken = answer
         return moved, left, int(next_due) - now if next_due else None, [int(number) for number in taken[::2]]
 
 

@@ -50,14 +50,16 @@ def test_clear_deletes_the_keys_of_the_queues_by_name_and_no_others(bench: Bench
         bench.client.set(f"{{bench}}:{name}:delayed", "somebody's")
     bench.client.set("others", "data")
     for queue in ("q", "elsewhere"):
-        bench.client.hset(bench.keys.asides, f"{queue}:topic t", 1)
+        bench.client.hset(bench.keys.blocked_counts, f"{queue}:topic t", 1)
         bench.client.zadd(f"{{bench}}:{queue}:aside:topic t", {"3": 0})
     assert clear(bench, "q", "given") == "ok"
     assert {key.decode() for key in bench.client.scan_iter()} == {bench.keys.meta, "others", "{bench}:neither:delayed"}
     assert bench.meta() == {"cleared": str(NOW)}
 
 
-@pytest.mark.parametrize("name", ["meta", "queues", "wake_all", "asides", "delayed", "ready", "wake", "aside"])
+@pytest.mark.parametrize(
+    "name", ["meta", "queues", "wake_all", "blocked_counts", "delayed", "ready", "wake", "blocked"]
+)
 def test_clear_deletes_keys_of_any_type(bench: Bench, name: str) -> None:
     bench.client.set(getattr(bench.keys, name), "somebody's")
     assert clear(bench, "q") == "ok"

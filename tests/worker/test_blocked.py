@@ -1,4 +1,4 @@
-"""Ids that stand aside, because no process could begin their messages: who serves them, and when."""
+"""Ids that are blocked, because no process could begin their messages: who serves them, and when."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from django_delayq.core.outcomes import Ack, Outcome, Retry
 from django_delayq.core.states import State
 from django_delayq.project import conf
 from django_delayq.worker.claim import wake_ups
+from django_delayq.worker.claim.blocked_names import HANDLER, names_in_redis
 from django_delayq.worker.claim.queues import QueueFinder
-from django_delayq.worker.claim.siding_names import HANDLER, names_in_redis
 from django_delayq.worker.claim.tuning import Tuning
 from django_delayq.worker.processes.process import Parts
 from django_delayq.worker.run import recorder
@@ -49,12 +49,12 @@ def hear_of_it() -> None:
 
 
 def no_look() -> Tuning:
-    """Have a worker hear of places that became free, or never learn of them."""
+    """Have a worker hear of permits that became free, or never learn of them."""
     return Tuning(look_interval=10 * PATIENCE)
 
 
 @pytest.fixture
-def of_one_place(assembled: Assemble, declare: Declare) -> Parts:
+def of_one_permit(assembled: Assemble, declare: Declare) -> Parts:
     """A worker with two threads, and a limit of one message."""
     declare("l.one", limit=1)
     return assembled(2, name="worker", tuning=no_look())
@@ -70,14 +70,14 @@ def end(parts: Parts, *ids: int, outcome: Outcome = Ack()) -> None:
         parts.pool.threads.held.remove(delivery)
 
 
-def test_an_id_whose_topic_is_unknown_stands_aside_and_costs_nothing_more(
+def test_an_id_whose_topic_is_unknown_is_blocked_and_costs_nothing_more(
     parts: Parts, broker: RedisBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     strays = [schedule_message(NEW).pk for _ in range(3)]
     turn(parts)
     (name,) = names_in_redis(HANDLER + NEW)
-    assert broker.asides() == {"default": {name: 3}}
-    assert [place.aside for place in broker.places("default", strays)] == [name] * 3
+    assert broker.blocked() == {"default": {name: 3}}
+    assert [location.blocked for location in broker.locations("default", strays)] == [name] * 3
     taken: list[int] = []
     take = broker.take
 
@@ -97,18 +97,18 @@ def test_an_id_whose_topic_is_unknown_stands_aside_and_costs_nothing_more(
     assert told == f"{left}. Did you mean t.deadlock?"
 
 
-def test_a_siding_that_redis_has_lost_is_looked_into_once(parts: Parts, broker: RedisBroker) -> None:
+def test_blocked_ids_that_redis_has_lost_are_unblocked_once(parts: Parts, broker: RedisBroker) -> None:
     """Redis may evict a key by itself."""
     schedule_message(NEW)
     turn(parts)
-    broker.client.delete(f"{broker.keys(DB).aside}:{names_in_redis(HANDLER + NEW)[0]}")
+    broker.client.delete(f"{broker.keys(DB).blocked}:{names_in_redis(HANDLER + NEW)[0]}")
     hear_of_it()
 
     def is_forgotten() -> bool:
         turn(parts)
-        return broker.asides() == {}
+        return broker.blocked() == {}
 
-    eventually(is_forgotten, "nothing stands aside")
+    eventually(is_forgotten, "nothing is blocked")
 
 
 def test_a_wake_up_goes_on_until_it_finds_the_worker_that_can_use_it(
@@ -123,9 +123,9 @@ def test_a_wake_up_goes_on_until_it_finds_the_worker_that_can_use_it(
 
     def note(current: object) -> None:
         # One that comes before the message is that of a database which was locked for a moment.
-        is_aside = bool(other.asides())
+        is_blocked = bool(other.blocked())
         pass_on(current)  # type: ignore[arg-type]
-        if is_aside:
+        if is_blocked:
             passed_on.set()
 
     other = RedisBroker(conf.get(), DB, timeout=PATIENCE)
@@ -134,11 +134,11 @@ def test_a_wake_up_goes_on_until_it_finds_the_worker_that_can_use_it(
         schedule_message(NEW)
         assert passed_on.wait(PATIENCE)
         assert other.listen(None, PATIENCE)
-        assert other.asides() == {"default": {names_in_redis(HANDLER + NEW)[0]: 1}}
+        assert other.blocked() == {"default": {names_in_redis(HANDLER + NEW)[0]: 1}}
     other.close()
 
 
-def test_a_message_beside_a_thousand_for_nobody_is_found_in_one_turn(assembled: Assemble) -> None:
+def test_a_message_beside_a_thousand_for_nobody_is_found_in_one_round(assembled: Assemble) -> None:
     two_lanes = assembled(1, tasks=1, name="two")
     schedule_messages([{"topic": NEW, "priority": 10}] * 1500)
     mine = schedule_message("t.ok")
@@ -146,21 +146,21 @@ def test_a_message_beside_a_thousand_for_nobody_is_found_in_one_turn(assembled: 
     assert held(two_lanes) == [mine.pk]
 
 
-def test_a_worker_that_is_the_first_to_set_an_id_aside_soon_looks_again(assembled: Assemble, declare: Declare) -> None:
-    """Another worker makes the place free, and does not know that somebody waits for it."""
+def test_a_worker_that_is_the_first_to_block_an_id_soon_looks_again(assembled: Assemble, declare: Declare) -> None:
+    """Another worker frees the permit, and does not know that somebody waits for it."""
     declare("l.one", limit=1)
     one, other = assembled(1, name="one"), assembled(1, name="other")
     first = schedule_message("l.one")
     turn(one)
     assert held(one) == [first.pk]
     schedule_message("l.one")
-    while (wait := other.consumer.turn()) == 0:
+    while (wait := other.consumer.run_round()) == 0:
         pass
     assert held(other) == []
     assert wait <= Tuning().look_interval
 
 
-def test_a_slot_of_a_rate_that_nobody_needs_keeps_no_worker_busy(assembled: Assemble, declare: Declare) -> None:
+def test_the_opening_of_a_rate_that_nobody_needs_keeps_no_worker_busy(assembled: Assemble, declare: Declare) -> None:
     declare("l.rate", rate="1/s")
     rated = assembled(4, name="rated")
     begun, waiting = schedule_message("l.rate"), schedule_message("l.rate")
@@ -169,22 +169,22 @@ def test_a_slot_of_a_rate_that_nobody_needs_keeps_no_worker_busy(assembled: Asse
     cancel_message(waiting.pk)
     redis_of(rated.brokers).flush()
     known = rated.consumer.limits
-    eventually(lambda: known.seconds_to_slot in (0.0, None), "the slot has come")
-    turns = [rated.consumer.turn() for _ in range(3)]
-    assert turns[-1] > 0
+    eventually(lambda: known.seconds_to_opening in (0.0, None), "the rate is open again")
+    waits = [rated.consumer.run_round() for _ in range(3)]
+    assert waits[-1] > 0
 
 
-def test_ids_that_are_put_back_for_want_of_room_go_to_whoever_has_a_place_next(
+def test_ids_that_are_put_back_for_want_of_room_go_to_whoever_has_a_slot_next(
     parts: Parts, broker: RedisBroker
 ) -> None:
-    """Most ids of the take before stood aside, so the worker takes more than it has room for."""
+    """Most ids of the take before were blocked, so the worker takes more than it has room for."""
     parts.consumer.tuning.idle_wait = 10 * PATIENCE
     schedule_messages([{"topic": "t.ok"}] * 5)
     broker.flush()
     wakes = [broker.keys("default").wake, broker.keys("default").wake_all]
     broker.client.delete(*wakes)
     parts.consumer.wanted.looks_past = True
-    parts.consumer.turn()
+    parts.consumer.run_round()
     assert broker.sizes(["default"])["default"].ready == 4
     # Another worker, and this one when its handler ends.
     assert [broker.client.llen(wake) for wake in wakes] == [1, 1]
@@ -194,7 +194,7 @@ def test_ids_that_are_put_back_for_want_of_room_go_to_whoever_has_a_place_next(
 
 
 @pytest.mark.parametrize("queue", ["default", "low"], ids=["of the same queue", "of a lower queue"])
-def test_a_newcomer_does_not_wait_for_a_backlog_to_stand_aside(
+def test_a_newcomer_does_not_wait_for_a_backlog_to_be_blocked(
     assembled: Assemble, declare: Declare, queue: str
 ) -> None:
     declare("l.one", limit=1)
@@ -204,8 +204,8 @@ def test_a_newcomer_does_not_wait_for_a_backlog_to_stand_aside(
     broker = redis_of(worker.brokers)
     broker.flush()
     # Learns that the limit is full, and makes more of them ready.
-    worker.consumer.turn()
-    worker.consumer.turn()
+    worker.consumer.run_round()
+    worker.consumer.run_round()
     assert newcomer.pk in held(worker)
     assert broker.sizes(["default"])["default"].ready > 0
 
@@ -218,17 +218,17 @@ def test_a_newcomer_does_not_wait_for_the_ids_of_messages_that_have_left(parts: 
     newcomer = schedule_message("t.ok")
     broker.flush()
     # Learns that the ids are nobody's, and makes more of them ready.
-    parts.consumer.turn()
-    parts.consumer.turn()
+    parts.consumer.run_round()
+    parts.consumer.run_round()
     assert newcomer.pk in held(parts)
     assert broker.sizes(["default"])["default"].ready > 0
 
 
 @pytest.mark.postgresql("a claim and an outcome are written at the same moment")
-def test_a_place_that_becomes_free_while_a_claim_asks_for_it_is_taken_at_once(
-    of_one_place: Parts, monkeypatch: pytest.MonkeyPatch
+def test_a_permit_that_becomes_free_while_a_claim_asks_for_it_is_used_at_once(
+    of_one_permit: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker = of_one_place
+    worker = of_one_permit
     worker.consumer.tuning.idle_wait = 10 * PATIENCE
     first = schedule_message("l.one")
     ended: list[int] = []
@@ -246,7 +246,7 @@ def test_a_place_that_becomes_free_while_a_claim_asks_for_it_is_taken_at_once(
     assert ended
 
 
-def test_a_worker_with_too_little_room_for_all_queues_forgets_none_that_has_ids_aside(assembled: Assemble) -> None:
+def test_a_worker_with_too_little_room_for_all_queues_forgets_none_that_has_blocked_ids(assembled: Assemble) -> None:
     strays = {schedule_message(NEW, queue=queue).pk for queue in ("default", "one", "two")}
     turn(assembled(1, queues=(), name="old"))
     hear_of_it()
@@ -261,7 +261,7 @@ def test_a_worker_with_too_little_room_for_all_queues_forgets_none_that_has_ids_
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["all queues", "queues in a strict order"])
-def test_what_stands_aside_has_the_turn_of_its_queue(assembled: Assemble, named: bool) -> None:
+def test_a_blocked_id_has_the_turn_of_its_queue(assembled: Assemble, named: bool) -> None:
     queues = ("first", "second", "third", "fourth")
     stray = schedule_message(NEW, queue="second").pk
     turn(assembled(1, queues=queues, name="old"))
@@ -278,7 +278,7 @@ def test_what_stands_aside_has_the_turn_of_its_queue(assembled: Assemble, named:
     assert stray in served[: 2 if named else 3]
 
 
-def test_a_place_that_becomes_free_in_the_middle_of_a_turn_is_for_what_stands_aside(
+def test_a_slot_that_becomes_free_in_the_middle_of_a_round_is_for_blocked_ids(
     assembled: Assemble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = assembled(1, tasks=5, name="two lanes", tuning=no_look())
@@ -294,16 +294,16 @@ def test_a_place_that_becomes_free_in_the_middle_of_a_turn_is_for_what_stands_as
             end(worker, first.pk)
 
     monkeypatch.setattr(in_tests, "failpoint", end_the_first)
-    assert worker.consumer.turn() < Tuning().look_interval
+    assert worker.consumer.run_round() < Tuning().look_interval
     assert held(worker) == [other.pk]
     turn(worker)
     assert sorted(held(worker)) == [second.pk, other.pk]
 
 
-def test_the_best_of_all_that_stands_aside_begins_first(
+def test_the_best_of_all_blocked_ids_begins_first(
     parts: Parts, assembled: Assemble, declare: Declare, broker: RedisBroker
 ) -> None:
-    """The lines of two limits are open, and one place is free."""
+    """The ids of two limits may begin, and one slot is free."""
     for topic in ("l.one", "l.two"):
         declare(topic, limit=1)
     parts = assembled(3)
@@ -330,7 +330,7 @@ def test_the_best_of_all_that_stands_aside_begins_first(
 
 
 @pytest.mark.parametrize("topic", [NEW, "t.ok"])
-def test_the_mover_wakes_a_worker_for_what_a_process_that_died_has_set_aside_or_not_taken(
+def test_the_mover_wakes_a_worker_for_what_a_process_that_died_has_blocked_or_not_taken(
     parts: Parts, broker: RedisBroker, topic: str
 ) -> None:
     schedule_message(topic)
@@ -358,7 +358,7 @@ def test_a_newcomer_does_not_wait_until_each_limit_has_refused_a_message(
     newcomer = schedule_message("t.ok")
     redis_of(other.brokers).flush()
     for _ in range(5):
-        other.consumer.turn()
+        other.consumer.run_round()
     assert held(other) == [newcomer.pk]
 
 
@@ -370,16 +370,16 @@ def test_a_limit_that_had_been_full_is_open_after_one_look(assembled: Assemble, 
     turn(one)
     schedule_messages({"topic": "l.keyed", "limit_key": str(key)} for key in range(50))
     for _ in range(3):
-        other.consumer.turn()
+        other.consumer.run_round()
     assert held(other) == []
     end(one, *held(one))
     while states()[State.SCHEDULED]:
-        one.consumer.turn()
+        one.consumer.run_round()
         end(one, *held(one))
     last = schedule_message("l.keyed", limit_key="49")
     redis_of(other.brokers).flush()
     for _ in range(3):
-        other.consumer.turn()
+        other.consumer.run_round()
     assert held(other) == [last.pk]
 
 
@@ -391,7 +391,7 @@ def test_a_limit_that_had_been_full_is_open_after_one_look(assembled: Assemble, 
     ],
     ids=["one limit", "of queue and topics"],
 )
-def test_a_place_that_a_rate_has_left_unused_is_free_for_the_next(
+def test_a_permit_that_a_rate_has_left_unused_is_free_for_the_next(
     assembled: Assemble, declare: Declare, settings: Any, of_queue: Any, of_topics: Any
 ) -> None:
     if of_queue is not None:
@@ -411,7 +411,7 @@ KEYED = limits.topic_name("l.keyed", "a key")
 
 
 @pytest.mark.parametrize("fallbacks", [[], ["a former secret"]], ids=["no fallback", "fallback"])
-def test_who_has_another_secret_serves_what_was_set_aside_before(
+def test_who_has_another_secret_serves_what_was_blocked_before(
     assembled: Assemble, declare: Declare, settings: Any, fallbacks: list[str]
 ) -> None:
     """The project changes its secret, or another project serves the same queues."""
@@ -420,35 +420,35 @@ def test_who_has_another_secret_serves_what_was_set_aside_before(
     one, other = (assembled(3, name=name, tuning=Tuning(look_interval=0.0)) for name in ("one", "other"))
     broker = redis_of(one.brokers)
     first, *rest = (schedule_message("l.keyed", limit_key="a key").pk for _ in range(3))
-    one.consumer.turn()
-    ((former, number),) = broker.asides()["default"].items()
+    one.consumer.run_round()
+    ((former, number),) = broker.blocked()["default"].items()
     settings.SECRET_KEY, settings.SECRET_KEY_FALLBACKS = "another secret", fallbacks
     for _ in range(2):
-        other.consumer.turn()
+        other.consumer.run_round()
     (name, *_) = names_in_redis(KEYED)
-    assert broker.asides() == {"default": {name: number}} != {"default": {former: 2}}
+    assert broker.blocked() == {"default": {name: number}} != {"default": {former: 2}}
     # An older process beside it uses the former name. Who recognizes that leaves it alone while the limit is full.
     rest.append(schedule_message("l.keyed", limit_key="a key").pk)
-    broker.stand_aside("default", {former: broker.take("default", 10).tickets})
+    broker.block("default", {former: broker.take("default", 10).tickets})
     for _ in range(2):
-        other.consumer.turn()
-    assert (former in broker.asides()["default"]) is bool(fallbacks)
+        other.consumer.run_round()
+    assert (former in broker.blocked()["default"]) is bool(fallbacks)
     end(one, first)
     for message in rest:
         for _ in range(2):
-            other.consumer.turn()
+            other.consumer.run_round()
         assert held(other) == [message]
         end(other, message)
 
 
 @pytest.mark.parametrize("name", [f"{HANDLER}l.keyed", "topic l.keyed", KEYED, "a kind of a later version"])
-def test_what_another_version_has_set_aside_is_served(
+def test_what_another_version_has_blocked_is_served(
     assembled: Assemble, declare: Declare, broker: RedisBroker, name: str
 ) -> None:
     declare("l.keyed", limit=1)
     worker = assembled(1, name="worker")
     message = schedule_message("l.keyed", limit_key="a key")
-    broker.stand_aside("default", {name: broker.take("default", 10).tickets})
+    broker.block("default", {name: broker.take("default", 10).tickets})
     for _ in range(2):
         turn(worker)
     assert held(worker) == [message.pk]
@@ -474,11 +474,11 @@ def test_a_limit_key_cannot_be_found_by_trying_all(settings: Any) -> None:
     assert names_in_redis(KEYED) == names_in_redis(KEYED) != before
 
 
-# --- places that are left, and places that are left unused ------------------------------------------------------------
+# --- permits that are left, and permits that are left unused ----------------------------------------------------------
 
 
-def test_a_place_for_whose_message_there_is_no_thread_waits_for_it(of_one_place: Parts) -> None:
-    worker = of_one_place
+def test_a_permit_for_whose_message_there_is_no_thread_waits_for_it(of_one_permit: Parts) -> None:
+    worker = of_one_permit
     first, second = (schedule_message("l.one").pk for _ in range(2))
     turn(worker)
     assert held(worker) == [first]
@@ -492,19 +492,19 @@ def test_a_place_for_whose_message_there_is_no_thread_waits_for_it(of_one_place:
     assert held(worker) == [second]
 
 
-def test_a_retry_that_begins_before_anybody_heard_of_it_leaves_its_place_at_its_own_end(
-    of_one_place: Parts, monkeypatch: pytest.MonkeyPatch
+def test_a_retry_that_begins_before_anybody_heard_of_it_frees_its_permit_at_its_own_end(
+    of_one_permit: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker = of_one_place
+    worker = of_one_permit
     first = schedule_message("l.one").pk
     turn(worker)
 
-    def publish_and_turn(*arguments: Any) -> None:
+    def publish_and_run(*arguments: Any) -> None:
         publish_scheduled(*arguments)
         redis_of(worker.brokers).flush()
         turn(worker)
 
-    monkeypatch.setattr(recorder, "publish_scheduled", publish_and_turn)
+    monkeypatch.setattr(recorder, "publish_scheduled", publish_and_run)
     end(worker, first, outcome=Retry(timedelta(0), "later"))
     second = schedule_message("l.one").pk
     redis_of(worker.brokers).flush()

@@ -1,12 +1,12 @@
-"""The names under which ids stand aside in Redis: digests, so that no topic and no limit key is known there.
+"""The names under which ids are blocked in Redis: digests, so that no topic and no limit key is known there.
 
-``h`` and the digest of a topic: it has no handler in some process, or no place free for one. ``t`` and that digest: the
+``h`` and the digest of a topic: it has no handler in some process, or no free slot. ``t`` and that digest: the
 limit of the topic is full; with the digest of a limit key behind it, the limit of that key. Queues keep their names.
 
 The digest of a limit key, which is often a customer, is made with ``SECRET_KEY``: nobody can find it by trying all
 customers. That of a topic is made without it, because each process has to recognize the topics that it serves, and
 projects with other secrets may share a queue. A key need not be recognized: a process tries what it does not know, and
-sets it aside again under the name that it knows. So nothing is lost when the secret changes.
+blocks it again under the name that it knows. So nothing is lost when the secret changes.
 
 Processes of version 0.9.0 name all in clear, and try each name of a kind that they do not know, as this version does.
 """
@@ -22,7 +22,7 @@ from django.utils.crypto import salted_hmac
 
 from ...core import limits
 
-# Ids of topics stand aside under this word and their topic.
+# Ids without a handler or a slot are blocked under this word and their topic.
 HANDLER = "handler "
 SALT = "django_delayq.limit_key"
 # Of a project without SECRET_KEY: the processes of one worker have the same.
@@ -35,7 +35,7 @@ def digest(topic: str) -> str:
 
 
 def names_in_redis(name: str) -> list[str]:
-    """Return the name in Redis of a reason to stand aside, then those that it had with ``SECRET_KEY_FALLBACKS``."""
+    """Return the name in Redis under which ids are blocked, then those that it had with ``SECRET_KEY_FALLBACKS``."""
     kind, what, key = limits.parts(name)
     if kind == "queue":
         return [name]

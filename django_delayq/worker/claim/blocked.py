@@ -1,9 +1,9 @@
-"""Where ids go that were taken, and whose messages cannot begin here now: they are set aside or put back.
+"""Taken ids whose messages cannot begin here now: they are blocked or put back.
 
-An id stands aside in Redis under a name: ``handler t`` when the topic ``t`` has no handler in the process that took it,
-or no place free for one; the name of a limit when that is full. Redis has digests of these (``siding_names.py``).
-Nobody takes the id before a process opens the name, because it can serve it. So no id is taken again and again in vain,
-and a worker that comes later serves what others set aside.
+An id is blocked in Redis under a name: ``handler t`` when the topic ``t`` has no handler in the process that took it,
+or no free slot there; the name of a limit when that is full. Redis has digests of these names (``blocked_names.py``).
+No process takes the id before one that can serve the name unblocks it. So no id is taken again and again in vain, and
+a worker that comes later serves what others blocked.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from ...record.sql import statements
 from ...record.sql.rows import Claimed, Facts, Moved, Ticket
 from ..run.pool import Lane
 from ..shared.broker_switch import BrokerSwitch
+from .blocked_names import HANDLER, digest, names_in_redis
 from .known_limits import KnownLimits
-from .siding_names import HANDLER, digest, names_in_redis
 from .wanted import Wanted
 
 logger = logging.getLogger("django_delayq")
 
 
-# By queue, or by the name under which they stand aside.
+# By queue, or by the name under which they are blocked.
 Tickets = dict[str, list[Ticket]]
 
 
@@ -47,10 +47,10 @@ class Sorted:
 
     # By queue: to be claimed.
     claimable: Tickets = field(default_factory=lambda: defaultdict(list))
-    # By queue: there was room for others only. They belong into their former places.
+    # By queue: there was room for others only. They are put back where they were.
     left: Tickets = field(default_factory=lambda: defaultdict(list))
-    # By queue and name: to stand aside.
-    aside: defaultdict[str, Tickets] = field(default_factory=lambda: defaultdict(lambda: defaultdict(list)))
+    # By queue and name: to be blocked.
+    blocked: defaultdict[str, Tickets] = field(default_factory=lambda: defaultdict(lambda: defaultdict(list)))
     # The number of those whose messages have ended or run: nobody needs their ids any more.
     gone: int = 0
     # The topics of all that this process has a handler for.
@@ -63,7 +63,7 @@ class Sorted:
         for queue, some in self.claimable.items():
             for ticket in some:
                 if ticket.id in refused:
-                    self.aside[queue][refused[ticket.id]].append(ticket)
+                    self.blocked[queue][refused[ticket.id]].append(ticket)
             self.claimable[queue] = [ticket for ticket in some if ticket.id not in refused]
 
 
@@ -75,16 +75,16 @@ class Kind:
     lane: Lane | None
     # The names of their limits.
     limits: Collection[str]
-    # The name under which they stand aside, from the first one on that has to.
-    siding: str = ""
+    # The name under which they are blocked; "": they may begin.
+    blocked: str = ""
 
 
-class Sidings:
-    """The ids that this process took and cannot begin, and what it knows of those that stand aside.
+class Blocked:
+    """The ids that this process took and cannot begin, and what it knows of blocked ones.
 
-    ``sort`` says which taken ids may be claimed. ``give_back`` sets the others aside, or puts them back where they came
-    from. ``open`` names those that stand aside and may begin now: the next take makes them ready again. While the
-    broker holds no ids, there are none to give back or to open.
+    ``sort`` says which taken ids may be claimed. ``give_back`` blocks the others, or puts them back where they were.
+    ``unblock`` names blocked ids that may begin now: the next take makes them ready again. While the broker holds no
+    ids, there are none to give back or to unblock.
 
     Used by the thread that makes the consumer's turns.
     """
@@ -99,11 +99,11 @@ class Sidings:
         self.limits = limits
         self.is_paused = is_paused
         self.claim_ahead = wanted.pool.claim_ahead
-        # The broker of this turn, and whether it holds ids: only then some stand aside or are given back.
+        # The broker of this round, and whether it holds ids: only then some are blocked or given back.
         self._broker: Broker = brokers.database
-        self._sets_aside = False
+        self._holds_ids = False
         # The numbers of ids by queue and name in Redis, as far as this process knows.
-        self._aside: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self._numbers: defaultdict[str, Counter[str]] = defaultdict(Counter)
         # What names in Redis stand for: by the digest of a topic, and by the whole name the limit that was full.
         self._topics: dict[str, str] = {}
         self._limits: dict[str, str] = {}
@@ -111,17 +111,17 @@ class Sidings:
         # The topics without a handler here that the log has told of.
         self._unknown: set[str] = set()
 
-    def begin_turn(self, broker: Broker) -> None:
-        """Use this broker until the next turn."""
-        self._broker, self._sets_aside = broker, broker.holds_ids
-        self.limits.begin_turn(by_query=not self._sets_aside)
-        if not self._sets_aside and time.monotonic() >= self._look_at:
+    def begin_round(self, broker: Broker) -> None:
+        """Use this broker until the next round."""
+        self._broker, self._holds_ids = broker, broker.holds_ids
+        self.limits.begin_round(by_query=not self._holds_ids)
+        if not self._holds_ids and time.monotonic() >= self._look_at:
             self._retry_limits()
 
     @property
     def earliest(self) -> float:
         """How many seconds before its due time a message may be claimed, by the record's clock."""
-        longest = self.claim_ahead.longest if self._sets_aside else 0.0
+        longest = self.claim_ahead.longest if self._holds_ids else 0.0
         return longest + self.tuning.clock_tolerance if longest else 0.0
 
     def _retry_limits(self) -> None:
@@ -153,10 +153,10 @@ class Sidings:
                 kind = kinds[key] = self._kind(*key, full)
             if kind.lane is not None:
                 found.topics.append(row.topic)
-            if not kind.siding:
-                kind.siding = self.limits.refusing(kind.limits)
-            if kind.siding:
-                found.aside[queue][kind.siding].append(ticket)
+            if not kind.blocked:
+                kind.blocked = self.limits.refusing(kind.limits)
+            if kind.blocked:
+                found.blocked[queue][kind.blocked].append(ticket)
             elif kind.lane is None or rooms[kind.lane] <= 0 or messages <= 0:
                 found.left[queue].append(ticket)
             else:
@@ -173,24 +173,24 @@ class Sidings:
         names = admission.limits_of(topic, queue, limit_key).keys() if self.limits.any_declared else ()
         return Kind(lane, names, HANDLER + topic if lane is None or lane in full else "")
 
-    # --- set aside, and put back --------------------------------------------------------------------------------------
+    # --- block, and put back ------------------------------------------------------------------------------------------
 
     def give_back(self, found: Sorted, refused: Tickets) -> int:
-        """Give all ids back that were not claimed, ``refused`` by the claim or before it. Return how many stand aside.
+        """Give all ids back that were not claimed, ``refused`` by the claim or before it. Return how many are blocked.
 
         Count in ``found`` those that nobody needs. Claimed messages must run, whatever happens here: a sweep finds what
         is left.
         """
-        aside = 0
-        if not self._sets_aside:
-            return aside
+        number = 0
+        if not self._holds_ids:
+            return number
         try:
             for queue, tickets in found.left.items():
                 self._broker.put_back(queue, tickets)
-            for queue, names in found.aside.items():
-                aside += self._set_aside(queue, names)
+            for queue, names in found.blocked.items():
+                number += self._block(queue, names)
             for queue, tickets in refused.items():
-                aside += self._give_back_refused(found, queue, tickets)
+                number += self._give_back_refused(found, queue, tickets)
         except BrokerUnavailable as error:
             self.brokers.report_failure(error)
         except DatabaseError as error:
@@ -199,24 +199,24 @@ class Sidings:
                 type(error).__name__,
                 error,
             )
-        return aside
+        return number
 
-    def _set_aside(self, queue: str, names: Tickets) -> int:
+    def _block(self, queue: str, names: Tickets) -> int:
         if not names:
             return 0
         for name in names:
             if name.startswith(HANDLER):
                 self._warn_unknown(name.removeprefix(HANDLER))
         named = {self._name_in_redis(name): tickets for name, tickets in names.items()}
-        self._broker.stand_aside(queue, named)
+        self._broker.block(queue, named)
         numbers = {name: len(tickets) for name, tickets in named.items()}
-        self._aside[queue].update(numbers)
+        self._numbers[queue].update(numbers)
         return sum(numbers.values())
 
     def _give_back_refused(self, found: Sorted, queue: str, tickets: Sequence[Ticket]) -> int:
         """Put ids that the claim refused where they belong, and drop those of finished and running messages.
 
-        Return how many stand aside.
+        Return how many are blocked.
         """
         facts = statements(self.using).facts([ticket.id for ticket in tickets])
         if not facts:
@@ -239,12 +239,12 @@ class Sidings:
                 locked.append(ticket)
         for name, entries in by_queue(elsewhere).items():
             self._broker.put(name, entries)
-        aside = self._set_aside(queue, unknown)
+        number = self._block(queue, unknown)
         if locked and self.is_paused(queue):
             self._broker.put_back(queue, locked)
         elif locked:
-            self._broker.park(queue, locked, self.tuning.reclaim_locked_after)
-        return aside
+            self._broker.delay(queue, locked, self.tuning.reclaim_locked_after)
+        return number
 
     def _warn_unknown(self, topic: str) -> None:
         if topic not in self._unknown and registry.find(topic) is None:
@@ -255,7 +255,7 @@ class Sidings:
             logger.warning("No handler for topic %s here; its messages are left for another worker%s", topic, hint)
 
     def _name_in_redis(self, name: str) -> str:
-        """Return the name in Redis of a reason for which ids are set aside now, and remember what it stands for."""
+        """Return the name in Redis of a reason for which ids are blocked now, and remember what it stands for."""
         found = names_in_redis(name)
         kind, what, _key = limits.parts(name)
         if kind != "queue":
@@ -264,47 +264,47 @@ class Sidings:
             self._limits.update(dict.fromkeys(found, name))
         return found[0]
 
-    # --- open ---------------------------------------------------------------------------------------------------------
+    # --- unblock ------------------------------------------------------------------------------------------------------
 
     def look(self) -> bool:
-        """Read what stands aside, if it is time. Return whether it was."""
+        """Read the numbers of blocked ids, if it is time. Return whether it was."""
         if time.monotonic() < self._look_at:
             return False
         self._retry_limits()
-        self._aside = defaultdict(Counter, {queue: Counter(names) for queue, names in self._broker.asides().items()})
-        self._topics = {digest(topic): topic for topic in registry.handlers()} if self._aside else {}
+        self._numbers = defaultdict(Counter, {queue: Counter(names) for queue, names in self._broker.blocked().items()})
+        self._topics = {digest(topic): topic for topic in registry.handlers()} if self._numbers else {}
         return True
 
     @property
     def seconds_to_look(self) -> float:
-        """The seconds until it is time to read what stands aside."""
+        """The seconds until it is time to read the numbers of blocked ids."""
         return max(0.0, self._look_at - time.monotonic())
 
     @property
     def queues(self) -> list[str]:
-        """The queues in which ids stand aside that this process can serve."""
-        aside = self._aside.items() if self._sets_aside else ()
-        return [queue for queue, names in aside if any(map(self._servable, names))]
+        """The queues with blocked ids that this process can serve."""
+        blocked = self._numbers.items() if self._holds_ids else ()
+        return [queue for queue, names in blocked if any(map(self._servable, names))]
 
-    def open(self, queue: str, room: int) -> dict[str, int]:
-        """Return the names to open in a take of up to ``room`` ids, each with the number of its ids to make ready.
+    def unblock(self, queue: str, room: int) -> dict[str, int]:
+        """Return the names to unblock in a take of up to ``room`` ids, each with the number of its ids to make ready.
 
         Each name may use the whole room: the take then pops the best ids of all names, by priority and due time.
         """
-        opened: dict[str, int] = {}
-        if not self._sets_aside or room <= 0:
-            return opened
-        names = self._aside[queue]
-        for name, aside in list(names.items()):
-            if len(opened) == self.tuning.most_names:
+        unblocked: dict[str, int] = {}
+        if not self._holds_ids or room <= 0:
+            return unblocked
+        names = self._numbers[queue]
+        for name, number in list(names.items()):
+            if len(unblocked) == self.tuning.most_names:
                 break
-            number = min(self._servable(name), aside, room)
-            if number > 0:
-                opened[name] = number
-                names[name] -= number
+            some = min(self._servable(name), number, room)
+            if some > 0:
+                unblocked[name] = some
+                names[name] -= some
                 if not names[name]:
                     del names[name]
-        return opened
+        return unblocked
 
     def _servable(self, name: str) -> int:
         """Return how many ids of a name in Redis this process could serve now."""
@@ -314,9 +314,9 @@ class Sidings:
             return 0
         kind, what, _key = limits.parts(name)
         if kind in ("h", "t"):
-            return min(room, self.wanted.places_for(self._topics.get(what, "")))
+            return min(room, self.wanted.slots_for(self._topics.get(what, "")))
         # In clear, from a worker of version 0.9.0; or the limit of a queue.
-        return min(room, self.wanted.places_for(what) if kind in ("handler", "topic") else IDS_PER_CALL)
+        return min(room, self.wanted.slots_for(what) if kind in ("handler", "topic") else IDS_PER_CALL)
 
 
 def _scheduled(
