@@ -19,7 +19,7 @@ from django_delayq.core.states import State
 from django_delayq.core.worker_options import Options
 from django_delayq.extensions import Service, WorkerExtension
 from django_delayq.models import Message
-from django_delayq.worker.processes.releases import Child
+from django_delayq.worker.processes.children import Child
 from django_delayq.worker.processes.supervisor import Supervisor
 from django_delayq.worker.shared.due_services import DueServices, Runner
 from django_delayq.worker.shared.shared_state import SharedState

@@ -18,9 +18,9 @@ class TestAppConfig(AppConfig):
     label = "tests_app"
 
     def ready(self) -> None:
-        """Have the handlers of all modules, and set constants in the worker's modules.
+        """Have the handlers of all modules, and set numbers of the worker.
 
-        DELAYQ_TEST_PACE names them, such as {"duty.DUTY_LEASE": 1.5}.
+        DELAYQ_TEST_PACE names them, such as {"process.Parts.upkeep.leader_lease": 1.5}.
         """
         import_module("tests.app.children")
         for place, value in json.loads(os.environ.get("DELAYQ_TEST_PACE", "{}")).items():

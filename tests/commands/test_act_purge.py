@@ -23,6 +23,7 @@ from django_delayq.record.purge import purge
 from django_delayq.record.sql.sessions import lock_timeout
 from django_delayq.worker.upkeep import janitor
 from django_delayq.worker.upkeep.janitor import Janitor
+from django_delayq.worker.upkeep.tuning import Tuning
 from tests.support.commands import claim, run, schedule
 from tests.support.referring import ON_DELETE, table
 
@@ -182,9 +183,8 @@ def test_a_message_that_holds_its_key_after_its_end_is_not_purged() -> None:
 def pruner(monkeypatch: pytest.MonkeyPatch) -> Janitor:
     """A janitor with batches of two messages, each of which takes half a second by its clock."""
     seconds = itertools.count(0.0, 0.5)
-    monkeypatch.setattr(janitor, "BATCH", 2)
     monkeypatch.setattr(janitor, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
-    return Janitor("default")
+    return Janitor("default", Tuning(prune_batch=2))
 
 
 def test_the_janitor_prunes_one_batch_at_a_time_and_rests_after_each(
@@ -197,8 +197,8 @@ def test_the_janitor_prunes_one_batch_at_a_time_and_rests_after_each(
     for _ in range(4):
         wait = pruner.tick()
         seen.append((wait, left() - set(young)))
-    rest = 0.5 * janitor.REST
-    assert seen == [(rest, {consumed[2], *dead}), (rest, set(dead)), (rest, set()), (pruner.interval, set())]
+    rest, interval = 0.5 * pruner.tuning.rest, pruner.tuning.prune_interval
+    assert seen == [(rest, {consumed[2], *dead}), (rest, set(dead)), (rest, set()), (interval, set())]
     assert left() == set(young)
     assert [record.getMessage() for record in caplog.records] == [
         "Pruned 3 messages that finished more than 30 d ago",
@@ -214,7 +214,7 @@ def test_the_janitor_begins_anew_after_an_error(pruner: Janitor, monkeypatch: py
         with pytest.raises(OperationalError):
             pruner.tick()
     assert len(left()) == 2
-    assert pruner.tick() < pruner.interval
+    assert pruner.tick() < pruner.tuning.prune_interval
     assert left() == set()
 
 
@@ -240,7 +240,7 @@ def test_the_janitor_passes_over_messages_that_rows_refer_to_and_names_them(
     consumed, dead = make_finished(5, days=40), make_finished(3, days=100, state=State.DEAD)
     receipt, *_others = [receipts(pk) for pk in (*consumed[:2], dead[1])]
     for _round in range(2):
-        while pruner.tick() < pruner.interval:
+        while pruner.tick() < pruner.tuning.prune_interval:
             pass
     assert left() == {*consumed[:2], dead[1]}
     # Once, and not at each of the janitor's rounds.

@@ -32,8 +32,8 @@ from django_delayq.restore.engine import Restore
 from django_delayq.restore.horizon import ensure_horizon
 from django_delayq.restore.selection import Overdue, Selection
 from django_delayq.worker.shared.broker_switch import BrokerSwitch
-from django_delayq.worker.upkeep import loader as loading
 from django_delayq.worker.upkeep.loader import Loader, _ObservedLoad
+from django_delayq.worker.upkeep.tuning import Tuning
 from testproject.servers import RedisServer
 from tests.support.commands import broker, due_tenths, held, run, schedule
 from tests.support.processes import Start
@@ -476,7 +476,7 @@ def test_a_command_that_loses_redis_has_failed(lost: Lost, redis_server: RedisSe
 @pytest.fixture
 def loader(redis_client: redis.Redis) -> Iterator[Loader]:
     brokers = BrokerSwitch(DB, dict)
-    yield Loader(DB, brokers, "host/1-loader")
+    yield Loader(DB, brokers, "host/1-loader", Tuning())
     brokers.close()
 
 
@@ -512,8 +512,8 @@ def test_nothing_depends_on_the_table_of_operations(
     assert held() == due_tenths(*ids)
 
 
-def test_a_load_that_is_given_up_says_so_in_words(loader: Loader, lost: Lost, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "PAGES_PER_TICK", 1)
+def test_a_load_that_is_given_up_says_so_in_words(loader: Loader, lost: Lost) -> None:
+    loader.tuning.pages_per_tick = 1
     lost(5)
     loader.tick()
     loader.release()

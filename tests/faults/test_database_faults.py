@@ -149,7 +149,7 @@ def test_a_silent_database_makes_no_process_look_dead_and_keeps_no_supervisor_wa
     tmp_path: Path,
     how: str,
 ) -> None:
-    set_pace({"supervisor.STALE_AFTER": 2.0, "process.Parts.tuning.idle_wait": 0.1})
+    set_pace({"supervisor.USUAL.stale_after": 2.0, "process.Parts.tuning.idle_wait": 0.1})
     heartbeat = tmp_path / "heartbeat"
     worker = start("--heartbeat-file", str(heartbeat))
     (first,) = worker.wait_for_children(1)

@@ -151,7 +151,7 @@ def test_harmless_messages_survive_a_process_that_is_killed_from_outside(
 ) -> None:
     """They become suspects and run alone, and die there too, but not often enough to be taken for poison."""
     # No process takes the place of another one that lives, however late that is killed.
-    set_pace({"supervisor.REPLACED_AFTER": 90.0})
+    set_pace({"supervisor.USUAL.replaced_after": 90.0})
     messages = [schedule_message("t.gate", gate.payload) for _ in range(3)]
     worker = start("--threads", "8")
     killed: list[int] = []

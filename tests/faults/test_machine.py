@@ -53,6 +53,7 @@ from django_delayq.restore import reading
 from django_delayq.worker.shared.broker_switch import BrokerSwitch
 from django_delayq.worker.upkeep.loader import Loader
 from django_delayq.worker.upkeep.sweeper import Sweeper
+from django_delayq.worker.upkeep.tuning import Tuning
 from tests.app.models import Effect
 from tests.support.clocks import stopped_at
 from tests.support.limits import claim_limited
@@ -166,7 +167,7 @@ class Machine(RuleBasedStateMachine):
             self.broker = brokers.redis
             self.brokers = brokers
             self.loaders = [Loader("default", brokers, worker.name) for worker in self.workers]
-            self.sweeper = Sweeper("default", brokers, lambda: (QUEUE,), lambda: [TOPIC])
+            self.sweeper = Sweeper("default", brokers, lambda: (QUEUE,), lambda: [TOPIC], Tuning(claiming=0.0))
             self.round_began = BEGINNING[0]
             self.sweeper._beginning = partial(self.begin_a_round, self.sweeper._beginning)  # type: ignore[method-assign]
         self.set_time()
@@ -650,7 +651,6 @@ class Machine(RuleBasedStateMachine):
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.timeout(0)
 def test_whatever_happens_every_message_ends_and_nothing_happens_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_delayq.worker.upkeep.sweeper.CLAIMING", 0.0)
     # The server of the tests has just been started, and the grace after a restart must not apply.
     monkeypatch.setattr("django_delayq.record.crashes.GRACE_AFTER_RESTART", 0.0)
     with override_settings(DELAYQ={"REDIS": None, "LIMITS": {QUEUE: {"limit": LIMIT}}}):

@@ -55,7 +55,7 @@ from django_delayq.record import admission, transitions
 from django_delayq.recurring import create_schedule, delete_schedule
 from django_delayq.worker.claim.tuning import Tuning
 from django_delayq.worker.processes.process import OnceProcess, Parts, WorkerProcess
-from django_delayq.worker.upkeep import mover
+from django_delayq.worker.upkeep.tuning import Tuning as UpkeepTuning
 from tests.support import limits_oracle
 from tests.support.in_redis import held
 from tests.support.workers import PATIENCE, eventually
@@ -241,7 +241,7 @@ def _handlers() -> None:
 
 @pytest.fixture(autouse=True)
 def _nobody_looks_by_himself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mover, "REPEAT_INTERVAL", 10 * PATIENCE)
+    monkeypatch.setattr(Parts, "upkeep", UpkeepTuning(repeat_interval=10 * PATIENCE))
 
 
 # Many cases take longer than a test may. One that hangs is given up by its own waits.

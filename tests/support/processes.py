@@ -19,11 +19,10 @@ HASTY: dict[str, Any] = {"GRACE": 0.3, "POLL_INTERVAL": 0.1}
 # For tests in which leases of a second run out again and again. A lease that is late is still confirmed for longer than
 # a busy machine delays its renewal.
 QUICK_TAKE_OVER: dict[str, float] = {
-    "reaper.Reaper.interval": 0.3,
-    "reaper.Reaper.confirm_after": 1.5,
-    "duty.DUTY_LEASE": 1.5,
-    "duty.HOLDER_INTERVAL": 0.4,
-    "duty.STANDBY_INTERVAL": 0.3,
+    "process.Parts.upkeep.reap_interval": 0.3,
+    "process.Parts.upkeep.confirm_after": 1.5,
+    "process.Parts.upkeep.leader_lease": 1.5,
+    "process.Parts.upkeep.standby_interval": 0.3,
     # A frozen worker may have swallowed the wake-up that was meant for another one, which then sleeps on.
     "process.Parts.tuning.idle_wait": 1.0,
 }
@@ -84,7 +83,7 @@ def set_pace(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, float]], No
 
 @pytest.fixture
 def quick_take_over(set_pace: Callable[[dict[str, float]], None]) -> None:
-    """Have workers take over from dead or frozen ones sooner: their messages, and their duty."""
+    """Have workers take over from dead or frozen ones sooner: their messages, and to lead."""
     set_pace(QUICK_TAKE_OVER)
 
 

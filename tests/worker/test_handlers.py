@@ -110,7 +110,7 @@ def test_a_process_whose_interpreter_is_held_is_killed_and_its_messages_go_on(
 ) -> None:
     longest = max(handler.lease for handler in registry.handlers().values())
     # Together they run for five seconds.
-    set_pace({"supervisor.HUNG": 5 - 2 * longest})
+    set_pace({"supervisor.USUAL.hung_after": 5 - 2 * longest})
     worker = start("--threads", "2", "--graceful-timeout", "0")
     message = schedule_message("t.seize")
     eventually(lambda: states()[State.RUNNING], "it runs")

@@ -10,8 +10,8 @@ import pytest
 import redis
 
 from django_delayq.worker.shared.broker_switch import BrokerSwitch
-from django_delayq.worker.upkeep import loader as loading
 from django_delayq.worker.upkeep.loader import Loader
+from django_delayq.worker.upkeep.tuning import Tuning
 from testproject.servers import RedisServer
 from tests.support.claims import DB
 from tests.support.commands import held, schedule
@@ -22,7 +22,8 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 @pytest.fixture
 def loaders(redis_client: redis.Redis) -> Iterator[tuple[Loader, Loader]]:
     brokers = BrokerSwitch(DB, dict)
-    yield Loader(DB, brokers, "host/1"), Loader(DB, brokers, "host/2")
+    tuning = Tuning()
+    yield Loader(DB, brokers, "host/1", tuning), Loader(DB, brokers, "host/2", tuning)
     brokers.close()
 
 
@@ -30,7 +31,6 @@ def loaders(redis_client: redis.Redis) -> Iterator[tuple[Loader, Loader]]:
 def test_each_loss_is_told_and_mended_by_one_of_two_processes(
     loaders: tuple[Loader, Loader],
     redis_server: RedisServer,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     how: str,
 ) -> None:
@@ -58,7 +58,7 @@ def test_each_loss_is_told_and_mended_by_one_of_two_processes(
         client.flushall()
     look()
     # Five seconds later.
-    monkeypatch.setattr(loading, "IDENTITY_CHECK_INTERVAL", 0.0)
+    loaders[0].tuning.identity_interval = 0.0
     look()
     assert caplog.text.count("Redis lost its ids (it is empty)") == 1
     for losses, former in enumerate((oldest, snapshot()), start=2):

@@ -28,10 +28,9 @@ from django_delayq.restore import reading
 from django_delayq.worker.claim.consumer import Consumer
 from django_delayq.worker.claim.tuning import Tuning
 from django_delayq.worker.shared.broker_switch import BrokerSwitch
-from django_delayq.worker.upkeep import loader as loading
-from django_delayq.worker.upkeep import sweeper as sweeping
 from django_delayq.worker.upkeep.loader import Loader
-from django_delayq.worker.upkeep.sweeper import CLAIMING, Sweeper
+from django_delayq.worker.upkeep.sweeper import Sweeper
+from django_delayq.worker.upkeep.tuning import Tuning as UpkeepTuning
 from tests.support.assembled import Assemble
 from tests.support.claims import DB
 from tests.worker.bench import redis_of
@@ -43,11 +42,12 @@ TOPIC = "t.ok"
 
 
 class Upkeep(NamedTuple):
-    """The services of one process that keep Redis filled, and its broker."""
+    """The services of one process that keep Redis filled, its broker, and their numbers."""
 
     loader: Loader
     sweeper: Sweeper
     broker: RedisBroker
+    tuning: UpkeepTuning
 
     def held(self) -> set[int]:
         """Return the ids that Redis has."""
@@ -66,11 +66,11 @@ class Upkeep(NamedTuple):
 
 
 @pytest.fixture
-def upkeep(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Iterator[Upkeep]:
-    monkeypatch.setattr(sweeping, "CLAIMING", 0.0)
+def upkeep(redis_client: redis.Redis) -> Iterator[Upkeep]:
     brokers = BrokerSwitch(DB, dict)
-    sweeper = Sweeper(DB, brokers, lambda: tuple(QUEUES), lambda: [TOPIC])
-    yield Upkeep(Loader(DB, brokers, "host/1"), sweeper, redis_of(brokers))
+    tuning = UpkeepTuning(claiming=0.0)
+    sweeper = Sweeper(DB, brokers, lambda: tuple(QUEUES), lambda: [TOPIC], tuning)
+    yield Upkeep(Loader(DB, brokers, "host/1", tuning), sweeper, redis_of(brokers), tuning)
     brokers.close()
 
 
@@ -125,7 +125,7 @@ def test_a_lost_message_is_put_in_good_time_before_twice_the_grace(
     monkeypatch.setattr(in_tests, "clock", lambda: at)
     while len(late) < len(due):
         wait = upkeep.sweeper.tick()
-        ends = at + timedelta(seconds=CLAIMING)
+        ends = at + timedelta(seconds=UpkeepTuning().claiming)
         for message in due:
             if message.pk in upkeep.held():
                 late.setdefault(message.pk, (ends - message.due_at).total_seconds())
@@ -219,7 +219,7 @@ def test_a_load_puts_what_falls_due_soon_first_and_then_gives_each_queue_its_tur
 def test_a_loader_that_ends_in_the_middle_is_followed_by_another(
     upkeep: Upkeep, filled: list[set[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "PAGES_PER_TICK", 1)
+    upkeep.tuning.pages_per_tick = 1
     # The loader renews its lease after each page.
     monkeypatch.setattr("django_delayq.restore.filling.RENEWAL_INTERVAL", 0.0)
     messages = schedule(4)
@@ -247,9 +247,9 @@ def test_a_load_that_the_database_ended_is_begun_by_another_one_at_once(
 
 
 def test_a_sweep_during_a_load_claims_no_loss(
-    upkeep: Upkeep, filled: list[set[int]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    upkeep: Upkeep, filled: list[set[int]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(loading, "PAGES_PER_TICK", 1)
+    upkeep.tuning.pages_per_tick = 1
     messages = backlog()
     upkeep.broker.client.flushall()
     while upkeep.loader.tick() == 0.0:
@@ -319,10 +319,8 @@ def test_a_round_of_the_sweep_begins_where_the_last_one_came_to_however_long_tha
     assert upkeep.held() == ids(messages)
 
 
-def test_a_sweep_goes_on_where_the_last_tick_stopped(
-    upkeep: Upkeep, filled: list[set[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sweeping, "ROWS_PER_TICK", 50)
+def test_a_sweep_goes_on_where_the_last_tick_stopped(upkeep: Upkeep, filled: list[set[int]]) -> None:
+    upkeep.tuning.rows_per_tick = 50
     upkeep.loader.tick()
     messages = overdue(2)
     upkeep.lose(messages)
@@ -335,11 +333,9 @@ def test_a_sweep_goes_on_where_the_last_tick_stopped(
 
 @pytest.mark.parametrize("ticks", [0, 2])
 @pytest.mark.usefixtures("filled")
-def test_what_becomes_overdue_waits_for_no_round_over_a_backlog(
-    upkeep: Upkeep, monkeypatch: pytest.MonkeyPatch, settings: Any, ticks: int
-) -> None:
-    monkeypatch.setattr(sweeping, "ROWS_PER_TICK", 50)
-    monkeypatch.setattr(sweeping, "FULL_ROUND", 0.0)
+def test_what_becomes_overdue_waits_for_no_round_over_a_backlog(upkeep: Upkeep, settings: Any, ticks: int) -> None:
+    upkeep.tuning.rows_per_tick = 50
+    upkeep.tuning.full_round = 0.0
     settings.DELAYQ = {**settings.DELAYQ, "GRACE": 0.1}
     upkeep.loader.tick()
     upkeep.sweeper.tick()

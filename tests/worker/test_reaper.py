@@ -26,8 +26,9 @@ from django_delayq.worker.processes.process import Parts
 from django_delayq.worker.run.delivery import Delivery
 from django_delayq.worker.run.recorder import Ended, LeaseRenewer
 from django_delayq.worker.shared.due_services import DueServices
-from django_delayq.worker.upkeep.janitor import DEAD_WORKER_RETENTION, Janitor
-from django_delayq.worker.upkeep.reaper import LONGEST_LOOK, Reaper
+from django_delayq.worker.upkeep.janitor import Janitor
+from django_delayq.worker.upkeep.reaper import Reaper
+from django_delayq.worker.upkeep.tuning import Tuning
 from tests.support.claims import DB, claimed, last_move, locked_by_a_cancel, needs_row_locks, state
 from tests.support.receivers import receiving
 from tests.support.statements import count_statements
@@ -49,14 +50,14 @@ def expired(*topics: str, **options: Any) -> list[Delivery]:
 def reaper(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> Reaper:
     """A reaper that ends leases which are still over at its next look, however late that is."""
     monkeypatch.setattr(crashes, "may_reap", lambda using: True)
-    monkeypatch.setattr(parts.reaper, "confirm_after", 0.0)
+    parts.reaper.tuning = Tuning(confirm_after=0.0)
     return parts.reaper
 
 
 @pytest.fixture
-def has_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def has_time(reaper: Reaper) -> None:
     """Let a look take long on a busy machine."""
-    monkeypatch.setattr("django_delayq.worker.upkeep.reaper.LONGEST_LOOK", 60.0)
+    reaper.tuning.longest_look = 60.0
 
 
 @pytest.mark.usefixtures("has_time")
@@ -89,9 +90,9 @@ def test_a_lease_that_ran_out_is_ended_only_when_it_is_still_over_later(
     assert (state(one), state(other), parts.reaper.is_confirming) == (State.RUNNING, State.RUNNING, True)
     assert statements(DB).extend([LeaseRenewal(one.id, one.deliveries, 60.0)])
     now = wait
-    assert parts.reaper.tick() == parts.reaper.interval
+    assert parts.reaper.tick() == parts.reaper.tuning.reap_interval
     assert (state(one), state(other)) == (State.RUNNING, State.SCHEDULED)
-    assert parts.reaper.tick() == parts.reaper.interval
+    assert parts.reaper.tick() == parts.reaper.tuning.reap_interval
     assert (state(one), parts.reaper.is_confirming) == (State.RUNNING, False)
 
 
@@ -102,12 +103,10 @@ def test_a_look_that_finds_no_lease_over_is_one_statement(reaper: Reaper) -> Non
     assert count_statements(reaper.tick) == 1
 
 
-def test_a_process_without_the_duty_looks_again_at_leases_that_ran_out(
-    reaper: Reaper, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The holder of the duty may live and do nothing. And a look of two minutes ago would confirm a lease that was
+def test_a_process_that_does_not_lead_looks_again_at_leases_that_ran_out(reaper: Reaper) -> None:
+    """The leader may live and do nothing. And a look of two minutes ago would confirm a lease that was
     renewed meanwhile."""
-    monkeypatch.setattr(reaper, "confirm_after", 0.001)
+    reaper.tuning.confirm_after = 0.001
     (one,) = expired("t.ok")
     turns = DueServices([reaper], lambda: False)
     assert turns.run_due() < 1.0
@@ -142,7 +141,7 @@ def test_a_reaper_that_waited_for_a_lock_on_a_table_waits_for_the_renewals_too(r
     with unfinished(lambda: lock_table(table, "EXCLUSIVE")):
         began = time.monotonic()
         thread.start()
-        eventually(lambda: time.monotonic() - began > 2 * LONGEST_LOOK, "the reaper waits for long")
+        eventually(lambda: time.monotonic() - began > 2 * reaper.tuning.longest_look, "the reaper waits for long")
         assert thread.is_alive(), "the reaper takes no notice of the lock"
     thread.join()
     assert state(one) == State.RUNNING
@@ -299,7 +298,7 @@ def test_the_rows_of_dead_workers_are_deleted_whatever_a_project_receives() -> N
         raise AssertionError(facts["sender"])
 
     now = transitions.now(DB)
-    for name, seen_at in (("dead", now - 2 * DEAD_WORKER_RETENTION), ("silent", now - timedelta(hours=1))):
+    for name, seen_at in (("dead", now - 2 * Tuning().dead_worker_retention), ("silent", now - timedelta(hours=1))):
         Worker.objects.create(name=name, host="h", pid=1, started_at=seen_at, seen_at=seen_at)
     with receiving(refuse, post_delete):
         Janitor(DB).tick()

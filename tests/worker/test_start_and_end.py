@@ -197,7 +197,7 @@ def test_a_worker_that_ends_leaves_its_load_of_redis_to_others(
     set_pace: Callable[[dict[str, float]], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    set_pace({"loader.PAGES_PER_TICK": 1})
+    set_pace({"process.Parts.upkeep.pages_per_tick": 1})
     schedule_messages({"topic": "t.ok", "delay": "5m"} for _ in range(6000))
     redis_client.flushall()
     # It is told to end between two pages, of which the rest would take four seconds more.

@@ -22,6 +22,7 @@ from django_delayq.core.states import State
 from django_delayq.core.worker_options import Options
 from django_delayq.project import registry
 from django_delayq.record import crashes
+from django_delayq.worker.processes.children import Child, Children
 from django_delayq.worker.processes.process import (
     BROKEN,
     EXHAUSTED,
@@ -30,18 +31,17 @@ from django_delayq.worker.processes.process import (
     WorkerProcess,
     collect_less_often,
 )
-from django_delayq.worker.processes.releases import Child
-from django_delayq.worker.processes.supervisor import HUNG, STALE_AFTER, Supervisor
+from django_delayq.worker.processes.supervisor import Supervisor
+from django_delayq.worker.processes.tuning import Tuning
 from django_delayq.worker.run.recorder import Recorder
 from django_delayq.worker.shared.shared_state import SharedState
-from django_delayq.worker.upkeep.heartbeat import HeartbeatFile
 from tests.support.claims import DB, claimed, state
 from tests.support.forks import forked
 from tests.support.workers import PATIENCE, eventually
 
 LEASE = max(handler.lease for handler in registry.handlers().values())
 GRACEFUL = 10.0
-LIMIT = int(HUNG + 2 * (LEASE + GRACEFUL))
+LIMIT = int(Tuning().hung_after + 2 * (LEASE + GRACEFUL))
 
 
 def child(pid: int, shared: SharedState | None = None) -> Child:
@@ -61,47 +61,66 @@ def shared() -> SharedState:
     return SharedState(1)
 
 
+class Family(Children):
+    """The children of a supervisor that starts none; it lists those that it would start, and those that have died."""
+
+    def __init__(self, **options: Any) -> None:
+        self.started: list[Child] = []
+        self.dead: list[Child] = []
+        options = {"processes": 1, "graceful_timeout": GRACEFUL, **options}
+        super().__init__(Options(DB, **options), self.begin, lambda dead, _living: self.dead.append(dead))
+
+    def begin(self) -> Child:
+        self.started.append(child(1000 + len(self.started)))
+        return self.started[-1]
+
+    def has_ended(self, pid: int, code: int) -> None:
+        """Have a child end in order, with this exit code."""
+        one = child(pid)
+        one.shared.ended = True
+        self.note_death(one, code)
+
+    def add(self, pid: int, shared: SharedState | None = None) -> Child:
+        self.running[pid] = made = child(pid, shared)
+        return made
+
+
 @pytest.fixture
-def supervisor(process: subprocess.Popen[bytes], shared: SharedState) -> Supervisor:
-    made = Supervisor(Options(DB, graceful_timeout=GRACEFUL))
-    made.children[process.pid] = child(process.pid, shared)
+def family(process: subprocess.Popen[bytes], shared: SharedState) -> Family:
+    """A running process is the only child."""
+    made = Family()
+    made.add(process.pid, shared)
     return made
 
 
-def ended(supervisor: Supervisor, pid: int, code: int) -> None:
-    """Have a child end in order, with this exit code."""
-    dead = child(pid)
-    dead.shared.ended = True
-    supervisor._handle_death(dead, code)
-
-
 def test_a_child_that_shows_no_life_is_killed_and_not_from_outside(
-    supervisor: Supervisor, process: subprocess.Popen[bytes], shared: SharedState
+    family: Family, process: subprocess.Popen[bytes]
 ) -> None:
+    hung = family.running[process.pid]
     for _second in range(LIMIT):
-        supervisor._kill_hung(1.0)
+        family.check(1.0)
     assert process.poll() is None
-    supervisor._kill_hung(1.0)
-    supervisor._kill_hung(1.0)
-    supervisor._handle_death(supervisor.children[process.pid], process.wait(60))
-    supervisor._handle_death(child(0), -signal.SIGKILL)
-    assert [dead.death.by_kill for dead in supervisor.releases.waiting] == [False, True]
+    family.check(1.0)
+    family.check(1.0)
+    family.note_death(hung, process.wait(60))
+    family.note_death(child(0), -signal.SIGKILL)
+    assert [dead.death.by_kill for dead in family.dead] == [False, True]
 
 
-def test_a_child_that_ends_for_a_stuck_handler_has_its_successor_at_once(supervisor: Supervisor) -> None:
-    for code, quick in [(STUCK, 0), (STUCK, 0), (BROKEN, 1), (BROKEN, 2), (STUCK, 0)]:
-        ended(supervisor, 3, code)
-        assert supervisor._quick_deaths == quick
-        assert (supervisor._start_after > time.monotonic()) == (quick > 1)
+def test_a_child_that_ends_for_a_stuck_handler_has_its_successor_at_once() -> None:
+    family = Family()
+    for code, waits in [(STUCK, False), (STUCK, False), (BROKEN, False), (BROKEN, True), (STUCK, False)]:
+        family.has_ended(3, code)
+        assert (family.seconds_to_start > 0) == waits
 
 
 def test_a_child_that_shows_life_is_not_killed_although_its_supervisor_sleeps_in_between(
-    supervisor: Supervisor, process: subprocess.Popen[bytes], shared: SharedState
+    family: Family, process: subprocess.Popen[bytes], shared: SharedState
 ) -> None:
     for _day in range(LIMIT):
         shared.show_life(0.0)
-        supervisor._kill_hung(1.0)
-        supervisor._kill_hung(86_400.0)
+        family.check(1.0)
+        family.check(86_400.0)
     assert process.poll() is None
 
 
@@ -135,7 +154,7 @@ def test_a_worker_process_looks_less_often_for_garbage(monkeypatch: pytest.Monke
 def test_a_project_chooses_how_often_its_workers_look_for_garbage(monkeypatch: pytest.MonkeyPatch, chosen: int) -> None:
     monkeypatch.setattr(gc, "get_threshold", lambda: (chosen, 10, 10))
     monkeypatch.setattr(gc, "set_threshold", lambda *_: pytest.fail("changed"))
-    collect_less_often()
+    collect_less_often(5000)
 
 
 @pytest.mark.django_db(transaction=True)
@@ -167,90 +186,71 @@ def test_a_process_that_is_told_to_end_while_it_is_made_ends() -> None:
 
 
 def test_a_child_that_does_not_end_is_killed_and_that_is_told_once(
-    supervisor: Supervisor, process: subprocess.Popen[bytes], caplog: pytest.LogCaptureFixture
+    family: Family, process: subprocess.Popen[bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
     for _time in range(2):
-        supervisor._kill()
+        family.kill()
     assert process.wait(PATIENCE) == -signal.SIGKILL
     assert caplog.text.count("has not ended, and is killed") == 1
 
 
-def test_a_worker_shows_life_while_its_processes_make_turns_that_have_begun_to(
-    supervisor: Supervisor, shared: SharedState, tmp_path: Path
-) -> None:
+def test_a_worker_shows_life_while_the_consumers_go_on_that_have_begun(family: Family, shared: SharedState) -> None:
     """A function with ``@worker_started`` may take minutes."""
-    heartbeat = tmp_path / "heartbeat"
-    supervisor.heartbeat_file = HeartbeatFile(str(heartbeat))
-
-    def shows_life() -> bool:
-        heartbeat.unlink(missing_ok=True)
-        supervisor._touch_heartbeat()
-        return heartbeat.exists()
-
-    assert not shows_life()
+    assert not family.shows_life()
     shared.show_life(time.monotonic())
-    assert shows_life()
-    supervisor.children[1] = successor = child(1)
-    assert shows_life()
-    successor.shared.show_life(time.monotonic() - STALE_AFTER)
-    assert not shows_life()
+    assert family.shows_life()
+    successor = family.add(1)
+    assert family.shows_life()
+    successor.shared.show_life(time.monotonic() - family.tuning.stale_after)
+    assert not family.shows_life()
 
 
-def test_a_child_that_has_delivered_its_messages_has_no_successor(monkeypatch: pytest.MonkeyPatch) -> None:
-    supervisor = Supervisor(Options(DB, processes=2, max_messages=5))
-    started: list[str] = []
-
-    def fork() -> None:
-        started.append("child")
-        supervisor.children[9] = child(9)
-
-    monkeypatch.setattr(supervisor, "_fork", fork)
-    ended(supervisor, 1, EXHAUSTED)
+def test_a_child_that_has_delivered_its_messages_has_no_successor() -> None:
+    family = Family(processes=2, max_messages=5)
+    family.has_ended(1, EXHAUSTED)
     # Another one that died has one, which counts anew.
-    ended(supervisor, 2, BROKEN)
-    supervisor._start_missing()
-    assert started == ["child"]
-    del supervisor.children[9]
-    ended(supervisor, 9, EXHAUSTED)
-    supervisor._start_missing()
-    assert started == ["child"]
+    family.has_ended(2, BROKEN)
+    family.check(0.0)
+    [successor] = family.started
+    family.has_ended(successor.pid, EXHAUSTED)
+    family.check(0.0)
+    assert family.started == [successor]
+    assert family.are_done
 
 
 @pytest.mark.parametrize(("max_runtime", "successors"), [(3600.0, 1), (0.0, 0)], ids=["before", "after"])
 def test_a_child_that_somebody_ended_before_the_runtime_was_over_has_a_successor(
-    monkeypatch: pytest.MonkeyPatch, max_runtime: float, successors: int
+    process: subprocess.Popen[bytes], max_runtime: float, successors: int
 ) -> None:
-    supervisor = Supervisor(Options(DB, processes=2, max_runtime=max_runtime))
-    supervisor.children[9] = other = child(9)
-    monkeypatch.setattr(Child, "send", lambda self, number: None)
-    monkeypatch.setattr(supervisor, "_fork", lambda: supervisor.children.update({1: other}))
-    ended(supervisor, 1, 0)
-    if not supervisor._stopping:
-        supervisor._start_missing()
-    assert len(supervisor.children) == 1 + successors
+    family = Family(processes=2, max_runtime=max_runtime)
+    family.add(process.pid)
+    family.has_ended(1, 0)
+    assert family.is_stopping == (not successors)
+    if successors:
+        family.check(0.0)
+    assert len(family.started) == successors
 
 
 def test_a_fork_that_the_system_refuses_is_tried_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    supervisor = Supervisor(Options(DB, processes=1))
-    refusing = BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
-    monkeypatch.setattr(os, "fork", Mock(side_effect=refusing))
-    for _time in range(3):
-        supervisor._start_missing()
-        assert supervisor._start_after > time.monotonic()
-        supervisor._start_after = 0.0
+    children = Supervisor(Options(DB, processes=1), Tuning(check_interval=0.001)).children
+    refusing = Mock(side_effect=BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"))
+    monkeypatch.setattr(os, "fork", refusing)
+    for tries in range(1, 4):
+        eventually(lambda: not children.seconds_to_start, "the pause is over")
+        children.check(0.0)
+        assert refusing.call_count == tries
     assert caplog.text.count("No worker process can be started; it is tried again") == 1
 
 
 def test_claims_that_wait_for_the_database_are_told_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    supervisor = Supervisor(Options(DB))
+    supervisor = Supervisor(Options(DB), Tuning(check_interval=0.0))
     monkeypatch.setattr(crashes, "release_worker", Mock(side_effect=OperationalError("gone")))
-    ended(supervisor, 1, BROKEN)
+    supervisor.children.note_death(child(1), BROKEN)
     for _time in range(3):
-        supervisor.releases._after = 0.0
         supervisor.releases.go_on()
         assert supervisor.releases.pid
         _reap_releaser(supervisor)
@@ -260,14 +260,14 @@ def test_claims_that_wait_for_the_database_are_told_once(
 
 @pytest.mark.django_db(transaction=True)
 def test_a_receiver_that_never_ends_keeps_no_supervisor_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    supervisor = Supervisor(Options(DB))
+    supervisor = Supervisor(Options(DB), Tuning())
     [delivery] = claimed("t.ok", worker="host/1")
     monkeypatch.setattr("django_delayq.worker.processes.releases.report_moves", lambda *_: time.sleep(3600))
-    ended(supervisor, 1, BROKEN)
+    supervisor.children.note_death(child(1), BROKEN)
     supervisor.releases.go_on()
     eventually(lambda: state(delivery) == State.SCHEDULED, "the claim is released")
     # As it is when so much time has passed.
-    supervisor.releases._until = time.monotonic()
+    supervisor.tuning.longest_release = 0.0
     supervisor.releases.go_on()
     _reap_releaser(supervisor)
     assert supervisor.releases.waiting
@@ -275,41 +275,39 @@ def test_a_receiver_that_never_ends_keeps_no_supervisor_waiting(monkeypatch: pyt
 
 def _reap_releaser(supervisor: Supervisor) -> None:
     def look() -> bool:
-        supervisor._reap_children()
+        supervisor.reap()
         return not supervisor.releases.pid
 
     eventually(look, "the process that releases claims ends")
 
 
-def test_no_more_spent_children_finish_than_children_work() -> None:
-    supervisor = Supervisor(Options(DB, processes=2, max_tasks_per_child=1))
-    assert supervisor.options.most_processes == 5
-    supervisor.children = {pid: child(pid) for pid in range(4)}
-    *retired, alone = (one.shared for one in supervisor.children.values())
+def test_no_more_retired_children_finish_than_children_work() -> None:
+    family = Family(processes=2, max_tasks_per_child=1)
+    assert family.options.most_processes == 5
+    *retired, isolating = (family.add(pid).shared for pid in range(4))
     for shared in retired:
         shared.retired = True
-    supervisor._replace_in_order()
-    assert [shared.replaced for shared in (*retired, alone)] == [True, True, False, False]
-    # A message that runs alone has a place of its own.
-    alone.suspect_since = time.monotonic() - 60.0
-    supervisor._replace_in_order()
-    assert alone.replaced
-    del supervisor.children[0]
-    supervisor._replace_in_order()
+    family.check(0.0)
+    assert [shared.replaced for shared in (*retired, isolating)] == [True, True, False, False]
+    # An isolated message does not count: one more child makes way for it.
+    isolating.suspect_since = time.monotonic() - 60.0
+    family.check(0.0)
+    assert isolating.replaced
+    del family.running[0]
+    family.check(0.0)
     assert retired[2].replaced
 
 
 def test_a_child_that_ends_after_it_was_replaced_is_no_crash(
-    supervisor: Supervisor, process: subprocess.Popen[bytes], shared: SharedState, caplog: pytest.LogCaptureFixture
+    shared: SharedState, caplog: pytest.LogCaptureFixture
 ) -> None:
-    supervisor.options = supervisor.options._replace(max_runtime=3600.0)
+    family = Family(max_runtime=3600.0)
     shared.retired = True
     shared.replaced = True
     shared.ended = True
-    for _time in range(3):
-        supervisor._handle_death(supervisor.children[process.pid], 0)
-    assert (supervisor._quick_deaths, supervisor._start_after, supervisor.releases.waiting) == (0, 0.0, [])
-    assert not supervisor._stopping
+    for pid in range(3):
+        family.note_death(family.add(pid, shared), 0)
+    assert (family.seconds_to_start, family.dead, family.is_stopping) == (0.0, [], False)
     assert not caplog.records
 
 

@@ -282,9 +282,9 @@ def test_a_process_whose_recorder_is_held_up_looks_dead_and_is_replaced(
     set_pace(
         {
             "recorder.HANGS_AFTER": 1.0,
-            "heartbeat.HEARTBEAT_INTERVAL": 0.2,
-            "supervisor.STALE_AFTER": 1.0,
-            "supervisor.HUNG": 4.0 - 2 * (longest + 1),
+            "process.Parts.upkeep.heartbeat_interval": 0.2,
+            "supervisor.USUAL.stale_after": 1.0,
+            "supervisor.USUAL.hung_after": 4.0 - 2 * (longest + 1),
         }
     )
     (tmp_path / "holding").mkdir()

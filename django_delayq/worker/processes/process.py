@@ -34,27 +34,23 @@ from ..shared.broker_switch import BrokerSwitch
 from ..shared.due_services import DueServices, in_threads
 from ..shared.lifetime import Budget
 from ..shared.shared_state import ProcessLock, SharedState
-from ..upkeep.duty import Duty
 from ..upkeep.heartbeat import Heartbeat
 from ..upkeep.janitor import Janitor
+from ..upkeep.leadership import Leadership
 from ..upkeep.loader import Loader
 from ..upkeep.mover import Mover
 from ..upkeep.reaper import Reaper
 from ..upkeep.sweeper import Sweeper
+from ..upkeep.tuning import USUAL
 
 logger = logging.getLogger("django_delayq")
 
 # The roles that a worker has by itself; extensions add theirs.
 ROLES = ("loader", "sweeper", "mover", "consumer", "recorder", "reaper", "janitor")
-# The exit codes of a process.
-FINISHED = 0
-UNFINISHED = 70  # it was told to end, and handlers still ran, or outcomes could not be recorded
-STUCK = 71  # a handler did not end at its timeout; start another process in its place
-EXHAUSTED = 72  # --max-messages is reached; no process takes its place
-BROKEN = 73  # one of its threads has died; start another process in its place
-# A worker process looks for garbage in cycles after so many new objects. A drain has some thousand at a time, which
-# live for milliseconds: Python's own 700 would look at them again and again, for an eighth of the process' CPU time.
-YOUNG_OBJECTS = 5000
+# The exit codes of a process. UNFINISHED: it was told to end, and handlers still ran, or outcomes were left.
+# STUCK: a handler did not end at its timeout, and another process takes its place. EXHAUSTED: ``--max-messages`` is
+# reached, and no process takes its place. BROKEN: one of its threads has died, and another process takes its place.
+FINISHED, UNFINISHED, STUCK, EXHAUSTED, BROKEN = 0, 70, 71, 72, 73
 
 
 def all_roles() -> tuple[str, ...]:
@@ -62,14 +58,14 @@ def all_roles() -> tuple[str, ...]:
     return (*ROLES, *extensions.roles())
 
 
-def collect_less_often() -> None:
+def collect_less_often(young_objects: int) -> None:
     """Have the garbage collector of this process search the messages under way, which go by themselves, less often.
 
-    A project that chose more objects, or no collections (0), has its way.
+    It looks for garbage after this many new objects. A project that chose more, or no collections (0), has its way.
     """
     youngest, *older = gc.get_threshold()
-    if youngest and youngest < YOUNG_OBJECTS:
-        gc.set_threshold(YOUNG_OBJECTS, *older)
+    if youngest and youngest < young_objects:
+        gc.set_threshold(young_objects, *older)
 
 
 class Parts:
@@ -77,6 +73,7 @@ class Parts:
 
     # The usual numbers.
     tuning = Tuning()
+    upkeep = USUAL
 
     def __init__(
         self,
@@ -118,7 +115,7 @@ class Parts:
             lane.on_freed, lane.on_released = self.consumer.on_freed, self.budget.refund
         self.recorder.meanwhile = DueServices([LeaseRenewer(using, self.pool.held), self.recorder.log])
         self.recorder.sender.on_room = self.brokers.wake
-        self.reaper = Reaper(using, f"worker:{name}", self.extensions, self.recorder.sender)
+        self.reaper = Reaper(using, f"worker:{name}", self.extensions, self.recorder.sender, self.upkeep)
 
     def _pool(self, shared: SharedState | None, claim_ahead: float) -> Pool:
         options, recorder, name = self.options, self.recorder, self.name
@@ -165,10 +162,12 @@ class WorkerProcess:
         self.loader: Loader | None = None
         topics = registry.handlers() if self.consumer is not None else ()
         self.heartbeat = Heartbeat(
-            options.using, parts.name, parts.queues, options.threads, topics, lambda: self.recorder.hangs
+            options.using, parts.name, parts.queues, options.threads, topics, lambda: self.recorder.hangs, parts.upkeep
         )
-        self.duty = Duty(parts.brokers, parts.name, parts.queues.named, registry.handlers(), self._roles())
-        self.runners = in_threads(self._services(), self.duty.is_held)
+        self.leadership = Leadership(
+            parts.brokers, parts.name, parts.queues.named, registry.handlers(), self._roles(), parts.upkeep
+        )
+        self.runners = in_threads(self._services(), self.leadership.is_leader)
 
     def _assemble(self, lock: ProcessLock | None, shared: SharedState | None, name: str | None) -> Parts:
         return Parts(self.options, name=name, isolation_lock=lock, shared=shared)
@@ -180,7 +179,7 @@ class WorkerProcess:
         """Yield the services of the roles that this process has."""
         parts, using = self.parts, self.options.using
         roles = self._roles()
-        yield from (self.duty, parts.queues, self.heartbeat)
+        yield from (self.leadership, parts.queues, self.heartbeat)
         if "reaper" in roles:
             yield parts.reaper
         yield from self._upkeep(roles)
@@ -190,17 +189,18 @@ class WorkerProcess:
             return
         if "loader" in roles:
             parts.brokers.has_loader = True
-            self.loader = Loader(using, parts.brokers, parts.name)
+            self.loader = Loader(using, parts.brokers, parts.name, parts.upkeep)
             yield self.loader
         if "sweeper" in roles:
-            yield Sweeper(using, parts.brokers, parts.queues.search, registry.handlers)
+            yield Sweeper(using, parts.brokers, parts.queues.search, registry.handlers, parts.upkeep)
         if "mover" in roles:
-            yield Mover(parts.brokers, parts.queues.named, beside_consumer=self.consumer is not None)
+            beside = self.consumer is not None
+            yield Mover(parts.brokers, parts.queues.named, beside_consumer=beside, tuning=parts.upkeep)
 
     def _upkeep(self, roles: frozenset[str]) -> Iterator[Service]:
         """Yield the services that look after the record: the janitor, and those of extensions."""
         if "janitor" in roles:
-            yield Janitor(self.options.using)
+            yield Janitor(self.options.using, self.parts.upkeep)
         yield from self.parts.extensions.services(roles)
 
     def _watches(self) -> Iterator[Service]:
@@ -337,7 +337,7 @@ class WorkerProcess:
         """Take back what tells others of this process."""
         if self.loader is not None:
             self.loader.release()
-        self.duty.release()
+        self.leadership.release()
         try:
             self.heartbeat.delete()
         except Exception as error:  # noqa: BLE001
@@ -381,7 +381,7 @@ class OnceProcess(WorkerProcess):
         reaper = self.parts.reaper
         reaper.tick()
         if reaper.is_confirming:
-            wait_readable([self._wake_read], reaper.confirm_after)
+            wait_readable([self._wake_read], reaper.tuning.confirm_after)
             reaper.tick()
         code = super().run(watch)
         if self.parts.consumer.error is not None:

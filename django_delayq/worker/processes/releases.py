@@ -1,14 +1,15 @@
-"""The processes of a worker as its supervisor sees them, and the release of the claims of those that have died."""
+"""The release of the claims of worker processes that have died."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import takewhile
 
 from django.db import Error as DatabaseError
@@ -20,48 +21,11 @@ from ...record import crashes
 from ...record.sql.troubles import in_words
 from ..run.reporting import report_moves
 from ..shared import connections
-from ..shared.shared_state import SharedState
 from ..upkeep.heartbeat import delete_rows
+from .children import Child
+from .tuning import USUAL, Tuning
 
 logger = logging.getLogger("django_delayq")
-
-# Children that are killed within this time died together. Seconds.
-TOGETHER = 0.25
-# The least time between two tries. Seconds.
-RETRY_AFTER = 1.0
-# A process that releases claims is killed after this time. Seconds.
-LONGEST_TRY = 30.0
-
-
-@dataclass(slots=True)
-class Child:
-    """A worker process, as its supervisor sees it: while it lives, and until its claims are released."""
-
-    pid: int
-    name: str
-    started: float
-    shared: SharedState
-    killed: bool = False
-    # True when it showed no life and was killed for that.
-    hung: bool = False
-    # The signs of life at the last check, and for how many seconds there was none.
-    signs: float = 0.0
-    silent: float = 0.0
-    # When it was found dead (monotonic), and its traces.
-    died: float = 0.0
-    death: crashes.Death = crashes.UNSEEN
-    # True when the log says that its claims wait.
-    waits: bool = False
-
-    @property
-    def shut_down(self) -> bool:
-        """True when it has ended in order, or on command: none of its messages crashed."""
-        return self.shared.ended or self.killed
-
-    def send(self, number: signal.Signals) -> None:
-        """Send a signal; nothing happens when the child is gone already."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, number)
 
 
 class Releases:
@@ -71,18 +35,18 @@ class Releases:
     tries again: the supervisor itself waits for nobody.
     """
 
-    def __init__(self, options: Options, fork_to: Callable[[Callable[[], int]], int]) -> None:
+    def __init__(self, options: Options, fork_to: Callable[[Callable[[], int]], int], tuning: Tuning = USUAL) -> None:
         """``fork_to`` starts a process that does its argument, ends with what that returns, and returns its pid."""
         self.options = options
+        self.tuning = tuning
         self._fork_to = fork_to
         self._supervisor = os.getpid()
         self.waiting: list[Child] = []
         # The process that releases the claims of the first of these, and of how many; 0: there is none.
         self.pid = 0
         self._number = 0
-        # When it is killed, and before when there is no other one (monotonic).
-        self._until = 0.0
-        self._after = 0.0
+        # When the last one was started (monotonic).
+        self._tried = -math.inf
 
     def add(self, dead: Child, living: Iterable[Child]) -> None:
         """Have the claims of a child released that has died.
@@ -90,7 +54,7 @@ class Releases:
         No message is accused when all children were killed together: somebody else did that, and no single message.
         """
         self.waiting.append(dead)
-        killed = [dead for dead in self.waiting if _was_just_killed(dead)]
+        killed = [dead for dead in self.waiting if self._was_just_killed(dead)]
         if len(killed) > 1 and all(child.started > killed[0].died for child in living):
             for one in killed:
                 one.death = replace(one.death, of_all=True)
@@ -103,10 +67,10 @@ class Releases:
         now = time.monotonic()
         dead = [*takewhile(lambda dead: final or not self._may_have_company(dead), self.waiting)]
         if self.pid:
-            if now >= self._until:
+            if now - self._tried >= self.tuning.longest_release:
                 os.kill(self.pid, signal.SIGKILL)
-        elif dead and now >= self._after:
-            self._after, self._until = now + RETRY_AFTER, now + LONGEST_TRY
+        elif dead and now - self._tried >= self.tuning.check_interval:
+            self._tried = now
             # If no process is left for it, it is tried again.
             with contextlib.suppress(OSError):
                 self.pid, self._number = self._fork_to(lambda: self._release_all(dead)), len(dead)
@@ -121,7 +85,7 @@ class Releases:
         dead = self.waiting[: self._number]
         if done:
             del self.waiting[: self._number]
-            self._after = 0.0
+            self._tried = -math.inf
         elif not dead[0].waits:
             logger.warning("The claims of %s are released as soon as possible", ", ".join(one.name for one in dead))
         for one in dead:
@@ -135,7 +99,7 @@ class Releases:
 
     def _may_have_company(self, dead: Child) -> bool:
         """Return whether other children may turn out to have been killed together with this one."""
-        return self.options.processes > 1 and not dead.shut_down and _was_just_killed(dead)
+        return self.options.processes > 1 and not dead.shut_down and self._was_just_killed(dead)
 
     def _release_all(self, dead: Sequence[Child]) -> int:
         """Release the claims of dead children, in a process for that. Return its exit code."""
@@ -160,6 +124,5 @@ class Releases:
         delete_rows(using, [name])
         extensions.stop()
 
-
-def _was_just_killed(dead: Child) -> bool:
-    return dead.death.by_kill and time.monotonic() - dead.died < TOGETHER
+    def _was_just_killed(self, dead: Child) -> bool:
+        return dead.death.by_kill and time.monotonic() - dead.died < self.tuning.together

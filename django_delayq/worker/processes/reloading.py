@@ -12,10 +12,9 @@ from typing import Any
 
 from django.utils import autoreload
 
-logger = logging.getLogger("django_delayq")
+from .tuning import USUAL
 
-# The time between two looks for a change of the code. Seconds.
-LOOK_INTERVAL = 0.5
+logger = logging.getLogger("django_delayq")
 
 
 def run(work: Callable[..., None], *arguments: Any) -> None:
@@ -35,7 +34,7 @@ def run(work: Callable[..., None], *arguments: Any) -> None:
             before = _code()
             logger.error("The worker has failed to start; it starts again when code changes")
             while _code() == before:
-                time.sleep(LOOK_INTERVAL)
+                time.sleep(USUAL.reload_interval)
         else:
             return
 

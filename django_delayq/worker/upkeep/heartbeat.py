@@ -16,15 +16,13 @@ from ...extensions import Service
 from ...models import Worker
 from ...record import transitions
 from ...record.sql.sessions import own_transaction
+from .tuning import USUAL, Tuning
 
 logger = logging.getLogger("django_delayq")
 
-# The time between two signs of life that a process leaves in its row. Seconds.
-HEARTBEAT_INTERVAL = 10.0
-
 
 class Heartbeat(Service):
-    """Updates the row of this process every ten seconds, unless the process hangs."""
+    """Updates the row of this process, unless the process hangs."""
 
     name = "worker heartbeat"
 
@@ -36,6 +34,7 @@ class Heartbeat(Service):
         threads: int,
         topics: Iterable[str],
         hangs: Callable[[], bool] = lambda: False,
+        tuning: Tuning = USUAL,
     ) -> None:
         """``hangs`` tells whether this process records no outcomes, so that it must not look alive."""
         self.using = using
@@ -44,13 +43,14 @@ class Heartbeat(Service):
         self.threads = threads
         self.topics = sorted(topics)
         self.hangs = hangs
+        self.tuning = tuning
         # True when the log says that this host's clock is wrong.
         self._is_off = False
 
     def tick(self) -> float:
         """Update the row, or write it when there is none."""
         if self.hangs():
-            return HEARTBEAT_INTERVAL
+            return self.tuning.heartbeat_interval
         rows = Worker.objects.using(self.using)
         queues = list(self.queues())
         # At SERIALIZABLE, which a project may ask for, it would fail beside others that read the table.
@@ -69,7 +69,7 @@ class Heartbeat(Service):
                     seen_at=Now(),
                 )
         self._look_at_clock()
-        return HEARTBEAT_INTERVAL
+        return self.tuning.heartbeat_interval
 
     def _look_at_clock(self) -> None:
         off = clocks_differ(self.using)

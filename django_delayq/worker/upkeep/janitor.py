@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from datetime import timedelta
 
 from ...core.durations import brief
 from ...core.states import FINAL, State
@@ -15,27 +14,20 @@ from ...project import conf
 from ...record import admission, crashes, transitions
 from ...record.purge import finished, passed_over, purge, referred_to
 from .heartbeat import delete_rows
+from .tuning import USUAL, Tuning
 
 logger = logging.getLogger("django_delayq")
 
-# The row of a worker that has shown no sign of life for this long is deleted.
-DEAD_WORKER_RETENTION = timedelta(days=1)
-# The janitor deletes so many messages in a batch.
-BATCH = 200
-# It then rests for so many times as long as the batch took: messages that fall due meanwhile need the same disk, the
-# same interpreter and the same processors.
-REST = 8.0
-
 
 class Janitor(Service):
-    """Prunes once a minute: a batch at a time, with a rest after each."""
+    """Prunes from time to time: a batch at a time, with a rest after each."""
 
     name = "janitor"
     is_shared = True
-    interval = 60.0
 
-    def __init__(self, using: str) -> None:
+    def __init__(self, using: str, tuning: Tuning = USUAL) -> None:
         self.using = using
+        self.tuning = tuning
         # Prunes a batch each time that it is asked for its next number. None: nothing is being pruned.
         self._pruning: Iterator[int] | None = None
         # The foreign keys that the log has named.
@@ -49,10 +41,10 @@ class Janitor(Service):
             pruning = self._prune()
         began = time.monotonic()
         if next(pruning, None) is None:
-            return self.interval
+            return self.tuning.prune_interval
         # It goes on in the next tick. After an error it would not: then it begins anew.
         self._pruning = pruning
-        return REST * (time.monotonic() - began)
+        return self.tuning.rest * (time.monotonic() - began)
 
     def _prune(self) -> Iterator[int]:
         """Delete the messages whose retention time is over; yield the size of each batch."""
@@ -63,7 +55,7 @@ class Janitor(Service):
                 continue
             deleted = 0
             doomed = finished(self.using, states, retention)
-            for size in purge(doomed, batch_size=BATCH):
+            for size in purge(doomed, batch_size=self.tuning.prune_batch):
                 deleted += size
                 yield size
             if deleted:
@@ -79,6 +71,6 @@ class Janitor(Service):
     def _tidy(self) -> None:
         crashes.drop_leases(self.using)
         admission.tidy(self.using)
-        dead_since = transitions.now(self.using) - DEAD_WORKER_RETENTION
+        dead_since = transitions.now(self.using) - self.tuning.dead_worker_retention
         dead = Worker.objects.using(self.using).filter(seen_at__lt=dead_since)
         delete_rows(self.using, dead.values_list("name", flat=True))

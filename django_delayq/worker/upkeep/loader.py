@@ -30,22 +30,9 @@ from ...restore.filling import LOADER_LEASE, Load, fill
 from ...restore.horizon import is_too_far, writable_server
 from ...restore.selection import Overdue, Selection, Tally
 from ..shared.broker_switch import BrokerSwitch
+from .tuning import USUAL, Tuning
 
 logger = logging.getLogger("django_delayq")
-
-# The time between two queries for the server's identity; one comes at once after a connection error. Seconds.
-IDENTITY_CHECK_INTERVAL = 5.0
-# When Redis is full, this many batches of ids are dropped at a time.
-BATCHES_DROPPED = 100
-# The time between two checks of the meta. Seconds.
-LOAD_INTERVAL = 1.0
-# The time between two checks of a Redis that must not be used. Seconds.
-UNUSABLE_CHECK_INTERVAL = 10.0
-# A process brings a horizon that is too far away nearer again at most this often: while workers with different settings
-# run side by side, they would take turns. Seconds.
-NEARER_INTERVAL = 60.0
-# Pages (of 1000 messages) that one tick loads: the other services of the thread take their turns between them.
-PAGES_PER_TICK = 10
 
 
 class _ObservedLoad:
@@ -99,12 +86,13 @@ class Loader(Service):
 
     name = "loader"
 
-    def __init__(self, using: str, brokers: BrokerSwitch, worker: str) -> None:
+    def __init__(self, using: str, brokers: BrokerSwitch, worker: str, tuning: Tuning = USUAL) -> None:
         assert brokers.redis is not None
         self.using = using
         self.brokers = brokers
         self.broker = brokers.redis
         self.worker = worker
+        self.tuning = tuning
         self._server: ServerRun | None = None
         self._identified = 0.0
         # The tick that this process read last; None before the first load.
@@ -114,7 +102,7 @@ class Loader(Service):
         # The load that goes on with the next tick.
         self._loading: Generator[None] | None = None
         # When this process last brought the horizon nearer (monotonic).
-        self._brought_nearer = -NEARER_INTERVAL
+        self._brought_nearer = -tuning.nearer_interval
 
     @property
     def is_shared(self) -> bool:  # type: ignore[override]
@@ -129,7 +117,8 @@ class Loader(Service):
             loading = self._loading if is_loading else self._check()
             # A load that raises is over, and so is one that yields no further page.
             self._loading = None
-            if loading is not None and sum(1 for _page in islice(loading, PAGES_PER_TICK)) == PAGES_PER_TICK:
+            most = self.tuning.pages_per_tick
+            if loading is not None and sum(1 for _page in islice(loading, most)) == most:
                 self._loading = loading
                 return 0.0
         except BrokerUnavailable as error:
@@ -140,9 +129,9 @@ class Loader(Service):
             self.brokers.report_failure(error)
             if isinstance(error, BrokerFull):
                 self._make_room()
-            return UNUSABLE_CHECK_INTERVAL if isinstance(error, UnusableBroker) else LOAD_INTERVAL
+            return self.tuning.unusable_interval if isinstance(error, UnusableBroker) else self.tuning.meta_interval
         self.brokers.report_answer(began, is_usable=True)
-        return LOAD_INTERVAL
+        return self.tuning.meta_interval
 
     def release(self) -> None:
         """Give up the load under way, so that another process begins it at once. The thread of the ticks has ended."""
@@ -153,13 +142,13 @@ class Loader(Service):
         """Drop ids that are due, which the database delivers meanwhile: a Redis full of our own ids would stay full."""
         with contextlib.suppress(BrokerUnavailable):
             for queue in self.broker.due_queues(None).queues:
-                for _batch in range(BATCHES_DROPPED):
+                for _batch in range(self.tuning.batches_dropped):
                     if not self.broker.take(queue.name, IDS_PER_CALL).tickets:
                         break
 
     def _identify(self) -> ServerRun:
         """Return the identity of the Redis server."""
-        if self._server is None or time.monotonic() - self._identified > IDENTITY_CHECK_INTERVAL:
+        if self._server is None or time.monotonic() - self._identified > self.tuning.identity_interval:
             self._server = writable_server(self.broker)
             self._identified = time.monotonic()
         return self._server
@@ -207,7 +196,7 @@ class Loader(Service):
         if not is_too_far(meta, conf.get().HORIZON):
             return False
         now = time.monotonic()
-        if now - self._brought_nearer < NEARER_INTERVAL:
+        if now - self._brought_nearer < self.tuning.nearer_interval:
             return False
         self._brought_nearer = now
         logger.warning(

@@ -5,35 +5,34 @@ from __future__ import annotations
 from ...core.exceptions import BrokerUnavailable
 from ...extensions import Service
 from ..shared.broker_switch import BrokerSwitch
-
-# The longest sleep: a message scheduled meanwhile may be due earlier than the next one known. Seconds.
-MOVE_INTERVAL = 0.5
-# Beside a consumer the mover only repeats wake-ups that got lost. Seconds.
-REPEAT_INTERVAL = 2.0
+from .tuning import USUAL, Tuning
 
 
 class Mover(Service):
     """Sleeps until the next message falls due, in a process without a consumer.
 
-    A consumer moves the ids that it takes by itself. Beside one, the mover of the process that has the duty looks every
-    two seconds, and wakes a worker while ids are ready or blocked: a process that died, froze or stopped may have
-    taken a wake-up with it.
+    A consumer moves the ids that it takes by itself. Beside one, the mover of the leader looks from time
+    to time, and wakes a worker while ids are ready or blocked: a process that died, froze or stopped may have taken a
+    wake-up with it.
     """
 
     name = "mover"
 
-    def __init__(self, brokers: BrokerSwitch, queues: tuple[str, ...] | None, *, beside_consumer: bool) -> None:
+    def __init__(
+        self, brokers: BrokerSwitch, queues: tuple[str, ...] | None, *, beside_consumer: bool, tuning: Tuning = USUAL
+    ) -> None:
         """``queues``: those that the worker names; None: it serves all."""
         assert brokers.redis is not None
         self.brokers = brokers
         self.broker = brokers.redis
         self.queues = queues
         self.is_shared = beside_consumer
+        self.tuning = tuning
 
     def tick(self) -> float:
         """Move the due ids of each queue that has some."""
         if self.brokers.current() is not self.broker:
-            return MOVE_INTERVAL
+            return self.tuning.move_interval
         try:
             due = self.broker.due_queues(self.queues)
             answers = self.broker.take_many(due.queues, 0)
@@ -42,8 +41,8 @@ class Mover(Service):
                 self.broker.notify(self.queues)
         except BrokerUnavailable as error:
             self.brokers.report_failure(error)
-            return MOVE_INTERVAL
+            return self.tuning.move_interval
         if self.is_shared:
-            return REPEAT_INTERVAL
+            return self.tuning.repeat_interval
         waits = [due.wait, *(taken.wait for taken in answers.values())]
-        return min([MOVE_INTERVAL, *(wait for wait in waits if wait is not None)])
+        return min([self.tuning.move_interval, *(wait for wait in waits if wait is not None)])

@@ -11,9 +11,7 @@ from ...record.low_water import LowWater
 from ...record.sql import statements
 from ...record.sql.rows import Moved
 from ..run.reporting import SignalSender, report_moves
-
-# A look at the leases that takes longer has waited for a lock on a table, and renewals have waited too. Seconds.
-LONGEST_LOOK = 0.5
+from .tuning import USUAL, Tuning
 
 
 class Reaper(Service):
@@ -26,16 +24,15 @@ class Reaper(Service):
     """
 
     name = "reaper"
-    # The interval and the time for a confirmation are the 5 seconds after which the messages of a dead host are free.
-    interval = 3.0
-    # More than the longest time after which the lease renewer tries again. Seconds.
-    confirm_after = 2.0
 
-    def __init__(self, using: str, actor: str, extensions: WorkerExtensions, sender: SignalSender) -> None:
+    def __init__(
+        self, using: str, actor: str, extensions: WorkerExtensions, sender: SignalSender, tuning: Tuning = USUAL
+    ) -> None:
         self.using = using
         self.actor = actor
         self.extensions = extensions
         self.sender = sender
+        self.tuning = tuning
         # The deliveries whose lease was over at the last look, with the time of the first such look (monotonic).
         self._suspects: dict[crashes.Held, float] = {}
         # Where the looks at leases, and at messages that may expire, begin.
@@ -73,7 +70,7 @@ class Reaper(Service):
         report_moves(self.using, moved, self.extensions, self.sender.send)
         if len(moved) >= transitions.MOVES_PER_TRANSACTION:
             return 0.0
-        return self.confirm_after if self._suspects.keys() - confirmed else self.interval
+        return self.tuning.confirm_after if self._suspects.keys() - confirmed else self.tuning.reap_interval
 
     def _confirmed(self, began: float) -> set[crashes.Held]:
         """Return the deliveries whose lease may be ended, and remember the others. The tick ``began`` at this time."""
@@ -81,6 +78,6 @@ class Reaper(Service):
         statements(self.using).extend([])
         expired = crashes.expired_leases(self.using)
         now = time.monotonic()
-        known = self._suspects if now - began < LONGEST_LOOK else {}
+        known = self._suspects if now - began < self.tuning.longest_look else {}
         self._suspects = {held: known.get(held, now) for held in expired}
-        return {held for held, since in self._suspects.items() if began - since >= self.confirm_after}
+        return {held for held, since in self._suspects.items() if began - since >= self.tuning.confirm_after}

@@ -20,18 +20,9 @@ from ...record.sql.rows import BEGINNING
 from ...restore import reading
 from ...restore.filling import fill
 from ..shared.broker_switch import BrokerSwitch
+from .tuning import USUAL, Tuning
 
 logger = logging.getLogger("django_delayq")
-
-# Rows of a round that one tick handles.
-ROWS_PER_TICK = 5000
-# Beside a long round, a tick looks at so many pages (of 1000 rows) of what has become overdue meanwhile.
-NEW_PAGES = 5
-# The time between two rounds that start at the very beginning. The rounds between start at the low-water mark, which
-# lags behind by the same time, for transactions that committed late. Seconds.
-FULL_ROUND = 60.0
-# A consumer needs a few ms between taking ids and claiming their messages. The sweep allows it this time. Seconds.
-CLAIMING = 0.3
 
 
 class Sweeper(Service):
@@ -51,6 +42,7 @@ class Sweeper(Service):
         brokers: BrokerSwitch,
         queues: Callable[[], tuple[str, ...]],
         topics: Callable[[], Iterable[str]],
+        tuning: Tuning = USUAL,
     ) -> None:
         assert brokers.redis is not None
         self.using = using
@@ -58,6 +50,7 @@ class Sweeper(Service):
         self.broker = brokers.redis
         self.queues = queues
         self.topics = topics
+        self.tuning = tuning
         # The place in the order of (due, id) where the round goes on; None: the next tick begins a round.
         self._cursor: tuple[datetime, int] | None = None
         # The due time of the first message that the present round found.
@@ -107,14 +100,14 @@ class Sweeper(Service):
             assert due_at is not None
             self._cursor = (due_at, pk)
             rows += page.size
-            if rows >= ROWS_PER_TICK:
+            if rows >= self.tuning.rows_per_tick:
                 break
         else:
             self._cursor = None
         if self._cursor is not None:
             # A round beside a backlog takes long: what has become overdue since the last tick does not wait for it.
             after = max(self._cursor, (self._looked or overdue_since, 0))
-            for page in islice(read(after=after), NEW_PAGES):
+            for page in islice(read(after=after), self.tuning.new_pages):
                 self._note_missing(page.by_queue, missing)
         self._looked = overdue_since
         return self._fill(missing)
@@ -137,7 +130,7 @@ class Sweeper(Service):
         if not missing:
             return put
         # Most likely a consumer has just taken these ids and is about to claim them.
-        time.sleep(CLAIMING)
+        time.sleep(self.tuning.claiming)
         still = reading.still_scheduled(self.using, reading.Batch(missing).ids)
         left = {queue: [entry for entry in entries if entry.id in still] for queue, entries in missing.items()}
         for _batch, answers in fill(self.broker, [reading.Batch(left)]):
@@ -150,7 +143,7 @@ class Sweeper(Service):
         reached, self._reached = self._reached, overdue_since
         now = time.monotonic()
         if now >= self._full_at:
-            self._full_at = now + FULL_ROUND
+            self._full_at = now + self.tuning.full_round
             return BEGINNING
-        lag = min(reached, overdue_since) - timedelta(seconds=FULL_ROUND)
+        lag = min(reached, overdue_since) - timedelta(seconds=self.tuning.full_round)
         return (lag if first is None else min(first, lag), 0)

@@ -1,4 +1,4 @@
-"""The duty: one process of a fleet does the periodic work; and the services of a process, which take turns."""
+"""The leader: one process of a fleet does the upkeep; and the services of a process, which take turns."""
 
 from __future__ import annotations
 
@@ -22,71 +22,69 @@ from django_delayq.worker.processes import process as worker_process
 from django_delayq.worker.shared import due_services
 from django_delayq.worker.shared.broker_switch import BrokerSwitch
 from django_delayq.worker.shared.due_services import DueServices, Runner
-from django_delayq.worker.upkeep.duty import HOLDER_INTERVAL, STANDBY_INTERVAL, Duty
+from django_delayq.worker.upkeep.leadership import Leadership
+from django_delayq.worker.upkeep.tuning import Tuning
 from tests.support.claims import DB
 from tests.support.transactions import unfinished
 from tests.support.workers import eventually
 
-pytestmark = pytest.mark.django_db(transaction=True)
+# The lease outlasts each test.
+TUNING = Tuning(leader_lease=60.0)
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("redis_client")]
 
 
-LEASE = 60.0
-
-
-def duty(worker: str, *, queues: tuple[str, ...] | None = None, topics: tuple[str, ...] = ("a", "b")) -> Duty:
-    return Duty(BrokerSwitch(DB, lambda: topics), worker, queues, topics, ("loader",))
-
-
-@pytest.fixture(autouse=True)
-def _redis(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use Redis, and a lease that outlasts each test."""
-    monkeypatch.setattr("django_delayq.worker.upkeep.duty.DUTY_LEASE", LEASE)
+def process(worker: str, *, queues: tuple[str, ...] | None = None, topics: tuple[str, ...] = ("a", "b")) -> Leadership:
+    return Leadership(BrokerSwitch(DB, lambda: topics), worker, queues, topics, ("loader",), TUNING)
 
 
 @pytest.fixture
-def two() -> tuple[Duty, Duty]:
-    """Two processes with the same work, of which the first has the duty."""
-    first, second = duty("w1"), duty("w2", topics=("b", "a"))
-    assert (first.tick(), second.tick()) == (HOLDER_INTERVAL, STANDBY_INTERVAL)
+def two() -> tuple[Leadership, Leadership]:
+    """Two processes with the same work, of which the first leads."""
+    first, second = process("w1"), process("w2", topics=("b", "a"))
+    assert (first.tick(), second.tick()) == (TUNING.leader_interval, TUNING.standby_interval)
     return first, second
 
 
-def who_has_it(*processes: Duty) -> list[bool]:
-    """Have processes ask for the duty, and return which of them have it."""
+def who_leads(*processes: Leadership) -> list[bool]:
+    """Have processes ask who leads, and return which of them do."""
     for process in processes:
         process.tick()
-    return [process.is_held() for process in processes]
+    return [process.is_leader() for process in processes]
 
 
-def test_one_of_two_processes_with_the_same_work_has_the_duty(two: tuple[Duty, Duty]) -> None:
-    assert who_has_it(*two) == [True, False]
+def test_one_of_two_processes_with_the_same_work_leads(two: tuple[Leadership, Leadership]) -> None:
+    assert who_leads(*two) == [True, False]
 
 
-def test_processes_with_other_work_have_a_duty_each() -> None:
-    all_of_them = duty("w1"), duty("w2", queues=("mail",)), duty("w3", topics=("a", "b", "new"))
-    assert who_has_it(*all_of_them) == [True, True, True]
+def test_processes_with_other_work_have_a_leader_each() -> None:
+    all_of_them = process("w1"), process("w2", queues=("mail",)), process("w3", topics=("a", "b", "new"))
+    assert who_leads(*all_of_them) == [True, True, True]
 
 
-def test_the_duty_of_a_process_that_ends_is_free_at_once(two: tuple[Duty, Duty]) -> None:
+def test_the_duty_of_a_leader_that_ends_is_free_at_once(two: tuple[Leadership, Leadership]) -> None:
     first, second = two
     first.release()
-    assert who_has_it(second) == [True]
-    # A process that does not have the duty takes it from nobody.
-    first._is_held = True
+    assert who_leads(second) == [True]
+    # A process that led while Redis was away takes the duty from nobody.
+    first.brokers.report_failure(BrokerUnavailable("gone"))
+    first.tick()
     first.release()
-    assert who_has_it(second) == [True]
+    assert who_leads(second) == [True]
 
 
-def test_the_duty_of_a_process_that_died_ends_with_its_lease(redis_client: redis.Redis, two: tuple[Duty, Duty]) -> None:
+def test_the_duty_of_a_leader_that_died_is_free_after_its_lease(
+    redis_client: redis.Redis, two: tuple[Leadership, Leadership]
+) -> None:
     first, second = two
     key = f"{keys('delayq', '').duty}:{first.name_in_redis}"
-    assert 0 < redis_client.pttl(key) <= LEASE * 1000
+    assert 0 < redis_client.pttl(key) <= TUNING.leader_lease * 1000
     redis_client.delete(key)
-    assert who_has_it(second, first) == [True, False]
+    assert who_leads(second, first) == [True, False]
 
 
-def test_a_holder_without_a_database_goes_on_with_the_duty_only_when_that_answers(
-    redis_client: redis.Redis, two: tuple[Duty, Duty], monkeypatch: pytest.MonkeyPatch
+def test_a_leader_without_a_database_leads_on_only_when_that_answers(
+    redis_client: redis.Redis, two: tuple[Leadership, Leadership], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = two
     redis_client.pexpire(f"{keys('delayq', '').duty}:{first.name_in_redis}", 60)
@@ -94,13 +92,13 @@ def test_a_holder_without_a_database_goes_on_with_the_duty_only_when_that_answer
         patch.setattr(transitions, "now", Mock(side_effect=OperationalError("gone")))
         with pytest.raises(OperationalError):
             first.tick()
-    eventually(lambda: second.tick() == HOLDER_INTERVAL, "the lease is over")
-    assert who_has_it(second, first) == [True, False]
+    eventually(lambda: second.tick() == TUNING.leader_interval, "the lease is over")
+    assert who_leads(second, first) == [True, False]
 
 
-def test_every_process_has_its_duty_while_redis_is_away(two: tuple[Duty, Duty]) -> None:
+def test_every_process_leads_while_redis_is_away(two: tuple[Leadership, Leadership]) -> None:
     two[1].brokers.report_failure(BrokerUnavailable("gone"))
-    assert who_has_it(*two) == [True, True]
+    assert who_leads(*two) == [True, True]
 
 
 def test_one_process_has_the_services_that_work_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
