@@ -23,7 +23,7 @@ from django_delayq.record.purge import purge
 from django_delayq.record.sql.sessions import lock_timeout
 from django_delayq.worker.upkeep import janitor
 from django_delayq.worker.upkeep.janitor import Janitor
-from django_delayq.worker.upkeep.tuning import Tuning
+from django_delayq.worker.upkeep.upkeep_tuning import UpkeepTuning
 from tests.support.commands import claim, run, schedule
 from tests.support.referring import ON_DELETE, table
 
@@ -184,7 +184,7 @@ def pruner(monkeypatch: pytest.MonkeyPatch) -> Janitor:
     """A janitor with batches of two messages, each of which takes half a second by its clock."""
     seconds = itertools.count(0.0, 0.5)
     monkeypatch.setattr(janitor, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
-    return Janitor("default", Tuning(prune_batch=2))
+    return Janitor("default", UpkeepTuning(prune_batch=2))
 
 
 def test_the_janitor_prunes_one_batch_at_a_time_and_rests_after_each(

@@ -33,7 +33,7 @@ from django_delayq.restore.horizon import ensure_horizon
 from django_delayq.restore.selection import Overdue, Selection
 from django_delayq.worker.shared.broker_switch import BrokerSwitch
 from django_delayq.worker.upkeep.loader import Loader, _ObservedLoad
-from django_delayq.worker.upkeep.tuning import Tuning
+from django_delayq.worker.upkeep.upkeep_tuning import UpkeepTuning
 from testproject.servers import RedisServer
 from tests.support.commands import broker, due_tenths, held, run, schedule
 from tests.support.processes import Start
@@ -476,7 +476,7 @@ def test_a_command_that_loses_redis_has_failed(lost: Lost, redis_server: RedisSe
 @pytest.fixture
 def loader(redis_client: redis.Redis) -> Iterator[Loader]:
     brokers = BrokerSwitch(DB, dict)
-    yield Loader(DB, brokers, "host/1-loader", Tuning())
+    yield Loader(DB, brokers, "host/1-loader", UpkeepTuning())
     brokers.close()
 
 

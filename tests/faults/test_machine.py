@@ -53,7 +53,7 @@ from django_delayq.restore import reading
 from django_delayq.worker.shared.broker_switch import BrokerSwitch
 from django_delayq.worker.upkeep.loader import Loader
 from django_delayq.worker.upkeep.sweeper import Sweeper
-from django_delayq.worker.upkeep.tuning import Tuning
+from django_delayq.worker.upkeep.upkeep_tuning import UpkeepTuning
 from tests.app.models import Effect
 from tests.support.clocks import stopped_at
 from tests.support.limits import claim_limited
@@ -167,7 +167,7 @@ class Machine(RuleBasedStateMachine):
             self.broker = brokers.redis
             self.brokers = brokers
             self.loaders = [Loader("default", brokers, worker.name) for worker in self.workers]
-            self.sweeper = Sweeper("default", brokers, lambda: (QUEUE,), lambda: [TOPIC], Tuning(claiming=0.0))
+            self.sweeper = Sweeper("default", brokers, lambda: (QUEUE,), lambda: [TOPIC], UpkeepTuning(claiming=0.0))
             self.round_began = BEGINNING[0]
             self.sweeper._beginning = partial(self.begin_a_round, self.sweeper._beginning)  # type: ignore[method-assign]
         self.set_time()

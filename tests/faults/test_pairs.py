@@ -55,7 +55,7 @@ from django_delayq.record import admission, transitions
 from django_delayq.recurring import create_schedule, delete_schedule
 from django_delayq.worker.claim.tuning import Tuning
 from django_delayq.worker.processes.process import OnceProcess, Parts, WorkerProcess
-from django_delayq.worker.upkeep.tuning import Tuning as UpkeepTuning
+from django_delayq.worker.upkeep.upkeep_tuning import UpkeepTuning
 from tests.support import limits_oracle
 from tests.support.in_redis import held
 from tests.support.workers import PATIENCE, eventually

@@ -23,13 +23,13 @@ from django_delayq.worker.shared import due_services
 from django_delayq.worker.shared.broker_switch import BrokerSwitch
 from django_delayq.worker.shared.due_services import DueServices, Runner
 from django_delayq.worker.upkeep.leadership import Leadership
-from django_delayq.worker.upkeep.tuning import Tuning
+from django_delayq.worker.upkeep.upkeep_tuning import UpkeepTuning
 from tests.support.claims import DB
 from tests.support.transactions import unfinished
 from tests.support.workers import eventually
 
 # The lease outlasts each test.
-TUNING = Tuning(leader_lease=60.0)
+TUNING = UpkeepTuning(leader_lease=60.0)
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("redis_client")]
 

@@ -11,7 +11,7 @@ import redis
 
 from django_delayq.worker.shared.broker_switch import BrokerSwitch
 from django_delayq.worker.upkeep.loader import Loader
-from django_delayq.worker.upkeep.tuning import Tuning
+from django_delayq.worker.upkeep.upkeep_tuning import UpkeepTuning
 from testproject.servers import RedisServer
 from tests.support.claims import DB
 from tests.support.commands import held, schedule
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 @pytest.fixture
 def loaders(redis_client: redis.Redis) -> Iterator[tuple[Loader, Loader]]:
     brokers = BrokerSwitch(DB, dict)
-    tuning = Tuning()
+    tuning = UpkeepTuning()
     yield Loader(DB, brokers, "host/1", tuning), Loader(DB, brokers, "host/2", tuning)
     brokers.close()
 

@@ -30,7 +30,7 @@ from django_delayq.worker.claim.tuning import Tuning
 from django_delayq.worker.shared.broker_switch import BrokerSwitch
 from django_delayq.worker.upkeep.loader import Loader
 from django_delayq.worker.upkeep.sweeper import Sweeper
-from django_delayq.worker.upkeep.tuning import Tuning as UpkeepTuning
+from django_delayq.worker.upkeep.upkeep_tuning import UpkeepTuning
 from tests.support.assembled import Assemble
 from tests.support.claims import DB
 from tests.worker.bench import redis_of

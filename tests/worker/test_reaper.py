@@ -28,7 +28,7 @@ from django_delayq.worker.run.recorder import Ended, LeaseRenewer
 from django_delayq.worker.shared.due_services import DueServices
 from django_delayq.worker.upkeep.janitor import Janitor
 from django_delayq.worker.upkeep.reaper import Reaper
-from django_delayq.worker.upkeep.tuning import Tuning
+from django_delayq.worker.upkeep.upkeep_tuning import UpkeepTuning
 from tests.support.claims import DB, claimed, last_move, locked_by_a_cancel, needs_row_locks, state
 from tests.support.receivers import receiving
 from tests.support.statements import count_statements
@@ -50,7 +50,7 @@ def expired(*topics: str, **options: Any) -> list[Delivery]:
 def reaper(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> Reaper:
     """A reaper that ends leases which are still over at its next look, however late that is."""
     monkeypatch.setattr(crashes, "may_reap", lambda using: True)
-    parts.reaper.tuning = Tuning(confirm_after=0.0)
+    parts.reaper.tuning = UpkeepTuning(confirm_after=0.0)
     return parts.reaper
 
 
@@ -298,7 +298,10 @@ def test_the_rows_of_dead_workers_are_deleted_whatever_a_project_receives() -> N
         raise AssertionError(facts["sender"])
 
     now = transitions.now(DB)
-    for name, seen_at in (("dead", now - 2 * Tuning().dead_worker_retention), ("silent", now - timedelta(hours=1))):
+    for name, seen_at in (
+        ("dead", now - 2 * UpkeepTuning().dead_worker_retention),
+        ("silent", now - timedelta(hours=1)),
+    ):
         Worker.objects.create(name=name, host="h", pid=1, started_at=seen_at, seen_at=seen_at)
     with receiving(refuse, post_delete):
         Janitor(DB).tick()

@@ -17,7 +17,7 @@ from ...record import crashes
 from ..shared.due_services import backoff
 from ..shared.shared_state import SharedState
 from .process import BROKEN, EXHAUSTED, STUCK
-from .tuning import USUAL, Tuning
+from .process_tuning import USUAL, ProcessTuning
 
 logger = logging.getLogger("django_delayq")
 
@@ -61,7 +61,7 @@ class Children:
         options: Options,
         start: Callable[[], Child],
         release: Callable[[Child, Iterable[Child]], None],
-        tuning: Tuning = USUAL,
+        tuning: ProcessTuning = USUAL,
     ) -> None:
         """``start`` starts a process, or raises ``OSError``.
 

@@ -41,7 +41,7 @@ from ..upkeep.loader import Loader
 from ..upkeep.mover import Mover
 from ..upkeep.reaper import Reaper
 from ..upkeep.sweeper import Sweeper
-from ..upkeep.tuning import USUAL
+from ..upkeep.upkeep_tuning import USUAL
 
 logger = logging.getLogger("django_delayq")
 

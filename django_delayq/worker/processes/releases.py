@@ -23,7 +23,7 @@ from ..run.reporting import report_moves
 from ..shared import connections
 from ..upkeep.heartbeat import delete_rows
 from .children import Child
-from .tuning import USUAL, Tuning
+from .process_tuning import USUAL, ProcessTuning
 
 logger = logging.getLogger("django_delayq")
 
@@ -35,7 +35,9 @@ class Releases:
     tries again: the supervisor itself waits for nobody.
     """
 
-    def __init__(self, options: Options, fork_to: Callable[[Callable[[], int]], int], tuning: Tuning = USUAL) -> None:
+    def __init__(
+        self, options: Options, fork_to: Callable[[Callable[[], int]], int], tuning: ProcessTuning = USUAL
+    ) -> None:
         """``fork_to`` starts a process that does its argument, ends with what that returns, and returns its pid."""
         self.options = options
         self.tuning = tuning

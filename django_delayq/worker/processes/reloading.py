@@ -12,7 +12,7 @@ from typing import Any
 
 from django.utils import autoreload
 
-from .tuning import USUAL
+from .process_tuning import USUAL
 
 logger = logging.getLogger("django_delayq")
 

@@ -26,8 +26,8 @@ from ..upkeep.heartbeat import HeartbeatFile
 from . import output, plain_signals
 from .children import Child, Children
 from .process import WorkerProcess, collect_less_often
+from .process_tuning import USUAL, ProcessTuning
 from .releases import Releases
-from .tuning import USUAL, Tuning
 
 logger = logging.getLogger("django_delayq")
 
@@ -47,7 +47,7 @@ def _warn_of_threads() -> None:
 class Supervisor:
     """The parent process of ``run_delayq``. Signal handlers only count signals and pass them on."""
 
-    def __init__(self, options: Options, tuning: Tuning = USUAL) -> None:
+    def __init__(self, options: Options, tuning: ProcessTuning = USUAL) -> None:
         self.options = options
         self.tuning = tuning
         self.heartbeat_file = HeartbeatFile(options.heartbeat_file) if options.heartbeat_file else None

@@ -16,7 +16,7 @@ from ...extensions import Service
 from ...models import Worker
 from ...record import transitions
 from ...record.sql.sessions import own_transaction
-from .tuning import USUAL, Tuning
+from .upkeep_tuning import USUAL, UpkeepTuning
 
 logger = logging.getLogger("django_delayq")
 
@@ -34,7 +34,7 @@ class Heartbeat(Service):
         threads: int,
         topics: Iterable[str],
         hangs: Callable[[], bool] = lambda: False,
-        tuning: Tuning = USUAL,
+        tuning: UpkeepTuning = USUAL,
     ) -> None:
         """``hangs`` tells whether this process records no outcomes, so that it must not look alive."""
         self.using = using

@@ -14,7 +14,7 @@ from ...project import conf
 from ...record import admission, crashes, transitions
 from ...record.purge import finished, passed_over, purge, referred_to
 from .heartbeat import delete_rows
-from .tuning import USUAL, Tuning
+from .upkeep_tuning import USUAL, UpkeepTuning
 
 logger = logging.getLogger("django_delayq")
 
@@ -25,7 +25,7 @@ class Janitor(Service):
     name = "janitor"
     is_shared = True
 
-    def __init__(self, using: str, tuning: Tuning = USUAL) -> None:
+    def __init__(self, using: str, tuning: UpkeepTuning = USUAL) -> None:
         self.using = using
         self.tuning = tuning
         # Prunes a batch each time that it is asked for its next number. None: nothing is being pruned.

@@ -12,7 +12,7 @@ from ...core.exceptions import BrokerUnavailable
 from ...extensions import Service
 from ...record import transitions
 from ..shared.broker_switch import BrokerSwitch
-from .tuning import USUAL, Tuning
+from .upkeep_tuning import USUAL, UpkeepTuning
 
 
 class Leadership(Service):
@@ -32,7 +32,7 @@ class Leadership(Service):
         queues: Sequence[str] | None,
         topics: Iterable[str],
         roles: Iterable[str],
-        tuning: Tuning = USUAL,
+        tuning: UpkeepTuning = USUAL,
     ) -> None:
         self.brokers = brokers
         self.worker = worker

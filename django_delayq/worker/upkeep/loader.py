@@ -30,7 +30,7 @@ from ...restore.filling import LOADER_LEASE, Load, fill
 from ...restore.horizon import is_too_far, writable_server
 from ...restore.selection import Overdue, Selection, Tally
 from ..shared.broker_switch import BrokerSwitch
-from .tuning import USUAL, Tuning
+from .upkeep_tuning import USUAL, UpkeepTuning
 
 logger = logging.getLogger("django_delayq")
 
@@ -86,7 +86,7 @@ class Loader(Service):
 
     name = "loader"
 
-    def __init__(self, using: str, brokers: BrokerSwitch, worker: str, tuning: Tuning = USUAL) -> None:
+    def __init__(self, using: str, brokers: BrokerSwitch, worker: str, tuning: UpkeepTuning = USUAL) -> None:
         assert brokers.redis is not None
         self.using = using
         self.brokers = brokers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...core.exceptions import BrokerUnavailable
 from ...extensions import Service
 from ..shared.broker_switch import BrokerSwitch
-from .tuning import USUAL, Tuning
+from .upkeep_tuning import USUAL, UpkeepTuning
 
 
 class Mover(Service):
@@ -19,7 +19,12 @@ class Mover(Service):
     name = "mover"
 
     def __init__(
-        self, brokers: BrokerSwitch, queues: tuple[str, ...] | None, *, beside_consumer: bool, tuning: Tuning = USUAL
+        self,
+        brokers: BrokerSwitch,
+        queues: tuple[str, ...] | None,
+        *,
+        beside_consumer: bool,
+        tuning: UpkeepTuning = USUAL,
     ) -> None:
         """``queues``: those that the worker names; None: it serves all."""
         assert brokers.redis is not None

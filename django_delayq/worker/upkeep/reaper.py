@@ -11,7 +11,7 @@ from ...record.low_water import LowWater
 from ...record.sql import statements
 from ...record.sql.rows import Moved
 from ..run.reporting import SignalSender, report_moves
-from .tuning import USUAL, Tuning
+from .upkeep_tuning import USUAL, UpkeepTuning
 
 
 class Reaper(Service):
@@ -26,7 +26,7 @@ class Reaper(Service):
     name = "reaper"
 
     def __init__(
-        self, using: str, actor: str, extensions: WorkerExtensions, sender: SignalSender, tuning: Tuning = USUAL
+        self, using: str, actor: str, extensions: WorkerExtensions, sender: SignalSender, tuning: UpkeepTuning = USUAL
     ) -> None:
         self.using = using
         self.actor = actor

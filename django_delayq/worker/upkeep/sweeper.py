@@ -20,7 +20,7 @@ from ...record.sql.rows import BEGINNING
 from ...restore import reading
 from ...restore.filling import fill
 from ..shared.broker_switch import BrokerSwitch
-from .tuning import USUAL, Tuning
+from .upkeep_tuning import USUAL, UpkeepTuning
 
 logger = logging.getLogger("django_delayq")
 
@@ -42,7 +42,7 @@ class Sweeper(Service):
         brokers: BrokerSwitch,
         queues: Callable[[], tuple[str, ...]],
         topics: Callable[[], Iterable[str]],
-        tuning: Tuning = USUAL,
+        tuning: UpkeepTuning = USUAL,
     ) -> None:
         assert brokers.redis is not None
         self.using = using

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Tuning:
+class ProcessTuning:
     """Times are seconds."""
 
     # --- what a supervisor does about its children --------------------------------------------------------------------
@@ -41,4 +41,4 @@ class Tuning:
     young_objects: int = 5000
 
 
-USUAL = Tuning()
+USUAL = ProcessTuning()

@@ -1,4 +1,4 @@
-"""The numbers of the upkeep. ``Parts`` hands one ``Tuning`` to each of its services."""
+"""The numbers of the upkeep. ``Parts`` hands one ``UpkeepTuning`` to each of its services."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...broker.base import IDS_PER_CALL
 
 
 @dataclass(slots=True)
-class Tuning:
+class UpkeepTuning:
     """Times are seconds."""
 
     # --- the leader ---------------------------------------------------------------------------------------------------
@@ -88,4 +88,4 @@ class Tuning:
         return -(-self.rows_per_tick // IDS_PER_CALL)
 
 
-USUAL = Tuning()
+USUAL = UpkeepTuning()
