@@ -27,6 +27,9 @@ from .process_tuning import USUAL, ProcessTuning
 
 logger = logging.getLogger("django_delayq")
 
+# Starts a process that does the argument, ends with what that returns, and returns the pid of the process.
+Forking = Callable[[Callable[[], int]], int]
+
 
 class Releases:
     """The children of a supervisor that have died, and the process that releases their claims.
@@ -35,10 +38,7 @@ class Releases:
     tries again: the supervisor itself waits for nobody.
     """
 
-    def __init__(
-        self, options: Options, fork_to: Callable[[Callable[[], int]], int], tuning: ProcessTuning = USUAL
-    ) -> None:
-        """``fork_to`` starts a process that does its argument, ends with what that returns, and returns its pid."""
+    def __init__(self, options: Options, fork_to: Forking, tuning: ProcessTuning = USUAL) -> None:
         self.options = options
         self.tuning = tuning
         self._fork_to = fork_to
