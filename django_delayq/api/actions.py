@@ -166,11 +166,18 @@ class Action:
         return answer
 
     def apply_in_batches(
-        self, using: str, ids: Sequence[int], *, times: DueTimes = NO_TIMES, reason: str = "", among: Q = ANY
+        self,
+        using: str,
+        ids: Sequence[int],
+        *,
+        times: DueTimes = NO_TIMES,
+        reason: str = "",
+        among: Q = ANY,
+        batch_size: int = MOVES_PER_TRANSACTION,
     ) -> Iterator[list[Answer]]:
         """Apply the action to messages. Yield the answers of each batch; a spread goes over all batches."""
         times = self._spread(using, ids, times)
-        for batch in chunks(ids, MOVES_PER_TRANSACTION):
+        for batch in chunks(ids, batch_size):
             yield self.apply(using, list(batch), times=times, reason=reason, among=among)
 
     def _spread(self, using: str, ids: Sequence[int], times: DueTimes) -> DueTimes:

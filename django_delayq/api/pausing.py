@@ -28,10 +28,8 @@ from ..record.sql.moves import writing
 
 logger = logging.getLogger("django_delayq")
 
-# Seconds that a pause waits for claims that were under way when it was committed. They take a few ms.
-WAIT_FOR_CLAIMS = 2.0
-# Seconds between two queries for such claims.
-CLAIMS_INTERVAL = 0.005
+# The longest time that a pause waits for claims that were under way when it was committed. They take a few ms. Seconds.
+PATIENCE = 2.0
 
 
 def pause_queue(
@@ -100,8 +98,19 @@ def _tell(using: str, action: str, name: str, reason: str) -> None:
     )
 
 
-def pause(using: str, name: str, *, until: datetime | None, duration: Duration | None, reason: str) -> Queue:
-    """Do what ``pause_queue`` does, but send no signal: the caller records the action."""
+def pause(
+    using: str,
+    name: str,
+    *,
+    until: datetime | None = None,
+    duration: Duration | None = None,
+    reason: str = "",
+    patience: float = PATIENCE,
+) -> Queue:
+    """Do what ``pause_queue`` does, but send no signal: the caller records the action.
+
+    It waits for claims that are under way, ``patience`` seconds at most.
+    """
     name = validation.queue(name)
     if until is not None and duration is not None:
         raise InvalidMessage("give until or duration, not both")
@@ -121,7 +130,7 @@ def pause(using: str, name: str, *, until: datetime | None, duration: Duration |
         values = {"resumes_at": until, "paused_by": actors.current(), "reason": reason}
         created = {"paused_at": now, **values}
         queue, _created = rows.update_or_create(name=name, defaults=values, create_defaults=created)
-    on_commit(using, lambda: _await_claims(using))
+    on_commit(using, lambda: _await_claims(using, patience))
     return queue
 
 
@@ -170,7 +179,7 @@ def hold(using: str, names: Sequence[str], *, holder: str, seconds: float | None
         # Somebody may pause one of them at this moment.
         Queue.objects.using(using).bulk_create(fresh, ignore_conflicts=True)
     if fresh:
-        on_commit(using, lambda: _await_claims(using))
+        on_commit(using, lambda: _await_claims(using, PATIENCE))
 
 
 def take_over(using: str, name: str, holder: str) -> None:
@@ -183,18 +192,21 @@ def release(using: str, holder: str) -> None:
     Queue.objects.using(using).filter(paused_by=holder).delete()
 
 
-def _await_claims(using: str) -> None:
-    """Wait for the claims that began before the pause was committed: they do not see it."""
-    deadline = time.monotonic() + WAIT_FOR_CLAIMS
+def _await_claims(using: str, patience: float, interval: float = 0.005) -> None:
+    """Wait up to ``patience`` seconds for the claims that began before the pause was committed: they do not see it.
+
+    The database is asked every ``interval`` seconds whether they have ended.
+    """
+    deadline = time.monotonic() + patience
     try:
         begun = statements(using).claims_under_way()
         while begun and time.monotonic() < deadline:
-            time.sleep(CLAIMS_INTERVAL)
+            time.sleep(interval)
             begun &= statements(using).claims_under_way()
         if begun:
             logger.warning(
                 "The queue is paused, but a claim from before has not ended within %g s and may start messages",
-                WAIT_FOR_CLAIMS,
+                patience,
             )
     except DatabaseError as error:
         logger.warning("The queue is paused; claims from before may start messages for a moment: %s", error)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from itertools import islice
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 from django.conf import settings
 from django.db import IntegrityError, router, transaction
@@ -140,10 +140,10 @@ class ManyChecks:
 
     # What is checked for each message.
     _OWN = frozenset({"payload", "due_at", "key"})
-    # Of a call with more kinds of messages than this, the first are remembered.
-    _MOST_KINDS = 1000
 
-    def __init__(self) -> None:
+    def __init__(self, most_kinds: int) -> None:
+        """Of a call with more kinds of messages than ``most_kinds``, the first are remembered."""
+        self._most_kinds = most_kinds
         # What the messages of each kind have in common, by whether they have a key, and by the names, types and values
         # of all other arguments. Without the types True would pass for the priority 1.
         self._kinds: dict[tuple[object, ...], tuple[Any, ...]] = {}
@@ -179,7 +179,7 @@ class ManyChecks:
             return NewMessage(text, value, self._due[1], validation.key(key), *alike)
         new = _of_dict(message)
         handler = registry.find(new.topic)
-        if len(self._kinds) < self._MOST_KINDS and (handler is None or handler.limit_key is None):
+        if len(self._kinds) < self._most_kinds and (handler is None or handler.limit_key is None):
             self._kinds[kind] = new[ALIKE_FROM:]
         return new
 
@@ -194,11 +194,20 @@ def _of_dict(message: Mapping[str, Any]) -> NewMessage:
 
 # --- the calls --------------------------------------------------------------------------------------------------------
 
-# Messages that travel to the database together.
-INSERTED_TOGETHER = 5000
-# The garbage collector rests while this number of messages is checked or written: it would scan all of their objects
-# again and again, and all of them are in use.
-COLLECTED_TOGETHER = 10_000
+
+class Bulk(NamedTuple):
+    """The numbers of messages in the steps of ``schedule_messages``."""
+
+    # Messages that travel to the database together.
+    inserted: int = 5000
+    # The garbage collector rests while this number of messages is checked or written: it would scan all of their
+    # objects again and again, and all of them are in use.
+    collected: int = 10_000
+    # Kinds of messages whose common arguments are checked once.
+    kinds: int = 1000
+
+
+BULK = Bulk()
 
 
 def schedule_message(
@@ -314,41 +323,46 @@ def schedule_messages(messages: Iterable[MessageDict], *, using: str | None = No
 
     Raises as ``schedule_message`` does; then nothing is written.
     """
+    return write_all(using, messages)
+
+
+def write_all(using: str | None, messages: Iterable[MessageDict], bulk: Bulk = BULK) -> list[Message]:
+    """Schedule many messages as ``schedule_messages`` does."""
     checked: list[NewMessage] = []
     numbered = enumerate(messages)
-    check = ManyChecks()
-    while unchecked := list(islice(numbered, COLLECTED_TOGETHER)):
+    check = ManyChecks(bulk.kinds)
+    while unchecked := list(islice(numbered, bulk.collected)):
         with _without_garbage_collection():
             checked += [check.message(number, message) for number, message in unchecked]
     using = using or router.db_for_write(Message)
     publisher.get(using)
     if chain := middleware.chain():
-        written = _inside(chain, checked, partial(_schedule_all, using))
+        written = _inside(chain, checked, partial(_schedule_all, using, bulk))
     else:
-        written = _schedule_all(using, checked)
+        written = _schedule_all(using, bulk, checked)
     publisher.run_at_once(using, [message.pk for message in written])
     return written
 
 
-def _schedule_all(using: str, checked: list[NewMessage]) -> list[Message]:
+def _schedule_all(using: str, bulk: Bulk, checked: list[NewMessage]) -> list[Message]:
     actor = actors.current()
     plain: list[Message] = []
     keyed: dict[int, Message] = {}
     with writing(using):
         news = [new for new in checked if new.key is None]
-        for many in chunks(news, COLLECTED_TOGETHER):
+        for many in chunks(news, bulk.collected):
             with _without_garbage_collection():
-                for some in chunks(many, INSERTED_TOGETHER):
+                for some in chunks(many, bulk.inserted):
                     plain += _scheduled(using, transitions.insert_many(using, some, actor))
         if len(news) < len(checked):
-            keyed = _schedule_all_keyed(using, checked, actor)
+            keyed = _schedule_all_keyed(using, bulk, checked, actor)
     if not keyed:
         return plain
     others = iter(plain)
     return [keyed.get(place) or next(others) for place in range(len(checked))]
 
 
-def _schedule_all_keyed(using: str, checked: Sequence[NewMessage], actor: str) -> dict[int, Message]:
+def _schedule_all_keyed(using: str, bulk: Bulk, checked: Sequence[NewMessage], actor: str) -> dict[int, Message]:
     """Schedule those messages that have a key; return them by their places.
 
     Messages whose keys are free are written together, and the others one by one: each asks what is in its way.
@@ -365,7 +379,7 @@ def _schedule_all_keyed(using: str, checked: Sequence[NewMessage], actor: str) -
         for topic, key, place in keys:
             if (topic, key) not in taken and actors.own_message(using, topic, key) is None:
                 first.setdefault((topic, key), place)
-        written = _insert_free(using, [checked[place] for place in first.values()], actor)
+        written = _insert_free(using, bulk, [checked[place] for place in first.values()], actor)
         if written is not None:
             done |= zip(first.values(), _scheduled(using, written), strict=True)
             break
@@ -381,11 +395,13 @@ def _changes(new: NewMessage) -> bool:
     return is_to_wait or new.on_conflict in (OnConflict.REPLACE, OnConflict.DEBOUNCE)
 
 
-def _insert_free(using: str, news: Sequence[NewMessage], actor: str) -> list[tuple[NewMessage, Inserted]] | None:
+def _insert_free(
+    using: str, bulk: Bulk, news: Sequence[NewMessage], actor: str
+) -> list[tuple[NewMessage, Inserted]] | None:
     """Write messages whose keys were free a moment ago; None, and none, when another transaction has just taken one."""
     try:
         with transaction.atomic(using=using):
-            parts = [transitions.insert_many(using, some, actor) for some in chunks(news, INSERTED_TOGETHER)]
+            parts = [transitions.insert_many(using, some, actor) for some in chunks(news, bulk.inserted)]
             return [row for part in parts for row in part]
     except IntegrityError:
         return None
@@ -393,7 +409,7 @@ def _insert_free(using: str, news: Sequence[NewMessage], actor: str) -> list[tup
 
 @contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """Stop the garbage collector for ``COLLECTED_TOGETHER`` messages."""
+    """Stop the garbage collector for ``Bulk.collected`` messages."""
     working = gc.isenabled()
     gc.disable()
     try:

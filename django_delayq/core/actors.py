@@ -13,8 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 
-# Characters of an actor's name.
-LENGTH = 200
+from .bounds import LENGTHS
 
 _actor: ContextVar[str | None] = ContextVar("django_delayq_actor", default=None)
 # The message with a key whose handler runs in this context: its database, topic and key, and its id.
@@ -45,7 +44,7 @@ def worker_name(given: str, pid: int, run: str) -> str:
 @contextmanager
 def acting_as(actor: str) -> Iterator[None]:
     """Name the actor of all moves made inside, e.g. ``"user:anna"``."""
-    token = _actor.set("".join(c if c.isprintable() else "?" for c in actor)[:LENGTH])
+    token = _actor.set("".join(c if c.isprintable() else "?" for c in actor)[: LENGTHS.actor])
     try:
         yield
     finally:

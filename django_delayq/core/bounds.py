@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import NamedTuple
 
-# A topic has at most this many characters.
-TOPIC_LENGTH = 100
-# The name of a queue has at most this many characters.
-QUEUE_LENGTH = 64
-# A key has at most this many characters.
-KEY_LENGTH = 200
-# The kind of an error is kept up to this many characters.
-KIND_LENGTH = 200
-# The path of an exception's class is kept up to this many characters.
-CLASS_LENGTH = 200
+
+class Lengths(NamedTuple):
+    """The most characters of each text. Longer names and keys are refused; longer texts about a failure are cut.
+
+    Most of them are lengths of columns, and change with a migration only.
+    """
+
+    topic: int = 100
+    queue: int = 64
+    key: int = 200
+    # Of a limit: "topic … key …" with the longest topic and the longest key, and some to spare.
+    limit: int = 320
+    # Of the process, user or command that a row of the log names.
+    actor: int = 200
+    # Of a reason, or of an error.
+    text: int = 4_000
+    traceback: int = 16_000
+    # Of the first line of an error without its numbers, ids and quoted text.
+    kind: int = 200
+    # Of the path by which Python imports the class of an exception.
+    error_class: int = 200
+
+
+LENGTHS = Lengths()
 # The least and the greatest priority.
 PRIORITIES = (-100, 100)
 # A message that has not started this long after its due time counts as overdue, in statistics, checks and restores.

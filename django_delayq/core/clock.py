@@ -11,9 +11,10 @@ from datetime import UTC, datetime, timedelta
 SECOND = 10_000
 
 NO_TIME = timedelta(0)
+# The least difference of two moments, in Python and in the databases.
+MICROSECOND = timedelta.resolution
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_US = timedelta(microseconds=1)
 
 
 def ceil_tenth(moment: datetime) -> datetime:
@@ -34,7 +35,7 @@ def from_tenths(tenths: int) -> datetime:
 
 def to_us(moment: datetime) -> int:
     """Return the microseconds since 1970. Databases store times exactly to the microsecond."""
-    return (moment - _EPOCH) // _US
+    return (moment - _EPOCH) // MICROSECOND
 
 
 def from_us(us: int) -> datetime:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import IntEnum, auto
 from typing import NamedTuple
 
 
@@ -10,9 +10,9 @@ class Level(IntEnum):
     """The severity of a finding. ``INFO`` is for a value that is neither good nor bad."""
 
     INFO = -1
-    OK = 0
-    WARN = 1
-    CRITICAL = 2
+    OK = auto()
+    WARN = auto()
+    CRITICAL = auto()
 
 
 class Cause(IntEnum):

@@ -15,16 +15,12 @@ from django.db import connections
 from . import in_tests
 from .durations import brief
 
-# A process asks the record for the time when the record's last answer is older than this. Seconds.
-SURE_FOR = 30.0
-
 # By alias: the name of the database behind it, which a test runner changes, and its identity.
 _known: dict[str, tuple[str, str]] = {}
 # The aliases whose identity the next statement is to read again.
 _doubted: set[str] = set()
 
-
-# A host's clock that differs by so much from the record's is worth a warning. Seconds.
+# A host's clock that differs from the record's by less counts as right. Seconds.
 CLOCK_OFF = 10.0
 
 
@@ -33,9 +29,14 @@ class RecordClock:
 
     An answer proves that the record's clock showed a moment between the question and the answer. A clock that agrees
     with that is left as it is, so it does not jitter by the round trip. That the host's clock is set changes nothing.
+
+    No attribute belongs to one thread, and none has a lock: each is replaced as a whole. Of two threads that learn at
+    once the later one wins, and both have learned from true answers.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sure_for: float = 30.0) -> None:
+        """``sure_for``: an answer that is older than this (seconds) is asked for again."""
+        self._sure_for = sure_for
         # By how many seconds the record's clock is ahead of the monotonic one.
         self._ahead = time.time() - time.monotonic()
         # When the record answered the last time (monotonic, seconds).
@@ -56,7 +57,7 @@ class RecordClock:
     @property
     def is_sure(self) -> bool:
         """True when the record has answered lately."""
-        return time.monotonic() - self._learned < SURE_FOR
+        return time.monotonic() - self._learned < self._sure_for
 
 
 def clocks_differ(using: str) -> str:

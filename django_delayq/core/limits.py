@@ -13,8 +13,6 @@ from typing import Any
 from . import values
 from .durations import brief, seconds
 
-# Characters of "topic … key …" with the longest topic and the longest key, and some to spare.
-NAME_LENGTH = 320
 # The greatest numbers of a declaration.
 MOST = 1_000_000
 # A delivery that begins up to this time after its slot counts as punctual. Otherwise each delay of a millisecond would

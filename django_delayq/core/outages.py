@@ -6,14 +6,13 @@ import time
 
 from .outcomes import error_kind
 
-# An error that takes the place of another is told again after this time, should the two take turns. Seconds.
-TOLD_AGAIN_AFTER = 60.0
-
 
 class Outage:
     """An outage ends with ``end``. Until then errors of the same class and text, but for its numbers, are alike."""
 
-    def __init__(self) -> None:
+    def __init__(self, told_again_after: float = 60.0) -> None:
+        """Of errors that take turns, each is news again after ``told_again_after`` seconds."""
+        self._told_again_after = told_again_after
         # The kinds of error that were told, and when (monotonic). The last one lasts, as far as the log knows.
         self._told: dict[str, float] = {}
 
@@ -21,7 +20,7 @@ class Outage:
         """Take note of an error, or of its text, and return whether it is to be logged."""
         kind = f"{type(error).__name__}: {error_kind(' '.join(str(error).split()))}"
         now, told = time.monotonic(), self._told.get(kind)
-        if told is not None and (kind == next(reversed(self._told)) or now - told < TOLD_AGAIN_AFTER):
+        if told is not None and (kind == next(reversed(self._told)) or now - told < self._told_again_after):
             return False
         # The newest is the last one.
         self._told.pop(kind, None)

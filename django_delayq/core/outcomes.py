@@ -9,12 +9,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import NamedTuple
 
-from .bounds import CLASS_LENGTH, KIND_LENGTH
-
-# Characters that are kept of a reason or of an error.
-TEXT_LIMIT = 4_000
-# Characters that are kept of a traceback.
-TRACEBACK_LIMIT = 16_000
+from .bounds import LENGTHS
 
 # The parts that differ between like failures: quoted text, addresses, ids, numbers.
 _VARYING = re.compile(
@@ -23,7 +18,7 @@ _VARYING = re.compile(
 )
 
 
-def storable(text: str, limit: int = TEXT_LIMIT) -> str:
+def storable(text: str, limit: int = LENGTHS.text) -> str:
     """Return the text as every database takes it: without NUL and lone surrogates, and cut in the middle."""
     text = text.replace("\x00", "\ufffd").encode("utf-8", "replace").decode("utf-8")
     if len(text) <= limit:
@@ -34,8 +29,8 @@ def storable(text: str, limit: int = TEXT_LIMIT) -> str:
 
 def error_kind(error: str) -> str:
     """Return the first line of an error without numbers, ids and quoted text: like failures have it in common."""
-    line = error.strip().partition("\n")[0][: 4 * KIND_LENGTH]
-    return _VARYING.sub("…", line)[:KIND_LENGTH]
+    line = error.strip().partition("\n")[0][: 4 * LENGTHS.kind]
+    return _VARYING.sub("…", line)[: LENGTHS.kind]
 
 
 def error_digest(error: str) -> str:
@@ -52,7 +47,7 @@ class Raised(NamedTuple):
 
 def class_path(error: BaseException) -> str:
     """Return the path by which Python could import the class of an error: ``builtins.ValueError``."""
-    return storable(f"{type(error).__module__}.{type(error).__qualname__}", CLASS_LENGTH)
+    return storable(f"{type(error).__module__}.{type(error).__qualname__}", LENGTHS.error_class)
 
 
 class Ack(NamedTuple):

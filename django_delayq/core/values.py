@@ -11,6 +11,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, get_type_hints
 
+from .clock import MICROSECOND
 from .durations import Duration, seconds
 from .text import plain, shown
 
@@ -21,7 +22,7 @@ DAY = 86_400.0
 YEAR = 365.25 * DAY
 CENTURY = 100 * YEAR
 # The shortest span that a database keeps. Seconds.
-SHORTEST = 1e-6
+SHORTEST = MICROSECOND.total_seconds()
 
 _UNITS = (("year", YEAR), ("day", DAY), ("hour", 3600.0), ("minute", 60.0), ("second", 1.0))
 

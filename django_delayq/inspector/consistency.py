@@ -30,14 +30,7 @@ from ..record.sql.rows import Facts
 from ..restore import reading
 from ..restore.filling import fill
 from ..restore.horizon import ensure_horizon, refuse_foreign
-from .numbers import MOST_NAMED
-
-# The most ids that are kept for a second comparison: 8 bytes each.
-MOST_SUSPECTS = 100_000
-# A worker delays an id whose message it could not claim, as while another move locks the row, for no longer. Seconds.
-LONGEST_DELAY = 60.0
-# A reaper ends a lease within seconds after it ran out, so a lease that ran out this long ago has no reaper. Seconds.
-NO_REAPER_AFTER = 30.0
+from .numbers import AGES, CAPS
 
 
 class Mismatch(StrEnum):
@@ -85,9 +78,9 @@ class Inconsistent:
 def inconsistent(using: str) -> Inconsistent:
     """Find rows of messages whose columns contradict each other (``IS_CONSISTENT``). Reads all rows."""
     rows = Message.objects.using(using).filter(~IS_CONSISTENT)
-    found = list(rows.order_by("pk").values_list("pk", flat=True)[: MOST_NAMED + 1])
-    count = rows.count() if len(found) > MOST_NAMED else len(found)
-    return Inconsistent(count, found[:MOST_NAMED])
+    found = list(rows.order_by("pk").values_list("pk", flat=True)[: CAPS.named + 1])
+    count = rows.count() if len(found) > CAPS.named else len(found)
+    return Inconsistent(count, found[: CAPS.named])
 
 
 def classify(
@@ -106,7 +99,7 @@ def classify(
         late = (
             location.ready_tenths is None
             and location.delayed_tenths is not None
-            and location.delayed_tenths > now_tenths + LONGEST_DELAY * SECOND
+            and location.delayed_tenths > now_tenths + AGES.delayed * SECOND
         )
         return Mismatch.DIFFERENT if late else None
     return None if location.delayed_tenths == due_tenths else Mismatch.DIFFERENT
@@ -138,7 +131,7 @@ class ConsistencyCheck:
             suspects.extend(found)
             self.found.compared += compared
             progress(compared)
-            if len(suspects) >= MOST_SUSPECTS:
+            if len(suspects) >= CAPS.suspects:
                 self._confirm(suspects)
                 suspects = array("q")
         self._confirm(suspects)
@@ -206,7 +199,7 @@ class ConsistencyCheck:
             if mismatch is None:
                 continue
             self.found.counts[mismatch] += 1
-            if len(self.found.examples[mismatch]) < MOST_NAMED:
+            if len(self.found.examples[mismatch]) < CAPS.named:
                 self.found.examples[mismatch].append(pk)
             if row is None or mismatch == Mismatch.EXTRA:
                 extra.append(pk)
@@ -239,7 +232,7 @@ def is_known(using: str, broker: RedisBroker, queue: str) -> bool:
 
 def stuck(using: str, queues: Sequence[str] = ()) -> Stuck:
     """Find running messages whose lease ran out long ago: no worker's reaper is at work."""
-    before = transitions.now(using) - timedelta(seconds=NO_REAPER_AFTER)
+    before = transitions.now(using) - timedelta(seconds=AGES.unreaped)
     rows = Message.objects.using(using).filter(lease_is_over(before))
     if queues:
         rows = rows.filter(queue__in=queues)

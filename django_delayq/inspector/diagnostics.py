@@ -34,16 +34,10 @@ from ..record.sql.troubles import Trouble, trouble
 from ..restore.horizon import is_filled, refuse_foreign
 from . import stats
 from .migrations import own_tables, pending_migrations
-from .numbers import MOST_NAMED
+from .numbers import AGES, CAPS, Caps
 from .stats import LimitState, Lines, longest_lines
 from .worker_list import asked, list_workers, queues_without_worker, topics_without_handler
 
-# The most lines before limits that are read for those whose topic no worker handles.
-LINES_READ = 100
-# A message that waits for a limit for longer gets a warning. Seconds.
-LONG_LIMITED = 3600.0
-# The time after a sweep had to put messages in which the check warns of it. Seconds.
-SWEPT_LATELY = 60.0
 # The connections of a worker process beside those of its threads: of the consumer, the recorder and the upkeep.
 OWN_CONNECTIONS = 3
 
@@ -57,16 +51,16 @@ class Thresholds(NamedTuple):
     max_limited_age: float | None = None
 
 
-def check(using: str, broker: RedisBroker | None, limits: Thresholds) -> list[Finding]:
+def check(using: str, broker: RedisBroker | None, limits: Thresholds, caps: Caps = CAPS) -> list[Finding]:
     """Check the database, then Redis. A question without an answer is left out: the finding before it says why.
 
     For monitors, so the words are not translated.
     """
     with translation.override(None):
-        return [*_check(using, broker, limits)]
+        return [*_check(using, broker, limits, caps)]
 
 
-def _check(using: str, broker: RedisBroker | None, limits: Thresholds) -> Iterator[Finding]:
+def _check(using: str, broker: RedisBroker | None, limits: Thresholds, caps: Caps) -> Iterator[Finding]:
     database = _database(using)
     yield database
     ready = database.level == Level.OK
@@ -80,7 +74,7 @@ def _check(using: str, broker: RedisBroker | None, limits: Thresholds) -> Iterat
     else:
         yield from _redis(using, broker, ready=ready)
     if ready:
-        yield from _record(using, limits)
+        yield from _record(using, limits, caps)
 
 
 def worst(findings: list[Finding]) -> Cause | None:
@@ -196,7 +190,7 @@ def _keys(using: str, broker: RedisBroker) -> Iterator[Finding]:
         if scheduled.exists() or stats.alive(using, transitions.now(using)):
             advice = "compare REDIS and PREFIX here with those of the workers"
             yield Finding("Redis contents", Level.WARN, "no worker fills it", advice=advice)
-    elif swept < SWEPT_LATELY:
+    elif swept < AGES.swept:
         advice = "compare REDIS and PREFIX of the processes that schedule with those here"
         detail = f"{brief(max(0.0, swept))} ago the sweep put messages that nobody had put here"
         yield Finding("Redis contents", Level.WARN, detail, advice=advice)
@@ -209,7 +203,7 @@ def of_identity(error: ForeignBroker | None) -> Finding:
     return Finding(_("Redis identity"), Level.OK, _("belongs to this database"))
 
 
-def _record(using: str, limits: Thresholds) -> Iterator[Finding]:
+def _record(using: str, limits: Thresholds, caps: Caps) -> Iterator[Finding]:
     now = transitions.now(using)
     workers = list_workers(using, now)
     alive = len(workers.of(WorkerState.ALIVE))
@@ -229,7 +223,7 @@ def _record(using: str, limits: Thresholds) -> Iterator[Finding]:
         yield Finding("Paused queues", Level.WARN, since)
     # Messages of a paused queue are meant to wait.
     yield _overdue(stats.oldest_overdue(using, now, paused), now, limits)
-    if (lines := longest_lines(using, LINES_READ)).oldest:
+    if (lines := longest_lines(using, caps.lines, caps)).oldest:
         yield of_limited(lines, workers, limits)
     if topics := topics_without_handler(using, workers):
         yield Finding("Topics", Level.WARN, f"no handler for {_some(asked(topics))}")
@@ -274,7 +268,7 @@ def of_snapshots(holders: list[Holder]) -> Finding:
     """Name the holders of old snapshots, which keep the database from cleaning its tables."""
     name = _("Snapshots")
     if not (old := oldest(holders)):
-        return Finding(name, Level.OK, _("none is older than %(age)s") % {"age": brief(OLD)})
+        return Finding(name, Level.OK, _("none is older than %(age)s") % {"age": brief(OLD.seconds)})
     advice = _("until it ends, the rows of messages that have left stay, and searches grow slower: end it")
     return Finding(name, Level.WARN, ", ".join(map(describe_holder, old)), advice=advice)
 
@@ -327,7 +321,7 @@ def _overdue(oldest: list[Message], now: datetime, limits: Thresholds) -> Findin
 def of_limited(lines: Lines, workers: WorkerList, limits: Thresholds) -> Finding:
     """Name the lines whose messages wait longest. To wait for a limit is no fault until it takes too long."""
     now, name = workers.at, _("Limited")
-    most = LONG_LIMITED if limits.max_limited_age is None else limits.max_limited_age
+    most = AGES.limited if limits.max_limited_age is None else limits.max_limited_age
     if old := [_line(line, now) for line in lines.oldest if line.waited(now) > most]:
         level = Level.WARN if limits.max_limited_age is None else Level.CRITICAL
         advice = _("raise the limit, make its handlers faster, or schedule less")
@@ -359,5 +353,5 @@ def _line(line: LimitState, now: datetime) -> str:
 
 def _some(names: list[str]) -> str:
     """Return the first of the names, and how many more there are."""
-    more = len(names) - MOST_NAMED
-    return ", ".join(names[:MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")
+    more = len(names) - CAPS.named
+    return ", ".join(names[: CAPS.named]) + (f" and {more:,} more" if more > 0 else "")

@@ -4,14 +4,53 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.utils.translation import gettext as _
 
-# The most rows that one look counts or reads: of each queue, where it looks at the queues.
-ROWS_READ = 10_000
-# The most messages, topics, queues or ids that one text names.
-MOST_NAMED = 5
+
+class Caps(NamedTuple):
+    """The most rows of each kind that a question to the record counts or reads, so that any table answers quickly."""
+
+    # Waiting messages of each queue that are counted, by their kinds.
+    counted: int = 10_000
+    # Messages that are due, of each queue; limits; messages that finished last.
+    rows: int = 10_000
+    # The messages that finished last, on which lateness is measured.
+    lateness: int = 1000
+    # Lines of messages before limits, of which a report or a check names some.
+    lines: int = 100
+    # Workers, unless more of them are alive, and the messages that they run.
+    workers: int = 500
+    running: int = 1000
+    # The topics of the messages that are due next are read, of this number in each queue or more.
+    topics: int = 50
+    # Ids that are kept for a second comparison with Redis: 8 bytes each.
+    suspects: int = 100_000
+    # Messages, topics, queues or ids that one text names.
+    named: int = 5
+
+
+CAPS = Caps()
+
+
+class Ages(NamedTuple):
+    """The ages from which on something is a fault, or worth a warning. Seconds."""
+
+    # A message that waits for a limit.
+    limited: float = 3600.0
+    # A warning is given for this time after a sweep had to put messages.
+    swept: float = 60.0
+    # The next message of a queue that no worker serves. Workers search for new queues every 30 seconds, and write down
+    # the queues that they serve every 10 seconds.
+    unserved: float = 60.0
+    # An id that a worker delayed past its due time, because it could not claim the message: another move locks the row.
+    delayed: float = 60.0
+    # A lease that ran out: a reaper ends it within seconds.
+    unreaped: float = 30.0
+
+
+AGES = Ages()
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from ..record.sql.limited import Count
 from ..record.sql.sessions import without_jit
 from ..restore import reading
 from ..restore.horizon import refuse_foreign
-from .numbers import NONE, ROWS_READ, Capped, capped, total
+from .numbers import CAPS, NONE, Capped, Caps, capped, total
 from .waiting import Due, count_waiting, may_be_more, overdue_heads, read_due
 from .worker_list import list_workers
 
@@ -96,12 +96,13 @@ class Snapshot(NamedTuple):
         return self._replace(queues=queues)
 
 
-def take_snapshot(using: str, cap: int = ROWS_READ) -> Snapshot:
-    """Count the waiting messages of each queue, up to ``cap`` of each kind."""
+def take_snapshot(using: str, caps: Caps = CAPS) -> Snapshot:
+    """Count the waiting messages of each queue."""
+    cap = caps.counted
     now = transitions.now(using)
     queues = dict.fromkeys(reading.queues(using), QueueSnapshot()) | _queues(using, now, cap)
     if closed := admission.full_lately(using):
-        _take_limited_out(using, queues, closed, now)
+        _take_limited_out(using, queues, closed, now, caps)
     scheduled = total(queue.scheduled for queue in queues.values())
     # The estimate of the entries in the partial index, for a number that was not counted to its end.
     guess = (statements(using).estimated_rows("delayq_todo") or 0) if scheduled.more else 0
@@ -124,27 +125,30 @@ def _queues(using: str, now: datetime, cap: int) -> dict[str, QueueSnapshot]:
     }
 
 
-def _take_limited_out(using: str, queues: dict[str, QueueSnapshot], closed: Collection[str], now: datetime) -> None:
+def _take_limited_out(
+    using: str, queues: dict[str, QueueSnapshot], closed: Collection[str], now: datetime, caps: Caps
+) -> None:
     """Move the messages that wait for limits, whose names ``closed`` has, into a count of their own."""
     due: defaultdict[str, list[Due]] = defaultdict(list)
-    for each in read_due(using, closed, now=now, overdue_since=overdue_cutoff(now)):
+    for each in read_due(using, closed, now=now, overdue_since=overdue_cutoff(now), caps=caps):
         due[each.queue].append(each)
     oldest = {head.queue: head.due_at for head in overdue_heads(using, closed, overdue_cutoff(now))}
     for name, some in due.items():
         # A message may have come since the queues were counted. Limited ones may be behind those that were looked at.
-        if name in queues and (may_be_more(some) or any(each.limit is not None for each in some)):
-            queues[name] = _without_limited(queues[name], some, oldest.get(name))
+        more = may_be_more(some, caps)
+        if name in queues and (more or any(each.limit is not None for each in some)):
+            queues[name] = _without_limited(queues[name], some, oldest.get(name), more=more)
 
 
-def _without_limited(queue: QueueSnapshot, due: Sequence[Due], oldest: datetime | None) -> QueueSnapshot:
+def _without_limited(queue: QueueSnapshot, due: Sequence[Due], oldest: datetime | None, *, more: bool) -> QueueSnapshot:
     """Return the numbers of a queue without the messages that wait for limits, which have a count of their own.
 
-    ``oldest`` is the due time of the other message that is overdue for the longest time.
+    ``due`` are those that are due, perhaps with ``more`` behind them. ``oldest`` is the due time of the message that is
+    overdue for the longest time and waits for no limit.
     """
     limited = [each for each in due if each.limit is not None]
     others = [each for each in due if each.limit is None]
     late = sum(each.overdue for each in others)
-    more = may_be_more(due)
     return queue._replace(
         ready=Capped(sum(each.number for each in others) - late, more),
         overdue=NONE if oldest is None else Capped(max(1, late), more),
@@ -190,7 +194,7 @@ class Lines(NamedTuple):
     oldest: tuple[LimitState, ...] = ()
 
 
-def longest_lines(using: str, most: int) -> Lines:
+def longest_lines(using: str, most: int, caps: Caps = CAPS) -> Lines:
     """Return the longest lines, the longest first, and as many of those with the oldest messages, the oldest first."""
     closed = admission.full_lately(using)
     if not closed:
@@ -198,12 +202,12 @@ def longest_lines(using: str, most: int) -> Lines:
     now = transitions.now(using)
     numbers: Counter[str] = Counter()
     oldest: dict[str, datetime] = {}
-    all_due = [*read_due(using, closed, now=now, overdue_since=now)]
+    all_due = [*read_due(using, closed, now=now, overdue_since=now, caps=caps)]
     for due in all_due:
         if due.limit is not None:
             numbers[due.limit] += due.number
             oldest[due.limit] = min(due.oldest, oldest.get(due.limit, due.oldest))
-    more = may_be_more(all_due)
+    more = may_be_more(all_due, caps)
     longest = sorted(numbers, key=lambda name: (-numbers[name], oldest[name], name))[:most]
     first = sorted(oldest, key=lambda name: (oldest[name], name))[:most]
     states = {
@@ -228,7 +232,7 @@ def known_limits(using: str) -> set[str]:
     """
     found = {queue_name(queue) for queue in conf.get().LIMITS or {}}
     found |= {topic_name(h.topic, None) for h in registry.handlers().values() if h.limit and not h.limit_key}
-    return found.union(Place.objects.using(using).order_by("name").values_list("name", flat=True)[:ROWS_READ])
+    return found.union(Place.objects.using(using).order_by("name").values_list("name", flat=True)[: CAPS.rows])
 
 
 def waits_for(using: str, messages: Iterable[Message], now: datetime) -> dict[int, str]:
@@ -274,14 +278,8 @@ def limit_facts(limit: Limit | None) -> dict[str, Any] | None:
 
 # --- the statistics of delayq_stats -----------------------------------------------------------------------------------
 
-# The most lines before limits that are read.
-LINES_READ = 20
-# The most live messages of each queue that are counted.
-LIVE_CAP = 1_000_000
-# The messages that finished last, among which final states are counted.
-FINISHED_CAP = ROWS_READ
-# The messages that finished last, on which lateness is measured.
-LATENESS_OF = 1000
+# The caps of ``delayq_stats``: a person who types a command has the time to wait for a count of a million.
+EXACT = Caps(counted=1_000_000, lines=20)
 
 
 class Lateness(NamedTuple):
@@ -349,14 +347,14 @@ class Stats(NamedTuple):
         return {State.SCHEDULED: self.snapshot.scheduled, State.RUNNING: self.snapshot.running, **self.finished}
 
 
-def collect(using: str, broker: RedisBroker | None) -> Stats:
+def collect(using: str, broker: RedisBroker | None, caps: Caps = EXACT) -> Stats:
     """Read the record, then Redis. While Redis is away or foreign, ``redis`` says so and ``in_redis`` is empty."""
     with without_jit(using):
         paused = pausing.paused(using)
-        snapshot = take_snapshot(using, LIVE_CAP).without_paused(paused)
-        lines = longest_lines(using, LINES_READ) if snapshot.limited.count else Lines()
+        snapshot = take_snapshot(using, caps).without_paused(paused)
+        lines = longest_lines(using, caps.lines, caps) if snapshot.limited.count else Lines()
         estimate = statements(using).estimated_rows("delayq_message")
-        in_record = (snapshot, finished(using), estimate, lateness(using), list_workers(using, snapshot.at))
+        in_record = (snapshot, finished(using, caps), estimate, lateness(using), list_workers(using, snapshot.at))
     redis = ask_redis(broker)
     in_redis: dict[str, QueueInRedis] = {}
     if broker is not None and redis.reachable:
@@ -385,20 +383,20 @@ def oldest_overdue(using: str, now: datetime, without: Collection[str] = ()) -> 
     return sorted((head for head in found if head.queue not in without), key=lambda head: head.due_at)
 
 
-def finished(using: str) -> dict[State, Capped]:
+def finished(using: str, caps: Caps = CAPS) -> dict[State, Capped]:
     """Count the final states of the messages that finished last. The numbers are exact when no more have finished."""
     rows = Message.objects.using(using).filter(finished_at__isnull=False).order_by("-finished_at", "-id")
     counts = dict.fromkeys((state for state in State if state in FINAL), 0)
-    for state in rows.values_list("state", flat=True)[: FINISHED_CAP + 1]:
+    for state in rows.values_list("state", flat=True)[: caps.rows + 1]:
         counts[State(state)] += 1
-    more = sum(counts.values()) > FINISHED_CAP
-    return {state: Capped(min(count, FINISHED_CAP), more) for state, count in counts.items()}
+    more = sum(counts.values()) > caps.rows
+    return {state: Capped(min(count, caps.rows), more) for state, count in counts.items()}
 
 
 def lateness(using: str) -> Lateness:
     """Measure how late the messages that finished last were claimed for the first time; 0 for one claimed ahead."""
     last = Message.objects.using(using).filter(finished_at__isnull=False).order_by("-finished_at", "-id")
-    ids = list(last.values_list("pk", flat=True)[:LATENESS_OF])
+    ids = list(last.values_list("pk", flat=True)[: CAPS.lateness])
     claims = Transition.objects.using(using).filter(message_id__in=ids, from_state=State.SCHEDULED)
     first: dict[int, float] = {}
     rows = claims.filter(to_state=State.RUNNING).order_by("message_id", "number")

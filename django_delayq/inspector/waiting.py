@@ -19,7 +19,7 @@ from ..models import Message
 from ..record import admission
 from ..record.sql import statements
 from ..record.sql.expressions import QUEUES, is_open
-from .numbers import ROWS_READ
+from .numbers import CAPS, Caps
 
 SCHEDULED = "SELECT 1 FROM delayq_message m WHERE m.state = 'scheduled' AND m.queue = q.queue"
 
@@ -96,14 +96,16 @@ def topics_of_next(using: str, limit: int) -> set[str]:
     return {topic for (topic,) in _rows(using, sql)}
 
 
-def read_due(using: str, closed: Collection[str], *, now: datetime, overdue_since: datetime) -> Iterator[Due]:
-    """Yield the messages that are due, ``ROWS_READ`` of each queue at most.
+def read_due(
+    using: str, closed: Collection[str], *, now: datetime, overdue_since: datetime, caps: Caps = CAPS
+) -> Iterator[Due]:
+    """Yield the messages that are due, ``caps.rows`` of each queue at most.
 
     ``closed`` has the names of the limits for which messages wait.
     """
     sql = f"""
         SELECT m.queue, m.topic, m.limit_key, count(*), count(CASE WHEN m.due_at <= %s THEN 1 END), min(m.due_at)
-          FROM {_first(using, "m.due_at <= %s", ROWS_READ)} GROUP BY m.queue, m.topic, m.limit_key
+          FROM {_first(using, "m.due_at <= %s", caps.rows)} GROUP BY m.queue, m.topic, m.limit_key
         """  # noqa: S608
     for queue, topic, key, number, late, oldest in _rows(
         using, sql, [_moment(using, overdue_since), _moment(using, now)]
@@ -113,12 +115,12 @@ def read_due(using: str, closed: Collection[str], *, now: datetime, overdue_sinc
         yield Due(queue, topic, number, late, first, admission.refusing(closed, topic, queue, key))
 
 
-def may_be_more(due: Iterable[Due]) -> bool:
+def may_be_more(due: Iterable[Due], caps: Caps = CAPS) -> bool:
     """Return whether a queue may have more messages that are due than ``read_due`` has read."""
     numbers: Counter[str] = Counter()
     for each in due:
         numbers[each.queue] += each.number
-    return any(number >= ROWS_READ for number in numbers.values())
+    return any(number >= caps.rows for number in numbers.values())
 
 
 def _first(using: str, chosen: str, limit: int) -> str:

@@ -15,36 +15,24 @@ from ..project import registry
 from ..record import crashes, transitions
 from ..record.sql import statements
 from ..restore import reading
-from .numbers import ROWS_READ
+from .numbers import AGES, CAPS, Caps
 from .waiting import heads, topics_of_next
-
-# The most workers that are listed, unless more of them are alive.
-MOST_WORKERS = 500
-# The most running messages that are read.
-MOST_RUNNING = 1000
 
 
 def list_workers(using: str, now: datetime) -> WorkerList:
     """Read the workers from the record: those that are alive, and the last that were."""
     rows = Worker.objects.using(using).order_by("-seen_at", "name")
-    return WorkerList(now, list(rows.filter(seen_lately(now) | Q(pk__in=rows.values("pk")[:MOST_WORKERS]))))
+    return WorkerList(now, list(rows.filter(seen_lately(now) | Q(pk__in=rows.values("pk")[: CAPS.workers]))))
 
 
-def running(using: str) -> tuple[dict[str, list[tuple[int, str]]], bool]:
+def running(using: str, caps: Caps = CAPS) -> tuple[dict[str, list[tuple[int, str]]], bool]:
     """Return the ids and topics of running messages by their worker, and whether there are more than were read."""
     rows = Message.objects.using(using).filter(state=State.RUNNING).order_by("leased_until")
-    values = list(rows.values_list("worker", "id", "topic")[: MOST_RUNNING + 1])
+    values = list(rows.values_list("worker", "id", "topic")[: caps.running + 1])
     found: dict[str, list[tuple[int, str]]] = {}
-    for worker, pk, topic in values[:MOST_RUNNING]:
+    for worker, pk, topic in values[: caps.running]:
         found.setdefault(worker.removesuffix(crashes.ALONE), []).append((pk, topic))
-    return found, len(values) > MOST_RUNNING
-
-
-# The least number of waiting messages of each queue whose topics are read.
-MESSAGES_PER_QUEUE = 50
-# A queue counts as unserved when its next message is older than this. Workers search for new queues every 30 seconds,
-# and write down the queues that they serve every 10 seconds. Seconds.
-UNSERVED_AFTER = 60.0
+    return found, len(values) > caps.running
 
 
 def known_topics(workers: WorkerList) -> set[str]:
@@ -72,7 +60,7 @@ def topics_without_handler(using: str, workers: WorkerList) -> dict[str, str | N
     """
     known = known_topics(workers)
     queues = statements(using).queues()
-    limit = max(MESSAGES_PER_QUEUE, ROWS_READ // max(1, len(queues)))
+    limit = max(CAPS.topics, CAPS.rows // max(1, len(queues)))
     return {topic: near(topic, known) for topic in sorted(topics_of_next(using, limit) - known)}
 
 
@@ -82,7 +70,7 @@ def queues_without_worker(using: str, workers: WorkerList) -> dict[str, str | No
     Each has the served queue whose name is most like it, or None.
     """
     served = served_queues(workers)
-    since = workers.at - timedelta(seconds=UNSERVED_AFTER)
+    since = workers.at - timedelta(seconds=AGES.unserved)
     old = sorted(head.queue for head in heads(using) if head.queue not in served and head.created_at < since)
     return {queue: near(queue, served) for queue in old}
 

@@ -27,6 +27,7 @@ from ..broker import RedisBroker, check_settings, index
 from ..core import actors, values
 from ..core.clock import NO_TIME
 from ..core.exceptions import BrokerUnavailable, UnusableBroker
+from ..core.findings import Cause
 from ..core.names import near
 from ..core.text import shown
 from ..inspector import worker_list
@@ -40,10 +41,10 @@ from ..record.sql.troubles import Trouble, in_words, trouble
 SCHEMA = 1
 
 USAGE = 2
-PROBLEMS = 3
+PROBLEMS = Cause.PROBLEM.value
 PARTIAL = 4
-UNREACHABLE = 69
-MISCONFIGURED = 78
+UNREACHABLE = Cause.UNREACHABLE.value
+MISCONFIGURED = Cause.MISCONFIGURED.value
 
 MEANINGS = {
     0: "done, healthy, or nothing to do",

@@ -11,7 +11,7 @@ from django.db.models import Exists, F, Func, OuterRef, Q
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from ..core import bounds, limits, names, states, verbs
+from ..core import bounds, names, states, verbs
 from ..core.states import State as _State
 from .fields import UTCDateTimeField
 
@@ -115,10 +115,10 @@ class Message(_Record):
     State = _State
 
     id = models.BigAutoField(primary_key=True)
-    topic = models.CharField(_("topic"), max_length=bounds.TOPIC_LENGTH)
-    queue = models.CharField(_("queue"), max_length=bounds.QUEUE_LENGTH)
+    topic = models.CharField(_("topic"), max_length=bounds.LENGTHS.topic)
+    queue = models.CharField(_("queue"), max_length=bounds.LENGTHS.queue)
     # NULL means no key: any number of live messages may have none.
-    key = models.CharField(_("key"), max_length=bounds.KEY_LENGTH, null=True, blank=True)  # noqa: DJ001
+    key = models.CharField(_("key"), max_length=bounds.LENGTHS.key, null=True, blank=True)  # noqa: DJ001
     priority = models.SmallIntegerField(_("priority"), default=0)
     payload = models.JSONField(_("payload"), null=True, blank=True)
     headers = models.JSONField(_("headers"), default=dict, blank=True)
@@ -133,7 +133,7 @@ class Message(_Record):
     lease = models.FloatField(_("lease"), null=True, blank=True)
     # The limits of the topic count the messages with this key by themselves. NULL: those without a key.
     limit_key = models.CharField(  # noqa: DJ001
-        _("limit key"), max_length=bounds.KEY_LENGTH, null=True, blank=True
+        _("limit key"), max_length=bounds.LENGTHS.key, null=True, blank=True
     )
     # How long the message holds its key after its end. Seconds; NULL: its end frees the key.
     key_for = models.FloatField(_("key held after the end"), null=True, blank=True)
@@ -156,8 +156,8 @@ class Message(_Record):
     deliveries = models.IntegerField(_("deliveries"), default=0)
     # Deliveries that reported an outcome. deliveries - reported = the crashed ones, plus the one that is running now.
     reported = models.IntegerField(_("reported deliveries"), default=0)
-    # Crashed deliveries that do not count towards MAX_CRASHES: a requeue or an ordered shutdown excused them, or too
-    # little spoke against the message (crashes.judge).
+    # Crashed deliveries that do not count as crashes of the message: a requeue or an ordered shutdown excused them, or
+    # too little spoke against the message (crashes.judge).
     excused = models.IntegerField(_("excused deliveries"), default=0)
     # Reported deliveries that failed only because their transaction met another one, and that cost no attempt. A
     # requeue sets the number back to 0.
@@ -174,7 +174,7 @@ class Message(_Record):
     cancel_requested = models.BooleanField(_("cancel requested"), default=False)
     # The kind of the last error (outcomes.error_kind): the same for like failures, so that they can be counted and
     # found.
-    error = models.CharField(_("error"), max_length=bounds.KIND_LENGTH, default="", db_default="", blank=True)
+    error = models.CharField(_("error"), max_length=bounds.LENGTHS.kind, default="", db_default="", blank=True)
     # The value that the handler returned, if the handler keeps its results. Written with the success.
     result = models.JSONField(_("result"), null=True, blank=True)
 
@@ -309,7 +309,7 @@ class Place(models.Model):
 
     pk = models.CompositePrimaryKey("name", "message_id")
     # The name of the limit: ``limits.topic_name`` or ``limits.queue_name``.
-    name = models.CharField(max_length=limits.NAME_LENGTH)
+    name = models.CharField(max_length=bounds.LENGTHS.limit)
     message_id = models.BigIntegerField()
     # The number of the delivery that the place is for.
     delivery = models.IntegerField()
@@ -326,7 +326,7 @@ class Rate(models.Model):
     """How much of the rate of a limit is used up. A limit without a row has its whole burst left."""
 
     # The name of the limit: ``limits.topic_name`` or ``limits.queue_name``.
-    name = models.CharField(max_length=limits.NAME_LENGTH, primary_key=True)
+    name = models.CharField(max_length=bounds.LENGTHS.limit, primary_key=True)
     # When the whole burst is left again, if no delivery begins until then.
     full_at = UTCDateTimeField()
 
@@ -358,7 +358,7 @@ class _Move(_Record):
     error = models.TextField(_("error"), default="")
     traceback = models.TextField(_("traceback"), default="")
     # The class of what the handler raised, with its module (outcomes.class_path).
-    exception = models.CharField(_("exception"), max_length=bounds.CLASS_LENGTH, default="", db_default="")
+    exception = models.CharField(_("exception"), max_length=bounds.LENGTHS.error_class, default="", db_default="")
 
     class Meta:
         abstract = True

@@ -29,7 +29,7 @@ class Queue(models.Model):
     # The pauses that are not over, by the database's clock.
     PAUSED = Q(resumes_at__isnull=True) | Q(resumes_at__gt=RecordNow())
 
-    name = models.CharField(_("name"), max_length=bounds.QUEUE_LENGTH, primary_key=True)
+    name = models.CharField(_("name"), max_length=bounds.LENGTHS.queue, primary_key=True)
     paused_at = UTCDateTimeField(_("paused"), default=timezone.now)
     # The time at which the pause ends by itself; NULL: it lasts until somebody resumes the queue.
     resumes_at = UTCDateTimeField(_("resumes"), null=True, blank=True)

@@ -12,7 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
 from ..core import in_tests, names, retry, values
-from ..core.bounds import QUEUE_LENGTH
+from ..core.bounds import LENGTHS
 from ..core.durations import seconds
 from ..core.limits import Limit, declare
 from ..core.retry import RetryPolicy
@@ -62,7 +62,7 @@ def _list(value: Any, what: str) -> list[Any]:
 
 
 def _queues(value: Any) -> tuple[str, ...]:
-    names = tuple(values.word(name, QUEUE_LENGTH) for name in _list(value, "queue names"))
+    names = tuple(values.word(name, LENGTHS.queue) for name in _list(value, "queue names"))
     if len(set(names)) != len(names):
         raise ValueError("names a queue twice")
     return names
@@ -86,7 +86,7 @@ def _limits(value: Any) -> dict[str, Limit]:
         raise ValueError("must be a dict of queue names and their limits")
     limits = {}
     for name, options in value.items():
-        values.word(name, QUEUE_LENGTH)
+        values.word(name, LENGTHS.queue)
         if not isinstance(options, Mapping) or not options or not options.keys() <= {"limit", "rate", "burst"}:
             raise ValueError(f"of queue {name!r} must be a dict with limit, rate or burst")
         limit = declare(**options)
@@ -118,7 +118,7 @@ class Settings(NamedTuple):
     # that belong to another database.
     PREFIX: Annotated[str, partial(values.word, limit=40)] = "delayq"
     # The queue of a message when neither the call nor the handler names one.
-    DEFAULT_QUEUE: Annotated[str, partial(values.word, limit=QUEUE_LENGTH)] = "default"
+    DEFAULT_QUEUE: Annotated[str, partial(values.word, limit=LENGTHS.queue)] = "default"
     # The queues that a worker without ``--queue`` serves, in strict order of priority. Empty: all queues that it finds.
     QUEUES: Annotated[tuple[str, ...], _queues] = ()
     # How far ahead of now Redis is filled. What is due later costs Redis nothing. Restart web processes before workers
@@ -143,9 +143,9 @@ class Settings(NamedTuple):
     PAYLOAD_MAX_BYTES: Annotated[int, partial(values.whole, lowest=1, highest=64 * 1024 * 1024)] = 262_144
     # Consumed, cancelled and expired messages are deleted with their log this long after they finished. False: never.
     # 0 is refused, and less than an hour is warned of.
-    RETENTION: Annotated[float | Literal[False], _or_never(values.span)] = 30 * 86_400.0
+    RETENTION: Annotated[float | Literal[False], _or_never(values.span)] = 30 * values.DAY
     # The same for dead messages. False: never.
-    DEAD_RETENTION: Annotated[float | Literal[False], _or_never(values.span)] = 90 * 86_400.0
+    DEAD_RETENTION: Annotated[float | Literal[False], _or_never(values.span)] = 90 * values.DAY
     # Dotted paths of the middleware around handlers and around calls that schedule, the outermost first.
     MIDDLEWARE: Annotated[tuple[str, ...], _dotted_paths] = ()
     # The limits of queues, by their names: ``{"emails": {"limit": 5, "rate": "100/m", "burst": 10}}``, a limit, a rate

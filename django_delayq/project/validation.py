@@ -18,7 +18,7 @@ from django.utils.datastructures import MultiValueDict
 from django.utils.functional import Promise
 
 from ..core import values
-from ..core.bounds import KEY_LENGTH, PRIORITIES, QUEUE_LENGTH, TOPIC_LENGTH
+from ..core.bounds import LENGTHS, PRIORITIES
 from ..core.durations import Duration, seconds
 from ..core.exceptions import InvalidMessage, PayloadTooLarge
 from ..core.outcomes import storable
@@ -46,24 +46,24 @@ def checked(what: str, check: Callable[..., T], *given: Any) -> T:
 
 def topic(value: Any) -> str:
     """Check a topic: 1 to 100 of ``A-Z a-z 0-9 _ . : / -``, beginning with a letter or digit."""
-    return checked("topic", values.topic, value, TOPIC_LENGTH)
+    return checked("topic", values.topic, value, LENGTHS.topic)
 
 
 def queue(value: Any) -> str:
     """Check a queue: 1 to 64 of ``A-Z a-z 0-9 _ . -``, beginning with a letter or digit."""
-    return checked("queue", values.word, value, QUEUE_LENGTH)
+    return checked("queue", values.word, value, LENGTHS.queue)
 
 
 def key(value: Any) -> str | None:
     """Check a key: 1 to 200 printable characters, without a space at either end; or None."""
-    return None if value is None else checked("key", values.key, value, KEY_LENGTH)
+    return None if value is None else checked("key", values.key, value, LENGTHS.key)
 
 
 def limit_key(value: Any) -> str:
     """Check a limit key: as a key, or a whole number."""
     if isinstance(value, int) and not isinstance(value, bool):
-        value = str(value) if -(10**KEY_LENGTH) < value < 10**KEY_LENGTH else value
-    return checked("limit key", values.key, value, KEY_LENGTH)
+        value = str(value) if -(10**LENGTHS.key) < value < 10**LENGTHS.key else value
+    return checked("limit key", values.key, value, LENGTHS.key)
 
 
 def priority(value: Any) -> int:

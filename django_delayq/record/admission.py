@@ -14,6 +14,7 @@ from datetime import timedelta
 from django.db import connections
 
 from ..core import failpoints
+from ..core.bounds import OVERDUE_AFTER
 from ..core.clock import NO_TIME, from_tenths
 from ..core.limits import Limit, Usage, parts, queue_name, topic_name
 from ..models.messages import Lease
@@ -26,9 +27,9 @@ from .sql.rows import Claimed, Claiming, LeaseRenewal, Ticket
 
 # The most limits that one statement reads to find those that are full.
 LIMITS_READ = 100_000
-# A limit counts as full until this time after it last was: between the end of a delivery and the next claim it has room
-# for a moment.
-LATELY = timedelta(seconds=5)
+# A limit counts as full until this time after it last was: between the end of a delivery and the next claim it has a
+# free permit for a moment. A message that waits for it longer than that would count as overdue.
+LATELY = OVERDUE_AFTER
 
 
 def any_declared() -> bool:

@@ -26,27 +26,32 @@ from .sql.rows import BEGINNING, Moved
 from .sql.sessions import own_transaction
 from .transitions import MOVES_PER_TRANSACTION, move_unlocked, now
 
-# A message with this many crashed deliveries is dead, if it ran alone in its process in the last of them and that
-# process died of itself.
-MAX_CRASHES = 3
-# A message with this many crashes runs alone in its process.
-SUSPECT_CRASHES = 2
-# The death of a whole worker is not held against the messages that it ran, but one of them may have killed it: every
-# fifth delivery of a message that does not report counts as a crash of the message.
-WORKERS_PER_CRASH = 5
-# The delay before a message that crashed alone is delivered again, which doubles with each further crash. Other
-# suspects run first, and if something outside kills processes, it kills that of another message meanwhile. Seconds.
-FIRST_RETREAT = 1.0
 # ``Message.worker`` ends with this while a delivery runs alone in its process.
 ALONE = "/alone"
 # The error of a message that crashed then ends with this.
 RAN_ALONE = "; it ran alone"
-# After a restart of PostgreSQL, holders of leases have this long to report before the reaper takes them for dead.
-# Seconds.
-GRACE_AFTER_RESTART = 5.0
 
 # The id of a message, and the number of one of its deliveries.
 Held = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class CrashRules:
+    """The rules by which ``judge`` counts crashes, and what it concludes from them."""
+
+    # A message with this many crashes is isolated: it runs alone in its process.
+    suspect: int = 2
+    # A message with this many crashes is dead, if it was isolated in the last of them and its process died of itself.
+    dead: int = 3
+    # The death of a whole worker is not held against the messages that it ran, but one of them may have killed it: of
+    # the deliveries of a message that do not report, every fifth counts as a crash of the message.
+    deaths_of_workers: int = 5
+    # The delay before a message that crashed while isolated is delivered again, which doubles with each further crash.
+    # Other suspects run first, and if something outside kills processes, it kills that of another message. Seconds.
+    first_delay: float = 1.0
+
+
+RULES = CrashRules()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,23 +76,24 @@ class Judgement:
 
     counts: bool
     is_dead: bool = False
-    retreat: float = 0.0
+    # The message is delivered again after this time. Seconds.
+    delay: float = 0.0
 
 
-def judge(crashes: int, *, was_alone: bool, by_kill: bool) -> Judgement:
-    """Judge a message whose handler ran when its process died, for the ``crashes``-th time if this one counts.
+def judge(crashes: int, *, was_alone: bool, by_kill: bool, rules: CrashRules = RULES) -> Judgement:
+    """Judge a message whose handler ran when its process died. ``crashes`` counts this death too.
 
-    Only a message that ran alone can become dead: after ``MAX_CRASHES`` crashes if its process died of itself, and if
-    the process was killed, which somebody else may have done, after as many more as make a suspect. A message that ran
-    beside others becomes a suspect at most: its further crashes do not count.
+    A message that ran beside others becomes a suspect at most: any of them may have killed the process, so further
+    deaths do not count. A message that was isolated becomes dead after ``rules.dead`` crashes if its process died of
+    itself. If the process was killed, somebody else may have done that, so ``rules.suspect`` more crashes are needed.
     """
     if not was_alone:
-        return Judgement(counts=crashes <= SUSPECT_CRASHES)
-    if crashes >= MAX_CRASHES + (SUSPECT_CRASHES if by_kill else 0):
+        return Judgement(counts=crashes <= rules.suspect)
+    most = rules.dead + (rules.suspect if by_kill else 0)
+    if crashes >= most:
         return Judgement(counts=True, is_dead=True)
-    if crashes < SUSPECT_CRASHES:
-        return Judgement(counts=True)
-    return Judgement(counts=True, retreat=FIRST_RETREAT * 2.0 ** (crashes - SUSPECT_CRASHES))
+    delay = rules.first_delay * 2.0 ** (crashes - rules.suspect) if crashes >= rules.suspect else 0.0
+    return Judgement(counts=True, delay=delay)
 
 
 def mark_alone(using: str, message_id: int, delivery: int, worker: str) -> None:
@@ -97,9 +103,9 @@ def mark_alone(using: str, message_id: int, delivery: int, worker: str) -> None:
     rows.filter(worker=worker).update(worker=worker + ALONE, claimed_by=worker)
 
 
-def may_reap(using: str) -> bool:
-    """Tell whether the database has been up long enough for holders of leases to report after a restart of it."""
-    return statements(using).has_been_up_for(GRACE_AFTER_RESTART)
+def may_reap(using: str, grace: float = 5.0) -> bool:
+    """Tell whether workers have had time (``grace``: seconds) to renew their leases since PostgreSQL was restarted."""
+    return statements(using).has_been_up_for(grace)
 
 
 def anything_expired(using: str, leases: LowWater | None = None, waiting: LowWater | None = None) -> tuple[bool, bool]:
@@ -134,7 +140,7 @@ def reap(
     """End the deliveries whose lease ran out. The message is *scheduled* again. ``among`` (None: all) says which.
 
     The supervisor reports the death of a single process, so here the whole worker died or froze. That is no fault of
-    its messages, but every fifth time counts as a crash (``WORKERS_PER_CRASH``).
+    its messages, but every fifth time counts as a crash (``CrashRules``).
     """
     at = now(using)
     where = lease_is_over(at)
@@ -188,7 +194,7 @@ def _of_a_worker(message: Message, at: datetime, reason: str) -> Decision:
     """Decide on a message of a worker that died, or stood still, as a whole."""
     was_alone = message.worker.endswith(ALONE)
     judgement = Judgement(counts=False)
-    if (message.deliveries - message.reported) % WORKERS_PER_CRASH == 0:
+    if (message.deliveries - message.reported) % RULES.deaths_of_workers == 0:
         judgement = judge(message.crashes + 1, was_alone=was_alone, by_kill=True)
     return _ended(message, at, reason + RAN_ALONE * was_alone, judgement)
 
@@ -213,8 +219,8 @@ def _ended(message: Message, at: datetime, reason: str, judgement: Judgement) ->
     if judgement.is_dead and not message.cancel_requested:
         return Decision(State.DEAD, reason=f"{reason}; {message.crashes + 1} deliveries crashed")
     values: dict[str, Any] = {} if judgement.counts else {"excused": message.excused + 1}
-    if judgement.retreat:
-        values["due_at"] = max(message.due_at, ceil_tenth(at + timedelta(seconds=judgement.retreat)))
+    if judgement.delay:
+        values["due_at"] = max(message.due_at, ceil_tenth(at + timedelta(seconds=judgement.delay)))
     return _freed(message, reason, values)
 
 

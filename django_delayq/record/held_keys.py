@@ -18,7 +18,8 @@ from .sql import statements
 from .sql.expressions import HasKey
 from .sql.moves import locked, writing
 
-# The most keys or ids in one statement.
+# The most keys or ids in one statement. It is also the most rows that one transaction locks and moves: other
+# transactions wait for these locks.
 ROWS_TOGETHER = 1000
 
 # A message that is cancelled, or will be unless its handler succeeds.

@@ -14,9 +14,6 @@ from .sql.rows import BEGINNING, Spot
 # The mark stays this far in the past, for rows whose transactions have not committed yet. A row that is committed later
 # than this after its statement waits for the next full look.
 LATE_COMMIT = timedelta(seconds=5)
-# Full looks, which begin before all rows, take at most 1/10 of the time. Without dead rows a full look is cheap, so
-# nearly every look is full.
-PARTS_OF_TIME = 10
 
 
 class LowWater:
@@ -26,7 +23,11 @@ class LowWater:
     that a later write puts before the mark, such as a message rescheduled into the past, is found by a full look.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, parts: float = 10.0) -> None:
+        """``parts``: full looks take at most one of so many parts of the time. Without dead rows a full look is cheap,
+        so nearly every look is full.
+        """
+        self._parts = parts
         self.mark = BEGINNING
         # True during a full look.
         self._is_full = False
@@ -57,4 +58,4 @@ class LowWater:
         """Take note that the looks have found what they looked for, or that it is not there."""
         if self._is_full:
             self._is_full = False
-            self._full_at = time.monotonic() + PARTS_OF_TIME * self._spent
+            self._full_at = time.monotonic() + self._parts * self._spent

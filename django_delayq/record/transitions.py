@@ -27,15 +27,15 @@ from ..core.verdicts import DONE, Verdict
 from ..models import Message, Transition
 from ..models.messages import IN_THE_WAY, Identity
 from ..project.validation import FARTHEST
-from .held_keys import CANCELLED, free_key, in_the_way
+from .held_keys import CANCELLED, ROWS_TOGETHER, free_key, in_the_way
 from .sql import limit_statements, statements
 from .sql.limited import Taking
 from .sql.moves import Decide, Decision, move, moved, writing
 from .sql.rows import Claimed, Claiming, Failure, Inserted, Moved, NewMessage, Success, Ticket
 from .sql.sessions import own_transaction
 
-# The most rows that one transaction locks and moves: other transactions wait for these locks.
-MOVES_PER_TRANSACTION = 1000
+# The most rows that one transaction locks and moves.
+MOVES_PER_TRANSACTION = ROWS_TOGETHER
 
 # The condition that is true of each message.
 ANY = Q()

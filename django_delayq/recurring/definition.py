@@ -12,7 +12,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from ..core import names, values
-from ..core.bounds import TOPIC_LENGTH
+from ..core.bounds import LENGTHS
 from ..core.durations import Duration, seconds
 from ..core.exceptions import InvalidMessage
 from ..core.text import shown
@@ -172,7 +172,7 @@ def checked(
 
 def name(value: Any) -> str:
     """Check the name of a schedule, which has the characters of a topic."""
-    return validation.checked("the name of a schedule", values.topic, value, TOPIC_LENGTH)
+    return validation.checked("the name of a schedule", values.topic, value, LENGTHS.topic)
 
 
 def _text(what: str, value: Any, limit: int) -> str:

@@ -8,7 +8,7 @@ from datetime import timedelta
 from django.utils.translation import gettext as _
 
 from ..core.findings import Finding, Level
-from ..inspector.numbers import MOST_NAMED
+from ..inspector.numbers import CAPS
 from ..models.workers import WorkerList, WorkerState, seen_lately
 from . import declarations, schedules
 from .definition import FORGOTTEN_AFTER, ROLE
@@ -25,14 +25,14 @@ def find(using: str, workers: WorkerList) -> Iterator[Finding]:
     written = set(Schedule.objects.using(using).filter(declared=True).values_list("pk", flat=True))
     declared = declarations.collect_for(using)[0].keys()
     active = Schedule.objects.using(using).filter(paused=False, ended=False).values_list("pk", flat=True)
-    wanted = {*active[: MOST_NAMED + 1], *(declared - written)}
+    wanted = {*active[: CAPS.named + 1], *(declared - written)}
     # Each process with the role announces what it declares, be it nothing.
     if not Declarations.objects.using(using).filter(seen_lately(workers.at, FORGOTTEN_AFTER)).exists():
         if wanted:
             text = _("No live worker has the role %(role)s, so no messages are made for: %(names)s.")
             yield _warning(text, wanted)
         return
-    if behind := schedules.due(using, MOST_NAMED + 1, since=BEHIND_AFTER):
+    if behind := schedules.due(using, CAPS.named + 1, since=BEHIND_AFTER):
         yield _warning(_("Workers make no messages, and log the reason, for: %(names)s."), behind)
     if silent := schedules.silent(using):
         text = _(
@@ -49,5 +49,5 @@ def find(using: str, workers: WorkerList) -> Iterator[Finding]:
 
 
 def _warning(text: str, names: Collection[str]) -> Finding:
-    named = ", ".join(sorted(names)[:MOST_NAMED]) + (" …" if len(names) > MOST_NAMED else "")
+    named = ", ".join(sorted(names)[: CAPS.named]) + (" …" if len(names) > CAPS.named else "")
     return Finding("Schedules", Level.WARN, text % {"names": named, "role": ROLE})

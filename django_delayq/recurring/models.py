@@ -33,11 +33,11 @@ class ScheduleQuerySet(models.QuerySet["Schedule"]):
 class Schedule(models.Model):
     """A schedule: the times at which a message is made, and its content. Rows are only read here."""
 
-    name = models.CharField(_("name"), max_length=bounds.TOPIC_LENGTH, primary_key=True)
-    topic = models.CharField(_("topic"), max_length=bounds.TOPIC_LENGTH)
+    name = models.CharField(_("name"), max_length=bounds.LENGTHS.topic, primary_key=True)
+    topic = models.CharField(_("topic"), max_length=bounds.LENGTHS.topic)
     payload = models.JSONField(_("payload"), null=True, blank=True)
     # "" and None: those of the topic.
-    queue = models.CharField(_("queue"), max_length=bounds.QUEUE_LENGTH, default="", blank=True)
+    queue = models.CharField(_("queue"), max_length=bounds.LENGTHS.queue, default="", blank=True)
     priority = models.SmallIntegerField(_("priority"), null=True, blank=True)
     cron = models.CharField(_("cron expression"), max_length=CRON_LENGTH, default="", blank=True)
     every = models.CharField(_("every"), max_length=SPAN_LENGTH, default="", blank=True)
@@ -48,9 +48,9 @@ class Schedule(models.Model):
     expires = models.CharField(_("expires after"), max_length=SPAN_LENGTH, default="", blank=True)
     # What the handler of the topic said where the definition was written, "" and None where nobody knew it, and the
     # limit key of the last message that was made where it was known: for processes that do not know it.
-    topic_queue = models.CharField(max_length=bounds.QUEUE_LENGTH, default="", editable=False)
+    topic_queue = models.CharField(max_length=bounds.LENGTHS.queue, default="", editable=False)
     topic_priority = models.SmallIntegerField(null=True, editable=False)
-    limit_key = models.CharField(max_length=bounds.KEY_LENGTH, null=True, editable=False)  # noqa: DJ001
+    limit_key = models.CharField(max_length=bounds.LENGTHS.key, null=True, editable=False)  # noqa: DJ001
     # True: @recurring in the code declares it, and its definition follows the code.
     declared = models.BooleanField(_("declared in code"), default=False)
     created_at = UTCDateTimeField(_("created"), default=timezone.now)
@@ -109,7 +109,7 @@ class Occurrence(models.Model):
     """
 
     pk = models.CompositePrimaryKey("schedule", "at")
-    schedule = models.CharField(_("schedule"), max_length=bounds.TOPIC_LENGTH)
+    schedule = models.CharField(_("schedule"), max_length=bounds.LENGTHS.topic)
     at = UTCDateTimeField(_("at"))
     message_id = models.BigIntegerField(_("message"))
 

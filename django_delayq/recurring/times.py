@@ -12,6 +12,7 @@ from zoneinfo import ZoneInfo
 from django.core.exceptions import ImproperlyConfigured
 
 from ..core import text, values
+from ..core.clock import MICROSECOND
 from ..core.durations import seconds
 from ..core.exceptions import InvalidMessage
 from ..project import validation
@@ -22,8 +23,6 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LONGEST = timedelta(days=366)
 # Clocks are changed by less, and two changes are further apart.
 CHANGE = timedelta(hours=3)
-
-_US = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ class Times:
     def after(self, moment: datetime) -> datetime | None:
         """Return the first time after a moment, in UTC; None when there is none."""
         if self.starts_at is not None:
-            moment = max(moment, self.starts_at - _US)
+            moment = max(moment, self.starts_at - MICROSECOND)
         found = self._cron_after(moment) if self.cron else self._interval_after(moment)
         if found is None or (self.ends_at is not None and found > self.ends_at):
             return None

@@ -23,7 +23,7 @@ from ..broker import RedisBroker
 from ..broker.base import IDS_PER_CALL, Entry, Put
 from ..core import actors, bounds, failpoints
 from ..core.chunks import chunks
-from ..core.clock import SECOND, ceil_tenth, from_tenths, from_us, to_tenths, to_us
+from ..core.clock import MICROSECOND, SECOND, ceil_tenth, from_tenths, from_us, to_tenths, to_us
 from ..core.exceptions import BrokerUnavailable, UnusableBroker
 from ..core.states import State
 from ..models import Message
@@ -40,7 +40,6 @@ from .selection import IS_SCHEDULED, Overdue, Position, Report, Selection, Stage
 BATCHES_AHEAD = 4
 # The lease of a hold: after it the queues of a killed restore are no longer paused.
 HOLD_SECONDS = 30.0
-_MICROSECOND = timedelta(microseconds=1)
 
 Progress = Callable[[int], None]
 
@@ -138,7 +137,7 @@ class Restore:
         self.dry_run = dry_run
         self.batch_size = batch_size
         # A name of its own: another restore by the same user may run at the same time.
-        self.holder = holder or f"restore {uuid4().hex[:8]} by {actors.current()}"[: actors.LENGTH]
+        self.holder = holder or f"restore {uuid4().hex[:8]} by {actors.current()}"[: bounds.LENGTHS.actor]
         self.report = Report()
         self._ids = sorted(set(self.selection.ids))
         self._stages = [Stage.PUT] if overdue == Overdue.RUN else list(Stage)
@@ -344,7 +343,7 @@ class Restore:
                 yield Batch({queue: entries}, (None, batch[-1]))
             return
         if chosen.due_before is not None:
-            end = min(end, chosen.due_before - _MICROSECOND)
+            end = min(end, chosen.due_before - MICROSECOND)
         marks = [(moment, 0) for moment in (start, chosen.due_after) if moment is not None]
         if after is not None and after[0] is not None:
             marks.append((after[0], after[1]))
@@ -361,7 +360,7 @@ class Restore:
             return chosen
         # The record rounds due times up.
         last = ceil_tenth(self._spread_until)
-        return chosen._replace(due_before=max(chosen.due_before, last + _MICROSECOND))
+        return chosen._replace(due_before=max(chosen.due_before, last + MICROSECOND))
 
     def _fill(self, queue: str, tally: Tally, after: BatchEnd | None) -> Generator[tuple[int, BatchEnd]]:
         horizon = self._horizon
@@ -375,7 +374,7 @@ class Restore:
                 self._load = Load(self.broker, worker, horizon)
         start = None
         if self.dry_run and self.overdue != Overdue.RUN:
-            start = self._cutoff + _MICROSECOND
+            start = self._cutoff + MICROSECOND
         batches = self._read(self._to_put(), queue, after, start=start, end=from_tenths(horizon), limit=self.batch_size)
         if self.dry_run:
             done = ((batch, {queue: self._would_put(queue, batch.ids)}) for batch in batches)

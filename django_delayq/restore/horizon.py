@@ -6,6 +6,7 @@ from ..broker import RedisBroker
 from ..broker.base import Meta, ServerRun
 from ..core.clock import SECOND
 from ..core.exceptions import BrokerFailing, ClusterBroker, ForeignBroker
+from ..core.known_record import CLOCK_OFF
 from ..models.messages import Identity
 from ..project import conf
 from ..record.transitions import identity
@@ -13,7 +14,7 @@ from ..record.transitions import identity
 # A lease that runs out at once: a worker may begin to load right away. Seconds.
 NO_LEASE = 0.001
 # A horizon may be this much farther away than the setting says: clocks may have moved since. As in load.lua. Seconds.
-SLACK = 10.0
+SLACK = CLOCK_OFF
 
 
 def refuse_foreign(using: str, meta: Meta) -> None:

@@ -17,11 +17,17 @@ from ..project import registry
 from ..record.sql import statements
 from ..record.sql.rows import BEGINNING
 
-# Rows of each queue that one query for many queues returns.
-HEAD = 50
-# Queues of one query.
-QUEUES_PER_QUERY = 200
 
+class Pages(NamedTuple):
+    """The sizes of the queries that read the beginnings of many queues."""
+
+    # Rows of each queue.
+    head: int = 50
+    # Queues of one query.
+    queues: int = 200
+
+
+PAGES = Pages()
 
 # The last due time (None when reading by id) and the last id of a batch.
 BatchEnd = tuple[datetime | None, int]
@@ -65,12 +71,13 @@ def merged(
     end: datetime,
     limit: int = IDS_PER_CALL,
     topics: Sequence[str] | None = None,
+    pages: Pages = PAGES,
 ) -> Iterator[Batch]:
     """Yield the scheduled messages of queues in the one order of (due, id), after a position in that order.
 
     After ``(moment, 0)`` means: due from that moment on.
     """
-    walks = _walks(using, queues, after, end, limit, topics)
+    walks = _walks(using, queues, after, end, limit, topics, pages)
     if len(walks) == 1:
         for queue, pages_of_it in walks.items():
             for rows in pages_of_it:
@@ -83,12 +90,14 @@ def merged(
         yield Batch(by_queue(some_entries), (last.due_at, last.id))
 
 
-def in_turn(using: str, queues: Sequence[str], *, end: datetime, limit: int = IDS_PER_CALL) -> Iterator[Batch]:
+def in_turn(
+    using: str, queues: Sequence[str], *, end: datetime, limit: int = IDS_PER_CALL, pages: Pages = PAGES
+) -> Iterator[Batch]:
     """Yield the scheduled messages of several queues that are due up to ``end``: a page of each queue in turn.
 
     So the few messages of one queue do not wait for the many of another.
     """
-    walks = _walks(using, queues, None, end, limit, None)
+    walks = _walks(using, queues, None, end, limit, None, pages)
     batch: dict[str, list[Entry]] = {}
     while walks:
         for queue in list(walks):
@@ -111,14 +120,15 @@ def _walks(
     end: datetime,
     limit: int,
     topics: Sequence[str] | None,
+    pages: Pages,
 ) -> dict[str, Iterator[list[Entry]]]:
     """Return the pages of each queue that has messages, in its order of (due, id).
 
     One query for many queues finds the first messages of each; a queue that has more is read on page by page.
     """
     first: dict[str, list[Entry]] = {}
-    head = limit if len(queues) == 1 else min(limit, HEAD)
-    for some in chunks(queues, QUEUES_PER_QUERY):
+    head = limit if len(queues) == 1 else min(limit, pages.head)
+    for some in chunks(queues, pages.queues):
         heads = statements(using).heads(some, after=after or BEGINNING, end=end, limit=head, topics=topics)
         for queue, *values in heads:
             first.setdefault(queue, []).append(Entry(*values))

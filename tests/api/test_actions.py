@@ -37,11 +37,13 @@ from django_delayq import (
 )
 from django_delayq.api import actions
 from django_delayq.core import actors
+from django_delayq.core.bounds import LENGTHS
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Failure
 from django_delayq.record.transitions import DueTimes
+from tests.support.commands import set_batch_size
 from tests.support.replica import REPLICA
 from tests.support.steps import (
     TOPIC,
@@ -277,7 +279,7 @@ def test_a_queryset_is_answered_by_the_count_per_verdict_that_was_foreseen() -> 
 
 @pytest.fixture
 def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actions, "MOVES_PER_TRANSACTION", 2)
+    set_batch_size(monkeypatch, 2, actions.Action.apply_in_batches)
 
 
 def waiting() -> QuerySet[Message]:
@@ -495,7 +497,7 @@ def test_the_log_names_the_actor() -> None:
 def test_a_very_long_name_of_an_actor_is_cut() -> None:
     with actors.acting_as("x" * 1000):
         id_ = due().pk
-    assert message(id_).transitions.get().actor == "x" * actors.LENGTH
+    assert message(id_).transitions.get().actor == "x" * LENGTHS.actor
 
 
 @pytest.mark.parametrize(

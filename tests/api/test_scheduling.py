@@ -287,17 +287,14 @@ def test_a_payload_that_the_caller_changes_later_stays_in_the_message_as_it_was(
     assert [message.payload for message in messages[1:]] == [given] * 3
 
 
-def test_many_messages_are_written_in_their_order_with_all_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduling, "INSERTED_TOGETHER", 20)
-    monkeypatch.setattr(scheduling, "COLLECTED_TOGETHER", 90)
-    monkeypatch.setattr(scheduling.ManyChecks, "_MOST_KINDS", 120)
+def test_many_messages_are_written_in_their_order_with_all_they_have() -> None:
     wanted: list[MessageDict] = [
         {"topic": TOPIC, "payload": number, "priority": number % 7, "delay": 60 + number} for number in range(203)
     ]
     wanted[5] |= {"key": "five", "expires": "1h", "retry": ["4m"], "max_attempts": 2, "headers": {"h": 1}}
     wanted[6] |= {"timeout": 0.5, "lease": "2m"}
     wanted[7] |= {"timeout": False}
-    returned = schedule_messages(wanted)
+    returned = scheduling.write_all(None, wanted, scheduling.Bulk(inserted=20, collected=90, kinds=120))
     assert [row.payload for row in returned] == list(range(203))
     assert len({row.pk for row in returned}) == 203
     written = Message.objects.in_bulk([row.pk for row in returned])

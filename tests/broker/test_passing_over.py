@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from django.db import connection
 
 from django_delayq import schedule_message, schedule_messages
+from django_delayq.broker import database
 from django_delayq.broker.base import Taken
 from django_delayq.broker.database import LOOK_AGAIN, DatabaseBroker
 from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.record import low_water
+from django_delayq.record.low_water import LowWater
 from django_delayq.record.sql.rows import ROWS_PASSED
 from tests.support.limits import DB, Declare, admit, succeed
 
@@ -25,7 +28,7 @@ LIMITED = 2 * ROWS_PASSED + 500
 def broker(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> DatabaseBroker:
     """A broker of a queue in which messages of a full limit come first."""
     # After the first looks none begins at the very beginning: on a slow machine that could be in the middle of a walk.
-    monkeypatch.setattr(low_water, "PARTS_OF_TIME", 1_000_000)
+    monkeypatch.setattr(database, "LowWater", partial(LowWater, parts=1_000_000))
     declare("l.one", limit=1)
     declare("l.free")
     first = schedule_message("l.one")

@@ -18,7 +18,7 @@ from django_delayq import extensions, pause_queue, schedule_messages
 from django_delayq.core.clock import to_tenths
 from django_delayq.extensions import Finding, Level
 from django_delayq.inspector.diagnostics import describe_holder
-from django_delayq.inspector.worker_list import MOST_WORKERS
+from django_delayq.inspector.numbers import CAPS
 from django_delayq.models import Message, Worker
 from django_delayq.project import conf
 from django_delayq.record import transitions
@@ -29,7 +29,7 @@ from tests.broker.bench import redis_broker
 from tests.support.commands import held, run, schedule
 from tests.support.limits import Declare, admit
 from tests.support.statements import count_statements
-from tests.support.transactions import unfinished
+from tests.support.transactions import make_snapshots_old, unfinished
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -226,10 +226,10 @@ def test_all_live_workers_are_counted_however_many_there_are() -> None:
     Worker.objects.update(queues=["mail"], topics=["t.ok"])
     now = timezone.now()
     Worker.objects.bulk_create(
-        Worker(name=f"w{number}", host="h", pid=number, started_at=now, seen_at=now) for number in range(MOST_WORKERS)
+        Worker(name=f"w{number}", host="h", pid=number, started_at=now, seen_at=now) for number in range(CAPS.workers)
     )
-    ran = run("delayq_check", "--min-workers", str(MOST_WORKERS + 1))
-    assert (ran.code, f"Workers: {MOST_WORKERS + 1} alive\n" in ran.out) == (0, True)
+    ran = run("delayq_check", "--min-workers", str(CAPS.workers + 1))
+    assert (ran.code, f"Workers: {CAPS.workers + 1} alive\n" in ran.out) == (0, True)
     # One of them serves the queue, and was seen before the others.
     assert "no worker serves" not in ran.out
 
@@ -321,7 +321,7 @@ def test_an_old_snapshot_is_a_warning_that_names_its_process_and_application(mon
 
     with unfinished(hold):
         assert levels()["Snapshots"] == "ok"
-        monkeypatch.setattr("django_delayq.record.sql.holders.OLD", 0.0)
+        make_snapshots_old(monkeypatch)
         ran = run("delayq_check")
         assert (ran.code, levels()["Snapshots"]) == (0, "warn")
         assert f"the transaction of pid {pids[0]} (monthly report) is " in ran.out

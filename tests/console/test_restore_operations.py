@@ -27,7 +27,6 @@ from django_delayq.management import _common as common
 from django_delayq.models import Message, Queue, Transition
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Ticket
-from django_delayq.restore import engine
 from django_delayq.restore.engine import Restore
 from django_delayq.restore.horizon import ensure_horizon
 from django_delayq.restore.selection import Overdue, Selection
@@ -35,7 +34,7 @@ from django_delayq.worker.shared.broker_switch import BrokerSwitch
 from django_delayq.worker.upkeep.loader import Loader, _ObservedLoad
 from django_delayq.worker.upkeep.upkeep_tuning import UpkeepTuning
 from testproject.servers import RedisServer
-from tests.support.commands import broker, due_tenths, held, run, schedule
+from tests.support.commands import broker, due_tenths, held, run, schedule, set_batch_size
 from tests.support.processes import Start
 from tests.support.record_of import states
 from tests.support.workers import eventually
@@ -171,7 +170,7 @@ def test_a_restore_with_a_spread_lets_no_overdue_message_run_at_once(start: Star
 
 
 def test_a_spread_in_many_steps_is_even(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "MOVES_PER_TRANSACTION", 3)
+    set_batch_size(monkeypatch, 3, Restore.__init__)
     overdue(12)
     operation = begin(Selection(), Overdue.SPREAD, 1200.0)
     for steps in range(1, 4):
@@ -185,7 +184,7 @@ def test_a_spread_in_many_steps_is_even(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("is_stopped", [True, False], ids=["stopped", "without workers"])
 def test_a_spread_that_stood_still_goes_on_from_now(monkeypatch: pytest.MonkeyPatch, *, is_stopped: bool) -> None:
-    monkeypatch.setattr(engine, "MOVES_PER_TRANSACTION", 2)
+    set_batch_size(monkeypatch, 2, Restore.__init__)
     overdue(10)
     schedule(2)
     operation = begin(Selection(), Overdue.SPREAD, 600.0)

@@ -44,7 +44,7 @@ from tests.support.forks import forked
 from tests.support.limits import Declare, admit
 from tests.support.metrics import Samples, samples, scrape
 from tests.support.processes import Start
-from tests.support.transactions import lock_table, unfinished
+from tests.support.transactions import lock_table, make_snapshots_old, unfinished
 from tests.support.workers import PATIENCE, eventually
 
 
@@ -394,7 +394,7 @@ def test_a_gauge_names_the_holder_of_an_old_snapshot(monkeypatch: pytest.MonkeyP
 
     with unfinished(hold):
         assert not any("report" in name for name in named())
-        monkeypatch.setattr("django_delayq.record.sql.holders.OLD", 0.0)
+        make_snapshots_old(monkeypatch)
         (name,) = named()
         assert "kind=transaction" in name
         assert "owner=report" in name

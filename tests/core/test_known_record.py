@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from django_delayq.core import in_tests, known_record
+from django_delayq.core import in_tests
 from django_delayq.core.known_record import RecordClock
 
 HOUR = 3600.0
@@ -73,12 +73,13 @@ def test_a_slow_answer_corrects_it_no_farther_than_a_quick_one_allows(known: Rec
 
 
 def test_it_is_no_longer_sure_when_the_record_has_not_answered_for_long(
-    known: RecordClock, monkeypatch: pytest.MonkeyPatch
+    known: RecordClock,
 ) -> None:
-    known.learn(time.monotonic(), shown(0.0))
+    forgetful = RecordClock(sure_for=0.0)
+    for clock in (known, forgetful):
+        clock.learn(time.monotonic(), shown(0.0))
     assert known.is_sure
-    monkeypatch.setattr(known_record, "SURE_FOR", 0.0)
-    assert not known.is_sure
+    assert not forgetful.is_sure
 
 
 def test_the_clock_of_a_test_teaches_it_nothing(known: RecordClock, monkeypatch: pytest.MonkeyPatch) -> None:

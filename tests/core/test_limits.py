@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_delayq import handler
-from django_delayq.core.bounds import KEY_LENGTH, TOPIC_LENGTH
+from django_delayq.core.bounds import LENGTHS
 from django_delayq.core.limits import (
     LEAD,
-    NAME_LENGTH,
     PUNCTUAL,
     ROUNDING,
     Limit,
@@ -77,7 +76,7 @@ def test_impossible_limits_of_queues_are_a_problem_of_the_settings(limits: Any) 
 
 
 def test_the_longest_name_of_a_limit_fits_its_column() -> None:
-    assert len(topic_name("t" * TOPIC_LENGTH, "k" * KEY_LENGTH)) <= NAME_LENGTH
+    assert len(topic_name("t" * LENGTHS.topic, "k" * LENGTHS.key)) <= LENGTHS.limit
 
 
 @given(

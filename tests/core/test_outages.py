@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import pytest
-
-from django_delayq.core import outages
 from django_delayq.core.outages import Outage
 
 CLOSED, REFUSED = OSError("server closed the connection"), OSError("FATAL: password of user 'shop' refused")
@@ -17,8 +14,8 @@ def test_the_first_error_and_each_that_takes_its_place_are_news() -> None:
     assert outage.is_news(CLOSED)
 
 
-def test_errors_that_take_turns_are_told_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_that_take_turns_are_told_once_a_minute() -> None:
     outage = Outage()
     assert [outage.is_news(error) for error in [CLOSED, REFUSED] * 5] == [True, True] + [False] * 8
-    monkeypatch.setattr(outages, "TOLD_AGAIN_AFTER", 0.0)
+    outage = Outage(told_again_after=0.0)
     assert [outage.is_news(error) for error in [CLOSED, CLOSED, REFUSED]] == [True, False, True]

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_delayq.core.bounds import KIND_LENGTH
-from django_delayq.core.outcomes import TEXT_LIMIT, error_kind, storable
+from django_delayq.core.bounds import LENGTHS
+from django_delayq.core.outcomes import error_kind, storable
 
 
 def test_plain_text_is_left_alone() -> None:
@@ -23,7 +23,7 @@ def test_characters_that_no_database_takes_are_replaced(wrong: str) -> None:
 
 def test_the_beginning_and_the_end_of_a_long_text_remain() -> None:
     text = storable("first" + "x" * 1_000_000 + "last")
-    assert len(text) <= TEXT_LIMIT
+    assert len(text) <= LENGTHS.text
     assert text.startswith("first")
     assert text.endswith("last")
     assert "[...]" in text
@@ -39,5 +39,5 @@ def test_any_text_becomes_storable_within_the_limit(text: str, limit: int) -> No
 
 
 def test_an_error_kind_is_short_and_empty_without_an_error() -> None:
-    assert len(error_kind("Error: " + "x " * 10_000)) == KIND_LENGTH
+    assert len(error_kind("Error: " + "x " * 10_000)) == LENGTHS.kind
     assert error_kind("") == ""

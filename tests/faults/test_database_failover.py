@@ -19,6 +19,7 @@ from tests.support.commands import run
 from tests.support.processes import Start
 from tests.support.proxy import Proxy
 from tests.support.record_of import effects_per_message, is_early, once_each, states
+from tests.support.transactions import make_snapshots_old
 from tests.support.workers import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -139,7 +140,7 @@ def test_a_check_says_that_a_standby_takes_no_writes_and_names_its_slot_when_it_
     # What it needed is kept until it comes back.
     schedule_messages({"topic": "t.tx", "delay": 60} for _ in range(2))
     assert named_holders().startswith("OK ")
-    monkeypatch.setattr("django_delayq.record.sql.holders.OLD_TRANSACTIONS", 1)
+    make_snapshots_old(monkeypatch)
     found = named_holders()
     assert f"the replication slot {slot} is " in found
     assert f"the prepared transaction {prepared} ({postgres_server.user}) is " in found

@@ -652,7 +652,7 @@ class Machine(RuleBasedStateMachine):
 @pytest.mark.timeout(0)
 def test_whatever_happens_every_message_ends_and_nothing_happens_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     # The server of the tests has just been started, and the grace after a restart must not apply.
-    monkeypatch.setattr("django_delayq.record.crashes.GRACE_AFTER_RESTART", 0.0)
+    monkeypatch.setattr(crashes, "may_reap", lambda _using: True)
     with override_settings(DELAYQ={"REDIS": None, "LIMITS": {QUEUE: {"limit": LIMIT}}}):
         run_state_machine_as_test(
             Machine,

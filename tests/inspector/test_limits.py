@@ -11,9 +11,9 @@ import pytest
 from django_delayq import reschedule_message, schedule_message, schedule_messages
 from django_delayq.core.findings import Finding, Level
 from django_delayq.core.states import State
-from django_delayq.inspector import diagnostics, stats, waiting
+from django_delayq.inspector import diagnostics, stats
 from django_delayq.inspector.diagnostics import Thresholds
-from django_delayq.inspector.numbers import Capped
+from django_delayq.inspector.numbers import CAPS, Capped, Caps
 from django_delayq.inspector.stats import take_snapshot
 from django_delayq.models import Message, Worker
 from django_delayq.record import admission, transitions
@@ -45,9 +45,10 @@ def delayq() -> Iterator[Delayq]:
         yield helper
 
 
-def findings(name: str = "Limited", **terms: Any) -> list[Finding]:
+def findings(caps: Caps = CAPS, *, name: str = "Limited", **terms: Any) -> list[Finding]:
     """Return what a check finds under this name."""
-    return [each for each in diagnostics.check(DB, None, Thresholds(min_workers=0, **terms)) if each.name == name]
+    found = diagnostics.check(DB, None, Thresholds(min_workers=0, **terms), caps)
+    return [finding for finding in found if finding.name == name]
 
 
 def test_the_others_of_a_queue_with_limited_messages_are_ready_and_overdue(declare: Declare) -> None:
@@ -80,11 +81,11 @@ def test_what_no_worker_takes_is_overdue_soon_after_others_end(
         assert statements(DB).extend([LeaseRenewal(first.pk, 1, 120.0)], wait=False)
         delayq.travel(60)
     assert take_snapshot(DB).limited == Capped(2)
-    assert findings("Overdue") == [Finding("Overdue", Level.OK, "none")]
+    assert findings(name="Overdue") == [Finding("Overdue", Level.OK, "none")]
     delayq.travel(70)
     seen = take_snapshot(DB)
     assert (seen.limited, seen.overdue) == (Capped(0), Capped(2))
-    [found] = findings("Overdue")
+    [found] = findings(name="Overdue")
     assert found.level == Level.CRITICAL
     assert found.detail.startswith(f"message {waiting[0].pk} ")
 
@@ -110,34 +111,31 @@ def test_a_message_that_is_rescheduled_long_after_its_delivery_keeps_no_place(de
     assert take_snapshot(DB).limited == Capped(0)
 
 
-def test_an_overdue_message_behind_many_limited_is_found(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "ROWS_READ", 3)
+def test_an_overdue_message_behind_many_limited_is_found(declare: Declare) -> None:
     declare("l.one", limit=1)
     fill("l.one", 8, timedelta(hours=2))
     fill("l.one", 5)
     free = schedule_message("l.free")
     Message._base_manager.filter(pk=free.pk).update(due_at=transitions.now(DB) - timedelta(hours=1))
-    queue = take_snapshot(DB).queues["default"]
+    queue = take_snapshot(DB, Caps(rows=3)).queues["default"]
     assert queue.limited == Capped(3, more=True)
     assert queue.oldest_overdue == Message.objects.get(pk=free.pk).due_at
     # At least: as far as one has looked, the others wait for the limit.
     assert (queue.overdue, queue.ready) == (Capped(1, more=True), Capped(0, more=True))
 
 
-def test_limited_behind_many_overdue_ones_are_not_overdue(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "ROWS_READ", 3)
+def test_limited_behind_many_overdue_ones_are_not_overdue(declare: Declare) -> None:
     declare("l.one", limit=1)
     fill("l.one", 9, timedelta(hours=2))
     schedule_messages([{"topic": "l.free"}] * 3)
     Message._base_manager.filter(topic="l.free").update(due_at=transitions.now(DB) - timedelta(hours=3))
-    assert take_snapshot(DB).overdue == Capped(3, more=True)
+    assert take_snapshot(DB, Caps(rows=3)).overdue == Capped(3, more=True)
 
 
-def test_lines_beyond_the_cap_are_at_least_so_long(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_beyond_the_cap_are_at_least_so_long(declare: Declare) -> None:
     declare("l.one", limit=1)
-    monkeypatch.setattr(waiting, "ROWS_READ", 4)
     fill("l.one", 7, limit_key="a")
-    (line,) = stats.longest_lines(DB, 5).longest
+    (line,) = stats.longest_lines(DB, 5, Caps(rows=4)).longest
     assert line.waiting == Capped(4, more=True)
 
 
@@ -183,15 +181,16 @@ def test_a_check_tells_of_messages_that_wait_long(declare: Declare) -> None:
     assert all(each.level != Level.CRITICAL for each in diagnostics.check(DB, None, Thresholds(min_workers=0)))
 
 
-def test_what_waits_longest_is_told_behind_longer_lines(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (diagnostics, stats):
-        monkeypatch.setattr(module, "LINES_READ", 1)
+def test_what_waits_longest_is_told_behind_longer_lines(declare: Declare) -> None:
+    few = Caps(lines=1)
     declare("l.one", limit=1)
     fill("l.one", 3, limit_key="busy")
     fill("l.one", 1, limit_key="stuck")
     fill("l.one", 1, timedelta(days=2), limit_key="stuck")
-    [found] = findings()
+    [found] = findings(few)
     assert found.detail == f"1 wait for {LINE} key stuck (1 of 1 run), the oldest for 2 d"
+    [oldest] = stats.collect(DB, None, few).lines.oldest
+    assert oldest.name == f"{LINE} key stuck"
     assert "Limited      3 before 2 limits, the oldest for 2 d" in run("delayq_stats").out
 
 

@@ -14,9 +14,7 @@ from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message
 from django_delayq.record import crashes, transitions
 from django_delayq.record.crashes import (
-    MAX_CRASHES,
-    SUSPECT_CRASHES,
-    WORKERS_PER_CRASH,
+    RULES,
     Death,
     judge,
     mark_alone,
@@ -54,8 +52,8 @@ def vanish(pk: int, *, alone: bool = False) -> State:
 
 
 def test_a_message_stays_away_for_longer_with_each_crash_alone() -> None:
-    retreats = [judge(number, was_alone=True, by_kill=True).retreat for number in (1, 2, 3, 4)]
-    assert retreats == [0.0, 1.0, 2.0, 4.0]
+    delays = [judge(number, was_alone=True, by_kill=True).delay for number in (1, 2, 3, 4)]
+    assert delays == [0.0, 1.0, 2.0, 4.0]
 
 
 @given(
@@ -71,7 +69,7 @@ def test_poison_is_dead_after_a_bounded_number_of_deaths_and_nothing_else_is(
     crashes = dict.fromkeys(range(len(poisonous)), 0)
     deaths = 0
     while poison := [pk for pk in crashes if poisonous[pk]]:
-        suspects = [pk for pk, count in crashes.items() if count >= SUSPECT_CRASHES]
+        suspects = [pk for pk, count in crashes.items() if count >= RULES.suspect]
         if suspects and (set(poison) <= set(suspects) or data.draw(st.booleans())):
             running = {data.draw(st.sampled_from(suspects))}
         else:
@@ -88,7 +86,7 @@ def test_poison_is_dead_after_a_bounded_number_of_deaths_and_nothing_else_is(
             if judgement.is_dead:
                 assert poisonous[pk]
                 del crashes[pk]
-    assert deaths <= sum(poisonous) * (MAX_CRASHES + SUSPECT_CRASHES)
+    assert deaths <= sum(poisonous) * (RULES.dead + RULES.suspect)
 
 
 # --- the record -------------------------------------------------------------------------------------------------------
@@ -108,7 +106,7 @@ def test_messages_that_always_ran_beside_others_never_become_dead() -> None:
     for _death in range(8):
         run(ids)
         assert set(die().values()) == {State.SCHEDULED}
-    assert {message(pk).crashes for pk in ids} == {SUSPECT_CRASHES}
+    assert {message(pk).crashes for pk in ids} == {RULES.suspect}
 
 
 def test_a_message_that_crashed_its_process_alone_is_dead_with_a_reason() -> None:
@@ -131,7 +129,7 @@ def test_a_message_that_crashed_alone_lets_others_go_first() -> None:
         before = transitions.now("default")
         die(death=Death(by_kill=True))
         assert message(pk).crashes == crash
-        assert (message(pk).due_at > before) == (crash >= SUSPECT_CRASHES)
+        assert (message(pk).due_at > before) == (crash >= RULES.suspect)
     run([pk])
     assert die(death=Death(by_kill=True)) == {pk: State.DEAD}
 
@@ -147,12 +145,12 @@ def test_reported_failures_do_not_count_as_crashes() -> None:
 
 def test_a_requeue_excuses_the_crashes_and_counts_the_attempts_anew() -> None:
     pk = due().pk
-    for _death in range(MAX_CRASHES):
+    for _death in range(RULES.dead):
         run([pk])
         die()
     assert requeue_message(pk)
     now = message(pk)
-    assert (now.attempts, now.crashes, now.deliveries) == (0, 0, MAX_CRASHES)
+    assert (now.attempts, now.crashes, now.deliveries) == (0, 0, RULES.dead)
     run([pk])
     assert die() == {pk: State.SCHEDULED}
 
@@ -166,15 +164,15 @@ def test_the_death_of_all_processes_accuses_nobody() -> None:
 
 def test_the_deaths_of_whole_workers_make_a_suspect_late_and_never_kill_a_message_that_ran_beside_others() -> None:
     pk = due().pk
-    for number in range(1, 5 * WORKERS_PER_CRASH):
+    for number in range(1, 5 * RULES.deaths_of_workers):
         assert vanish(pk) == State.SCHEDULED
-        assert message(pk).crashes == min(number // WORKERS_PER_CRASH, SUSPECT_CRASHES)
+        assert message(pk).crashes == min(number // RULES.deaths_of_workers, RULES.suspect)
 
 
 def test_a_message_that_kills_its_whole_worker_again_and_again_is_dead_in_the_end() -> None:
     pk = due().pk
-    ends = [vanish(pk, alone=message(pk).crashes >= SUSPECT_CRASHES) for _ in range(5 * WORKERS_PER_CRASH)]
-    assert [number for number, end in enumerate(ends, 1) if end == State.DEAD] == [5 * WORKERS_PER_CRASH]
+    ends = [vanish(pk, alone=message(pk).crashes >= RULES.suspect) for _ in range(5 * RULES.deaths_of_workers)]
+    assert [number for number, end in enumerate(ends, 1) if end == State.DEAD] == [5 * RULES.deaths_of_workers]
 
 
 def test_a_message_is_marked_as_alone_only_by_its_present_delivery() -> None:

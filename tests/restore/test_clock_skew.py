@@ -19,7 +19,7 @@ from django_delayq import schedule_message
 from django_delayq.broker import RedisBroker, index, publisher
 from django_delayq.broker.base import Entry
 from django_delayq.core.clock import SECOND, to_tenths
-from django_delayq.core.known_record import SURE_FOR, record_clock
+from django_delayq.core.known_record import CLOCK_OFF, record_clock
 from django_delayq.core.states import State
 from django_delayq.models import Message
 from django_delayq.record import transitions
@@ -133,7 +133,7 @@ def test_a_worker_that_is_not_sure_of_the_time_asks_and_a_publisher_does_not(wor
     assert not record_clock(DB).is_sure
     asked = asking.now_tenths()
     assert record_clock(DB).is_sure
-    assert abs(asked - to_tenths(transitions.now(DB))) < SURE_FOR * SECOND
+    assert abs(asked - to_tenths(transitions.now(DB))) < CLOCK_OFF * SECOND
     asking.close()
     publishing.close()
 

@@ -16,7 +16,7 @@ Run a worker
 
 Races, and what goes wrong
     ``together``: threads with connections of their own that begin at the same moment
-    ``transactions``: transactions and table locks that stay open as long as a test needs them
+    ``transactions``: transactions and table locks that stay open as long as a test needs them, or look old
     ``failpoints``: named places in the code at which a process dies, freezes, waits or fails
     ``proxy``: a bad network before a server; ``tls``: a certificate authority and a TLS front
     ``names`` and ``names_settings``: a name server that says nothing; ``many_files_settings``: many open files

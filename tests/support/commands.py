@@ -63,6 +63,12 @@ class Ran:
         return json.loads(self.out)
 
 
+def set_batch_size(patch: pytest.MonkeyPatch, number: int, *functions: Any) -> None:
+    """Have these functions work in batches of this size where their caller does not choose one."""
+    for function in functions:
+        patch.setitem(function.__kwdefaults__, "batch_size", number)
+
+
 def run(*words: str, batch_size: int | None = None) -> Ran:
     """Call a command, and return its output with the exit code that a shell would see.
 
@@ -72,9 +78,8 @@ def run(*words: str, batch_size: int | None = None) -> Ran:
     code = 0
     try:
         with pytest.MonkeyPatch.context() as patch:
-            for defaults in (Restore.__init__.__kwdefaults__, purge.__kwdefaults__) if batch_size else ():
-                assert defaults is not None
-                patch.setitem(defaults, "batch_size", batch_size)
+            if batch_size is not None:
+                set_batch_size(patch, batch_size, Restore.__init__, purge)
             call_command(*words, stdout=out, stderr=err, no_color=True)
     except CommandError as error:
         err.write(str(error))

@@ -6,8 +6,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import pytest
 from django.db import connection, connections, transaction
 
+from django_delayq.record.sql import statements
+from django_delayq.record.sql.holders import OLD, Holder
 from tests.support.workers import PATIENCE
 
 
@@ -46,3 +49,14 @@ def waits_for_a_lock(pid: int | None = None) -> bool:
     with connection.cursor() as cursor:
         cursor.execute("SELECT EXISTS (SELECT FROM pg_locks WHERE pid = coalesce(%s, pid) AND NOT granted)", [pid])
         return bool(cursor.fetchone()[0])
+
+
+def make_snapshots_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the record report each snapshot as one that a million transactions have followed."""
+    record = statements("default")
+    found = record.snapshot_holders
+
+    def aged() -> list[Holder]:
+        return [holder._replace(transactions=OLD.transactions + holder.transactions) for holder in found() or []]
+
+    monkeypatch.setattr(record, "snapshot_holders", aged)

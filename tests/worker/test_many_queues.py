@@ -149,17 +149,14 @@ def test_a_sweep_costs_nobody_else_a_put(upkeep: Upkeep, caplog: pytest.LogCaptu
 
 
 @pytest.mark.parametrize("head", [1, 3, 50])
-def test_messages_of_many_queues_are_read_in_the_order_of_their_due_times(
-    head: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reading, "HEAD", head)
-    monkeypatch.setattr(reading, "QUEUES_PER_QUERY", 7)
+def test_messages_of_many_queues_are_read_in_the_order_of_their_due_times(head: int) -> None:
+    sizes = reading.Pages(head, queues=7)
     messages = [*schedule(5), *schedule_messages({"topic": TOPIC, "queue": QUEUES[3], "delay": 60} for _ in range(90))]
     Message._base_manager.filter(pk__in=[message.pk for message in messages[-40:]]).update(due_at=messages[200].due_at)
     end = timezone.now() + timedelta(seconds=3600)
 
     def read(**bounds: Any) -> list[int]:
-        pages = list(reading.merged(DB, QUEUES, end=end, limit=100, **bounds))
+        pages = list(reading.merged(DB, QUEUES, end=end, limit=100, pages=sizes, **bounds))
         assert all(page.size == 100 for page in pages[:-1])
         for before, after in pairwise(pages):
             assert before.end < (after.first, 2**63)
@@ -187,8 +184,9 @@ def filled(monkeypatch: pytest.MonkeyPatch) -> list[set[int]]:
     filling = RedisBroker.fill
     monkeypatch.setattr(RedisBroker, "fill", fill)
     for read in (reading.merged, reading.in_turn):
-        monkeypatch.setattr(read, "__kwdefaults__", {**(read.__kwdefaults__ or {}), "limit": 50})
-    monkeypatch.setattr(reading, "HEAD", 20)
+        monkeypatch.setattr(
+            read, "__kwdefaults__", {**(read.__kwdefaults__ or {}), "limit": 50, "pages": reading.Pages(head=20)}
+        )
     return calls
 
 

@@ -160,7 +160,6 @@ def test_a_paused_message_can_be_cancelled_and_expires() -> None:
 
 @pytest.mark.postgresql("needs claims side by side")
 def test_a_pause_returns_when_the_claims_that_do_not_know_of_it_are_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pausing, "WAIT_FOR_CLAIMS", 30.0)
     (message,) = due()
     with unfinished(lambda: claim(message)) as go:
         seen: list[str] = []
@@ -174,17 +173,16 @@ def test_a_pause_returns_when_the_claims_that_do_not_know_of_it_are_over(monkeyp
             return found
 
         monkeypatch.setattr(statements("default"), "claims_under_way", count_and_release)
-        pause_queue(QUEUE)
+        pausing.pause(DB, QUEUE, patience=PATIENCE)
     assert seen[:3] == [State.SCHEDULED] * 3
     assert Message.objects.get(pk=message.pk).state == State.RUNNING
 
 
 @pytest.mark.postgresql("needs claims side by side")
-def test_a_pause_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pausing, "WAIT_FOR_CLAIMS", 0.05)
+def test_a_pause_does_not_wait_for_ever() -> None:
     (message,) = due()
     with unfinished(lambda: claim(message)):
-        pause_queue(QUEUE)
+        pausing.pause(DB, QUEUE, patience=0.05)
         assert pausing.paused(DB)
 
 
@@ -340,7 +338,6 @@ def test_a_place_that_a_pause_left_unused_is_free_after_it(
     assembled: Assemble, declare: Declare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The queue is paused when the worker has chosen, in its claim, who has the place. No look helps."""
-    monkeypatch.setattr(pausing, "WAIT_FOR_CLAIMS", 0.0)
     declare("l.one", limit=1)
     tuning = Tuning(look_interval=10 * PATIENCE, pause_check_interval=0.0)
     worker = assembled(2, queues=(QUEUE,), tuning=tuning)
@@ -348,7 +345,7 @@ def test_a_place_that_a_pause_left_unused_is_free_after_it(
     redis_of(worker.brokers).flush()
 
     def pause() -> None:
-        pause_queue(QUEUE)
+        pausing.pause(DB, QUEUE, patience=0.0)
         connections.close_all()
 
     def pause_meanwhile(place: str) -> None:

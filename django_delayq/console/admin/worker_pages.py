@@ -49,7 +49,7 @@ class WorkerAdmin(Page):
             "rows": self._rows(there, found) if there else [],
             "counts": [(health, LABELS[health], len(there.of(health))) for health in WorkerState] if there else [],
             "partial": partial,
-            "most": worker_list.MOST_RUNNING,
+            "most": sum(map(len, found.values())),
         }
 
     def _rows(self, there: WorkerList, running: dict[str, list[tuple[int, str]]]) -> list[SimpleNamespace]:

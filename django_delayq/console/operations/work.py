@@ -28,6 +28,7 @@ from ...api import actions, pausing
 from ...api.actions import Action
 from ...broker import RedisBroker, index
 from ...core import actors
+from ...core.bounds import LENGTHS
 from ...core.clock import NO_TIME
 from ...core.exceptions import BrokerUnavailable
 from ...core.outcomes import storable
@@ -461,7 +462,7 @@ class RestoreOperation(RestoreObserver):
 
     def __init__(self, start: RestoreStart) -> None:
         self.using = start.using
-        self.worker = f"{start.who}/{os.getpid()}/{secrets.token_hex(3)}"[: actors.LENGTH]
+        self.worker = f"{start.who}/{os.getpid()}/{secrets.token_hex(3)}"[: LENGTHS.actor]
         self._stop_requested = False
         self._done = 0
         self._total = start.total

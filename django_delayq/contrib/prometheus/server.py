@@ -31,6 +31,7 @@ from ...core.states import State
 from ...core.worker_options import Options
 from ...extensions import Service
 from ...inspector import stats
+from ...inspector.numbers import CAPS
 from ...inspector.stats import QueueSnapshot, Snapshot, take_snapshot
 from ...models import Message
 from ...project import conf
@@ -234,7 +235,7 @@ class Gauges:
         with statement_timeout(self.using, TIMEOUT_MS):
             snapshot = take_snapshot(self.using)
             paused = pausing.paused(self.using)
-            dead = stats.count_capped(Message.objects.using(self.using).filter(state=State.DEAD), stats.FINISHED_CAP)
+            dead = stats.count_capped(Message.objects.using(self.using).filter(state=State.DEAD), CAPS.rows)
             alive = stats.alive(self.using, snapshot.at)
             holders = oldest(statements(self.using).snapshot_holders() or [])
         return [

@@ -15,23 +15,22 @@ from ...core.clock import iso
 from ...core.durations import brief
 from ...extensions import StatisticsSection
 from ...inspector import stats
+from ...inspector.numbers import CAPS
 from ...inspector.stats import Lateness, LimitState, QueueInRedis, QueueSnapshot, RedisStats, Stats, limit_facts
 from ...models import Queue
 from ...models.workers import WorkerState, state_of
 from ...record.sql.sessions import without_jit
 from .. import _common as common
 
-# Workers that the text shows; --json shows all.
-WORKERS_SHOWN = 8
-# The longest lines before limits that the text shows.
-LINES_SHOWN = 8
+# The workers, and the longest lines before limits, that the text shows; --json shows all.
+SHOWN = 8
 
 
 class Command(common.DelayqCommand):
     help = (
         "Show how many messages are in each state, how many are overdue, which queues are paused, when the next one "
         "falls due, how late messages start, the workers and Redis. The command is fast on a table of any size: only "
-        f"the last {stats.FINISHED_CAP:,} finished messages are counted, and a + after a number means that there are "
+        f"the last {CAPS.rows:,} finished messages are counted, and a + after a number means that there are "
         "more. It works while Redis is away."
     )
 
@@ -97,7 +96,7 @@ def _limits(found: Stats) -> Iterator[str]:
         return
     age = brief(found.lines.oldest[0].waited(found.at))
     yield f"Limited      {found.snapshot.limited} before {found.lines.number} limits, the oldest for {age}"
-    for line in found.lines.longest[:LINES_SHOWN]:
+    for line in found.lines.longest[:SHOWN]:
         yield f"  {line.name}: {_limit_line(line, found.at)}"
 
 
@@ -118,12 +117,12 @@ def _alive(found: Stats) -> int:
 
 def _workers(found: Stats) -> Iterator[str]:
     rows = found.workers.workers
-    for worker in rows[:WORKERS_SHOWN]:
+    for worker in rows[:SHOWN]:
         seen = brief(max(0.0, (found.at - worker.seen_at).total_seconds()))
         state = state_of(worker, found.at).value
         yield f"  {state:<6} {worker.name}  {', '.join(map(str, worker.queues))}  last heartbeat {seen} ago"
-    if len(rows) > WORKERS_SHOWN:
-        yield f"  and {len(rows) - WORKERS_SHOWN} more"
+    if len(rows) > SHOWN:
+        yield f"  and {len(rows) - SHOWN} more"
 
 
 def _redis_line(redis: RedisStats) -> str:

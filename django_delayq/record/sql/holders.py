@@ -4,11 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-# A snapshot counts as old from this age on; younger ones are normal. Seconds.
-OLD = 300.0
-# A replication slot has no age in time: it counts as old after this number of transactions since its snapshot.
-OLD_TRANSACTIONS = 1_000_000
-
 # A session that has written, and holds no snapshot at the moment, keeps as much as one that holds one since then.
 # Sessions and prepared transactions of other databases keep nothing here; slots and standbys do.
 HOLDERS = """
@@ -41,11 +36,22 @@ class Holder(NamedTuple):
     transactions: int
 
 
-def oldest(holders: list[Holder]) -> list[Holder]:
+class Age(NamedTuple):
+    """The age from which on a snapshot counts as old; younger ones are normal."""
+
+    seconds: float = 300.0
+    # Transactions since the snapshot: a replication slot has no age in time.
+    transactions: int = 1_000_000
+
+
+OLD = Age()
+
+
+def oldest(holders: list[Holder], old: Age = OLD) -> list[Holder]:
     """Return the oldest of each kind, if it is old."""
     first: dict[str, Holder] = {}
     for holder in holders:
         # The dead rows that it keeps may slow searches down.
-        if (holder.seconds or 0.0) >= OLD or holder.transactions >= OLD_TRANSACTIONS:
+        if (holder.seconds or 0.0) >= old.seconds or holder.transactions >= old.transactions:
             first.setdefault(holder.kind, holder)
     return [*first.values()]

@@ -20,7 +20,7 @@ from .rows import Claimed, Claiming
 # Locks that the names of all limits share: the server's table of locks has room for some thousands.
 STRIPES = 64
 # The first of the two numbers that name an advisory lock of this package in PostgreSQL; the second is the stripe.
-LOCKS = 0x64656C71
+LOCKS = int.from_bytes(b"delq")
 # A process that freezes in a transaction would keep all others from these limits: the server ends its session.
 LONGEST_PAUSE = "5s"
 

@@ -9,7 +9,7 @@ travel as parameters only.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import cache
 from itertools import chain
 from typing import Any, cast
@@ -19,7 +19,7 @@ from django.core.exceptions import EmptyResultSet
 from django.db import connections
 from django.db.models import QuerySet
 
-from ...core.clock import ceil_tenth
+from ...core.clock import MICROSECOND, ceil_tenth
 from ...core.known_record import known_identity, learn_identity
 from ...models import Message
 from ...models.messages import HOLDS_KEY, IN_THE_WAY, WAITS_AGAIN
@@ -194,7 +194,6 @@ GIVEN = {
 # What decides how the statement reads.
 NAMED = (*GIVEN, "own")
 # The server gets spans as doubles: of whole microseconds up to 285 years these are exact.
-MICROSECOND = timedelta(microseconds=1)
 
 # A message that comes back from a delivery while this statement runs counts as one that came back later. One that waits
 # again is not in the way of what its handler schedules under its own key.

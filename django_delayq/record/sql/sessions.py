@@ -15,12 +15,9 @@ from typing import Any
 from django.db import OperationalError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-# psycopg's transaction_status while no transaction is open.
-IDLE = 0
-# psycopg's transaction_status while a statement has no answer yet.
-ACTIVE = 1
-# psycopg's transaction_status after a statement has failed: only a rollback is possible.
-FAILED = 3
+# psycopg's transaction_status: no transaction is open; a statement has no answer yet; a transaction is open; one of its
+# statements has failed, and only a rollback is possible.
+IDLE, ACTIVE, OPEN, FAILED = range(4)
 # psycopg's number for this level of isolation.
 READ_COMMITTED = 2
 # A pooler makes up the process id that it tells its clients: it has no process for each of them.

@@ -22,9 +22,9 @@ from django.db import connections
 
 from ... import middleware, signals
 from ...core import actors, failpoints, retry
+from ...core.bounds import LENGTHS
 from ...core.exceptions import HandlerTimeout, InvalidMessage, MessageCancelled, Superseded
 from ...core.outcomes import (
-    TRACEBACK_LIMIT,
     Ack,
     GiveUp,
     Outcome,
@@ -317,7 +317,7 @@ def outcome_of(delivery: Delivery, error: BaseException) -> Outcome:
 
 def _failure(delivery: Delivery, error: BaseException, text: str = "") -> Outcome:
     described = storable(f"{type(error).__name__}: {text or _text(error)}")
-    trace = storable("".join(_trace(error)), TRACEBACK_LIMIT)
+    trace = storable("".join(_trace(error)), LENGTHS.traceback)
     try:
         delay = delivery.policy.delay(delivery.attempt, error)
     except BaseException as raised:

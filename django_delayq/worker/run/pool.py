@@ -439,7 +439,7 @@ class Isolation:
 
     def is_suspect(self, delivery: Delivery) -> bool:
         """Return whether a message is to run alone."""
-        return delivery.crashes >= crashes.SUSPECT_CRASHES
+        return delivery.crashes >= crashes.RULES.suspect
 
     def admit(self, suspects: Sequence[Delivery]) -> None:
         """Let the first suspect wait here, unless another process has the right; release the others.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from django_delayq.console.statistics import throughput, upcoming
 from django_delayq.core import bounds, clock, in_tests
 from django_delayq.core.findings import Level
 from django_delayq.inspector import stats, worker_list
-from django_delayq.inspector.numbers import Capped, total
+from django_delayq.inspector.numbers import Capped, Caps, total
 from django_delayq.models import Message
 from django_delayq.record import transitions
 from testproject.servers import RedisServer
@@ -126,7 +127,7 @@ def test_a_message_that_is_due_but_not_overdue_is_ready(viewer: Client, monkeypa
 
 def test_the_tiles_count_up_to_a_cap() -> None:
     late(4)
-    found = stats.take_snapshot(samples.DB, cap=3)
+    found = stats.take_snapshot(samples.DB, Caps(counted=3))
     assert found.queues["default"].overdue == Capped(3, more=True)
     assert str(found.overdue) == "3+"
 
@@ -535,7 +536,7 @@ def test_a_worker_shows_what_it_runs_some_of_it(viewer: Client, monkeypatch: pyt
     assert row.running[0][1] == samples.change_url(messages[0])
     assert "and 2 more" in samples.text(page)
     panels.forget()
-    monkeypatch.setattr(worker_list, "MOST_RUNNING", 3)
+    monkeypatch.setattr(worker_list, "running", partial(worker_list.running, caps=Caps(running=3)))
     assert "Only 3 of the running messages" in samples.text(viewer.get(WORKERS))
 
 

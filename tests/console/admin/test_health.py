@@ -25,7 +25,7 @@ from django_delayq.record import transitions
 from django_delayq.restore.engine import Restore
 from testproject.servers import RedisServer
 from tests.support.commands import due_tenths, held
-from tests.support.transactions import unfinished, waits_for_a_lock
+from tests.support.transactions import make_snapshots_old, unfinished, waits_for_a_lock
 from tests.support.workers import PATIENCE, eventually
 
 from . import samples
@@ -81,7 +81,7 @@ def test_the_redis_of_another_database_is_told_and_not_shown_as_ours(viewer: Cli
 
 @pytest.mark.postgresql("SQLite keeps no rows for others")
 def test_the_holder_of_an_old_snapshot_is_named(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_delayq.record.sql.holders.OLD", 0.0)
+    make_snapshots_old(monkeypatch)
 
     def hold() -> None:
         with connection.cursor() as cursor:
