@@ -19,7 +19,7 @@ from .own_servers import own_servers
 PACKAGE = str(Path(__file__).resolve().parents[1] / "django_delayq")
 TOPIC = "bench.noop"
 # The threads of a worker that no message passes.
-OTHERS = ("delayq-upkeep", "delayq-timeout", "delayq-log", "delayq-turn-watch", "delayq-connect", "MainThread")
+OTHERS = ("delayq-upkeep", "delayq-timeout", "delayq-log", "delayq-baton-watch", "delayq-connect", "MainThread")
 
 
 class Trace:

@@ -28,13 +28,14 @@ assert min(len(PLACES), len(FILES)) > 20
 
 
 def names_in(path: Path) -> set[str]:
-    """The functions, classes, methods and constants of a module, methods with their class."""
+    """The functions, classes, methods, fields and constants of a module, methods and fields with their class."""
     names = set()
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             names.add(node.name)
         if isinstance(node, ast.ClassDef):
             names |= {f"{node.name}.{one.name}" for one in node.body if isinstance(one, ast.FunctionDef)}
+            names |= {f"{node.name}.{ast.unparse(one.target)}" for one in node.body if isinstance(one, ast.AnnAssign)}
         if isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             names |= {target.id for target in targets if isinstance(target, ast.Name)}

@@ -226,7 +226,7 @@ def test_a_handler_that_gets_no_connection_has_not_failed_and_keeps_no_outcome_f
 def test_the_connection_of_a_handler_is_given_back_when_its_thread_is_idle(
     start: Start, gate: Gate, set_pace: Callable[[dict[str, float]], None], topic: str
 ) -> None:
-    set_pace({"connections.IDLE_CLOSED_AFTER": 0.5})
+    set_pace({"process.Parts.run_tuning.idle_closed_after": 0.5})
     start("--threads", "4")
     for _ in range(2):
         schedule_messages({"topic": topic, "payload": gate.payload} for _ in range(12))

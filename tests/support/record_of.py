@@ -12,7 +12,7 @@ from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
 from django_delayq.models.messages import LogRow
 from django_delayq.record import transitions
-from django_delayq.worker.run.pool import CLAIM_AHEAD
+from django_delayq.worker.run.run_tuning import RunTuning
 from tests.app.models import Effect
 from tests.support.workers import PATIENCE, eventually
 
@@ -77,7 +77,7 @@ def is_early(claim: Transition, *, clocks_differ: float = 0.0) -> bool:
     """
     if claim.ready_at is None:
         return claim.at < claim.due_at
-    ahead = timedelta(seconds=CLAIM_AHEAD + clocks_differ)
+    ahead = timedelta(seconds=RunTuning().claim_ahead + clocks_differ)
     return claim.ready_at < claim.due_at or claim.at < claim.due_at - ahead
 
 

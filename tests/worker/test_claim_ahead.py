@@ -20,7 +20,8 @@ from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Ticket
 from django_delayq.worker.claim.consumer import Consumer, due_in
 from django_delayq.worker.run.delivery import Delivery
-from django_delayq.worker.run.pool import NEAR, QUEUED_TIME, ClaimAhead, Pool
+from django_delayq.worker.run.pool import ClaimAhead, Pool
+from django_delayq.worker.run.run_tuning import RunTuning
 from tests.support.assembled import Assemble
 from tests.support.claims import last_move, state
 from tests.support.clocks import stopped_at
@@ -30,17 +31,17 @@ from tests.worker.bench import redis_of, running
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]
 
 DB = QUEUE = "default"
-# So many times what is usual that nothing depends on how long the test takes. Seconds.
+USUAL = RunTuning()
+# So much longer than usual that nothing depends on how long the test takes. Seconds.
 CLAIM_AHEAD = 10.0
 
 
 @pytest.fixture
-def consumer(loaded: None, assembled: Assemble, monkeypatch: pytest.MonkeyPatch) -> Consumer:
+def consumer(loaded: None, assembled: Assemble) -> Consumer:
     """A consumer with room for three messages, which asks in the middle of the time in which it may claim them."""
-    monkeypatch.setattr("django_delayq.worker.run.pool.TOGETHER", CLAIM_AHEAD / 2)
     # Nothing has run here, so handlers count as slow.
-    monkeypatch.setattr("django_delayq.worker.run.pool.NEAR", CLAIM_AHEAD)
-    return assembled(threads=3, claim_ahead=CLAIM_AHEAD).consumer
+    tuning = RunTuning(claim_ahead=CLAIM_AHEAD, claim_ahead_limited=CLAIM_AHEAD, together=CLAIM_AHEAD / 2)
+    return assembled(threads=3, run_tuning=tuning).consumer
 
 
 def due_soon(consumer: Consumer, seconds: float, number: int = 1, topic: str = "t.ok") -> list[Message]:
@@ -161,7 +162,7 @@ def claimed(due_in: float, **options: Any) -> Delivery:
 
 @pytest.fixture
 def pool(assembled: Assemble) -> Iterator[Pool]:
-    made = assembled(claim_ahead=CLAIM_AHEAD).pool
+    made = assembled(run_tuning=RunTuning(claim_ahead=CLAIM_AHEAD)).pool
     with running(made):
         yield made
 
@@ -204,12 +205,12 @@ def test_a_delivery_due_earlier_than_all_others_is_not_slept_through(pool: Pool)
 def test_a_delivery_that_falls_due_in_the_moment_of_a_shutdown_is_released(
     assembled: Assemble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool = assembled(claim_ahead=CLAIM_AHEAD).pool
+    pool = assembled(run_tuning=RunTuning(claim_ahead=CLAIM_AHEAD)).pool
     delivery = claimed(due_in=60)
     pool.submit([delivery])
 
     def begin_first() -> list[Delivery]:
-        pool.threads._queue.put(delivery)
+        pool.threads.enqueue(delivery)
         return []
 
     monkeypatch.setattr(pool.claim_ahead, "release", begin_first)
@@ -218,15 +219,15 @@ def test_a_delivery_that_falls_due_in_the_moment_of_a_shutdown_is_released(
 
 
 def test_a_delivery_waits_for_a_thread_only_once_it_is_due(assembled: Assemble) -> None:
-    pool = assembled(claim_ahead=CLAIM_AHEAD).pool
+    pool = assembled(run_tuning=RunTuning(claim_ahead=CLAIM_AHEAD, longest_queued=300)).pool
     early, due = claimed(due_in=600), claimed(due_in=0)
     pool.submit([early, due])
     early.queued_mono -= 400
-    pool.release_queued(300)
+    pool.threads.release_queued()
     assert pool.held() == [early, due]
     due.queued_mono -= 400
     due.due_mono -= 400
-    pool.release_queued(300)
+    pool.threads.release_queued()
     assert pool.held() == [early]
 
 
@@ -235,12 +236,12 @@ def test_a_delivery_waits_for_a_thread_only_once_it_is_due(assembled: Assemble) 
 
 @pytest.mark.parametrize(
     ("longest", "quick", "reach", "lead"),
-    [(10.0, True, 10.0, 9.995), (0.004, True, 0.004, 0.002), (0.5, False, NEAR, NEAR / 2), (0.0, False, 0.0, 0.0)],
+    [(10.0, True, 10.0, 9.995), (0.004, True, 0.004, 0.002), (0.5, False, 0.01, 0.005), (0.0, False, 0.0, 0.0)],
 )
 def test_the_lead_leaves_time_for_several_messages_and_slow_handlers_leave_threads_free(
     longest: float, quick: bool, reach: float, lead: float
 ) -> None:
-    claim_ahead = ClaimAhead(longest, lambda delivery: None)
+    claim_ahead = ClaimAhead(longest, lambda delivery: None, USUAL)
     assert claim_ahead.reach(quick=quick) == reach
     assert claim_ahead.lead(quick=quick) == pytest.approx(lead)
 
@@ -248,7 +249,7 @@ def test_the_lead_leaves_time_for_several_messages_and_slow_handlers_leave_threa
 def test_handlers_are_slow_until_they_turn_out_to_be_quick(assembled: Assemble) -> None:
     consumer = assembled(threads=2).consumer
     found = [consumer.wanted.are_quick]
-    for mean in (QUEUED_TIME, 1.1 * QUEUED_TIME):
+    for mean in (USUAL.queued_time, 1.1 * USUAL.queued_time):
         consumer.pool.threads._mean = mean
         found.append(consumer.wanted.are_quick)
     assert found == [False, True, False]
@@ -259,7 +260,7 @@ def test_a_message_that_may_have_a_limit_has_its_place_only_a_moment_early(
 ) -> None:
     assert assembled().consumer.claim_ahead.longest == 0.05
     monkeypatch.setattr("django_delayq.record.admission.any_declared", lambda: True)
-    assert assembled().consumer.claim_ahead.longest == NEAR
+    assert assembled().consumer.claim_ahead.longest == 0.01
 
 
 def test_a_delivery_claimed_ahead_is_late_when_it_begins_after_its_due_time() -> None:
@@ -275,7 +276,7 @@ def test_a_delivery_claimed_ahead_is_late_when_it_begins_after_its_due_time() ->
 def test_no_message_is_claimed_before_its_due_time_when_claiming_ahead_is_off(
     loaded: None, assembled: Assemble
 ) -> None:
-    consumer = assembled(threads=3, claim_ahead=0.0).consumer
+    consumer = assembled(threads=3, run_tuning=RunTuning(claim_ahead=0.0)).consumer
     (message,) = due_soon(consumer, 0.0001)
     assert 0 <= consumer.run_round() <= 0.0001
     assert (consumer.pool.held(), state(message)) == ([], State.SCHEDULED)

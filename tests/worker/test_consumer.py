@@ -26,7 +26,6 @@ from django_delayq.worker.claim.consumer import Consumer
 from django_delayq.worker.claim.queues import QueueFinder
 from django_delayq.worker.claim.tuning import Tuning
 from django_delayq.worker.processes.process import Parts
-from django_delayq.worker.run.pool import FIRST_WAIT
 from django_delayq.worker.run.recorder import LeaseRenewer
 from django_delayq.worker.shared.shared_state import ProcessLock
 from django_delayq.worker.upkeep.janitor import Janitor
@@ -95,7 +94,7 @@ def test_a_consumer_that_may_deliver_no_more_does_not_ask_again_and_again(assemb
     schedule_messages([{"topic": "t.ok"}] * 3)
     consumer.run_round()
     assert len(consumer.pool.held()) == 1
-    consumer.pool.threads._all_places = 3
+    consumer.pool.threads._all_slots = 3
     assert not consumer._may_go_on()
     assert consumer.run_round() > 0.5
 
@@ -113,7 +112,7 @@ def test_a_message_that_is_to_run_alone_waits_longer_each_time(assembled: Assemb
     waits = []
     for _time in range(3):
         consumer.run_round()
-        assert consumer.pool.isolated is not None
+        assert consumer.pool.recorder.held.isolated is not None
         waits.append(consumer.isolation.seconds_left)
         assert consumer.run_round() <= waits[-1]
         consumer.isolation._wait_ends = 0.0
@@ -121,7 +120,7 @@ def test_a_message_that_is_to_run_alone_waits_longer_each_time(assembled: Assemb
         assert recorder.flush(PATIENCE)
         assert Message.objects.get(pk=message.pk).due_at > transitions.now(DB)
         Message._base_manager.filter(pk=message.pk).update(due_at=message.due_at)
-    assert [round(seconds / FIRST_WAIT) for seconds in waits] == [1, 2, 4]
+    assert [round(seconds / consumer.pool.tuning.isolation_wait) for seconds in waits] == [1, 2, 4]
     consumer.pool.threads.held.remove(busy)
     with running(consumer.pool):
         consumer.run_round()
@@ -150,7 +149,7 @@ def test_a_message_that_is_cancelled_while_it_waits_to_run_alone_does_not_run(as
     parts.pool.threads.held.add(claimed("t.ok"))
     message = suspect("t.effect")
     parts.consumer.run_round()
-    waiting = parts.pool.isolated
+    waiting = parts.recorder.held.isolated
     assert waiting is not None
     cancel_message(message)
     eventually(lambda: waiting.cancel_requested, "the worker knows")
@@ -179,7 +178,7 @@ def test_an_async_handler_runs_alone_when_neither_a_thread_nor_the_loop_is_busy(
         consumer.run_round()
         for lane in (threads, loop):
             consumer.run_round()
-            assert parts.pool.isolated is not None
+            assert parts.recorder.held.isolated is not None
             (busy,) = lane.held.all()
             lane.held.remove(busy)
         consumer.run_round()

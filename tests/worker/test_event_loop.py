@@ -29,6 +29,7 @@ from django_delayq.worker.run.delivery import Delivery
 from django_delayq.worker.run.event_loop import EventLoop, LoopWatch
 from django_delayq.worker.run.pool import TimeoutWatch
 from django_delayq.worker.run.recorder import LeaseRenewer
+from django_delayq.worker.run.run_tuning import RunTuning
 from tests.app.handlers import leave
 from tests.app.models import Effect
 from tests.support import claims
@@ -184,7 +185,7 @@ def test_a_loop_that_runs_nothing_takes_on_no_more(parts: Parts, submit: Run) ->
         assert parts.pool.wait_idle(60)
         eventually(lambda: loop._pace_at is None, "the last appointment is over")
         parts.pool.submit(claims.claimed(TOPIC))
-    assert loop.places < 50
+    assert loop.slots < 50
 
 
 def test_a_process_without_async_handlers_has_no_event_loop(
@@ -422,11 +423,11 @@ def test_a_handler_that_blocks_the_loop_is_named_in_the_log_and_nothing_is_claim
 
     loop = loop_of(parts)
     watch = LoopWatch(loop)
-    assert loop.room > 0
+    assert loop.claimable > 0
     submit(block)
     assert blocking.wait(60)
-    eventually(lambda: loop.room == 0, "the appointment is missed")
-    assert loop.places > len(loop.held)
+    eventually(lambda: loop.claimable == 0, "the appointment is missed")
+    assert loop.slots > len(loop.held)
     watch.tick()
     watch.tick()
     assert not caplog.records
@@ -437,7 +438,7 @@ def test_a_handler_that_blocks_the_loop_is_named_in_the_log_and_nothing_is_claim
     assert f"The handler of topic {TOPIC} has blocked the event loop" in record.getMessage()
     assert "release.wait(60)" in record.getMessage()
     release.set()
-    eventually(lambda: loop.room > 0 and watch._answer.is_set(), "the loop goes on")
+    eventually(lambda: loop.claimable > 0 and watch._answer.is_set(), "the loop goes on")
     watch.tick()
     assert "The event loop goes on" in caplog.records[-1].getMessage()
 
@@ -446,7 +447,7 @@ def test_a_loop_that_is_busy_with_many_tasks_is_not_blocked(
     parts: Parts, submit: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watch = LoopWatch(loop_of(parts))
-    monkeypatch.setattr(event_loop, "SAME_STEP_AFTER", 0.0)
+    watch.tuning.blocked_after = 0.0
     watch._answer.clear()
     for _ in range(5):
         task: Any = object()
@@ -496,7 +497,7 @@ def test_without_its_table_of_executors_asgirefs_own_makes_the_sync_calls(run: R
 
 def test_nothing_is_left_of_the_threads_of_a_loop_that_has_ended() -> None:
     loop = asyncio.new_event_loop()
-    calls = sync_calls.SyncCalls(loop, 1)
+    calls = sync_calls.SyncCalls(loop, 1, RunTuning())
     before = len(SyncToAsync.context_to_thread_executor)
     context = contextvars.copy_context()
     context.run(calls.enter)
@@ -524,10 +525,8 @@ def test_the_async_orm_uses_a_few_connections_and_keeps_them(run: Run) -> None:
     assert len(used) == 2
 
 
-def test_an_async_iterator_goes_on_after_a_pause_and_the_connection_is_closed_later(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("django_delayq.worker.shared.connections.IDLE_CLOSED_AFTER", 0.02)
+def test_an_async_iterator_goes_on_after_a_pause_and_the_connection_is_closed_later(parts: Parts, run: Run) -> None:
+    parts.recorder.tuning.idle_closed_after = 0.02
     Effect.objects.bulk_create(Effect(message_id=number, delivery=1) for number in range(5))
     found, used = [], []
 
@@ -568,7 +567,7 @@ def test_a_dirty_connection_of_a_sync_call_is_closed_before_another_handler_gets
 def test_a_delivery_ends_only_when_its_sync_calls_have_ended(
     parts: Parts, submit: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_delayq.worker.run.pool.STUCK_AFTER", 0.1)
+    parts.pool.tuning.stuck_after = 0.1
     calling, release = threading.Event(), threading.Event()
     queued: list[int] = []
 
@@ -645,9 +644,8 @@ def test_a_function_with_worker_started_that_ends_badly_is_told(
         else:
             raise LookupError("no such client")
 
-    parts = assembled(2, tasks=50)
+    parts = assembled(2, tasks=50, run_tuning=RunTuning(loop_end_time=0.1 if hangs else 60.0))
     parts.pool.start()
-    monkeypatch.setattr(event_loop, "END_TIME", 0.1 if hangs else 60.0)
     parts.pool.stop()
     if hangs:
         ends.get(timeout=60)()

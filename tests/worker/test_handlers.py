@@ -125,7 +125,7 @@ def test_a_process_whose_interpreter_is_held_is_killed_and_its_messages_go_on(
 def test_handlers_that_have_all_threads_for_long_are_named_once(
     start: Start, gate: Gate, set_pace: Callable[[dict[str, float]], None]
 ) -> None:
-    set_pace({"handler_threads.ALL_TAKEN_FOR": 0.3, "handler_threads.TAKEN_CHECK_INTERVAL": 0.05})
+    set_pace({"process.Parts.run_tuning.all_taken_for": 0.3})
     worker = start("--threads", "2")
     said = "All 2 handler threads .* Topics: "
     gate.running("t.gate")

@@ -21,7 +21,8 @@ from django_delayq.worker.processes.process import Parts
 from django_delayq.worker.run.event_loop import EventLoop
 from tests.support.assembled import Assemble
 from tests.support.claims import DB
-from tests.worker.bench import turn
+from tests.support.workers import eventually
+from tests.worker.bench import running, turn
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("loaded", "puts_are_flushed")]
 
@@ -167,13 +168,12 @@ def test_a_consumer_is_woken_when_the_full_lane_has_room_again(
 ) -> None:
     parts = assembled(1, tasks=5)
     woken: list[float] = []
+    monkeypatch.setattr(parts.brokers, "wake", lambda: woken.append(time.monotonic()))
     schedule_message(SYNC)
     turn(parts)
-    monkeypatch.setattr(parts.brokers, "wake", lambda: woken.append(time.monotonic()))
-    parts.consumer.on_freed()
     assert not woken
-    parts.pool.threads.held.remove(parts.pool.held()[0])
-    parts.consumer.on_freed()
+    with running(parts.pool):
+        eventually(lambda: woken, "the end of the message")
     assert len(woken) == 1
 
 

@@ -150,7 +150,7 @@ CONSUMED = "delayq_outcomes_total{outcome=consumed,queue=default,topic=t.effect}
 @pytest.fixture
 def patient(set_pace: Callable[[dict[str, float]], None]) -> None:
     """Have a retired process wait for its successor, and a message for a thread, as long as a slow machine needs."""
-    set_pace({"lifetime.PATIENCE": 90.0, "pool.LONGEST_QUEUED": 90.0})
+    set_pace({"lifetime.PATIENCE": 90.0, "process.Parts.run_tuning.longest_queued": 90.0})
 
 
 def deliveries_per_process() -> Counter[str]:

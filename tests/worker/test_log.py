@@ -21,7 +21,7 @@ from django_delayq.record import transitions
 from django_delayq.worker.processes import output
 from django_delayq.worker.run import reporting
 from django_delayq.worker.run.recorder import Recorder
-from django_delayq.worker.run.reporting import COUNTS_INTERVAL, OutcomeLog
+from django_delayq.worker.run.reporting import OutcomeLog
 from tests.support.claims import claimed, state
 from tests.support.forks import forked
 from tests.support.processes import Gate, Start, with_settings
@@ -90,7 +90,7 @@ def counted(log: str, queue: str) -> dict[str, int]:
 def test_a_worker_counts_what_it_delivers_by_queue_and_has_no_line_for_each(
     start: Start, set_pace: Callable[[dict[str, float]], None]
 ) -> None:
-    set_pace({"reporting.COUNTS_INTERVAL": 0.2})
+    set_pace({"process.Parts.run_tuning.counts_interval": 0.2})
     worker = start("--threads", "2")
     schedule_messages([{"topic": "t.ok"}] * 30)
     schedule_messages([{"topic": "t.ok", "queue": "mail"}] * 2)
@@ -193,13 +193,13 @@ def test_a_log_that_blocks_for_a_failure_costs_no_lease(start: Start, tmp_path: 
 
 def test_the_counts_begin_anew_with_each_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "django_delayq")
-    log = OutcomeLog()
+    log = OutcomeLog(interval=7.0)
     log.count("mail", "released")
     log.count("mail", "consumed", 2000)
     for _ in range(2):
-        assert log.tick() == COUNTS_INTERVAL
+        assert log.tick() == 7.0
     log.count("mail", "dead")
-    assert log.tick() == COUNTS_INTERVAL
+    assert log.tick() == 7.0
     assert [re.sub("in .*", "", record.getMessage()) for record in caplog.records] == [
         "queue mail: 2,000 consumed, 1 released ",
         "queue mail: 1 dead ",

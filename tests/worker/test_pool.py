@@ -21,11 +21,10 @@ from django_delayq.middleware import Handled, Middleware
 from django_delayq.models import Message
 from django_delayq.project.registry import Delivered
 from django_delayq.worker.processes.process import Parts
-from django_delayq.worker.run import handler_threads
-from django_delayq.worker.run import pool as module
-from django_delayq.worker.run.handler_threads import rest
+from django_delayq.worker.run.handler_threads import Baton, HandlerThreads
 from django_delayq.worker.run.pool import TimeoutWatch
 from django_delayq.worker.run.recorder import Recorder
+from django_delayq.worker.run.run_tuning import RunTuning
 from testproject.servers import PostgresServer
 from tests.app.handlers import leave
 from tests.support.assembled import Assemble, deliver
@@ -67,7 +66,7 @@ def test_a_message_under_a_rate_that_waited_for_a_place_is_not_begun(
     lane = parts.pool.threads
     lane.held.add([delivery])
     with running(parts.pool):
-        lane.put(delivery)
+        lane.enqueue(delivery)
         eventually(lambda: state(delivery) != State.RUNNING, "the end of the delivery")
     assert state(delivery) == (State.CONSUMED if begins else State.SCHEDULED)
     # What has not begun says nothing of how long handlers take.
@@ -155,12 +154,9 @@ def test_no_delivery_is_queued_before_handlers_are_known_to_be_quick(assembled: 
     assert assembled(threads).pool.threads.size == threads
 
 
-def test_deliveries_queued_behind_a_handler_that_turned_out_slow_are_released(
-    assembled: Assemble, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "LONGEST_QUEUED", 60.0)
+def test_deliveries_queued_behind_a_handler_that_turned_out_slow_are_released(assembled: Assemble) -> None:
     first, *others = claimed("t.ok", "t.ok", "t.ok")
-    parts = assembled(max_messages=3)
+    parts = assembled(max_messages=3, run_tuning=RunTuning(longest_queued=60.0))
     pool, budget = parts.pool, parts.budget
     budget.count(3)
     pool.threads._mean = 0.0001
@@ -225,19 +221,18 @@ def noting(seen: list[str]) -> Callable[[Any], Any]:
 
 
 def test_a_delivery_that_gets_no_connection_calls_nothing_and_its_thread_takes_part_again_after_a_rest(
-    assembled: Assemble, away: Away, seen: list[str], monkeypatch: pytest.MonkeyPatch
+    assembled: Assemble, away: Away, seen: list[str]
 ) -> None:
-    monkeypatch.setattr(handler_threads, "FIRST_REST", 0.05)
     handler(TOPIC, transactional=True, retry=False)(noting(seen))
     first, second = claimed(TOPIC, TOPIC)
-    parts = assembled()
+    parts = assembled(run_tuning=RunTuning(first_rest=0.05))
     freed: list[int] = []
-    parts.pool.threads.on_freed = lambda: freed.append(parts.pool.threads.room)
+    parts.pool.threads.on_room = lambda: freed.append(parts.pool.threads.claimable)
     with running(parts.pool):
         with away():
             parts.pool.submit([first])
-            # The place is not free when the delivery ends, but after the rest.
-            eventually(lambda: freed == [0, 1], "the end of the rest")
+            # The slot is not free when the delivery ends, but after the rest.
+            eventually(lambda: freed == [1], "the end of the rest")
             assert seen == []
         assert parts.recorder.flush(60)
         assert (state(first), Message.objects.get(pk=first.id).attempts) == (State.SCHEDULED, 0)
@@ -254,18 +249,14 @@ def test_a_handler_that_needs_no_connection_runs_while_the_database_is_away(
         parts.pool.submit([one])
         eventually(lambda: not parts.pool.is_busy, "the end of the delivery")
         assert seen == ["receiver", "middleware", "handler"]
-        assert parts.pool.threads.places == 1
+        assert parts.pool.threads.slots == 1
     assert parts.recorder.flush(60)
     assert state(one) == State.CONSUMED
 
 
-def test_a_thread_that_is_resting_ends_at_once(
-    parts: Parts, away: Away, seen: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("FIRST_REST", "LONGEST_REST"):
-        monkeypatch.setattr(handler_threads, name, 3600.0)
+def test_a_thread_that_is_resting_ends_at_once(assembled: Assemble, away: Away, seen: list[str]) -> None:
     one = delivery_to(noting(seen), transactional=True, retry=False)
-    pool = parts.pool
+    pool = assembled(run_tuning=RunTuning(first_rest=3600.0, longest_rest=3600.0)).pool
     with away():
         pool.start()
         pool.submit([one])
@@ -275,25 +266,21 @@ def test_a_thread_that_is_resting_ends_at_once(
 
 
 def test_a_thread_rests_longer_after_each_refusal_up_to_a_minute() -> None:
-    assert [rest(refusals) for refusals in (1, 2, 3, 4, 5, 6, 5000)] == [5, 10, 20, 40, 60, 60, 60]
+    assert [RunTuning().rest(refusals) for refusals in (1, 2, 3, 4, 5, 6, 5000)] == [5, 10, 20, 40, 60, 60, 60]
 
 
-# --- turns ------------------------------------------------------------------------------------------------------------
+# --- the baton --------------------------------------------------------------------------------------------------------
 
 
 NUMBER = 20
+# The watch sleeps for as long as the test takes.
+UNWATCHED = 600.0
 
 
-@pytest.fixture
-def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the watch sleep for as long as the test takes."""
-    monkeypatch.setattr(handler_threads, "LONGEST_TURN", 600.0)
-
-
-def turns(parts: Parts) -> handler_threads.Turns:
+def baton_of(parts: Parts) -> Baton:
     threads = parts.pool.threads
-    assert isinstance(threads, handler_threads.HandlerThreads)
-    return threads.turns
+    assert isinstance(threads, HandlerThreads)
+    return threads.baton
 
 
 def run(parts: Parts, number: int = NUMBER) -> None:
@@ -303,23 +290,18 @@ def run(parts: Parts, number: int = NUMBER) -> None:
         assert parts.pool.wait_idle(60)
 
 
-@pytest.mark.usefixtures("unwatched")
-def test_quick_handlers_run_one_after_another_in_one_thread(
-    assembled: Assemble, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(handler_threads, "QUICK", 60.0)
+def test_quick_handlers_run_one_after_another_in_one_thread(assembled: Assemble) -> None:
     threads: list[int] = []
     handler(TOPIC)(lambda message: threads.append(threading.get_ident()))
-    run(assembled(4))
+    run(assembled(4, run_tuning=RunTuning(quick=60.0, longest_baton=UNWATCHED)))
     assert len(threads) == NUMBER
     assert len(set(threads)) == 1
 
 
-@pytest.mark.usefixtures("unwatched")
 def test_handlers_that_wait_run_side_by_side(assembled: Assemble) -> None:
-    parts = assembled(4)
+    parts = assembled(4, run_tuning=RunTuning(longest_baton=UNWATCHED))
     for _time in range(10):
-        turns(parts).end(0, TOPIC, 0.01)
+        baton_of(parts).end(0, TOPIC, 0.01)
     # Each waits until all four run.
     together = threading.Barrier(4)
     handler(TOPIC)(lambda message: together.wait(60) and None)
@@ -353,11 +335,11 @@ def test_a_quick_handler_that_gets_stuck_keeps_no_deliveries_waiting(assembled: 
 
 
 def test_a_topic_is_quick_again_when_its_handler_is(assembled: Assemble) -> None:
-    known = turns(assembled(2))
+    baton = baton_of(assembled(2))
     for seconds, times in ((0.5, 10), (0.00001, 40)):
         for _time in range(times):
-            known.end(0, TOPIC, seconds)
-        known.take(0)
-        known.begin(0, TOPIC)
-        assert known.has(0) == (seconds < handler_threads.QUICK)
-        known.pass_on(0)
+            baton.end(0, TOPIC, seconds)
+        baton.acquire(0)
+        baton.begin(0, TOPIC)
+        assert baton.has(0) == (seconds < baton.tuning.quick)
+        baton.pass_on(0)

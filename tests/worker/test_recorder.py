@@ -29,9 +29,9 @@ from django_delayq.record.sql import statements
 from django_delayq.record.sql.rows import Success
 from django_delayq.worker.processes.process import Parts
 from django_delayq.worker.run import recorder as module
-from django_delayq.worker.run import reporting
 from django_delayq.worker.run.delivery import Delivery
-from django_delayq.worker.run.recorder import GATHER_TIME, Ended, LeaseRenewer, Recorder
+from django_delayq.worker.run.recorder import Ended, LeaseRenewer, Recorder
+from django_delayq.worker.run.run_tuning import RunTuning
 from tests.support import limits
 from tests.support.assembled import Assemble, deliver
 from tests.support.claims import DB, claimed, last_move, locked_by_a_cancel, needs_row_locks, state
@@ -319,10 +319,9 @@ def test_successes_that_wait_for_slow_receivers_keep_no_payload_in_memory(
 
 
 def test_no_message_is_taken_while_receivers_are_far_behind(
-    assembled: Assemble, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    assembled: Assemble, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(reporting, "MOST_UNTOLD", 2)
-    parts = assembled(redis=False)
+    parts = assembled(redis=False, run_tuning=RunTuning(most_untold=2))
     consumer, sender = parts.consumer, parts.recorder.sender
     may_end = threading.Event()
     sender.start()
@@ -444,12 +443,12 @@ def test_outcomes_that_follow_closely_are_written_together(
     assert asleep.acquire(timeout=PATIENCE)
     # After one alone nothing gathered.
     assert batches == [1, 2]
-    assert sleeps == [pytest.approx(GATHER_TIME)]
+    assert sleeps == [pytest.approx(recorder.tuning.gather_time)]
     submit(1)
     may_wake.release()
     assert writing.acquire(timeout=PATIENCE)
     # Many do not wait for more.
-    monkeypatch.setattr(module, "ENOUGH_OUTCOMES", 1)
+    recorder.tuning.enough_outcomes = 1
     submit(1)
     may_write.release(2)
     assert writing.acquire(timeout=PATIENCE)

@@ -236,7 +236,7 @@ def test_claims_that_have_not_begun_are_given_back_at_once(
     start: Start, gate: Gate, set_pace: Callable[[dict[str, float]], None]
 ) -> None:
     # What is claimed ahead waits behind the gate until the signal comes.
-    set_pace({"pool.LONGEST_QUEUED": 90.0})
+    set_pace({"process.Parts.run_tuning.longest_queued": 90.0})
     worker = start("--threads", "1")
     # After quick handlers a worker claims more than it can run at once.
     for _ in range(60):

@@ -147,7 +147,7 @@ def test_a_worker_whose_log_nobody_reads_goes_on_beside_another_one_and_ends_in_
     gate: Gate,
     set_pace: Callable[[dict[str, float]], None],
 ) -> None:
-    set_pace({"reporting.COUNTS_INTERVAL": 0.2})
+    set_pace({"process.Parts.run_tuning.counts_interval": 0.2})
     worker = start_into("-v", "2")
     held = gate.running("t.short_lease")
     pipe.fill()
@@ -281,7 +281,7 @@ def test_a_process_whose_recorder_is_held_up_looks_dead_and_is_replaced(
     longest = max(handler.lease for handler in registry.handlers().values())
     set_pace(
         {
-            "recorder.HANGS_AFTER": 1.0,
+            "process.Parts.run_tuning.hangs_after": 1.0,
             "process.Parts.upkeep.heartbeat_interval": 0.2,
             "supervisor.USUAL.stale_after": 1.0,
             "supervisor.USUAL.hung_after": 4.0 - 2 * (longest + 1),

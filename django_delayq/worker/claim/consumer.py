@@ -26,7 +26,6 @@ from ...record.sql.rows import Claimed, Ticket
 from ...record.sql.sessions import is_waiting
 from ...record.sql.troubles import Trouble, in_words, trouble
 from ..run.delivery import Delivery
-from ..run.pool import Lane
 from ..run.reporting import report_moves
 from ..shared import connections
 from ..shared.broker_switch import BrokerSwitch
@@ -56,9 +55,8 @@ def due_in(row: Claimed, until: float, took: float) -> float:
 class Consumer(threading.Thread):
     """Fills the pool, one per process. A take also makes due ids ready, so a process with a consumer needs no mover.
 
-    The thread that makes the rounds (this one, or the main thread with ``--once``) owns all state, with two exceptions:
-    the lanes' threads clear ``_waits_for``, which at worst wakes the consumer needlessly, and the main thread asks for
-    ``beat``. ``stop`` and ``on_freed`` may be called by any thread.
+    The thread that makes the rounds (this one, or the main thread with ``--once``) owns all state; the main thread asks
+    for ``beat``. ``stop`` may be called by any thread.
     """
 
     def __init__(
@@ -103,14 +101,8 @@ class Consumer(threading.Thread):
         self._errors = 0
         # From an error of the database until the next claim, as the log says.
         self._outage = Outage()
-        # The consumer can go on as soon as one of these lanes has room.
-        self._waits_for: Sequence[Lane] = ()
-
-    def on_freed(self) -> None:
-        """Wake the consumer if it waits for room: a delivery has ended. Called by the lanes' threads."""
-        if self._waits_for and any(lane.is_worth_filling for lane in self._waits_for):
-            self._waits_for = ()
-            self.brokers.wake()
+        # Both are called when the consumer may go on.
+        pool.recorder.sender.on_room = limits.on_freed = brokers.wake
 
     def stop(self) -> None:
         """End the thread after its present round."""
@@ -239,7 +231,9 @@ class Consumer(threading.Thread):
         """Return the seconds until the next known change: a message falls due, a slot comes, a pause may have ended."""
         self.wanted.see()
         waits_for_room = found.leaves_some or self.isolation.is_waiting
-        self._waits_for = (*(self.wanted.usual if waits_for_room else ()), *self.wanted.full)
+        waits_for = (*(self.wanted.usual if waits_for_room else ()), *self.wanted.full)
+        for lane in self.pool.lanes:
+            lane.on_room = self.brokers.wake if lane in waits_for else None
         # The next take begins this many seconds before the next due time; 0 where no id can be taken early.
         can_take = self.wanted.messages > 0 and broker.holds_ids
         lead = self.claim_ahead.lead(quick=self.wanted.are_quick) if can_take else 0.0

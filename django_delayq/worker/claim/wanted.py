@@ -85,7 +85,7 @@ class Wanted:
 
     def see(self) -> None:
         """Read the room of each lane."""
-        self._rooms = {lane: lane.room for lane in self.lanes}
+        self._rooms = {lane: lane.claimable for lane in self.lanes}
 
     def use(self, claimed: Sequence[Claimed]) -> None:
         """Take note of messages that were claimed."""

@@ -27,8 +27,10 @@ from ..run.delivery import Delivery
 from ..run.event_loop import EventLoop
 from ..run.executor import timed_out
 from ..run.handler_threads import HandlerThreads
-from ..run.pool import CLAIM_AHEAD, NEAR, Isolation, Pool, TimeoutWatch
-from ..run.recorder import LeaseRenewer, Recorder
+from ..run.held import HeldByProcess
+from ..run.pool import Isolation, Pool, TimeoutWatch
+from ..run.recorder import Recorder
+from ..run.run_tuning import RunTuning
 from ..shared import connections
 from ..shared.broker_switch import BrokerSwitch
 from ..shared.due_services import DueServices, in_threads
@@ -74,6 +76,7 @@ class Parts:
     # The usual numbers.
     tuning = Tuning()
     upkeep = USUAL
+    run_tuning = RunTuning()
 
     def __init__(
         self,
@@ -84,13 +87,13 @@ class Parts:
         isolation_lock: ProcessLock | None = None,
         shared: SharedState | None = None,
         on_idle: Callable[[], None] | None = None,
-        claim_ahead: float | None = None,
         tuning: Tuning | None = None,
+        run_tuning: RunTuning | None = None,
     ) -> None:
         """``name`` is the name of the worker (None: a new one). The supervisor reads ``shared``.
 
         With ``redis=False`` the worker delivers by query only. If there is an ``on_idle``, the consumer ends when
-        nothing can begin, and calls it. ``claim_ahead`` (seconds) and ``tuning`` replace the usual numbers.
+        nothing can begin, and calls it. ``tuning`` and ``run_tuning`` replace the usual numbers.
         """
         # A wrong path in the settings is an error now, not in each handler.
         middleware.chain()
@@ -100,32 +103,22 @@ class Parts:
         tuning = tuning or replace(self.tuning)
         limits = KnownLimits(using, name, tuning)
         self.extensions = WorkerExtensions(using, name, (limits,) if limits.any_declared else ())
-        self.recorder = Recorder(using, self.extensions)
-        self.pool = self._pool(
-            shared, (NEAR if limits.any_declared else CLAIM_AHEAD) if claim_ahead is None else claim_ahead
-        )
-        self.budget = Budget(options, self.pool.shared, name)
+        run_tuning = run_tuning or replace(self.run_tuning)
+        self.recorder = Recorder(using, self.extensions, HeldByProcess(), run_tuning)
+        tasks = options.async_concurrency if any(one.runs_on_loop for one in registry.handlers().values()) else 0
+        shared = shared or SharedState(options.threads, tasks)
+        self.budget = Budget(options, shared, name)
+        own = (self.recorder, name, shared, self.budget)
+        threads = HandlerThreads(options.threads, *own)
+        loop = EventLoop(tasks, options.threads, *own) if tasks else None
+        ahead = run_tuning.claim_ahead_limited if limits.any_declared else run_tuning.claim_ahead
+        self.pool = Pool(threads, loop, self.recorder, shared, ahead)
         isolation = Isolation(self.pool, name, self.budget, isolation_lock)
         wanted = Wanted(self.pool, self.budget, isolation, registry.handlers, tuning)
         self.brokers = BrokerSwitch(using, wanted.topics, redis=redis)
         self.queues = QueueFinder(using, options.queues, self.brokers.wake, tuning)
         self.consumer = Consumer(options, self.brokers, wanted, self.queues, name, limits, on_idle)
-        limits.on_freed = self.brokers.wake
-        for lane in self.pool.lanes:
-            lane.on_freed, lane.on_released = self.consumer.on_freed, self.budget.refund
-        self.recorder.meanwhile = DueServices([LeaseRenewer(using, self.pool.held), self.recorder.log])
-        self.recorder.sender.on_room = self.brokers.wake
         self.reaper = Reaper(using, f"worker:{name}", self.extensions, self.recorder.sender, self.upkeep)
-
-    def _pool(self, shared: SharedState | None, claim_ahead: float) -> Pool:
-        options, recorder, name = self.options, self.recorder, self.name
-        has_loop = any(handler.runs_on_loop for handler in registry.handlers().values())
-        tasks = options.async_concurrency if has_loop else 0
-        if shared is None:
-            shared = SharedState(options.threads, tasks)
-        threads = HandlerThreads(options.threads, recorder, name, shared)
-        loop = EventLoop(tasks, options.threads, recorder, name, shared) if tasks else None
-        return Pool(threads, loop, recorder, shared, claim_ahead)
 
 
 class WorkerProcess:

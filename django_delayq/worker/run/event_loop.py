@@ -23,6 +23,7 @@ from ... import signals
 from ...core import actors
 from ...extensions import Service
 from ...project import process_start
+from ..shared.lifetime import Budget
 from ..shared.shared_state import SharedState
 from .delivery import Delivery
 from .executor import execute_on_loop
@@ -33,48 +34,32 @@ from .sync_calls import SyncCalls
 
 logger = logging.getLogger("django_delayq")
 
-# The time between two signs of life that the loop is asked for. A loop that gave none in this time may be blocked.
-# Seconds.
-LOOP_CHECK_INTERVAL = 0.25
-# A loop that is still in the same step of the same task after this further time is blocked. Seconds.
-SAME_STEP_AFTER = 0.1
-# While the loop stays blocked, the log says so again after this time, then after twice that, and so on. Seconds.
-SAY_AGAIN_AFTER = 10.0
-# The loop takes on so many handlers at least. While it runs some and keeps its appointments, it takes on twice as many
-# each time, up to the greatest number. When it is late it takes on half as many: on a machine that is busy with other
-# work it may often be.
-FIRST_TASKS = 8
-# The time between two appointments of the loop with itself. Seconds.
-PACE_INTERVAL = 0.02
-# A loop that comes to an appointment so late is busy: its handlers keep each other waiting. Seconds.
-LATE = 0.02
-# A loop that missed an appointment by this time is blocked, and nothing is claimed for it. Seconds.
-BLOCKED = 0.1
-# The end of the loop waits so long for functions with ``@worker_started``. Seconds.
-END_TIME = 5.0
-# Lines of a blocked task's stack in the log.
-STACK_LINES = 5
-
 
 class EventLoop(Lane):
     """Runs async handlers on one event loop, in a thread of its own: at most ``concurrency`` at once.
 
-    ``_tasks`` and the places in the shared state belong to the loop's thread; the watch reads the tasks. ``_is_woken``
-    is set after a delivery was queued and cleared before the loop's thread takes from the queue.
+    The loop's thread owns ``_tasks``, ``_taken_on``, ``_pace_at`` and ``_context``; the watch reads the tasks, and the
+    consumer the next two. ``_is_woken`` is set by the thread that queues a delivery, and cleared by the loop's thread
+    before that takes from the queue. The main thread writes ``_loop``, ``_sync_calls`` and ``_stopping``.
     """
 
     def __init__(
-        self, concurrency: int, sync_threads: int, recorder: Recorder, worker: str, shared: SharedState
+        self,
+        concurrency: int,
+        sync_threads: int,
+        recorder: Recorder,
+        worker: str,
+        shared: SharedState,
+        budget: Budget,
     ) -> None:
         """``sync_threads`` threads make the sync calls of handlers."""
-        super().__init__(concurrency, recorder, worker, shared)
+        super().__init__(concurrency, recorder, worker, shared, budget)
         self._sync_threads = sync_threads
         self._actor = f"worker:{worker}/async"
         self._tasks: dict[asyncio.Task[Any], Delivery] = {}
         self._is_woken = False
-        # How many handlers may run at once, and the next appointment (monotonic); None while nothing runs. The loop's
-        # thread writes them.
-        self._taken_on = min(FIRST_TASKS, concurrency)
+        # The number of handlers that may run at once, and the next appointment (monotonic); None while nothing runs.
+        self._taken_on = min(self.tuning.first_tasks, concurrency)
         self._pace_at: float | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sync_calls: SyncCalls | None = None
@@ -89,7 +74,7 @@ class EventLoop(Lane):
     def start(self) -> None:
         """Make the event loop, and start its thread. Raises what a function with ``@worker_started`` raises there."""
         loop = _new_event_loop()
-        self._sync_calls = SyncCalls(loop, self._sync_threads)
+        self._sync_calls = SyncCalls(loop, self._sync_threads, self.tuning)
         self._is_woken = True
         self._loop = loop
         super().start()
@@ -102,27 +87,28 @@ class EventLoop(Lane):
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._loop.stop)
         if not self._tasks:
-            self.thread.join(END_TIME)
+            self.thread.join(most := self.tuning.loop_end_time)
             if self.thread.is_alive():
-                logger.warning("An async function with @worker_started does not end in %g s, and is left", END_TIME)
+                logger.warning("An async function with @worker_started does not end in %g s, and is left", most)
 
-    def put(self, delivery: Delivery) -> None:
-        """Have a held delivery begin on the loop as soon as there is a place."""
-        super().put(delivery)
+    def enqueue(self, delivery: Delivery) -> None:
+        """Have a held delivery begin on the loop as soon as there is a free slot."""
+        super().enqueue(delivery)
         if not self._is_woken and self._loop is not None:
             self._is_woken = True
             self._loop.call_soon_threadsafe(self._begin_queued)
 
     @property
-    def places(self) -> int:
+    def slots(self) -> int:
         """The number of handlers that may run at once: as many as the loop can serve by what it has shown."""
-        return min(self._all_places, self._taken_on)
+        return min(self._all_slots, self._taken_on)
 
     @property
-    def room(self) -> int:
+    def claimable(self) -> int:
         """The number of messages that may be claimed now: none while the loop is blocked."""
-        pace_at = self._pace_at
-        return 0 if pace_at is not None and time.monotonic() - pace_at > BLOCKED else super().room
+        due = self._pace_at
+        is_blocked = due is not None and time.monotonic() - due > self.tuning.blocked_after
+        return 0 if is_blocked else super().claimable
 
     # --- in the loop's thread -----------------------------------------------------------------------------------------
 
@@ -131,18 +117,18 @@ class EventLoop(Lane):
         assert self._loop is not None
         assert self._pace_at is not None
         late = time.monotonic() - self._pace_at
-        before = self.places
-        if late > LATE:
-            self._taken_on = min(self._all_places, max(before // 2, FIRST_TASKS))
+        before = self.slots
+        if late > self.tuning.pace_interval:
+            self._taken_on = min(self._all_slots, max(before // 2, self.tuning.first_tasks))
         elif self._tasks:
             # A loop without handlers is on time, too, and shows nothing by it.
-            self._taken_on = min(self._all_places, 2 * before)
-        self._pace_at = time.monotonic() + PACE_INTERVAL if self._tasks else None
+            self._taken_on = min(self._all_slots, 2 * before)
+        self._pace_at = time.monotonic() + self.tuning.pace_interval if self._tasks else None
         if self._pace_at is not None:
-            self._loop.call_later(PACE_INTERVAL, self._keep_pace)
+            self._loop.call_later(self.tuning.pace_interval, self._keep_pace)
         if self._taken_on > before:
             self._begin_queued()
-            self.on_freed()
+            self._note_freed()
 
     def _serve(self) -> None:
         assert self._loop is not None
@@ -181,7 +167,7 @@ class EventLoop(Lane):
 
     def _begin_queued(self) -> None:
         self._is_woken = False
-        while len(self._tasks) < self.places:
+        while len(self._tasks) < self.slots:
             try:
                 delivery = self._queue.get_nowait()
             except queue.Empty:
@@ -192,18 +178,18 @@ class EventLoop(Lane):
     def _begin(self, delivery: Delivery) -> None:
         if self._refuse(delivery, self._actor):
             self.held.remove(delivery)
-            self.on_freed()
+            self._note_freed()
             return
         assert self._loop is not None
         # Whatever follows may kill the process.
-        place = self.shared.note_task(delivery.id)
+        entry = self.shared.note_task(delivery.id)
         # Whatever a handler sets in its context ends with it.
         task = self._loop.create_task(self._run(delivery), context=self._context.copy())
         self._tasks[task] = delivery
         if self._pace_at is None:
-            self._pace_at = time.monotonic() + PACE_INTERVAL
-            self._loop.call_later(PACE_INTERVAL, self._keep_pace)
-        task.add_done_callback(partial(self._end, place))
+            self._pace_at = time.monotonic() + self.tuning.pace_interval
+            self._loop.call_later(self.tuning.pace_interval, self._keep_pace)
+        task.add_done_callback(partial(self._end, entry))
 
     async def _run(self, delivery: Delivery) -> None:
         assert self._sync_calls is not None
@@ -218,15 +204,15 @@ class EventLoop(Lane):
         except BaseException as error:  # noqa: BLE001
             self._note_failure(delivery, error, self._actor)
 
-    def _end(self, place: int, task: asyncio.Task[Any]) -> None:
+    def _end(self, entry: int, task: asyncio.Task[Any]) -> None:
         delivery = self._tasks.pop(task)
         if task.cancelled():
             # Before its first step, by a handler that cancels tasks which are not its own: none of its code ran.
             self._note_failure(delivery, asyncio.CancelledError(), self._actor)
-        self.shared.give_back(place)
+        self.shared.free(entry)
         self.held.remove(delivery)
         self._begin_queued()
-        self.on_freed()
+        self._note_freed()
 
     # --- for the watch ------------------------------------------------------------------------------------------------
 
@@ -248,9 +234,9 @@ class EventLoop(Lane):
 
     @property
     def stack(self) -> str:
-        """The last lines of the code that the loop's thread runs at this moment."""
+        """The last five lines of the code that the loop's thread runs at this moment."""
         frame = _current_frames().get(self.thread.ident or 0)
-        return "" if frame is None else "".join(traceback.format_stack(frame)[-STACK_LINES:])
+        return "" if frame is None else "".join(traceback.format_stack(frame)[-5:])
 
 
 def _new_event_loop() -> asyncio.AbstractEventLoop:
@@ -272,6 +258,7 @@ class LoopWatch(Service):
 
     def __init__(self, loop: EventLoop) -> None:
         self.loop = loop
+        self.tuning = loop.tuning
         self._answer = threading.Event()
         self._answer.set()
         # When the loop was asked, and, since it did not answer, in which task it is and since when (monotonic).
@@ -279,7 +266,7 @@ class LoopWatch(Service):
         self._step: asyncio.Task[Any] | None = None
         self._topic = ""
         self._say_at = 0.0
-        self._pause = SAY_AGAIN_AFTER
+        self._pause = self.tuning.say_again_after
 
     def tick(self) -> float:
         """Ask the loop for a sign of life, and log which handler keeps it from one."""
@@ -291,11 +278,12 @@ class LoopWatch(Service):
             if self.loop.held:
                 self._answer = threading.Event()
                 self.loop.ask(self._answer)
-            return LOOP_CHECK_INTERVAL
+            return self.tuning.check_interval
         step = self.loop.step
         if step is None or step is not self._step:
             # Busy with many tasks, perhaps.
-            self._step, self._topic, self._say_at, self._pause = step, "", now + SAME_STEP_AFTER, SAY_AGAIN_AFTER
+            self._step, self._topic, self._pause = step, "", self.tuning.say_again_after
+            self._say_at = now + self.tuning.blocked_after
         elif now >= self._say_at:
             topic = self.loop.topic_of(step)
             self._topic = "a task that a handler started" if topic is None else f"topic {topic}"
@@ -307,4 +295,4 @@ class LoopWatch(Service):
                 self.loop.stack,
             )
             self._say_at, self._pause = now + self._pause, 2 * self._pause
-        return SAME_STEP_AFTER
+        return self.tuning.blocked_after

@@ -1,6 +1,6 @@
-"""The pool: all deliveries that a process holds, and the lanes in which they run or wait for a place.
+"""The pool: all deliveries that a process holds, and the lanes in which they run or wait for a slot.
 
-A lane has places in which handlers of one kind run: the handler threads are one, the event loop is another.
+A lane has slots in which handlers of one kind run: the handler threads are one lane, the event loop is another.
 """
 
 from __future__ import annotations
@@ -25,100 +25,41 @@ from ..shared.shared_state import ProcessLock, SharedState
 from .delivery import Delivery
 from .executor import outcome_of
 from .recorder import Recorder
+from .run_tuning import RunTuning
 
 logger = logging.getLogger("django_delayq")
 
-# How long before its due time a message is claimed at most, so that its handler begins on time. Seconds.
-CLAIM_AHEAD = 0.05
-# Messages that fall due within this time are claimed together. A claim for each would cost more, and with a longer time
-# one process would take what several could share. Seconds.
-TOGETHER = 0.005
-# Messages are claimed so long before their due times at most where a claim takes something from others that are due
-# already: a place under a limit, or a free thread while handlers are slow. Seconds.
-NEAR = 0.01
-# At most as many claims wait in this process for a place as end within this time. With fewer, handlers wait for claims.
-# Seconds.
-QUEUED_TIME = 0.05
-# Never more than this many wait: a process ends them in a tenth of a second if handlers do nothing.
-MOST_QUEUED = 1500
-# A delivery whose handler the worker failed to begin is tried again after this time.
-RETRY_FAILED_AFTER = timedelta(seconds=10)
-# Async handlers that are cancelled because their process ends have this time to clean up. Seconds.
-CANCEL_TIME = 2.0
-# The time between two checks of timeouts. A check needs no query. Seconds.
-TIMEOUT_CHECK_INTERVAL = 0.25
-# A delivery that waits for a thread longer than this is released: the handlers before it turned out slow, and other
-# processes may be idle. Seconds.
-LONGEST_QUEUED = 1.0
-# A handler that runs on for this long after its timeout is stuck: its process is replaced. Seconds.
-STUCK_AFTER = 5.0
-# A message that is to run alone waits in its process for this long at first, and twice as long the next time, up to
-# some minutes: longer than most handlers run. The process takes nothing meanwhile; the supervisor soon starts another
-# in its place. Seconds.
-FIRST_WAIT = 5.0
-# A message that has waited in vain is postponed by this much. Seconds.
-POSTPONED = 30.0
-# While another process of this worker runs a message alone, a further one is put off: if every process ran one alone,
-# nothing else would be delivered. It comes back after a random time of up to this for each message that this process
-# has put off lately, and up to this part of the time for which the other one has run; but up to POSTPONED at most. So
-# one is there soon after that has ended, and neither many nor a long one keep the process busy with it. Seconds.
-DETOUR = 0.2
-PART_OF_RUN = 1 / 4
 # The reason in the log of a message that was put off.
 ALONE = "is to run alone"
-
-
-class HeldDeliveries:
-    """The held deliveries of a process, in the order in which they came. Each method is one operation of a dict.
-
-    The consumer adds deliveries; a handler thread, the timeout watch or the main thread removes those that it ends; the
-    timeout watch, the lease renewer and the main thread read them.
-    """
-
-    def __init__(self) -> None:
-        self._deliveries: dict[Delivery, None] = {}
-
-    def add(self, deliveries: Iterable[Delivery]) -> None:
-        """Hold these deliveries."""
-        self._deliveries.update(dict.fromkeys(deliveries))
-
-    def remove(self, delivery: Delivery) -> None:
-        """Hold this delivery no longer."""
-        del self._deliveries[delivery]
-
-    def all(self) -> list[Delivery]:
-        """Return all held deliveries."""
-        return list(self._deliveries)
-
-    def __len__(self) -> int:
-        return len(self._deliveries)
 
 
 class Lane:
     """What handler threads and the event loop have in common.
 
-    A delivery waits in ``_queue`` until a place is free, and whoever takes it out of there ends it. ``held``
-    and ``_queue`` are safe from any thread. ``_is_releasing`` is written by the main thread; others only read it.
+    A delivery waits in ``_queue`` until a slot is free; the thread that takes it out of there ends it. ``held`` and
+    ``_queue`` are safe from any thread. The main thread writes ``_is_releasing``. The threads that run handlers write
+    ``_mean``, and the timeout watch raises it: it is an estimate, in which a write may get lost. They also clear
+    ``on_room``, which the consumer sets: at worst it wakes needlessly. Others only read.
     """
 
-    def __init__(self, places: int, recorder: Recorder, worker: str, shared: SharedState) -> None:
-        self._all_places = places
+    def __init__(self, slots: int, recorder: Recorder, worker: str, shared: SharedState, budget: Budget) -> None:
+        self._all_slots = slots
         self.recorder = recorder
+        self.tuning = recorder.tuning
         self.worker = worker
         self.shared = shared
-        self.held = HeldDeliveries()
+        self.budget = budget
+        self.held = recorder.held.of_new_lane()
         self.members: Sequence[threading.Thread] = ()
         # The services that look after the lane.
         self.services: Sequence[Service] = ()
-        # Set before the threads start: called when a delivery has ended, and for each one released unstarted, which is
-        # still held then.
-        self.on_freed: Callable[[], None] = lambda: None
-        self.on_released: Callable[[], None] = lambda: None
+        # The consumer sets it while it waits for room in the lane. It is called once, when the lane is worth filling.
+        self.on_room: Callable[[], None] | None = None
         self._queue: queue.SimpleQueue[Delivery | None] = queue.SimpleQueue()
         self._is_releasing = False
-        # The mean run time of handlers (seconds), an estimate, which may miss a run. So high a mean is assumed, until
-        # handlers turn out quicker, that no delivery is queued.
-        self._mean = self._slow = max(1.0, 2 * places * QUEUED_TIME)
+        # The mean run time of handlers (seconds). Until handlers turn out quicker, the mean is assumed to be so high
+        # that no delivery is queued.
+        self._mean = self._slow = max(1.0, 2 * slots * self.tuning.queued_time)
 
     def start(self) -> None:
         """Start the threads."""
@@ -129,57 +70,59 @@ class Lane:
         """End the threads, each after what it runs."""
         raise NotImplementedError
 
-    def put(self, delivery: Delivery) -> None:
-        """Have a held delivery run as soon as a place is free."""
+    def enqueue(self, delivery: Delivery) -> None:
+        """Have a held delivery run as soon as a slot is free."""
         self._queue.put(delivery)
 
     @property
-    def places(self) -> int:
+    def slots(self) -> int:
         """The number of deliveries that may run at once."""
-        return self._all_places
+        return self._all_slots
 
     @property
     def size(self) -> int:
-        """The number of deliveries that may be held: one for each place, and more when handlers are quick."""
-        return self.places + min(MOST_QUEUED, int(self.places * QUEUED_TIME / max(self._mean, 1e-6)))
+        """The number of deliveries that may be held: one for each slot, and more when handlers are quick."""
+        slots, tuning = self.slots, self.tuning
+        return slots + min(tuning.most_queued, int(slots * tuning.queued_time / max(self._mean, 1e-6)))
 
     @property
-    def room(self) -> int:
-        """The number of messages that may be claimed now."""
+    def claimable(self) -> int:
+        """The number of messages that may be claimed now: for free slots, and to be queued."""
         return max(0, self.size - len(self.held))
 
     @property
     def is_quick(self) -> bool:
-        """True when handlers end so soon that as many deliveries may wait for a place as have one."""
-        return self.size >= 2 * self.places
+        """True when handlers end so soon that as many deliveries may wait for a slot as have one."""
+        return self.size >= 2 * self.slots
 
     @property
     def is_worth_filling(self) -> bool:
-        """True when the lane is half empty, or a place is free."""
+        """True when the lane is half empty, or a slot is free."""
         held, size = len(self.held), self.size
-        return held < self.places or 0 < 2 * held <= size
+        return held < self.slots or 0 < 2 * held <= size
 
     # --- release ------------------------------------------------------------------------------------------------------
 
     def release_all_queued(self) -> None:
-        """Release deliveries that have not begun, at once and from now on: the places may be taken for long."""
+        """Release deliveries that have not begun, at once and from now on: the slots may be taken for long."""
         self._is_releasing = True
         self.release(self._queued(), Release("shutdown"))
 
-    def release_queued(self, longest: float) -> None:
-        """Release all deliveries that wait for a place, when one has waited longer than ``longest`` seconds."""
-        now = time.monotonic()
-        # A delivery that was claimed ahead does not wait for a place before it is due.
-        if any(not d.started_mono and now - max(d.queued_mono, d.due_mono) > longest for d in self.held.all()):
+    def release_queued(self) -> None:
+        """Release all deliveries that wait for a slot, when one has waited too long."""
+        latest = time.monotonic() - self.tuning.longest_queued
+        # A delivery that was claimed ahead does not wait for a slot before it is due.
+        if any(not d.started_mono and max(d.queued_mono, d.due_mono) < latest for d in self.held.all()):
             # The handlers that keep them waiting have not ended, so their run times are not known yet.
             self._mean = max(self._mean, self._slow)
             self.release(self._queued(), Release("waited too long for a thread"))
 
     def release(self, deliveries: Iterable[Delivery], outcome: Release) -> None:
-        """Release deliveries that were taken out of their places."""
+        """Release deliveries that have not begun, and that were taken out of the queue or the due timer."""
         for delivery in deliveries:
             self.recorder.submit(delivery, outcome, f"worker:{self.worker}")
-            self.on_released()
+            # Before it is no longer held: a process without budget that holds nothing ends.
+            self.budget.refund()
             self.held.remove(delivery)
 
     def _queued(self) -> Iterator[Delivery]:
@@ -189,6 +132,13 @@ class Lane:
                 yield delivery
 
     # --- run ----------------------------------------------------------------------------------------------------------
+
+    def _note_freed(self) -> None:
+        """Wake the consumer if it waits for room: a delivery has ended, or the lane has more slots."""
+        on_room = self.on_room
+        if on_room is not None and self.is_worth_filling:
+            self.on_room = None
+            on_room()
 
     def _refuse(self, delivery: Delivery, actor: str) -> bool:
         """Release a delivery that must not begin any more, and return whether it is one.
@@ -204,7 +154,7 @@ class Lane:
         else:
             return False
         self.recorder.submit(delivery, Release(reason), actor)
-        self.on_released()
+        self.budget.refund()
         return True
 
     def _note_outcome(self, delivery: Delivery, outcome: Outcome, actor: str) -> None:
@@ -212,7 +162,7 @@ class Lane:
         if delivery.started_mono:
             self._mean += (now - delivery.started_mono - self._mean) * 0.1
         if not delivery.started_mono or isinstance(outcome, Unentered):
-            self.on_released()
+            self.budget.refund()
         self.recorder.submit(delivery, outcome, actor, now)
 
     def _note_failure(self, delivery: Delivery, error: BaseException, actor: str) -> None:
@@ -227,7 +177,7 @@ class Lane:
             self._note_outcome(delivery, outcome_of(delivery, error), actor)
             return
         text = storable(f"the worker failed: {type(error).__name__}")
-        self._note_outcome(delivery, Retry(RETRY_FAILED_AFTER, text, counts=False), actor)
+        self._note_outcome(delivery, Retry(self.tuning.retry_failed_after, text, counts=False), actor)
 
 
 class ClaimAhead(threading.Thread):
@@ -237,14 +187,16 @@ class ClaimAhead(threading.Thread):
     is busy. The process asks so early that slow claims end in time, too. The thread calls ``begin`` with each delivery
     when it is due, never before, so that no handler thread has to wait for it.
 
-    Any thread may hold and release deliveries: ``_changed`` guards the heap and ``_stopping``.
+    Any thread may give deliveries and release them: ``_changed`` guards the heap and ``_stopping``. The consumer's
+    thread writes ``_leaves_to_others``, and reads it.
     """
 
-    def __init__(self, longest: float, begin: Callable[[Delivery], object]) -> None:
+    def __init__(self, longest: float, begin: Callable[[Delivery], object], tuning: RunTuning) -> None:
         """``longest`` (seconds) says how early a message is claimed at most. ``begin`` is called under a lock, and must
         not block."""
         super().__init__(name="delayq-due-timer", daemon=True)
         self.longest = longest
+        self.tuning = tuning
         self._leaves_to_others = False
         self._begin = begin
         # Each with its due time, its priority, the greatest first, and a number: deliveries cannot be compared.
@@ -260,17 +212,17 @@ class ClaimAhead(threading.Thread):
     def lead(self, *, quick: bool) -> float:
         """Return how many seconds before the next due time the process asks. ``quick``: as in ``reach``."""
         reach = self.reach(quick=quick)
-        return max(reach - TOGETHER, reach / 2)
+        return max(reach - self.tuning.together, reach / 2)
 
     def reach(self, *, quick: bool) -> float:
         """Return how many seconds ahead messages are taken. ``quick``: handlers take no thread for long."""
         if self._leaves_to_others:
             return 0.0
-        return self.longest if quick else min(self.longest, NEAR)
+        return self.longest if quick else min(self.longest, self.tuning.claim_ahead_limited)
 
     # --- until the due time -------------------------------------------------------------------------------------------
 
-    def hold(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
+    def keep_early(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
         """Keep the deliveries that are not due yet until they are, and return the others."""
         due = []
         for delivery in deliveries:
@@ -281,7 +233,7 @@ class ClaimAhead(threading.Thread):
         return due
 
     def release(self) -> list[Delivery]:
-        """Return the held deliveries, and hold them no longer."""
+        """Return the deliveries that are kept here, and keep them no longer."""
         with self._changed:
             waiting, self._waiting = self._waiting, []
         return [delivery for *_, delivery in waiting]
@@ -311,12 +263,11 @@ class ClaimAhead(threading.Thread):
 
 
 class Pool:
-    """The lanes of a process, and the deliveries that run in them or wait for a place or their due time.
+    """The lanes of a process, and the deliveries that run in them or wait for a slot or their due time.
 
     The consumer submits; the lanes run; the timeout watch and the main thread release deliveries that have not begun. A
-    delivery is in one place at a time (the due timer, the queue of its lane, a place), and the thread that took it out
-    of there ends it. ``isolated`` is written by the thread that makes the consumer's turns; other threads only read
-    it.
+    delivery stands in the due timer, in the queue of its lane or in a slot, in one of them at a time; the thread that
+    takes it out of there ends it. No attribute changes after the threads have started.
     """
 
     def __init__(self, threads: Lane, loop: Lane | None, recorder: Recorder, shared: SharedState, ahead: float) -> None:
@@ -326,15 +277,19 @@ class Pool:
         self.loop = loop
         self.lanes: tuple[Lane, ...] = (threads,) if loop is None else (threads, loop)
         self.recorder = recorder
+        self.tuning = recorder.tuning
         self.shared = shared
-        # The delivery that waits to run alone until no other is held.
-        self.isolated: Delivery | None = None
-        self.claim_ahead = ClaimAhead(ahead, lambda delivery: self.lane_of(delivery.handler).put(delivery))
+        # Return the deliveries that run or wait in this process. Safe from any thread.
+        self.held = recorder.held.all
+        self.claim_ahead = ClaimAhead(ahead, self._enqueue, self.tuning)
         self.members = [self.claim_ahead, *(member for lane in self.lanes for member in lane.members)]
 
     def lane_of(self, handler: Handler) -> Lane:
         """Return the lane in which a handler runs."""
         return self.loop if self.loop is not None and handler.runs_on_loop else self.threads
+
+    def _enqueue(self, delivery: Delivery) -> None:
+        self.lane_of(delivery.handler).enqueue(delivery)
 
     def start(self) -> None:
         """Start the threads."""
@@ -343,7 +298,7 @@ class Pool:
             lane.start()
 
     def submit(self, deliveries: Sequence[Delivery]) -> None:
-        """Hold deliveries, and have each run when it is due and its lane has a place."""
+        """Hold deliveries, and have each run when it is due and its lane has a free slot."""
         now = time.monotonic()
         for delivery in deliveries:
             delivery.queued_mono = now
@@ -353,14 +308,8 @@ class Pool:
         else:
             for lane in self.lanes:
                 lane.held.add([delivery for delivery in deliveries if self.lane_of(delivery.handler) is lane])
-        for delivery in self.claim_ahead.hold(deliveries):
-            self.lane_of(delivery.handler).put(delivery)
-
-    def held(self) -> list[Delivery]:
-        """Return the deliveries that run or wait in this process. Safe from any thread."""
-        isolated = self.isolated
-        running = [delivery for lane in self.lanes for delivery in lane.held.all()]
-        return [*running, *([] if isolated is None else [isolated])]
+        for delivery in self.claim_ahead.keep_early(deliveries):
+            self._enqueue(delivery)
 
     @property
     def is_busy(self) -> bool:
@@ -374,11 +323,6 @@ class Pool:
             self.lane_of(delivery.handler).release([delivery], Release("shutdown"))
         for lane in self.lanes:
             lane.release_all_queued()
-
-    def release_queued(self, longest: float) -> None:
-        """Release all deliveries that wait for a place, when one of their lane has waited longer than ``longest``."""
-        for lane in self.lanes:
-            lane.release_queued(longest)
 
     def wait_idle(self, timeout: float, give_up: Callable[[], bool] = lambda: False) -> bool:
         """Wait until no delivery is held. Return False after ``timeout`` seconds, or when ``give_up`` returns True."""
@@ -397,7 +341,7 @@ class Pool:
         if self.wait_idle(timeout, give_up):
             return True
         cancelled = [delivery for delivery in self.held() if delivery.cancel_task("shutdown")]
-        return bool(cancelled) and self.wait_idle(CANCEL_TIME, give_up)
+        return bool(cancelled) and self.wait_idle(self.tuning.cancel_time, give_up)
 
     def stop(self) -> None:
         """End the threads, each after what it runs."""
@@ -407,14 +351,16 @@ class Pool:
 
 
 class Isolation:
-    """A message that kept crashing its worker runs alone in its process, and harms only itself.
+    """A message that kept crashing its worker runs isolated: alone in its process, where it harms only itself.
 
-    The right is ``lock`` (None: there is no other process). The thread that makes the consumer's turns uses this
-    object; other threads see the message that waits as ``Pool.isolated``.
+    One process at a time may isolate a message: the one that has ``lock`` (None: there is no other process). The
+    consumer's thread owns this object; other threads see the message that waits as ``HeldByProcess.isolated``.
     """
 
     def __init__(self, pool: Pool, worker: str, budget: Budget, lock: ProcessLock | None) -> None:
         self.pool = pool
+        self.tuning = pool.tuning
+        self.held = pool.recorder.held
         self.budget = budget
         self._worker = worker
         self._actor = f"worker:{worker}"
@@ -430,7 +376,7 @@ class Isolation:
     @property
     def is_waiting(self) -> bool:
         """True when a message waits here to run alone."""
-        return self.pool.isolated is not None
+        return self.held.isolated is not None
 
     @property
     def seconds_left(self) -> float:
@@ -448,11 +394,11 @@ class Isolation:
         """
         admitted = self.had_the_last = bool(suspects) and (self._lock is None or self._lock.acquire(wait=False))
         if admitted:
-            self.pool.isolated = suspects[0]
+            self.held.isolated = suspects[0]
             self.budget.count(1)
             # A process whose last message this is takes nothing else anyway, and ends after it.
             self.pool.shared.suspect_since = 0.0 if self.budget.empty else time.monotonic()
-            self._wait_ends = time.monotonic() + FIRST_WAIT * 2.0 ** _times_put_off(suspects[0])
+            self._wait_ends = time.monotonic() + self.tuning.isolation_wait * 2.0 ** _times_put_off(suspects[0])
         detour = None if admitted or not suspects else self._longest_detour(suspects)
         for delivery in suspects[admitted:]:
             # Random: messages that are put off together must not come back together.
@@ -462,17 +408,17 @@ class Isolation:
     def _longest_detour(self, suspects: Sequence[Delivery]) -> float:
         """Return for how long messages are put off at most. Seconds."""
         now = time.monotonic()
-        self._put_off = {pk: at for pk, at in self._put_off.items() if now - at < POSTPONED}
+        self._put_off = {pk: at for pk, at in self._put_off.items() if now - at < self.tuning.postponed}
         self._put_off |= {delivery.id: now for delivery in suspects}
-        held_for = 0.0 if self._lock is None else self._lock.held_for
-        return min(POSTPONED, max(DETOUR * len(self._put_off), PART_OF_RUN * held_for))
+        held_for, tuning = 0.0 if self._lock is None else self._lock.held_for, self.tuning
+        return min(tuning.postponed, max(tuning.detour * len(self._put_off), tuning.detour_part * held_for))
 
     def run(self, begin: Callable[[], None], give_up: Callable[[], bool]) -> None:
         """Run the message that waits, unless another one runs, and return when it has ended.
 
         ``begin`` is called first; the wait for the end stops as soon as ``give_up`` returns True.
         """
-        delivery = self.pool.isolated
+        delivery = self.held.isolated
         if delivery is None or give_up():
             return
         if delivery.cancel_requested:
@@ -480,7 +426,7 @@ class Isolation:
             return
         if self.pool.is_busy or not self.pool.recorder.flush(1.0):
             if not self.seconds_left:
-                self.release(Release(ALONE, timedelta(seconds=POSTPONED)))
+                self.release(Release(ALONE, timedelta(seconds=self.tuning.postponed)))
             return
         crashes.mark_alone(delivery.using, delivery.id, delivery.deliveries, self._worker)
         begin()
@@ -488,7 +434,7 @@ class Isolation:
             "%r runs alone in its process, because %d deliveries before it crashed", delivery, delivery.crashes
         )
         self.pool.submit([delivery])
-        self.pool.isolated = None
+        self.held.isolated = None
         self.pool.wait_idle(float("inf"), give_up)
         # An outcome that is not recorded yet would be evidence against the next message.
         self.pool.recorder.flush(1.0)
@@ -496,11 +442,11 @@ class Isolation:
 
     def release(self, outcome: Release) -> None:
         """Release the message that waits here, if there is one."""
-        delivery = self.pool.isolated
+        delivery = self.held.isolated
         if delivery is not None:
             self.pool.recorder.submit(delivery, outcome, self._actor)
             self.budget.refund()
-            self.pool.isolated = None
+            self.held.isolated = None
             self._return_right()
 
     def _return_right(self) -> None:
@@ -524,19 +470,22 @@ class TimeoutWatch(Service):
     def __init__(self, pool: Pool, on_stuck: Callable[[list[Delivery]], None]) -> None:
         """``on_stuck`` is called with the deliveries that are stuck."""
         self.pool = pool
+        self.tuning = pool.tuning
         self.on_stuck = on_stuck
 
     def tick(self) -> float:
         """Interrupt handlers past their timeout; return when the next timeout ends, or a quarter of a second."""
         held = self.pool.held()
         self._end_overtime(held)
-        self.pool.release_queued(LONGEST_QUEUED)
-        return min([TIMEOUT_CHECK_INTERVAL, *(-over for d in held if (over := d.overtime) is not None and over < 0)])
+        for lane in self.pool.lanes:
+            lane.release_queued()
+        left = (-over for d in held if (over := d.overtime) is not None and over < 0)
+        return min([self.tuning.check_interval, *left])
 
     def _end_overtime(self, held: list[Delivery]) -> None:
         overtime = [d for d in held if d.is_overtime()]
         for delivery in overtime:
             delivery.interrupt()
-        stuck = [d for d in overtime if d.is_overtime(STUCK_AFTER)]
+        stuck = [d for d in overtime if d.is_overtime(self.tuning.stuck_after)]
         if stuck:
             self.on_stuck(stuck)

@@ -34,27 +34,12 @@ from ...record.sql.troubles import in_words
 from ..shared import connections
 from ..shared.due_services import DueServices, backoff
 from .delivery import Delivery
+from .held import HeldByProcess
 from .reporting import OutcomeLog, SignalSender, emission, publish_scheduled, report_failure
+from .run_tuning import USUAL, RunTuning
 
 logger = logging.getLogger("django_delayq")
 
-# The least time between the beginnings of two batches: each costs a commit, and claims wait behind it for the disk. An
-# outcome after a pause or after a batch of one is written at once: nothing gathers while they come one by one, and a
-# limit may wait for the place. Seconds.
-GATHER_TIME = 0.005
-# When this many outcomes wait, a batch begins earlier.
-ENOUGH_OUTCOMES = 100
-# Outcomes of rows that another transaction has locked are tried again after this time. Seconds.
-REWRITE_LOCKED_AFTER = 0.1
-# The time between two queries about each handler that has run for at least this long: was a cancel requested, and is
-# its lease still ours? Seconds.
-RENEWAL_INTERVAL = 1.0
-# The time between two searches for leases that are half over. A search needs no query. Seconds.
-LEASE_CHECK_INTERVAL = 0.25
-# The longest wait of a handler that extends its lease, for the record's answer. Seconds.
-EXTENDED_WITHIN = 1.0
-# A recorder hangs that has made no step for this time and does not wait for the database. Seconds.
-HANGS_AFTER = 10.0
 
 SUCCESS = (Ack, Recorded)
 # The reason in the log of a move with which a handler leaves another payload.
@@ -86,8 +71,6 @@ class AskedRenewal(NamedTuple):
 class Recorder(threading.Thread):
     """Commits outcomes in groups: while one batch is being written the next one gathers, so batches grow with the load.
 
-    ``meanwhile`` are services that use the connection of this thread between two batches.
-
     Any thread submits: ``_pending`` is a deque to which they append and from which this thread takes, both atomic.
     ``_asked`` is a dict by message in the same way. ``_news`` has an item after that, which this thread removes before
     it takes: to put one there holds no lock that an interrupt of a handler could leave locked. ``_is_idle`` is cleared
@@ -95,14 +78,19 @@ class Recorder(threading.Thread):
     ``delivered``, ``_asking_since``, ``_step`` and ``_connection``.
     """
 
-    def __init__(self, using: str, extensions: WorkerExtensions) -> None:
+    def __init__(
+        self, using: str, extensions: WorkerExtensions, held: HeldByProcess | None = None, tuning: RunTuning = USUAL
+    ) -> None:
+        """The recorder renews the leases of the deliveries ``held``."""
         super().__init__(name="delayq-recorder", daemon=True)
         self.using = using
         self.extensions = extensions
-        self.log = OutcomeLog()
-        self.sender = SignalSender()
-        # Before the thread starts, others may be set.
-        self.meanwhile = DueServices([self.log])
+        self.held = HeldByProcess() if held is None else held
+        self.tuning = tuning
+        self.log = OutcomeLog(tuning.counts_interval)
+        self.sender = SignalSender(tuning)
+        # Services that use the connection of this thread between two batches.
+        self.meanwhile = DueServices([LeaseRenewer(using, self.held.all, tuning), self.log])
         # The number of deliveries whose handlers have run, and whose outcomes were written.
         self.delivered = 0
         self._pending: deque[Ended] = deque()
@@ -140,7 +128,7 @@ class Recorder(threading.Thread):
         self._asked[delivery.id] = AskedRenewal(delivery, until, answered)
         self._news.put(None)
         try:
-            answered.get(timeout=EXTENDED_WITHIN)
+            answered.get(timeout=self.tuning.renewal_interval)
         except Empty:
             first, self._extends_late = not self._extends_late, True
             if first:
@@ -149,7 +137,7 @@ class Recorder(threading.Thread):
                     "worker for %g s. The lease is extended as soon as it does. Behind a pooler, give each worker "
                     "process a server connection for each handler thread and three more",
                     delivery.topic,
-                    EXTENDED_WITHIN,
+                    self.tuning.renewal_interval,
                 )
         else:
             self._extends_late = False
@@ -178,7 +166,7 @@ class Recorder(threading.Thread):
         connection = self._connection
         if connection is None or not self.is_alive() or is_waiting(connection):
             return False
-        return time.monotonic() - self._step > HANGS_AFTER
+        return time.monotonic() - self._step > self.tuning.hangs_after
 
     def stop(self) -> None:
         """End the thread as soon as every outcome is written."""
@@ -216,8 +204,8 @@ class Recorder(threading.Thread):
 
     def _gather(self, began: float) -> float:
         """Wait a moment after the last batch ``began``, unless many outcomes wait; return when this batch begins."""
-        early = began + GATHER_TIME - time.monotonic()
-        if early > 0 and self._written > 1 and len(self._pending) < ENOUGH_OUTCOMES:
+        early = began + self.tuning.gather_time - time.monotonic()
+        if early > 0 and self._written > 1 and len(self._pending) < self.tuning.enough_outcomes:
             time.sleep(early)
         return time.monotonic()
 
@@ -274,7 +262,7 @@ class Recorder(threading.Thread):
         if not self._locked:
             return
         if not self._pending:
-            self._await_news(REWRITE_LOCKED_AFTER)
+            self._await_news(self.tuning.rewrite_locked_after)
         self._pending.extend(self._locked)
         self._locked = []
 
@@ -353,7 +341,7 @@ class Recorder(threading.Thread):
                 recorded.append(ended)
             else:
                 logger.warning("Outcome refused, the message was ended by another move: %s", ended.delivery)
-                self._give_back(ended.delivery)
+                self._free_permits(ended.delivery)
         return recorded
 
     def write_failures(self, batch: Sequence[Ended], again: bool) -> None:
@@ -368,7 +356,7 @@ class Recorder(threading.Thread):
         retried = {m.id: m for m in moved.values() if m.after == State.SCHEDULED and m.id in counted}
         self.extensions.retried(list(retried.values()))
         self.extensions.ended([m for m in moved.values() if m.id not in retried])
-        # Not before their places are noted as free: one that begins again at once takes a place anew.
+        # Not before their permits are noted as free: a message that begins again at once needs one.
         publish_scheduled(self.using, list(moved.values()))
         for m in moved.values():
             outcome = "retried" if m.id in retried else m.after.value
@@ -380,11 +368,11 @@ class Recorder(threading.Thread):
                 cause = getattr(ended.outcome, "cause", None)
                 move = moved.get(failure.id)
                 if move is None:
-                    self._give_back(ended.delivery)
+                    self._free_permits(ended.delivery)
                 self.sender.send(partial(report_failure, ended.delivery, failure, move, cause))
 
-    def _give_back(self, delivery: Delivery) -> None:
-        """Give the places back that a delivery has kept though an earlier one had ended its message."""
+    def _free_permits(self, delivery: Delivery) -> None:
+        """Free the permits that a delivery has kept though an earlier one had ended its message."""
         if _is_limited(delivery):
             # Otherwise they are free when its lease is over.
             with contextlib.suppress(DatabaseError):
@@ -436,23 +424,24 @@ class LeaseRenewer(Service):
     name = "lease renewer"
     longest_backoff = 1.0
 
-    def __init__(self, using: str, held: Callable[[], list[Delivery]]) -> None:
+    def __init__(self, using: str, held: Callable[[], list[Delivery]], tuning: RunTuning = USUAL) -> None:
         """``held`` returns the deliveries that the process holds."""
         self.using = using
         self.held = held
+        self.tuning = tuning
         self._renew_at = 0.0
 
     def tick(self) -> float:
         """Renew the leases of long-running handlers once a second, and at once when a lease is half over."""
         now = time.monotonic()
         held = [d for d in self.held() if not d.lost or _is_limited(d)]
-        # A lease of one or two seconds cannot wait for its turn.
+        # A lease of one or two seconds cannot wait for a second.
         if now >= self._renew_at or any(_is_half_over(d, now) for d in held):
-            self._renew_at = now + RENEWAL_INTERVAL
-            due = [d for d in held if now - d.claimed_mono > RENEWAL_INTERVAL or _is_half_over(d, now)]
+            self._renew_at = now + self.tuning.renewal_interval
+            due = [d for d in held if now - d.claimed_mono > self.tuning.renewal_interval or _is_half_over(d, now)]
             self._renew([d for d in due if not d.lost])
-            self._keep_places([d for d in due if d.lost])
-        return LEASE_CHECK_INTERVAL
+            self._keep_permits([d for d in due if d.lost])
+        return self.tuning.check_interval
 
     def _renew(self, deliveries: list[Delivery]) -> None:
         if not deliveries:
@@ -472,8 +461,8 @@ class LeaseRenewer(Service):
             else:
                 self._note_lost(delivery)
 
-    def _keep_places(self, lost: list[Delivery]) -> None:
-        """Keep the places of deliveries that lost their leases, but not to time: an earlier one has succeeded."""
+    def _keep_permits(self, lost: list[Delivery]) -> None:
+        """Keep the permits of deliveries that lost their leases, but not to time: an earlier one has succeeded."""
         if lost:
             now = time.monotonic()
             admission.keep_places(self.using, [LeaseRenewal(d.id, d.deliveries, d.lease) for d in lost])

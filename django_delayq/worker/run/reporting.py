@@ -28,15 +28,10 @@ from ...record.sql.rows import Failure, Moved
 from ..shared import connections
 from ..shared.log_writer import log_writer, try_to
 from .delivery import Delivery
+from .run_tuning import USUAL, RunTuning
 
 logger = logging.getLogger("django_delayq")
 
-# Seconds between two lines of a queue.
-COUNTS_INTERVAL = 60.0
-
-# While so many signals and failures wait, the process takes no messages: receivers that are slower than handlers must
-# not fill the memory. More than end in one batch, which waits for a moment wherever receivers are quick.
-MOST_UNTOLD = 2000
 
 # Makes a call that sends a signal, now or later.
 Send = Callable[[Callable[[], object]], None]
@@ -204,7 +199,9 @@ class OutcomeLog(Service):
 
     name = "log of outcomes"
 
-    def __init__(self) -> None:
+    def __init__(self, interval: float = USUAL.counts_interval) -> None:
+        """``interval`` (seconds) lies between two lines of a queue."""
+        self.interval = interval
         self._counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._since = time.monotonic()
 
@@ -232,7 +229,7 @@ class OutcomeLog(Service):
                 "queue %s: %s in %s", queue, said, brief(lasted), extra={"delayq_event": "counted", "delayq": facts}
             )
         self._counts.clear()
-        return COUNTS_INTERVAL
+        return self.interval
 
 
 class SignalSender(threading.Thread):
@@ -243,8 +240,9 @@ class SignalSender(threading.Thread):
     Where the thread was not started, as in tests of a project, each is sent at once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tuning: RunTuning) -> None:
         super().__init__(name="delayq-signals", daemon=True)
+        self.tuning = tuning
         self._waiting: Queue[Callable[[], object] | None] = Queue()
         # Set before the thread starts: called when the process may take messages again.
         self.on_room: Callable[[], None] = lambda: None
@@ -255,10 +253,10 @@ class SignalSender(threading.Thread):
             try_to(call)
             return
         self._waiting.put(call)
-        if self.waiting == MOST_UNTOLD:
+        if self.waiting == self.tuning.most_untold:
             logger.warning(
                 "%d signals and failures wait for slow receivers; this process takes no messages now",
-                MOST_UNTOLD,
+                self.tuning.most_untold,
             )
 
     @property
@@ -269,7 +267,7 @@ class SignalSender(threading.Thread):
     @property
     def is_behind(self) -> bool:
         """True when so many signals wait that there should be no more."""
-        return self.waiting >= MOST_UNTOLD
+        return self.waiting >= self.tuning.most_untold
 
     def finish(self, timeout: float) -> None:
         """End the thread when all is told. Give up, and log it, after ``timeout`` seconds."""
@@ -280,11 +278,11 @@ class SignalSender(threading.Thread):
 
     def run(self) -> None:
         """Tell what is given until the end."""
-        while (call := connections.wait_for(self._waiting, connections.IDLE_CLOSED_AFTER)) is not None:
+        while (call := connections.wait_for(self._waiting, self.tuning.idle_closed_after)) is not None:
             connections.before_task()
             try_to(call)
             connections.after_task()
             self._waiting.task_done()
-            if self.waiting == MOST_UNTOLD // 2:
+            if self.waiting == self.tuning.most_untold // 2:
                 self.on_room()
         connections.close_all()

@@ -24,11 +24,10 @@ from asgiref.sync import SyncToAsync, ThreadSensitiveContext
 
 from ..shared import connections
 from .delivery import Delivery
+from .run_tuning import RunTuning
 
 logger = logging.getLogger("django_delayq")
 
-# Threads for calls that are not thread-sensitive, such as those of ``asyncio.to_thread``, and for name look-ups.
-MOST_OTHER_THREADS = 32
 
 Call = tuple[Future[Any], Callable[[], Any], str]
 
@@ -70,14 +69,15 @@ class _Thread:
     deliveries go on; this thread asks whether there are any. A task that a handler left behind may add it once more.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, tuning: RunTuning) -> None:
         self.load = 0
         self.callers: WeakSet[Caller] = WeakSet()
         self._name = name
+        self._tuning = tuning
         self._queue: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def put(self, call: Call) -> None:
+    def enqueue(self, call: Call) -> None:
         self._queue.put(call)
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
@@ -99,7 +99,7 @@ class _Thread:
     def _next(self) -> Call | None:
         while True:
             with suppress(queue.Empty):
-                return self._queue.get(timeout=connections.IDLE_CLOSED_AFTER)
+                return self._queue.get(timeout=self._tuning.idle_closed_after)
             # Between two calls of a delivery a cursor may be open, with the rows that an iterator has not come to.
             if not self.callers:
                 connections.close_all()
@@ -151,12 +151,12 @@ class SyncCalls(Executor):
     As asgiref's executor it gives each thread-sensitive call to the thread of its delivery; the loop's thread submits.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, threads: int) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, threads: int, tuning: RunTuning) -> None:
         self._loop = loop
-        self._threads = [_Thread(name=f"delayq-sync-{number}") for number in range(threads)]
+        self._threads = [_Thread(name=f"delayq-sync-{number}", tuning=tuning) for number in range(threads)]
         # That of functions with ``@worker_started``.
-        self._started = _Thread(name=f"delayq-sync-{threads}")
-        self._other = _OtherExecutor(MOST_OTHER_THREADS, thread_name_prefix="delayq-other")
+        self._started = _Thread(name=f"delayq-sync-{threads}", tuning=tuning)
+        self._other = _OtherExecutor(tuning.other_threads, thread_name_prefix="delayq-other")
         loop.set_default_executor(self._other)
 
     def enter(self) -> None:
@@ -185,7 +185,7 @@ class SyncCalls(Executor):
         thread.callers.add(caller)
         caller.pending.add(future)
         future.add_done_callback(partial(self._end, thread, caller))
-        thread.put((future, partial(fn, *args, **kwargs), caller.name))
+        thread.enqueue((future, partial(fn, *args, **kwargs), caller.name))
         return future
 
     def _end(self, thread: _Thread, caller: Caller, future: Future[Any]) -> None:

@@ -22,9 +22,6 @@ USABLE_CHECK_AFTER = 30.0
 # The least time between two checks whether the server has closed a connection: a check between any two messages would
 # cost more than it is worth. Seconds.
 CLOSED_CHECK_INTERVAL = 0.05
-# A thread that runs handlers, and that has had nothing to do for this long, closes its connections: others may need
-# them. Seconds.
-IDLE_CLOSED_AFTER = 60.0
 
 # How a task left a connection: what it wrote there since its last commit is undone.
 IN_TRANSACTION = "in a transaction"

@@ -17,26 +17,26 @@ from typing import Any
 NAMED = 32
 
 
-def _number(place: int) -> Any:
-    """Return the property of a shared that is the number at this place of its memory."""
-    return property(lambda shared: shared.memory[place], lambda shared, value: setitem(shared.memory, place, value))
+def _number(index: int) -> Any:
+    """Return a property of the shared state: the number at this index of its memory."""
+    return property(lambda shared: shared.memory[index], lambda shared, value: setitem(shared.memory, index, value))
 
 
 class SharedState:
-    """The signs of life of a process, the deliveries that it began last, and since when a message is to run alone.
+    """The signs of life of a process, the deliveries that it began last, and since when it isolates a message.
 
     The process writes and the supervisor reads, except for ``replaced``, which the supervisor writes. Each number has
     one writer among the threads of the process: the main thread gives signs of life and ends, the thread that makes the
-    consumer's turns writes ``suspect_since``, and each handler thread and the loop's thread note their own deliveries.
+    consumer's rounds writes ``suspect_since``, and each handler thread and the loop's thread note their own deliveries.
     ``retired`` is written under a lock of the process. A number is written at once, so no lock is needed that the
     processes share, which a killed process would hold for ever.
     """
 
-    # When the consumer last began a turn (monotonic), and the number of signs of life.
+    # When the consumer last began a round (monotonic), and the number of signs of life.
     beat, signs = _number(0), _number(1)
     # True when the exit code is the worker's own: a handler may call ``os._exit`` with any code.
     ended = _number(2)
-    # Since when the process takes nothing because a message is to run alone in it (monotonic); 0: it takes.
+    # Since when the process takes nothing because it isolates a message (monotonic); 0: it takes.
     suspect_since = _number(3)
     # True when another process has taken the place of this one, which takes nothing and ends when it holds nothing.
     replaced = _number(4)
@@ -47,32 +47,32 @@ class SharedState:
         """``tasks`` handlers run at once on the event loop."""
         self.memory = memoryview(mmap.mmap(-1, 6 * 8)).cast("d")
         self._begun = memoryview(mmap.mmap(-1, (threads * NAMED + 2 * tasks) * 8)).cast("q")
-        # For each handler thread, where its last delivery is named.
-        self._places = [number * NAMED for number in range(threads)]
-        # Where tasks are named. They end in any order, so each has a place until it ends, and a place that was given
-        # back is the last to be used again.
+        # For each handler thread, the entry that names its last delivery.
+        self._last = [number * NAMED for number in range(threads)]
+        # Entries for tasks. They end in any order, so each has an entry until it ends, and an entry that was freed is
+        # the last to be used again.
         self._free = deque(range(threads * NAMED, len(self._begun)))
 
     def show_life(self, beat: float) -> None:
-        """Give a sign of life; ``beat`` is when the consumer last began a turn."""
+        """Give a sign of life; ``beat`` is when the consumer last began a round."""
         self.beat = beat
         self.signs += 1
 
     def note_begun(self, thread: int, pk: int) -> None:
         """Take note, before a handler begins, of its thread (from 0) and its message."""
         first = thread * NAMED
-        place = self._places[thread] = first + (self._places[thread] + 1 - first) % NAMED
-        self._begun[place] = pk
+        entry = self._last[thread] = first + (self._last[thread] + 1 - first) % NAMED
+        self._begun[entry] = pk
 
     def note_task(self, pk: int) -> int:
-        """Take note, before a task begins, of its message. Return the place to give back when it has ended."""
-        place = self._free.popleft()
-        self._begun[place] = pk
-        return place
+        """Take note, before a task begins, of its message. Return the entry to free when it has ended."""
+        entry = self._free.popleft()
+        self._begun[entry] = pk
+        return entry
 
-    def give_back(self, place: int) -> None:
-        """Have the place used again, later: the outcome of the task may not be recorded yet."""
-        self._free.append(place)
+    def free(self, entry: int) -> None:
+        """Have the entry used again, later: the outcome of the task may not be recorded yet."""
+        self._free.append(entry)
 
     @property
     def begun(self) -> frozenset[int]:
