@@ -233,10 +233,17 @@ wild_text = st.text(
 ) | st.sampled_from(["x" * 64, "x" * 65, "x" * 100, "x" * 101, "x" * 200, "x" * 201, "default", "{a}:b", "Ⅷ", "a\n"])
 
 
+class Nested(list[Any]):
+    """A list that a failure can show, however deep it is."""
+
+    def __repr__(self) -> str:
+        return "nested()"
+
+
 def nested() -> list[Any]:
-    value: list[Any] = []
+    value = Nested()
     for _ in range(5000):
-        value = [value]
+        value = Nested([value])
     return value
 
 

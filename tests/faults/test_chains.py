@@ -84,7 +84,9 @@ def test_messages_whose_retry_comes_after_the_later_steps_neither_double_nor_end
     start("--threads", "4")
     last = Message.objects.filter(payload__turn=4, state=State.CONSUMED)
     eventually(lambda: last.count() == len(chains), "the chains come to their ends")
-    assert set(Message.objects.filter(payload__turn=1).values_list("state", flat=True)) == {State.SCHEDULED}
+    # A failure may be recorded after the successes of all later steps.
+    firsts = Message.objects.filter(payload__turn=1)
+    eventually(lambda: not firsts.exclude(state=State.SCHEDULED).exists(), "the first steps wait for their retries")
     for first in chains.values():
         assert run_message(first)
     eventually(lambda: not Message.objects.filter(state__in=LIVE).exists(), "everything is over")

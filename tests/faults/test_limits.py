@@ -19,7 +19,7 @@ from tests.support import failpoints
 from tests.support import limits_oracle as oracle
 from tests.support.in_redis import texts
 from tests.support.processes import Start
-from tests.support.record_of import states, wait_until_all
+from tests.support.record_of import begun_per_message, states, wait_until_all
 from tests.support.workers import eventually
 
 DECLARED = {"t.limited": limits.declare(limit=3), "t.rated": limits.declare(rate="100/s", burst=5)}
@@ -105,7 +105,9 @@ def test_a_rate_is_kept_over_several_workers(start: Start) -> None:
     schedule_messages([{"topic": "t.rated"} for _ in range(150)])
     wait_until_all(State.CONSUMED, 150)
     assert oracle.faults(limits_of) == []
-    assert Message.objects.filter(attempts=0, deliveries=1).count() == 150
+    assert not Message.objects.exclude(attempts=0).exists()
+    # A busy machine may come too late for the slots of a rate. The claims are given back before anything begins.
+    assert set(begun_per_message().values()) == {1}
 
 
 def test_redis_learns_no_topic_and_no_limit_key(start: Start, redis_client: redis.Redis) -> None:

@@ -455,10 +455,16 @@ class Run:
             self.wait(partial(are_all, self.made[kind], State.CONSUMED), f"all {kind} are delivered")
 
     def wait(self, look: Callable[[], Any], what: str) -> None:
-        try:
-            eventually(look, what)
-        except AssertionError as error:
-            raise AssertionError(f"{error}\n{self.case}\n{self.picture()}") from None
+        """Wait until it is true. Give up when nothing was delivered meanwhile: the links of chains run one by one."""
+        while True:
+            done = len(self.stage.done)
+            try:
+                eventually(look, what)
+            except AssertionError as error:
+                if done == len(self.stage.done):
+                    raise AssertionError(f"{error}\n{self.case}\n{self.picture()}") from None
+            else:
+                return
 
     def picture(self) -> str:
         """Describe where all messages are."""

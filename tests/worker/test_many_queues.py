@@ -26,13 +26,13 @@ from django_delayq.record import transitions
 from django_delayq.record.transitions import identity
 from django_delayq.restore import reading
 from django_delayq.worker.claim.consumer import Consumer
-from django_delayq.worker.claim.tuning import Tuning
 from django_delayq.worker.shared.broker_switch import BrokerSwitch
 from django_delayq.worker.upkeep.loader import Loader
 from django_delayq.worker.upkeep.sweeper import Sweeper
 from django_delayq.worker.upkeep.upkeep_tuning import UpkeepTuning
 from tests.support.assembled import Assemble
 from tests.support.claims import DB
+from tests.support.workers import PATIENCE
 from tests.worker.bench import redis_of
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]
@@ -399,13 +399,14 @@ def test_a_turn_takes_from_sixty_queues_with_a_few_calls_and_one_claim(
 def test_a_turn_asks_redis_once_while_sixty_queues_wait_and_ends_in_time_for_the_first_message(
     consumer: Consumer, calls: list[object]
 ) -> None:
+    consumer.tuning.idle_wait = 10 * PATIENCE
     for number, queue in enumerate(QUEUES):
-        schedule_message(TOPIC, queue=queue, delay=8 + number)
+        schedule_message(TOPIC, queue=queue, delay=5 * PATIENCE + number)
     consumer.queues.finder.tick()
     assert set(consumer.queues.finder()) >= set(QUEUES)
     calls.clear()
     # Less than a turn that has nothing to wait for.
-    assert 1 < consumer.run_round() <= 8 < Tuning().idle_wait
+    assert 1 < consumer.run_round() <= 5 * PATIENCE
     assert len(calls) == 1
 
 
