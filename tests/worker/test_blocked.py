@@ -183,7 +183,7 @@ def test_ids_that_are_put_back_for_want_of_room_go_to_whoever_has_a_slot_next(
     broker.flush()
     wakes = [broker.keys("default").wake, broker.keys("default").wake_all]
     broker.client.delete(*wakes)
-    parts.consumer.wanted.looks_past = True
+    parts.consumer.blocked.are_most = True
     parts.consumer.run_round()
     assert broker.sizes(["default"])["default"].ready == 4
     # Another worker, and this one when its handler ends.

@@ -151,15 +151,15 @@ def test_a_process_takes_as_many_ids_as_its_last_messages_suggest(assembled: Ass
     only.see()
     for _ in range(60):
         only.learn([ASYNC] * 5)
-    assert only.ids == 100
+    assert only.messages == 100
     assert only.usual == only.lanes[1:]
     for _ in range(60):
         only.learn([SYNC] * 5)
-    assert only.ids == 4
+    assert only.messages == 4
     assert only.usual == only.lanes[:1]
     for _ in range(60):
         only.learn([SYNC, ASYNC])
-    assert only.ids in (7, 8)
+    assert only.messages in (7, 8)
     assert only.usual == only.lanes
 
 

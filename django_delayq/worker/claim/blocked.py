@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -28,7 +28,6 @@ from ...project import registry
 from ...record import admission, crashes, transitions
 from ...record.sql import statements
 from ...record.sql.rows import Claimed, Facts, Moved, Ticket
-from ..run.pool import Lane
 from ..shared.broker_switch import BrokerSwitch
 from .blocked_names import HANDLER, digest, names_in_redis
 from .known_limits import KnownLimits
@@ -42,18 +41,20 @@ Tickets = dict[str, list[Ticket]]
 
 
 @dataclass(slots=True)
-class Sorted:
-    """Tickets by what is to become of them."""
+class Split:
+    """The tickets of one take, split by what becomes of them."""
 
     # By queue: to be claimed.
-    claimable: Tickets = field(default_factory=lambda: defaultdict(list))
+    claimable: Tickets
+    # The number of all tickets.
+    total: int
+    # The number of those whose messages have ended or run: their ids are of no use any more.
+    gone: int = 0
     # By queue: there was room for others only. They are put back where they were.
     left: Tickets = field(default_factory=lambda: defaultdict(list))
     # By queue and name: to be blocked.
     blocked: defaultdict[str, Tickets] = field(default_factory=lambda: defaultdict(lambda: defaultdict(list)))
-    # The number of those whose messages have ended or run: nobody needs their ids any more.
-    gone: int = 0
-    # The topics of all that this process has a handler for.
+    # The topics of all messages that have a handler here.
     topics: list[str] = field(default_factory=list)
     # The names of the limits of the claimable messages, by id.
     limits: dict[int, Collection[str]] = field(default_factory=dict)
@@ -67,24 +68,12 @@ class Sorted:
             self.claimable[queue] = [ticket for ticket in some if ticket.id not in refused]
 
 
-@dataclass(slots=True)
-class Kind:
-    """Messages of one topic, queue and limit key: thousands of them may be taken together."""
-
-    # None: no handler of this process receives them.
-    lane: Lane | None
-    # The names of their limits.
-    limits: Collection[str]
-    # The name under which they are blocked; "": they may begin.
-    blocked: str = ""
-
-
 class Blocked:
     """The ids that this process took and cannot begin, and what it knows of blocked ones.
 
-    ``sort`` says which taken ids may be claimed. ``give_back`` blocks the others, or puts them back where they were.
-    ``unblock`` names blocked ids that may begin now: the next take makes them ready again. While the broker holds no
-    ids, there are none to give back or to unblock.
+    ``split`` says which taken ids may be claimed. ``give_back`` blocks the others, or puts them back. ``unblock`` names
+    blocked ids that may begin now: the next take makes them ready again. While the broker holds no ids, there are none
+    to give back or to unblock.
 
     Used by the thread that makes the consumer's turns.
     """
@@ -99,9 +88,12 @@ class Blocked:
         self.limits = limits
         self.is_paused = is_paused
         self.claim_ahead = wanted.pool.claim_ahead
-        # The broker of this round, and whether it holds ids: only then some are blocked or given back.
+        # The broker of this round, and whether it holds ids: otherwise none are blocked, and none are given back.
         self._broker: Broker = brokers.database
-        self._holds_ids = False
+        self.holds_ids = False
+        # True when most ids of the last take could not begin here: the next one takes many, from both ends of a queue,
+        # to get past them.
+        self.are_most = False
         # The numbers of ids by queue and name in Redis, as far as this process knows.
         self._numbers: defaultdict[str, Counter[str]] = defaultdict(Counter)
         # What names in Redis stand for: by the digest of a topic, and by the whole name the limit that was full.
@@ -113,15 +105,15 @@ class Blocked:
 
     def begin_round(self, broker: Broker) -> None:
         """Use this broker until the next round."""
-        self._broker, self._holds_ids = broker, broker.holds_ids
-        self.limits.begin_round(by_query=not self._holds_ids)
-        if not self._holds_ids and time.monotonic() >= self._look_at:
+        self._broker, self.holds_ids = broker, broker.holds_ids
+        self.limits.begin_round(by_query=not self.holds_ids)
+        if not self.holds_ids and time.monotonic() >= self._look_at:
             self._retry_limits()
 
     @property
     def earliest(self) -> float:
         """How many seconds before its due time a message may be claimed, by the record's clock."""
-        longest = self.claim_ahead.longest if self._holds_ids else 0.0
+        longest = self.claim_ahead.longest if self.holds_ids else 0.0
         return longest + self.tuning.clock_tolerance if longest else 0.0
 
     def _retry_limits(self) -> None:
@@ -132,65 +124,69 @@ class Blocked:
 
     # --- which may be claimed -----------------------------------------------------------------------------------------
 
-    def sort(self, tickets: Tickets) -> Sorted:
-        """Sort tickets by queue; the most urgent ones get what room there is.
+    def ids_for(self, messages: int) -> int:
+        """Return how many ids to take while this number of messages may be claimed."""
+        return max(messages, self.tuning.looked_past) if messages and self.are_most else messages
 
-        A process with one lane and without limits rarely does: its claim says it all.
+    def split(self, tickets: Tickets) -> Split:
+        """Split the tickets of a take; the most urgent ones get what room there is.
+
+        Where a process has one lane and no limits, the claim alone decides.
         """
-        if not self.limits.any_declared and len(self.wanted.lanes) == 1 and not self.wanted.looks_past:
-            return Sorted(claimable=tickets)
+        total = sum(map(len, tickets.values()))
+        if not self.limits.any_declared and len(self.wanted.lanes) == 1 and not self.are_most:
+            return Split(tickets, total)
         facts = statements(self.using).facts([ticket.id for some in tickets.values() for ticket in some])
-        found = Sorted(gone=sum(map(len, tickets.values())))
+        found = Split(defaultdict(list), total, gone=total)
         rooms = {lane: self.wanted.room(lane) for lane in self.wanted.lanes}
         full = {lane for lane, room in rooms.items() if room <= 0}
         messages = self.wanted.messages
-        kinds: dict[tuple[str, str, str | None], Kind] = {}
+        # By topic, queue and limit key: the names of the limits, and the first one that refused a message of this take.
+        limits: dict[tuple[str, str, str | None], Collection[str]] = {}
+        refused: dict[tuple[str, str, str | None], str] = {}
         for queue, ticket, row in _scheduled(tickets, facts):
             found.gone -= 1
-            key = (row.topic, row.queue, row.limit_key)
-            kind = kinds.get(key)
-            if kind is None:
-                kind = kinds[key] = self._kind(*key, full)
-            if kind.lane is not None:
+            lane, kind = self.wanted.lane_of(row.topic), (row.topic, row.queue, row.limit_key)
+            if lane is not None:
                 found.topics.append(row.topic)
-            if not kind.blocked:
-                kind.blocked = self.limits.refusing(kind.limits)
-            if kind.blocked:
-                found.blocked[queue][kind.blocked].append(ticket)
-            elif kind.lane is None or rooms[kind.lane] <= 0 or messages <= 0:
+            if lane is None or lane in full:
+                found.blocked[queue][HANDLER + row.topic].append(ticket)
+                continue
+            if kind not in limits:
+                limits[kind] = admission.limits_of(*kind).keys() if self.limits.any_declared else ()
+            refused[kind] = name = refused.get(kind) or self.limits.refusing(limits[kind])
+            if name:
+                found.blocked[queue][name].append(ticket)
+            elif rooms[lane] <= 0 or messages <= 0:
                 found.left[queue].append(ticket)
             else:
-                if kind.limits:
-                    self.limits.try_under(kind.limits)
+                self.limits.try_under(limits[kind])
                 found.claimable[queue].append(ticket)
-                rooms[kind.lane] -= 1
+                found.limits[row.id] = limits[kind]
+                rooms[lane] -= 1
                 messages -= 1
-                found.limits[row.id] = kind.limits
         return found
-
-    def _kind(self, topic: str, queue: str, limit_key: str | None, full: set[Lane]) -> Kind:
-        lane = self.wanted.lane_of(topic)
-        names = admission.limits_of(topic, queue, limit_key).keys() if self.limits.any_declared else ()
-        return Kind(lane, names, HANDLER + topic if lane is None or lane in full else "")
 
     # --- block, and put back ------------------------------------------------------------------------------------------
 
-    def give_back(self, found: Sorted, refused: Tickets) -> int:
-        """Give all ids back that were not claimed, ``refused`` by the claim or before it. Return how many are blocked.
+    def give_back(self, split: Split, claimed: Container[int]) -> bool:
+        """Block the ids that were not claimed, or put them back. Return whether some are blocked now.
 
-        Count in ``found`` those that nobody needs. Claimed messages must run, whatever happens here: a sweep finds what
-        is left.
+        The claimed messages run whatever happens here: a sweep finds ids that were lost.
         """
         number = 0
-        if not self._holds_ids:
-            return number
+        if not self.holds_ids:
+            self.are_most = False
+            return False
         try:
-            for queue, tickets in found.left.items():
+            for queue, tickets in split.left.items():
                 self._broker.put_back(queue, tickets)
-            for queue, names in found.blocked.items():
+            for queue, names in split.blocked.items():
                 number += self._block(queue, names)
-            for queue, tickets in refused.items():
-                number += self._give_back_refused(found, queue, tickets)
+            for queue, tickets in split.claimable.items():
+                refused = [ticket for ticket in tickets if ticket.id not in claimed]
+                if refused:
+                    number += self._put_back(split, queue, refused)
         except BrokerUnavailable as error:
             self.brokers.report_failure(error)
         except DatabaseError as error:
@@ -199,7 +195,8 @@ class Blocked:
                 type(error).__name__,
                 error,
             )
-        return number
+        self.are_most = 2 * (number + split.gone) >= split.total
+        return number > 0
 
     def _block(self, queue: str, names: Tickets) -> int:
         if not names:
@@ -213,14 +210,14 @@ class Blocked:
         self._numbers[queue].update(numbers)
         return sum(numbers.values())
 
-    def _give_back_refused(self, found: Sorted, queue: str, tickets: Sequence[Ticket]) -> int:
+    def _put_back(self, split: Split, queue: str, tickets: Sequence[Ticket]) -> int:
         """Put ids that the claim refused where they belong, and drop those of finished and running messages.
 
-        Return how many are blocked.
+        Return the number of those that are blocked now.
         """
         facts = statements(self.using).facts([ticket.id for ticket in tickets])
         if not facts:
-            found.gone += len(tickets)
+            split.gone += len(tickets)
             return 0
         earliest = transitions.now(self.using) + timedelta(seconds=self.earliest)
         known = registry.handlers()
@@ -230,7 +227,7 @@ class Blocked:
         for ticket in tickets:
             row = facts.get(ticket.id)
             if row is None or row.state != State.SCHEDULED:
-                found.gone += 1
+                split.gone += 1
             elif row.queue != queue or row.due_at > min(earliest, from_tenths(ticket.ready_tenths or 0)):
                 elsewhere.append((row.queue, Entry.at(row.id, row.due_at, row.priority)))
             elif row.topic not in known:
@@ -283,7 +280,7 @@ class Blocked:
     @property
     def queues(self) -> list[str]:
         """The queues with blocked ids that this process can serve."""
-        blocked = self._numbers.items() if self._holds_ids else ()
+        blocked = self._numbers.items() if self.holds_ids else ()
         return [queue for queue, names in blocked if any(map(self._servable, names))]
 
     def unblock(self, queue: str, room: int) -> dict[str, int]:
@@ -292,7 +289,7 @@ class Blocked:
         Each name may use the whole room: the take then pops the best ids of all names, by priority and due time.
         """
         unblocked: dict[str, int] = {}
-        if not self._holds_ids or room <= 0:
+        if not self.holds_ids or room <= 0:
             return unblocked
         names = self._numbers[queue]
         for name, number in list(names.items()):

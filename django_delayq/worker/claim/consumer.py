@@ -30,9 +30,9 @@ from ..run.reporting import report_moves
 from ..shared import connections
 from ..shared.broker_switch import BrokerSwitch
 from ..shared.due_services import backoff
-from .blocked import Blocked, OrphanedClaims, Sorted, Tickets
+from .blocked import Blocked, OrphanedClaims, Split, Tickets
 from .known_limits import KnownLimits
-from .queues import Found, KnownPauses, QueueFinder, Queues, Reach
+from .queues import Found, KnownPauses, QueueFinder, Queues
 from .wake_ups import WakeUps
 from .wanted import Wanted
 
@@ -112,40 +112,22 @@ class Consumer(threading.Thread):
     def run(self) -> None:
         """Make rounds until stopped; wait longer after each error in a row."""
         try:
-            while not self._stopping.is_set():
+            while not (self._stopping.is_set() or self.is_done):
                 self._beat = time.monotonic()
                 connections.before_task()
                 self._connection = django_connections[self.using]
                 try:
-                    # Two rounds in a row that find nothing: the first may have looked while a limit was still full.
-                    was_quiet = self._on_idle is not None and self._found_nothing and self._is_quiet
-                    seconds, wait = self.run_round(), self.wake_ups.wait
-                    if self._on_idle is not None:
-                        seconds = min(seconds, self.tuning.last_wait)
+                    seconds, wait = self._run_round_or_end(), self.wake_ups.wait
                     self._errors = 0
-                    if was_quiet and self._is_quiet and self._found_nothing:
-                        self.is_done = True
-                        return
                 except DatabaseError as error:
-                    connections.note_error(error)
-                    self._errors += 1
-                    if self._outage.is_news(error):
-                        logger.warning("The consumer claims nothing, and tries again: %s", in_words(error))
-                    if (
-                        self._on_idle is not None
-                        and self._errors >= self.tuning.last_tries
-                        and trouble(error) != Trouble.REFUSED
-                    ):
-                        self.error, self.is_done = error, True
-                        return
-                    seconds, wait = backoff(self._errors, 2.0), self.wake_ups.stand_back
+                    seconds, wait = self._note_error(error), self.wake_ups.stand_back
                 except Exception:
                     self._errors += 1
                     seconds, wait = backoff(self._errors, 5.0), self.wake_ups.stand_back
                     logger.exception("The consumer failed and is tried again in %.1f s", seconds)
                 finally:
                     connections.after_task()
-                if seconds > 0:
+                if seconds > 0 and not self.is_done:
                     wait(seconds)
         finally:
             # Handlers may run for long after this. Meanwhile other processes get the wake-ups.
@@ -154,6 +136,26 @@ class Consumer(threading.Thread):
             connections.close_all()
             if self._on_idle is not None:
                 self._on_idle()
+
+    def _run_round_or_end(self) -> float:
+        """Make a round, and end with ``--once`` after two quiet ones: a limit may have been full in the first one."""
+        if self._on_idle is None:
+            return self.run_round()
+        was_quiet = self._found_nothing and self._is_quiet
+        seconds = self.run_round()
+        self.is_done = was_quiet and self._is_quiet and self._found_nothing
+        return min(seconds, self.tuning.last_wait)
+
+    def _note_error(self, error: DatabaseError) -> float:
+        """Tell of an error, and return how long to wait. With ``--once`` the process ends after some in a row."""
+        connections.note_error(error)
+        self._errors += 1
+        if self._outage.is_news(error):
+            logger.warning("The consumer claims nothing, and tries again: %s", in_words(error))
+        is_last = self._on_idle is not None and self._errors >= self.tuning.last_tries
+        if is_last and trouble(error) != Trouble.REFUSED:
+            self.error, self.is_done = error, True
+        return backoff(self._errors, 2.0)
 
     @property
     def beat(self) -> float:
@@ -202,7 +204,7 @@ class Consumer(threading.Thread):
         return self._wait_after(broker, found)
 
     def _look_for_pauses(self, broker: Broker) -> None:
-        for queue in self.pauses.check(looks=not broker.holds_ids):
+        for queue in self.pauses.check():
             # Ids that fall due during a pause become ready, so that the best priority goes first afterwards.
             broker.promote(queue)
 
@@ -211,15 +213,13 @@ class Consumer(threading.Thread):
         self.wanted.see()
         self.blocked.begin_round(broker)
         within = self.claim_ahead.reach(quick=self.wanted.are_quick)
-        reach = Reach(broker, within, both_ends=self.wanted.looks_past)
-        whole = Found()
-        is_full = False
+        whole, is_full = Found(), False
         for queues in self.queues.in_order():
-            room = 0 if is_full else self.wanted.ids
-            found = self._take_and_claim(queues, room, reach)
+            room = 0 if is_full else self.blocked.ids_for(self.wanted.messages)
+            found = self._serve(broker, queues, room, within)
             found.goes_on = self._catch_up(broker, found) and self.wanted.is_worth_filling and self.wanted.messages > 0
             whole.add(found)
-            if self.wanted.looks_past:
+            if self.blocked.are_most:
                 # Most of what is taken cannot run here: lower queues need not wait for it.
                 continue
             if whole.goes_on:
@@ -235,7 +235,7 @@ class Consumer(threading.Thread):
         for lane in self.pool.lanes:
             lane.on_room = self.brokers.wake if lane in waits_for else None
         # The next take begins this many seconds before the next due time; 0 where no id can be taken early.
-        can_take = self.wanted.messages > 0 and broker.holds_ids
+        can_take = self.wanted.messages > 0 and self.blocked.holds_ids
         lead = self.claim_ahead.lead(quick=self.wanted.are_quick) if can_take else 0.0
         # Computed after the claims: the next message may have fallen due meanwhile.
         waits = [max(0.0, wait - lead) for wait in found.waits]
@@ -271,21 +271,21 @@ class Consumer(threading.Thread):
             more = more or (queue not in self.pauses.known and taken.left > 0 and bool(taken.tickets or taken.behind))
         return more
 
-    def _take_and_claim(self, queues: tuple[str, ...], room: int, reach: Reach) -> Found:
-        """Take ids, claim their messages, and hand these over; what is not claimed goes back."""
-        broker = reach.broker
-        found, sorted_ids = Found(), Sorted()
+    def _serve(self, broker: Broker, queues: tuple[str, ...], room: int, within: float) -> Found:
+        """Take ids, claim their messages, and hand these over; an id that is not claimed is blocked or put back."""
         tickets: Tickets = {}
+        claimed: list[Claimed] = []
         try:
             with broker.exclusively():
                 failpoints.reach("before_take")
-                found = self.queues.take(queues, room, reach)
+                found = self.queues.find(broker, queues, room, within)
                 tickets = found.tickets
                 if not tickets:
                     return found
-                sorted_ids = self.blocked.sort(tickets)
+                split = self.blocked.split(tickets)
                 asked = time.monotonic()
-                claimed = self._claim_sorted(sorted_ids) if sorted_ids.claimable else []
+                if split.claimable:
+                    claimed = self._claim_split(split)
                 took = time.monotonic() - asked
         except DatabaseError:
             self.orphaned_claims.note_unanswered(ticket.id for some in tickets.values() for ticket in some)
@@ -299,17 +299,15 @@ class Consumer(threading.Thread):
         self.extensions.claimed(claimed)
         mine = {row.id: row for row in claimed}
         self._hand_over(tickets, mine, asked, took)
-        number = self.blocked.give_back(sorted_ids, _without(sorted_ids.claimable, mine))
-        found.blocked = number > 0
+        found.blocked = self.blocked.give_back(split, mine)
         # What was put back for want of room is ready.
-        found.left_out = found.left_out or bool(sorted_ids.left)
-        self.wanted.looks_past = 2 * (number + sorted_ids.gone) >= sum(map(len, tickets.values()))
-        self._learn(found, sorted_ids, claimed)
+        found.left_out = found.left_out or bool(split.left)
+        self._learn(found, split, claimed)
         return found
 
-    def _claim_sorted(self, ids: Sorted) -> list[Claimed]:
+    def _claim_split(self, split: Split) -> list[Claimed]:
         failpoints.reach("after_take")
-        tickets = ids.claimable
+        tickets = split.claimable
         if len(tickets) > 1 and self.queues.finder.named is None:
             # The process serves all queues, so one statement may claim messages of any.
             parts: list[tuple[str | None, list[Ticket]]] = [(None, [*chain.from_iterable(tickets.values())])]
@@ -319,11 +317,11 @@ class Consumer(threading.Thread):
         claimed: list[Claimed] = []
         for queue, some in parts:
             if self.limits.any_declared:
-                others_wait = any(ids.left.values())
+                others_wait = any(split.left.values())
                 admitted = self.limits.admit(
-                    some, leases, queue=queue, ahead=ahead, limits=ids.limits, others_wait=others_wait
+                    some, leases, queue=queue, ahead=ahead, limits=split.limits, others_wait=others_wait
                 )
-                ids.refuse(admitted.refused)
+                split.refuse(admitted.refused)
                 claimed += admitted.claimed
             else:
                 claimed += transitions.claim(self.using, some, leases, self.worker, queue=queue, ahead=ahead)
@@ -349,11 +347,11 @@ class Consumer(threading.Thread):
         self.budget.count(len(deliveries) - len(suspects))
         self.isolation.admit(suspects)
 
-    def _learn(self, found: Found, sorted_ids: Sorted, claimed: Sequence[Claimed]) -> None:
+    def _learn(self, found: Found, split: Split, claimed: Sequence[Claimed]) -> None:
         """Adjust the next takes to the result of this one."""
         found.claimed = len(claimed)
         self.wanted.use(claimed)
-        self.wanted.learn(sorted_ids.topics)
+        self.wanted.learn(split.topics)
         self.queues.learn(found, Counter(row.queue for row in claimed))
 
     def _may_go_on(self) -> bool:
@@ -365,8 +363,3 @@ class Consumer(threading.Thread):
         """Show that the consumer lives, and return whether it is to stop."""
         self._beat = time.monotonic()
         return self._stopping.is_set()
-
-
-def _without(tickets: Tickets, mine: Mapping[int, Claimed]) -> Tickets:
-    rest = {queue: [ticket for ticket in some if ticket.id not in mine] for queue, some in tickets.items()}
-    return {queue: some for queue, some in rest.items() if some}

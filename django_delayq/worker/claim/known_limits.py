@@ -90,6 +90,8 @@ class KnownLimits(WorkerExtension):
 
     def try_under(self, names: Collection[str]) -> None:
         """Take note that a message under these limits is tried: it uses up a freed permit of each."""
+        if not names:
+            return
         with self._lock:
             for name in names:
                 if self._freed[name] > 1:

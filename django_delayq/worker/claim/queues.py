@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from ...api import pausing
 from ...broker.base import Broker, DueQueue, DueQueues, Taken
@@ -90,17 +88,6 @@ class QueueFinder(Service):
         return (default, *sorted(found - {default}))
 
 
-class Reach(NamedTuple):
-    """Which ids a round takes: those that are due or fall due ``within`` seconds, the oldest ones of each queue.
-
-    With ``both_ends`` also the newest ones, which would wait for the oldest to be blocked otherwise.
-    """
-
-    broker: Broker
-    within: float
-    both_ends: bool
-
-
 @dataclass(slots=True)
 class Found:
     """What was taken from each queue, and what is known of the other queues."""
@@ -162,8 +149,7 @@ class KnownPauses:
         self.tuning = finder.tuning
         self.queues: Callable[[], tuple[str, ...]] = finder
         self.known: set[str] = set()
-        self._check_at = math.inf
-        self._look_at = time.monotonic() + self.tuning.idle_wait
+        self._check_at = time.monotonic() + self.tuning.idle_wait
 
     @property
     def served(self) -> tuple[str, ...]:
@@ -172,7 +158,7 @@ class KnownPauses:
 
     @property
     def seconds_to_check(self) -> float:
-        """Seconds until the record is to be asked again; infinite while no pause is known."""
+        """Seconds until the record is to be asked again."""
         return max(0.0, self._check_at - time.monotonic())
 
     def is_paused(self, queue: str) -> bool:
@@ -180,12 +166,12 @@ class KnownPauses:
         self._read()
         return queue in self.known
 
-    def check(self, *, looks: bool = False) -> list[str]:
+    def check(self) -> list[str]:
         """Ask the record again if it is time, and return the queues that are still paused then.
 
-        With ``looks`` this is asked from time to time while no pause is known, too: a query passes over paused queues.
+        While no pause is known, it is asked seldom: a query passes over paused queues, and no claim tells of them.
         """
-        if self.seconds_to_check > 0 and not (looks and time.monotonic() >= self._look_at):
+        if self.seconds_to_check > 0:
             return []
         self._read()
         return sorted(self.known)
@@ -193,8 +179,8 @@ class KnownPauses:
     def _read(self) -> None:
         before, paused = self.known, pausing.paused(self.using)
         self.known = paused.keys() & set(self.queues())
-        self._check_at = time.monotonic() + self.tuning.pause_check_interval if self.known else math.inf
-        self._look_at = time.monotonic() + self.tuning.idle_wait
+        wait = self.tuning.pause_check_interval if self.known else self.tuning.idle_wait
+        self._check_at = time.monotonic() + wait
         for queue in sorted(self.known - before):
             pausing.log_paused(paused[queue])
         for queue in sorted(before - self.known):
@@ -281,42 +267,43 @@ class Queues:
         # A thread that becomes free during this round serves the highest queue first, in the next round.
         return [(queue,) for queue in queues]
 
-    def take(self, queues: tuple[str, ...], room: int, reach: Reach) -> Found:
-        """Take up to ``room`` ids from one group of queues."""
+    def find(self, broker: Broker, queues: tuple[str, ...], room: int, within: float) -> Found:
+        """Take up to ``room`` ids from one group of queues that are due or fall due ``within`` seconds."""
         if self.shares is not None:
-            return Found(self._take_shares(self.shares, queues, room, reach))
+            return Found(self._take_shares(self.shares, broker, queues, room, within))
         if self.finder.named is not None and len(queues) == 1:
-            return Found({queues[0]: self._take_one(queues[0], room, reach)})
-        return self._take_due(queues, room, reach)
+            return Found({queues[0]: self._take_one(broker, queues[0], room, within)})
+        return self._take_due(broker, queues, room, within)
 
     def learn(self, found: Found, claimed: Mapping[str, int]) -> None:
         """Take note of how many messages of each queue were claimed of what was found."""
         if self.shares is not None:
             self.shares.learn(found.taken, claimed)
 
-    def _take_one(self, queue: str, room: int, reach: Reach) -> Taken:
+    def _take_one(self, broker: Broker, queue: str, room: int, within: float) -> Taken:
         unblock = self.blocked.unblock(queue, room)
-        return reach.broker.take(queue, room, reach.within, unblock, both_ends=reach.both_ends)
+        return broker.take(queue, room, within, unblock, both_ends=self.blocked.are_most)
 
-    def _take_shares(self, shares: Shares, queues: Sequence[str], room: int, reach: Reach) -> dict[str, Taken]:
+    def _take_shares(
+        self, shares: Shares, broker: Broker, queues: Sequence[str], room: int, within: float
+    ) -> dict[str, Taken]:
         """Take from each queue its share, and what the ones before it left of theirs."""
         found: dict[str, Taken] = {}
         unused = 0
         for queue, share in shares.divide(queues, room):
-            found[queue] = taken = self._take_one(queue, share + unused, reach)
+            found[queue] = taken = self._take_one(broker, queue, share + unused, within)
             unused += share - len(taken.tickets)
         return found
 
-    def _take_due(self, queues: Sequence[str], room: int, reach: Reach) -> Found:
+    def _take_due(self, broker: Broker, queues: Sequence[str], room: int, within: float) -> Found:
         """Take from the first queue, and then from those others that have ids which are due.
 
         While there is more than room for, the queues that no command line and no setting puts in order take turns.
         """
-        broker, within, both_ends = reach
         named = self.finder.named is not None
         found = Found()
-        if queues and not self._served_last and broker.holds_ids:
-            taken = found.taken[queues[0]] = self._take_one(queues[0], room, reach)
+        if queues and not self._served_last and self.blocked.holds_ids:
+            taken = found.taken[queues[0]] = self._take_one(broker, queues[0], room, within)
             room -= len(taken.tickets)
             found.due = DueQueues(next_due=taken.other_due, at=taken.at)
             others = taken.other_due is not None and taken.other_due <= within
@@ -334,7 +321,7 @@ class Queues:
             rest.sort(key=lambda queue: queue.name != queues[0])
         self.finder.note([queue.name for queue in rest])
         wanted = self._with_blocked(rest, queues, found, room)
-        found.taken |= broker.take_many(wanted, room, within, both_ends=both_ends)
+        found.taken |= broker.take_many(wanted, room, within, both_ends=self.blocked.are_most)
         found.left_out = due.more > 0 or any(queue.name not in found.taken for queue in wanted)
         if not named:
             several = len({queue.name for queue in [*due.queues, *wanted]}) > 1

@@ -44,16 +44,8 @@ class Wanted:
         self.see()
         # The share of the event loop in the messages that were found last.
         self._share = 0.5
-        # True when most ids of the last take could not begin here: the next one takes many, to get past them.
-        self.looks_past = False
 
     # --- how many -----------------------------------------------------------------------------------------------------
-
-    @property
-    def ids(self) -> int:
-        """The number of ids to take now."""
-        room = self.messages
-        return max(room, self.tuning.looked_past) if room and self.looks_past else room
 
     @property
     def messages(self) -> int:
