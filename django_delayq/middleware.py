@@ -6,7 +6,6 @@ tenant, the language, the context of the log. Without middleware a call and a de
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -17,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
+from .core.forks import after_fork
 from .project import conf
 from .project.registry import Delivered
 
@@ -122,7 +122,7 @@ def forget() -> None:
         made.cache_clear()
 
 
-os.register_at_fork(after_in_child=forget)
+after_fork(forget)
 
 
 def load(path: str) -> type[Middleware]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import redis
 
-from ..core.readable import wait_readable
+from ..core.readable import Waker, wait_readable
 from .connection import is_closed, socket_of
 
 # A connection on which no token came for this long may have been dropped by the network without notice. Seconds.
@@ -37,9 +35,7 @@ class Listener:
         self._lists: tuple[str, ...] = ()
         self._sent_at = 0.0
         self._is_stale = False
-        self._read, self._write = os.pipe()
-        os.set_blocking(self._read, False)
-        os.set_blocking(self._write, False)
+        self._waker = Waker()
 
     def listen(self, lists: Sequence[str], timeout: float) -> bool:
         """Sleep for up to ``timeout`` seconds; return whether a token came."""
@@ -65,14 +61,13 @@ class Listener:
             self._sent_at = time.monotonic()
         answer = socket_of(self._connection)
         if answer is None:
-            # The answer cannot be waited for beside the pipe: the caller looks for it again and again.
+            # The answer cannot be waited for beside the waker: the caller looks for it again and again.
             timeout, answers = min(timeout, LOOK_INTERVAL), []
         else:
             answers = [answer]
-        readable = wait_readable([self._read, *answers], max(0.0, timeout))
-        if self._read in readable:
-            with contextlib.suppress(BlockingIOError):
-                os.read(self._read, 4096)
+        readable = wait_readable([self._waker, *answers], max(0.0, timeout))
+        if self._waker in readable:
+            self._waker.forget()
         if answer in readable or self._connection.can_read(0):
             self._connection.read_response()
             self._lists = ()
@@ -81,8 +76,7 @@ class Listener:
 
     def wake(self) -> None:
         """End the ``listen`` of another thread, or the next one."""
-        with contextlib.suppress(BlockingIOError, OSError):
-            os.write(self._write, b"1")
+        self._waker.wake()
 
     def reset(self) -> None:
         """Have the next ``listen`` use a new connection: the present one may be dead without notice."""
@@ -102,11 +96,9 @@ class Listener:
             self._connection = None
 
     def close(self) -> None:
-        """Close the connection and the pipe."""
+        """Close the connection and the waker."""
         self._disconnect()
         if self._client is not None:
             self._client.close()
             self._client = None
-        for end in (self._read, self._write):
-            with contextlib.suppress(OSError):
-                os.close(end)
+        self._waker.close()

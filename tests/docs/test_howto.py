@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import logging
 import re
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import django
@@ -29,7 +32,7 @@ from django_delayq import (
     schedule_messages,
 )
 from django_delayq.core import actors
-from django_delayq.models import Message, Queue
+from django_delayq.models import Message, Queue, Worker
 from django_delayq.project import registry
 from django_delayq.record import admission
 from django_delayq.recurring import declarations
@@ -67,6 +70,31 @@ def test_the_first_page_closes_an_order(run_page: Run) -> None:
     deliver()
     order.refresh_from_db()
     assert order.status == "closed"
+
+
+# --- a worker in your own process -------------------------------------------------------------------------------------
+
+
+def test_the_guide_to_embedded_workers_starts_and_ends_them(run_page: Run) -> None:
+    names = run_page("howto/embedded")
+    host = SimpleNamespace()
+    names["post_worker_init"](host)
+    assert host.delayq.is_alive
+    names["worker_exit"](None, host)
+    assert not host.delayq.is_alive
+    sent: list[str] = []
+
+    async def receive() -> dict[str, str]:
+        if sent:
+            assert "delayq-embedded" in {thread.name for thread in threading.enumerate()}
+        return {"type": "lifespan.shutdown" if sent else "lifespan.startup"}
+
+    async def send(event: dict[str, str]) -> None:
+        sent.append(event["type"])
+
+    asyncio.run(names["application"]({"type": "lifespan"}, receive, send))
+    assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+    assert not Worker.objects.exists()
 
 
 # --- limits -----------------------------------------------------------------------------------------------------------

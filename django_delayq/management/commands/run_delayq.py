@@ -6,7 +6,6 @@ import argparse
 import atexit
 import logging
 import os
-import select
 import signal
 import sys
 import threading
@@ -24,6 +23,7 @@ from ...broker import check_settings, describe
 from ...core import values
 from ...core.findings import Level
 from ...core.names import NOTHING, near
+from ...core.readable import patched_by
 from ...core.worker_options import Options
 from ...extensions import WorkerOption
 from ...inspector import diagnostics
@@ -252,14 +252,12 @@ def _check_interpreter() -> None:
             "on Windows, run it in WSL or in a container.",
             returncode=common.MISCONFIGURED,
         )
-    for function, home in ((select.select, "select"), (threading.get_ident, "_thread")):
-        if function.__module__ != home:
-            raise CommandError(
-                f"{function.__module__.partition('.')[0]} has patched the standard library of this process, and nothing"
-                " could stop a worker in it: start run_delayq without that patch. Worker processes have real threads,"
-                " and an event loop for async handlers.",
-                returncode=common.MISCONFIGURED,
-            )
+    if library := patched_by():
+        raise CommandError(
+            f"{library} has patched the standard library of this process, and nothing could stop a worker in it: start"
+            " run_delayq without that patch. Worker processes have real threads, and an event loop for async handlers.",
+            returncode=common.MISCONFIGURED,
+        )
 
 
 def _chosen(options: Mapping[str, Any]) -> Options:

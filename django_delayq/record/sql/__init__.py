@@ -43,6 +43,13 @@ def commits_nothing(using: str) -> str | None:
     )
 
 
+def is_in_memory(using: str) -> bool:
+    """Return whether a database is one of SQLite in the memory of this process. Needs no connection."""
+    connection = connections[using]
+    name = str(connection.settings_dict["NAME"])
+    return connection.vendor == "sqlite" and (":memory:" in name or "mode=memory" in name)
+
+
 @cache
 def statements(using: str) -> Portable:
     """Return the statements for the database behind an alias.

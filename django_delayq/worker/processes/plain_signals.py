@@ -11,12 +11,14 @@ import signal
 import sys
 import threading
 
+# Windows has none of these, and no workers that catch them.
+_HARSHER = [getattr(signal, name) for name in ("SIGHUP", "SIGQUIT") if hasattr(signal, name)]
 # The signals that a worker catches, and that end it in order. The last two: unless the project catches them, or the one
 # who starts the worker has them ignored, as ``nohup`` does.
 CAUGHT = (
     signal.SIGTERM,
     signal.SIGINT,
-    *(number for number in (signal.SIGHUP, signal.SIGQUIT) if signal.getsignal(number) is signal.SIG_DFL),
+    *(number for number in _HARSHER if signal.getsignal(number) is signal.SIG_DFL),
 )
 
 _are_on = False
@@ -59,4 +61,5 @@ def _begin_child() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_begin_child)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_begin_child)

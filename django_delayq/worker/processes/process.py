@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import logging
 import os
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from ... import extensions, middleware
 from ...core import actors
-from ...core.readable import wait_readable
+from ...core.readable import Waker, wait_readable
 from ...core.worker_options import Options
 from ...extensions import Service, WorkerExtensions
 from ...project import process_start, registry
@@ -140,10 +138,7 @@ class WorkerProcess:
         # A bool, not an Event: a signal handler that sets an Event may wait forever for a lock that its own thread
         # holds.
         self._stopping = False
-        self._wake_read, self._wake_write = os.pipe()
-        for end in (self._wake_read, self._wake_write):
-            os.set_blocking(end, False)
-            weakref.finalize(self, os.close, end)
+        self._waker = Waker()
         # The deliveries whose handlers do not end at their timeout; more may join them while the process ends.
         self._stuck: set[Delivery] = set()
         self._started = time.monotonic()
@@ -209,8 +204,7 @@ class WorkerProcess:
 
     def look(self) -> None:
         """Have the main thread look at once whether the process is to end. Safe in a signal handler."""
-        with contextlib.suppress(OSError):
-            os.write(self._wake_write, b"!")
+        self._waker.wake()
 
     @property
     def beat(self) -> float:
@@ -219,7 +213,7 @@ class WorkerProcess:
 
     def run(self, watch: Callable[[], bool] = lambda: False) -> int:
         """Work until stopped, or until ``watch``, called twice a second or more, returns True. Return the exit code."""
-        name_sessions(self.name)
+        self._name_sessions()
         is_done = False
         try:
             with process_start.in_process():
@@ -234,6 +228,9 @@ class WorkerProcess:
             logger.exception("A function with @worker_started failed at the end of its process")
         return self.code
 
+    def _name_sessions(self) -> None:
+        name_sessions(self.name)
+
     def _work(self, watch: Callable[[], bool]) -> None:
         self.recorder.sender.start()
         self.recorder.start()
@@ -244,9 +241,8 @@ class WorkerProcess:
             self.consumer.start()
         while not self._stopping:
             # The place of a retired process is needed for the successor of its successor.
-            wait_readable([self._wake_read], 0.05 if self.pool.shared.retired else 0.5)
-            with contextlib.suppress(BlockingIOError):
-                os.read(self._wake_read, 4096)
+            wait_readable([self._waker], 0.05 if self.pool.shared.retired else 0.5)
+            self._waker.forget()
             if self.parts.budget.check():
                 self.parts.brokers.wake()
             if watch() or self._is_over() or self._is_broken():
@@ -374,7 +370,7 @@ class OnceProcess(WorkerProcess):
         reaper = self.parts.reaper
         reaper.tick()
         if reaper.is_confirming:
-            wait_readable([self._wake_read], reaper.tuning.confirm_after)
+            wait_readable([self._waker], reaper.tuning.confirm_after)
             reaper.tick()
         code = super().run(watch)
         if self.parts.consumer.error is not None:

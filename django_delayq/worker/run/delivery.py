@@ -23,6 +23,7 @@ from django.utils import timezone
 from ...core import names
 from ...core.durations import Duration, seconds
 from ...core.exceptions import HandlerTimeout, LeaseLost, MessageCancelled, Superseded
+from ...core.forks import after_fork
 from ...core.limits import PUNCTUAL
 from ...core.outcomes import Outcome, Recorded, event
 from ...core.retry import RetryPolicy
@@ -45,7 +46,7 @@ def _count_fork() -> None:
     _forks += 1
 
 
-os.register_at_fork(after_in_child=_count_fork)
+after_fork(_count_fork)
 
 
 # Of handlers in other queues, and of what a message has elsewhere.

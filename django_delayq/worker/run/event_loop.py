@@ -141,6 +141,8 @@ class EventLoop(Lane):
             try:
                 self._complete(around.__aenter__())
             except BaseException as error:  # noqa: BLE001
+                self._sync_calls.stop()
+                self._loop.close()
                 self._begun.set_exception(error)
                 return
             self._begun.set_result(None)

@@ -17,6 +17,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
+from ...core.forks import after_fork
+
 logger = logging.getLogger("django_delayq")
 
 # The most lines that wait to be written: a few megabytes. Lines that do not fit are counted.
@@ -28,7 +30,9 @@ FINISH_TIME = 2.0
 PAUSE_TIME = 0.2
 # In the threads with these names the project's own functions run. What they log by other loggers, they write.
 PROJECT_THREADS = ("delayq-handler-", "delayq-event-loop", "delayq-sync-", "delayq-other")
-# So do functions with ``@worker_started`` in the main thread. The worker's own work there uses these packages.
+# The thread of an embedded worker that does what the main thread of a worker process does.
+EMBEDDED = "delayq-embedded"
+# Functions with ``@worker_started`` run in the main thread too. The worker's own work there uses these packages.
 LIBRARIES = ("django", "psycopg")
 
 
@@ -39,16 +43,16 @@ class LogWriter:
     threads, such as those of Django, each in the context of its caller. What a filter or a handler of the project
     raises is printed, and ends no thread.
 
-    One process has one writer. The main thread starts and stops it; any thread puts. ``_lock`` guards ``_thread`` and
-    ``_ends``, and is held for a moment only. In ``_missing`` each thread counts for itself. No lock is taken to put: a
-    handler may be interrupted there.
+    One process has one writer. The main thread starts and stops it, or those who run it meanwhile; any thread puts.
+    ``_lock`` guards ``_thread``, ``_ends`` and ``_users``, and is held for a moment only. In ``_missing`` each thread
+    counts for itself. No lock is taken to put: a handler may be interrupted there.
     """
 
     def __init__(self) -> None:
         self._begin()
         self._give_back: Callable[[], None] | None = None
         # Threads do not follow a fork. What waits here is written by the parent.
-        os.register_at_fork(after_in_child=self._begin)
+        after_fork(self._begin)
 
     def _begin(self) -> None:
         self._waiting: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
@@ -57,6 +61,9 @@ class LogWriter:
         self._told = 0
         self._thread: threading.Thread | None = None
         self._ends = False
+        # How many run it meanwhile, and whether what Django logs in the main thread is handled here.
+        self._users = 0
+        self._has_main = True
         self._lock = threading.Lock()
 
     @property
@@ -91,16 +98,24 @@ class LogWriter:
         return True
 
     @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Run meanwhile."""
-        if self._thread is not None:
-            yield
-            return
-        self.start()
+    def running(self, *, has_main: bool = True) -> Iterator[None]:
+        """Run meanwhile. ``has_main``: the main thread is the worker's, and not that of a process with other work."""
+        with self._lock:
+            if self._thread is None:
+                self._has_main = has_main
+            # Whoever has started it for good ends it.
+            counts = self._thread is None or self._users > 0
+            self._users += counts
+        if counts:
+            self.start()
         try:
             yield
         finally:
-            self.stop(FINISH_TIME)
+            with self._lock:
+                self._users -= counts
+                is_last = counts and not self._users
+            if is_last:
+                self.stop(FINISH_TIME)
 
     def fork(self) -> int:
         """Return what ``os.fork`` does. In the child the writer runs, and has nothing to write yet."""
@@ -152,7 +167,7 @@ class LogWriter:
 
         def handle(own: logging.Logger, record: logging.LogRecord) -> None:
             thread = threading.current_thread()
-            if thread is self._thread or not _is_of_worker(own, thread):
+            if thread is self._thread or not self._is_of_worker(own, thread):
                 former(own, record)
             else:
                 self.put(partial(contextvars.copy_context().run, former, own, record))
@@ -165,15 +180,14 @@ class LogWriter:
         logging.Logger.handle = handle  # type: ignore[method-assign, assignment]
         self._give_back = give_back
 
-
-def _is_of_worker(own: logging.Logger, thread: threading.Thread) -> bool:
-    """Return whether a line of this logger in this thread is one of the worker's."""
-    package = own.name.partition(".")[0]
-    if package == logger.name:
-        return True
-    if thread is threading.main_thread():
-        return package in LIBRARIES
-    return thread.name.startswith("delayq-") and not thread.name.startswith(PROJECT_THREADS)
+    def _is_of_worker(self, own: logging.Logger, thread: threading.Thread) -> bool:
+        """Return whether a line of this logger in this thread is one of the worker's."""
+        package = own.name.partition(".")[0]
+        if package == logger.name:
+            return True
+        if thread.name == EMBEDDED or (self._has_main and thread is threading.main_thread()):
+            return package in LIBRARIES
+        return thread.name.startswith("delayq-") and not thread.name.startswith(PROJECT_THREADS)
 
 
 def _attempt(write: Callable[[], object]) -> None:
