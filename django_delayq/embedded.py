@@ -40,7 +40,7 @@ from .record.sql import commits_nothing, is_in_memory, unsupported
 from .record.sql.troubles import in_words
 from .worker.parts import connections
 from .worker.parts.delivery import Delivery
-from .worker.parts.log_writer import EMBEDDED, log_writer
+from .worker.parts.log_writer import log_writer
 from .worker.parts.reporting import report_moves
 from .worker.processes.process import BROKEN, FINISHED, WorkerProcess, all_roles
 from .worker.upkeep.heartbeat import HeartbeatFile
@@ -118,7 +118,7 @@ class EmbeddedWorker:
                 raise RuntimeError("This EmbeddedWorker runs already; make another one, or stop it first")
             process = self._process = _Process(self.options)
             # A daemon: the interpreter ends it by ``atexit``, and waits for no handler.
-            thread = self._thread = threading.Thread(target=process.serve, name=EMBEDDED, daemon=True)
+            thread = self._thread = threading.Thread(target=process.serve, name="delayq-embedded", daemon=True)
             atexit.register(process.end_with_interpreter, thread)
             thread.start()
         try:
