@@ -27,7 +27,7 @@ from django.db import router
 
 from .broker import check_settings, describe
 from .core import values
-from .core.bounds import QUEUE_LENGTH
+from .core.bounds import LENGTHS
 from .core.durations import Duration
 from .core.names import near
 from .core.readable import patched_by
@@ -38,11 +38,11 @@ from .project import conf
 from .record import crashes
 from .record.sql import commits_nothing, is_in_memory, unsupported
 from .record.sql.troubles import in_words
-from .worker.parts import connections
-from .worker.parts.delivery import Delivery
-from .worker.parts.log_writer import log_writer
-from .worker.parts.reporting import report_moves
 from .worker.processes.process import BROKEN, FINISHED, WorkerProcess, all_roles
+from .worker.run.delivery import Delivery
+from .worker.run.reporting import report_moves
+from .worker.shared import connections
+from .worker.shared.log_writer import log_writer
 from .worker.upkeep.heartbeat import HeartbeatFile
 
 __all__ = ["EmbeddedWorker"]
@@ -51,7 +51,7 @@ logger = logging.getLogger("django_delayq")
 
 # Besides handler threads: the recorder, the upkeep, the consumer, the signals and the operator. Connections.
 OTHER_CONNECTIONS = 5
-# A worker whose consumer has begun no turn for this long is not alive. Seconds.
+# A worker whose consumer has begun no round for this long is not alive. Seconds.
 STALE_AFTER = 30.0
 # The time between two touches of the heartbeat file. Seconds.
 TOUCH_INTERVAL = 1.0
@@ -242,7 +242,7 @@ class _Process(WorkerProcess):
 
     @property
     def is_responsive(self) -> bool:
-        """True while the consumer makes turns and the recorder records."""
+        """True while the consumer makes rounds and the recorder records."""
         beat = self.beat
         return not self.recorder.hangs and (not beat or time.monotonic() - beat < STALE_AFTER)
 
@@ -307,7 +307,7 @@ def _checked(name: str, check: Callable[..., T], *given: Any) -> T:
 def _queues(given: Collection[str]) -> tuple[str, ...]:
     if isinstance(given, str):
         raise ValueError(f"queues must be several names, not {given!r}: write [{given!r}]")
-    names = tuple(_checked("queue", values.word, name, QUEUE_LENGTH) for name in given)
+    names = tuple(_checked("queue", values.word, name, LENGTHS.queue) for name in given)
     if len(set(names)) != len(names):
         raise ValueError(f"queues must name each queue once, not {', '.join(names)}")
     return names

@@ -32,7 +32,7 @@ from django_delayq.models import Worker as WorkerRow
 from django_delayq.project import process_start
 from django_delayq.project.registry import Delivered
 from django_delayq.recurring import create_schedule
-from django_delayq.worker.run import pool
+from django_delayq.worker.processes.process import Parts
 from tests.app.models import Effect
 from tests.docs.blocks import DOCS, blocks
 from tests.support.forks import forked
@@ -276,7 +276,7 @@ def test_functions_of_the_project_run_around_the_messages(monkeypatch: pytest.Mo
 def test_a_handler_that_does_not_end_at_its_timeout_keeps_its_thread_and_no_other(
     monkeypatch: pytest.MonkeyPatch, gate: Gate, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(pool, "STUCK_AFTER", 0.1)
+    monkeypatch.setattr(Parts.run_tuning, "stuck_after", 0.1)
     told: list[str] = []
 
     @handler("e.stuck", timeout="0.1s", retry=False)
