@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from types import MethodType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Protocol, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction
 from django.conf import settings
@@ -19,6 +19,7 @@ from ..core.durations import Duration
 from ..core.exceptions import HandlerConflict, InvalidMessage
 from ..core.retry import as_policy
 from . import conf, validation
+from .answers import KEPT
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     Payload_contra = TypeVarWithDefault("Payload_contra", contravariant=True, default=Any)
     Result_co = TypeVarWithDefault("Result_co", covariant=True, default=Any)
 else:
+    Payload = TypeVar("Payload")
     Payload_co = TypeVar("Payload_co", covariant=True)
     Payload_contra = TypeVar("Payload_contra", contravariant=True)
     Result_co = TypeVar("Result_co", covariant=True)
@@ -97,6 +99,17 @@ class Delivered(Protocol[Payload_co]):
 
     async def aextend(self, more: Duration) -> datetime | None: ...
 
+    # --- in a batch handler only --------------------------------------------------------------------------------------
+
+    def retry_later(self, delay: Duration, reason: str = "", *, counts: bool = True, payload: Any = KEPT) -> None:
+        """Have this message of a batch delivered again after ``delay``, as ``raise RetryLater(…)`` does elsewhere."""
+
+    def reject(self, reason: str = "rejected by the handler") -> None:
+        """Give this message of a batch up, as ``raise Reject(…)`` does elsewhere: it is dead, with this reason."""
+
+    def fail(self, error: BaseException) -> None:
+        """Have this message of a batch fail with this error, which its retry policy answers."""
+
 
 class HandlerFunction(Protocol[Payload_contra, Result_co]):
     """A function, sync or async, that ``handler`` accepts: it takes a delivered message as its only argument."""
@@ -104,8 +117,14 @@ class HandlerFunction(Protocol[Payload_contra, Result_co]):
     def __call__(self, message: Delivered[Payload_contra], /) -> Result_co: ...
 
 
-class RegisteredHandler(HandlerFunction[Payload_contra, Result_co], Protocol):
-    """A function that ``handler`` has registered: itself, with its ``topic`` and two methods that schedule messages."""
+class BatchFunction(Protocol[Payload, Result_co]):
+    """A function, sync or async, that ``handler`` accepts with ``batch``: it takes a list of delivered messages."""
+
+    def __call__(self, messages: list[Delivered[Payload]], /) -> Result_co: ...
+
+
+class Schedulable(Protocol[Payload_contra]):
+    """What ``handler`` gives the function that it registers: its ``topic``, and two methods that schedule messages."""
 
     topic: str
 
@@ -129,11 +148,19 @@ class RegisteredHandler(HandlerFunction[Payload_contra, Result_co], Protocol):
         return message
 
 
+class RegisteredHandler(HandlerFunction[Payload_contra, Result_co], Schedulable[Payload_contra], Protocol):
+    """A function that ``handler`` has registered: itself, with its ``topic`` and two methods that schedule messages."""
+
+
+class RegisteredBatchHandler(BatchFunction[Payload, Result_co], Schedulable[Payload], Protocol):
+    """A function that ``handler`` has registered with ``batch``."""
+
+
 class Handler(NamedTuple):
     """A function and the options with which it receives messages. Times are in seconds."""
 
     topic: str
-    function: HandlerFunction
+    function: Callable[[Any], Any]
     # None: the setting counts. A timeout of 0: none.
     own_retry: retry.RetryPolicy | None
     own_lease: float | None
@@ -146,6 +173,9 @@ class Handler(NamedTuple):
     # The limit that its topic declares, and the function that finds the limit key of a message.
     limit: limits.Limit | None = None
     limit_key: LimitKey | None = None
+    # The most messages of one call, and how long the first of them waits for others (seconds).
+    batch: int = 1
+    linger: float = 0.0
 
     @property
     def name(self) -> str:
@@ -161,8 +191,11 @@ class Handler(NamedTuple):
 
     @property
     def runs_on_loop(self) -> bool:
-        """True when the handler runs on the event loop of a process, and not in a thread: a transaction needs one."""
-        return self.is_async and not self.transactional
+        """True when the handler runs on the event loop of a process, and not in a thread.
+
+        A transaction needs a thread, and deliveries become a batch where they wait for one.
+        """
+        return self.is_async and not self.transactional and self.batch == 1
 
     @property
     def timeout(self) -> float | None:
@@ -202,6 +235,8 @@ MEANT = {
     **dict.fromkeys(("lock", "lock_task"), "limit=1, with a limit_key"),
     "rate_limit": "rate",
     "queue_name": "queue",
+    **dict.fromkeys(("batch_size", "flush_every", "max_batch_size"), "batch"),
+    **dict.fromkeys(("flush_interval", "batch_timeout", "max_wait"), "linger"),
     **dict.fromkeys(("ignore_result", "result_ttl", "store_results", "track_started"), "keep_result"),
     # What each message may have of its own.
     **dict.fromkeys(("key", "unique", "queueing_lock"), "key= and unique= where the message is scheduled"),
@@ -227,6 +262,18 @@ MEANT = {
 }
 
 
+class Registering(Protocol):
+    """What ``handler`` returns: it registers a function, which takes one message or, with ``batch``, a list of them."""
+
+    @overload
+    def __call__(self, function: Callable[[Delivered[Payload]], Result], /) -> RegisteredHandler[Payload, Result]: ...
+
+    @overload
+    def __call__(
+        self, function: Callable[[list[Delivered[Payload]]], Result], /
+    ) -> RegisteredBatchHandler[Payload, Result]: ...
+
+
 @names.with_hints(MEANT, "@handler")
 def handler(
     topic: str,
@@ -242,7 +289,9 @@ def handler(
     rate: str | None = None,
     burst: int | None = None,
     limit_key: LimitKey | None = None,
-) -> Callable[[Callable[[Delivered[Payload]], Result]], RegisteredHandler[Payload, Result]]:
+    batch: int | None = None,
+    linger: Duration = 0,
+) -> Registering:
     """Register the decorated function, sync or async, as the receiver of ``topic``.
 
     Returning is success; raising is failure. Times are seconds, timedeltas, or text such as ``"90s"``; None is the
@@ -272,6 +321,13 @@ def handler(
     ``limit_key``
         A function of the message, which is called where the message is scheduled, and returns a text. The limit and the
         rate count the messages with each text by themselves.
+    ``batch``
+        The function takes a list of up to this many delivered messages (2 to 1000), and is called with those that are
+        due together. Returning consumes all but those that it answered by ``message.retry_later()``,
+        ``message.reject()`` or ``message.fail()``; raising fails all. A message that has failed comes alone from then
+        on, so a bad one costs its neighbours one attempt at most.
+    ``linger``
+        How long the first message of a batch waits for others, up to 10 seconds. By default none waits.
 
     The function stays what it is, and gets its ``topic`` and two methods, ``schedule`` and ``aschedule``: they schedule
     a message of the topic.
@@ -302,8 +358,9 @@ def handler(
         raise ValueError("limit_key needs a limit or a rate, which counts the messages with each key by themselves")
     if limit_key is not None and not callable(limit_key):
         raise ValueError(f"limit_key is a function of the message, not {type(limit_key).__name__}")
+    size, own_linger = _batch(batch, linger, keep_result=keep_result)
 
-    def register(function: Callable[[Delivered[Payload]], Result]) -> RegisteredHandler[Payload, Result]:
+    def register(function: Callable[[Any], Any], /) -> Any:
         _check(function)
         present = _handlers.get(topic)
         if present is not None and not _same(present.function, function):
@@ -321,11 +378,29 @@ def handler(
             iscoroutinefunction(function),
             own_limit,
             limit_key,
+            size,
+            own_linger,
         )
-        registered: RegisteredHandler[Payload, Result] = _schedulable(topic, function)
-        return registered
+        return _schedulable(topic, function)
 
     return register
+
+
+# The most messages of one call of a batch handler, and the longest time for which one waits for others (seconds).
+LARGEST_BATCH = 1000
+LONGEST_LINGER = 10.0
+
+
+def _batch(batch: int | None, linger: Duration, *, keep_result: bool) -> tuple[int, float]:
+    """Check the options of a batch handler. Return the size of a batch, and for how many seconds it lingers."""
+    wait = validation.checked("linger", values.span, linger, 0.0, LONGEST_LINGER)
+    if batch is None:
+        if wait:
+            raise ValueError("linger needs batch: without it no message waits for others")
+        return 1, 0.0
+    if keep_result:
+        raise ValueError("keep_result and batch exclude each other: one call has one result, and many messages")
+    return validation.checked("batch", values.whole, batch, 2, LARGEST_BATCH), wait
 
 
 def _schedulable(topic: str, function: Any) -> Any:
@@ -419,6 +494,11 @@ def find(topic: str) -> Handler | None:
 def handlers() -> dict[str, Handler]:
     """Return all handlers by topic."""
     return dict(_handlers)
+
+
+def largest_batch() -> int:
+    """Return the size of the largest batch that a handler takes; 1: none takes batches."""
+    return max((handler.batch for handler in _handlers.values()), default=1)
 
 
 def unregister(topic: str) -> None:

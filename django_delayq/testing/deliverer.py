@@ -31,6 +31,7 @@ from ..record import crashes, transitions
 from ..record.sql import statements
 from ..record.sql.moves import clock
 from ..record.sql.rows import BEGINNING, LeaseRenewal, Ticket
+from ..worker.run.batches import execute_batch
 from ..worker.run.delivery import Delivery
 from ..worker.run.executor import answer, execute
 from ..worker.run.recorder import SUCCESS, Ended, Recorder
@@ -142,6 +143,8 @@ class Deliverer:
         self._recorder = Recorder(using, self.extensions)
         # The messages that an immediate delivery made due: the alias and the id of each.
         self.waiting: list[tuple[str, int]] = []
+        # What was claimed for a batch, and is to come alone.
+        self._alone: list[LocalDelivery] = []
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -162,8 +165,13 @@ class Deliverer:
         call_on_commit_functions()
         return bool(moved)
 
-    def claim_next(self, queue: str | None) -> LocalDelivery | None:
-        """Claim the message that a worker would take next; None when none is due in this queue (None: in any)."""
+    def claim_next(self, queue: str | None, most: int) -> list[LocalDelivery]:
+        """Claim the message that a worker would take next, and up to ``most`` together for a batch handler.
+
+        Returns none when none is due in this queue (None: in any).
+        """
+        if self._alone:
+            return [self._alone.pop(0)]
         due, now = self._due_times(queue), clock(self.using)
         first = conf.get().QUEUES
         order = {name: place for place, name in enumerate(first)}
@@ -173,22 +181,25 @@ class Deliverer:
             # In the transaction of a test nobody comes between.
             is_alone = connections[self.using].in_atomic_block
             with nullcontext() if is_alone else transitions.exclusively(self.using):
-                tickets = statements(self.using).due(name, registry.handlers(), 1)
-                delivery = self._claim(tickets, name)
-            if delivery is not None:
-                return delivery
-        return None
+                found = self._claim(statements(self.using).due(name, registry.handlers(), 1), name)
+                if found and not found[0].comes_alone and (size := min(most, found[0].handler.batch)) > 1:
+                    others = statements(self.using).due(name, [found[0].topic], size - 1)
+                    for other in self._claim(others, name):
+                        (self._alone if other.comes_alone else found).append(other)
+            if found:
+                return found
+        return []
 
     def claim(self, message_id: int) -> LocalDelivery | None:
         """Claim one message; None when it is not due, or may not start for another reason."""
-        return self._claim([Ticket(message_id)], None)
+        return next(iter(self._claim([Ticket(message_id)], None)), None)
 
-    def _claim(self, tickets: Sequence[Ticket], queue: str | None) -> LocalDelivery | None:
+    def _claim(self, tickets: Sequence[Ticket], queue: str | None) -> list[LocalDelivery]:
         handlers = registry.handlers()
         leases = {topic: handler.lease for topic, handler in handlers.items()}
         claimed = transitions.claim(self.using, tickets, leases, self.worker, queue=queue)
         self.extensions.claimed(claimed)
-        return LocalDelivery(claimed[0], handlers[claimed[0].topic], self.using) if claimed else None
+        return [LocalDelivery(row, handlers[row.topic], self.using) for row in claimed]
 
     def next_event(self, queue: str | None, until: datetime) -> datetime | None:
         """Return when the next message falls due or its pause ends; None when nothing happens ``until`` then."""
@@ -221,21 +232,27 @@ class Deliverer:
         if topic is not None:
             check_topic(topic, elsewhere)
 
-    def run(self, delivery: LocalDelivery) -> Ran:
-        """Run the handler of a delivery, and record its outcome."""
+    def run(self, deliveries: Sequence[LocalDelivery]) -> list[Ran]:
+        """Run the handler of a delivery, or of a batch of them, and record the outcomes."""
         actor = f"worker:{self.worker}"
-        delivery.error = None
-        # Nobody takes it back, and a frozen clock that ticks by itself may be past any lease by now.
-        delivery.leased_mono = math.inf
-        delivery.is_outermost = not is_in_own_transaction(connections[self.using])
+        for delivery in deliveries:
+            delivery.error = None
+            # Nobody takes it back, and a frozen clock that ticks by itself may be past any lease by now.
+            delivery.leased_mono = math.inf
+            delivery.is_outermost = not is_in_own_transaction(connections[self.using])
         with actors.acting_as(actor):
             context = contextvars.copy_context()
-            context.run(report_delivered, delivery)
+            for delivery in deliveries:
+                context.run(report_delivered, delivery)
             with as_without_transaction():
-                outcome = context.run(execute, delivery, actor)
-            outcome = _committed(delivery, outcome)
-            self._record(delivery, outcome, actor)
+                outcomes = context.run(_execute, deliveries, actor)
+            outcomes = _committed(deliveries, outcomes)
+            for delivery, outcome in zip(deliveries, outcomes, strict=True):
+                self._record(delivery, outcome, actor)
             call_on_commit_functions()
+        return [self._ran(*ended) for ended in zip(deliveries, outcomes, strict=True)]
+
+    def _ran(self, delivery: LocalDelivery, outcome: Outcome) -> Ran:
         message = Message.objects.using(self.using).get(pk=delivery.id)
         return Ran(message, delivery.attempt, self._word(message, delivery, outcome), delivery.error)
 
@@ -258,8 +275,14 @@ class Deliverer:
         return "retried" if isinstance(outcome, Retry) and outcome.counts else "released"
 
 
-def _committed(delivery: LocalDelivery, outcome: Outcome) -> Outcome:
-    """Call the functions on commit of a handler. Return its outcome, which an error in one of them may change.
+def _execute(deliveries: Sequence[LocalDelivery], actor: str) -> list[Outcome]:
+    if deliveries[0].handler.batch == 1:
+        return [execute(delivery, actor) for delivery in deliveries]
+    return execute_batch(deliveries, actor)
+
+
+def _committed(deliveries: Sequence[LocalDelivery], outcomes: list[Outcome]) -> list[Outcome]:
+    """Call the functions on commit of a handler. Return its outcomes, which an error in one of them may change.
 
     In life they are called where its transactions end: in the handler, or after a transactional one.
     """
@@ -267,8 +290,8 @@ def _committed(delivery: LocalDelivery, outcome: Outcome) -> Outcome:
         with as_without_transaction():
             call_on_commit_functions()
     except BaseException as error:  # noqa: BLE001
-        return answer(delivery, error)
-    return outcome
+        return [answer(delivery, error) for delivery in deliveries]
+    return outcomes
 
 
 def raise_error(ran: Ran) -> None:

@@ -338,11 +338,13 @@ class Delayq:
         ran: list[Ran] = []
         call_on_commit_functions()
         while True:
-            delivery = deliverer.claim_next(queue) if len(ran) < limit else None
-            if delivery is not None:
-                ran.append(deliverer.run(delivery))
-                if raise_errors or must_be_raised(ran[-1].error):
-                    raise_error(ran[-1])
+            claimed = deliverer.claim_next(queue, limit - len(ran)) if len(ran) < limit else []
+            if claimed:
+                made = deliverer.run(claimed)
+                ran += made
+                for one in made:
+                    if raise_errors or must_be_raised(one.error):
+                        raise_error(one)
                 continue
             if deliverer.expire():
                 # Receivers of signals may have scheduled messages.
@@ -411,22 +413,29 @@ class Delayq:
         message_id: int = 1,
         due_at: datetime | None = None,
         cancel_requested: bool = False,
-    ) -> None:
+    ) -> list[BaseException | None] | None:
         """Call the handler of a topic, sync or async, with a made delivery: no message, no record, no query.
 
-        What it raises is raised. The payload and the headers go through JSON, as in life. A transactional handler gets
-        no transaction of its own, and no middleware surrounds the handler. ``deliveries`` is ``attempt`` by default.
+        A batch handler gets one for each payload of the list ``payload``, with ids from ``message_id`` on. Returns how
+        it answered each: None for a success, else ``RetryLater``, ``Reject`` or the error; for any other handler None.
+
+        What the handler raises is raised. The payload and the headers go through JSON, as in life. A transactional
+        handler gets no transaction of its own, and no middleware surrounds the handler. ``deliveries`` is ``attempt``
+        by default.
         """
         handler = registry.handlers()[check_topic(topic, ())]
         if attempt < 1 or (deliveries is not None and deliveries < attempt):
             raise ValueError("attempt counts from 1, and deliveries is at least attempt")
-        made = Claimed(
+        is_batch = handler.batch > 1
+        if is_batch and not (isinstance(payload, list | tuple) and payload):
+            raise ValueError(f"the handler of {topic} takes batches: give perform() a list of payloads")
+        first = Claimed(
             id=message_id,
             topic=topic,
             queue=validation.queue(registry.default_queue(topic) if queue is None else queue),
             key=validation.key(key),
             priority=validation.priority(handler.priority if priority is None else priority),
-            payload=json.loads(validation.payload(payload)),
+            payload=None,
             headers=json.loads(validation.headers(headers)),
             due_at=self.now if due_at is None else due_at,
             expires_at=None,
@@ -438,20 +447,29 @@ class Delayq:
             excused=0,
             claimed_at=self.now,
         )
-        delivery = _Made(made, handler, self.using)
-        delivery.cancel_requested = cancel_requested
-        delivery.begin()
+        made: list[Delivery] = [
+            _Made(
+                first._replace(id=message_id + number, payload=json.loads(validation.payload(one))), handler, self.using
+            )
+            for number, one in enumerate(payload if is_batch else [payload])
+        ]
+        for delivery in made:
+            delivery.cancel_requested = cancel_requested
+            delivery.begin()
         error: BaseException | None = None
         try:
             # A time zone or language that a handler activates ends with it.
-            contextvars.copy_context().run(call, delivery)
+            contextvars.copy_context().run(call, made[0], made if is_batch else None)
+            return [delivery.answered for delivery in made] if is_batch else None
         except BaseException as raised:
             error = raised
             raise
         finally:
-            if delivery.on_end is not None:
-                delivery.on_end(Ack() if error is None else outcome_of(delivery, error))
-            delivery.close()
+            for delivery in made:
+                if delivery.on_end is not None:
+                    answered = error or delivery.answered
+                    delivery.on_end(Ack() if answered is None else outcome_of(delivery, answered))
+                delivery.close()
 
     # --- from async code ----------------------------------------------------------------------------------------------
 

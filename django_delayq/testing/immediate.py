@@ -86,7 +86,7 @@ def run(using: str, ids: Sequence[int]) -> None:
                 made += 1
                 if made > MOST:
                     raise RuntimeError(f"one call led to {MOST} deliveries, and a handler still makes messages due")
-                raise_error(deliverer.run(delivery))
+                raise_error(*deliverer.run([delivery]))
 
 
 def _check_topic(using: str, message_id: int) -> None:

@@ -1,7 +1,7 @@
 """Handlers that succeed, fail or misbehave. Topics named in DELAYQ_TEST_UNKNOWN are left out.
 
 With DELAYQ_TEST_RECURRING one of them declares a schedule, with DELAYQ_TEST_LIMITS some have limits, and with
-DELAYQ_TEST_STARTED there are those of ``started.py``.
+DELAYQ_TEST_STARTED and DELAYQ_TEST_BATCHES there are those of ``started.py`` and ``batches.py``.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ from .models import Effect
 
 if "DELAYQ_TEST_STARTED" in os.environ:
     from . import started  # noqa: F401
+
+if "DELAYQ_TEST_BATCHES" in os.environ:
+    from . import batches  # noqa: F401
 
 SOON = ["0.05s", "0.05s"]
 # The retry policy of handlers that meet a database that is away.

@@ -101,6 +101,10 @@ def test_false_means_never_and_none_means_the_default(settings: Settings) -> Non
         ("keep_result", 1, "must be True or False"),
         ("queue", "two words", "must be 1 to 64"),
         ("priority", None, "must be a whole number"),
+        ("batch", 1, "must be a whole number from 2 to 1000"),
+        ("batch", "100", "must be a whole number from 2 to 1000"),
+        ("linger", "11s", "must be between 0 and 10 seconds"),
+        ("linger", "1s", "needs batch"),
     ],
 )
 def test_an_impossible_option_is_refused_at_the_decorator_by_its_name(option: str, value: Any, words: str) -> None:
@@ -274,6 +278,7 @@ def test_a_handler_that_wraps_another_one_has_a_topic_of_its_own() -> None:
     [
         ("max_retries", " (write retry=RetryPolicy.exponential(max_attempts=4))"),
         ("bind", " (leave it out)"),
+        ("flush_every", " (write batch)"),
         ("timeuot", " (write timeout)"),
         ("zzz", ""),
     ],
@@ -283,6 +288,11 @@ def test_an_option_that_does_not_exist_names_the_one_that_is_meant(name: str, hi
     with pytest.raises(TypeError, match=rf"^@handler has no such argument: {re.escape(name + hint)}$"):
         handler(TOPIC, **given)
     assert registry.find(TOPIC) is None
+
+
+def test_a_batch_has_no_one_result_to_keep() -> None:
+    with pytest.raises(ValueError, match="keep_result and batch exclude each other"):
+        handler(TOPIC, batch=10, keep_result=True)
 
 
 def test_a_handler_that_is_called_as_a_task_says_how_to_schedule_its_message() -> None:

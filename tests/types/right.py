@@ -70,6 +70,20 @@ def wait_for_a_place(message: Delivered) -> None: ...
 def accept_anything(message: Any) -> None: ...
 
 
+@handler("orders.count", batch=100, linger="200ms", transactional=True)
+def count_together(messages: list[Delivered[Order]]) -> None:
+    for message in messages:
+        assert_type(message.payload, Order)
+        message.retry_later("5m", counts=False)
+        message.reject("gone")
+        message.fail(ValueError("bad"))
+
+
+@handler("orders.tell_all", batch=50)
+async def tell_together(messages: list[Delivered[Order]]) -> int:
+    return len(messages)
+
+
 registered = handler("orders.again", retry=DELAYS)(accept_anything)
 wrapped: Callable[[HandlerFunction], RegisteredHandler] = handler("orders.wrapped")
 several: HandlerFunction = close
@@ -78,6 +92,8 @@ several: HandlerFunction = close
 async def call(delivered: Delivered[Order]) -> None:
     close(delivered)
     assert_type(await tell(delivered), int)
+    count_together([delivered])
+    assert_type(await tell_together([delivered]), int)
 
 
 def schedule() -> None:
@@ -90,6 +106,7 @@ def schedule() -> None:
     assert_type(close.schedule({"order": 5}, delay="15m", key="5"), Message)
     assert_type(close.topic, str)
     tell.schedule(payload=[1, 2, 3], priority=5)
+    assert_type(count_together.schedule({"order": 5}, delay="15m"), Message)
     accept_anything.schedule({"order": 5})
     registered.schedule({"order": 5}, using="other")
 

@@ -42,19 +42,19 @@ def close(message: Delivered[Order]) -> None: ...
 # --- handlers ---------------------------------------------------------------------------------------------------------
 
 
-@handler("wrong.parameter")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+@handler("wrong.parameter")  # type: ignore[arg-type]  # pyright: ignore
 def takes_a_number(message: int) -> None: ...
 
 
-@handler("wrong.model")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+@handler("wrong.model")  # type: ignore[arg-type]  # pyright: ignore
 def takes_the_row(message: Message) -> None: ...
 
 
-@handler("wrong.two")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+@handler("wrong.two")  # type: ignore[arg-type]  # pyright: ignore
 def takes_two(message: Delivered, more: int) -> None: ...
 
 
-@handler("wrong.none")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+@handler("wrong.none")  # type: ignore[arg-type]  # pyright: ignore
 def takes_nothing() -> None: ...
 
 

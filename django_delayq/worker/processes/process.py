@@ -104,7 +104,7 @@ class Parts:
         run_tuning = run_tuning or replace(self.run_tuning)
         self.recorder = Recorder(using, self.extensions, HeldByProcess(), run_tuning)
         tasks = options.async_concurrency if any(one.runs_on_loop for one in registry.handlers().values()) else 0
-        shared = shared or SharedState(options.threads, tasks)
+        shared = shared or SharedState(options.threads, tasks, registry.largest_batch())
         self.budget = Budget(options, shared, name)
         own = (self.recorder, name, shared, self.budget)
         threads = HandlerThreads(options.threads, *own)

@@ -108,7 +108,7 @@ class Supervisor:
 
     def _fork(self) -> Child:
         """Start a worker process."""
-        shared = SharedState(self.options.threads, self.options.async_concurrency)
+        shared = SharedState(self.options.threads, self.options.async_concurrency, registry.largest_batch())
         run = actors.new_run()
         pid = self._fork_to(lambda: self._be_child(shared, run))
         name = actors.worker_name(self.options.name, pid, run)

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -27,7 +27,9 @@ from ...core.forks import after_fork
 from ...core.limits import PUNCTUAL
 from ...core.outcomes import Outcome, Recorded, event
 from ...core.retry import RetryPolicy
+from ...core.text import shown
 from ...core.values import CENTURY
+from ...project.answers import KEPT, Reject, RetryLater
 from ...project.registry import Handler
 from ...record import admission
 from ...record.sql import statements
@@ -56,7 +58,7 @@ _MEANT = {
     **dict.fromkeys(("request", "task_id"), "message.id, and message.attempt, which counts from 1"),
     **dict.fromkeys(("max_retries", "retries"), "message.attempt, which counts from 1, or message.attempts_left"),
     **dict.fromkeys(("retry", "snooze"), 'raise RetryLater("60s")'),
-    **dict.fromkeys(("abort", "cancel", "delete", "reject"), 'raise Reject("why"), or return'),
+    **dict.fromkeys(("abort", "cancel", "delete"), 'raise Reject("why"), or return'),
     **dict.fromkeys(("is_aborted", "is_cancelled", "should_abort"), "message.cancel_requested"),
     **dict.fromkeys(("ack", "complete", "save"), "return, which ends the message"),
 }
@@ -83,6 +85,7 @@ class Delivery:
         "_scope",
         "_thread",
         "_timer",
+        "answered",
         "attempt",
         "cancel_reason",
         "cancel_requested",
@@ -111,6 +114,7 @@ class Delivery:
         "raised",
         "started_mono",
         "thread_number",
+        "together",
         "topic",
         "using",
     )
@@ -163,6 +167,10 @@ class Delivery:
         self.raised: BaseException | None = None
         # Called with the outcome when nothing can change it any more. A handler may set it.
         self.on_end: Callable[[Outcome], None] | None = None
+        # Of a batch: all deliveries of the call, the first of which has its thread and its clock; and how the handler
+        # answered this message.
+        self.together: Sequence[Delivery] | None = None
+        self.answered: BaseException | None = None
         # Why the handler got no connection or no transaction, so that it does not begin.
         self.entry_error: BaseException | None = None
         # The number of the worker's thread that runs the handler; None elsewhere.
@@ -209,16 +217,20 @@ class Delivery:
             raise ValueError("extend needs 0 seconds to 100 years")
         # Before the wait for an answer about the lease, which might outlast the timeout.
         if self._deadline is not None:
-            self._deadline = time.monotonic() + span
-            if not self._is_awaited and threading.get_ident() == self._thread:
-                # The handler has caught the interrupt, and goes on: its new timeout is to interrupt it again. None is
-                # on its way any more: it would have been raised in this thread by now.
-                self._is_interrupted = False
-            scope = self._scope
-            if scope is not None:
-                scope[0].call_soon_threadsafe(self._watch_deadline)
+            for one in self.together or (self,):
+                one._deadline = time.monotonic() + span
+            (self if self.together is None else self.together[0])._note_extended()
         self._extend_lease(max(span, self.lease))
         return self.deadline
+
+    def _note_extended(self) -> None:
+        if not self._is_awaited and threading.get_ident() == self._thread:
+            # The handler has caught the interrupt, and goes on: its new timeout is to interrupt it again. None is on
+            # its way any more: it would have been raised in this thread by now.
+            self._is_interrupted = False
+        scope = self._scope
+        if scope is not None:
+            scope[0].call_soon_threadsafe(self._watch_deadline)
 
     def _extend_lease(self, lease: float) -> None:
         """Extend the lease outside of the handler's own transaction, and not on its connection.
@@ -243,6 +255,25 @@ class Delivery:
         """Extend as ``extend`` does, in an async handler."""
         deadline: datetime | None = await sync_to_async(self.extend, thread_sensitive=True)(more)
         return deadline
+
+    def retry_later(self, delay: Duration, reason: str = "", *, counts: bool = True, payload: Any = KEPT) -> None:
+        """Answer this message of a batch with ``RetryLater``."""
+        self._answer(RetryLater(delay, reason, counts=counts, payload=payload), 'raise RetryLater("60s")')
+
+    def reject(self, reason: str = "rejected by the handler") -> None:
+        """Answer this message of a batch with ``Reject``."""
+        self._answer(Reject(reason), _MEANT["abort"])
+
+    def fail(self, error: BaseException) -> None:
+        """Answer this message of a batch with an error. Raises ``TypeError`` for what is no exception."""
+        if not isinstance(error, BaseException):
+            raise TypeError(f"message.fail() needs an exception, not {shown(error)}")
+        self._answer(error, "raise the error")
+
+    def _answer(self, answer: BaseException, instead: str) -> None:
+        if self.handler.batch == 1:
+            raise AttributeError(f"only a batch handler answers single messages: {instead}")
+        self.answered = answer
 
     # --- for the worker -----------------------------------------------------------------------------------------------
 
@@ -320,7 +351,8 @@ class Delivery:
         """
         if cancel_requested and not self.cancel_requested:
             self.cancel_requested = True
-            self.cancel_task("cancel requested")
+            if self.together is None:
+                self.cancel_task("cancel requested")
         if leased_mono is not None:
             self.leased_mono = max(self.leased_mono, leased_mono)
 
@@ -360,7 +392,9 @@ class Delivery:
             yield
 
     def _note_commit(self) -> None:
-        self.decided = Recorded()
+        for one in self.together or (self,):
+            if one.answered is None:
+                one.decided = Recorded()
 
     def begin(self) -> None:
         """Start the clock of the handler, in this thread. Raises ``Superseded`` when it must not begin any more.
@@ -380,6 +414,23 @@ class Delivery:
         timeout, self.started_mono = self.timeout, now
         self._deadline = None if timeout is None else now + timeout
 
+    @property
+    def comes_alone(self) -> bool:
+        """Whether a batch handler gets the message alone: it has failed, crashed or met another transaction before."""
+        return self.attempt > 1 or self.claimed.conflicts > 0 or self.crashes > 0
+
+    @staticmethod
+    def join(deliveries: Sequence[Delivery]) -> None:
+        """Have deliveries that have begun end together: the shortest of their timeouts is that of the call."""
+        deadline = min((one._deadline for one in deliveries if one._deadline is not None), default=None)
+        for one in deliveries:
+            one.together, one._deadline = deliveries, deadline
+
+    @property
+    def has_clock(self) -> bool:
+        """True unless the delivery is one of a batch whose first delivery has the thread and the timeout."""
+        return self.together is None or self.together[0] is self
+
     async def await_with_timeout(self, call: Callable[[Any], Any]) -> Any:
         """Await what an async handler returns, and raise ``HandlerTimeout`` when its timeout ends first."""
         # From here on the timeout watch leaves the thread alone. Should it have decided to interrupt just before, the
@@ -390,7 +441,7 @@ class Delivery:
         try:
             self._scope = (asyncio.get_running_loop(), task)
             self._watch_deadline()
-            if self.cancel_requested:
+            if self.cancel_requested and self.together is None:
                 # While the delivery waited for its place.
                 self.cancel_task("cancel requested")
             return await _all_of(call(self))
@@ -466,7 +517,7 @@ class Delivery:
         Only once, unless the handler extends its time after that: the second would hit what tells of the first.
         """
         # A lock that is held means that the handler has ended: only ``close`` takes it besides.
-        if self.handler.is_async or self._is_awaited or not self._lock.acquire(blocking=False):
+        if self.handler.is_async or self._is_awaited or not self.has_clock or not self._lock.acquire(blocking=False):
             return
         try:
             if not self._is_closed and not self._is_interrupted:
@@ -485,14 +536,19 @@ class Delivery:
         Forgets errors, which refer to the frames of this thread.
         """
         try:
+            self.stop_clock()
+        finally:
+            self.decided = self.raised = self.entry_error = self.on_end = self.together = self.answered = None
+
+    def stop_clock(self) -> None:
+        """End the timeout: no interrupt comes any more, and one that is on its way is taken back."""
+        try:
             with self._lock:
                 self._is_closed = True
             if self._is_interrupted:
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), None)
         except HandlerTimeout:
             pass
-        finally:
-            self.decided = self.raised = self.entry_error = self.on_end = None
 
 
 async def _all_of(returned: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Runs the handler of one delivery. No other module catches the exceptions of handlers."""
+"""Runs the handler of one delivery. Only ``batches`` besides catches the exceptions of handlers."""
 
 from __future__ import annotations
 
@@ -210,12 +210,13 @@ def _perform(delivery: Delivery, actor: str) -> Outcome:
     return Recorded()
 
 
-def call(delivery: Delivery) -> str | None:
-    """Call the handler, and see to it that its work is done when this returns.
+def call(delivery: Delivery, batch: list[Delivery] | None = None) -> str | None:
+    """Call the handler, with the deliveries of a batch if it takes them, and see to it that its work is done when this
+    returns.
 
     Returns the result to keep, as JSON; None: there is none.
     """
-    function = delivery.handler.function
+    function = delivery.handler.function if batch is None else lambda _first: delivery.handler.function(batch)
     failpoints.reach("before_handler")
     try:
         if delivery.handler.is_async:

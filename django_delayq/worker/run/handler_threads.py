@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from queue import SimpleQueue
 from typing import Any
 
@@ -15,9 +15,11 @@ from ...core import actors
 from ...core.durations import brief
 from ...core.outcomes import Outcome, Unentered
 from ...extensions import Service
+from ...project import registry
 from ..shared import connections
 from ..shared.lifetime import Budget
 from ..shared.shared_state import SharedState
+from .batches import Gathering, execute_batch
 from .delivery import Delivery
 from .executor import execute, not_entered
 from .pool import Lane
@@ -125,6 +127,9 @@ class HandlerThreads(Lane):
     def __init__(self, threads: int, recorder: Recorder, worker: str, shared: SharedState, budget: Budget) -> None:
         super().__init__(threads, recorder, worker, shared, budget)
         self.baton = Baton(self._queue, threads, self.tuning)
+        largest = registry.largest_batch()
+        # None: no handler takes batches.
+        self.gathering = None if largest == 1 else Gathering(self._queue, largest)
         # How often in a row the database gave each thread no transaction.
         self._refusals = [0] * threads
         # The threads that are offered nothing for a while because of that.
@@ -144,10 +149,31 @@ class HandlerThreads(Lane):
         """The number of deliveries that may run at once: one in each thread that does not rest."""
         return self._all_slots - len(self._resting)
 
+    @property
+    def size(self) -> int:
+        """The number of deliveries that may be held: more when handlers are quick, or take batches."""
+        more = 0 if self.gathering is None else self.gathering.company(self.slots, self.tuning.most_queued)
+        return super().size + more
+
     def enqueue(self, delivery: Delivery) -> None:
         """Have a held delivery run as soon as a thread is free."""
+        if self.gathering is not None:
+            self.gathering.note(delivery)
         super().enqueue(delivery)
         self.baton.note_waiting()
+
+    def release_all_queued(self) -> None:
+        """Release deliveries that have not begun, at once and from now on."""
+        super().release_all_queued()
+        if self.gathering is not None:
+            self.gathering.end()
+
+    def _queued(self) -> Iterator[Delivery]:
+        queued, gathering = super()._queued(), self.gathering
+        if gathering is None:
+            return queued
+        gathering.expect_none()
+        return (one for one in queued if gathering.withdraw(one))
 
     def stop(self) -> None:
         """End each thread after the delivery that it runs."""
@@ -160,14 +186,22 @@ class HandlerThreads(Lane):
         actor = f"worker:{self.worker}/{number}"
         with actors.acting_as(actor):
             while (delivery := self._next(number)) is not None:
+                batch = None if delivery.handler.batch == 1 else self._gather(delivery, number)
+                if batch is not None and not batch:
+                    # It went with others.
+                    continue
                 began = time.monotonic()
                 self.baton.begin(number, delivery.topic)
                 try:
-                    self._run(delivery, actor, number)
+                    if batch is None:
+                        self._run(delivery, actor, number)
+                    else:
+                        self._run_batch(batch, actor, number)
                 except BaseException as error:  # noqa: BLE001
                     self._note_failure(delivery, error, actor)
                 finally:
-                    self.held.remove(delivery)
+                    for one in batch or (delivery,):
+                        self.held.remove(one)
                     self.baton.end(number, delivery.topic, time.monotonic() - began)
                 self._note_freed()
                 if number in self._resting:
@@ -195,15 +229,52 @@ class HandlerThreads(Lane):
             return
         connections.before_task()
         outcome = self._execute(delivery, actor, number) if delivery.enter() else not_entered(delivery)
-        if connections.after_task() == connections.IN_TRANSACTION and delivery.topic not in self._dirtying:
-            self._dirtying.add(delivery.topic)
+        self._check_connections(delivery.topic)
+        self._note_entry(delivery, outcome, number)
+        self._note_outcome(delivery, outcome, actor)
+
+    def _gather(self, delivery: Delivery, number: int) -> list[Delivery]:
+        """Return the deliveries of a batch handler that begin together with one that was found in the queue."""
+        assert self.gathering is not None
+        if delivery.handler.linger:
+            self.baton.pass_on(number)
+        return self.gathering.gather(delivery)
+
+    def _run_batch(self, gathered: list[Delivery], actor: str, number: int) -> None:
+        batch = [delivery for delivery in gathered if not self._refuse(delivery, actor)]
+        if not batch:
+            return
+        connections.before_task()
+        first = batch[0]
+        try:
+            outcomes = self._execute_batch(batch, actor, number) if first.enter() else [not_entered(first)] * len(batch)
+        except BaseException as error:  # noqa: BLE001
+            for delivery in batch:
+                self._note_failure(delivery, error, actor)
+            return
+        self._check_connections(first.topic)
+        self._note_entry(first, outcomes[0], number)
+        for delivery, outcome in zip(batch, outcomes, strict=True):
+            self._note_outcome(delivery, outcome, actor, among=len(batch))
+
+    def _execute_batch(self, batch: list[Delivery], actor: str, number: int) -> list[Outcome]:
+        # Whatever follows may kill the process.
+        for delivery in batch:
+            self.shared.note_begun(number, delivery.id)
+        context = contextvars.copy_context()
+        for delivery in batch:
+            context.run(report_delivered, delivery)
+        return context.run(execute_batch, batch, actor)
+
+    def _check_connections(self, topic: str) -> None:
+        """Close the connections that a handler left dirty, and log that it left one in a transaction: once a topic."""
+        if connections.after_task() == connections.IN_TRANSACTION and topic not in self._dirtying:
+            self._dirtying.add(topic)
             logger.warning(
                 "The handler of %s left a database connection in a transaction; that connection is closed, and what "
                 "the handler did not commit is undone",
-                delivery.topic,
+                topic,
             )
-        self._note_entry(delivery, outcome, number)
-        self._note_outcome(delivery, outcome, actor)
 
     def _execute(self, delivery: Delivery, actor: str, number: int) -> Outcome:
         # Whatever follows may kill the process.
@@ -246,7 +317,7 @@ class ThreadsWatch(Service):
     def tick(self) -> float:
         """Log the topics when no thread has become free for a while."""
         since = time.monotonic() - self.tuning.all_taken_for
-        topics = [d.topic for d in self.lane.held.all() if 0 < d.started_mono < since]
+        topics = [d.topic for d in self.lane.held.all() if 0 < d.started_mono < since and d.has_clock]
         if len(topics) >= self.lane.slots and not self._told.issuperset(topics):
             self._told.update(topics)
             logger.warning(

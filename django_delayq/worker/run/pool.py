@@ -112,7 +112,9 @@ class Lane:
         """Release all deliveries that wait for a slot, when one has waited too long."""
         latest = time.monotonic() - self.tuning.longest_queued
         # A delivery that was claimed ahead does not wait for a slot before it is due.
-        if any(not d.started_mono and max(d.queued_mono, d.due_mono) < latest for d in self.held.all()):
+        if any(
+            not d.started_mono and max(d.queued_mono, d.due_mono) < latest - d.handler.linger for d in self.held.all()
+        ):
             # The handlers that keep them waiting have not ended, so their run times are not known yet.
             self._mean = max(self._mean, self._slow)
             self.release(self._queued(), Release("waited too long for a thread"))
@@ -157,10 +159,11 @@ class Lane:
         self.budget.refund()
         return True
 
-    def _note_outcome(self, delivery: Delivery, outcome: Outcome, actor: str) -> None:
+    def _note_outcome(self, delivery: Delivery, outcome: Outcome, actor: str, among: int = 1) -> None:
+        """Hand an outcome to the recorder. ``among`` deliveries shared the run of their handler."""
         now = time.monotonic()
         if delivery.started_mono:
-            self._mean += (now - delivery.started_mono - self._mean) * 0.1
+            self._mean += ((now - delivery.started_mono) / among - self._mean) * 0.1
         if not delivery.started_mono or isinstance(outcome, Unentered):
             self.budget.refund()
         self.recorder.submit(delivery, outcome, actor, now)

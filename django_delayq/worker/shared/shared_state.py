@@ -12,8 +12,8 @@ from collections import deque
 from operator import setitem
 from typing import Any
 
-# The last deliveries of each handler thread that the shared state names: the one that runs, and before it those that
-# have ended and whose outcomes may not be recorded yet.
+# The last deliveries of each handler thread that the shared state names, or twice as many as the largest batch: those
+# that run, and before them those that have ended and whose outcomes may not be recorded yet.
 NAMED = 32
 
 
@@ -43,15 +43,16 @@ class SharedState:
     # True when the process has reached a limit of its lifetime: it claims nothing, and waits to be replaced.
     retired = _number(5)
 
-    def __init__(self, threads: int, tasks: int = 0) -> None:
-        """``tasks`` handlers run at once on the event loop."""
+    def __init__(self, threads: int, tasks: int = 0, largest_batch: int = 1) -> None:
+        """``tasks`` handlers run at once on the event loop; one in a thread runs up to ``largest_batch`` deliveries."""
+        named = self._named = max(NAMED, 2 * largest_batch)
         self.memory = memoryview(mmap.mmap(-1, 6 * 8)).cast("d")
-        self._begun = memoryview(mmap.mmap(-1, (threads * NAMED + 2 * tasks) * 8)).cast("q")
+        self._begun = memoryview(mmap.mmap(-1, (threads * named + 2 * tasks) * 8)).cast("q")
         # For each handler thread, the entry that names its last delivery.
-        self._last = [number * NAMED for number in range(threads)]
+        self._last = [number * named for number in range(threads)]
         # Entries for tasks. They end in any order, so each has an entry until it ends, and an entry that was freed is
         # the last to be used again.
-        self._free = deque(range(threads * NAMED, len(self._begun)))
+        self._free = deque(range(threads * named, len(self._begun)))
 
     def show_life(self, beat: float) -> None:
         """Give a sign of life; ``beat`` is when the consumer last began a round."""
@@ -60,8 +61,8 @@ class SharedState:
 
     def note_begun(self, thread: int, pk: int) -> None:
         """Take note, before a handler begins, of its thread (from 0) and its message."""
-        first = thread * NAMED
-        entry = self._last[thread] = first + (self._last[thread] + 1 - first) % NAMED
+        first = thread * self._named
+        entry = self._last[thread] = first + (self._last[thread] + 1 - first) % self._named
         self._begun[entry] = pk
 
     def note_task(self, pk: int) -> int:

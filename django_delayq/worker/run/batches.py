@@ -1,0 +1,218 @@
+"""Batch handlers: deliveries of one topic that wait for a thread begin together, in one call of their handler.
+
+A message that has failed before comes alone, so that a bad one costs its neighbours one attempt at most.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
+from queue import SimpleQueue
+
+from django.db import connections
+
+from ... import middleware
+from ...core import failpoints
+from ...core.exceptions import HandlerTimeout, Superseded
+from ...core.outcomes import Ack, Outcome, Recorded, Release
+from ...record import transitions
+from ...record.sql.rows import Success
+from ..shared import guard
+from .delivery import Delivery
+from .executor import answer, call, outcome_of
+
+# The weight of the newest delivery in the share of those whose handlers take batches.
+SHARE_WEIGHT = 0.1
+
+
+class Gathering:
+    """The deliveries of a process that may begin together with others of their topic, in the order in which they came.
+
+    Each of them is in the queue of the lane, too, where a thread finds it, unless it went with another one before.
+
+    The consumer and the due timer add; a handler thread or the main thread takes out. ``_changed`` guards all
+    attributes but the share, an estimate, which may miss a delivery.
+    """
+
+    def __init__(self, queue: SimpleQueue[Delivery | None], largest: int) -> None:
+        """``largest`` is the size of the largest batch that a handler takes."""
+        self._queue = queue
+        self._largest = largest
+        self._share = 0.0
+        self._changed = threading.Condition()
+        self._waiting: defaultdict[str, dict[Delivery, None]] = defaultdict(dict)
+        # The topics of which a thread waits for company.
+        self._lingering: set[str] = set()
+        self._has_ended = False
+
+    def note(self, delivery: Delivery) -> None:
+        """Take note of a delivery that is about to wait in the queue of the lane."""
+        takes_batches = delivery.handler.batch > 1
+        self._share += (takes_batches - self._share) * SHARE_WEIGHT
+        if takes_batches and not delivery.comes_alone:
+            with self._changed:
+                waiting = self._waiting[delivery.topic]
+                waiting[delivery] = None
+                if delivery.topic in self._lingering and len(waiting) >= delivery.handler.batch:
+                    self._changed.notify_all()
+
+    def withdraw(self, delivery: Delivery) -> bool:
+        """Take a delivery out, and return whether it is still to be ended: it has not gone with another one."""
+        if delivery.handler.batch == 1 or delivery.comes_alone:
+            return True
+        with self._changed:
+            return self._waiting[delivery.topic].pop(delivery, delivery) is None
+
+    def company(self, slots: int, most: int) -> int:
+        """Return how many more deliveries a lane may hold, so that batches get full where most handlers take them."""
+        return int(min(most, (self._largest - 1) * slots) * self._share)
+
+    def expect_none(self) -> None:
+        """Hold no more deliveries than slots, until it shows anew that most handlers here take batches."""
+        self._share = 0.0
+
+    def gather(self, first: Delivery) -> list[Delivery]:
+        """Return the deliveries that begin with this one, which was found in the queue; none if it went with others.
+
+        With ``linger`` this waits until the batch is full or the time of its first message is over.
+        """
+        if first.comes_alone:
+            return [first]
+        handler, topic = first.handler, first.topic
+        with self._changed:
+            waiting = self._waiting[topic]
+            if first not in waiting or topic in self._lingering:
+                return []
+            if handler.linger:
+                self._lingering.add(topic)
+                until = max(first.queued_mono, first.due_mono) + handler.linger
+                self._changed.wait_for(
+                    lambda: len(waiting) >= handler.batch or self._has_ended, max(0.0, until - time.monotonic())
+                )
+                self._lingering.discard(topic)
+            taken = list(itertools.islice(waiting, handler.batch))
+            if not handler.linger and first not in taken:
+                taken[-1] = first
+            for delivery in taken:
+                del waiting[delivery]
+            if waiting and handler.linger:
+                # Other threads have passed over some of these meanwhile.
+                self._queue.put(next(iter(waiting)))
+            return taken
+
+    def end(self) -> None:
+        """Have no thread wait for company any more."""
+        with self._changed:
+            self._has_ended = True
+            self._changed.notify_all()
+
+
+class _Gone(Superseded):
+    """Some messages of a transactional batch have other deliveries by now: none of its effects may be committed."""
+
+    def __init__(self, gone: Sequence[Delivery]) -> None:
+        super().__init__()
+        self.gone = gone
+
+
+def execute_batch(batch: Sequence[Delivery], actor: str) -> list[Outcome]:
+    """Run the handler of a batch once, and return the outcome of each delivery."""
+    late: dict[Delivery, Outcome] = {}
+    try:
+        for delivery in batch:
+            try:
+                delivery.begin()
+            except Superseded as error:
+                late[delivery] = outcome_of(delivery, error)
+        begun = [delivery for delivery in batch if delivery not in late]
+        outcomes = late | (_execute(begun, actor) if begun else {})
+        for delivery in begun:
+            if delivery.on_end is not None:
+                delivery.on_end(outcomes[delivery])
+        return [outcomes[delivery] for delivery in batch]
+    finally:
+        for delivery in batch:
+            delivery.close()
+
+
+def _execute(batch: list[Delivery], actor: str) -> dict[Delivery, Outcome]:
+    Delivery.join(batch)
+    error: BaseException | None = None
+    try:
+        try:
+            _perform_inside(batch, actor)
+        except BaseException as raised:  # noqa: BLE001
+            # SystemExit and KeyboardInterrupt too: a handler does not end the worker.
+            error = raised
+        finally:
+            batch[0].stop_clock()
+    except HandlerTimeout as late:
+        # It came when the handler had ended.
+        error = error or late
+    if error is not None:
+        _decide(batch, error)
+    return {delivery: delivery.decided or Ack() for delivery in batch}
+
+
+def _perform_inside(batch: list[Delivery], actor: str) -> None:
+    """Run the handler inside of its middleware, which surrounds it once for each message."""
+    hooks: list[Callable[[], AbstractContextManager[object]]] = [
+        partial(one.handling, delivery) for delivery in batch for one in middleware.chain()
+    ]
+    if hooks:
+        middleware.run_inside(hooks, partial(_perform, batch, actor), partial(_decide, batch))
+    else:
+        _perform(batch, actor)
+
+
+def _perform(batch: list[Delivery], actor: str) -> None:
+    first = batch[0]
+    with ExitStack() as stack:
+        if first.handler.transactional:
+            stack.enter_context(first.transaction())
+            with connections[first.using].execute_wrapper(guard.refuse_end):
+                call(first, batch)
+            failpoints.reach("before_succeed")
+            _succeed([delivery for delivery in batch if delivery.answered is None], actor)
+            failpoints.reach("after_succeed")
+        else:
+            call(first, batch)
+    for delivery in batch:
+        if delivery.answered is not None:
+            _answer(delivery, delivery.answered)
+        else:
+            delivery.decided = Recorded() if first.handler.transactional else Ack()
+
+
+def _succeed(done: Sequence[Delivery], actor: str) -> None:
+    """Record the successes in the transaction of the handler, as its last statement."""
+    found = (
+        transitions.succeed(
+            done[0].using, [Success(delivery.id, delivery.deliveries, actor, None) for delivery in done]
+        )
+        if done
+        else set()
+    )
+    gone = [delivery for delivery in done if delivery.id not in found]
+    if gone:
+        raise _Gone(gone)
+
+
+def _decide(batch: Sequence[Delivery], error: BaseException) -> None:
+    """Let what the handler raised decide the outcome of each message whose success is not recorded."""
+    for delivery in batch:
+        delivery.cancel_reason = batch[0].cancel_reason
+        delivery.entry_error = batch[0].entry_error
+        if isinstance(error, _Gone) and delivery not in error.gone:
+            delivery.decided, delivery.raised = Release("another message of its batch was taken over"), error
+        else:
+            _answer(delivery, error)
+
+
+def _answer(delivery: Delivery, error: BaseException) -> None:
+    delivery.decided, delivery.raised = answer(delivery, error), error

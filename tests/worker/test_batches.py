@@ -1,0 +1,309 @@
+"""Batch handlers in a worker process: which messages begin together, and what becomes of each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import transaction
+from django.utils import timezone
+
+from django_delayq import Delivered, cancel_message, handler, schedule_message, schedule_messages
+from django_delayq.core.outcomes import GiveUp, Recorded, Release
+from django_delayq.core.states import State
+from django_delayq.middleware import Handled, Middleware, install, remove
+from django_delayq.models import Message
+from django_delayq.worker.run.batches import execute_batch
+from django_delayq.worker.run.delivery import Delivery
+from tests.app.models import Effect
+from tests.support.claims import claimed, state
+from tests.support.processes import Gate, Start
+from tests.support.record_of import effects_per_message, log_of, once_each, path_of, wait_until, wait_until_all
+from tests.support.workers import eventually
+
+
+@pytest.fixture(autouse=True)
+def takes_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DELAYQ_TEST_BATCHES", "1")
+
+
+pytestmark = pytest.mark.django_db(transaction=True)
+in_processes = pytest.mark.usefixtures("timed_by")
+
+
+def several(topic: str, number: int, payload: object = None) -> list[Message]:
+    return schedule_messages({"topic": topic, "payload": payload} for _ in range(number))
+
+
+def sizes() -> Counter[int]:
+    """Count the calls by the number of their messages."""
+    notes = Counter(Effect.objects.values_list("note", flat=True))
+    assert all(int(note.rpartition(" ")[2]) >= number for note, number in notes.items())
+    return Counter(notes.values())
+
+
+@in_processes
+@pytest.mark.parametrize("topic", ["b.effect", "b.tx", "b.async"])
+def test_messages_that_wait_begin_together_and_each_is_consumed(start: Start, topic: str) -> None:
+    messages = several(topic, 100)
+    other = several("t.effect", 10)
+    start("--threads", "2")
+    wait_until_all(State.CONSUMED, 110)
+    assert effects_per_message() == once_each([*messages, *other])
+    Effect.objects.exclude(message_id__in=[message.pk for message in messages]).delete()
+    found = sizes()
+    assert 1 < max(found) <= (20 if topic == "b.tx" else 10)
+    assert all(path_of(message) == ["scheduled", "running", "consumed"] for message in messages)
+
+
+@in_processes
+def test_one_message_waits_for_no_company(start: Start) -> None:
+    start()
+    message = wait_until(schedule_message("b.effect"), State.CONSUMED)
+    assert effects_per_message() == once_each([message])
+
+
+@in_processes
+def test_a_lingering_batch_begins_when_it_is_full(start: Start) -> None:
+    start("--threads", "2")
+    messages = several("b.linger", 2)
+    started = timezone.now()
+    # Nothing but the third message, or ten seconds, ends the wait of the first two.
+    messages += several("b.linger", 1)
+    wait_until_all(State.CONSUMED, 3)
+    took = timezone.now() - started
+    assert sizes() == Counter({3: 1}) or took > timedelta(seconds=10)
+
+
+@in_processes
+def test_a_lingering_batch_begins_when_its_time_is_over_and_forgets_none(start: Start) -> None:
+    start("--threads", "3")
+    for _ in range(20):
+        several("b.briefly", 7)
+    wait_until_all(State.CONSUMED, 140)
+    assert max(effects_per_message().values()) == 1
+
+
+@in_processes
+def test_a_shutdown_does_not_wait_for_company(start: Start) -> None:
+    worker = start()
+    message = schedule_message("b.linger")
+    eventually(lambda: Message.objects.filter(pk=message.pk, state=State.RUNNING).exists(), "it is claimed")
+    assert worker.stop() == 0
+    message.refresh_from_db()
+    assert message.state in (State.SCHEDULED, State.CONSUMED)
+
+
+@in_processes
+def test_each_message_gets_the_answer_of_the_handler(start: Start) -> None:
+    answers = ["ok", "later", "reject", "fail"] * 5
+    messages = [schedule_message("b.answers", {"answer": answer}) for answer in answers]
+    start("--threads", "2")
+    eventually(
+        lambda: not Message.objects.filter(state__in=[State.SCHEDULED, State.RUNNING]).exists(), "all have ended"
+    )
+    for answer, message in zip(answers, messages, strict=True):
+        message.refresh_from_db()
+        log = log_of(message)
+        if answer == "reject":
+            assert (message.state, log[-1].error) == (State.DEAD, "Reject: not wanted")
+            continue
+        assert message.state == State.CONSUMED
+        errors = [row.error for row in log if row.error]
+        wanted = {
+            "ok": [],
+            "later": ["RetryLater: the handler asked for a later delivery"],
+            "fail": ["ValueError: not yet"],
+        }
+        assert errors == wanted[answer]
+    rejected = {message.pk for answer, message in zip(answers, messages, strict=True) if answer == "reject"}
+    assert effects_per_message() == once_each([message for message in messages if message.pk not in rejected])
+
+
+@in_processes
+def test_a_bad_message_costs_its_neighbours_one_attempt_at_most(start: Start) -> None:
+    good = several("b.tx", 60)
+    bad = several("b.tx", 2, {"bad": True})
+    good += several("b.tx", 60)
+    start("--threads", "2")
+    eventually(
+        lambda: not Message.objects.filter(state__in=[State.SCHEDULED, State.RUNNING]).exists(), "all have ended"
+    )
+    for message in good:
+        message.refresh_from_db()
+        assert (message.state, message.attempts <= 1) == (State.CONSUMED, True)
+    for message in bad:
+        message.refresh_from_db()
+        assert (message.state, message.attempts) == (State.DEAD, 4)
+    # What a call that failed has written is undone.
+    assert effects_per_message() == once_each(good)
+
+
+@in_processes
+def test_a_message_that_failed_comes_alone(start: Start) -> None:
+    messages = several("b.slow", 6)
+    start("--threads", "2")
+    wait_until_all(State.CONSUMED, 6)
+    second = Effect.objects.filter(delivery__gt=1)
+    assert {note.rpartition(" ")[2] for note in second.values_list("note", flat=True)} == {"1"}
+    for message in messages:
+        (failed,) = [row for row in log_of(message) if row.error]
+        assert failed.error == "HandlerTimeout: ran longer than its timeout of 0.2 s"
+
+
+@in_processes
+def test_a_limit_counts_each_message(start: Start) -> None:
+    messages = several("b.limited", 12)
+    start("--threads", "4")
+    wait_until_all(State.CONSUMED, 12)
+    assert effects_per_message() == once_each(messages)
+    assert max(sizes()) <= 3
+
+
+@in_processes
+def test_a_cancel_concerns_one_message_of_a_batch(start: Start, tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    messages = several("b.gate", 4, gate.payload)
+    start("--threads", "1")
+    first = messages[0]
+    eventually(gate.how_many_began, "the batch begins")
+    running = Message.objects.filter(state=State.RUNNING, pk__in=[int(p.name[6:]) for p in tmp_path.glob("begun-*")])
+    cancelled = running.get(pk=first.pk) if running.filter(pk=first.pk).exists() else running[0]
+    cancel_message(cancelled.pk)
+    gate.open()
+    wait_until_all(State.CONSUMED, 4)
+
+
+def _is_over(messages: list[Message]) -> Callable[[], bool]:
+    ids = [message.pk for message in messages]
+    return lambda: not Message.objects.filter(pk__in=ids).exclude(state=State.CONSUMED).exists()
+
+
+@in_processes
+def test_a_message_that_kills_its_process_is_found_among_its_neighbours(start: Start) -> None:
+    bad = several("b.kill", 1, {"kills": True})
+    good = several("b.kill", 12, {})
+    start("--threads", "2")
+    eventually(_is_over(good), "the good ones are consumed")
+    assert effects_per_message() == once_each(good)
+    crashes = {message.pk: message.deliveries for message in Message.objects.filter(pk__in=[m.pk for m in good])}
+    # One crash with the bad one; after it they come alone.
+    assert max(crashes.values()) <= 3
+    bad[0].refresh_from_db()
+    assert bad[0].state in (State.SCHEDULED, State.RUNNING, State.DEAD)
+
+
+# --- without a process: one call of a handler -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def taken(transactional_db: None) -> Callable[..., list[Delivery]]:
+    """Register a batch handler, and claim three messages for it."""
+
+    def take(function: Callable[[list[Delivered]], None], **options: Any) -> list[Delivery]:
+        handler("b.here", batch=5, retry=False, **options)(function)
+        return claimed(*["b.here"] * 3)
+
+    return take
+
+
+def leave(messages: list[Delivered]) -> None:
+    Effect.objects.bulk_create(Effect(message_id=message.id, delivery=message.deliveries) for message in messages)
+
+
+def test_a_transaction_with_a_message_that_was_taken_over_is_undone(taken: Callable[..., list[Delivery]]) -> None:
+    def work(messages: list[Delivered]) -> None:
+        leave(messages)
+
+    batch = taken(work, transactional=True)
+    cancelled_meanwhile(batch[1])
+    outcomes = execute_batch(batch, "worker:w/0")
+    assert not Effect.objects.exists()
+    assert [type(outcome) for outcome in outcomes] == [Release] * 3
+    # The two others may begin again at once, and it costs them no attempt.
+    again = execute_batch([batch[0], batch[2]], "worker:w/0")
+    assert [type(outcome) for outcome in again] == [Recorded] * 2
+    assert effects_per_message() == Counter([batch[0].id, batch[2].id])
+
+
+def cancelled_meanwhile(delivery: Delivery) -> None:
+    """End a message as an operator does who deletes the row that nobody works on any more."""
+    Message.objects.filter(pk=delivery.id).delete()
+
+
+def test_what_a_transactional_handler_does_on_commit_cannot_undo_its_successes(
+    taken: Callable[..., list[Delivery]],
+) -> None:
+    def work(messages: list[Delivered]) -> None:
+        messages[0].reject("not this one")
+        leave(messages[1:])
+        transaction.on_commit(fail)
+
+    def fail() -> None:
+        raise RuntimeError("after the commit")
+
+    batch = taken(work, transactional=True)
+    outcomes = execute_batch(batch, "worker:w/0")
+    assert [type(outcome) for outcome in outcomes] == [GiveUp, Recorded, Recorded]
+    assert [state(delivery) for delivery in batch[1:]] == [State.CONSUMED] * 2
+
+
+def test_middleware_surrounds_each_message_of_a_batch_and_sees_its_outcome(
+    taken: Callable[..., list[Delivery]],
+) -> None:
+    seen: list[tuple[int, str | None]] = []
+
+    class Seeing(Middleware):
+        @contextmanager
+        def handling(self, message: Handled) -> Iterator[None]:
+            yield
+            seen.append((message.id, message.outcome))
+
+    def work(messages: list[Delivered]) -> None:
+        messages[1].fail(ValueError("bad"))
+
+    middleware = Seeing()
+    install(middleware)
+    try:
+        batch = taken(work)
+        execute_batch(batch, "worker:w/0")
+    finally:
+        remove(middleware)
+    assert dict(seen) == dict(zip([d.id for d in batch], ["consumed", "dead", "consumed"], strict=True))
+
+
+def test_an_extended_message_extends_the_call(taken: Callable[..., list[Delivery]]) -> None:
+    deadlines: list[Any] = []
+
+    def work(messages: list[Delivered]) -> None:
+        before = [message.deadline for message in messages]
+        messages[2].extend("1h")
+        deadlines.extend(zip(before, [message.deadline for message in messages], strict=True))
+
+    execute_batch(taken(work, timeout="10s"), "worker:w/0")
+    assert all(after - before > timedelta(minutes=50) for before, after in deadlines)
+
+
+def test_only_a_batch_handler_answers_single_messages(transactional_db: None) -> None:
+    (delivery,) = claimed("t.ok")
+    calls: list[Callable[[], None]] = [
+        delivery.reject,
+        lambda: delivery.retry_later("1m"),
+        lambda: delivery.fail(ValueError()),
+    ]
+    for call in calls:
+        with pytest.raises(AttributeError, match=r"only a batch handler .*raise"):
+            call()
+
+
+def test_a_failure_of_one_message_is_an_exception(taken: Callable[..., list[Delivery]]) -> None:
+    def work(messages: list[Delivered]) -> None:
+        messages[0].fail("bad")  # type: ignore[arg-type]
+
+    outcomes = execute_batch(taken(work), "worker:w/0")
+    assert [outcome.exception for outcome in outcomes if isinstance(outcome, GiveUp)] == ["TypeError"] * 3
