@@ -24,6 +24,7 @@ from tests.app.models import Effect
 from tests.support.claims import claimed, state
 from tests.support.processes import Gate, Start
 from tests.support.record_of import effects_per_message, log_of, once_each, path_of, wait_until, wait_until_all
+from tests.support.steps import lose
 from tests.support.workers import eventually
 
 
@@ -221,7 +222,9 @@ def test_a_transaction_with_a_message_that_was_taken_over_is_undone(taken: Calla
         leave(messages)
 
     batch = taken(work, transactional=True)
-    cancelled_meanwhile(batch[1])
+    # Its lease was lost, and then it was cancelled.
+    lose(batch[1].id)
+    cancel_message(batch[1].id)
     outcomes = execute_batch(batch, "worker:w/0")
     assert not Effect.objects.exists()
     assert [type(outcome) for outcome in outcomes] == [Release] * 3
@@ -229,11 +232,6 @@ def test_a_transaction_with_a_message_that_was_taken_over_is_undone(taken: Calla
     again = execute_batch([batch[0], batch[2]], "worker:w/0")
     assert [type(outcome) for outcome in again] == [Recorded] * 2
     assert effects_per_message() == Counter([batch[0].id, batch[2].id])
-
-
-def cancelled_meanwhile(delivery: Delivery) -> None:
-    """End a message as an operator does who deletes the row that nobody works on any more."""
-    Message.objects.filter(pk=delivery.id).delete()
 
 
 def test_what_a_transactional_handler_does_on_commit_cannot_undo_its_successes(
@@ -306,4 +304,4 @@ def test_a_failure_of_one_message_is_an_exception(taken: Callable[..., list[Deli
         messages[0].fail("bad")  # type: ignore[arg-type]
 
     outcomes = execute_batch(taken(work), "worker:w/0")
-    assert [outcome.exception for outcome in outcomes if isinstance(outcome, GiveUp)] == ["TypeError"] * 3
+    assert [outcome.exception for outcome in outcomes if isinstance(outcome, GiveUp)] == ["builtins.TypeError"] * 3

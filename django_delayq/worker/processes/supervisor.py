@@ -17,6 +17,7 @@ from ...broker import publisher
 from ...core import actors
 from ...core.readable import wait_readable
 from ...core.worker_options import Options
+from ...project import registry
 from ...record.sql import statements
 from ...record.sql.sessions import name_sessions
 from ..shared import connections
