@@ -299,6 +299,23 @@ def lease_is_over(at: datetime) -> Q:
     return Q(~Exists(renewed), state=_State.RUNNING, leased_until__lt=at)
 
 
+class Unannounced(models.Model):
+    """A message that SQL has scheduled: Redis was not told of it. The sweeper tells Redis, and deletes the row.
+
+    Without Redis nobody reads the rows, and the janitor deletes them.
+    """
+
+    message_id = models.BigIntegerField(primary_key=True)
+    at = UTCDateTimeField()
+
+    class Meta:
+        db_table = "delayq_unannounced"
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"#{self.message_id}"
+
+
 class Place(models.Model):
     """A place under a limit: that of a running delivery.
 

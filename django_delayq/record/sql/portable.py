@@ -37,6 +37,7 @@ from .rows import (
     Spot,
     Success,
     Ticket,
+    ToAnnounce,
 )
 
 
@@ -83,6 +84,10 @@ class Portable:
     def now(self) -> datetime:
         """Return the time by the database's clock."""
         return clock(self.using)
+
+    def unannounced(self, limit: int) -> ToAnnounce:
+        """Return the time, and messages of which Redis was not told: no vendor has them but PostgreSQL."""
+        return ToAnnounce(self.now())
 
     def insert(self, new: NewMessage, actor: str) -> Inserted | None:
         """Write one message; return None when another message has its key, or waits again after it gave the key up."""

@@ -38,7 +38,7 @@ from .postgresql_base import (
     texts,
 )
 from .postgresql_delivery import PostgreSQLDelivery
-from .rows import BEGINNING, ROWS_PASSED, Expired, Facts, Inserted, NewMessage, Seen, Spot, Ticket
+from .rows import BEGINNING, ROWS_PASSED, Expired, Facts, Inserted, NewMessage, Seen, Spot, Ticket, ToAnnounce
 
 # The process that answers, and the connections that the user may have: nobody limits a superuser.
 MOST_CONNECTIONS = """
@@ -89,6 +89,14 @@ WITH RECURSIVE known AS (
 )
 (SELECT queue FROM among UNION SELECT queue FROM behind) EXCEPT (SELECT queue FROM known UNION SELECT '')
 """
+
+# The time in any case, and the messages that wait for an announcement. Those that wait no more have no queue.
+UNANNOUNCED = f"""
+SELECT clock_timestamp(), u.message_id, m.queue, (extract(epoch FROM m.due_at) * 1000000)::bigint, m.priority
+  FROM (VALUES (1)) one
+  LEFT JOIN (SELECT * FROM delayq_unannounced LIMIT %s::int) u ON true
+  LEFT JOIN delayq_message m ON m.id = u.message_id AND {IS_SCHEDULED}
+"""  # noqa: S608
 
 # The names of the limits that are full. The server looks up a name in a table of hashes, however many there are.
 CLOSED = "SELECT unnest(%(closed)s::text[])"
@@ -397,6 +405,11 @@ class PostgreSQL(PostgreSQLDelivery, Portable):
                     rows.clear()
                 yield message, Inserted(number, due, now)
             copy.write("".join(rows))
+
+    def unannounced(self, limit: int) -> ToAnnounce:
+        rows = self._rows(UNANNOUNCED, [limit])
+        ids = [pk for _now, pk, *_message in rows if pk is not None]
+        return ToAnnounce(rows[0][0], ids, [(queue, pk, *rest) for _now, pk, queue, *rest in rows if queue])
 
     def queues(self, known: Collection[str] = ()) -> list[str]:
         rows = self._rows(OTHER_QUEUES, {"known": texts(known)}) if known else self._rows(QUEUES, None)

@@ -141,6 +141,18 @@ class Inserted(NamedTuple):
     created_at: datetime
 
 
+class ToAnnounce(NamedTuple):
+    """What a look has found of messages of which Redis was not told: their ids, and those that are still scheduled.
+
+    ``waiting`` has the queue, the id, the due time (microseconds since 1970) and the priority of each. ``now`` is the
+    time by the database's clock.
+    """
+
+    now: datetime
+    ids: Sequence[int] = ()
+    waiting: Sequence[tuple[str, int, int, int]] = ()
+
+
 class Ticket(NamedTuple):
     """An id that a broker found due, to be claimed.
 

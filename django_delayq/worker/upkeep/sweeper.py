@@ -11,12 +11,13 @@ from functools import partial
 from itertools import islice
 
 from ...broker.base import Entry
+from ...broker.publisher import by_queue
 from ...core.exceptions import BrokerUnavailable
 from ...core.known_record import doubt_identity
 from ...extensions import Service
 from ...project import conf
-from ...record import transitions
-from ...record.sql.rows import BEGINNING
+from ...record import unannounced
+from ...record.sql.rows import BEGINNING, ToAnnounce
 from ...restore import reading
 from ...restore.filling import fill
 from ..shared.broker_switch import BrokerSwitch
@@ -27,6 +28,8 @@ logger = logging.getLogger("django_delayq")
 
 class Sweeper(Service):
     """Searches the record for messages overdue by more than half the grace, and puts the ones that Redis lacks.
+
+    It also puts those that SQL has scheduled since the last tick: what is due later than that is on time.
 
     A lost message, however it got lost, is late by twice the grace at most: half of it until a sweep looks for it, once
     the grace until that sweep, and the rest for the sweep itself, the services that it waits for, and the claim.
@@ -66,9 +69,10 @@ class Sweeper(Service):
         grace, began = conf.get().GRACE, time.monotonic()
         if self.brokers.current() is not self.broker:
             return grace
-        overdue_since = transitions.now(self.using) - timedelta(seconds=grace / 2)
+        found = unannounced.look(self.using, self.tuning.announced_together)
         try:
-            put = self._sweep(overdue_since)
+            is_announced = bool(found.ids) and self._announce(found)
+            put = self._sweep(found.now - timedelta(seconds=grace / 2))
             if put:
                 # For delayq_check: whose puts do not come here may use another Redis.
                 self.broker.note_sweep()
@@ -80,8 +84,20 @@ class Sweeper(Service):
         if put:
             # Those who schedule may know another one: somebody has emptied the tables, or loaded a dump over them.
             doubt_identity(self.using)
+        if is_announced and len(found.ids) == self.tuning.announced_together:
+            # There may be more.
+            return 0.0
         # From beginning to beginning. But a sweep that takes long leaves time for others.
         return max(grace / 2, grace - (time.monotonic() - began))
+
+    def _announce(self, found: ToAnnounce) -> bool:
+        """Tell Redis of messages that SQL has scheduled, unless it is to be loaded, which tells it of them too."""
+        if self._is_loading():
+            return False
+        entries = by_queue((queue, Entry(*values)) for queue, *values in found.waiting)
+        list(fill(self.broker, [reading.Batch(entries)] if entries else []))
+        unannounced.forget(self.using, found.ids)
+        return True
 
     def _sweep(self, overdue_since: datetime) -> Counter[str]:
         """Go on with the round, for some pages at most. Return how many messages of each queue were put."""

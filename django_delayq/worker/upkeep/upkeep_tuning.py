@@ -76,6 +76,8 @@ class UpkeepTuning:
     full_round: float = 60.0
     # A consumer needs a few ms between taking ids and claiming their messages. The sweep allows it this time.
     claiming: float = 0.3
+    # One tick tells Redis of this many messages that SQL has scheduled.
+    announced_together: int = IDS_PER_CALL
 
     @property
     def leader_interval(self) -> float:
