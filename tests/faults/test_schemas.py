@@ -15,6 +15,7 @@ from django.db import connection
 
 from django_delayq import schedule_message
 from django_delayq.core.states import State
+from django_delayq.models import Message
 from tests.support.processes import Start
 from tests.support.record_of import wait_until
 from tests.support.workers import eventually
@@ -26,6 +27,7 @@ from tests.support.worker_settings import *
 
 DATABASES["default"].setdefault("OPTIONS", {})["options"] = "-c search_path=acme"
 """
+FROM_SQL = "SELECT acme.delayq_schedule('t.ok')"
 SCHEDULE = "import django; django.setup(); from django_delayq import schedule_message; schedule_message('t.ok')"
 STATES = "SELECT state FROM acme.delayq_message"
 
@@ -67,3 +69,18 @@ def test_a_schema_that_shares_the_redis_of_another_is_told_so_and_served_by_quer
     assert ours.count("belongs to another database") == 0, ours.log
     assert ours.stop() == 0
     assert theirs.stop() == 0
+
+
+def test_each_schema_has_functions_that_schedule_into_its_own_tables(acme: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(FROM_SQL)
+        assert not Message.objects.exists()
+        cursor.execute("SELECT delayq_schedule('t.ok')")
+        cursor.execute("SET search_path TO acme")
+        try:
+            cursor.execute("SELECT delayq_schedule('t.ok', key => 'k'), delayq_cancel(topic => 't.ok', key => 'k')")
+        finally:
+            cursor.execute("RESET search_path")
+        assert Message.objects.count() == 1
+        cursor.execute(STATES)
+        assert sorted(cursor.fetchall()) == [(State.CANCELLED,), (State.SCHEDULED,)]

@@ -25,6 +25,7 @@ from django_delayq.models.messages import LogRow, Unannounced
 from django_delayq.project import validation
 from django_delayq.record import unannounced
 from django_delayq.record.sql.postgresql import FRESH, GIVEN
+from django_delayq.testing import Delayq
 from tests.support.from_sql import cancel, schedule
 from tests.support.steps import TOPIC, at_once, bring, claim, claimed, due, fail, later, succeed
 from tests.support.transactions import unfinished
@@ -460,3 +461,50 @@ def test_rows_that_nobody_reads_are_deleted_after_a_while() -> None:
     Unannounced.objects.filter(pk=old).update(at=timezone.now() - unannounced.USELESS_AFTER - timedelta(seconds=1))
     unannounced.drop_useless("default")
     assert [one.pk for one in Unannounced.objects.all()] == [new]
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
+def test_another_database_has_functions_of_its_own() -> None:
+    pk = schedule(TOPIC, key="k", using="other")
+    assert Message.objects.using("other").get().pk == pk
+    assert not Message.objects.exists()
+    assert cancel(topic=TOPIC, key="k", using="other") == "cancelled"
+
+
+class Elsewhere:
+    """A router that keeps the app's tables out of this database, though its functions were asked for."""
+
+    def allow_migrate(self, db: str, app_label: str, model_name: str | None = None, **hints: Any) -> bool | None:
+        return None if model_name is None or app_label != "delayq" else False
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
+def test_where_a_router_makes_no_tables_the_migration_makes_no_functions(settings: Any) -> None:
+    terms: dict[str, Any] = {"database": "other", "verbosity": 0, "interactive": False}
+    with connections["other"].cursor() as cursor:
+        try:
+            call_command("migrate", "delayq", "0002", **terms)
+            # As if the tables had never been made here.
+            cursor.execute("ALTER TABLE delayq_message RENAME TO hidden")
+            settings.DATABASE_ROUTERS = [Elsewhere()]
+            call_command("migrate", "delayq", "0003", **terms)
+            cursor.execute("SELECT count(*) FROM pg_proc WHERE proname LIKE 'delayq%'")
+            assert cursor.fetchone() == (0,)
+            call_command("migrate", "delayq", "0002", **terms)
+        finally:
+            settings.DATABASE_ROUTERS = []
+            cursor.execute("ALTER TABLE IF EXISTS hidden RENAME TO delayq_message")
+            call_command("migrate", **terms)
+    assert schedule(TOPIC, using="other")
+
+
+def test_in_a_test_what_sql_has_scheduled_is_delivered_like_any_other() -> None:
+    with Delayq() as delayq:
+        schedule("t.ok", {"n": 1})
+        schedule("t.ok", delay="1 hour")
+        delayq.assert_scheduled("t.ok", payload={"n": 1})
+        delayq.drain()
+        assert Message.objects.filter(state=State.CONSUMED).count() == 1
+        delayq.travel("61m")
+        delayq.drain()
+    assert Message.objects.filter(state=State.CONSUMED).count() == 2
