@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -84,7 +85,11 @@ def test_while_redis_is_down_delivery_goes_on_from_the_database_and_it_is_filled
     wait_until_all(State.CONSUMED, 22)
     assert effects_per_message() == once_each(messages)
     wait_until_redis_times()
-    assert [worker.count(f"Redis is {what}") for what in ("away", "back")] == [1, 1]
+    worker.wait_for("Redis is back")
+    # An error of another kind that takes the place of the first has a line too: reset, and then refused.
+    told = re.findall("Redis is away.*", worker.log)
+    assert len(told) == len(set(told)) > 0
+    assert worker.count("Redis is back") == 1
 
 
 def test_workers_that_start_without_redis_load_it_when_it_comes(start: Start, redis_server: RedisServer) -> None:
@@ -293,6 +298,7 @@ def test_rubbish_is_replaced_under_a_working_worker(
     worker = start("--threads", "2")
     done = wait_until(schedule_message("t.tx"), State.CONSUMED)
     redis_client.zadd(KEYS.ready, {str(done.pk): 1})
+    future: list[str] = []
 
     def is_healed() -> bool:
         if b"string" in map(redis_client.type, (KEYS.meta, KEYS.delayed, KEYS.ready, KEYS.wake)):
@@ -304,14 +310,15 @@ def test_rubbish_is_replaced_under_a_working_worker(
         return whole and int(horizon) / 10_000 < int(seconds) + 3_700 and meta.get(b"tick", b"").isdigit()
 
     def times() -> bool:
-        # This process may have failed to put the one before.
-        return redis_client.zscore(KEYS.delayed, str(schedule_message("t.tx", delay=300).pk)) is not None
+        # This process may have failed to put the one before, and Redis may not have read this one yet.
+        future.append(str(schedule_message("t.tx", delay=300).pk))
+        return any(redis_client.zscore(KEYS.delayed, pk) is not None for pk in future[-2:])
 
     for what, write in RUBBISH[kind].items():
         # Workers delete their keys once in half a minute at most.
         redis_client.hdel(KEYS.meta, "cleared")
         write(redis_client)
-        waiting = many(5, over=0.5, start=0.2)
+        waiting, future = many(5, over=0.5, start=0.2), []
         eventually(is_healed, f"{what} is replaced")
         eventually(times, f"Redis times again after {what}")
         for message in waiting:
