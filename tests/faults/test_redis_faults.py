@@ -294,7 +294,7 @@ def test_rubbish_is_replaced_under_a_working_worker(
     start: Start, redis_client: redis.Redis, set_pace: Callable[[dict[str, float]], None], kind: str
 ) -> None:
     # After failures in a row a worker would wait before it uses Redis again.
-    set_pace({"broker_switch.FLAPPING": 0.0})
+    set_pace({"broker_switch.FLAPPING": 0.0, "process.Parts.upkeep.meta_interval": 0.1})
     worker = start("--threads", "2")
     done = wait_until(schedule_message("t.tx"), State.CONSUMED)
     redis_client.zadd(KEYS.ready, {str(done.pk): 1})
