@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from .project.answers import Reject, RetryLater
     from .project.message_options import MessageDict, MessageOptions, OnConflict
     from .project.process_start import worker_started
-    from .project.registry import Delivered, HandlerFunction, RegisteredHandler, handler
+    from .project.registry import Delivered, HandlerFunction, RegisteredBatchHandler, RegisteredHandler, handler
     from .record.transitions import Answer
 
 __version__ = "0.9.0"
@@ -73,7 +73,7 @@ _HOMES = {
     "api.pausing": ("apause_queue", "aresume_queue", "pause_queue", "resume_queue"),
     "project.message_options": ("MessageDict", "MessageOptions", "OnConflict"),
     "project.process_start": ("worker_started",),
-    "project.registry": ("Delivered", "HandlerFunction", "RegisteredHandler", "handler"),
+    "project.registry": ("Delivered", "HandlerFunction", "RegisteredBatchHandler", "RegisteredHandler", "handler"),
     "core.retry": ("RetryPolicy",),
     "api.scheduling": (
         "aschedule_message",
@@ -118,6 +118,7 @@ __all__ = [  # noqa: RUF022  grouped by purpose
     "Delivered",
     "HandlerFunction",
     "RegisteredHandler",
+    "RegisteredBatchHandler",
     "MessageOptions",
     "MessageDict",
     "RetryPolicy",

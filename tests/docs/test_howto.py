@@ -9,6 +9,7 @@ import logging
 import re
 import sys
 import threading
+import unittest
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -95,6 +96,25 @@ def test_the_guide_to_embedded_workers_starts_and_ends_them(run_page: Run) -> No
     asyncio.run(names["application"]({"type": "lifespan"}, receive, send))
     assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
     assert not Worker.objects.exists()
+
+
+# --- batches ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_handlers_of_the_guide_to_batches_do_what_it_says(run_page: Run) -> None:
+    names = run_page("howto/batches")
+    orders = [new_order() for _ in range(3)]
+    for order in orders:
+        names["close_many"].schedule({"order": order.pk})
+    for payload in ({"text": "…"}, {}, {"text": "…", "locked": True}):
+        names["index"].schedule({"order": 5, **payload})
+    deliver()
+    assert {Order.objects.get(pk=order.pk).status for order in orders} == {"closed"}
+    states = Message.objects.filter(topic="search.index").order_by("pk").values_list("state", flat=True)
+    assert list(states) == ["consumed", "dead", "scheduled"]
+    result = unittest.TestResult()
+    unittest.defaultTestLoader.loadTestsFromTestCase(names["Indexing"]).run(result)
+    assert (result.testsRun, result.failures, result.errors) == (1, [], [])
 
 
 # --- limits -----------------------------------------------------------------------------------------------------------
