@@ -74,7 +74,7 @@ class Command(BaseCommand):
             code = end.code or 0
             raise
         finally:
-            log_writer.put(output.drop_unwritten)
+            log_writer.submit(output.drop_unwritten)
             if not log_writer.stop(FINISH_TIME):
                 # At its end Python would wait for the thread, which may hold the lock of a stream.
                 os._exit(code if isinstance(code, int) else 1)

@@ -50,4 +50,4 @@ class Output(OutputWrapper):
             with suppress(OSError, AttributeError):
                 OutputWrapper.write(self, msg, style_func, ending)
 
-        log_writer.put(write)
+        log_writer.submit(write)

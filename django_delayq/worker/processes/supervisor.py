@@ -123,7 +123,7 @@ class Supervisor:
         django_connections.close_all()
         publisher.get.cache_clear()
         # What is left would be written by the child too.
-        log_writer.put(output.flush)
+        log_writer.submit(output.flush)
         pid = log_writer.fork()
         if pid == 0:
             code = 1
@@ -133,7 +133,7 @@ class Supervisor:
             except BaseException:  # noqa: BLE001
                 print_error()
             finally:
-                log_writer.put(output.flush)
+                log_writer.submit(output.flush)
                 log_writer.stop(FINISH_TIME)
                 os._exit(code)
         return pid

@@ -51,7 +51,7 @@ def _count_fork() -> None:
 after_fork(_count_fork)
 
 
-# Of handlers in other queues, and of what a message has elsewhere.
+# Names of attributes that messages have in other libraries, and what stands for them here.
 _MEANT = {
     **dict.fromkeys(("args", "body", "data", "get", "kwargs"), "message.payload"),
     "__getitem__": "message.payload[…]",
@@ -298,7 +298,7 @@ class Delivery:
 
     @property
     def is_past_rate(self) -> bool:
-        """Whether the delivery waited for a place, and a rate counts it since its claim: others would begin with it."""
+        """Whether the delivery waited for a slot under a rate, which counted it at its claim: others may begin now."""
         if time.monotonic() - max(self.queued_mono, self.due_mono) <= PUNCTUAL.total_seconds():
             return False
         limits = admission.limits_of(self.topic, self.queue, None).values()
@@ -360,7 +360,7 @@ class Delivery:
         """Connect this thread to the database if the handler is to have a transaction there.
 
         Comes before anything of the project is called, and before the timeout begins. Returns False when there is no
-        connection, for whatever reason: then the handler must not begin.
+        connection: then the handler must not begin.
         """
         if self.handler.transactional:
             try:
@@ -442,7 +442,7 @@ class Delivery:
             self._scope = (asyncio.get_running_loop(), task)
             self._watch_deadline()
             if self.cancel_requested and self.together is None:
-                # While the delivery waited for its place.
+                # While the delivery waited for its slot.
                 self.cancel_task("cancel requested")
             return await _all_of(call(self))
         except (asyncio.CancelledError, TimeoutError) as error:

@@ -60,9 +60,9 @@ _NO_KEY = contextlib.nullcontext()
 _DONE = Ack()
 # The topics whose handlers returned a value, which was logged.
 _returning: set[str] = set()
-# So many serialization failures and deadlocks of a message cost no attempt.
+# The number of serialization failures and deadlocks of a message that cost no attempt.
 MOST_CONFLICTS = 50
-# Each is repeated after 0.1 s, 0.2 s, 0.4 s … as errors of services are, and at most after this time. Seconds.
+# The message is delivered again after 0.1 s, 0.2 s, 0.4 s …, and after this time at most. Seconds.
 LONGEST_CONFLICT_WAIT = 5.0
 
 
@@ -103,9 +103,10 @@ def _answered(delivery: Delivery, error: BaseException) -> Outcome:
 
 
 def _run(delivery: Delivery, actor: str) -> Outcome | BaseException:
-    """Run the handler. Return the outcome, or what it raised, which is answered when it is no longer handled.
+    """Run the handler. Return the outcome, or what it raised.
 
-    Else the errors of receivers and policies would have it in their chains, and their tracebacks are logged.
+    The caller answers the error when no ``except`` block handles it any more: otherwise the errors of receivers and
+    policies would have it in their chains, and their logged tracebacks would show it.
     """
     try:
         delivery.begin()

@@ -120,8 +120,9 @@ class Baton:
 class HandlerThreads(Lane):
     """A fixed number of threads, each of which runs one handler at a time.
 
-    Each thread owns its number in ``_refusals``, which the others read, adds itself to ``_resting`` and takes itself
-    out, both in one step; others only count it. ``_stopping`` is only ever set.
+    Each thread owns its number in ``_refusals``, which the others read. It adds itself to ``_resting`` and takes itself
+    out, each by one operation of a set; the others only count that. Any thread adds to ``_dirtying``. ``_stopping`` is
+    only ever set.
     """
 
     def __init__(self, threads: int, recorder: Recorder, worker: str, shared: SharedState, budget: Budget) -> None:

@@ -368,8 +368,8 @@ class Isolation:
         self._worker = worker
         self._actor = f"worker:{worker}"
         self._lock = lock
-        # True when a message of the last claim waits here, or waited: others that are to run alone often come with it,
-        # so the process takes one message at a time.
+        # True when a message of the last claim was admitted here: other suspects often come with it, so the process
+        # then takes one message at a time.
         self.had_the_last = False
         # The moment until which the message may wait (monotonic).
         self._wait_ends = 0.0
@@ -378,7 +378,7 @@ class Isolation:
 
     @property
     def is_waiting(self) -> bool:
-        """True when a message waits here to run alone."""
+        """True when a message waits here to be isolated."""
         return self.held.isolated is not None
 
     @property
@@ -387,11 +387,11 @@ class Isolation:
         return max(0.0, self._wait_ends - time.monotonic())
 
     def is_suspect(self, delivery: Delivery) -> bool:
-        """Return whether a message is to run alone."""
+        """Return whether a message is to be isolated."""
         return delivery.crashes >= crashes.RULES.suspect
 
     def admit(self, suspects: Sequence[Delivery]) -> None:
-        """Let the first suspect wait here, unless another process has the right; release the others.
+        """Let the first suspect wait here, unless another process isolates a message; release the others.
 
         A message that only waits must not be held when another one kills the process: the crash would count for both.
         """
@@ -419,7 +419,7 @@ class Isolation:
     def run(self, begin: Callable[[], None], give_up: Callable[[], bool]) -> None:
         """Run the message that waits, unless another one runs, and return when it has ended.
 
-        ``begin`` is called first; the wait for the end stops as soon as ``give_up`` returns True.
+        ``begin`` is called before it begins; the wait for its end stops as soon as ``give_up`` returns True.
         """
         delivery = self.held.isolated
         if delivery is None or give_up():
@@ -459,7 +459,7 @@ class Isolation:
 
 
 def _times_put_off(delivery: Delivery) -> int:
-    """Return how often a message was put off at most, up to six: other deliveries that cost no attempt count too."""
+    """Return how often a message was put off, six at most. Other deliveries that cost no attempt count too."""
     return min(6, delivery.claimed.reported - delivery.claimed.attempts)
 
 

@@ -74,7 +74,8 @@ class Recorder(threading.Thread):
     Any thread submits: ``_pending`` is a deque to which they append and from which this thread takes, both atomic.
     ``_asked`` is a dict by message in the same way. ``_news`` has an item after that, which this thread removes before
     it takes: to put one there holds no lock that an interrupt of a handler could leave locked. ``_is_idle`` is cleared
-    before this thread takes an outcome and set when it finds none. The rest is this thread's own; others only read
+    before this thread takes an outcome and set when it finds none. Handlers write ``_extends_late``, which only
+    decides on a line of the log. The rest is this thread's own; others only read
     ``delivered``, ``_asking_since``, ``_step`` and ``_connection``.
     """
 
@@ -102,7 +103,7 @@ class Recorder(threading.Thread):
         self._connection: BaseDatabaseWrapper | None = None
         # The number of outcomes in the last batch.
         self._written = 0
-        # True while handlers wait in vain for answers about their leases, as the log says.
+        # True from a handler's wait for an answer about its lease that was in vain until one that was not, as logged.
         self._extends_late = False
         self._news: SimpleQueue[None] = SimpleQueue()
         self._is_idle = threading.Event()
@@ -187,7 +188,7 @@ class Recorder(threading.Thread):
                 while self._pending:
                     self._is_idle.clear()
                     began = self._gather(began)
-                    # As many as are claimed together at most.
+                    # A batch has no more outcomes than one claim has messages.
                     self._write([self._pending.popleft() for _ in range(min(IDS_PER_CALL, len(self._pending)))])
                     self._retry_locked()
                     self._run_meanwhile()

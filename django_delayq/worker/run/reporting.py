@@ -213,7 +213,7 @@ class OutcomeLog(Service):
             for d in successes:
                 # The line keeps no delivery: thousands of payloads may be large.
                 late, ran = d.lateness * 1000, d.runtime * 1000
-                log_writer.put(partial(log_success, d.id, d.topic, d.deliveries, late, ran))
+                log_writer.submit(partial(log_success, d.id, d.topic, d.deliveries, late, ran))
 
     def count(self, queue: str, outcome: str, number: int = 1) -> None:
         """Count an outcome of deliveries of a queue: "consumed", "retried", "dead", "cancelled" or "released"."""
@@ -235,16 +235,17 @@ class OutcomeLog(Service):
 class SignalSender(threading.Thread):
     """Sends the signals of outcomes and moves, and logs failures, one after another, in the order in which they come.
 
-    Receivers may be slow, and other threads have leases to renew and messages to load. Any thread gives them.
+    Receivers may be slow, and other threads have leases to renew and messages to load. Any thread may send. Where the
+    thread was not started, as in tests of a project, each call is made at once.
 
-    Where the thread was not started, as in tests of a project, each is sent at once.
+    The queue is safe from any thread; ``on_room`` is set before the thread starts.
     """
 
     def __init__(self, tuning: RunTuning) -> None:
         super().__init__(name="delayq-signals", daemon=True)
         self.tuning = tuning
         self._waiting: Queue[Callable[[], object] | None] = Queue()
-        # Set before the thread starts: called when the process may take messages again.
+        # Called when the process may take messages again.
         self.on_room: Callable[[], None] = lambda: None
 
     def send(self, call: Callable[[], object]) -> None:
@@ -266,7 +267,7 @@ class SignalSender(threading.Thread):
 
     @property
     def is_behind(self) -> bool:
-        """True when so many signals wait that there should be no more."""
+        """True when too many signals wait: the process is to take no messages."""
         return self.waiting >= self.tuning.most_untold
 
     def finish(self, timeout: float) -> None:

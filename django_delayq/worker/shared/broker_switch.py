@@ -17,8 +17,8 @@ logger = logging.getLogger("django_delayq")
 
 # A process without a loader tries Redis again this long after it failed. Seconds.
 RETRY_REDIS_AFTER = 5.0
-# A Redis that fails so soon after it was back is flapping: some calls succeed and others fail. From the second such
-# failure on the switch waits before it uses Redis again, each time longer. Seconds.
+# A Redis that fails within this time after it was back is flapping: some calls succeed and others fail. From the second
+# such failure on the switch waits before it uses Redis again, each time longer. Seconds.
 FLAPPING = 10.0
 # The switch waits no longer than this. Seconds.
 LONGEST_HOLD = 60.0
@@ -27,8 +27,9 @@ LONGEST_HOLD = 60.0
 class BrokerSwitch:
     """Gives the broker to use now, and logs when Redis goes away, when the reason is another one, and when it is back.
 
-    Any thread may report and ask. ``_lock`` guards all changes. ``current`` reads ``_away_since`` once without the
-    lock: one more turn with the former broker does no harm.
+    Any thread may report and ask. ``_lock`` guards what begins with an underscore; ``current`` and ``report_answer``
+    read it once without the lock: one more round with the former broker does no harm. ``rubbish_seen`` is set by the
+    first thread that meets some, and cleared by the loader. The rest does not change after the threads have started.
     """
 
     def __init__(self, using: str, topics: Callable[[], Iterable[str]], *, redis: bool = True) -> None:
@@ -39,13 +40,13 @@ class BrokerSwitch:
         # When this process met in Redis what is not ours (tenths, by the record's clock). The loader deletes it.
         self.rubbish_seen: int | None = None
         self._is_unusable = False
-        # When Redis was back the last time, how often it failed again soon after that, and before when it is not used
-        # again (monotonic).
+        # When Redis was back the last time (monotonic), how often in a row it failed again soon after that, and until
+        # when it is not used (monotonic).
         self._back_at = -FLAPPING
         self._flaps = 0
         self._held_until = 0.0
         # True: the loader asks Redis every second and reports, so no other thread has to wait for a Redis that may be
-        # away. Set once, before the threads start.
+        # away. Set before the threads start.
         self.has_loader = False
         self._lock = threading.Lock()
 

@@ -19,8 +19,7 @@ from . import connections
 logger = logging.getLogger("django_delayq")
 
 
-# A process without the duty ticks the services of the duty only when they are overdue by this time: should the holder
-# of the duty be alive and do nothing, work is late by this time and not for ever. Seconds.
+# If the leader hangs, the other processes do its work when that is late by this time. Seconds.
 STANDBY = 120.0
 
 
@@ -28,7 +27,7 @@ STANDBY = 120.0
 # freezes in a transaction would stop them all. Milliseconds.
 LOCK_TIMEOUT = 2000
 
-# A service that says to wait for longer, or for ever, is called again after a day. Seconds.
+# A service that asks for a longer wait, or for one without end, is called again after a day. Seconds.
 LONGEST_WAIT = 86_400.0
 
 # A thread closes its database connections while none of its services is due for this long. Seconds.
@@ -36,15 +35,15 @@ RELEASED_FOR = 4.0
 
 
 class DueServices:
-    """Ticks services in turn, each after the wait that its last tick returned. Used by one thread.
+    """Ticks services one after another, each after the wait that its last tick returned. Used by one thread.
 
     ``is_leader`` tells whether this process does what one process does for all (``Service.is_shared``).
     """
 
     def __init__(self, services: Sequence[Service], is_leader: Callable[[], bool] = lambda: True) -> None:
-        self._has_duty = is_leader
+        self._is_leader = is_leader
         self.services = list(services)
-        # By the place of the service: names may repeat, since any app can add services.
+        # By the index of the service: names may repeat, since any app can add services.
         self._due = [0.0] * len(self.services)
         self._errors = [0] * len(self.services)
         self._outages = [Outage() for _service in self.services]
@@ -53,50 +52,50 @@ class DueServices:
 
     def run_due(self, is_stopping: Callable[[], bool] = lambda: False) -> float:
         """Tick each service that is due, until ``is_stopping``. Return the seconds until the next one is due."""
-        for place in range(len(self.services)):
+        for index in range(len(self.services)):
             if is_stopping():
                 break
-            if self._due_at(place) <= time.monotonic():
-                wait = self._tick(place)
-                self._due[place] = time.monotonic() + wait
+            if self._due_at(index) <= time.monotonic():
+                wait = self._tick(index)
+                self._due[index] = time.monotonic() + wait
         return max(0.0, min(map(self._due_at, range(len(self.services)))) - time.monotonic())
 
-    def _due_at(self, place: int) -> float:
-        # The first tick of every service is due at once: it may report, or find work that was left. What it has begun,
-        # it goes on with: the others wait for that, or begin anew.
-        is_begun = not self._due[place] or place in self._go_on
-        is_standby = self.services[place].is_shared and not is_begun and not self._has_duty()
-        return self._due[place] + STANDBY if is_standby else self._due[place]
+    def _due_at(self, index: int) -> float:
+        # The first tick of every service is due at once: it may report, or find work that was left. A service goes on
+        # with work that it has begun: the services of other processes wait for that, or begin anew.
+        is_begun = not self._due[index] or index in self._go_on
+        is_standby = self.services[index].is_shared and not is_begun and not self._is_leader()
+        return self._due[index] + STANDBY if is_standby else self._due[index]
 
-    def _tick(self, place: int) -> float:
-        """Tick the service at this place. Return how many seconds it waits."""
-        service = self.services[place]
-        self._go_on.discard(place)
+    def _tick(self, index: int) -> float:
+        """Tick the service at this index. Return how many seconds it waits."""
+        service = self.services[index]
+        self._go_on.discard(index)
         connections.before_task()
         try:
             with lock_timeout(LOCK_TIMEOUT if service.thread == Service.thread else 0):
                 # An extension may return anything.
                 wait = min(max(0.0, float(service.tick())), LONGEST_WAIT)
         except Exception as error:  # noqa: BLE001
-            return self._back_off(place, error)
+            return self._back_off(index, error)
         finally:
             connections.after_task()
-        if self._errors[place]:
-            self._errors[place] = 0
-            self._outages[place].end()
+        if self._errors[index]:
+            self._errors[index] = 0
+            self._outages[index].end()
             logger.info("The %s works again", service.name)
         if wait == 0:
-            self._go_on.add(place)
+            self._go_on.add(index)
         return wait
 
-    def _back_off(self, place: int, error: Exception) -> float:
+    def _back_off(self, index: int, error: Exception) -> float:
         """Log the first of several like errors in a row. Return how many seconds to wait."""
         connections.note_error(error)
-        service = self.services[place]
-        self._errors[place] += 1
-        self._go_on.add(place)
-        wait = backoff(self._errors[place], service.longest_backoff)
-        if self._outages[place].is_news(error):
+        service = self.services[index]
+        self._errors[index] += 1
+        self._go_on.add(index)
+        wait = backoff(self._errors[index], service.longest_backoff)
+        if self._outages[index].is_news(error):
             expected = isinstance(error, DatabaseError | BrokerUnavailable)
             logger.warning(
                 "The %s failed and is tried again in %.1f s: %s: %s",

@@ -17,12 +17,12 @@ from .shared_state import SharedState
 
 logger = logging.getLogger("django_delayq")
 
-# Each process has limits of its own, lower than those that were asked for by up to this part: otherwise processes that
-# were started together would be replaced together.
+# Each process lowers its limits by a random part, up to this one: otherwise processes that were started together would
+# retire together.
 JITTER = 0.1
-# A retired process waits so long for a place for its successor. Seconds.
+# A retired process waits this long for its successor to start. Seconds.
 PATIENCE = 1.0
-# Then it may claim as many messages again, or use more memory by this part.
+# If none has started then, the process may claim its number of messages once more, or use this part more of memory.
 MORE_MEMORY = 0.1
 
 
@@ -30,12 +30,13 @@ class Budget:
     """Tells how many messages one process may still claim.
 
     With ``--max-messages`` the process ends when they are used up. With ``--max-tasks-per-child`` or
-    ``--max-memory-per-child`` it is retired then, and asks the supervisor for a successor. There is no place for one
-    while too many predecessors still finish. The process does not wait for ever: a few slow handlers would stop the
-    work of all others.
+    ``--max-memory-per-child`` it retires then, and asks the supervisor for a successor. The supervisor starts none
+    while too many retired processes still finish. The process does not wait for ever: a few slow handlers would stop
+    the work of all others.
 
-    The thread that makes the consumer's turns counts the messages that it claims, and any thread those that it releases
-    unstarted. The main thread looks at the memory, and at how long the process waits. ``_lock`` guards the numbers.
+    The consumer's thread counts the messages that it claims, and any thread those that it releases unstarted. The main
+    thread looks at the memory, and at how long the process waits. ``_lock`` guards the numbers. ``ask`` is set before
+    the threads start.
     """
 
     def __init__(self, options: Options, shared: SharedState, worker: str) -> None:
@@ -51,10 +52,10 @@ class Budget:
         self._has_end = options.max_messages is not None
         self._shared = shared
         self._worker = worker
-        # Called when the process is retired: it wakes the supervisor and the main thread, which read the shared state.
+        # Called when the process retires: it wakes the supervisor and the main thread, which read the shared state.
         self.ask: Callable[[], None] = lambda: None
         self._claimed = 0
-        # When it was retired (monotonic).
+        # When it retired (monotonic).
         self._retired_at = 0.0
         self._lock = threading.Lock()
 

@@ -43,9 +43,9 @@ class LogWriter:
     threads, such as those of Django, each in the context of its caller. What a filter or a handler of the project
     raises is printed, and ends no thread.
 
-    One process has one writer. The main thread starts and stops it, or those who run it meanwhile; any thread puts.
-    ``_lock`` guards ``_thread``, ``_ends`` and ``_users``, and is held for a moment only. In ``_missing`` each thread
-    counts for itself. No lock is taken to put: a handler may be interrupted there.
+    One process has one writer. The main thread starts and stops it, or those who run it meanwhile; any thread
+    submits. ``_lock`` guards ``_thread``, ``_ends`` and ``_users``, and is held for a moment only. In ``_missing``
+    each thread counts for itself. No lock is taken to submit: a handler may be interrupted there.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class LogWriter:
 
     def _begin(self) -> None:
         self._waiting: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
-        # By thread: the lines that did not fit. The number of those that the log tells of.
+        # By thread: the number of lines that did not fit; and of these the number that the log has told of.
         self._missing: dict[int, int] = {}
         self._told = 0
         self._thread: threading.Thread | None = None
@@ -83,7 +83,7 @@ class LogWriter:
     def stop(self, timeout: float) -> bool:
         """Write what waits, and end the thread. Return False if that takes longer than ``timeout`` seconds.
 
-        Then the thread goes on, and what is put waits for it.
+        Then the thread goes on, and what is submitted waits for it.
         """
         with self._lock:
             thread, self._ends = self._thread, True
@@ -128,7 +128,7 @@ class LogWriter:
                 self.start()
         return pid
 
-    def put(self, write: Callable[[], object]) -> None:
+    def submit(self, write: Callable[[], object]) -> None:
         """Have a call made that writes a line. Returns at once while the writer runs."""
         if self._thread is None:
             _attempt(write)
@@ -170,7 +170,7 @@ class LogWriter:
             if thread is self._thread or not self._is_of_worker(own, thread):
                 former(own, record)
             else:
-                self.put(partial(contextvars.copy_context().run, former, own, record))
+                self.submit(partial(contextvars.copy_context().run, former, own, record))
 
         def give_back() -> None:
             # Somebody else may have replaced it too.
@@ -216,4 +216,4 @@ def try_to(tell: Callable[..., object], *arguments: Any) -> None:
 def print_error() -> None:
     """Have the error that is being handled printed."""
     text = traceback.format_exc()
-    log_writer.put(lambda: sys.stderr.write(text))
+    log_writer.submit(lambda: sys.stderr.write(text))

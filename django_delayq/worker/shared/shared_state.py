@@ -26,8 +26,8 @@ class SharedState:
     """The signs of life of a process, the deliveries that it began last, and since when it isolates a message.
 
     The process writes and the supervisor reads, except for ``replaced``, which the supervisor writes. Each number has
-    one writer among the threads of the process: the main thread gives signs of life and ends, the thread that makes the
-    consumer's rounds writes ``suspect_since``, and each handler thread and the loop's thread note their own deliveries.
+    one writer among the threads of the process: the main thread gives signs of life and ends, the consumer's
+    thread writes ``suspect_since``, and each handler thread and the loop's thread note their own deliveries.
     ``retired`` is written under a lock of the process. A number is written at once, so no lock is needed that the
     processes share, which a killed process would hold for ever.
     """
@@ -38,7 +38,7 @@ class SharedState:
     ended = _number(2)
     # Since when the process takes nothing because it isolates a message (monotonic); 0: it takes.
     suspect_since = _number(3)
-    # True when another process has taken the place of this one, which takes nothing and ends when it holds nothing.
+    # True when another process has replaced this one, which takes nothing and ends when it holds nothing.
     replaced = _number(4)
     # True when the process has reached a limit of its lifetime: it claims nothing, and waits to be replaced.
     retired = _number(5)
