@@ -39,6 +39,8 @@ _ARGUMENTS = {
     "delayq_check": [[], ["redis"], ["record"], ["handlers"]],
     "delayq_queue": [["pause", "default"], ["resume", "default"]],
     "delayq_recurring": [["list"]],
+    "delayq_schedule": [["t.ok"]],
+    "delayq_show": [["1"]],
     "run_delayq": [["--max-runtime", "1"]],
 }
 
