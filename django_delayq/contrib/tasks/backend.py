@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 from django.apps import apps
 from django.conf import settings
@@ -26,6 +26,7 @@ from .compat import (
     task_enqueued,
 )
 from .running import handler_of
+from .task import DelayqTask
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -34,9 +35,11 @@ R = TypeVar("R")
 class DelayqBackend(BaseTaskBackend):
     """Enqueues tasks as messages. The id of a result is the id of its message.
 
-    ``OPTIONS`` are ``retry``, ``lease``, ``timeout`` and ``transactional``, which mean what they mean to ``@handler``;
-    without ``retry`` a task runs once. ``options`` gives a single task its own.
+    ``OPTIONS`` are the options of all its tasks, those that ``options`` has; without ``retry`` a task runs once.
+    ``@task`` and ``options`` give a single task its own, and ``task.using()`` its next messages.
     """
+
+    task_class = DelayqTask
 
     supports_defer = True
     supports_async_task = True
@@ -88,9 +91,14 @@ class DelayqBackend(BaseTaskBackend):
             "queue": task.queue_name,
             "priority": int(task.priority),
             "headers": results.headers(task, known.find(topic)),
+            **known.sent_with(task, result.args, result.kwargs),
         }
         using = router.db_for_write(Message)
         message = scheduling.write(using, topic, {"args": result.args, "kwargs": result.kwargs}, options)
+        if message.existed:
+            # Another message has the key: this is its result, and no task was enqueued.
+            publisher.run_at_once(using, [message.pk])
+            return cast("TaskResult[P, R]", results.find(str(message.pk)))
         object.__setattr__(result, "id", str(message.pk))
         object.__setattr__(result, "enqueued_at", message.created_at)
         task_enqueued.send_robust(type(self), task_result=result)

@@ -6,42 +6,84 @@ imported because a row names it.
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Callable, Mapping
-from functools import reduce
-from typing import Any, Literal, TypedDict, TypeVar, Unpack
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, reduce
+from string import Formatter
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast
 
-from ...core import names
+from ...core import names, values
 from ...core.durations import Duration
 from ...core.exceptions import HandlerConflict
-from ...core.retry import RetryLike, RetryPolicy
+from ...core.retry import RetryLike, RetryPolicy, StorableRetry
+from ...core.text import shown
 from ...project import registry, validation
+from ...project.message_options import MessageOptions, OnConflictLike, Unique
 from .compat import AnyTask, InvalidTask, Task
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class TaskOptions(TypedDict, total=False):
-    """The options with which a task is run. They mean what they mean to ``@handler``."""
+# A text with names of the task's arguments in it, or a function of these arguments; None: there is no key.
+ByArguments = str | Callable[..., str | None] | None
 
-    retry: RetryLike
-    lease: Duration
+
+class _Both(TypedDict, total=False):
+    """What a task says for all its messages, and ``using`` for the next ones."""
+
+    lease: Duration | None
     timeout: Duration | Literal[False] | None
+    limit_key: ByArguments
+    key: ByArguments
+    unique: Unique
+    on_conflict: OnConflictLike
+    expires: Duration | None
+
+
+class TaskOptions(_Both, total=False):
+    """The options of a task. They mean what they mean to ``@handler`` and to ``schedule_message``."""
+
+    retry: RetryLike | None
     transactional: bool
+    limit: int | None
+    rate: str | None
+    burst: int | None
 
 
-_NAMES = sorted(TaskOptions.__annotations__)
-_MEANT = {name: meant for name, meant in registry.MEANT.items() if meant.partition("=")[0] in _NAMES}
+class MessageTerms(_Both, total=False):
+    """The options of single messages of a task."""
+
+    retry: StorableRetry | None
+
+
+_OF_MESSAGE = {*_Both.__annotations__, *MessageTerms.__annotations__}
+_NAMES = sorted({*_OF_MESSAGE, *TaskOptions.__annotations__})
+# Those that go with the message, and not with the handler.
+_SENT = ("key", "unique", "on_conflict", "expires")
+_BY_ARGUMENTS = ("key", "limit_key")
+_CHECKS = values.checks_of(MessageOptions)
+_MEANT = {
+    **{name: meant for name, meant in registry.MEANT.items() if meant.partition("=")[0] in _NAMES},
+    **dict.fromkeys(("queueing_lock", "unique_key", "dedup_key", "dedupe_key", "idempotency_key", "job_id"), "key"),
+    **dict.fromkeys(("unique_for", "unique_until", "dedup_ttl", "unique_ttl"), "unique"),
+    **dict.fromkeys(("max_age", "ttl", "expires_in", "expires_at"), "expires"),
+}
 # Where a function keeps what ``options`` has given it.
 _ATTRIBUTE = "delayq_options"
 _known: dict[str, AnyTask] = {}
+# By topic: the options that go with each message.
+_sent: dict[str, dict[str, Any]] = {}
 
 
 def options(*, topic: str | None = None, **terms: Unpack[TaskOptions]) -> Callable[[F], F]:
     """Give the function of a task options of its own. Write it below ``@task``.
 
-    ``retry``, ``lease``, ``timeout`` and ``transactional`` are those of ``@handler``, and win over the ``OPTIONS`` of
-    the backend. ``topic`` replaces the path of the function as the topic of its messages.
+    ``retry``, ``lease``, ``timeout``, ``transactional``, ``limit``, ``rate`` and ``burst`` are those of ``@handler``;
+    ``unique``, ``on_conflict`` and ``expires`` those of ``schedule_message``. ``key`` and ``limit_key`` are a text with
+    names of the task's arguments, such as ``"order-{order_id}"``, or a function of these arguments. They win over the
+    ``OPTIONS`` of the backend, and those that ``@task`` takes over them. ``topic`` replaces the path of the function as
+    the topic of its messages.
 
     Raises ``TypeError`` and ``ValueError`` for options that cannot be.
     """
@@ -63,9 +105,71 @@ def checked(terms: Mapping[str, Any]) -> dict[str, Any]:
     if terms.keys() - set(_NAMES):
         said = names.unknown(terms, _NAMES, _MEANT)
         raise TypeError(f"a task has no option {said}; it has {', '.join(_NAMES)}")
+    of_handler = {name: value for name, value in terms.items() if name not in (*_SENT, "limit_key")}
     # This checks the values, and registers nothing.
-    registry.handler("task", **terms)
+    registry.handler("task", **of_handler)
+    _check_sent({name: terms[name] for name in (*_SENT, "limit_key") if name in terms})
     return dict(terms)
+
+
+def checked_for_message(terms: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of single messages. Raises ``TypeError`` and ``ValueError`` for those that cannot be."""
+    if of_all := sorted(terms.keys() & set(_NAMES) - _OF_MESSAGE):
+        raise TypeError(
+            f"using() has no {', '.join(of_all)}: give it to all messages of the task, by @task or @options"
+        )
+    if terms.keys() - _OF_MESSAGE:
+        said = names.unknown(terms, _OF_MESSAGE, _MEANT)
+        raise TypeError(f"using() has no option {said}; it has {', '.join(sorted(_OF_MESSAGE))}")
+    _check_sent(terms)
+    return dict(terms)
+
+
+def _check_sent(terms: Mapping[str, Any]) -> None:
+    for name, value in terms.items():
+        if name not in _BY_ARGUMENTS:
+            _CHECKS[name](value)
+        elif not (value is None or callable(value) or isinstance(value, str)):
+            raise ValueError(f"{name} is a text with names of arguments, or a function of these, not {shown(value)}")
+
+
+@cache
+def by_arguments(name: str, given: Any, function: Callable[..., Any], takes_context: bool) -> Callable[..., Any]:
+    """Return the function that makes a key of the arguments of a task.
+
+    Raises ``ValueError`` for a text that names none of them.
+    """
+    if callable(given):
+        return cast(Callable[..., Any], given)
+    signature = inspect.signature(function)
+    # The framework passes the first argument, not the caller.
+    parameters = list(signature.parameters.values())[takes_context:]
+    signature = signature.replace(parameters=parameters)
+    more = next((one.name for one in parameters if one.kind is one.VAR_KEYWORD), None)
+    # The names stand before an index or an attribute.
+    fields = [text for _, text, _, _ in Formatter().parse(given) if text is not None]
+    wanted = {text.partition("[")[0].partition(".")[0] for text in fields}
+    if more is None and (unknown := sorted(wanted - signature.parameters.keys())):
+        raise ValueError(f"{name}={given!r} names no argument of the task: {', '.join(map(repr, unknown))}")
+
+    def make(*args: Any, **kwargs: Any) -> str:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return str(given.format(**bound.arguments | bound.arguments.get(more or "", {})))
+
+    return make
+
+
+def sent_with(task: AnyTask, args: Sequence[Any], kwargs: Mapping[str, Any]) -> MessageOptions:
+    """Return the options with which a message of a task is scheduled."""
+    found: dict[str, Any] = {**_sent[topic_of(task)], **getattr(task, "delayq_message", {})}
+    for name in _BY_ARGUMENTS:
+        if found.get(name) is not None:
+            found[name] = by_arguments(name, found[name], task.func, task.takes_context)(*args, **kwargs)
+    if found.get("key") is None:
+        for name in ("unique", "on_conflict"):
+            found.pop(name, None)
+    return cast(MessageOptions, found)
 
 
 def topic_of(task: AnyTask) -> str:
@@ -90,7 +194,7 @@ def register(task: AnyTask, terms: Mapping[str, Any], function: Callable[[Any], 
         return
     own = {name: value for name, value in getattr(task.func, _ATTRIBUTE, {}).items() if name != "topic"}
     # Django's own backends run a task once: to repeat one is for its author to say.
-    chosen: dict[str, Any] = {"retry": RetryPolicy.never(), **terms, **own}
+    chosen = {"retry": RetryPolicy.never(), **terms, **own, **getattr(task, "delayq_options", {})}
     try:
         validation.topic(topic)
     except ValueError as error:
@@ -98,10 +202,24 @@ def register(task: AnyTask, terms: Mapping[str, Any], function: Callable[[Any], 
     try:
         queue = validation.queue(task.queue_name)
         priority = int(task.priority)
+        sent = _take_sent(task, chosen)
         registry.handler(topic, queue=queue, priority=priority, keep_result=True, **chosen)(function)
     except (ValueError, HandlerConflict) as error:
         raise InvalidTask(f"{task.module_path}: {error}") from error
-    _known[topic] = task
+    _known[topic], _sent[topic] = task, sent
+
+
+def _take_sent(task: AnyTask, chosen: dict[str, Any]) -> dict[str, Any]:
+    """Take out the options that go with messages, and return them. The limit key gets a message, and not arguments."""
+    sent = {name: chosen.pop(name) for name in _SENT if name in chosen}
+    if sent.get("key") is not None:
+        by_arguments("key", sent["key"], task.func, task.takes_context)
+    elif of_key := sorted({"unique", "on_conflict"} & sent.keys()):
+        raise ValueError(f"{' and '.join(of_key)}: for messages with a key, and there is no key=")
+    if (limit_key := chosen.get("limit_key")) is not None:
+        make = by_arguments("limit_key", limit_key, task.func, task.takes_context)
+        chosen["limit_key"] = lambda message: make(*message.payload["args"], **message.payload["kwargs"])
+    return sent
 
 
 def declared(task: AnyTask) -> Any:
