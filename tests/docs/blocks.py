@@ -99,7 +99,9 @@ def run_python(page: Path, names: dict[str, Any]) -> dict[str, Any]:
                 # The examples that follow may import from it.
                 module = ModuleType(f"{names['__package__']}.{Path(block.path).stem}")
                 vars(module).update(names, __name__=module.__name__)
-                sys.modules.setdefault(module.__name__, module)
+                there = sys.modules.setdefault(module.__name__, module)
+                # A page may have several parts of one file.
+                vars(there).update({name: value for name, value in vars(module).items() if name not in vars(there)})
         elif block.language == "pycon" and block.is_run:
             examine(block, names)
     return names

@@ -250,9 +250,16 @@ def test_the_tasks_of_the_guide_do_what_it_says(run_page: Run, monkeypatch: pyte
     assert run_message(later)
     deliver()
     assert close.get_result(later).attempts == 1
-    once = names["total_once"](8)
+    once, again = (names["total_once"].enqueue(8) for _ in range(2))
+    now, told = names["total_now"](8), names["tell_customer"].enqueue(108)
+    assert again.id == once.id
+    keys = {str(row.pk): (row.key, row.limit_key) for row in Message.objects.filter(pk__in=[once.id, now.id, told.id])}
+    assert keys == {once.id: ("total-8", None), now.id: ("now-8", None), told.id: (None, "customer-8")}
+    plain = names["total_for"](8, "acme")
     deliver()
-    assert total.get_result(once).return_value == {"order": 8, "total": 40}
+    assert total.get_result(plain).return_value == {"order": 8, "total": 40}
+    once.refresh()
+    assert once.return_value == 40
 
 
 # --- do something often -----------------------------------------------------------------------------------------------
