@@ -32,6 +32,7 @@ from django_delayq import (
     schedule_message,
     schedule_messages,
 )
+from django_delayq.contrib.tasks import options
 from django_delayq.models import Message, Queue
 
 DELAYS = ["1m", "10m"]
@@ -83,6 +84,13 @@ def count_together(messages: list[Delivered[Order]]) -> None:
 async def tell_together(messages: list[Delivered[Order]]) -> int:
     return len(messages)
 
+
+@options(key="order-{order}", unique="1h", on_conflict="keep", expires="1h", retry=DELAYS, limit=5, limit_key=str)
+def total(order: int, shipping: int = 0) -> int:
+    return order + shipping
+
+
+assert_type(total(5, shipping=9), int)
 
 registered = handler("orders.again", retry=DELAYS)(accept_anything)
 wrapped: Callable[[HandlerFunction], RegisteredHandler] = handler("orders.wrapped")

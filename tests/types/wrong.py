@@ -26,6 +26,7 @@ from django_delayq import (
     schedule_message,
     schedule_messages,
 )
+from django_delayq.contrib.tasks import options
 from django_delayq.models import Message
 
 WHEN = datetime(2050, 1, 1, tzinfo=UTC)
@@ -75,6 +76,11 @@ handler("wrong.limit", limit="5")  # type: ignore[arg-type]  # pyright: ignore[r
 handler("wrong.limit", rate=100)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 handler("wrong.limit", limit=5, limit_key="customer")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 handler(close)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+options(retires=["1m"])  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+options(key=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+options(key=lambda order: 5)  # type: ignore[arg-type, return-value]  # pyright: ignore[reportArgumentType, reportUnknownLambdaType]
+options(key="5", on_conflict="overwrite")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+options(limit="5")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 RetryPolicy.exponential(on=["ConnectionError"])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 RetryPolicy.exponential(never=ValueError())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 RetryPolicy.fixed("10m")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
