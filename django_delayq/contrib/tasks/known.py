@@ -62,7 +62,6 @@ _NAMES = sorted({*_OF_MESSAGE, *TaskOptions.__annotations__})
 # Those that go with the message, and not with the handler.
 _SENT = ("key", "unique", "on_conflict", "expires")
 _BY_ARGUMENTS = ("key", "limit_key")
-_CHECKS = values.checks_of(MessageOptions)
 _MEANT = {
     **{name: meant for name, meant in registry.MEANT.items() if meant.partition("=")[0] in _NAMES},
     **dict.fromkeys(("queueing_lock", "unique_key", "dedup_key", "dedupe_key", "idempotency_key", "job_id"), "key"),
@@ -125,10 +124,14 @@ def checked_for_message(terms: Mapping[str, Any]) -> dict[str, Any]:
     return dict(terms)
 
 
+# To read the types of a class takes a millisecond, which a project without such options does not wait.
+_checks = cache(lambda: values.checks_of(MessageOptions))
+
+
 def _check_sent(terms: Mapping[str, Any]) -> None:
     for name, value in terms.items():
         if name not in _BY_ARGUMENTS:
-            _CHECKS[name](value)
+            _checks()[name](value)
         elif not (value is None or callable(value) or isinstance(value, str)):
             raise ValueError(f"{name} is a text with names of arguments, or a function of these, not {shown(value)}")
 
