@@ -124,7 +124,7 @@ def checked_for_message(terms: Mapping[str, Any]) -> dict[str, Any]:
     return dict(terms)
 
 
-# To read the types of a class takes a millisecond, which a project without such options does not wait.
+# Read at the first use: most projects have no such options, and it takes time at each start.
 _checks = cache(lambda: values.checks_of(MessageOptions))
 
 
