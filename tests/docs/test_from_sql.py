@@ -28,12 +28,12 @@ PAGE = DOCS / "reference/from-sql.rst"
 NODE = shutil.which("node")
 
 
-def examples(language: str) -> list[Block]:
-    return [block for block in blocks(PAGE) if block.language == language]
+def examples(*languages: str) -> list[Block]:
+    return [block for block in blocks(PAGE) if block.language in languages]
 
 
 def sql_with(text: str) -> str:
-    [found] = [block.text for block in examples("sql") if text in block.text]
+    [found] = [block.text for block in examples("sql", "postgresql") if text in block.text]
     return found
 
 
