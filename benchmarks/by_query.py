@@ -152,7 +152,7 @@ def beside_full_keys() -> None:
     keys = [f"key-{place}" for place in range(KEYS)]
     first = schedule_messages({"topic": "bench.keyed", "limit_key": key} for key in keys)
     limits = {message.pk: [topic_name("bench.keyed", key)] for message, key in zip(first, keys, strict=True)}
-    admission.claim("default", [Ticket(message.pk) for message in first], {"bench.keyed": 600.0}, "w", limits=limits)
+    admission.admit("default", [Ticket(message.pk) for message in first], {"bench.keyed": 600.0}, "w", limits=limits)
     schedule_messages({"topic": "bench.keyed", "limit_key": keys[place % KEYS]} for place in range(NUMBER))
     print(f"beside {NUMBER} messages of {KEYS} keys whose limits are full", flush=True)
     assert len(admission.full("default")) == KEYS

@@ -25,7 +25,7 @@ from django_delayq.broker.keys import keys
 from django_delayq.core.states import FINAL, State
 from django_delayq.models import Message, Transition
 from django_delayq.project import conf as delayq_conf
-from django_delayq.record import transitions
+from django_delayq.record import reads
 
 from .shop import conf, orders
 from .shop.models import Deed, Item, Order, Stock
@@ -54,7 +54,7 @@ class Show:
         self.placed: list[int] = []
         self.before = Message.objects.aggregate(last=Max("id"))["last"] or 0
         self.seen: set[tuple[int, int]] = set()
-        self.start = transitions.now(DEFAULT_DB_ALIAS)
+        self.start = reads.now(DEFAULT_DB_ALIAS)
         self.began = time.monotonic()
         self.printed = 0.0
         self.wiped: float | None = None

@@ -33,7 +33,7 @@ from ..core.verdicts import Verdict
 from ..models import Message
 from ..models.messages import HOLDS_KEY, WAITS_AGAIN, not_expired
 from ..project import validation
-from ..record import held_keys, purge, transitions
+from ..record import held_keys, purge, reads, transitions
 from ..record.sql.expressions import HoldsKeyAt
 from ..record.transitions import ANY, MOVES_PER_TRANSACTION, NO_TIMES, Answer, DueTimes
 from . import asking
@@ -186,7 +186,7 @@ class Action:
             return times
         rows = Message.objects.using(using).filter(state__in=self.states).order_by("pk")
         if self.verb.keeps_due_times:
-            is_due = Q(due_at__lte=transitions.now(using)) if times.name_none else Q()
+            is_due = Q(due_at__lte=reads.now(using)) if times.name_none else Q()
             rows = rows.filter(~key_is_taken(using), is_due)
         among = array("q")
         for batch in chunks(sorted(ids), MOVES_PER_TRANSACTION):
@@ -288,7 +288,7 @@ def foresee_purge(rows: QuerySet[Message]) -> Counter[Verdict]:
 
 def key_is_taken(using: str) -> Q:
     """Return the condition that another message has the key of a message now, and would not ``make_way``."""
-    at = transitions.now(using)
+    at = reads.now(using)
     others = Message.objects.using(using).filter(~Q(pk=OuterRef("pk")), topic=OuterRef("topic"), key=OuterRef("key"))
     still = Q(state=State.RUNNING) | Q(not_expired(at), state=State.SCHEDULED) | Q(HoldsKeyAt(at))
     return Q(Exists(others.filter(HOLDS_KEY, still))) | Q(Exists(others.filter(WAITS_AGAIN, still)))
@@ -332,7 +332,7 @@ class ToCome:
 
 def to_come(rows: QuerySet[Message]) -> ToCome:
     """Count the messages whose due time is still to come: a requeue leaves their due times as they are."""
-    rows = rows.filter(due_at__gt=transitions.now(rows.db)).order_by()
+    rows = rows.filter(due_at__gt=reads.now(rows.db)).order_by()
     return ToCome(**rows.aggregate(number=Count("pk"), first=Min("due_at"), last=Max("due_at")))
 
 

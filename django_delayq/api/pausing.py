@@ -22,7 +22,7 @@ from ..core.outcomes import storable
 from ..core.twins import async_twin
 from ..models import Message, Queue
 from ..project import registry, validation
-from ..record import transitions
+from ..record import reads
 from ..record.sql import statements
 from ..record.sql.moves import writing
 
@@ -120,7 +120,7 @@ def pause(
     reason = validation.reason(reason)
     rows = Queue.objects.using(using)
     with writing(using):
-        now = transitions.now(using)
+        now = reads.now(using)
         if lasting is not None:
             until = now + lasting
         if until is not None and until <= now:
@@ -166,7 +166,7 @@ def hold(using: str, names: Sequence[str], *, holder: str, seconds: float | None
     """
     rows = Queue.objects.using(using).filter(name__in=names)
     with writing(using):
-        now = transitions.now(using)
+        now = reads.now(using)
         until = None if seconds is None else now + timedelta(seconds=seconds)
         rows.filter(paused_by=holder, resumes_at__isnull=False).update(resumes_at=until)
         rows.exclude(Queue.PAUSED).delete()

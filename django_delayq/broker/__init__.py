@@ -42,7 +42,7 @@ def index(
     if settings.REDIS is None:
         return None
     # Imported here: the keys need no models, and only who needs a connection should wait for redis-py.
-    from ..record.transitions import identity, known_now
+    from ..record.reads import identity, known_now
     from .redis import RedisBroker
 
     find = identity_of or (lambda using: known_identity(using) or identity(using))

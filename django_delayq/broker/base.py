@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import ClassVar, NamedTuple
 
 from ..core.clock import SECOND, from_us, to_us
-from ..record.sql.rows import Seen, Ticket
+from ..record.sql.rows import QueueLook, Ticket
 
 # The most ids in one call to Redis, so that no call keeps others waiting for long.
 IDS_PER_CALL = 1000
@@ -84,7 +84,7 @@ class DueQueue(NamedTuple):
     ready: int
     due: int
     unblock: Mapping[str, int] = {}
-    seen: Seen | None = None
+    seen: QueueLook | None = None
     closed: frozenset[str] = frozenset()
 
 

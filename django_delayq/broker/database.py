@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from ..record import admission, transitions
 from ..record.low_water import LowWater
 from ..record.sql import statements
-from ..record.sql.rows import BEGINNING, Seen, Spot
+from ..record.sql.rows import BEGINNING, IndexPosition, QueueLook
 from .base import Broker, DueQueue, DueQueues, Taken
 
 # While a limit is full, its messages are looked for again after this time. Seconds.
@@ -33,7 +33,7 @@ class Walk:
 
     def __init__(self) -> None:
         self._low = LowWater()
-        self._at: Spot | None = None
+        self._at: IndexPosition | None = None
         # The limits that were full at some look since the walk began: messages of theirs may stand before ``_at``.
         self.passed: frozenset[str] = frozenset()
         # True when the last look has found nothing that may begin, and more may be due.
@@ -41,9 +41,9 @@ class Walk:
         # When the queue held a message (monotonic).
         self.last_seen = time.monotonic()
 
-    def begin(self) -> Spot:
+    def begin(self) -> IndexPosition:
         """Return behind which spot to look now."""
-        if self._low.begin_anew():
+        if self._low.begin_full_scan():
             self._at = BEGINNING
         return self._low.mark if self._at is None else self._at
 
@@ -51,24 +51,24 @@ class Walk:
         """Have the next look begin at the low-water mark: a limit has room again that had none."""
         self._at, self.passed = None, frozenset()
 
-    def note(self, begin: Spot, closed: frozenset[str], seen: Seen, took: float) -> None:
+    def note(self, begin: IndexPosition, closed: frozenset[str], seen: QueueLook, took: float) -> None:
         """Take note of a look: where it began, the limits it left out, what it found, and the seconds it took."""
         self.passed |= closed
-        self.is_under_way = seen.is_due and not seen.is_open
+        self.is_under_way = seen.is_due and not seen.is_candidate
         self._low.note(begin, seen.first, seen.now, took)
         if seen.first is not None:
             self.last_seen = time.monotonic()
-        if seen.spot is None or seen.is_open:
+        if seen.position is None or seen.is_candidate:
             self._low.end()
         if not seen.is_due:
             self._at = None
         else:
             # More messages may begin than there is room for: the next look begins with the first of them.
-            self._at = seen.before if seen.is_open else seen.spot
+            self._at = seen.before if seen.is_candidate else seen.position
 
-    def go_past(self, seen: Seen) -> None:
+    def go_past(self, seen: QueueLook) -> None:
         """Go on behind what a look has found: others hold it."""
-        self._at = seen.spot
+        self._at = seen.position
 
 
 class DatabaseBroker(Broker):
@@ -105,22 +105,22 @@ class DatabaseBroker(Broker):
                 walk.start_over()
         return closed
 
-    def _look(self, queues: Collection[str], topics: Sequence[str], closed: frozenset[str]) -> dict[str, Seen]:
+    def _look(self, queues: Collection[str], topics: Sequence[str], closed: frozenset[str]) -> dict[str, QueueLook]:
         walks = {queue: self._walks.setdefault(queue, Walk()) for queue in queues}
         begins = {queue: walk.begin() for queue, walk in walks.items()}
         asked = time.monotonic()
-        found = statements(self.using).look(begins, topics, closed)
+        found = statements(self.using).find_candidates(begins, topics, closed)
         took = time.monotonic() - asked
         for queue, seen in found.items():
             walks[queue].note(begins[queue], closed, seen, took)
         return found
 
-    def _lock_due(self, seen: Seen, limit: int, topics: Sequence[str], closed: Collection[str]) -> Taken:
+    def _lock_due(self, seen: QueueLook, limit: int, topics: Sequence[str], closed: Collection[str]) -> Taken:
         if not seen.is_due:
             return Taken(next_due=_look_again(seen.wait, closed))
         if limit <= 0:
             return Taken(left=1)
-        if not seen.is_open:
+        if not seen.is_candidate:
             return Taken(left=1, behind=True)
         if self._holding is not None:
             # The transaction begins when something is due: a take that finds nothing needs none.

@@ -116,7 +116,7 @@ class Usage:
             self.full_at = min(self.full_at, self.now + LEAD + self.limit.interval * self.limit.burst)
 
     @property
-    def has_places(self) -> bool:
+    def has_permits(self) -> bool:
         """True when fewer deliveries run than may."""
         return self.limit.count is None or self.running < self.limit.count
 
@@ -135,11 +135,11 @@ class Usage:
     @property
     def is_full(self) -> bool:
         """True when no message that is due may begin."""
-        return not self.has_places or not self._has_slot(self.now)
+        return not self.has_permits or not self._has_slot(self.now)
 
     def admits(self, due: datetime) -> bool:
         """Tell whether a message may begin now, or at its due time where that is a moment ahead."""
-        return self.has_places and self._has_slot(max(self.now, due))
+        return self.has_permits and self._has_slot(max(self.now, due))
 
     def _has_slot(self, at: datetime) -> bool:
         return self.slot is None or self.slot <= at + ROUNDING

@@ -24,7 +24,7 @@ from ..models import Message
 from ..models.fields import UTCDateTimeField
 from ..models.messages import IS_CONSISTENT, Lease, lease_is_over
 from ..project import conf
-from ..record import transitions
+from ..record import reads
 from ..record.sql import statements
 from ..record.sql.rows import Facts
 from ..restore import reading
@@ -232,7 +232,7 @@ def is_known(using: str, broker: RedisBroker, queue: str) -> bool:
 
 def stuck(using: str, queues: Sequence[str] = ()) -> Stuck:
     """Find running messages whose lease ran out long ago: no worker's reaper is at work."""
-    before = transitions.now(using) - timedelta(seconds=AGES.unreaped)
+    before = reads.now(using) - timedelta(seconds=AGES.unreaped)
     rows = Message.objects.using(using).filter(lease_is_over(before))
     if queues:
         rows = rows.filter(queue__in=queues)

@@ -27,7 +27,7 @@ from ..core.states import State
 from ..models import Message, Worker
 from ..models.workers import WorkerList, WorkerState
 from ..project import conf, registry
-from ..record import transitions
+from ..record import reads
 from ..record.sql import statements, vendor_name
 from ..record.sql.holders import OLD, Holder, oldest
 from ..record.sql.troubles import Trouble, trouble
@@ -187,7 +187,7 @@ def _keys(using: str, broker: RedisBroker) -> Iterator[Finding]:
     scheduled = Message.objects.using(using).filter(state=State.SCHEDULED)
     swept = (meta.now_tenths - meta.swept_tenths) / SECOND
     if not is_filled(meta, broker.server()):
-        if scheduled.exists() or stats.alive(using, transitions.now(using)):
+        if scheduled.exists() or stats.alive(using, reads.now(using)):
             advice = "compare REDIS and PREFIX here with those of the workers"
             yield Finding("Redis contents", Level.WARN, "no worker fills it", advice=advice)
     elif swept < AGES.swept:
@@ -204,7 +204,7 @@ def of_identity(error: ForeignBroker | None) -> Finding:
 
 
 def _record(using: str, limits: Thresholds, caps: Caps) -> Iterator[Finding]:
-    now = transitions.now(using)
+    now = reads.now(using)
     workers = list_workers(using, now)
     alive = len(workers.of(WorkerState.ALIVE))
     level = Level.OK if alive >= limits.min_workers else Level.CRITICAL

@@ -21,7 +21,7 @@ from ..models import Message, Queue, Transition, Worker
 from ..models.messages import Place
 from ..models.workers import WorkerList, seen_lately
 from ..project import conf, registry
-from ..record import admission, transitions
+from ..record import admission, reads
 from ..record.sql import limit_statements, statements
 from ..record.sql.limited import Count
 from ..record.sql.sessions import without_jit
@@ -99,7 +99,7 @@ class Snapshot(NamedTuple):
 def take_snapshot(using: str, caps: Caps = CAPS) -> Snapshot:
     """Count the waiting messages of each queue."""
     cap = caps.counted
-    now = transitions.now(using)
+    now = reads.now(using)
     queues = dict.fromkeys(reading.queues(using), QueueSnapshot()) | _queues(using, now, cap)
     if closed := admission.full_lately(using):
         _take_limited_out(using, queues, closed, now, caps)
@@ -178,7 +178,7 @@ class LimitState(NamedTuple):
 
     @property
     def is_full(self) -> bool:
-        """True when all places are taken."""
+        """True when all permits are taken."""
         return self.limit is not None and self.limit.count is not None and self.running >= self.limit.count
 
     def waited(self, now: datetime) -> float:
@@ -199,7 +199,7 @@ def longest_lines(using: str, most: int, caps: Caps = CAPS) -> Lines:
     closed = admission.full_lately(using)
     if not closed:
         return Lines()
-    now = transitions.now(using)
+    now = reads.now(using)
     numbers: Counter[str] = Counter()
     oldest: dict[str, datetime] = {}
     all_due = [*read_due(using, closed, now=now, overdue_since=now, caps=caps)]

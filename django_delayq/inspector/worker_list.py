@@ -12,7 +12,7 @@ from ..core.states import State
 from ..models import Message, Queue, Worker
 from ..models.workers import WorkerList, WorkerState, seen_lately
 from ..project import registry
-from ..record import crashes, transitions
+from ..record import crashes, reads
 from ..record.sql import statements
 from ..restore import reading
 from .numbers import AGES, CAPS, Caps
@@ -47,7 +47,7 @@ def served_queues(workers: WorkerList) -> set[str]:
 
 def known_queues(using: str) -> set[str]:
     """Return the queues that something knows: settings, handlers, live workers, waiting messages, and pauses."""
-    served = served_queues(list_workers(using, transitions.now(using)))
+    served = served_queues(list_workers(using, reads.now(using)))
     return served.union(reading.queues(using), Queue.objects.using(using).values_list("name", flat=True))
 
 

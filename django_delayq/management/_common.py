@@ -33,7 +33,7 @@ from ..core.text import shown
 from ..inspector import worker_list
 from ..models import Message
 from ..project import validation
-from ..record import transitions
+from ..record import reads
 from ..record.sql import commits_nothing, unsupported
 from ..record.sql.troubles import Trouble, in_words, trouble
 
@@ -136,7 +136,7 @@ class DelayqCommand(BaseCommand, ABC):
                 continue
             known = worker_list.known_queues(using)
             if what == "topic":
-                known = worker_list.known_topics(worker_list.list_workers(using, transitions.now(using)))
+                known = worker_list.known_topics(worker_list.list_workers(using, reads.now(using)))
             for name in sorted(set(names) - known):
                 if not rows.filter(**{what: name}).exists():
                     unknown[f"No message matches the {what} {name}, and nothing knows it"] = near(name, known)

@@ -271,7 +271,7 @@ class Lease(models.Model):
     deliveries that have ended.
 
     When the success of an earlier delivery ends the message while a later one runs, that one's lease gets a row here
-    with the negative number of the delivery: it keeps the places under limits.
+    with the negative number of the delivery: it keeps the permits.
     """
 
     pk = models.CompositePrimaryKey("message_id", "delivery")
@@ -317,18 +317,18 @@ class Unannounced(models.Model):
 
 
 class Place(models.Model):
-    """A place under a limit: that of a running delivery.
+    """A permit: one unit of a limit, which a running delivery holds.
 
     It counts while its message runs with that delivery, so nothing has to be given back: whatever ends the delivery
-    frees the place. It counts, too, while that delivery runs on though an earlier one has ended the message: see
-    ``Lease``. Rows of places that are free are deleted later.
+    frees the permit. It counts, too, while that delivery runs on though an earlier one has ended the message: see
+    ``Lease``. Rows of permits that are free are deleted later.
     """
 
     pk = models.CompositePrimaryKey("name", "message_id")
     # The name of the limit: ``limits.topic_name`` or ``limits.queue_name``.
     name = models.CharField(max_length=bounds.LENGTHS.limit)
     message_id = models.BigIntegerField()
-    # The number of the delivery that the place is for.
+    # The number of the delivery that holds the permit.
     delivery = models.IntegerField()
 
     class Meta:

@@ -19,7 +19,7 @@ from ..core.clock import NO_TIME, from_tenths
 from ..core.limits import Limit, Usage, parts, queue_name, topic_name
 from ..models.messages import Lease
 from ..project import conf, registry
-from . import transitions
+from . import reads, transitions
 from .sql import limit_statements
 from .sql.limited import Candidate, Count, Taking
 from .sql.moves import writing
@@ -66,8 +66,8 @@ def full(using: str) -> set[str]:
 
 
 def closed(using: str) -> dict[str, float | None]:
-    """Return the limits of ``full``, each with the seconds until its rate has a slot; None: its places are taken."""
-    return {usage.name: usage.opens_in if usage.has_places else None for usage in _used(using) if usage.is_full}
+    """Return the limits of ``full``, each with the seconds until its rate has a slot; None: its permits are taken."""
+    return {usage.name: usage.opens_in if usage.has_permits else None for usage in _used(using) if usage.is_full}
 
 
 def full_lately(using: str) -> set[str]:
@@ -108,7 +108,7 @@ class Admitted:
     opens: dict[str, float] = field(default_factory=dict)
 
 
-def claim(
+def admit(
     using: str,
     tickets: Sequence[Ticket],
     leases: dict[str, float],
@@ -133,13 +133,13 @@ def claim(
     rest = [ticket for ticket in tickets if limits[ticket.id]]
     if rest:
         names = {name for ticket in rest for name in limits[ticket.id]}
-        _claim_limited(using, names, Claiming(rest, leases, worker, queue, ahead), admitted)
-        order = {ticket.id: place for place, ticket in enumerate(tickets)}
+        _admit_limited(using, names, Claiming(rest, leases, worker, queue, ahead), admitted)
+        order = {ticket.id: number for number, ticket in enumerate(tickets)}
         admitted.claimed.sort(key=lambda row: order[row.id])
     return admitted
 
 
-def _claim_limited(using: str, names: Collection[str], asked: Claiming, admitted: Admitted) -> None:
+def _admit_limited(using: str, names: Collection[str], asked: Claiming, admitted: Admitted) -> None:
     """Claim what the limits ``names`` allow, in one transaction that holds their locks. Adds to ``admitted``."""
     statements = limit_statements(using)
     tickets = {ticket.id: ticket for ticket in asked.tickets}
@@ -148,7 +148,7 @@ def _claim_limited(using: str, names: Collection[str], asked: Claiming, admitted
     makes_others = connections[using].in_atomic_block
     with writing(using):
         statements.lock(None if makes_others else names)
-        counts, rows = statements.look(names, asked)
+        counts, rows = statements.read_candidates(names, asked)
         of_kind = {kind: limits_of(*kind) for kind in {row.kind for row in rows}}
         limits = {row.id: of_kind[row.kind] for row in rows}
         # A message that was replaced meanwhile may stand under other limits, which are not locked. One that is due
@@ -160,10 +160,10 @@ def _claim_limited(using: str, names: Collection[str], asked: Claiming, admitted
         failpoints.reach("before_limited_claim")
         if chosen:
             rates = {name: usage.full_at for name, usage in usages.items() if usage.is_charged and usage.full_at}
-            # Places of ended deliveries are deleted once they outnumber the others: each look reads all places.
-            littered = [name for name, count in counts.items() if count.ended > count.running]
+            # Permits of ended deliveries are deleted once they outnumber the others: each claim reads all permits.
+            with_dead_permits = [name for name, count in counts.items() if count.ended > count.running]
             asked = asked._replace(tickets=[tickets[pk] for pk in chosen])
-            admitted.claimed += transitions.claim_asked(using, asked, Taking(limits, rates, littered))
+            admitted.claimed += transitions.claim_asked(using, asked, Taking(limits, rates, with_dead_permits))
 
 
 def _choose(
@@ -186,7 +186,7 @@ def _choose(
                 usage.begin(row.due_at)
             continue
         admitted.refused[row.id] = refusing.name
-        if refusing.has_places and refusing.opens_in:
+        if refusing.has_permits and refusing.opens_in:
             admitted.opens[refusing.name] = refusing.opens_in
     return chosen
 
@@ -195,26 +195,26 @@ def _is_due(row: Candidate, ticket: Ticket) -> bool:
     return ticket.ready_tenths is None or row.due_at <= from_tenths(ticket.ready_tenths)
 
 
-def keep_places(using: str, renewals: Iterable[LeaseRenewal]) -> None:
-    """Keep the places of deliveries that run on though an earlier one has ended their message.
+def keep_permits(using: str, renewals: Iterable[LeaseRenewal]) -> None:
+    """Keep the permits of deliveries that run on though an earlier one has ended their message.
 
-    Those that have no place, or whose lease was over, get none.
+    Those that have no permit, or whose lease was over, get none.
     """
-    now = transitions.now(using)
+    now = reads.now(using)
     for renewal in renewals:
         kept = Lease.objects.using(using).filter(message_id=renewal.id, delivery=-renewal.delivery, until__gte=now)
         kept.update(until=now + timedelta(seconds=renewal.lease))
 
 
-def give_back(using: str, message_id: int, delivery: int) -> None:
-    """Give the places of such a delivery back, which has ended now."""
+def free_permits(using: str, message_id: int, delivery: int) -> None:
+    """Free the permits of such a delivery, which has ended now."""
     Lease.objects.using(using).filter(message_id=message_id, delivery=-delivery).delete()
 
 
 def tidy(using: str) -> None:
-    """Delete places that are free, and rates of which nothing was used up lately."""
+    """Delete permits that are free, and rates of which nothing was used up lately."""
     statements = limit_statements(using)
     with writing(using):
         statements.lock(None)
-        statements.drop_places()
+        statements.drop_permits()
         statements.drop_rates(LATELY)

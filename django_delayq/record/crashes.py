@@ -19,12 +19,13 @@ from ..core.states import State
 from ..models import Message
 from ..models.messages import Lease, lease_is_over
 from .low_water import LowWater
+from .reads import now
 from .sql import statements
 from .sql.log_in_row import claimed_after
 from .sql.moves import LEFT_ALONE, Decision, locked
 from .sql.rows import BEGINNING, Moved
 from .sql.sessions import own_transaction
-from .transitions import MOVES_PER_TRANSACTION, move_unlocked, now
+from .transitions import MOVES_PER_TRANSACTION, move_unlocked
 
 # ``Message.worker`` ends with this while a delivery runs alone in its process.
 ALONE = "/alone"
@@ -114,7 +115,7 @@ def anything_expired(using: str, leases: LowWater | None = None, waiting: LowWat
     A caller that looks repeatedly passes the low-water marks of both.
     """
     marks = (leases or LowWater(), waiting or LowWater())
-    begins = [BEGINNING if mark.begin_anew() else mark.mark for mark in marks]
+    begins = [BEGINNING if mark.begin_full_scan() else mark.mark for mark in marks]
     asked = time.monotonic()
     found = statements(using).anything_expired(begins[0][0], begins[1][0])
     took = time.monotonic() - asked
@@ -164,7 +165,7 @@ def reap(
 
 
 def drop_leases(using: str) -> None:
-    """Delete the leases of deliveries that have ended, and those that keep places no longer."""
+    """Delete the leases of deliveries that have ended, and those that keep no permits any more."""
     running = Message.objects.filter(pk=OuterRef("message_id"), deliveries=OuterRef("delivery"), state=State.RUNNING)
     kept = Q(delivery__lt=0, until__gte=now(using))
     Lease.objects.using(using).filter(~Exists(running), ~kept).delete()

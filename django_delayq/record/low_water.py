@@ -1,4 +1,4 @@
-"""Low-water marks: where looks along an index begin, so that they need not pass the dead rows before it.
+"""Low-water marks: where searches along an index begin, so that they need not pass the dead rows before it.
 
 While a transaction holds an old snapshot, no vacuum removes the rows that were changed or deleted since, and a search
 for the first row of an index walks over all of them.
@@ -9,42 +9,43 @@ from __future__ import annotations
 import time
 from datetime import datetime, timedelta
 
-from .sql.rows import BEGINNING, Spot
+from .sql.rows import BEGINNING, IndexPosition
 
 # The mark stays this far in the past, for rows whose transactions have not committed yet. A row that is committed later
-# than this after its statement waits for the next full look.
+# than this after its statement waits for the next full scan.
 LATE_COMMIT = timedelta(seconds=5)
 
 
 class LowWater:
     """The mark of one index, or of one queue in it. Used by one thread.
 
-    The usual rows are behind the mark: those that fall due from now on, and those that the last look left there. A row
-    that a later write puts before the mark, such as a message rescheduled into the past, is found by a full look.
+    Most rows are behind the mark: those that fall due from now on, and those that the last search left there. A full
+    scan finds a row that a later write puts before the mark, such as a message that was rescheduled into the past.
     """
 
     def __init__(self, parts: float = 10.0) -> None:
-        """``parts``: full looks take at most one of so many parts of the time. Without dead rows a full look is cheap,
-        so nearly every look is full.
+        """Full scans, which begin before all rows, use at most 1/``parts`` of the time.
+
+        Without dead rows a full scan is cheap, so nearly every search is one.
         """
         self._parts = parts
         self.mark = BEGINNING
-        # True during a full look.
+        # True during a full scan.
         self._is_full = False
-        # The seconds that this full look has taken.
+        # The seconds that this full scan has taken.
         self._spent = 0.0
-        # The time from which the next full look may begin (monotonic, seconds).
+        # The time from which the next full scan may begin (monotonic, seconds).
         self._full_at = 0.0
 
-    def begin_anew(self) -> bool:
-        """Return whether it is time for a full look; if so, it has begun."""
+    def begin_full_scan(self) -> bool:
+        """Return whether it is time for a full scan; if so, it has begun."""
         if self._is_full or time.monotonic() < self._full_at:
             return False
         self._is_full, self._spent = True, 0.0
         return True
 
-    def note(self, begin: Spot, first: Spot | None, now: datetime, took: float) -> None:
-        """Take note of a look at the record's time ``now``, which began at a spot and found this as its first row.
+    def note(self, begin: IndexPosition, first: IndexPosition | None, now: datetime, took: float) -> None:
+        """Take note of a search at the record's time ``now``: where it began, and the first row that it found.
 
         ``took``: seconds.
         """
@@ -55,7 +56,7 @@ class LowWater:
         self._spent += took
 
     def end(self) -> None:
-        """Take note that the looks have found what they looked for, or that it is not there."""
+        """Take note that the searches have found a candidate, or that there is none."""
         if self._is_full:
             self._is_full = False
             self._full_at = time.monotonic() + self._parts * self._spent

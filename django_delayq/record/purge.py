@@ -11,7 +11,7 @@ from ..core.chunks import chunks
 from ..core.states import FINAL, State
 from ..core.verdicts import Verdict
 from ..models import Message
-from . import transitions
+from . import reads, transitions
 from .sql import statements
 from .sql.expressions import HoldsKeyAt, ReferredTo
 from .sql.moves import locked, writing
@@ -27,7 +27,7 @@ def finished(using: str, states: Iterable[State], older_than: float) -> QuerySet
 
     Messages that finish after this call never belong to them, nor do those that still hold their keys.
     """
-    now = transitions.now(using)
+    now = reads.now(using)
     return Message.objects.using(using).filter(
         Q(key_for__isnull=True) | Q(next_id__isnull=False) | ~Q(HoldsKeyAt(now)),
         finished_at__isnull=False,

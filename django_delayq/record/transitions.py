@@ -6,7 +6,6 @@ move was first.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -14,19 +13,19 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
 
-from django.db import Error as DatabaseError
 from django.db import IntegrityError, connections, transaction
 from django.db.models import Q
 
 from ..core import actors, failpoints
 from ..core.chunks import chunks
 from ..core.clock import NO_TIME, ceil_tenth
-from ..core.known_record import learn_identity, record_clock
+from ..core.known_record import record_clock
 from ..core.states import LIVE, REQUEUEABLE, State
 from ..core.verdicts import DONE, Verdict
 from ..models import Message, Transition
-from ..models.messages import IN_THE_WAY, Identity
+from ..models.messages import IN_THE_WAY
 from ..project.validation import FARTHEST
+from . import reads
 from .held_keys import CANCELLED, ROWS_TOGETHER, free_key, in_the_way
 from .sql import limit_statements, statements
 from .sql.limited import Taking
@@ -90,31 +89,6 @@ class Answer:
         if self.verdict == Verdict.TOO_LATE and self.state is not None:
             return f"{self.verdict}: {self.state.value}"
         return str(self.verdict)
-
-
-def now(using: str) -> datetime:
-    """Return the time by the record's clock. This process knows it afterwards."""
-    asked = time.monotonic()
-    shown = statements(using).now()
-    record_clock(using).learn(asked, shown)
-    return shown
-
-
-def known_now(using: str) -> float:
-    """Return the time by the record's clock, in seconds since 1970. Asks when the record has not answered lately."""
-    known = record_clock(using)
-    if not known.is_sure:
-        # While the database is away, Redis is looked after as before.
-        with contextlib.suppress(DatabaseError):
-            now(using)
-    return known.seconds()
-
-
-def identity(using: str) -> str:
-    """Return the identity of the database, made when it is first asked for. This process knows it afterwards."""
-    row, _created = Identity.objects.using(using).get_or_create(id=1)
-    learn_identity(using, row.value)
-    return str(row.value)
 
 
 # --- schedule ---------------------------------------------------------------------------------------------------------
@@ -269,7 +243,7 @@ def claim_asked(using: str, asked: Claiming, taking: Taking | None = None) -> li
     if not unique:
         return []
     began, asked = time.monotonic(), asked._replace(tickets=[*unique.values()])
-    claimed = statements(using).claim(asked) if taking is None else limit_statements(using).claim(taking, asked)
+    claimed = statements(using).claim(asked) if taking is None else limit_statements(using).claim_limited(taking, asked)
     if claimed:
         record_clock(using).learn(began, claimed[0].claimed_at)
     rows = {row.id: row for row in claimed}
@@ -280,8 +254,8 @@ def succeed(using: str, successes: Iterable[Success], *, wait: bool = True) -> s
     """Move messages to *consumed*, by any delivery that succeeds while they are live. Return the ids that moved.
     Idempotent.
 
-    ``wait=False``, here and below, passes over rows that another transaction has locked; ``live_deliveries`` then shows
-    which of the others are live.
+    ``wait=False``, here and below, passes over rows that another transaction has locked; ``reads.live_deliveries`` then
+    shows which of the others are live.
     """
     unique = {success.id: success for success in successes}
     return statements(using).succeed(list(unique.values()), wait=wait) if unique else set()
@@ -308,15 +282,9 @@ def fail(using: str, failures: Iterable[Failure], *, wait: bool = True) -> list[
     return statements(using).fail(list(unique.values()), wait=wait) if unique else []
 
 
-def live_deliveries(using: str, ids: Iterable[int]) -> dict[int, tuple[State, int]]:
-    """Return the state and the number of the last delivery of each message that is live."""
-    rows = Message.objects.using(using).filter(pk__in=list(ids), state__in=LIVE)
-    return {pk: (State(state), delivery) for pk, state, delivery in rows.values_list("pk", "state", "deliveries")}
-
-
 def expire(using: str, *, limit: int = MOVES_PER_TRANSACTION, actor: str, among: Q | None = None) -> list[Moved]:
     """Move ``scheduled → expired`` the messages that did not start in time."""
-    where = Q(state=State.SCHEDULED, expires_at__isnull=False, expires_at__lte=now(using)) & (among or Q())
+    where = Q(state=State.SCHEDULED, expires_at__isnull=False, expires_at__lte=reads.now(using)) & (among or Q())
 
     def decide(message: Message, at: datetime) -> Decision:
         return Decision(State.EXPIRED, reason="not started in time")

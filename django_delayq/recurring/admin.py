@@ -27,7 +27,7 @@ from ..core.verbs import VERBS
 from ..models import Message
 from ..project import console_conf
 from ..project.message_options import OnConflict
-from ..record import transitions
+from ..record import reads
 from ..record.sql.moves import writing
 from . import definition as definitions
 from . import schedules
@@ -174,7 +174,7 @@ class ScheduleAdmin(_ModelAdmin):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Schedule]:
         # The clock of this host may differ from that by which messages are made.
-        now = Value(transitions.now(_using()), Schedule._meta.get_field("last_at"))
+        now = Value(reads.now(_using()), Schedule._meta.get_field("last_at"))
         return Schedule.objects.using(_using()).annotate(now=now)
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Schedule | None:

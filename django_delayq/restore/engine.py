@@ -28,7 +28,7 @@ from ..core.exceptions import BrokerUnavailable, UnusableBroker
 from ..core.states import State
 from ..models import Message
 from ..project import conf
-from ..record import transitions
+from ..record import reads, transitions
 from ..record.sql import statements
 from ..record.transitions import MOVES_PER_TRANSACTION, Answer, DueTimes
 from .filling import LOADER_LEASE, Load, fill
@@ -142,7 +142,7 @@ class Restore:
         self._ids = sorted(set(self.selection.ids))
         self._stages = [Stage.PUT] if overdue == Overdue.RUN else list(Stage)
         self._from = None if resume is None else Position(*json.loads(resume))
-        now = transitions.now(using)
+        now = reads.now(using)
         self._began = now if self._from is None else from_us(self._from.began_us)
         self._cutoff = self._began - bounds.OVERDUE_AFTER
         self._spreading = Spreading(self.spread, now)
@@ -175,7 +175,7 @@ class Restore:
 
     def prepare(self) -> Report:
         """Prepare one of many short runs: like ``preview``, but count only what the run needs, also without Redis."""
-        self._horizon = to_tenths(transitions.now(self.using)) + int(conf.get().HORIZON * SECOND)
+        self._horizon = to_tenths(reads.now(self.using)) + int(conf.get().HORIZON * SECOND)
         with without_redis():
             self._read_horizon()
         for queue in self.selection.queues or queues(self.using):

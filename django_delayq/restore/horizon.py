@@ -9,7 +9,7 @@ from ..core.exceptions import BrokerFailing, ClusterBroker, ForeignBroker
 from ..core.known_record import CLOCK_OFF
 from ..models.messages import Identity
 from ..project import conf
-from ..record.transitions import identity
+from ..record.reads import identity
 
 # A lease that runs out at once: a worker may begin to load right away. Seconds.
 NO_LEASE = 0.001

@@ -27,7 +27,7 @@ from ..extensions import WorkerExtensions
 from ..models import Message, Transition
 from ..project import conf, registry, validation
 from ..project.answers import Reject, RetryLater
-from ..record import crashes, transitions
+from ..record import crashes, reads, transitions
 from ..record.sql import statements
 from ..record.sql.moves import clock
 from ..record.sql.rows import BEGINNING, LeaseRenewal, Ticket
@@ -181,20 +181,20 @@ class Deliverer:
             # In the transaction of a test nobody comes between.
             is_alone = connections[self.using].in_atomic_block
             with nullcontext() if is_alone else transitions.exclusively(self.using):
-                found = self._claim(statements(self.using).due(name, registry.handlers(), 1), name)
+                found = self._start(statements(self.using).due(name, registry.handlers(), 1), name)
                 if found and not found[0].comes_alone and (size := min(most, found[0].handler.batch)) > 1:
                     others = statements(self.using).due(name, [found[0].topic], size - 1)
-                    for other in self._claim(others, name):
+                    for other in self._start(others, name):
                         (self._alone if other.comes_alone else found).append(other)
             if found:
                 return found
         return []
 
-    def claim(self, message_id: int) -> LocalDelivery | None:
+    def start(self, message_id: int) -> LocalDelivery | None:
         """Claim one message; None when it is not due, or may not start for another reason."""
-        return next(iter(self._claim([Ticket(message_id)], None)), None)
+        return next(iter(self._start([Ticket(message_id)], None)), None)
 
-    def _claim(self, tickets: Sequence[Ticket], queue: str | None) -> list[LocalDelivery]:
+    def _start(self, tickets: Sequence[Ticket], queue: str | None) -> list[LocalDelivery]:
         handlers = registry.handlers()
         leases = {topic: handler.lease for topic, handler in handlers.items()}
         claimed = transitions.claim(self.using, tickets, leases, self.worker, queue=queue)
@@ -203,7 +203,7 @@ class Deliverer:
 
     def next_event(self, queue: str | None, until: datetime) -> datetime | None:
         """Return when the next message falls due or its pause ends; None when nothing happens ``until`` then."""
-        now = transitions.now(self.using)
+        now = reads.now(self.using)
         pauses = pausing.paused(self.using)
         moments = []
         for name, due in self._due_times(queue).items():
@@ -224,7 +224,7 @@ class Deliverer:
     def check_topics(self, queue: str | None, elsewhere: Collection[str]) -> None:
         """Raise ``UnknownTopic`` when a message is due that no handler receives."""
         known = {*registry.handlers(), *elsewhere}
-        where = Q(state=State.SCHEDULED, due_at__lte=transitions.now(self.using))
+        where = Q(state=State.SCHEDULED, due_at__lte=reads.now(self.using))
         if queue is not None:
             where &= Q(queue=queue)
         rows = Message.objects.using(self.using).filter(where).exclude(topic__in=known).order_by("due_at", "id")

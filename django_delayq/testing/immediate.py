@@ -79,7 +79,7 @@ def run(using: str, ids: Sequence[int]) -> None:
         deliverer.waiting = waiting
         with deliverer.working():
             while waiting and waiting[0][0] == deliverer.using:
-                delivery = deliverer.claim(waiting[0][1])
+                delivery = deliverer.start(waiting[0][1])
                 if delivery is None:
                     _check_topic(*waiting.pop(0))
                     continue

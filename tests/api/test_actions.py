@@ -40,7 +40,7 @@ from django_delayq.core import actors
 from django_delayq.core.bounds import LENGTHS
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
-from django_delayq.record import transitions
+from django_delayq.record import reads, transitions
 from django_delayq.record.sql.rows import Failure
 from django_delayq.record.transitions import DueTimes
 from tests.support.commands import set_batch_size
@@ -197,7 +197,7 @@ def test_a_requeue_spreads_what_is_due_over_all_batches_and_nothing_else() -> No
     to_come = later()
     cancel_message(to_come.pk)
     ids += [bring(State.DEAD) for _ in range(5)]
-    before = transitions.now("default")
+    before = reads.now("default")
     counts = requeue_message(Message.objects.filter(pk__in=[*ids, *others, to_come.pk]), spread="100m")
     assert counts == {Verdict.REQUEUED: 11, Verdict.TOO_LATE: 10, Verdict.KEY_TAKEN: 1}
     assert waits(ids, before) == pytest.approx([600.0 * number for number in range(10)], abs=60)
@@ -208,7 +208,7 @@ def test_a_requeue_spreads_what_is_due_over_all_batches_and_nothing_else() -> No
 def test_a_spread_counts_only_the_messages_that_get_a_new_due_time(verb: str) -> None:
     ended = [bring(State.CONSUMED) for _ in range(8)]
     ids = [later().pk for _ in range(4)]
-    before = transitions.now("default")
+    before = reads.now("default")
     times = DueTimes(delay=timedelta(hours=1) if verb == "reschedule" else None, spread=timedelta(minutes=40))
     for answers in actions.ACTIONS[verb].apply_in_batches("default", [*ended, *ids], times=times):
         assert [answer.verdict for answer in answers] == [Verdict.TOO_LATE] * 8 + [Verdict.RESCHEDULED] * 4

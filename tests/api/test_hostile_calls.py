@@ -37,7 +37,7 @@ from django_delayq import (
 from django_delayq.broker.keys import keys
 from django_delayq.core.clock import from_tenths, to_tenths
 from django_delayq.models import Message, Transition
-from django_delayq.record import transitions
+from django_delayq.record import reads
 from tests import settings as servers
 from tests.support.steps import TOPIC, ago, claim
 
@@ -290,10 +290,10 @@ arguments |= st.fixed_dictionaries({}, optional=options)
 @given(given=arguments)
 def test_arguments_are_stored_as_given_or_refused_whole(horizon: redis.Redis, given: dict[str, Any]) -> None:
     terms: Any = {"topic": "c.one", **({} if "due_at" in given else {"delay": 3600}), **given}
-    begin = transitions.now("default")
+    begin = reads.now("default")
     with refused_whole(horizon):
         message = schedule_message(**terms)
-        end, row = transitions.now("default"), read(message)
+        end, row = reads.now("default"), read(message)
         if not message.existed:
             # Without a priority or a queue of its own a message has the default.
             for name in given.keys() & {"topic", "priority", "queue", "key", "max_attempts"}:

@@ -32,7 +32,7 @@ from django_delayq.api import asking, scheduling
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
 from django_delayq.project import registry
-from django_delayq.record import transitions
+from django_delayq.record import reads
 from tests.conftest import close_publishers
 from tests.support.steps import TOPIC, later, log, message
 from tests.support.workers import is_quick
@@ -112,7 +112,7 @@ def test_options_of_any_kind_are_written_alone_and_together_as_they_were_given()
 
 
 def test_the_defaults_are_now_the_default_queue_and_no_key() -> None:
-    before = transitions.now("default")
+    before = reads.now("default")
     nothing: Any = dict.fromkeys({*get_type_hints(MessageOptions)} - {"on_conflict", "unique"})
     for row in (schedule_message(TOPIC), schedule_message(TOPIC, **nothing)):
         assert (row.queue, row.priority, row.key, row.payload, row.headers) == ("default", 0, None, None, {})

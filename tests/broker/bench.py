@@ -14,8 +14,8 @@ from django_delayq.broker.database import DatabaseBroker
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.project import conf
 from django_delayq.record import transitions
+from django_delayq.record.reads import identity
 from django_delayq.record.sql.rows import Claimed, NewMessage
-from django_delayq.record.transitions import identity
 from tests.support.broker_methods import QUEUE
 
 TOPIC = "broker.contract"

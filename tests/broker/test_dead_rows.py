@@ -126,7 +126,7 @@ def test_a_message_whose_transaction_ends_a_moment_late_is_found_at_once_whateve
 ) -> None:
     schedule_messages([{"topic": TOPIC, "delay": "1h"}] * others)
     assert take(broker) == []
-    monkeypatch.setattr(LowWater, "begin_anew", lambda _self: False)
+    monkeypatch.setattr(LowWater, "begin_full_scan", lambda _self: False)
     assert take(broker) == []
     late = schedule_message(TOPIC, due_at=timezone.now() - timedelta(seconds=1))
     assert take(broker) == [late.pk]
@@ -138,7 +138,7 @@ def test_the_first_message_of_a_queue_is_seen_by_each_look_while_it_cannot_begin
     message, topics = overdue(), list[str]()
     broker = DatabaseBroker(DB, lambda: topics)
     assert take(broker) == []
-    monkeypatch.setattr(LowWater, "begin_anew", lambda _self: False)
+    monkeypatch.setattr(LowWater, "begin_full_scan", lambda _self: False)
     assert take(broker) == []
     topics.append(TOPIC)
     assert take(broker) == [message.pk]

@@ -18,7 +18,7 @@ from django_delayq.broker.keys import keys
 from django_delayq.core.known_record import doubt_identity, known_identity
 from django_delayq.models import Message
 from django_delayq.models.messages import Identity
-from django_delayq.record.transitions import identity
+from django_delayq.record.reads import identity
 from tests.broker.bench import load, redis_broker
 from tests.conftest import close_publishers
 from tests.support.commands import run

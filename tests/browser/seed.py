@@ -16,7 +16,7 @@ from django_delayq.console.operations.work import Scope
 from django_delayq.core import actors
 from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.record import transitions
+from django_delayq.record import reads
 from tests.console.admin import samples
 
 DB = samples.DB
@@ -150,4 +150,4 @@ def _audit(message: Message) -> None:
 
 
 def _ago(**span: float) -> datetime:
-    return transitions.now(DB) - timedelta(**span)
+    return reads.now(DB) - timedelta(**span)

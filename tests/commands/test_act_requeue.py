@@ -9,7 +9,7 @@ from django.utils import timezone
 from django_delayq import cancel_message
 from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.record import transitions
+from django_delayq.record import reads, transitions
 from tests.support.commands import held, run, schedule
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]
@@ -82,7 +82,7 @@ def test_the_question_counts_no_message_whose_key_is_taken_among_those_to_come()
 
 def test_now_makes_all_messages_due_now_and_spread_spreads_them() -> None:
     ids = cancelled(4, due=300)
-    before = transitions.now("default")
+    before = reads.now("default")
     assert run("delayq_act", "requeue", *map(str, ids), "--due-at", "now", "--spread", "40m", "--yes").code == 0
     waits = [(scheduled()[pk].due_at - before).total_seconds() for pk in ids]
     assert waits == pytest.approx([0, 600, 1200, 1800], abs=30)

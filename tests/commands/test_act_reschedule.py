@@ -11,7 +11,7 @@ from django.utils import timezone
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
 from django_delayq.project import conf
-from django_delayq.record import transitions
+from django_delayq.record import reads
 from tests.support.commands import claim, due_tenths, held, run, schedule
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]
@@ -29,7 +29,7 @@ def dues(*ids: int) -> list[datetime]:
 
 def waits(*ids: int) -> list[float]:
     """Return the seconds from now to the due times."""
-    now = transitions.now("default")
+    now = reads.now("default")
     return [(due - now).total_seconds() for due in dues(*ids)]
 
 

@@ -21,7 +21,7 @@ from django_delayq.inspector.diagnostics import describe_holder
 from django_delayq.inspector.numbers import CAPS
 from django_delayq.models import Message, Worker
 from django_delayq.project import conf
-from django_delayq.record import transitions
+from django_delayq.record import reads, transitions
 from django_delayq.record.sql.holders import Holder, oldest
 from django_delayq.worker.upkeep.heartbeat import Heartbeat
 from testproject.servers import PostgresServer, RedisServer
@@ -292,7 +292,7 @@ def test_workers_that_may_want_more_connections_than_there_are_are_a_warning() -
 def test_a_clock_of_the_host_that_is_off_is_a_warning_of_the_check_and_of_a_worker(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, ahead: int, words: str | None
 ) -> None:
-    transitions.now("default")
+    reads.now("default")
     right = time.time
     monkeypatch.setattr(time, "time", lambda: right() + ahead)
     heartbeat = Heartbeat("default", "w", tuple, 1, ())

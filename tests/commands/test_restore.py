@@ -25,10 +25,10 @@ from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message, Queue
 from django_delayq.models.messages import Identity
 from django_delayq.record import transitions
+from django_delayq.record.reads import identity
 from django_delayq.record.sql import statements
 from django_delayq.record.sql.moves import move
 from django_delayq.record.sql.postgresql import HEADS
-from django_delayq.record.transitions import identity
 from django_delayq.restore import engine, filling
 from django_delayq.restore.engine import Restore
 from django_delayq.restore.selection import Overdue, Selection

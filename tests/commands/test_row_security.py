@@ -9,7 +9,7 @@ from django.db import connection
 from django.test import Client
 
 from django_delayq.models import Worker
-from django_delayq.record import transitions
+from django_delayq.record import reads
 from tests.support.commands import run, schedule
 from tests.support.processes import Start
 
@@ -45,7 +45,7 @@ def as_role(transactional_db: None) -> Iterator[Callable[..., None]]:
 
 
 def worker() -> None:
-    now = transitions.now("default")
+    now = reads.now("default")
     Worker.objects.create(name="w", host="h", pid=1, started_at=now, seen_at=now)
 
 

@@ -17,7 +17,7 @@ from django_delayq.inspector import stats
 from django_delayq.inspector.numbers import Caps
 from django_delayq.models import Message, Worker
 from django_delayq.models.messages import LogRow
-from django_delayq.record import transitions
+from django_delayq.record import reads, transitions
 from django_delayq.record.sql.rows import Success
 from testproject.servers import RedisServer
 from tests.support.commands import claim, run, schedule
@@ -159,7 +159,7 @@ def test_stats_show_no_password(settings: Any, redis_server: RedisServer) -> Non
 def rolled(minutes_ago: int, **counts: int) -> None:
     from django_delayq.console.models import Rollup
 
-    at = transitions.now("default").replace(second=0, microsecond=0) - timedelta(minutes=minutes_ago)
+    at = reads.now("default").replace(second=0, microsecond=0) - timedelta(minutes=minutes_ago)
     Rollup.objects.create(at=at, queue="default", topic="t.ok", **counts)
 
 
@@ -200,7 +200,7 @@ def test_the_coming_hour_shows_when_messages_fall_due() -> None:
 
 
 def test_workers_are_listed_with_their_state() -> None:
-    now = transitions.now("default")
+    now = reads.now("default")
     for name, seen in (("w/1", 1), ("w/2", 60), ("w/3", 3600)):
         seen_at = now - timedelta(seconds=seen)
         Worker.objects.create(name=name, host="h", pid=1, queues=["mail"], started_at=seen_at, seen_at=seen_at)

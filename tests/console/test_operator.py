@@ -15,7 +15,7 @@ from django_delayq.console.models import Operation, OperationState
 from django_delayq.console.operations.work import MESSAGES_PER_STEP
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
-from django_delayq.record import transitions
+from django_delayq.record import reads
 from tests.console.admin import samples
 from tests.support.processes import Start
 from tests.support.record_of import states
@@ -91,7 +91,7 @@ def test_an_operation_whose_worker_ends_is_finished_by_another(start: Start, is_
     assert (left.done, left.state) == (MESSAGES_PER_STEP, "running" if is_killed else "queued")
     if is_killed:
         # The lease of the killed worker runs out. One that stops in order has released it.
-        Operation.objects.update(leased_until=transitions.now(DB) - timedelta(seconds=1))
+        Operation.objects.update(leased_until=reads.now(DB) - timedelta(seconds=1))
     start("--roles", "operator")
     eventually(lambda: is_done(operation), "the rest")
     now = fresh(operation)

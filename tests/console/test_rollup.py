@@ -27,7 +27,7 @@ from django_delayq.core.states import State
 from django_delayq.extensions import WorkerExtensions
 from django_delayq.models import Message
 from django_delayq.project import registry
-from django_delayq.record import transitions
+from django_delayq.record import reads
 from django_delayq.record.sql.rows import Claimed, Moved
 from django_delayq.worker.run.delivery import Delivery
 from django_delayq.worker.run.recorder import Recorder
@@ -211,7 +211,7 @@ def test_an_hour_is_compacted_when_all_of_it_is_old(monkeypatch: pytest.MonkeyPa
     store(AT.replace(minute=1, second=0), consumed=1)
     for minutes, kept in ((-1, True), (0, False)):
         now = AT.replace(minute=0, second=0) + timedelta(days=2, hours=1, minutes=minutes)
-        monkeypatch.setattr(transitions, "now", lambda using, now=now: now)
+        monkeypatch.setattr(reads, "now", lambda using, now=now: now)
         assert RollupCompactor(DB).compact(10) is False
         assert Rollup.objects.filter(seconds=MINUTE_SECONDS).exists() is kept
     assert totals(seconds=HOUR_SECONDS) == {"consumed": 1}

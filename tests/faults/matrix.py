@@ -23,7 +23,7 @@ from django_delayq.core.states import LIVE
 from django_delayq.models import Message
 from django_delayq.models import Worker as WorkerRow
 from django_delayq.models.messages import lease_is_over
-from django_delayq.record import transitions
+from django_delayq.record import reads, transitions
 from django_delayq.record.sql.rows import Ticket
 from tests import settings as servers
 from tests.support import known_scripts
@@ -184,14 +184,14 @@ def run(cases: Sequence[Case], folder: Path) -> dict[str, list[str]]:
 
 def wait_for_leases(number: int) -> None:
     """Wait until so many leases, one after the other, have run out."""
-    until = transitions.now("default") + timedelta(seconds=number * LEASE)
+    until = reads.now("default") + timedelta(seconds=number * LEASE)
     eventually(partial(is_past, until), "the leases run out")
 
 
 def _nothing_to_reap() -> bool:
     """Tell whether no lease has run out except on rows that a frozen process has locked."""
     with transaction.atomic():
-        late = Message.objects.filter(lease_is_over(transitions.now("default")))
+        late = Message.objects.filter(lease_is_over(reads.now("default")))
         return not late.select_for_update(skip_locked=True).exists()
 
 

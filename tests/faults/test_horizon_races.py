@@ -21,7 +21,7 @@ from django_delayq.broker.redis import RedisBroker
 from django_delayq.core.clock import from_tenths
 from django_delayq.inspector.consistency import ConsistencyCheck, Mismatch
 from django_delayq.models import Message
-from django_delayq.record.transitions import identity
+from django_delayq.record.reads import identity
 from django_delayq.worker.shared.broker_switch import BrokerSwitch
 from django_delayq.worker.upkeep.loader import Loader
 from tests.support.workers import PATIENCE, eventually

@@ -12,7 +12,7 @@ import pytest
 from django_delayq import schedule_message
 from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.record import transitions
+from django_delayq.record import reads, transitions
 from django_delayq.record.sql.rows import Ticket
 from testproject.servers import PostgresServer
 from tests.support.processes import Gate, Start
@@ -45,7 +45,7 @@ def left_by_a_dead_worker() -> Message:
     """Return a message whose lease has run out, and whose worker will never be heard of again."""
     message = schedule_message("t.queued")
     assert transitions.claim("default", [Ticket(message.pk)], {"t.queued": 1.0}, "a dead worker")
-    Message._base_manager.filter(pk=message.pk).update(leased_until=transitions.now("default") - timedelta(hours=1))
+    Message._base_manager.filter(pk=message.pk).update(leased_until=reads.now("default") - timedelta(hours=1))
     return message
 
 

@@ -16,7 +16,7 @@ from django_delayq.inspector.diagnostics import Thresholds
 from django_delayq.inspector.numbers import CAPS, Capped, Caps
 from django_delayq.inspector.stats import take_snapshot
 from django_delayq.models import Message, Worker
-from django_delayq.record import admission, transitions
+from django_delayq.record import admission, reads
 from django_delayq.record.sql import statements
 from django_delayq.record.sql.rows import LeaseRenewal
 from django_delayq.testing import Delayq
@@ -33,7 +33,7 @@ def fill(topic: str, number: int, ago: timedelta = timedelta(0), **options: Any)
     """Schedule messages of a topic with a limit, due some time ago, and have a worker claim what may begin."""
     terms: Any = {"topic": topic, "payload": {}, **options}
     made = schedule_messages([terms] * number)
-    Message._base_manager.filter(pk__in=[each.pk for each in made]).update(due_at=transitions.now(DB) - ago)
+    Message._base_manager.filter(pk__in=[each.pk for each in made]).update(due_at=reads.now(DB) - ago)
     admit(*made)
     return made
 
@@ -56,13 +56,13 @@ def test_the_others_of_a_queue_with_limited_messages_are_ready_and_overdue(decla
     fill("l.one", 4, timedelta(hours=2))
     fill("l.one", 1)
     free = schedule_message("l.free")
-    Message._base_manager.filter(pk=free.pk).update(due_at=transitions.now(DB) - timedelta(hours=1))
+    Message._base_manager.filter(pk=free.pk).update(due_at=reads.now(DB) - timedelta(hours=1))
     schedule_message("l.free")
     schedule_message("l.one", delay="1h")
     queue = take_snapshot(DB).queues["default"]
     assert (queue.scheduled, queue.limited, queue.ready, queue.overdue) == tuple(map(Capped, (7, 4, 1, 1)))
     assert queue.oldest_overdue == Message.objects.get(pk=free.pk).due_at
-    assert [message.pk for message in stats.oldest_overdue(DB, transitions.now(DB))] == [free.pk]
+    assert [message.pk for message in stats.oldest_overdue(DB, reads.now(DB))] == [free.pk]
 
 
 @pytest.mark.parametrize("outcome", [State.CONSUMED, State.SCHEDULED, State.RUNNING])
@@ -116,7 +116,7 @@ def test_an_overdue_message_behind_many_limited_is_found(declare: Declare) -> No
     fill("l.one", 8, timedelta(hours=2))
     fill("l.one", 5)
     free = schedule_message("l.free")
-    Message._base_manager.filter(pk=free.pk).update(due_at=transitions.now(DB) - timedelta(hours=1))
+    Message._base_manager.filter(pk=free.pk).update(due_at=reads.now(DB) - timedelta(hours=1))
     queue = take_snapshot(DB, Caps(rows=3)).queues["default"]
     assert queue.limited == Capped(3, more=True)
     assert queue.oldest_overdue == Message.objects.get(pk=free.pk).due_at
@@ -128,7 +128,7 @@ def test_limited_behind_many_overdue_ones_are_not_overdue(declare: Declare) -> N
     declare("l.one", limit=1)
     fill("l.one", 9, timedelta(hours=2))
     schedule_messages([{"topic": "l.free"}] * 3)
-    Message._base_manager.filter(topic="l.free").update(due_at=transitions.now(DB) - timedelta(hours=3))
+    Message._base_manager.filter(topic="l.free").update(due_at=reads.now(DB) - timedelta(hours=3))
     assert take_snapshot(DB, Caps(rows=3)).overdue == Capped(3, more=True)
 
 
@@ -197,7 +197,7 @@ def test_what_waits_longest_is_told_behind_longer_lines(declare: Declare) -> Non
 def test_a_check_tells_of_lines_that_no_worker_leads(declare: Declare) -> None:
     declare("l.one", limit=1)
     fill("l.one", 2)
-    now = transitions.now(DB)
+    now = reads.now(DB)
     Worker.objects.create(name="w", host="h", pid=1, queues=["default"], topics=["other"], started_at=now, seen_at=now)
     [found] = findings()
     assert (found.level, found.advice[:38]) == (Level.WARN, "no live worker handles the topic, so n")

@@ -14,7 +14,7 @@ from django_delayq.core.states import State
 from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message
 from django_delayq.models.messages import Lease, Place, Rate
-from django_delayq.record import admission, crashes, purge, transitions
+from django_delayq.record import admission, crashes, purge, reads, transitions
 from django_delayq.record.sql import statements
 from django_delayq.record.sql.rows import LeaseRenewal, Success, Ticket
 from tests.support.limits import (
@@ -173,7 +173,7 @@ def test_a_delivery_keeps_its_place_when_an_earlier_one_has_ended_its_message(de
     assert purge.purge_ids(DB, [first.pk]) == {first.pk: Verdict.PURGED}
     assert refused(second) == {second.pk: LINE}
     assert admission.full(DB) == admission.full_lately(DB) == {LINE}
-    admission.give_back(DB, first.pk, 2)
+    admission.free_permits(DB, first.pk, 2)
     assert admission.full(DB) == set()
     assert admit(second) == [second.pk]
 
@@ -182,15 +182,15 @@ def test_such_a_place_is_free_when_the_lease_is_over(declare: Declare) -> None:
     first, second = superseded(declare, lease=3600.0)
     until = lease_of(first, 2)
     assert until is not None
-    assert until > transitions.now(DB) + timedelta(minutes=30)
-    admission.keep_places(DB, [LeaseRenewal(first.pk, 2, 7200.0), LeaseRenewal(second.pk, 1, 7200.0)])
+    assert until > reads.now(DB) + timedelta(minutes=30)
+    admission.keep_permits(DB, [LeaseRenewal(first.pk, 2, 7200.0), LeaseRenewal(second.pk, 1, 7200.0)])
     kept = lease_of(first, 2)
     assert kept is not None
     assert kept > until
     assert lease_of(second, 1) is None
-    Lease.objects.update(until=transitions.now(DB) - timedelta(seconds=10))
+    Lease.objects.update(until=reads.now(DB) - timedelta(seconds=10))
     # No later renewal takes it again.
-    admission.keep_places(DB, [LeaseRenewal(first.pk, 2, 7200.0)])
+    admission.keep_permits(DB, [LeaseRenewal(first.pk, 2, 7200.0)])
     assert admission.full(DB) == set()
     assert admit(second) == [second.pk]
     crashes.drop_leases(DB)
@@ -207,7 +207,7 @@ def test_a_rate_spaces_deliveries(declare: Declare) -> None:
     assert Rate.objects.get().full_at - made[0].due_at >= timedelta(minutes=2)
     assert admit(made[2]) == []
     # A minute later the next slot has come.
-    Rate.objects.update(full_at=transitions.now(DB) + timedelta(seconds=60))
+    Rate.objects.update(full_at=reads.now(DB) + timedelta(seconds=60))
     assert admit(*made[2:]) == [made[2].pk]
     assert admit(*made[3:]) == []
 
@@ -216,7 +216,7 @@ def test_a_step_of_the_clock_makes_nobody_wait_longer_than_after_a_burst(declare
     declare("l.rate", rate="10/s")
     made = [schedule_message("l.rate") for _ in range(2)]
     admit(made[0])
-    Rate.objects.update(full_at=transitions.now(DB) + timedelta(hours=1))
+    Rate.objects.update(full_at=reads.now(DB) + timedelta(hours=1))
     admitted = claim_limited(DB, [Ticket(made[1].pk)], LEASES, "w")
     assert admitted.claimed == []
     assert admitted.opens["topic l.rate"] <= 1.1
@@ -266,7 +266,7 @@ def test_the_limits_that_are_full_are_told(declare: Declare, queue_limits: Calla
     # A moment ago they were full.
     assert admission.full_lately(DB) == {"topic l.one key a", "topic l.rate", "queue mail"}
     admission.tidy(DB)
-    Rate.objects.update(full_at=transitions.now(DB) - timedelta(seconds=6))
+    Rate.objects.update(full_at=reads.now(DB) - timedelta(seconds=6))
     assert admission.full_lately(DB) == set()
 
 
@@ -300,7 +300,7 @@ def test_what_is_not_needed_any_more_is_deleted(declare: Declare) -> None:
     succeed(first)
     # Used up lately: messages still count as limited by it.
     for seconds, is_needed in ((1, True), (10, False)):
-        Rate.objects.update(full_at=transitions.now(DB) - timedelta(seconds=seconds))
+        Rate.objects.update(full_at=reads.now(DB) - timedelta(seconds=seconds))
         admission.tidy(DB)
         assert Rate.objects.exists() == is_needed
     assert list(Place.objects.values_list("message_id", flat=True)) == [second.pk]

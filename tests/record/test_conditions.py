@@ -138,7 +138,9 @@ def test_both_statements_claim_the_same_messages(queue: str | None) -> None:
 def test_both_statements_with_limits_see_the_same_messages(queue: str | None) -> None:
     rows = that_wait()
     asked = Claiming([Ticket(row.pk) for row in rows], {"t.ok": 60.0}, "w", queue, AHEAD)
-    (_, ours), (_, orm) = [one.look(["topic t.ok"], asked) for one in (limit_statements(DB), PortableLimits(DB))]
+    (_, ours), (_, orm) = [
+        one.read_candidates(["topic t.ok"], asked) for one in (limit_statements(DB), PortableLimits(DB))
+    ]
     assert ours == orm
     assert 0 < len(ours) < len(rows)
 
@@ -152,7 +154,7 @@ def test_both_queries_find_the_same_messages_due(closed: list[str]) -> None:
         ours, orm = [one.due(queue, ["t.ok"], 1000, closed) for one in both()]
         assert ours == orm
         found += len(ours)
-        seen, orm_seen = [one.look({queue: BEGINNING}, ["t.ok"], closed)[queue] for one in both()]
+        seen, orm_seen = [one.find_candidates({queue: BEGINNING}, ["t.ok"], closed)[queue] for one in both()]
         assert seen._replace(now=orm_seen.now) == orm_seen
     assert found == {"": 8, "topic t.ok": 4, "topic t.ok key k": 4, "queue q": 4}["".join(closed)]
 

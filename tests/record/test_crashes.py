@@ -12,7 +12,7 @@ from django_delayq import cancel_message, requeue_message
 from django_delayq.core.states import State
 from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message
-from django_delayq.record import crashes, transitions
+from django_delayq.record import crashes, reads
 from django_delayq.record.crashes import (
     RULES,
     Death,
@@ -126,7 +126,7 @@ def test_a_message_that_crashed_alone_lets_others_go_first() -> None:
     pk = due().pk
     for crash in range(1, 5):
         run([pk])
-        before = transitions.now("default")
+        before = reads.now("default")
         die(death=Death(by_kill=True))
         assert message(pk).crashes == crash
         assert (message(pk).due_at > before) == (crash >= RULES.suspect)

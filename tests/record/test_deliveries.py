@@ -13,7 +13,7 @@ from django_delayq.core.clock import to_tenths
 from django_delayq.core.states import State
 from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message
-from django_delayq.record import crashes, transitions
+from django_delayq.record import crashes, reads, transitions
 from django_delayq.record.sql import statements
 from django_delayq.record.sql.rows import Failure, LeaseRenewal, Success, Ticket
 from tests.support.claims import needs_row_locks
@@ -158,7 +158,7 @@ def test_a_late_success_after_a_requeue_is_counted_within_bounds() -> None:
 
 def test_a_failure_is_retried_after_its_delay_by_the_databases_clock() -> None:
     row = claimed()
-    before = transitions.now("default")
+    before = reads.now("default")
     assert fail(row.id, delay=timedelta(seconds=90), error="it broke", traceback="line 1")
     now = message(row.id)
     assert (now.state, now.attempts, now.reported, now.worker) == (State.SCHEDULED, 1, 1, "")

@@ -24,10 +24,10 @@ from django_delayq.api.scheduling import checked
 from django_delayq.models import Message
 from django_delayq.project import validation
 from django_delayq.record import transitions
+from django_delayq.record.reads import identity
 from django_delayq.record.sql.postgresql import COPY_MESSAGES, GIVEN
 from django_delayq.record.sql.rows import NewMessage
 from django_delayq.record.sql.sessions import IDLE
-from django_delayq.record.transitions import identity
 from tests.support.steps import TOPIC
 from tests.support.transactions import lock_table, unfinished, waits_for_a_lock
 from tests.support.workers import eventually

@@ -10,7 +10,7 @@ import pytest
 from django.db import DataError, connection, transaction
 
 from django_delayq import schedule_message, schedule_messages
-from django_delayq.record import crashes, transitions
+from django_delayq.record import crashes, reads
 from django_delayq.record.sql import statements
 from django_delayq.record.sql.postgresql_base import MOST_ROWS_KEPT
 from django_delayq.record.sql.rows import LeaseRenewal
@@ -132,7 +132,7 @@ def test_a_cursor_is_kept_unless_it_holds_many_rows_or_its_statement_failed() ->
     assert cursors() == [first]
     assert len(claim(*ids[1:], due().pk)) == len(ids)
     assert cursors() == []
-    transitions.now("default")
+    reads.now("default")
     assert len(cursors()) == 1
     with pytest.raises(DataError), transaction.atomic():
         claim(2**63)
@@ -145,6 +145,6 @@ def test_times_are_utc_after_the_time_zone_of_the_session_has_changed() -> None:
     for zone in ("Europe/Berlin", "UTC", "Asia/Tokyo", "Europe/Berlin"):
         with connection.cursor() as cursor:
             cursor.execute("SELECT set_config('TimeZone', %s, true)", [zone])
-        now = transitions.now("default")
+        now = reads.now("default")
         assert now.tzinfo == UTC
         assert abs(now - datetime.now(UTC)) < timedelta(minutes=1)

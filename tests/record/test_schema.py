@@ -19,8 +19,8 @@ from django_delayq.inspector.consistency import inconsistent
 from django_delayq.models import Message, Transition, log_view
 from django_delayq.models.messages import Identity, LogRow
 from django_delayq.record import transitions
+from django_delayq.record.reads import identity
 from django_delayq.record.sql.rows import Ticket
-from django_delayq.record.transitions import identity
 from tests.support.steps import TOPIC, bring, later
 
 pytestmark = pytest.mark.django_db

@@ -16,7 +16,7 @@ from django_delayq import pause_queue, requeue_message, reschedule_message, sche
 from django_delayq.core.clock import to_us
 from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.record import transitions
+from django_delayq.record import reads, transitions
 from django_delayq.record.purge import finished as finished_messages
 from django_delayq.record.purge import purge
 from django_delayq.record.sql.rows import Failure
@@ -130,7 +130,7 @@ def test_a_pause_of_days_lasts_so_many_seconds(zone: str, days: int) -> None:
 def test_a_purge_spares_what_finished_a_second_later(zone: str, days: int) -> None:
     old, young = due().pk, due().pk
     transitions.cancel("default", [old, young])
-    now = transitions.now("default")
+    now = reads.now("default")
     for pk, margin in ((old, -60), (young, 60)):
         finished = now - timedelta(days=days) + timedelta(seconds=margin)
         Message._base_manager.filter(pk=pk).update(finished_at=finished)
@@ -142,7 +142,7 @@ def test_times_are_read_in_utc(zone: str) -> None:
     taken = claimed(expires="1d")
     message = row(taken.id)
     read = [taken.due_at, taken.expires_at, taken.claimed_at, message.due_at, message.leased_until]
-    read += [transitions.now("default"), message.transitions.latest("number").at]
+    read += [reads.now("default"), message.transitions.latest("number").at]
     read += Message.objects.values_list("created_at", flat=True)
     assert all(moment is not None and moment.utcoffset() == timedelta(0) for moment in read)
     assert {moment.tzname() for moment in read if moment} == {"UTC"}

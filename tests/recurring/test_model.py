@@ -20,7 +20,6 @@ from django_delayq import cancel_message
 from django_delayq.core.states import LIVE, State
 from django_delayq.models import Message, Transition
 from django_delayq.models.messages import LogRow
-from django_delayq.record import transitions
 from django_delayq.recurring import (
     Missed,
     Schedule,
@@ -44,7 +43,7 @@ class Machine(RuleBasedStateMachine):
         for model in (Message, Schedule, Occurrence):
             model._base_manager.all()._raw_delete(DB)
         self.clock = Clock()
-        self.patch = patch.object(transitions, "now", lambda using: self.clock.now)
+        self.patch = patch.object(reads, "now", lambda using: self.clock.now)
         self.patch.start()
         # All times after this one are to come, with "all".
         self.since = NOON

@@ -22,7 +22,7 @@ from django_delayq.core.clock import SECOND, to_tenths
 from django_delayq.core.known_record import CLOCK_OFF, record_clock
 from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.record import transitions
+from django_delayq.record import reads, transitions
 from django_delayq.record.sql import statements
 from django_delayq.worker.processes.process import Parts
 from django_delayq.worker.upkeep.heartbeat import Heartbeat
@@ -68,13 +68,13 @@ def worker(redis_client: redis.Redis, assembled: Assemble) -> Iterator[Worker]:
 def be_wrong(ahead: float) -> None:
     """Have this process take the record's clock for so many seconds ahead (negative: behind) of the truth."""
     asked = time.monotonic()
-    record_clock(DB).learn(asked, transitions.now(DB) + timedelta(seconds=ahead))
+    record_clock(DB).learn(asked, reads.now(DB) + timedelta(seconds=ahead))
 
 
 def error() -> float:
     """Return by how many seconds this process takes the record's clock for ahead of the truth, or nearly."""
     known = record_clock(DB).seconds()
-    return known - transitions.now(DB).timestamp()
+    return known - reads.now(DB).timestamp()
 
 
 def state(message: Message) -> State:
@@ -133,7 +133,7 @@ def test_a_worker_that_is_not_sure_of_the_time_asks_and_a_publisher_does_not(wor
     assert not record_clock(DB).is_sure
     asked = asking.now_tenths()
     assert record_clock(DB).is_sure
-    assert abs(asked - to_tenths(transitions.now(DB))) < CLOCK_OFF * SECOND
+    assert abs(asked - to_tenths(reads.now(DB))) < CLOCK_OFF * SECOND
     asking.close()
     publishing.close()
 
@@ -143,7 +143,7 @@ def test_a_loader_goes_on_while_the_database_is_away(worker: Worker, monkeypatch
         raise OperationalError
 
     worker.loader.tick()
-    monkeypatch.setattr(transitions, "now", fail)
+    monkeypatch.setattr(reads, "now", fail)
     record_clock.cache_clear()
     before = worker.broker.read_meta().tick
     # Every other check counts.

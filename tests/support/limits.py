@@ -57,7 +57,7 @@ def claim_limited(
         for row in facts
         if row.state == State.SCHEDULED
     }
-    return admission.claim(using, tickets, leases, worker, ahead=ahead, limits=limits)
+    return admission.admit(using, tickets, leases, worker, ahead=ahead, limits=limits)
 
 
 def admit(*messages: Message, ahead: float = 0.0) -> list[int]:

@@ -11,7 +11,7 @@ from django_delayq import schedule_message
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
 from django_delayq.models.messages import LogRow
-from django_delayq.record import transitions
+from django_delayq.record import reads
 from django_delayq.worker.run.run_tuning import RunTuning
 from tests.app.models import Effect
 from tests.support.workers import PATIENCE, eventually
@@ -103,7 +103,7 @@ def once_each(messages: Iterable[Message]) -> Counter[int]:
 
 
 def is_past(moment: datetime) -> bool:
-    return transitions.now("default") > moment
+    return reads.now("default") > moment
 
 
 def wait_past_the_lease(message: Message) -> datetime:

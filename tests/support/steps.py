@@ -41,7 +41,7 @@ def later(payload: Any = None, **options: Any) -> Message:
 
 def until_due(queue: str, topics: Sequence[str], closed: Collection[str] = ()) -> float | None:
     """Return the seconds until the next message of a queue falls due that may begin, as a look finds it."""
-    return statements("default").look({queue: BEGINNING}, topics, closed)[queue].wait
+    return statements("default").find_candidates({queue: BEGINNING}, topics, closed)[queue].wait
 
 
 def claim(*ids: int, using: str = "default", worker: str = "a", leases: dict[str, float] = LEASES) -> list[Claimed]:

@@ -16,7 +16,7 @@ from django_delayq.core.outcomes import Release
 from django_delayq.core.states import State
 from django_delayq.models import Message
 from django_delayq.project import registry
-from django_delayq.record import transitions
+from django_delayq.record import reads, transitions
 from django_delayq.record.sql.rows import Ticket
 from django_delayq.worker.claim.consumer import Consumer, due_in
 from django_delayq.worker.run.delivery import Delivery
@@ -46,7 +46,7 @@ def consumer(loaded: None, assembled: Assemble) -> Consumer:
 
 def due_soon(consumer: Consumer, seconds: float, number: int = 1, topic: str = "t.ok") -> list[Message]:
     """Schedule messages that fall due together so many seconds from now, which is when the broker's clock stops."""
-    due_at = ceil_tenth(transitions.now(DB) + timedelta(seconds=seconds))
+    due_at = ceil_tenth(reads.now(DB) + timedelta(seconds=seconds))
     messages = schedule_messages([{"topic": topic, "due_at": due_at}] * number)
     redis_of(consumer.brokers).now = stopped_at(to_tenths(due_at) - int(seconds * SECOND))
     return messages
@@ -281,7 +281,7 @@ def test_no_message_is_claimed_before_its_due_time_when_claiming_ahead_is_off(
     assert 0 <= consumer.run_round() <= 0.0001
     assert (consumer.pool.held(), state(message)) == ([], State.SCHEDULED)
     redis_of(consumer.brokers).now = stopped_at(to_tenths(message.due_at))
-    eventually(lambda: transitions.now(DB) >= message.due_at)
+    eventually(lambda: reads.now(DB) >= message.due_at)
     consumer.run_round()
     (held,) = consumer.pool.held()
     assert held.due_mono <= held.claimed_mono

@@ -20,7 +20,7 @@ from django_delayq.core.states import State
 from django_delayq.core.worker_options import Options
 from django_delayq.models import Message, Transition
 from django_delayq.models.messages import Place
-from django_delayq.record import transitions
+from django_delayq.record import reads
 from django_delayq.record.sql.rows import ROWS_PASSED, Ticket
 from django_delayq.worker.claim.consumer import Consumer
 from django_delayq.worker.claim.queues import QueueFinder
@@ -118,7 +118,7 @@ def test_a_message_that_is_to_run_alone_waits_longer_each_time(assembled: Assemb
         consumer.isolation._wait_ends = 0.0
         consumer.run_round()
         assert recorder.flush(PATIENCE)
-        assert Message.objects.get(pk=message.pk).due_at > transitions.now(DB)
+        assert Message.objects.get(pk=message.pk).due_at > reads.now(DB)
         Message._base_manager.filter(pk=message.pk).update(due_at=message.due_at)
     assert [round(seconds / consumer.pool.tuning.isolation_wait) for seconds in waits] == [1, 2, 4]
     consumer.pool.threads.held.remove(busy)

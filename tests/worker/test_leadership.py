@@ -16,7 +16,7 @@ from django_delayq.core.exceptions import BrokerUnavailable
 from django_delayq.core.worker_options import Options
 from django_delayq.extensions import Service
 from django_delayq.models import Queue
-from django_delayq.record import transitions
+from django_delayq.record import reads
 from django_delayq.record.sql.moves import writing
 from django_delayq.worker.processes import process as worker_process
 from django_delayq.worker.shared import due_services
@@ -89,7 +89,7 @@ def test_a_leader_without_a_database_leads_on_only_when_that_answers(
     first, second = two
     redis_client.pexpire(f"{keys('delayq', '').duty}:{first.name_in_redis}", 60)
     with monkeypatch.context() as patch:
-        patch.setattr(transitions, "now", Mock(side_effect=OperationalError("gone")))
+        patch.setattr(reads, "now", Mock(side_effect=OperationalError("gone")))
         with pytest.raises(OperationalError):
             first.tick()
     eventually(lambda: second.tick() == TUNING.leader_interval, "the lease is over")

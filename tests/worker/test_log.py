@@ -17,7 +17,7 @@ from django_delayq import schedule_message, schedule_messages
 from django_delayq.core.outcomes import Ack
 from django_delayq.core.states import State
 from django_delayq.models.messages import Lease
-from django_delayq.record import transitions
+from django_delayq.record import reads
 from django_delayq.worker.processes import output
 from django_delayq.worker.run import reporting
 from django_delayq.worker.run.recorder import Recorder
@@ -181,7 +181,7 @@ def test_a_log_that_blocks_for_a_failure_costs_no_lease(start: Start, tmp_path: 
     running = gate.running("t.short_lease")
     schedule_message("t.reject")
     eventually((tmp_path / "blocks").exists, "the log blocks")
-    much_later = transitions.now("default") + timedelta(seconds=4)
+    much_later = reads.now("default") + timedelta(seconds=4)
     renewed = Lease.objects.filter(message_id=running.pk, until__gt=much_later)
     eventually(lambda: renewed.exists() or wait_until(running, State.RUNNING).deliveries > 1, "the lease is renewed")
     (tmp_path / "free").touch()

@@ -22,8 +22,8 @@ from django_delayq.broker.redis import RedisBroker
 from django_delayq.core import in_tests
 from django_delayq.models import Message
 from django_delayq.project import conf
-from django_delayq.record import transitions
-from django_delayq.record.transitions import identity
+from django_delayq.record import reads, transitions
+from django_delayq.record.reads import identity
 from django_delayq.restore import reading
 from django_delayq.worker.claim.consumer import Consumer
 from django_delayq.worker.shared.broker_switch import BrokerSwitch
@@ -308,7 +308,7 @@ def test_a_round_of_the_sweep_covers_the_backlog_that_the_round_before_it_found(
 
 def test_a_round_of_the_sweep_begins_where_the_last_one_came_to_however_long_that_is_ago(upkeep: Upkeep) -> None:
     upkeep.loader.tick()
-    now = transitions.now(DB)
+    now = reads.now(DB)
     upkeep.sweeper._sweep(now - timedelta(days=2))
     # A machine that was suspended for a day: its clock that counts seconds stood still.
     messages = overdue()

@@ -27,7 +27,7 @@ from django_delayq.broker.keys import keys
 from django_delayq.core import actors, in_tests
 from django_delayq.core.states import State
 from django_delayq.models import Message, Queue, Transition
-from django_delayq.record import transitions
+from django_delayq.record import reads, transitions
 from django_delayq.record.sql import statements
 from django_delayq.record.sql.rows import Ticket
 from django_delayq.worker.claim.consumer import Consumer
@@ -91,11 +91,11 @@ def test_a_paused_queue_gives_nothing_away_and_another_does() -> None:
 
 
 def test_a_pause_shows_its_author_reason_beginning_and_end() -> None:
-    before = transitions.now(DB)
+    before = reads.now(DB)
     with actors.acting_as("user:anna"):
         queue = pause_queue(QUEUE, duration="30m", reason="the mail server moves\x00")
     assert (queue.paused_by, queue.reason) == ("user:anna", "the mail server moves\ufffd")
-    assert before <= queue.paused_at <= transitions.now(DB)
+    assert before <= queue.paused_at <= reads.now(DB)
     assert queue.resumes_at == queue.paused_at + timedelta(minutes=30)
     assert pausing.paused(DB) == {QUEUE: queue}
 
@@ -195,7 +195,7 @@ def test_a_pause_under_load_holds_from_its_return_on(start: Start) -> None:
     start("--queue", QUEUE, "--queue", "other", "--threads", "2", "--processes", "2")
     eventually(lambda: states()[State.CONSUMED] >= 20, "some are consumed")
     pause_queue(QUEUE)
-    paused = transitions.now(DB)
+    paused = reads.now(DB)
     urgent = due(5, priority=50, topic="t.sleep")
     passer_by()
     eventually(lambda: states()[State.RUNNING] == 0, "what runs ends")

@@ -19,7 +19,7 @@ from django_delayq.core.outcomes import Ack
 from django_delayq.core.states import State
 from django_delayq.models import Message, Worker
 from django_delayq.models.messages import Lease, lease_is_over
-from django_delayq.record import crashes, transitions
+from django_delayq.record import crashes, reads, transitions
 from django_delayq.record.sql import moves, statements
 from django_delayq.record.sql.rows import Failure, LeaseRenewal, Success, Ticket
 from django_delayq.worker.processes.process import Parts
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def expired(*topics: str, **options: Any) -> list[Delivery]:
     """Claim messages of these topics, and let their leases run out."""
     deliveries = claimed(*topics, **options)
-    over = transitions.now(DB) - timedelta(seconds=1)
+    over = reads.now(DB) - timedelta(seconds=1)
     Message._base_manager.filter(pk__in=[delivery.id for delivery in deliveries]).update(leased_until=over)
     return deliveries
 
@@ -118,7 +118,7 @@ def test_a_new_delivery_is_not_ended_for_the_lease_of_an_earlier_one(reaper: Rea
     reaper.tick()
     crashes.release_worker(DB, "w", actor="test", shutdown=True)
     assert transitions.claim(DB, [Ticket(one.id)], {"t.ok": 60.0}, "w")
-    Message._base_manager.filter(pk=one.id).update(leased_until=transitions.now(DB) - timedelta(seconds=1))
+    Message._base_manager.filter(pk=one.id).update(leased_until=reads.now(DB) - timedelta(seconds=1))
     assert crashes.reap(DB, actor="test", among={(one.id, 1)}) == []
     reaper.tick()
     assert state(one) == State.RUNNING
@@ -233,7 +233,7 @@ def test_a_lease_is_renewed_while_its_row_is_locked(reaper: Reaper) -> None:
     one.leased_mono -= one.lease
     with locked_by_a_cancel(one.id):
         LeaseRenewer(DB, lambda: [one]).tick()
-        assert not Message.objects.filter(lease_is_over(transitions.now(DB))).exists()
+        assert not Message.objects.filter(lease_is_over(reads.now(DB))).exists()
     crashes.release_worker(DB, "w", actor="test", shutdown=True)
     one.leased_mono -= one.lease
     LeaseRenewer(DB, lambda: [one]).tick()
@@ -262,7 +262,7 @@ def test_a_lease_that_is_renewed_while_the_reaper_looks_is_kept(monkeypatch: pyt
 def test_a_live_holder_keeps_its_lease_when_the_databases_clock_is_set_ahead(
     reaper: Reaper, monkeypatch: pytest.MonkeyPatch, extended: bool
 ) -> None:
-    shown = clock.ceil_tenth(transitions.now(DB)) + timedelta(seconds=1)
+    shown = clock.ceil_tenth(reads.now(DB)) + timedelta(seconds=1)
     monkeypatch.setattr(in_tests, "clock", lambda: shown)
     (one,) = claimed("t.ok")
     # It has run for five seconds: less than a third of its lease.
@@ -297,7 +297,7 @@ def test_the_rows_of_dead_workers_are_deleted_whatever_a_project_receives() -> N
     def refuse(**facts: object) -> None:
         raise AssertionError(facts["sender"])
 
-    now = transitions.now(DB)
+    now = reads.now(DB)
     for name, seen_at in (
         ("dead", now - 2 * UpkeepTuning().dead_worker_retention),
         ("silent", now - timedelta(hours=1)),

@@ -24,7 +24,7 @@ from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message
 from django_delayq.models.messages import Lease
 from django_delayq.project import registry
-from django_delayq.record import crashes, transitions
+from django_delayq.record import crashes, reads, transitions
 from django_delayq.record.sql import statements
 from django_delayq.record.sql.rows import Success
 from django_delayq.worker.processes.process import Parts
@@ -126,10 +126,10 @@ def test_a_delivery_keeps_its_place_until_it_ends_though_an_earlier_one_has_succ
     renewer.tick()
     assert delivery.lost
     # The lease is half over once more, and later the one that it had would be over.
-    Lease.objects.update(until=transitions.now(DB) + timedelta(seconds=10))
+    Lease.objects.update(until=reads.now(DB) + timedelta(seconds=10))
     delivery.leased_mono -= 40
     renewer.tick()
-    assert Lease.objects.get().until > transitions.now(DB) + timedelta(seconds=30)
+    assert Lease.objects.get().until > reads.now(DB) + timedelta(seconds=30)
     assert refused(other)
     write(parts.recorder, [Ended(delivery, outcome, "test")], False)
     assert admit(other) == [other.pk]

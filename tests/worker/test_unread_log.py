@@ -22,7 +22,7 @@ from django_delayq.models import Message
 from django_delayq.models import Worker as Heard
 from django_delayq.models.messages import Lease
 from django_delayq.project import registry
-from django_delayq.record import transitions
+from django_delayq.record import reads
 from tests.app.models import Effect
 from tests.support.processes import Gate, Start, with_settings
 from tests.support.record_of import states, wait_until, wait_until_all
@@ -116,7 +116,7 @@ def start_into(start: Start, pipe: Pipe, tmp_path: Path) -> Callable[..., Worker
 
 def wait_until_renewed(message: Message) -> None:
     """Wait until the lease of a message, which is short, was renewed again and again, or another delivery has begun."""
-    much_later = transitions.now("default") + timedelta(seconds=4)
+    much_later = reads.now("default") + timedelta(seconds=4)
     renewed = Lease.objects.filter(message_id=message.pk, until__gt=much_later)
     eventually(
         lambda: renewed.exists() or wait_until(message, State.RUNNING).deliveries > 1,
@@ -297,7 +297,7 @@ def test_a_process_whose_recorder_is_held_up_looks_dead_and_is_replaced(
     wait_until(schedule_message("t.ok"), State.CONSUMED)
 
     def silent() -> bool:
-        seen = Heard.objects.filter(seen_at__gt=transitions.now("default") - timedelta(seconds=1))
+        seen = Heard.objects.filter(seen_at__gt=reads.now("default") - timedelta(seconds=1))
         return heartbeat.stat().st_mtime < time.time() - 1 and not seen.exists()
 
     eventually(silent, "neither the file nor the row of the worker shows life")

@@ -35,7 +35,7 @@ from ...core.states import State
 from ...core.values import row_id
 from ...inspector.numbers import Capped, capped
 from ...models import Message
-from ...record import transitions
+from ...record import reads
 from ...record.sql.moves import locked, writing
 from ..models import AuditEvent, DeadLetters
 from ..operations.work import MOST_MESSAGES, WORKS, BulkAction, Scope
@@ -178,7 +178,7 @@ class ActionPages(ReadOnly):
         scope = question.scope
         if _is_work_for_a_worker(scope):
             self.require(request, "bulk")
-        if scope.at is None or transitions.now(self.using) - scope.at > timedelta(seconds=QUESTION_SECONDS):
+        if scope.at is None or reads.now(self.using) - scope.at > timedelta(seconds=QUESTION_SECONDS):
             text = _("This page was shown some time ago. Check it and confirm again.")
             self.message_user(request, text, messages.WARNING)
             return self._ask(request, action, scope)
@@ -231,7 +231,7 @@ class ActionPages(ReadOnly):
             request,
             question.action.name,
             frozen.to_json(),
-            form.arguments(transitions.now(self.using)),
+            form.arguments(reads.now(self.using)),
             described=describe(scope),
             reason=form.cleaned_data["reason"],
             nonce=question.nonce,
@@ -253,7 +253,7 @@ class ActionPages(ReadOnly):
             ):
                 self._lock(scope)
                 frozen, left = self._frozen(request, question)
-                work = WORKS[action.name](frozen.to_json(), form.arguments(transitions.now(self.using)))
+                work = WORKS[action.name](frozen.to_json(), form.arguments(reads.now(self.using)))
                 assert isinstance(work, BulkAction)
                 counts = work.act(self.using, work.ids, work.times, reason) + Counter(left)
                 one = scope.ids[0] if len(scope.ids) == 1 else None

@@ -22,7 +22,7 @@ from ...core.findings import Finding, Level
 from ...inspector import consistency as inspected
 from ...inspector import diagnostics, stats
 from ...project import conf, console_conf
-from ...record import transitions
+from ...record import reads
 from ...record.sql import statements
 from ...record.sql.holders import Holder
 from ...restore import reading
@@ -273,7 +273,7 @@ def _preview(using: str, form: RestoreForm) -> dict[str, Any]:
     try:
         with statement_timeout(using, timeouts.COUNT):
             report = work.restore(using, redis_publisher.broker).preview()
-            now = transitions.now(using)
+            now = reads.now(using)
     except TooSlow:
         text = _("The messages could not be counted within %(seconds)d s. You can start the restore all the same.")
         return {"problem": text % {"seconds": timeouts.COUNT // 1000}}
@@ -332,6 +332,6 @@ def _overdue_text(form: RestoreForm, number: int) -> str:
 def alive(using: str) -> int | None:
     """Count the live workers; None when the database does not answer."""
     try:
-        return stats.alive(using, transitions.now(using))
+        return stats.alive(using, reads.now(using))
     except (DatabaseError, InterfaceError):
         return None

@@ -28,7 +28,7 @@ from ...inspector.consistency import Mismatch
 from ...inspector.numbers import capped
 from ...models import Message, Transition
 from ...project import conf
-from ...record import transitions
+from ...record import reads
 from ...record.sql import statements
 from ...record.sql.expressions import UnderLimits
 from ...restore.engine import Restore
@@ -110,7 +110,7 @@ class MessagePage(ActionPages):
     def _page(
         self, request: HttpRequest, message: Message, *, masked: bool, extra: dict[str, Any] | None = None
     ) -> HttpResponse:
-        now = transitions.now(message._state.db or "default")
+        now = reads.now(message._state.db or "default")
         moves = log(message)
         where, in_line = locate(message), _in_line(message, now)
         content = payload.pretty(message.payload, masked=masked)

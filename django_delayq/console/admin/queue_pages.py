@@ -26,7 +26,7 @@ from ...models import Message, Queue
 from ...models.messages import not_expired
 from ...models.workers import WorkerState
 from ...project import conf, validation
-from ...record import transitions
+from ...record import reads
 from ...record.sql.moves import writing
 from ..operations.work import MOST_MESSAGES, Scope, holder
 from ..statements import in_time, timeouts
@@ -161,7 +161,7 @@ class QueueAdmin(Page):
         if not was_paused:
             text = _("Queue %(queue)s was not paused.") % {"queue": name}
             return self._done(request, text, messages.WARNING)
-        if not worker_list.list_workers(self.using, transitions.now(self.using)).serving(name):
+        if not worker_list.list_workers(self.using, reads.now(self.using)).serving(name):
             text = _("Queue %(queue)s is resumed, but no live worker serves it: its messages wait.") % {"queue": name}
             return self._done(request, text, messages.WARNING)
         text = _("Queue %(queue)s is resumed: workers start its messages within about a second.") % {"queue": name}
@@ -174,7 +174,7 @@ class QueueAdmin(Page):
                 request,
                 "run",
                 Scope(ids=tuple(ids)).to_json(),
-                {**form.arguments(transitions.now(self.using)), "resume": name},
+                {**form.arguments(reads.now(self.using)), "resume": name},
                 described=_("the due messages of queue %(queue)s") % {"queue": name},
                 reason=form.cleaned_data["reason"],
                 audited=("resume", name),
@@ -186,7 +186,7 @@ class QueueAdmin(Page):
 
     def _due(self, name: str) -> QuerySet[Message]:
         """Return the messages of a queue that begin when it is resumed, the longest due first."""
-        now = transitions.now(self.using)
+        now = reads.now(self.using)
         rows = Message.objects.using(self.using).filter(not_expired(now), state=State.SCHEDULED, queue=name)
         return rows.filter(due_at__lte=now).order_by("due_at", "id")
 
@@ -207,7 +207,7 @@ class QueueAdmin(Page):
             "form": form,
             "action": view,
             "waiting": waiting,
-            "pause": None if pause is None else [*describe(pause, transitions.now(self.using)), pause.reason],
+            "pause": None if pause is None else [*describe(pause, reads.now(self.using)), pause.reason],
             "url": self.url(Queue, view, name),
             "back": self.url(Queue),
         }

@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ...core.states import LIVE, State
 from ...core.verbs import VERBS
-from ...record import transitions
+from ...record import reads
 from ..search.conditions import ALL_STATES
 from ..search.language import Search, parse
 from . import page, payload
@@ -95,7 +95,7 @@ def read_search(request: HttpRequest, given: Mapping[str, str], using: str) -> R
 
     A search for what is masked is written to the audit.
     """
-    now = transitions.now(using)
+    now = reads.now(using)
     box = parse(given.get(SEARCH_VAR, ""), now=now).resolved(using)
     secret = sorted(name for name in box.payload_names if payload.is_secret(name))
     if secret and not request.user.has_perm(VERBS["reveal"].permission):

@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy
 from ...inspector import worker_list
 from ...models import Message, Worker
 from ...models.workers import WorkerList, WorkerState, state_of
-from ...record import transitions
+from ...record import reads
 from . import banners, page_data, panels
 from .explanation import moment, span
 from .page import Page, navigation
@@ -86,4 +86,4 @@ class WorkerAdmin(Page):
 
     @admin.display(description=gettext_lazy("state"))
     def state(self, worker: Worker) -> str:
-        return str(LABELS[state_of(worker, transitions.now(self.using))])
+        return str(LABELS[state_of(worker, reads.now(self.using))])

@@ -16,7 +16,7 @@ from ...core import actors
 from ...core.exceptions import BrokerUnavailable
 from ...core.outcomes import storable
 from ...extensions import Service
-from ...record import transitions
+from ...record import reads
 from ...record.sql.moves import writing
 from ..models import Operation, OperationState
 from ..statements import console_statements
@@ -59,7 +59,7 @@ def start(
             described=storable(described),
             reason=storable(reason),
             started_by=actors.current(),
-            created_at=transitions.now(using),
+            created_at=reads.now(using),
             outcomes=dict(outcomes or {}),
         )
         work.queued(using, operation)
@@ -72,7 +72,7 @@ def stop(operation: Operation) -> bool:
     Return False when it has ended already, or is the load of a worker, which nobody stops: another one would begin it.
     """
     using = _db(operation)
-    now = transitions.now(using)
+    now = reads.now(using)
     rows = Operation.objects.using(using).filter(pk=operation.pk, state__in=OPEN)
     rows = rows.exclude(worker__startswith=LOADER, leased_until__gt=now)
     if not rows.update(stop_requested=True):
@@ -89,7 +89,7 @@ def resume(operation: Operation) -> bool:
     rows = Operation.objects.using(using).filter(pk=operation.pk, state__in=ENDED_EARLY)
     with writing(using):
         # The time for which it stood still is no part of its duration.
-        started_at = F("started_at") + (Value(transitions.now(using), DateTimeField()) - F("finished_at"))
+        started_at = F("started_at") + (Value(reads.now(using), DateTimeField()) - F("finished_at"))
         queued = {"state": OperationState.QUEUED, "stop_requested": False, "error": "", **FREE}
         is_queued = rows.update(**queued, started_at=started_at, finished_at=None)
         if is_queued:
@@ -120,7 +120,7 @@ def lease_next(using: str, worker: str) -> Operation | None:
     rows = Operation.objects.using(using).filter(state__in=OPEN)
     if not rows.exists():
         return None
-    for operation in rows.filter(_free(transitions.now(using))).order_by("id"):
+    for operation in rows.filter(_free(reads.now(using))).order_by("id"):
         if _lease(using, operation, worker):
             return operation
     return None
@@ -182,7 +182,7 @@ def _held(using: str, operation: Operation, worker: str) -> QuerySet[Operation]:
 
 def _lease(using: str, operation: Operation, worker: str) -> bool:
     """Get or renew the lease by one conditional UPDATE, and refresh the object. Return whether the worker has it."""
-    now = transitions.now(using)
+    now = reads.now(using)
     rows = Operation.objects.using(using).filter(_free(now) | Q(worker=worker), pk=operation.pk, state__in=OPEN)
     if not rows.update(state=OperationState.RUNNING, worker=worker, leased_until=lease_from(now)):
         return False
@@ -192,7 +192,7 @@ def _lease(using: str, operation: Operation, worker: str) -> bool:
 
 def _begin(using: str, operation: Operation, worker: str, work: OperationWork) -> None:
     held = _held(using, operation, worker)
-    operation.started_at = transitions.now(using)
+    operation.started_at = reads.now(using)
     # Counting may outlast the lease. A worker that takes over meanwhile must not count again, or it would never end.
     held.update(started_at=operation.started_at)
     try:
@@ -205,7 +205,7 @@ def _begin(using: str, operation: Operation, worker: str, work: OperationWork) -
 
 
 def _write(using: str, operation: Operation, worker: str, step: Step) -> None:
-    now = transitions.now(using)
+    now = reads.now(using)
     values: dict[str, Any] = {
         "done": F("done") + step.done,
         "outcomes": dict(Counter(operation.outcomes) + Counter(dict(step.outcomes))),
@@ -221,7 +221,7 @@ def _write(using: str, operation: Operation, worker: str, step: Step) -> None:
 
 
 def _finish(using: str, operation: Operation, worker: str, state: OperationState, error: str = "") -> bool:
-    now = transitions.now(using)
+    now = reads.now(using)
     ended = _held(using, operation, worker).update(state=state, error=error, finished_at=now, **FREE)
     if ended:
         _ended(using, operation)

@@ -37,7 +37,7 @@ from ...inspector.consistency import ConsistencyCheck, Mismatch, queues, stuck
 from ...models import Message
 from ...models.messages import LogRow
 from ...project import conf
-from ...record import transitions
+from ...record import reads
 from ...record.sql.sessions import own_transaction
 from ...record.transitions import DueTimes
 from ...restore.engine import Restore, without_redis
@@ -162,7 +162,7 @@ class Scope:
 
     def renewed(self, using: str) -> Scope:
         """Return the scope as it is now; messages that are scheduled later do not belong to it."""
-        at = transitions.now(using)
+        at = reads.now(using)
         if self.search is None:
             found = dict(Message.objects.using(using).filter(pk__in=self.ids).values_list("pk", "moves"))
             return replace(self, at=at, moves=tuple(found.get(pk, -1) for pk in self.ids))
@@ -330,7 +330,7 @@ class CheckWork(RedisWork):
             nonlocal renewed
             if time.monotonic() - renewed >= 1.0:
                 renewed = time.monotonic()
-                mine.update(leased_until=lease_from(transitions.now(using)))
+                mine.update(leased_until=lease_from(reads.now(using)))
 
         with self.redis(using) as broker:
             left = [queue for queue in queues(using, broker) if queue not in results]
@@ -530,7 +530,7 @@ class RestoreOperation(RestoreObserver):
     def _try(self, write: Callable[[datetime], None]) -> None:
         try:
             with own_transaction(self.using):
-                write(transitions.now(self.using))
+                write(reads.now(self.using))
         except (DatabaseError, InterfaceError) as error:
             logger.debug("The operation that shows this restore could not be written; the restore goes on: %s", error)
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 from ...core.states import State
 from ...extensions import Service
-from ...record import transitions
+from ...record import reads
 from ...record.sql.moves import writing
 from ...record.sql.rows import Claimed, Moved
 from ...signals import MessageFacts
@@ -135,7 +135,7 @@ class RollupCompactor(Service):
 
     def compact(self, hours: int) -> bool:
         """Compact the minutes of ``hours`` hours. Return whether there may be more."""
-        now = transitions.now(self.using)
+        now = reads.now(self.using)
         rows = Rollup.objects.using(self.using)
         rows.filter(seconds=HOUR_SECONDS, at__lt=now - HOURS_KEPT).delete()
         for _ in range(hours):

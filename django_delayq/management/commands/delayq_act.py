@@ -22,7 +22,7 @@ from ...core.states import LIVE, State
 from ...core.verbs import Verb
 from ...core.verdicts import DONE, Verdict
 from ...models import Message
-from ...record import purge, transitions
+from ...record import purge, reads
 from ...record.transitions import ANY, MOVES_PER_TRANSACTION, Answer, DueTimes
 from .. import _common as common
 
@@ -116,7 +116,7 @@ class Command(common.DelayqCommand):
         verb = action.verb
         for name in ("finished_after", "finished_before"):
             if isinstance(options.get(name), timedelta):
-                options[name] = transitions.now(using) - options[name]
+                options[name] = reads.now(using) - options[name]
         by_selectors = _by_selectors(verb, options)
         work = _Work(using, action, _times(options), options)
         rows = _narrowed(Message.objects.using(using).filter(state__in=sorted(verb.states)), options)

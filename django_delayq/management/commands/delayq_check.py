@@ -22,7 +22,7 @@ from ...inspector.stats import limit_facts
 from ...inspector.worker_list import known_queues, list_workers, topics_without_handler
 from ...project import conf, registry
 from ...project.registry import Handler
-from ...record import transitions
+from ...record import reads
 from ...record.sql.troubles import in_words
 from ...restore.horizon import writable_server
 from .. import _common as common
@@ -238,7 +238,7 @@ def list_handlers(command: Command, using: str, options: dict[str, Any]) -> None
 def _unhandled(command: Command, using: str) -> dict[str, str | None] | None:
     """Return the topics that nobody handles; None when the database cannot be asked, which is no error here."""
     try:
-        return topics_without_handler(using, list_workers(using, transitions.now(using)))
+        return topics_without_handler(using, list_workers(using, reads.now(using)))
     except (DatabaseError, InterfaceError) as error:
         command.stderr.write(f"Waiting messages were not looked at: {in_words(error)}", command.style.WARNING)
         return None

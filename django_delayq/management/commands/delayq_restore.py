@@ -17,7 +17,7 @@ from ...core.exceptions import BrokerUnavailable
 from ...core.states import State
 from ...extensions import RestoreObservers, RestoreStart
 from ...models import Message
-from ...record import transitions
+from ...record import reads
 from ...restore.engine import Restore
 from ...restore.selection import Overdue, Report, Selection, Tally
 from .. import _common as common
@@ -109,7 +109,7 @@ class Command(common.DelayqCommand):
         for name, tally in report.queues.items():
             self.say(f"  {name}: {tally.found:,} scheduled, {tally.overdue:,} overdue; {tally.held:,} in Redis")
         if found.oldest is not None:
-            age = (transitions.now(using) - found.oldest).total_seconds()
+            age = (reads.now(using) - found.oldest).total_seconds()
             self.say(f"Overdue: {found.overdue:,}, the oldest since {iso(found.oldest)} ({brief(age)}).")
 
     def _say_summary(self, using: str, job: Restore, options: dict[str, Any]) -> None:

@@ -42,7 +42,7 @@ class Candidate(NamedTuple):
 
 
 class Count(NamedTuple):
-    """What the record says about a limit ``now``. ``ended`` counts the other places, which deliveries have left."""
+    """What the record says about a limit ``now``. ``ended`` counts the other permits, whose deliveries have ended."""
 
     now: datetime
     running: int = 0
@@ -51,14 +51,14 @@ class Count(NamedTuple):
 
 
 class Taking(NamedTuple):
-    """What a claim takes of limits: a place under each limit for each message, and the rates after it.
+    """What a claim takes of limits: a permit of each limit for each message, and the rates after it.
 
-    A claim also deletes the places of ended deliveries under the ``littered`` limits.
+    A claim also deletes the permits of ended deliveries under the limits ``with_dead_permits``.
     """
 
     names: Mapping[int, Collection[str]]
     rates: Mapping[str, datetime]
-    littered: Collection[str]
+    with_dead_permits: Collection[str]
 
 
 def stripes(names: Iterable[str] | None) -> list[int]:
@@ -79,7 +79,7 @@ class PortableLimits:
         """Keep other transactions from these limits (None: from all) until this one ends."""
         # The one writer holds the lock of the whole database.
 
-    def look(self, names: Collection[str], asked: Claiming) -> tuple[dict[str, Count], list[Candidate]]:
+    def read_candidates(self, names: Collection[str], asked: Claiming) -> tuple[dict[str, Count], list[Candidate]]:
         """Return what the record says about these limits, and those messages that a claim would take.
 
         The messages are locked; those that another transaction has locked are left out.
@@ -96,10 +96,10 @@ class PortableLimits:
     def _counts(self, names: Collection[str], since: timedelta | None = None) -> dict[str, Count]:
         """Return what the record says about these limits now, or with ``since`` what it would have said then."""
         now = clock(self.using)
-        places = Place.objects.using(self.using).filter(name__in=list(names))
-        of_all = Counter(places.values_list("name", flat=True))
+        permits = Place.objects.using(self.using).filter(name__in=list(names))
+        of_all = Counter(permits.values_list("name", flat=True))
         counting = self._runs(now) if since is None else self._ran(now - since)
-        running = Counter(places.filter(counting).values_list("name", flat=True))
+        running = Counter(permits.filter(counting).values_list("name", flat=True))
         full = dict(Rate.objects.using(self.using).filter(name__in=list(names)).values_list("name", "full_at"))
         return {name: Count(now, running[name], of_all[name] - running[name], full.get(name)) for name in names}
 
@@ -109,15 +109,15 @@ class PortableLimits:
         With ``since`` the record says what was used up that long ago: a delivery counts that ran then within its lease,
         and a rate that was in use then.
         """
-        places = Place.objects.using(self.using).order_by("name").values_list("name", flat=True).distinct()[:limit]
+        permits = Place.objects.using(self.using).order_by("name").values_list("name", flat=True).distinct()[:limit]
         moment = clock(self.using) - (since or timedelta())
         rates = Rate.objects.using(self.using).filter(full_at__gt=moment).values_list("name", flat=True)
-        return self._counts({*places, *rates[:limit]}, since)
+        return self._counts({*permits, *rates[:limit]}, since)
 
-    def claim(self, taking: Taking, asked: Claiming) -> list[Claimed]:
+    def claim_limited(self, taking: Taking, asked: Claiming) -> list[Claimed]:
         """Claim as ``Portable.claim`` does, and take what the messages need of their limits."""
         claimed = Portable(self.using).claim(asked)
-        self._drop(Place.objects.using(self.using).filter(name__in=list(taking.littered)))
+        self._drop(Place.objects.using(self.using).filter(name__in=list(taking.with_dead_permits)))
         Place.objects.using(self.using).bulk_create(
             [
                 Place(name=name, message_id=row.id, delivery=row.deliveries)
@@ -136,12 +136,12 @@ class PortableLimits:
         )
         return claimed
 
-    def drop_places(self) -> None:
-        """Delete all places whose deliveries have ended."""
+    def drop_permits(self) -> None:
+        """Delete all permits whose deliveries have ended."""
         self._drop(Place.objects.using(self.using))
 
-    def _drop(self, places: QuerySet[Place]) -> None:
-        places.filter(~self._runs(clock(self.using))).delete()
+    def _drop(self, permits: QuerySet[Place]) -> None:
+        permits.filter(~self._runs(clock(self.using))).delete()
 
     @staticmethod
     def _runs(at: datetime) -> Q:
@@ -150,7 +150,7 @@ class PortableLimits:
 
     @staticmethod
     def _ran(since: datetime) -> Q:
-        """Return the condition that the delivery of a place ran at ``since`` or later, within its lease."""
+        """Return the condition that the delivery of a permit ran at ``since`` or later, within its lease."""
         message = Message.objects.filter(pk=OuterRef("message_id"))
         runs = message.filter(~lease_is_over(since), deliveries=OuterRef("delivery"), state=State.RUNNING)
         ended = LogRow.objects.filter(message_id=OuterRef("message_id"), delivery=OuterRef("delivery"))
@@ -164,6 +164,6 @@ class PortableLimits:
 
 
 def _is_kept(at: datetime) -> Q:
-    """Return the condition that the delivery of a place ran on at this time though its message was over."""
+    """Return the condition that the delivery of a permit ran on at this time though its message was over."""
     rows = Lease.objects.filter(message_id=OuterRef("message_id"), delivery=-OuterRef("delivery"), until__gte=at)
     return Q(Exists(rows))

@@ -28,13 +28,13 @@ from .rows import (
     Expired,
     Facts,
     Failure,
+    IndexPosition,
     Inserted,
     LeaseRenewal,
     Moved,
     NewMessage,
+    QueueLook,
     Reference,
-    Seen,
-    Spot,
     Success,
     Ticket,
     ToAnnounce,
@@ -153,8 +153,10 @@ class Portable:
             for place in self.places(found.order_by("due_at", "id")[:limit]):
                 yield (queue, *place)
 
-    def look(self, begins: Mapping[str, Spot], topics: Iterable[str], closed: Collection[str] = ()) -> dict[str, Seen]:
-        """Look at queues, behind a spot in each, for the first message that may begin once it is due.
+    def find_candidates(
+        self, begins: Mapping[str, IndexPosition], topics: Iterable[str], closed: Collection[str] = ()
+    ) -> dict[str, QueueLook]:
+        """Find the first message of each queue, behind a position in it, that may begin once it is due.
 
         That is one of these topics, under none of the limits ``closed``, which is not expired. In a queue that is
         paused, or under one of these limits, there is none.
@@ -163,8 +165,8 @@ class Portable:
         for queue, begin in begins.items():
             first = self._behind(begin, queue).values_list("due_at", "id").first()
             last, rows = self._open(queue, topics, closed, begin)
-            spot = rows.values_list("due_at", "id").first()
-            found[queue] = Seen(queue, self.now(), first, spot or last, spot is not None)
+            position = rows.values_list("due_at", "id").first()
+            found[queue] = QueueLook(queue, self.now(), first, position or last, position is not None)
         return found
 
     def anything_expired(self, leased_from: datetime, waiting_from: datetime) -> Expired:
@@ -177,15 +179,15 @@ class Portable:
             now,
         )
 
-    def _behind(self, spot: Spot, queue: str) -> QuerySet[Message]:
-        """Return the scheduled messages of a queue behind a spot, in their order."""
-        rows = Message.objects.using(self.using).filter(After(*spot), state=State.SCHEDULED, queue=queue)
+    def _behind(self, position: IndexPosition, queue: str) -> QuerySet[Message]:
+        """Return the scheduled messages of a queue behind a position, in their order."""
+        rows = Message.objects.using(self.using).filter(After(*position), state=State.SCHEDULED, queue=queue)
         return rows.order_by("due_at", "id")
 
     def _open(
-        self, queue: str, topics: Iterable[str], closed: Collection[str], after: Spot
-    ) -> tuple[Spot | None, QuerySet[Message]]:
-        """Return where the last of ``ROWS_PASSED`` messages behind a spot stands, and those up to it that may begin."""
+        self, queue: str, topics: Iterable[str], closed: Collection[str], after: IndexPosition
+    ) -> tuple[IndexPosition | None, QuerySet[Message]]:
+        """Return the position of the last of ``ROWS_PASSED`` messages behind ``after``, and the candidates up to it."""
         rows = self._behind(after, queue).exclude(in_paused_queue(self.using))
         if queue_name(queue) in closed:
             rows = rows.none()
@@ -195,9 +197,14 @@ class Portable:
         return last, rows.filter(not_expired(self.now()), ~Q(UnderLimits(closed)), topic__in=list(topics))
 
     def due(
-        self, queue: str, topics: Iterable[str], limit: int, closed: Collection[str] = (), after: Spot = BEGINNING
+        self,
+        queue: str,
+        topics: Iterable[str],
+        limit: int,
+        closed: Collection[str] = (),
+        after: IndexPosition = BEGINNING,
     ) -> list[Ticket]:
-        """Return due messages of a queue behind a spot, of the thousand most overdue, the highest priority first.
+        """Return due messages of a queue behind a position, of the thousand most overdue, the highest priority first.
 
         Those that stand under one of the limits ``closed`` are left out, and so is what stands behind ``ROWS_PASSED``
         others.
@@ -258,7 +265,7 @@ class Portable:
             if success.result is not None:
                 values["result"] = json.loads(success.result)
             if message.state == State.RUNNING and success.delivery < message.deliveries:
-                # The later delivery runs on, and keeps its places under limits.
+                # The later delivery runs on, and keeps its permits.
                 until = message.lease_ends_at
                 assert until is not None
                 rows = Lease.objects.using(self.using)

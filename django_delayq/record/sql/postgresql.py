@@ -38,7 +38,18 @@ from .postgresql_base import (
     texts,
 )
 from .postgresql_delivery import PostgreSQLDelivery
-from .rows import BEGINNING, ROWS_PASSED, Expired, Facts, Inserted, NewMessage, Seen, Spot, Ticket, ToAnnounce
+from .rows import (
+    BEGINNING,
+    ROWS_PASSED,
+    Expired,
+    Facts,
+    IndexPosition,
+    Inserted,
+    NewMessage,
+    QueueLook,
+    Ticket,
+    ToAnnounce,
+)
 
 # The process that answers, and the connections that the user may have: nobody limits a superuser.
 MOST_CONNECTIONS = """
@@ -102,8 +113,8 @@ SELECT clock_timestamp(), u.message_id, m.queue, (extract(epoch FROM m.due_at) *
 CLOSED = "SELECT unnest(%(closed)s::text[])"
 
 # The first row, and from there on the first one that may begin: dead rows are passed once.
-LOOK = f"""
-SELECT q.queue, clock_timestamp(), f.due_at, f.id, s.due_at, s.id, s.is_open
+FIND_CANDIDATES = f"""
+SELECT q.queue, clock_timestamp(), f.due_at, f.id, s.due_at, s.id, s.is_candidate
   FROM unnest(%(queues)s::text[], %(dues)s::timestamptz[], %(ids)s::bigint[]) q(queue, due, id)
   LEFT JOIN LATERAL (
     SELECT due_at, id FROM delayq_message
@@ -113,16 +124,16 @@ SELECT q.queue, clock_timestamp(), f.due_at, f.id, s.due_at, s.id, s.is_open
   LEFT JOIN LATERAL (
     SELECT * FROM (
         SELECT due_at, id, row_number() OVER (ORDER BY due_at, id) AS number,
-               topic = ANY(%(topics)s::text[]) AND {OF_TOPIC} NOT IN ({CLOSED}) AND {NOT_EXPIRED} AS is_open
+               topic = ANY(%(topics)s::text[]) AND {OF_TOPIC} NOT IN ({CLOSED}) AND {NOT_EXPIRED} AS is_candidate
           FROM (SELECT * FROM delayq_message
                  WHERE state = 'scheduled' AND queue = q.queue AND (due_at, id) >= (f.due_at, f.id)
                    AND q.queue NOT IN ({PAUSED}) AND 'queue ' || q.queue NOT IN ({CLOSED})
                  ORDER BY due_at, id LIMIT {ROWS_PASSED}) m
-    ) m WHERE is_open OR number = {ROWS_PASSED} ORDER BY due_at, id LIMIT 1
+    ) m WHERE is_candidate OR number = {ROWS_PASSED} ORDER BY due_at, id LIMIT 1
   ) s ON true
 """  # noqa: S608
 
-# What may be claimed of the messages behind a spot.
+# What may be claimed of the messages behind a position.
 MAY_BEGIN = f"""SELECT id, priority, due_at FROM (
         SELECT * FROM delayq_message
          WHERE state = 'scheduled' AND queue = %(queue)s AND due_at <= {NOW}
@@ -171,7 +182,7 @@ SELECT coalesce((SELECT true FROM delayq_message m
 """  # noqa: S608
 
 
-def _spot(due: datetime | None, pk: int | None) -> Spot | None:
+def _position(due: datetime | None, pk: int | None) -> IndexPosition | None:
     return None if due is None or pk is None else (due, pk)
 
 
@@ -415,9 +426,11 @@ class PostgreSQL(PostgreSQLDelivery, Portable):
         rows = self._rows(OTHER_QUEUES, {"known": texts(known)}) if known else self._rows(QUEUES, None)
         return [row[0] for row in rows]
 
-    def look(self, begins: Mapping[str, Spot], topics: Iterable[str], closed: Collection[str] = ()) -> dict[str, Seen]:
+    def find_candidates(
+        self, begins: Mapping[str, IndexPosition], topics: Iterable[str], closed: Collection[str] = ()
+    ) -> dict[str, QueueLook]:
         rows = self._rows(
-            LOOK,
+            FIND_CANDIDATES,
             {
                 "queues": texts(begins),
                 "dues": [due for due, _id in begins.values()],
@@ -427,12 +440,17 @@ class PostgreSQL(PostgreSQLDelivery, Portable):
             },
         )
         return {
-            queue: Seen(queue, now, _spot(*first), _spot(due, pk), bool(is_open))
-            for queue, now, *first, due, pk, is_open in rows
+            queue: QueueLook(queue, now, _position(*first), _position(due, pk), bool(is_candidate))
+            for queue, now, *first, due, pk, is_candidate in rows
         }
 
     def due(
-        self, queue: str, topics: Iterable[str], limit: int, closed: Collection[str] = (), after: Spot = BEGINNING
+        self,
+        queue: str,
+        topics: Iterable[str],
+        limit: int,
+        closed: Collection[str] = (),
+        after: IndexPosition = BEGINNING,
     ) -> list[Ticket]:
         """Return due messages, and lock them until the end of the transaction."""
         parameters: dict[str, Any] = {"queue": queue, "topics": texts(topics), "closed": texts(closed), "limit": limit}

@@ -98,7 +98,7 @@ COMMIT_SUCCESS = "SAVEPOINT delayq_success; EXECUTE delayq_success ({:d}, {:d}, 
 UNDO_SUCCESS = b"ROLLBACK TO SAVEPOINT delayq_success"
 
 # The success of an earlier delivery, which has crashed as far as the record knows. A later one that runs goes on, and
-# keeps its places under limits: see ``Lease``.
+# keeps its permits: see ``Lease``.
 SUCCEED_LATE = f"""
 WITH o AS (
     {SUCCESSES}

@@ -39,16 +39,16 @@ SELECT m.id, m.topic, m.queue, m.limit_key, m.priority, m.due_at
    FOR NO KEY UPDATE OF m SKIP LOCKED
 """  # noqa: S608
 
-# A place ``p`` whose delivery ran on at a time though its message was over.
+# A permit ``p`` whose delivery ran on at a time though its message was over.
 IS_KEPT = """EXISTS (SELECT FROM delayq_lease l WHERE l.message_id = p.message_id
                   AND l.delivery = -p.delivery AND l.until >= {since} OFFSET 0)"""
 
-# A place ``p`` that counts.
+# A permit ``p`` that counts.
 IS_TAKEN = f"""(EXISTS (SELECT FROM delayq_message m
                 WHERE m.id = p.message_id AND {IS_RUNNING} AND m.deliveries = p.delivery OFFSET 0)
              OR {IS_KEPT.format(since=NOW)})"""
 
-# A place ``p`` whose delivery ran, within its lease, ``since`` seconds ago or later. No row of the log tells of a
+# A permit ``p`` whose delivery ran, within its lease, ``since`` seconds ago or later. No row of the log tells of a
 # success: see ``LogRow``.
 SINCE = "(SELECT clock_timestamp() - %(since)s * interval '1 second')"
 WAS_TAKEN = f"""(EXISTS (SELECT FROM delayq_message m WHERE m.id = p.message_id
@@ -60,7 +60,7 @@ WAS_TAKEN = f"""(EXISTS (SELECT FROM delayq_message m WHERE m.id = p.message_id
                                    AND l.delivery = p.delivery AND l.from_state = 'running' AND l.at >= {SINCE}))
                 OFFSET 0) OR {IS_KEPT.format(since=SINCE)})"""  # noqa: S608
 
-# Looks at each place once: there may be thousands.
+# Reads each permit once: there may be thousands.
 PLACES = "count(*) AS places, count(*) FILTER (WHERE {counts}) AS running FROM delayq_place p"
 COUNTS = f"""
 SELECT n.name, clock_timestamp(), p.running, p.places - p.running, r.full_at
@@ -74,7 +74,7 @@ SELECT coalesce(p.name, r.name), clock_timestamp(), coalesce(p.running, 0), coal
     ON r.name = p.name
 """  # noqa: S608
 
-# A place that an earlier delivery of one of the messages has left is written again, and not deleted.
+# A permit that an earlier delivery of one of the messages has left is written again, and not deleted.
 CLAIM_AND_TAKE = f"""
 WITH claimed AS ({CLAIM}), taken AS (
     INSERT INTO delayq_place (name, message_id, delivery)
@@ -86,7 +86,7 @@ WITH claimed AS ({CLAIM}), taken AS (
         ON CONFLICT (name) DO UPDATE SET full_at = excluded.full_at
 ), dropped AS (
     DELETE FROM delayq_place p
-     WHERE p.name = ANY(%(littered)s::text[]) AND p.message_id <> ALL(%(ids)s::bigint[]) AND NOT {IS_TAKEN}
+     WHERE p.name = ANY(%(with_dead_permits)s::text[]) AND p.message_id <> ALL(%(ids)s::bigint[]) AND NOT {IS_TAKEN}
 )
 SELECT * FROM claimed
 """  # noqa: S608
@@ -108,7 +108,7 @@ class PostgreSQLLimits(PostgreSQLSession, PortableLimits):
     def lock(self, names: Collection[str] | None) -> None:
         self._rows(LOCK, {"stripes": stripes(names)})
 
-    def look(self, names: Collection[str], asked: Claiming) -> tuple[dict[str, Count], list[Candidate]]:
+    def read_candidates(self, names: Collection[str], asked: Claiming) -> tuple[dict[str, Count], list[Candidate]]:
         ids = array([ticket.id for ticket in asked.tickets])
         parameters = {"names": texts(names), "ids": ids, "topics": texts(asked.leases)}
         rows = self._rows(LOOK, {**parameters, "queue": asked.queue, "ahead": float(asked.ahead)})
@@ -124,18 +124,18 @@ class PostgreSQLLimits(PostgreSQLSession, PortableLimits):
         sql = USED.format(counts=IS_TAKEN if since is None else WAS_TAKEN)
         return {row[0]: Count._make(row[1:]) for row in self._rows(sql, parameters)}
 
-    def claim(self, taking: Taking, asked: Claiming) -> list[Claimed]:
+    def claim_limited(self, taking: Taking, asked: Claiming) -> list[Claimed]:
         places = [(name, ticket.id) for ticket in asked.tickets for name in taking.names[ticket.id]]
         parameters = claiming(asked) | {
             "names": texts([name for name, _id in places]),
             "named": array([pk for _name, pk in places]),
             "rates": texts(taking.rates),
             "full": list(taking.rates.values()),
-            "littered": texts(taking.littered),
+            "with_dead_permits": texts(taking.with_dead_permits),
         }
         return [claimed(row) for row in self._rows(CLAIM_AND_TAKE, parameters)]
 
-    def drop_places(self) -> None:
+    def drop_permits(self) -> None:
         self._rows(DROP_PLACES, None)
 
     def drop_rates(self, since: timedelta) -> None:

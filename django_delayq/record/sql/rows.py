@@ -9,41 +9,44 @@ from typing import Any, NamedTuple
 
 from ...core.states import State
 
-# Where a message stands in the order of (due, id).
-Spot = tuple[datetime, int]
+# The position of a message in the order of (due, id).
+IndexPosition = tuple[datetime, int]
 # Before all messages.
-BEGINNING: Spot = (datetime(1970, 1, 1, tzinfo=UTC), 0)
+BEGINNING: IndexPosition = (datetime(1970, 1, 1, tzinfo=UTC), 0)
 # The most messages of a queue that one statement passes over because they may not begin: it bounds its time.
 ROWS_PASSED = 5_000
 
 
-class Seen(NamedTuple):
-    """What a look at a queue has found behind a spot.
+class QueueLook(NamedTuple):
+    """What a search of a queue, behind a position, has found ``now``. Positions are None where there is no message.
 
-    ``first``: where the first scheduled message stands. ``spot``: where the first one stands that may begin when it is
-    due; or, after ``ROWS_PASSED`` others, the last of these: then ``is_open`` is false. None: there is none.
+    A candidate is a message that may begin once it is due: its topic has a handler here, no limit is full, its queue is
+    not paused, and it is not expired.
     """
 
     queue: str
     now: datetime
-    first: Spot | None = None
-    spot: Spot | None = None
-    is_open: bool = False
+    # The position of the first scheduled message.
+    first: IndexPosition | None = None
+    # The position of the first candidate. When ``ROWS_PASSED`` others come first, the position of the last of those,
+    # where the next search goes on; then ``is_candidate`` is false.
+    position: IndexPosition | None = None
+    is_candidate: bool = False
 
     @property
-    def before(self) -> Spot:
-        """Right before ``spot``."""
-        assert self.spot is not None
-        return self.spot[0], self.spot[1] - 1
+    def before(self) -> IndexPosition:
+        """Right before ``position``."""
+        assert self.position is not None
+        return self.position[0], self.position[1] - 1
 
     @property
     def wait(self) -> float | None:
-        """The seconds until the message at ``spot`` falls due, 0 or less when it is due; None when there is none."""
-        return None if self.spot is None else (self.spot[0] - self.now).total_seconds()
+        """The seconds until the message at ``position`` falls due; 0 or less: it is due. None: there is none."""
+        return None if self.position is None else (self.position[0] - self.now).total_seconds()
 
     @property
     def is_due(self) -> bool:
-        """True when the message at ``spot`` is due."""
+        """True when the message at ``position`` is due."""
         return self.wait is not None and self.wait <= 0
 
 

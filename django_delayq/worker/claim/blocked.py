@@ -25,7 +25,7 @@ from ...core.exceptions import BrokerUnavailable
 from ...core.names import near
 from ...core.states import State
 from ...project import registry
-from ...record import admission, crashes, transitions
+from ...record import admission, crashes, reads
 from ...record.sql import statements
 from ...record.sql.rows import Claimed, Facts, Moved, Ticket
 from ..shared.broker_switch import BrokerSwitch
@@ -219,7 +219,7 @@ class Blocked:
         if not facts:
             split.gone += len(tickets)
             return 0
-        earliest = transitions.now(self.using) + timedelta(seconds=self.earliest)
+        earliest = reads.now(self.using) + timedelta(seconds=self.earliest)
         known = registry.handlers()
         elsewhere: list[tuple[str, Entry]] = []
         unknown: Tickets = {}

@@ -109,7 +109,7 @@ class KnownLimits(WorkerExtension):
         limits: Mapping[int, Collection[str]],
         others_wait: bool,
     ) -> Admitted:
-        """Claim as ``admission.claim`` does, and take note of the limits that refuse messages.
+        """Claim as ``admission.admit`` does, and take note of the limits that refuse messages.
 
         ``others_wait``: there is no room for further messages under limits. Of thousands of full limits each would have
         some of them tried until it refuses; so the record is asked for all full limits at once.
@@ -122,7 +122,7 @@ class KnownLimits(WorkerExtension):
         """
         with self._lock:
             self._is_asked = True
-        admitted = admission.claim(self.using, tickets, leases, self.worker, queue=queue, ahead=ahead, limits=limits)
+        admitted = admission.admit(self.using, tickets, leases, self.worker, queue=queue, ahead=ahead, limits=limits)
         refused = admitted.refused
         closed = {name: admitted.opens.get(name) for name in refused.values()}
         if closed and others_wait:

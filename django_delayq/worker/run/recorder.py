@@ -26,7 +26,7 @@ from ...core.outcomes import Ack, GiveUp, Outcome, Recorded, Release, Retry, Une
 from ...core.states import State
 from ...extensions import Service, WorkerExtensions
 from ...models import Transition
-from ...record import admission, transitions
+from ...record import admission, reads, transitions
 from ...record.sql import statements
 from ...record.sql.rows import Failure, LeaseRenewal, Moved, Success
 from ...record.sql.sessions import is_waiting
@@ -182,7 +182,7 @@ class Recorder(threading.Thread):
         try:
             # Handlers may take all connections that are left: this thread has its own before they begin.
             with contextlib.suppress(DatabaseError):
-                transitions.now(self.using)
+                reads.now(self.using)
             while True:
                 self._await_news(self._run_meanwhile())
                 while self._pending:
@@ -377,7 +377,7 @@ class Recorder(threading.Thread):
         if _is_limited(delivery):
             # Otherwise they are free when its lease is over.
             with contextlib.suppress(DatabaseError):
-                admission.give_back(self.using, delivery.id, delivery.deliveries)
+                admission.free_permits(self.using, delivery.id, delivery.deliveries)
 
     def _moved_before(self, ended: Ended) -> Moved | None:
         """Return the move that an earlier try has committed, if its reply was lost: the log has it."""
@@ -392,7 +392,7 @@ class Recorder(threading.Thread):
         return Moved(d.id, d.topic, d.queue, d.priority, State(row[0]), row[1], d.deliveries, row[2])
 
     def _live(self, ids: list[int]) -> dict[int, tuple[State, int]]:
-        return transitions.live_deliveries(self.using, ids) if ids else {}
+        return reads.live_deliveries(self.using, ids) if ids else {}
 
 
 def _without_texts(outcome: Outcome) -> Outcome | None:
@@ -466,7 +466,7 @@ class LeaseRenewer(Service):
         """Keep the permits of deliveries that lost their leases, but not to time: an earlier one has succeeded."""
         if lost:
             now = time.monotonic()
-            admission.keep_places(self.using, [LeaseRenewal(d.id, d.deliveries, d.lease) for d in lost])
+            admission.keep_permits(self.using, [LeaseRenewal(d.id, d.deliveries, d.lease) for d in lost])
             for delivery in lost:
                 delivery.note_renewal(now, cancel_requested=False)
 

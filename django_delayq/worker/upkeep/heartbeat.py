@@ -14,7 +14,7 @@ from ...core import actors
 from ...core.known_record import clocks_differ
 from ...extensions import Service
 from ...models import Worker
-from ...record import transitions
+from ...record import reads
 from ...record.sql.sessions import own_transaction
 from .upkeep_tuning import USUAL, UpkeepTuning
 
@@ -56,7 +56,7 @@ class Heartbeat(Service):
         # At SERIALIZABLE, which a project may ask for, it would fail beside others that read the table.
         with own_transaction(self.using):
             # An idle process would not know it if the record's clock was set.
-            transitions.now(self.using)
+            reads.now(self.using)
             if not rows.filter(name=self.worker).update(seen_at=Now(), queues=queues):
                 rows.create(
                     name=self.worker,

@@ -11,7 +11,7 @@ from ...core.states import FINAL, State
 from ...extensions import Service
 from ...models import Worker
 from ...project import conf
-from ...record import admission, crashes, transitions, unannounced
+from ...record import admission, crashes, reads, unannounced
 from ...record.purge import finished, passed_over, purge, referred_to
 from .heartbeat import delete_rows
 from .upkeep_tuning import USUAL, UpkeepTuning
@@ -72,6 +72,6 @@ class Janitor(Service):
         crashes.drop_leases(self.using)
         unannounced.drop_useless(self.using)
         admission.tidy(self.using)
-        dead_since = transitions.now(self.using) - self.tuning.dead_worker_retention
+        dead_since = reads.now(self.using) - self.tuning.dead_worker_retention
         dead = Worker.objects.using(self.using).filter(seen_at__lt=dead_since)
         delete_rows(self.using, dead.values_list("name", flat=True))

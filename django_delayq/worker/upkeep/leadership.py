@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from ... import __version__
 from ...core.exceptions import BrokerUnavailable
 from ...extensions import Service
-from ...record import transitions
+from ...record import reads
 from ..shared.broker_switch import BrokerSwitch
 from .upkeep_tuning import USUAL, UpkeepTuning
 
@@ -57,7 +57,7 @@ class Leadership(Service):
             self._leads = True
             return self.tuning.leader_interval
         if self._leads:
-            transitions.now(self.brokers.database.using)
+            reads.now(self.brokers.database.using)
         try:
             # Half of the calls inside Redis, and most processes do not lead.
             ask = broker.hold_duty if self._leads else broker.take_duty

@@ -23,7 +23,7 @@ from ...core.known_record import doubt_identity
 from ...extensions import RestoreObservers, RestoreStart, Service
 from ...models import Message
 from ...project import conf
-from ...record import transitions
+from ...record import reads
 from ...record.sql import statements
 from ...restore import reading
 from ...restore.filling import LOADER_LEASE, Load, fill
@@ -211,7 +211,7 @@ class Loader(Service):
             ahead=conf.get().HORIZON,
             worker=self.worker,
             lease=LOADER_LEASE,
-            identity=transitions.identity(self.using),
+            identity=reads.identity(self.using),
             server=server,
             lost=rolled_back,
         )
@@ -275,7 +275,7 @@ class Loader(Service):
         if start is not None:
             yield from reading.merged(self.using, queues, after=(from_tenths(start), 0), end=end)
             return
-        overdue_since = transitions.now(self.using) - bounds.OVERDUE_AFTER
+        overdue_since = reads.now(self.using) - bounds.OVERDUE_AFTER
         yield from reading.merged(self.using, queues, after=(overdue_since, 0), end=end)
         yield from reading.in_turn(self.using, queues, end=overdue_since)
 

@@ -25,7 +25,7 @@ from django_delayq.console.operations import work
 from django_delayq.core.states import State
 from django_delayq.core.verbs import VERBS
 from django_delayq.models import Message, Transition
-from django_delayq.record import crashes, transitions
+from django_delayq.record import crashes, reads
 from tests.support import referring
 from tests.support.transactions import unfinished
 
@@ -449,14 +449,14 @@ def test_a_requeue_says_when_how_many_messages_are_due(chief: Client, across: bo
     answer(chief, "requeue", asked)
     worked_off()
     assert [samples.fresh(message).due_at for message in made[:2]] == [message.due_at for message in made[:2]]
-    assert samples.fresh(made[2]).due_at <= transitions.now(samples.DB) + timedelta(milliseconds=1)
+    assert samples.fresh(made[2]).due_at <= reads.now(samples.DB) + timedelta(milliseconds=1)
 
 
 @pytest.mark.parametrize("across", [False, True])
 def test_a_requeue_at_once_gives_up_due_times_that_are_still_to_come(chief: Client, across: bool) -> None:
     made = [samples.cancelled(delay="1d") for _number in range(3)]
     asked = ask_for_search(chief, "requeue", "state:cancelled") if across else select(chief, "requeue", *made)
-    before = transitions.now(samples.DB)
+    before = reads.now(samples.DB)
     answer(chief, "requeue", asked, when="now", spread="30m")
     worked_off()
     waits = [(samples.fresh(message).due_at - before).total_seconds() for message in made]
@@ -576,11 +576,11 @@ def test_an_impossible_time_is_told_and_changes_nothing(
 )
 def test_messages_are_spread_over_a_time(operator: Client, action: str, make: Any, given: dict[str, str]) -> None:
     messages = [make() for _number in range(3)]
-    before = transitions.now(samples.DB) + timedelta(hours=1 if given else 0)
+    before = reads.now(samples.DB) + timedelta(hours=1 if given else 0)
     confirm(operator, action, *messages, spread="30m", **given)
     due = [samples.fresh(message).due_at for message in messages]
     assert [at - due[0] for at in due] == [timedelta(minutes=10 * number) for number in range(3)]
-    assert before <= due[0] <= transitions.now(samples.DB) + timedelta(hours=1 if given else 0, milliseconds=1)
+    assert before <= due[0] <= reads.now(samples.DB) + timedelta(hours=1 if given else 0, milliseconds=1)
 
 
 def test_a_question_asks_for_nothing_that_makes_no_difference(operator: Client) -> None:

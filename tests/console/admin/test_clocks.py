@@ -10,7 +10,7 @@ from django.urls import reverse
 
 from django_delayq.core import in_tests
 from django_delayq.core.clock import ceil_tenth
-from django_delayq.record.transitions import now
+from django_delayq.record.reads import now
 
 from . import samples
 from .asking import answer, ask_for_search, confirm, work_off

@@ -32,7 +32,7 @@ from django_delayq.core.findings import Level
 from django_delayq.inspector import stats, worker_list
 from django_delayq.inspector.numbers import Capped, Caps, total
 from django_delayq.models import Message
-from django_delayq.record import transitions
+from django_delayq.record import reads
 from testproject.servers import RedisServer
 from tests.support.names import NAME, Names
 
@@ -47,7 +47,7 @@ HOSTILE = '<script>"&'
 
 
 def ago(**span: float) -> datetime:
-    return transitions.now(samples.DB) - timedelta(**span)
+    return reads.now(samples.DB) - timedelta(**span)
 
 
 def late(number: int = 1, *, seconds: float = 30, **options: Any) -> list[Message]:

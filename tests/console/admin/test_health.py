@@ -21,7 +21,7 @@ from django_delayq.console.admin import panels
 from django_delayq.console.models import AuditEvent, Operation, OperationState
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
-from django_delayq.record import transitions
+from django_delayq.record import reads
 from django_delayq.restore.engine import Restore
 from testproject.servers import RedisServer
 from tests.support.commands import due_tenths, held
@@ -235,7 +235,7 @@ def test_a_restore_is_done_by_a_worker(restorer: Client, redis_client: redis.Red
 
 
 def test_overdue_messages_are_spread_as_confirmed(restorer: Client) -> None:
-    before = transitions.now(DB)
+    before = reads.now(DB)
     messages, others = late(4, queue="mail"), late(2)
     page = restorer.get(url("restore"), {"queues": ["mail"], "overdue": "spread", "spread": "100s"}).content.decode()
     hidden = re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"[^>]*>', page)

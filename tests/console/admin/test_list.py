@@ -22,7 +22,7 @@ from django_delayq.console.models import AuditEvent
 from django_delayq.console.search import language, listing
 from django_delayq.core import bounds
 from django_delayq.models import Message
-from django_delayq.record.transitions import now
+from django_delayq.record.reads import now
 
 from . import samples
 from .asking import ask_for_search

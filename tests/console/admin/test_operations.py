@@ -26,7 +26,7 @@ from django_delayq.console.search.language import parse
 from django_delayq.core.actors import acting_as
 from django_delayq.core.exceptions import BrokerUnavailable
 from django_delayq.models import Message
-from django_delayq.record import transitions
+from django_delayq.record import reads
 
 from . import samples
 from .asking import started, worked_off
@@ -60,7 +60,7 @@ def step(operation: Operation, worker: str = "w1") -> bool:
 
 
 def lease_runs_out(operation: Operation) -> None:
-    late = transitions.now(samples.DB) - timedelta(seconds=1)
+    late = reads.now(samples.DB) - timedelta(seconds=1)
     assert Operation.objects.filter(pk=operation.pk).update(leased_until=late)
 
 
@@ -105,7 +105,7 @@ def test_a_scope_of_ids_survives_its_way_through_json(ids: tuple[int, ...]) -> N
 
 @pytest.mark.parametrize("given", [{"shift": 3600}, {"due": "2100-01-01T00:00:00+00:00"}], ids=str)
 def test_messages_are_spread_over_all_steps(given: dict[str, Any]) -> None:
-    made = samples.many(10, delay=None, due_at=transitions.now(samples.DB) + timedelta(hours=1))
+    made = samples.many(10, delay=None, due_at=reads.now(samples.DB) + timedelta(hours=1))
     start("reschedule", "is:live", spread=100, **given)
     worked_off()
     moved = [samples.fresh(message).due_at for message in made]
@@ -116,7 +116,7 @@ def test_messages_are_spread_over_all_steps(given: dict[str, Any]) -> None:
 def test_a_spread_of_a_requeue_goes_over_those_that_would_be_due_at_once() -> None:
     made = [(samples.cancelled(delay="2d"), samples.dead()) for _number in range(5)]
     start("requeue", "state:dead,cancelled", spread=1000)
-    now = transitions.now(samples.DB)
+    now = reads.now(samples.DB)
     worked_off()
     assert [samples.fresh(kept).due_at for kept, _spread in made] == [kept.due_at for kept, _spread in made]
     waits = [(samples.fresh(spread).due_at - now).total_seconds() for _kept, spread in made]
@@ -153,7 +153,7 @@ def test_two_workers_never_do_one_operation_at_once() -> None:
     assert fresh(operation).worker == "w1"
     assert step(operation, "w1")
     # No lease is so long: the clock of its worker was ahead.
-    ahead = transitions.now(samples.DB) + timedelta(days=1)
+    ahead = reads.now(samples.DB) + timedelta(days=1)
     Operation.objects.filter(pk=operation.pk).update(leased_until=work.lease_from(ahead))
     assert lifecycle.lease_next(samples.DB, "w3") == operation
 
@@ -344,7 +344,7 @@ def test_the_page_shows_an_operation_and_its_outcomes(chief: Client) -> None:
     # A live region holds no form: a refresh would replace the form while somebody uses it.
     region = response.content.decode().split('data-dq-region="operation"')[1].split("</section>")[0]
     assert "<form" not in region
-    before = transitions.now(samples.DB) - timedelta(seconds=4)
+    before = reads.now(samples.DB) - timedelta(seconds=4)
     Operation.objects.update(started_at=before, done=4000, total=8000)
     text = samples.text(page(chief, operation))
     assert "a second" in text
@@ -359,7 +359,7 @@ def test_the_time_left_counts_no_time_for_which_it_stood_still(chief: Client) ->
     step(operation)
     lifecycle.stop(fresh(operation))
     step(operation)
-    stopped = transitions.now(samples.DB) - timedelta(days=1)
+    stopped = reads.now(samples.DB) - timedelta(days=1)
     begun = stopped - timedelta(seconds=100)
     Operation.objects.update(started_at=begun, finished_at=stopped, done=4000, total=8000)
     assert lifecycle.resume(fresh(operation))

@@ -14,7 +14,7 @@ from ....core.names import near
 from ....inspector.worker_list import asked
 from ....management import _common as common
 from ....models import Message
-from ....record import transitions
+from ....record import reads
 from ... import definition
 from ...models import Schedule
 from ...schedules import pause_schedule, resume_schedule, run_schedule
@@ -87,7 +87,7 @@ class Command(common.DelayqCommand):
         return answer
 
     def _list(self, using: str, schedules: list[Schedule], options: dict[str, Any]) -> None:
-        now = transitions.now(using)
+        now = reads.now(using)
         if options["json"]:
             self.say_json(
                 database=using,
