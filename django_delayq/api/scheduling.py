@@ -426,7 +426,7 @@ def _next(using: str, new: NewMessage, key: str, own: int) -> Message | None:
     """
     following = held_keys.next_of(using, own)
     if following is not None:
-        return _existing(using, new, following)
+        return _resolve(using, new, following)
     existing = _met(using, new, held_keys.holder(using, new.topic, key))
     if existing is not None:
         held_keys.note_next(using, own, existing.pk)
@@ -434,48 +434,54 @@ def _next(using: str, new: NewMessage, key: str, own: int) -> Message | None:
 
 
 def _met(using: str, new: NewMessage, other: Message | None) -> Message | None:
-    """Do with a message that has the key what the call chose, unless it has moved, or the time for that is over."""
+    """Resolve the conflict with a message that has the key; None when it is over, and the key may be free."""
     if other is None or make_way(using, other):
         return None
-    return _existing(using, new, other)
+    return _resolve(using, new, other)
 
 
-def _existing(using: str, new: NewMessage, other: Message) -> Message | None:
-    """Do with the message that is in the way what the call chose, and return it; None when it has moved meanwhile."""
-    choice = new.on_conflict
-    if choice == OnConflict.KEEP or (new.own is not None and other.state in FINAL):
-        return _kept(using, new, other)
-    if other.state in FINAL:
-        assert other.key_for is not None
-        refusal = f"message {other.pk} of topic {new.topic!r} holds this key for {brief(other.key_for)} after its end"
-    elif choice == OnConflict.ERROR:
-        refusal = (
-            f"message {other.pk} of topic {new.topic!r} is live and has this key; on_conflict chooses what follows"
-        )
-    else:
+def _resolve(using: str, new: NewMessage, other: Message) -> Message | None:
+    """Keep, replace or debounce the message that has the key, as ``on_conflict`` says, and return it.
+
+    None when it has moved meanwhile: then the key may be free. Raises ``KeyConflict``; but a handler that schedules
+    under its own key is in no conflict with its next message, which it keeps.
+    """
+    choice, state = new.on_conflict, State(other.state)
+    if choice == OnConflict.KEEP or (new.own is not None and state in FINAL):
+        return _keep(using, new, other)
+    if choice in (OnConflict.REPLACE, OnConflict.DEBOUNCE) and state not in FINAL:
         change = transitions.debounce if choice == OnConflict.DEBOUNCE else transitions.replace
         answer = change(using, other.pk, new)
         if answer:
             publish_moves(using, [answer])
             return Message.objects.using(using).get(pk=other.pk)
-        if answer.state == State.RUNNING:
-            refusal = f"message {other.pk} of topic {new.topic!r} has this key and is running already"
-        elif answer.state == State.SCHEDULED:
-            refusal = f"a delivery of message {other.pk}, which has this key, may still report its success"
-        else:
+        if answer.state is None or answer.state in FINAL:
             # It has ended, or is in the way no more: the key is free, or another message has taken it.
             return None
+        state = answer.state
     if new.own is not None:
-        # The next message of the handler's own is no conflict.
-        return _kept(using, new, other)
-    raise KeyConflict(refusal)
+        return _keep(using, new, other)
+    raise KeyConflict(_refusal(new, other, state))
 
 
-def _kept(using: str, new: NewMessage, other: Message) -> Message | None:
-    """Return the message in the way, which the call keeps; None when it has moved meanwhile.
+def _refusal(new: NewMessage, other: Message, state: State) -> str:
+    """Say why a call may not have the key of another message, which is in this state."""
+    named = f"message {other.pk} of topic {new.topic!r}"
+    if state in FINAL:
+        assert other.key_for is not None
+        return f"{named} holds this key for {brief(other.key_for)} after its end"
+    if new.on_conflict == OnConflict.ERROR:
+        return f"{named} is live and has this key; on_conflict chooses what follows"
+    if state == State.RUNNING:
+        return f"{named} has this key and is running already"
+    return f"a delivery of message {other.pk}, which has this key, may still report its success"
 
-    With ``unique="scheduled"`` a waiting message does not begin before the caller's transaction ends: its handler is to
-    see what that writes.
+
+def _keep(using: str, new: NewMessage, other: Message) -> Message | None:
+    """Return the other message as it is; None when it has moved meanwhile.
+
+    A waiting message that is kept for ``unique="scheduled"`` is locked until the caller's transaction ends. So its
+    handler, which begins later, sees what the caller writes.
     """
     if new.key_deliveries is None or other.state != State.SCHEDULED:
         return other
@@ -508,13 +514,17 @@ def _scheduled(using: str, written: Iterable[tuple[NewMessage, Inserted]]) -> li
     return messages
 
 
-# The fields of a message before it gets its own values.
+# The values of a new message's fields. A field that is added to the model gets its default here, and its value from
+# ``NewMessage.columns`` if a call chooses it.
 _State = type(Message()._state)
 _BLANK = {field.attname: field.get_default() for field in Message._meta.concrete_fields if field.attname != "headers"}
 
 
 def _message(using: str, new: NewMessage, inserted: Inserted) -> Message:
-    """Make the object as if its row had been read. The constructor would take longer than everything else here."""
+    """Return the message as if its row had been read.
+
+    Its attributes are set past the constructor, which would take longer than all the rest of a call with many messages.
+    """
     message = Message.__new__(Message)
     state = _State()
     state.adding, state.db = False, using

@@ -30,6 +30,7 @@ from ..models import Message
 from ..project import conf
 from ..record import reads, transitions
 from ..record.sql import statements
+from ..record.sql.rows import Moved
 from ..record.transitions import MOVES_PER_TRANSACTION, Answer, DueTimes
 from .filling import LOADER_LEASE, Load, fill
 from .horizon import NO_LEASE, ensure_horizon, is_current, refuse_foreign, writable_server
@@ -38,10 +39,14 @@ from .selection import IS_SCHEDULED, Overdue, Position, Report, Selection, Stage
 
 # Batches that are read while one is being put.
 BATCHES_AHEAD = 4
-# The lease of a hold: after it the queues of a killed restore are no longer paused.
-HOLD_SECONDS = 30.0
+# The lease of a hold: after it the queues of a killed restore are no longer paused. Seconds.
+HOLD_LEASE = 30.0
 
 Progress = Callable[[int], None]
+
+# A stage on one queue, after the end of its last finished batch (None: from the beginning). Yields how many messages of
+# each batch are done, and the end of the batch.
+Step = Callable[[str, Tally, BatchEnd | None], Generator[tuple[int, BatchEnd | None]]]
 
 
 @contextmanager
@@ -104,8 +109,9 @@ class Spreading:
 class Restore:
     """A restore puts the scheduled messages that are due within the horizon back into Redis.
 
-    It clears nothing. It may run twice, twice at once, and while producers and workers go on. It leaves running
-    messages to their workers, and messages due beyond the horizon to the loader of a worker.
+    It holds queues, acts on their messages, lets the queues go, and fills Redis. It clears nothing. It may run twice,
+    twice at once, and while producers and workers go on. It leaves running messages to their workers, and messages due
+    beyond the horizon to the loader of a worker.
 
     ``overdue`` says what happens to messages that should have started more than OVERDUE_AFTER ago. All choices but
     *run* change the record first. Meanwhile the restore pauses the queues of these messages, in the name of ``holder``:
@@ -127,7 +133,9 @@ class Restore:
         batch_size: int = IDS_PER_CALL,
         resume: str | None = None,
         holder: str = "",
+        renew_after: float = HOLD_LEASE / 4,
     ) -> None:
+        """``renew_after``: a hold that is older than this (seconds) is renewed between two batches."""
         self.using = using
         self.broker = broker
         self.selection = selection or Selection()
@@ -140,7 +148,14 @@ class Restore:
         self.holder = holder or f"restore {uuid4().hex[:8]} by {actors.current()}"[: bounds.LENGTHS.actor]
         self.report = Report()
         self._ids = sorted(set(self.selection.ids))
-        self._stages = [Stage.PUT] if overdue == Overdue.RUN else list(Stage)
+        # By the stages of this restore, in their order: its steps on one queue.
+        self._steps: dict[Stage, Step] = {}
+        if no_expired and not dry_run:
+            self._steps[Stage.EXPIRE] = self._expire
+        if overdue != Overdue.RUN:
+            self._steps[Stage.OVERDUE] = self._change_overdue
+        self._steps[Stage.PUT] = self._fill
+        self._renew_after = renew_after
         self._from = None if resume is None else Position(*json.loads(resume))
         now = reads.now(using)
         self._began = now if self._from is None else from_us(self._from.began_us)
@@ -150,7 +165,7 @@ class Restore:
             self._spreading = Spreading(self.spread, from_us(self._from.base_us), self._from.done, self._from.total)
         # If the restore stood still, its next message is due now, not in the past.
         has_moved = self._spreading.go_on(now)
-        is_amid = self._from is not None and self._from.stage == Stage.OVERDUE and overdue == Overdue.SPREAD
+        is_amid = self._from is not None and self._from.stage != Stage.PUT and overdue == Overdue.SPREAD
         self.stood_still = is_amid and has_moved
         self._spread_until = now + self.spread
         # True for a restore of all messages from the beginning: when it is complete, Redis counts as loaded.
@@ -225,16 +240,16 @@ class Restore:
 
     # --- the hold -------------------------------------------------------------------------------------------------
 
-    def hold(self, seconds: float | None = HOLD_SECONDS) -> None:
-        """Pause the queues with overdue messages that are to be changed first, for ``seconds``.
+    def hold(self, *, until_release: bool = False) -> None:
+        """Pause the queues with overdue messages that are to be changed first, for ``HOLD_LEASE``.
 
-        With None the run begins later: the pause lasts until ``release``, and covers every selected queue with
-        scheduled messages, since these may be overdue by then.
+        With ``until_release`` the run begins later: the pause lasts until then, and covers every selected queue with
+        scheduled messages, since these may be overdue when the run begins.
         """
-        is_past = self._from is not None and self._from.stage != Stage.OVERDUE
-        if self.dry_run or is_past or Stage.OVERDUE not in self._stages:
+        is_past = self._from is not None and self._from.stage == Stage.PUT
+        if self.dry_run or is_past or Stage.OVERDUE not in self._steps:
             return
-        overdue = Q() if seconds is None else Q(due_at__lte=self._cutoff)
+        overdue, seconds = (Q(), None) if until_release else (Q(due_at__lte=self._cutoff), HOLD_LEASE)
         names = [
             queue
             for queue in self.selection.queues or queues(self.using)
@@ -252,7 +267,7 @@ class Restore:
         self._held_at = None
 
     def _renew_hold(self) -> None:
-        if self._held_at is not None and time.monotonic() - self._held_at > HOLD_SECONDS / 4:
+        if self._held_at is not None and time.monotonic() - self._held_at > self._renew_after:
             self.hold()
 
     # --- the run --------------------------------------------------------------------------------------------------
@@ -276,24 +291,15 @@ class Restore:
 
     def _run(self, should_stop: Callable[[], bool], progress: Progress) -> None:
         self.hold()
-        first = next(self._remaining(), None)
-        if first is not None:
-            self._note_position(*first)
-        if self.no_expired and not self.dry_run:
-            for _batch in self._expire():
-                progress(0)
-                if should_stop():
-                    return
-        is_held = Stage.OVERDUE in self._stages
+        is_held = Stage.OVERDUE in self._steps
         for stage, queue, after in self._remaining():
             self._note_position(stage, queue, after)
-            if is_held and stage != Stage.OVERDUE:
+            if is_held and stage == Stage.PUT:
                 is_held = False
                 self.release()
             if should_stop():
                 return
-            step = self._change_overdue if stage == Stage.OVERDUE else self._fill
-            with closing(step(queue, self.report.queues[queue], after)) as steps:
+            with closing(self._steps[stage](queue, self.report.queues[queue], after)) as steps:
                 for size, end in steps:
                     self._note_position(stage, queue, end)
                     progress(size)
@@ -306,11 +312,10 @@ class Restore:
 
     def _remaining(self) -> Iterator[tuple[Stage, str, BatchEnd | None]]:
         """Yield each remaining stage and queue, and the end of its last finished batch (None: there is none)."""
-        names = sorted(self.report.queues)
-        at = self._from
-        for stage in self._stages:
+        names, order, at = sorted(self.report.queues), list(Stage), self._from
+        for stage in self._steps:
             for queue in names:
-                if at is None or (self._stages.index(stage), queue) > (self._stages.index(at.stage), at.queue):
+                if at is None or (order.index(stage), queue) > (order.index(at.stage), at.queue):
                     yield stage, queue, None
                 elif (stage, queue) == (at.stage, at.queue):
                     yield stage, queue, (None if at.due_us is None else from_us(at.due_us), at.id) if at.id else None
@@ -362,7 +367,7 @@ class Restore:
         last = ceil_tenth(self._spread_until)
         return chosen._replace(due_before=max(chosen.due_before, last + MICROSECOND))
 
-    def _fill(self, queue: str, tally: Tally, after: BatchEnd | None) -> Generator[tuple[int, BatchEnd]]:
+    def _fill(self, queue: str, tally: Tally, after: BatchEnd | None) -> Generator[tuple[int, BatchEnd | None]]:
         horizon = self._horizon
         if not self.dry_run:
             # If only a part is restored, a worker has to load the rest: the lease ends at once, so that any worker may
@@ -398,7 +403,9 @@ class Restore:
 
     # --- overdue messages -----------------------------------------------------------------------------------------
 
-    def _change_overdue(self, queue: str, tally: Tally, after: BatchEnd | None) -> Generator[tuple[int, BatchEnd]]:
+    def _change_overdue(
+        self, queue: str, tally: Tally, after: BatchEnd | None
+    ) -> Generator[tuple[int, BatchEnd | None]]:
         """End or spread the overdue messages in the record. Yield how many of a batch need not be put any more."""
         if self.dry_run:
             self._foresee_changes(tally)
@@ -431,29 +438,28 @@ class Restore:
         later = sum(one.due_at > from_tenths(self._horizon) for one in moved)
         tally.count(counted, len(moved))
         tally.later += later
-        for one in moved:
-            signals.emit_end(Message, one, self.using)
-        # Redis has them at their old due times, if at all. The next stage puts those that were spread.
-        with without_redis():
-            self.broker.remove(queue, [one.id for one in moved])
+        self._tell(queue, moved)
         return later if self.overdue == Overdue.SPREAD else len(moved)
 
-    def _expire(self) -> Iterator[None]:
-        for queue, tally in self.report.queues.items():
-            for among in self._chunks_of_ids():
-                while True:
-                    moved = transitions.expire(
-                        self.using, actor=actors.current(), among=self.selection.where(queue) & among
-                    )
-                    for one in moved:
-                        signals.emit_end(Message, one, self.using)
-                    with without_redis():
-                        self.broker.remove(queue, [one.id for one in moved])
-                    tally.expired += len(moved)
-                    self._renew_hold()
-                    if not moved:
-                        break
-                    yield
+    def _tell(self, queue: str, moved: Sequence[Moved]) -> None:
+        """Tell the receivers of signals which messages ended, and remove all of them from Redis.
+
+        Redis has them at their old due times, if at all. The next stage puts those that were spread.
+        """
+        for one in moved:
+            signals.emit_end(Message, one, self.using)
+        with without_redis():
+            self.broker.remove(queue, [one.id for one in moved])
+
+    def _expire(self, queue: str, tally: Tally, _after: BatchEnd | None) -> Generator[tuple[int, BatchEnd | None]]:
+        """End the messages whose time to start is over."""
+        for some in self._chunks_of_ids():
+            among = self.selection.where(queue) & some
+            while moved := transitions.expire(self.using, actor=actors.current(), among=among):
+                self._tell(queue, moved)
+                tally.expired += len(moved)
+                self._renew_hold()
+                yield 0, None
 
     def _chunks_of_ids(self) -> Iterator[Q]:
         if not self._ids:

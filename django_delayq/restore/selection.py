@@ -62,8 +62,9 @@ class Selection(NamedTuple):
 
 
 class Stage(StrEnum):
-    """The parts of a restore, in their order."""
+    """The parts of a restore, in their order: it expires messages, changes overdue ones, and puts all into Redis."""
 
+    EXPIRE = "expire"
     OVERDUE = "overdue"
     PUT = "put"
 

@@ -610,12 +610,11 @@ def test_the_end_of_one_restore_ends_no_pause_of_another() -> None:
     assert set(pausing.paused("default")) == {"a"}
 
 
-def test_a_restore_renews_its_pause_while_it_expires_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restore_renews_its_pause_while_it_expires_messages() -> None:
     for queue in ("a", "b"):
         schedule(due=-600, queue=queue)
         schedule(due=-20, queue=queue, expires="10s")
-    monkeypatch.setattr(engine, "HOLD_SECONDS", 0.0)
-    job = previewed(overdue=Overdue.CANCEL, no_expired=True)
+    job = previewed(overdue=Overdue.CANCEL, no_expired=True, renew_after=0.0)
     soon = timezone.now() + timedelta(seconds=1)
     ends: list[datetime | None] = []
 

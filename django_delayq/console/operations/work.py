@@ -405,7 +405,7 @@ class RestoreWork(RedisWork):
         """Hold the queues until a worker has changed their overdue messages, so that nobody claims one before that."""
         with self.redis(using) as broker:
             restore = self.restore(using, broker, operation.position, holder(operation))
-            restore.hold(None)
+            restore.hold(until_release=True)
         if restore.stood_still:
             # Messages that fell due meanwhile are overdue, too: the restore begins again.
             Operation.objects.using(using).filter(pk=operation.pk).update(position="")
