@@ -32,6 +32,7 @@ from django_delayq.record.purge import finished, purge_ids
 from django_delayq.signals import message_expired
 from tests.support.in_redis import held
 from tests.support.receivers import heard
+from tests.support.rows import unguarded
 from tests.support.statements import count_statements
 from tests.support.steps import (
     TOPIC,
@@ -60,7 +61,7 @@ POLICIES = list(OnConflict)
 def ended(seconds: float, where: State = State.CONSUMED, **options: Any) -> int:
     """Bring a message to its end, so many seconds ago; return its id."""
     pk = bring(where, **options)
-    Message._base_manager.filter(pk=pk).update(finished_at=ago(seconds))
+    unguarded(Message).filter(pk=pk).update(finished_at=ago(seconds))
     return pk
 
 
@@ -400,7 +401,7 @@ def test_a_requeued_message_schedules_a_next_one_anew(unique: str) -> None:
     second = step(first.id, make=later, unique=unique)
     assert fail(first.id, dead=True)
     assert cancel_message(second.pk)
-    Message._base_manager.filter(pk=second.pk).update(key_for=None)
+    unguarded(Message).filter(pk=second.pk).update(key_for=None)
     assert requeue_message(first.id)
     assert claim(first.id)
     third = step(first.id, make=later, unique=unique)
@@ -543,7 +544,7 @@ def test_a_message_that_gave_its_key_to_the_next_one_has_it_again_after_a_requeu
 def test_a_requeue_passes_over_a_message_that_holds_the_key_no_more() -> None:
     dead = bring(State.DEAD, key="k")
     other = bring(State.CONSUMED, key="k", unique="1h")
-    Message._base_manager.filter(pk=other).update(finished_at=ago(7200))
+    unguarded(Message).filter(pk=other).update(finished_at=ago(7200))
     assert foresee_requeue(Message.objects.filter(pk=dead)) == {Verdict.REQUEUED: 1}
     assert [answer.verdict for answer in map(requeue_message, (dead, other))] == [Verdict.REQUEUED, Verdict.TOO_LATE]
 
@@ -561,7 +562,7 @@ def test_a_requeue_is_refused_unless_the_other_message_with_its_key_can_start_no
     assert foresee_requeue(Message.objects.filter(pk=dead)) == {Verdict.KEY_TAKEN: 1}
     assert requeue_message(dead).verdict == Verdict.KEY_TAKEN
     assert (state(dead), state(stale)) == (State.DEAD, State.SCHEDULED)
-    Message._base_manager.filter(pk=stale).update(expires_at=ago(1))
+    unguarded(Message).filter(pk=stale).update(expires_at=ago(1))
     assert foresee_requeue(Message.objects.filter(pk=dead)) == {Verdict.REQUEUED: 1}
     with heard(message_expired) as expired, django_capture_on_commit_callbacks(execute=True):
         assert requeue_message(dead).verdict == Verdict.REQUEUED
@@ -575,7 +576,7 @@ def test_redis_forgets_a_message_that_expires_to_free_its_key(redis_client: redi
     redis_client.hset(keys("delayq", "default").meta, "horizon", 2**46)
     stale = due(key="k", expires="1h").pk
     assert held(redis_client) == {stale}
-    Message._base_manager.filter(pk=stale).update(expires_at=ago(1))
+    unguarded(Message).filter(pk=stale).update(expires_at=ago(1))
     fresh = due(key="k").pk
     assert state(stale) == State.EXPIRED
     assert held(redis_client) == {fresh}

@@ -18,6 +18,7 @@ from django_delayq.broker.database import DatabaseBroker
 from django_delayq.models import Message
 from django_delayq.record import crashes
 from django_delayq.record.low_water import LowWater
+from tests.support.rows import unguarded
 from tests.support.steps import claim
 from tests.support.workers import eventually
 
@@ -54,7 +55,7 @@ def die(queue: str = "default") -> None:
 def overdue() -> Message:
     """Schedule a message that has been due for an hour."""
     message = schedule_message(TOPIC)
-    Message._base_manager.filter(pk=message.pk).update(due_at=timezone.now() - timedelta(hours=1))
+    unguarded(Message).filter(pk=message.pk).update(due_at=timezone.now() - timedelta(hours=1))
     return message
 
 
@@ -149,5 +150,5 @@ def test_the_reaper_passes_dead_rows_rarely_and_finds_each_lease_that_is_over() 
     marks = LowWater(), LowWater()
     pass_dead_rows(lambda: crashes.anything_expired(DB, *marks))
     (row,) = claim(schedule_message(TOPIC).pk)
-    Message._base_manager.filter(pk=row.id).update(leased_until=timezone.now() - timedelta(hours=1))
+    unguarded(Message).filter(pk=row.id).update(leased_until=timezone.now() - timedelta(hours=1))
     eventually(lambda: crashes.anything_expired(DB, *marks)[0], "a look from the very beginning finds it")

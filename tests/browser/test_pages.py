@@ -15,6 +15,7 @@ from django_delayq.console.models import Operation
 from django_delayq.core.states import State
 from django_delayq.models import Message
 from tests.console.admin.samples import admin_url as url
+from tests.support.rows import unguarded
 
 from .chromium import inaccessible, settle
 from .conftest import DESKTOP, Open
@@ -179,7 +180,7 @@ def heights(page: Any, rows: str) -> list[float]:
 def test_lists_have_one_line_a_row_on_a_laptop_and_on_a_phone(open_page: Open, seeded: dict[State, Message]) -> None:
     message = seeded[State.DEAD]
     long = "ValueError: " + "x" * 150
-    Message._base_manager.filter(pk=message.pk).update(error=long, payload={"note": "wait " * 60})
+    unguarded(Message).filter(pk=message.pk).update(error=long, payload={"note": "wait " * 60})
     page = open_page()
     for size in ("laptop", "phone"):
         page.set_viewport_size(SIZES[size])

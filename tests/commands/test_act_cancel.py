@@ -23,6 +23,7 @@ from django_delayq.record import transitions
 from tests.support.chains import ENDS, hand_over
 from tests.support.commands import claim, run, schedule
 from tests.support.record_of import log_of
+from tests.support.rows import unguarded
 from tests.support.steps import claim as claim_one
 from tests.support.steps import claimed, moves
 
@@ -184,7 +185,7 @@ def test_each_verdict_of_a_verb_has_a_line_and_a_word_in_its_help(verb: str, ver
 def test_mixed_verdicts_are_foreseen_and_end_with_exit_code_4(verb: list[str]) -> None:
     waiting, crashed, running, done = schedule(4, due=-1)
     claim(crashed, running)
-    Message._base_manager.filter(pk=crashed).update(state=State.SCHEDULED, leased_until=None, worker="")
+    unguarded(Message).filter(pk=crashed).update(state=State.SCHEDULED, leased_until=None, worker="")
     [taken] = schedule(key="k")
     cancel_message(Message.objects.filter(pk__in=[done, taken]))
     schedule(key="k")

@@ -26,6 +26,7 @@ from django_delayq.worker.upkeep.janitor import Janitor
 from django_delayq.worker.upkeep.upkeep_tuning import UpkeepTuning
 from tests.support.commands import claim, run, schedule
 from tests.support.referring import ON_DELETE, table
+from tests.support.rows import unguarded
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -37,7 +38,7 @@ def make_finished(number: int, *, days: float, state: State = State.CANCELLED, *
         transitions.give_up("default", ids, reason="")
     else:
         cancel_message(Message.objects.filter(pk__in=ids))
-    Message._base_manager.filter(pk__in=ids).update(finished_at=timezone.now() - timedelta(days=days))
+    unguarded(Message).filter(pk__in=ids).update(finished_at=timezone.now() - timedelta(days=days))
     return ids
 
 
@@ -50,7 +51,7 @@ def test_purge_deletes_old_finished_messages_with_their_log_and_no_live_ones() -
     young = make_finished(2, days=20)
     live = schedule(3) + schedule(3, due=-50)
     claim(live[-1])
-    Message._base_manager.update(created_at=timezone.now() - timedelta(days=400))
+    unguarded(Message).update(created_at=timezone.now() - timedelta(days=400))
 
     ran = run("delayq_act", "purge", "--finished-before", "30d", "--json", "--yes", batch_size=2)
 
@@ -163,7 +164,7 @@ def test_a_message_that_holds_its_key_after_its_end_is_not_purged() -> None:
     def finished(key: str, *, seconds: float, unique: str) -> int:
         pk = schedule_message("t.ok", key=key, unique=unique, delay="1h").pk
         assert cancel_message(pk)
-        Message._base_manager.filter(pk=pk).update(finished_at=timezone.now() - timedelta(seconds=seconds))
+        unguarded(Message).filter(pk=pk).update(finished_at=timezone.now() - timedelta(seconds=seconds))
         return pk
 
     held = finished("held", seconds=3590, unique="1h")

@@ -11,6 +11,7 @@ from django_delayq.core.states import State
 from django_delayq.models import Message
 from django_delayq.record import reads, transitions
 from tests.support.commands import held, run, schedule
+from tests.support.rows import unguarded
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]
 
@@ -91,7 +92,7 @@ def test_now_makes_all_messages_due_now_and_spread_spreads_them() -> None:
 
 def test_selectors_narrow_the_requeued_messages() -> None:
     dead_here, dead_there, young, old = (*dead(), *dead(queue="b"), *cancelled(), *cancelled())
-    Message._base_manager.filter(pk=old).update(finished_at=timezone.now() - timedelta(days=2))
+    unguarded(Message).filter(pk=old).update(finished_at=timezone.now() - timedelta(days=2))
     live = set(schedule(2))
     for words, chosen in (
         (["--state", "dead", "--queue", "b"], {dead_there}),

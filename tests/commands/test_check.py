@@ -28,6 +28,7 @@ from testproject.servers import PostgresServer, RedisServer
 from tests.broker.bench import redis_broker
 from tests.support.commands import held, run, schedule
 from tests.support.limits import Declare, admit
+from tests.support.rows import unguarded
 from tests.support.statements import count_statements
 from tests.support.transactions import make_snapshots_old, unfinished
 
@@ -222,7 +223,7 @@ def test_a_missing_worker_is_critical_unless_none_is_required() -> None:
 
 def test_all_live_workers_are_counted_however_many_there_are() -> None:
     schedule(1, queue="mail")
-    Message._base_manager.update(created_at=timezone.now() - timedelta(seconds=61))
+    unguarded(Message).update(created_at=timezone.now() - timedelta(seconds=61))
     Worker.objects.update(queues=["mail"], topics=["t.ok"])
     now = timezone.now()
     Worker.objects.bulk_create(
@@ -368,7 +369,7 @@ def test_a_queue_that_no_worker_serves_is_a_warning() -> None:
     Worker.objects.update(queues=["default"], topics=["t.ok"])
     # A worker may be about to find the queue.
     assert "Queues" not in levels()
-    Message._base_manager.update(created_at=timezone.now() - timedelta(seconds=61))
+    unguarded(Message).update(created_at=timezone.now() - timedelta(seconds=61))
     ran = run("delayq_check")
     assert (ran.code, "Queues: no worker serves mail\n" in ran.out) == (0, True)
     # A process that runs no handlers has no topics.
@@ -422,7 +423,7 @@ def test_an_option_of_another_check_is_refused(words: list[str], refusal: str) -
 def test_a_misspelt_topic_or_queue_is_found_with_the_one_that_is_like_it() -> None:
     Worker.objects.update(topics=["orders.close"], queues=["default", "mails"])
     schedule(1, topic="order.close", queue="mail")
-    Message._base_manager.update(created_at=timezone.now() - timedelta(seconds=90))
+    unguarded(Message).update(created_at=timezone.now() - timedelta(seconds=90))
     out = run("delayq_check").out
     assert "Topics: no handler for order.close (did you mean orders.close?)\n" in out
     assert "Queues: no worker serves mail (did you mean mails?)\n" in out
@@ -435,7 +436,7 @@ def fill(*queues: str) -> None:
     """Put three overdue messages into each queue."""
     rows: list[Any] = [{"topic": topic, "queue": queue} for queue in queues for topic in ("l.one", "l.one", "t.ok")]
     made = [message.pk for message in schedule_messages(rows)]
-    Message._base_manager.filter(pk__in=made).update(due_at=timezone.now() - timedelta(seconds=8000))
+    unguarded(Message).filter(pk__in=made).update(due_at=timezone.now() - timedelta(seconds=8000))
 
 
 @pytest.mark.parametrize("limit", [None, 1], ids=["unlimited", "limited"])

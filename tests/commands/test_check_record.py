@@ -9,6 +9,7 @@ import pytest
 from django_delayq.core.states import State
 from django_delayq.models import Message
 from tests.support.commands import run
+from tests.support.rows import unguarded
 from tests.support.steps import bring
 
 pytestmark = pytest.mark.django_db
@@ -24,10 +25,10 @@ def test_a_record_in_order_is_told_so() -> None:
 @pytest.mark.postgresql("SQLite refuses such a row by itself")
 def test_rows_that_contradict_themselves_are_counted_and_named() -> None:
     ids = [bring(State.SCHEDULED) for _ in range(7)]
-    Message._base_manager.filter(pk__in=ids).update(moves=0)
+    unguarded(Message).filter(pk__in=ids).update(moves=0)
     ran = run("delayq_check", "record")
     told = run("delayq_check", "record", "--json")
-    Message._base_manager.filter(pk__in=ids)._raw_delete("default")
+    unguarded(Message).filter(pk__in=ids)._raw_delete("default")
     assert ran.code == 3
     assert f"the rows of 7 messages contradict themselves: {', '.join(map(str, ids[:5]))} …" in ran.err
     assert json.loads(told.out)["inconsistent"] == 7

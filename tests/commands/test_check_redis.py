@@ -12,6 +12,7 @@ from django_delayq.core.states import State
 from django_delayq.models import Message
 from django_delayq.models.messages import Lease
 from tests.support.commands import Ran, broker, claim, due_tenths, held, run, schedule
+from tests.support.rows import unguarded
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]
 
@@ -73,7 +74,7 @@ def test_a_check_finds_and_empties_the_queues_that_only_redis_knows(place: str) 
     run("delayq_restore")
     if place == "blocked":
         broker().block("gone", {"a limit": broker().take("gone", 1).tickets})
-    Message._base_manager.filter(pk=pk).delete()
+    unguarded(Message).filter(pk=pk).delete()
     for words in ([], ["--queue", "default", "--queue", "gone"]):
         ran = run("delayq_check", "redis", "--json", *words)
         assert (ran.code, ran.json["queues"]["gone"]["extra"], found(ran)) == (3, 1, {})
@@ -85,9 +86,9 @@ def test_a_check_finds_and_empties_the_queues_that_only_redis_knows(place: str) 
 def test_ids_without_a_scheduled_row_are_extra(redis_client: redis.Redis) -> None:
     finished, elsewhere, gone, kept = schedule(4)
     run("delayq_restore")
-    Message._base_manager.filter(pk=finished).update(state=State.CANCELLED, finished_at=timezone.now())
-    Message._base_manager.filter(pk=elsewhere).update(queue="elsewhere")
-    Message._base_manager.filter(pk=gone).delete()
+    unguarded(Message).filter(pk=finished).update(state=State.CANCELLED, finished_at=timezone.now())
+    unguarded(Message).filter(pk=elsewhere).update(queue="elsewhere")
+    unguarded(Message).filter(pk=gone).delete()
     redis_client.zadd(READY, {"999999999": 5})
 
     ran = run("delayq_check", "redis", "--json", "--queue", "default")
@@ -102,7 +103,7 @@ def test_another_due_time_is_different(due: float, shift: int) -> None:
     pk, other = schedule(1, due=due) + schedule(1, due=120)
     run("delayq_restore")
     message = Message.objects.get(pk=pk)
-    Message._base_manager.filter(pk=pk).update(due_at=message.due_at + timedelta(seconds=shift))
+    unguarded(Message).filter(pk=pk).update(due_at=message.due_at + timedelta(seconds=shift))
 
     ran = run("delayq_check", "redis", "--json")
     assert (ran.code, found(ran)) == (3, {"different": 1})
@@ -135,7 +136,7 @@ def test_an_id_that_was_on_its_way_is_no_mismatch(monkeypatch: pytest.MonkeyPatc
 def test_a_running_message_whose_lease_ran_out_long_ago_is_stuck() -> None:
     (pk,) = schedule(1, due=-1)
     claim(pk)
-    running = Message._base_manager.filter(state=State.RUNNING)
+    running = unguarded(Message).filter(state=State.RUNNING)
     running.update(leased_until=timezone.now() - timedelta(seconds=20))
     assert run("delayq_check", "redis").code == 0
     running.update(leased_until=timezone.now() - timedelta(seconds=40))

@@ -35,6 +35,7 @@ from django_delayq.restore.selection import Overdue, Selection
 from tests.support.commands import broker, claim, due_tenths, held, run, schedule
 from tests.support.receivers import heard
 from tests.support.record_of import log_of
+from tests.support.rows import unguarded
 from tests.support.workers import eventually
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]
@@ -129,7 +130,7 @@ def test_the_horizon_is_that_of_the_settings(settings: Any) -> None:
 def test_a_second_restore_changes_nothing_and_a_dry_run_foresees_that(redis_client: redis.Redis) -> None:
     ids = schedule(23) + schedule(5, due=-20)
     # Batches end amid messages with one due time.
-    Message._base_manager.filter(pk__in=ids[:23]).update(due_at=timezone.now() + timedelta(seconds=60))
+    unguarded(Message).filter(pk__in=ids[:23]).update(due_at=timezone.now() + timedelta(seconds=60))
     run("delayq_restore", batch_size=4)
     assert held().keys() == set(ids)
     before = {key: value for key, value in everything(redis_client).items() if not key.endswith(b"meta")}
@@ -287,7 +288,7 @@ def test_an_overdue_message_rescheduled_meanwhile_is_left_alone(policy: str) -> 
     job = previewed(overdue=Overdue(policy.partition("=")[0]), spread=600, selection=Selection())
 
     def moved_first(*args: Any, **options: Any) -> Any:
-        Message._base_manager.filter(pk=pk).update(due_at=timezone.now() + timedelta(hours=3))
+        unguarded(Message).filter(pk=pk).update(due_at=timezone.now() + timedelta(hours=3))
         return move(*args, **options)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -22,6 +22,7 @@ from django_delayq.record.sql.rows import Success
 from testproject.servers import RedisServer
 from tests.support.commands import claim, run, schedule
 from tests.support.record_of import write_out_log
+from tests.support.rows import unguarded
 from tests.support.statements import assert_asks_the_same_of_many_queues
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -100,7 +101,7 @@ def test_lateness_is_from_the_due_time_to_the_first_claim() -> None:
     transitions.succeed("default", [Success(pk, 1, "") for pk in ids])
     write_out_log()
     for place, pk in enumerate(ids):
-        first = LogRow._base_manager.filter(message_id=pk, to_state=State.RUNNING)
+        first = unguarded(LogRow).filter(message_id=pk, to_state=State.RUNNING)
         due = Message.objects.get(pk=pk).due_at
         first.update(at=due + timedelta(seconds=place + 1))
         # A later delivery of the same message does not count.

@@ -37,6 +37,7 @@ from testproject.servers import RedisServer
 from tests.support.commands import broker, due_tenths, held, run, schedule, set_batch_size
 from tests.support.processes import Start
 from tests.support.record_of import states
+from tests.support.rows import unguarded
 from tests.support.workers import eventually
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("redis_client")]
@@ -100,7 +101,7 @@ def only() -> Operation:
 def test_expired_messages_are_handled_in_steps_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transitions.expire, "__kwdefaults__", {"limit": 2, "among": None})
     schedule(5)
-    Message._base_manager.update(due_at=timezone.now() - timedelta(60), expires_at=timezone.now() - timedelta(50))
+    unguarded(Message).update(due_at=timezone.now() - timedelta(60), expires_at=timezone.now() - timedelta(50))
     operation = begin(no_expired=True)
     lifecycle.run_step(DB, operation, OPERATOR)
     assert states() == {State.SCHEDULED: 3, State.EXPIRED: 2}
@@ -544,8 +545,8 @@ def test_a_check_counts_mismatches_by_queue_also_those_only_in_redis(redis_clien
     redis_client.zadd(there.keys("default").ready, {"999999999": 1.0})
     [stuck] = schedule(1, due=-1, queue="other")
     assert claims(stuck)
-    Message._base_manager.filter(pk=stuck).update(leased_until=timezone.now() - timedelta(hours=1))
-    Message._base_manager.filter(pk__in=schedule(1, queue="gone")).delete()
+    unguarded(Message).filter(pk=stuck).update(leased_until=timezone.now() - timedelta(hours=1))
+    unguarded(Message).filter(pk__in=schedule(1, queue="gone")).delete()
     there.close()
 
     with acting_as("user:anna"):

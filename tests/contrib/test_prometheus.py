@@ -44,6 +44,7 @@ from tests.support.forks import forked
 from tests.support.limits import Declare, admit
 from tests.support.metrics import Samples, samples, scrape
 from tests.support.processes import Start
+from tests.support.rows import unguarded
 from tests.support.transactions import lock_table, make_snapshots_old, unfinished
 from tests.support.workers import PATIENCE, eventually
 
@@ -341,7 +342,7 @@ def test_the_gauges_tell_what_is_in_the_record(declare: Declare, monkeypatch: py
     monkeypatch.setattr(bounds, "OVERDUE_AFTER", timedelta(seconds=60))
     declare("l.one", limit=1)
     limited = [schedule_message("l.one", queue="full") for _number in range(2)]
-    Message._base_manager.filter(queue="full").update(due_at=timezone.now() - timedelta(seconds=3600))
+    unguarded(Message).filter(queue="full").update(due_at=timezone.now() - timedelta(seconds=3600))
     assert len(admit(*limited)) == 1
     schedule(3, due=600)
     schedule(2, due=-1, queue="mail")

@@ -13,6 +13,7 @@ from django_delayq.record.sql.rows import Ticket
 from tests.support.limits import DB, claim_limited
 from tests.support.processes import Configure, Gate, Start
 from tests.support.record_of import effects_per_message, log_of, path_of, wait_past_the_lease, wait_until
+from tests.support.rows import unguarded
 from tests.support.workers import Worker, eventually
 
 pytestmark = [
@@ -29,7 +30,7 @@ def taken_over(start: Start, gate: Gate, topic: str) -> tuple[Message, Worker, W
     frozen.send_all(signal.SIGSTOP)
     wait_past_the_lease(message)
     # The second delivery keeps its lease, however slow the machine is.
-    Message._base_manager.update(lease=60.0)
+    unguarded(Message).update(lease=60.0)
     other = start()
     eventually(lambda: gate.begun(message.pk, 2), "the second delivery begins")
     assert log_of(message)[2].reason == "lease ran out"

@@ -26,6 +26,7 @@ from tests.support.record_of import (
     wait_until,
     wait_until_all,
 )
+from tests.support.rows import unguarded
 from tests.support.workers import eventually
 
 BOTH = pytest.mark.usefixtures("timed_by")
@@ -71,7 +72,7 @@ def test_after_a_power_cut_everything_is_delivered_again_when_the_leases_have_ru
     waiting = [schedule_message("t.tx") for _ in range(10)]
     dying.kill()
     # The second deliveries keep their leases, however slow the machine is.
-    Message._base_manager.update(lease=60.0)
+    unguarded(Message).update(lease=60.0)
     gate.open()
     start()
     wait_until_all(State.CONSUMED, len([*begun, *within, *waiting]))
@@ -107,7 +108,7 @@ def test_poison_dies_with_a_reason_and_what_dies_with_it_again_and_again_does_no
 def test_a_message_runs_alone_in_one_process_at_a_time_while_the_others_deliver(start: Start, gate: Gate) -> None:
     suspects = [schedule_message("t.gate", gate.payload) for _ in range(2)]
     # As if two deliveries of each had crashed.
-    Message._base_manager.update(deliveries=2)
+    unguarded(Message).update(deliveries=2)
     worker = start("--processes", "2", "--threads", "2")
     put_off = Transition.objects.filter(reason="is to run alone", due_at__gt=F("at"))
     eventually(put_off.exists, "one makes way for the other")
@@ -191,7 +192,7 @@ def test_the_death_of_all_processes_at_once_accuses_nobody(start: Start, gate: G
 def test_a_message_that_runs_alone_for_long_keeps_no_other_waiting(start: Start, gate: Gate) -> None:
     """Another process takes the place of the one in which it runs, and that one ends with it."""
     suspect = schedule_message("t.gate", gate.payload)
-    Message._base_manager.update(deliveries=2)
+    unguarded(Message).update(deliveries=2)
     worker = start("--threads", "2")
     wait_until_begun(gate, 1)
     first = int(Message.objects.get(pk=suspect.pk).worker.split("/")[1])

@@ -58,6 +58,7 @@ from tests.app.models import Effect
 from tests.support.clocks import stopped_at
 from tests.support.limits import claim_limited
 from tests.support.record_of import log_of
+from tests.support.rows import unguarded
 
 from .oracle import no_path
 
@@ -485,7 +486,7 @@ class Machine(RuleBasedStateMachine):
         """End the leases of these. A holder that is alive does not know."""
         for held in self.held:
             held.expired = held.expired or held.row.id in running
-        Message._base_manager.filter(pk__in=running).update(leased_until=timezone.now() - timedelta(seconds=1))
+        unguarded(Message).filter(pk__in=running).update(leased_until=timezone.now() - timedelta(seconds=1))
 
     @rule()
     def reap(self) -> None:

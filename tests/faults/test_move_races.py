@@ -30,6 +30,7 @@ from django_delayq.record import crashes, transitions
 from django_delayq.record.sql import statements
 from django_delayq.record.sql.rows import Claimed, Failure, LeaseRenewal, Success, Ticket
 from tests.support.record_of import log_of, path_of
+from tests.support.rows import unguarded
 from tests.support.together import Together
 from tests.support.transactions import unfinished, waits_for_a_lock
 from tests.support.workers import eventually
@@ -80,7 +81,7 @@ def overdue() -> tuple[Message, Claimed]:
     """Return a message whose lease has run out, and its claim."""
     message = due_message()
     [claimed] = claim(message)
-    Message._base_manager.filter(pk=message.pk).update(leased_until=timezone.now() - timedelta(seconds=1))
+    unguarded(Message).filter(pk=message.pk).update(leased_until=timezone.now() - timedelta(seconds=1))
     return message, claimed
 
 
@@ -155,7 +156,7 @@ def test_two_consumers_that_claim_the_same_ids_share_them(together: Together) ->
             assert {m.worker for m in rows} <= {f"w{worker}"}
         for message in messages:
             assert_the_log_tells_the_whole_story(message)
-        Message._base_manager.all().delete()
+        unguarded(Message).delete()
 
 
 def test_consumers_that_find_messages_by_query_share_them(together: Together) -> None:

@@ -13,6 +13,7 @@ from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Success, Ticket
 from tests.app.models import Effect
 from tests.support.record_of import write_out_log
+from tests.support.rows import unguarded
 
 from .messages import NUMBER, schedule_all
 from .oracle import DIED, RAN_OUT, SHUT, TRANSACTIONAL, judge
@@ -25,7 +26,7 @@ Corruption = Callable[[Path], object]
 def deliver(lines: Path) -> None:
     """Deliver messages by hand, without a fault."""
     messages = schedule_all("good", str(lines))
-    Message._base_manager.update(due_at="2020-01-01T00:00:00Z")
+    unguarded(Message).update(due_at="2020-01-01T00:00:00Z")
     leases = {message.topic: 60.0 for message in messages}
     claimed = transitions.claim("default", [Ticket(m.pk) for m in messages], leases, "hand/1/0")
     for row in claimed:
@@ -60,15 +61,15 @@ def test_a_right_record_has_no_findings(tmp_path: Path) -> None:
         (lambda lines: lines.write_text("".join(lines.read_text().splitlines(True)[1:])), "had no effect"),
         (lambda lines: append(lines, lines.read_text().splitlines(True)[0]), "more than the windows excuse"),
         (lambda lines: append(lines, "999999999 1\n"), "never committed"),
-        (lambda lines: Message._base_manager.filter(pk=some("t.file").pk).delete(), "19 messages, 20 were committed"),
-        (lambda lines: LogRow._base_manager.filter(number=2).delete(), "numbers"),
-        (lambda lines: LogRow._base_manager.filter(number=3).update(to_state="expired"), "running to expired"),
-        (lambda lines: LogRow._base_manager.filter(number=3).update(to_state="expired"), "ends expired"),
-        (lambda lines: LogRow._base_manager.filter(number=3).update(from_state="dead"), "is from dead"),
-        (lambda lines: LogRow._base_manager.filter(number=2).update(at="2019-01-01T00:00:00Z"), "started early"),
+        (lambda lines: unguarded(Message).filter(pk=some("t.file").pk).delete(), "19 messages, 20 were committed"),
+        (lambda lines: unguarded(LogRow).filter(number=2).delete(), "numbers"),
+        (lambda lines: unguarded(LogRow).filter(number=3).update(to_state="expired"), "running to expired"),
+        (lambda lines: unguarded(LogRow).filter(number=3).update(to_state="expired"), "ends expired"),
+        (lambda lines: unguarded(LogRow).filter(number=3).update(from_state="dead"), "is from dead"),
+        (lambda lines: unguarded(LogRow).filter(number=2).update(at="2019-01-01T00:00:00Z"), "started early"),
         (lambda lines: Effect.objects.update(at="2019-01-01T00:00:00Z"), "before it was due"),
-        (lambda lines: Message._base_manager.filter(topic="t.file").update(state="dead"), "is dead"),
-        (lambda lines: Message._base_manager.filter(topic="t.file").update(deliveries=2), "for 2 deliveries"),
+        (lambda lines: unguarded(Message).filter(topic="t.file").update(state="dead"), "is dead"),
+        (lambda lines: unguarded(Message).filter(topic="t.file").update(deliveries=2), "for 2 deliveries"),
     ],
 )
 def test_a_corrupted_record_has_its_finding(tmp_path: Path, corrupt: Corruption, finding: str) -> None:
@@ -94,7 +95,7 @@ def test_a_window_excuses_one_more_effect_where_its_reason_can_happen(
     lines = tmp_path / "lines"
     deliver(lines)
     pk: int = some("t.file").pk
-    LogRow._base_manager.filter(message_id=pk, number=3).update(reason=reason[0])
+    unguarded(LogRow).filter(message_id=pk, number=3).update(reason=reason[0])
     append(lines, f"{pk} 2\n")
     assert judge("good", NUMBER, lines, windows=windows, victim=victim) == found
     append(lines, f"{pk} 2\n")

@@ -17,6 +17,7 @@ from django_delayq.record.sql.rows import Ticket
 from testproject.servers import PostgresServer
 from tests.support.processes import Gate, Start
 from tests.support.record_of import log_of, wait_until
+from tests.support.rows import unguarded
 from tests.support.workers import eventually
 
 WAITING = "SELECT count(DISTINCT pid) >= 3 FROM pg_locks WHERE NOT granted AND relation = %s::regclass"
@@ -45,7 +46,7 @@ def left_by_a_dead_worker() -> Message:
     """Return a message whose lease has run out, and whose worker will never be heard of again."""
     message = schedule_message("t.queued")
     assert transitions.claim("default", [Ticket(message.pk)], {"t.queued": 1.0}, "a dead worker")
-    Message._base_manager.filter(pk=message.pk).update(leased_until=reads.now("default") - timedelta(hours=1))
+    unguarded(Message).filter(pk=message.pk).update(leased_until=reads.now("default") - timedelta(hours=1))
     return message
 
 

@@ -22,6 +22,7 @@ from django_delayq.record.sql.rows import LeaseRenewal
 from django_delayq.testing import Delayq
 from tests.support.commands import run
 from tests.support.limits import DB, Declare, admit, fail, succeed
+from tests.support.rows import unguarded
 
 pytestmark = pytest.mark.django_db
 
@@ -33,7 +34,7 @@ def fill(topic: str, number: int, ago: timedelta = timedelta(0), **options: Any)
     """Schedule messages of a topic with a limit, due some time ago, and have a worker claim what may begin."""
     terms: Any = {"topic": topic, "payload": {}, **options}
     made = schedule_messages([terms] * number)
-    Message._base_manager.filter(pk__in=[each.pk for each in made]).update(due_at=reads.now(DB) - ago)
+    unguarded(Message).filter(pk__in=[each.pk for each in made]).update(due_at=reads.now(DB) - ago)
     admit(*made)
     return made
 
@@ -56,7 +57,7 @@ def test_the_others_of_a_queue_with_limited_messages_are_ready_and_overdue(decla
     fill("l.one", 4, timedelta(hours=2))
     fill("l.one", 1)
     free = schedule_message("l.free")
-    Message._base_manager.filter(pk=free.pk).update(due_at=reads.now(DB) - timedelta(hours=1))
+    unguarded(Message).filter(pk=free.pk).update(due_at=reads.now(DB) - timedelta(hours=1))
     schedule_message("l.free")
     schedule_message("l.one", delay="1h")
     queue = take_snapshot(DB).queues["default"]
@@ -116,7 +117,7 @@ def test_an_overdue_message_behind_many_limited_is_found(declare: Declare) -> No
     fill("l.one", 8, timedelta(hours=2))
     fill("l.one", 5)
     free = schedule_message("l.free")
-    Message._base_manager.filter(pk=free.pk).update(due_at=reads.now(DB) - timedelta(hours=1))
+    unguarded(Message).filter(pk=free.pk).update(due_at=reads.now(DB) - timedelta(hours=1))
     queue = take_snapshot(DB, Caps(rows=3)).queues["default"]
     assert queue.limited == Capped(3, more=True)
     assert queue.oldest_overdue == Message.objects.get(pk=free.pk).due_at
@@ -128,7 +129,7 @@ def test_limited_behind_many_overdue_ones_are_not_overdue(declare: Declare) -> N
     declare("l.one", limit=1)
     fill("l.one", 9, timedelta(hours=2))
     schedule_messages([{"topic": "l.free"}] * 3)
-    Message._base_manager.filter(topic="l.free").update(due_at=reads.now(DB) - timedelta(hours=3))
+    unguarded(Message).filter(topic="l.free").update(due_at=reads.now(DB) - timedelta(hours=3))
     assert take_snapshot(DB, Caps(rows=3)).overdue == Capped(3, more=True)
 
 

@@ -20,6 +20,7 @@ from django_delayq.record.sql import limit_statements, statements
 from django_delayq.record.sql.limited import PortableLimits
 from django_delayq.record.sql.portable import Portable
 from django_delayq.record.sql.rows import BEGINNING, Claiming, NewMessage, Ticket
+from tests.support.rows import unguarded
 
 DB = "default"
 
@@ -35,7 +36,7 @@ def write(*rows: dict[str, Any]) -> list[Message]:
         State.RUNNING: {"leased_until": now + timedelta(seconds=600)},
         State.SCHEDULED: {},
     }
-    return Message._base_manager.bulk_create([Message(**common | by_state[row["state"]] | row) for row in rows])
+    return unguarded(Message).bulk_create([Message(**common | by_state[row["state"]] | row) for row in rows])
 
 
 def with_keys(states: Any) -> Iterator[dict[str, Any]]:

@@ -19,6 +19,7 @@ from django_delayq.record.crashes import (
     judge,
     mark_alone,
 )
+from tests.support.rows import unguarded
 from tests.support.steps import ago, claim, due, fail, log, message
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -33,7 +34,7 @@ def die(worker: str = "w", death: Death = BY_ITSELF) -> dict[int, State]:
 
 
 def run(ids: Collection[int], worker: str = "w") -> None:
-    Message._base_manager.filter(pk__in=ids).update(due_at=ago())
+    unguarded(Message).filter(pk__in=ids).update(due_at=ago())
     for pk in ids:
         assert claim(pk, worker=worker)
 
@@ -43,7 +44,7 @@ def vanish(pk: int, *, alone: bool = False) -> State:
     run([pk])
     if alone:
         mark_alone("default", pk, message(pk).deliveries, "w")
-    Message._base_manager.filter(pk=pk).update(leased_until=ago())
+    unguarded(Message).filter(pk=pk).update(leased_until=ago())
     (moved,) = crashes.reap("default", actor="reaper")
     return moved.after
 
@@ -189,7 +190,7 @@ def test_a_message_is_marked_as_alone_only_by_its_present_delivery() -> None:
 
 def reap() -> None:
     """Have the leases of all that runs be over, and reap it."""
-    Message._base_manager.filter(state=State.RUNNING).update(leased_until=ago())
+    unguarded(Message).filter(state=State.RUNNING).update(leased_until=ago())
     assert crashes.reap("default", actor="reaper")
 
 
@@ -198,7 +199,7 @@ def test_a_message_that_was_asked_to_stop_is_cancelled_by_the_crash_that_would_m
     end: Callable[[], object],
 ) -> None:
     pk = due().pk
-    Message._base_manager.filter(pk=pk).update(deliveries=9, reported=0)
+    unguarded(Message).filter(pk=pk).update(deliveries=9, reported=0)
     run([pk])
     mark_alone("default", pk, 10, "w")
     assert cancel_message(pk).verdict == Verdict.REQUESTED

@@ -17,6 +17,7 @@ from django_delayq.record import crashes, reads, transitions
 from django_delayq.record.sql import statements
 from django_delayq.record.sql.rows import Failure, LeaseRenewal, Success, Ticket
 from tests.support.claims import needs_row_locks
+from tests.support.rows import unguarded
 from tests.support.steps import (
     LEASES,
     TOPIC,
@@ -45,7 +46,7 @@ committed = pytest.mark.django_db(transaction=True)
 
 def test_a_message_that_was_moved_to_another_queue_is_not_claimed_from_the_old_one() -> None:
     message = due()
-    Message._base_manager.filter(pk=message.pk).update(queue="other")
+    unguarded(Message).filter(pk=message.pk).update(queue="other")
     tickets = [Ticket(message.pk)]
     assert transitions.claim("default", tickets, LEASES, "a", queue=message.queue) == []
     assert [row.id for row in transitions.claim("default", tickets, LEASES, "a", queue="other")] == [message.pk]
@@ -282,7 +283,7 @@ def test_a_lease_that_ran_out_accuses_nobody_and_the_message_can_be_claimed_agai
 
 def test_a_reap_with_a_limit_leaves_the_rest_to_the_next() -> None:
     ids = [claimed().id for _ in range(5)]
-    Message._base_manager.update(leased_until=ago())
+    unguarded(Message).update(leased_until=ago())
     sizes = [len(crashes.reap("default", limit=2, actor="r")) for _ in range(4)]
     assert sizes == [2, 2, 1, 0]
     assert {state(id_) for id_ in ids} == {State.SCHEDULED}
@@ -304,7 +305,7 @@ def test_a_message_past_its_expiry_expires_and_no_other() -> None:
     still, forever = due(due_at=ago(30), expires=60).pk, due(due_at=ago(30)).pk
     running = due(due_at=ago(30), expires=31).pk
     claim(running)
-    Message._base_manager.filter(pk=running).update(expires_at=ago())
+    unguarded(Message).filter(pk=running).update(expires_at=ago())
     assert [moved.id for moved in transitions.expire("default", actor="janitor")] == [gone]
     assert [state(id_) for id_ in (still, forever, running)] == ["scheduled", "scheduled", "running"]
 

@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from django_delayq import schedule_message
 from django_delayq.models import Message, Transition
+from tests.support.rows import unguarded
 
 pytestmark = pytest.mark.django_db
 
@@ -92,7 +93,7 @@ def test_messages_and_their_log_travel_as_fixtures(tmp_path: Path) -> None:
     message = schedule_message("t.ok", {"n": 1}, key="k", delay="1h")
     file = tmp_path / "messages.json"
     call_command("dumpdata", "delayq.message", "delayq.transition", output=str(file), verbosity=0)
-    Message._base_manager.filter(pk=message.pk).delete()
+    unguarded(Message).filter(pk=message.pk).delete()
     assert not everything()
     call_command("loaddata", str(file), verbosity=0)
     message.refresh_from_db()

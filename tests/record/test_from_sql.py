@@ -27,6 +27,7 @@ from django_delayq.record import unannounced
 from django_delayq.record.sql.postgresql import FRESH, GIVEN
 from django_delayq.testing import Delayq
 from tests.support.from_sql import cancel, schedule
+from tests.support.rows import unguarded
 from tests.support.steps import TOPIC, at_once, bring, claim, claimed, due, fail, later, succeed
 from tests.support.transactions import unfinished
 from tests.support.workers import eventually
@@ -79,7 +80,7 @@ def test_the_row_is_that_of_the_call_column_by_column(name: str) -> None:
     first = schedule_message(TOPIC, for_call.pop("payload", None), **for_call)
     expected = row(first.pk)
     cancel_message(first)
-    Message._base_manager.filter(pk=first.pk).update(key=None)
+    unguarded(Message).filter(pk=first.pk).update(key=None)
     pk = schedule(TOPIC, **for_sql)
     assert row(pk) == expected
     message = Message.objects.get(pk=pk)
@@ -275,7 +276,7 @@ def test_the_key_of_a_message_that_outlived_its_hold_is_free() -> None:
     assert succeed(id_)
     with pytest.raises(IntegrityError):
         schedule(TOPIC, key="k")
-    Message._base_manager.filter(pk=id_).update(finished_at=timezone.now() - timedelta(hours=2))
+    unguarded(Message).filter(pk=id_).update(finished_at=timezone.now() - timedelta(hours=2))
     assert schedule(TOPIC, key="k") != id_
     assert Message.objects.get(pk=id_).key_for is None
 
@@ -345,7 +346,7 @@ def check_same(by_call: int, by_sql: int) -> None:
 
 def test_a_cancel_after_a_crash_tells_that_the_outcome_is_unknown() -> None:
     ids = [due().pk for _ in range(2)]
-    Message._base_manager.filter(pk__in=ids).update(deliveries=1)
+    unguarded(Message).filter(pk__in=ids).update(deliveries=1)
     assert cancel(ids[0]) == str(cancel_message(ids[1])) == "outcome unknown"
 
 

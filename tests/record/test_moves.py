@@ -20,6 +20,7 @@ from django_delayq.models.messages import LogRow
 from django_delayq.record import crashes, transitions
 from django_delayq.record.sql.moves import Decision, move
 from django_delayq.record.sql.rows import Success
+from tests.support.rows import unguarded
 from tests.support.steps import ago, bring, claim, due, fail, log, lose, message, moves, snapshot, succeed
 
 pytestmark = pytest.mark.django_db
@@ -148,7 +149,7 @@ def test_a_move_of_another_process_in_between_is_not_overwritten() -> None:
 
     def decide(row: Message, now: Any) -> Decision:
         # Another process could have written this in between.
-        Message._base_manager.filter(pk=id_).update(moves=99)
+        unguarded(Message).filter(pk=id_).update(moves=99)
         return Decision(CAN)
 
     assert move("default", Q(pk=id_), decide, actor="test") == []
@@ -201,7 +202,7 @@ def test_the_log_of_a_long_life_shows_every_move_in_order() -> None:
     fail(id_, 2, dead=True, error="second")
     requeue_message(id_, reason="fixed")
     run_message(id_)
-    Message._base_manager.filter(pk=id_).update(due_at=ago())
+    unguarded(Message).filter(pk=id_).update(due_at=ago())
     claim(id_, worker="c")
     succeed(id_, 3)
     assert moves(id_) == [
@@ -230,7 +231,7 @@ def test_a_row_that_was_copied_from_postgresql_can_be_moved_elsewhere() -> None:
     id_ = due().pk
     with connection.cursor() as cursor:
         cursor.execute("DELETE FROM delayq_log")
-    Message._base_manager.filter(pk=id_).update(created_by="loaddata")
+    unguarded(Message).filter(pk=id_).update(created_by="loaddata")
     assert transitions.cancel("default", [id_])[0].verdict == Verdict.CANCELLED
     logged = Transition.objects.filter(message_id=id_).order_by("number")
     assert [(row.number, row.to_state) for row in logged] == [(1, S), (2, CAN)]

@@ -21,6 +21,7 @@ from django_delayq.models.messages import Identity, LogRow
 from django_delayq.record import transitions
 from django_delayq.record.reads import identity
 from django_delayq.record.sql.rows import Ticket
+from tests.support.rows import unguarded
 from tests.support.steps import TOPIC, bring, later
 
 pytestmark = pytest.mark.django_db
@@ -62,7 +63,7 @@ def test_an_illegal_row_is_refused_by_the_database_itself(name: str) -> None:
     where, values = ILLEGAL[name]
     id_ = bring(where)
     with pytest.raises(IntegrityError), transaction.atomic():
-        Message._base_manager.filter(pk=id_).update(**values)
+        unguarded(Message).filter(pk=id_).update(**values)
     assert Message.objects.get(pk=id_).state == where
 
 
@@ -71,10 +72,10 @@ def test_an_illegal_row_is_refused_by_the_database_itself(name: str) -> None:
 def test_a_row_that_contradicts_itself_is_found(name: str) -> None:
     where, values = ILLEGAL[name]
     id_, _good = bring(where), [bring(state) for state in State]
-    Message._base_manager.filter(pk=id_).update(**values)
+    unguarded(Message).filter(pk=id_).update(**values)
     found = inconsistent("default")
     # The test leaves no such row behind: each test is asked.
-    Message._base_manager.filter(pk=id_)._raw_delete("default")
+    unguarded(Message).filter(pk=id_)._raw_delete("default")
     assert (found.count, found.examples) == (1, [id_])
 
 
@@ -112,7 +113,7 @@ def test_two_live_messages_of_one_key_are_refused() -> None:
     later(key="k")
     other = later()
     with pytest.raises(IntegrityError), transaction.atomic():
-        Message._base_manager.filter(pk=other.pk).update(key="k")
+        unguarded(Message).filter(pk=other.pk).update(key="k")
 
 
 def test_a_log_has_each_number_once() -> None:

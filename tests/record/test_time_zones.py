@@ -20,6 +20,7 @@ from django_delayq.record import reads, transitions
 from django_delayq.record.purge import finished as finished_messages
 from django_delayq.record.purge import purge
 from django_delayq.record.sql.rows import Failure
+from tests.support.rows import unguarded
 from tests.support.steps import TOPIC, ago, claimed, due
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -133,7 +134,7 @@ def test_a_purge_spares_what_finished_a_second_later(zone: str, days: int) -> No
     now = reads.now("default")
     for pk, margin in ((old, -60), (young, 60)):
         finished = now - timedelta(days=days) + timedelta(seconds=margin)
-        Message._base_manager.filter(pk=pk).update(finished_at=finished)
+        unguarded(Message).filter(pk=pk).update(finished_at=finished)
     assert sum(purge(finished_messages("default", [State.CANCELLED], timedelta(days=days).total_seconds()))) == 1
     assert list(Message.objects.values_list("pk", flat=True)) == [young]
 

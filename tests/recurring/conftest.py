@@ -15,6 +15,7 @@ from django_delayq.models.messages import LogRow
 from django_delayq.project import registry
 from django_delayq.recurring import declarations, schedules
 from django_delayq.recurring.models import Occurrence
+from tests.support.rows import unguarded
 
 # The messages of these tests are due in the far future: no real clock makes them due.
 NOON = datetime(2050, 3, 1, 12, tzinfo=UTC)
@@ -85,7 +86,7 @@ def deliver(clock: Clock, name: str = "s") -> list[str]:
         if message.state not in LIVE:
             continue
         values = {"state": State.CONSUMED, "deliveries": 1, "reported": 1, "moves": message.moves + 2}
-        Message._base_manager.filter(pk=message.pk).update(**values, finished_at=clock.now, leased_until=None)
+        unguarded(Message).filter(pk=message.pk).update(**values, finished_at=clock.now, leased_until=None)
         for number, state in enumerate((State.RUNNING, State.CONSUMED), message.moves + 1):
             log = LogRow(message=message, number=number, at=clock.now, to_state=state, due_at=message.due_at)
             log.save_base(force_insert=True)

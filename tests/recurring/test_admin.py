@@ -15,6 +15,7 @@ from django_delayq.models import Message
 from django_delayq.recurring import Schedule, create_schedule, schedules
 from django_delayq.recurring.definition import checked
 from django_delayq.recurring.models import Occurrence
+from tests.support.rows import unguarded
 
 from .conftest import DB, NOON, live
 
@@ -157,7 +158,7 @@ def test_schedules_that_fail_are_named_and_the_others_are_done(
 ) -> None:
     for name in "abc":
         create_schedule(name, "t.ok", {"password": "secret"} if name == "b" else None, every="1h", paused=True)
-    Schedule._base_manager.filter(pk="a").update(topic="t.keyed", payload={})
+    unguarded(Schedule).filter(pk="a").update(topic="t.keyed", payload={})
     settings.DELAYQ = {**settings.DELAYQ, "PAYLOAD_MAX_BYTES": 10}
     shown = text(act(chief, action, "a", "b", "c"))
     assert "Schedule a: KeyError: &#x27;customer&#x27;" in shown
@@ -266,6 +267,6 @@ def test_a_console_that_is_read_only_refuses_every_change(chief: Client, setting
 
 def test_a_schedule_that_cannot_be_read_is_shown_with_the_reason(chief: Client) -> None:
     create_schedule("s", "t.ok", cron="0 3 * * *")
-    Schedule._base_manager.update(time_zone="Not/Here")
+    unguarded(Schedule).update(time_zone="Not/Here")
     assert "not a time zone" in text(chief.get(reverse(LIST)))
     assert text(chief.get(page()))

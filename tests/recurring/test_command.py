@@ -21,6 +21,7 @@ from django_delayq.recurring import (
 from django_delayq.signals import message_scheduled
 from tests.support.commands import run
 from tests.support.receivers import receiving
+from tests.support.rows import unguarded
 
 from .conftest import Clock, live, no_table
 
@@ -56,7 +57,7 @@ def test_the_list_as_json_tells_all_but_the_payload() -> None:
 
 
 def test_a_schedule_that_cannot_be_read_does_not_spoil_the_list() -> None:
-    Schedule._base_manager.filter(pk="digest").update(time_zone="Not/Here")
+    unguarded(Schedule).filter(pk="digest").update(time_zone="Not/Here")
     ran = run("delayq_recurring", "list")
     assert ran.code == 0
     assert "digest: not a time zone: 'Not/Here'" in ran.err
@@ -64,7 +65,7 @@ def test_a_schedule_that_cannot_be_read_does_not_spoil_the_list() -> None:
 
 
 def test_no_schedules_are_told() -> None:
-    Schedule._base_manager.all().delete()
+    unguarded(Schedule).delete()
     assert (
         run("delayq_recurring", "list").out
         == "There are no schedules. Workers write those that the code declares when they start.\n"
@@ -118,7 +119,7 @@ def test_schedules_to_which_nothing_can_be_done_are_told_and_the_others_are_done
     create_schedule("a", "t.ok", {}, every="1h")
     for name in ("a", "digest", "s"):
         pause_schedule(name)
-    Schedule._base_manager.filter(pk="a").update(topic="t.keyed")
+    unguarded(Schedule).filter(pk="a").update(topic="t.keyed")
     settings.DELAYQ = {**settings.DELAYQ, "PAYLOAD_MAX_BYTES": 10}
     ran = run("delayq_recurring", action, "a", "digest", "s")
     assert (ran.code, ran.out.startswith("s: ")) == (4, True)
@@ -143,7 +144,7 @@ def test_a_query_of_the_project_that_fails_is_told_and_the_others_are_done(code:
         fail()
 
     handler("t.keyed", limit=1, limit_key=by_user)(lambda message: None)
-    Schedule._base_manager.filter(pk="digest").update(topic="t.keyed")
+    unguarded(Schedule).filter(pk="digest").update(topic="t.keyed")
     ran = run("delayq_recurring", "run", "digest", "s")
     assert (ran.code, ran.out.startswith("s: ")) == (4, True)
     assert re.match(f"digest: .*{words}", ran.err)

@@ -38,6 +38,7 @@ from django_delayq.recurring.declarations import Declaration, collect
 from django_delayq.recurring.diagnosis import find
 from django_delayq.recurring.models import Declarations, Occurrence
 from django_delayq.recurring.services import Declarer, Scheduler
+from tests.support.rows import unguarded
 from tests.support.workers import ROOT
 
 from .conftest import DB, NOON, Clock, deliver, live, no_table, occurrences
@@ -568,7 +569,7 @@ def test_many_schedules_need_as_many_statements_as_few(clock: Clock, wrong: int)
     scheduler.tick()
     for number in range(wrong):
         create_schedule(f"wrong{number}", "t.ok", every="1h")
-        Schedule._base_manager.filter(pk=f"wrong{number}").update(cron="0 * * * *", every="", time_zone="Not/Here")
+        unguarded(Schedule).filter(pk=f"wrong{number}").update(cron="0 * * * *", every="", time_zone="Not/Here")
     counts = []
     for first, end in ((0, 2), (2, 20)):
         for number in range(first, end):
@@ -595,7 +596,7 @@ def test_many_wrong_schedules_do_not_hide_the_others(
     for name in ("a", "b", "c"):
         create_schedule(name, "t.ok", every="10m", missed="all")
         # A host without this time zone.
-        Schedule._base_manager.filter(pk=name).update(cron="0 * * * *", every="", time_zone="Not/Here")
+        unguarded(Schedule).filter(pk=name).update(cron="0 * * * *", every="", time_zone="Not/Here")
     create_schedule("s", "t.ok", every="1h", missed="all")
     clock.advance(hours=2, minutes=30)
     scheduler = Scheduler(DB, "w")

@@ -17,6 +17,7 @@ from django_delayq.recurring.definition import FORGOTTEN_AFTER
 from django_delayq.recurring.models import Occurrence, Schedule
 from django_delayq.recurring.services import Declarer
 from tests.support.commands import run
+from tests.support.rows import unguarded
 
 from .conftest import DB, Clock, deliver, live, look
 
@@ -63,7 +64,7 @@ def test_declared_schedules_that_were_never_written_are_found(code: Code, clock:
     assert finding().endswith("made at run time: t.declared.")
     announce()
     assert finding() == ""
-    Schedule._base_manager.all().delete()
+    unguarded(Schedule).delete()
     clock.advance(seconds=FORGOTTEN_AFTER + 1)
     Worker.objects.update(seen_at=clock.now)
     assert finding().endswith("no messages are made for: t.declared.")
@@ -86,7 +87,7 @@ def test_a_schedule_whose_next_times_were_decided_by_a_clock_that_was_ahead_is_f
     create_schedule("s", "t.ok", every="1h")
     create_schedule("t", "t.ok", every="1h")
     assert finding() == ""
-    Schedule._base_manager.filter(pk="s").update(last_at=clock.now + timedelta(days=300))
+    unguarded(Schedule).filter(pk="s").update(last_at=clock.now + timedelta(days=300))
     Occurrence.objects.filter(schedule="s").delete()
     assert finding() == (
         "The next times of these schedules count as past, as after a clock that was ahead, and get no message; pause"

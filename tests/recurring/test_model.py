@@ -20,6 +20,7 @@ from django_delayq import cancel_message
 from django_delayq.core.states import LIVE, State
 from django_delayq.models import Message, Transition
 from django_delayq.models.messages import LogRow
+from django_delayq.record import reads
 from django_delayq.recurring import (
     Missed,
     Schedule,
@@ -30,6 +31,7 @@ from django_delayq.recurring import (
     schedules,
 )
 from django_delayq.recurring.models import Occurrence
+from tests.support.rows import unguarded
 
 from .conftest import DB, NOON, Clock, deliver, look
 
@@ -41,7 +43,7 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         LogRow.objects.all()._raw_delete(DB)
         for model in (Message, Schedule, Occurrence):
-            model._base_manager.all()._raw_delete(DB)
+            unguarded(model)._raw_delete(DB)
         self.clock = Clock()
         self.patch = patch.object(reads, "now", lambda using: self.clock.now)
         self.patch.start()
@@ -126,7 +128,7 @@ class Machine(RuleBasedStateMachine):
         """Claim the waiting message a moment before its time."""
         rows = Message.objects.filter(schedules.WAITS, headers__schedule="s").order_by("-pk")[:1]
         for message in rows:
-            Message._base_manager.filter(pk=message.pk).update(
+            unguarded(Message).filter(pk=message.pk).update(
                 state=State.RUNNING, deliveries=1, leased_until=self.clock.now
             )
 

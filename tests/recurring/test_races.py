@@ -16,6 +16,7 @@ from django_delayq.models import Message
 from django_delayq.recurring import Schedule, create_schedule, delete_schedule, pause_schedule, schedules, services
 from django_delayq.recurring.models import Occurrence
 from django_delayq.recurring.services import Scheduler
+from tests.support.rows import unguarded
 from tests.support.together import Together
 from tests.support.transactions import unfinished
 
@@ -31,10 +32,10 @@ def rounds() -> range:
 def overdue(name: str) -> None:
     """Create a schedule with five occurrences to make, and one in the future."""
     create_schedule(name, "t.ok", every="1m", missed="all", starts_at=timezone.now() + timedelta(days=1))
-    Message._base_manager.all().delete()
+    unguarded(Message).delete()
     Occurrence.objects.all().delete()
     now = timezone.now().replace(second=30, microsecond=0)
-    Schedule._base_manager.filter(pk=name).update(last_at=now - timedelta(minutes=5), starts_at=None)
+    unguarded(Schedule).filter(pk=name).update(last_at=now - timedelta(minutes=5), starts_at=None)
 
 
 def assert_each_time_has_one_message(name: str) -> None:
@@ -74,7 +75,7 @@ def test_schedules_that_a_long_transaction_has_locked_hold_up_no_other(monkeypat
     monkeypatch.setattr(services, "ADVANCED_TOGETHER", 2)
     for name in "abs":
         overdue(name)
-    Schedule._base_manager.filter(pk="s").update(last_at=timezone.now() - timedelta(minutes=1))
+    unguarded(Schedule).filter(pk="s").update(last_at=timezone.now() - timedelta(minutes=1))
     scheduler = Scheduler(DB, "w")
     with unfinished(lambda: [pause_schedule(name) for name in "ab"]):
         scheduler.tick()

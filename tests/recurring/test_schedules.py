@@ -25,6 +25,7 @@ from django_delayq.recurring import (
     schedules,
 )
 from django_delayq.recurring.models import Occurrence
+from tests.support.rows import unguarded
 
 from .conftest import DB, NOON, Clock, deliver, later, live, look, occurrences
 
@@ -247,7 +248,7 @@ def test_a_payload_that_says_true_where_it_said_1_is_another_one() -> None:
 def test_a_change_does_not_repeat_an_occurrence_that_began_early(clock: Clock, change: str) -> None:
     hourly()
     # A worker claims a message a moment before its time.
-    Message._base_manager.update(state="running", deliveries=1, leased_until=clock.now)
+    unguarded(Message).update(state="running", deliveries=1, leased_until=clock.now)
     replaced(payload=2) if change == "replaced" else made_anew()
     assert occurrences() == ["13:00"]
     assert not Message.objects.get(deliveries=1).cancel_requested
@@ -258,7 +259,7 @@ def test_a_change_does_not_repeat_an_occurrence_that_began_early(clock: Clock, c
 def run_early(clock: Clock) -> None:
     """Have the next occurrence, which is far away, begin and end now."""
     run_message(message_of().pk)
-    Message._base_manager.update(state="consumed", deliveries=1, reported=1, finished_at=clock.now)
+    unguarded(Message).update(state="consumed", deliveries=1, reported=1, finished_at=clock.now)
 
 
 def replaced(**options: Any) -> None:
@@ -304,7 +305,7 @@ def test_an_occurrence_that_was_run_early_is_not_repeated_when_its_message_is_pu
 ) -> None:
     hourly()
     run_early(clock)
-    Message._base_manager.all().delete()
+    unguarded(Message).delete()
     schedules.prune(DB)
     change()
     assert live() == []
@@ -404,7 +405,7 @@ def test_a_time_cannot_have_two_messages_in_the_database() -> None:
 def test_a_lost_position_does_not_repeat_occurrences(clock: Clock) -> None:
     hourly(missed="all")
     later(clock, hours=2)
-    Schedule._base_manager.update(last_at=NOON)
+    unguarded(Schedule).update(last_at=NOON)
     look()
     assert occurrences() == ["13:00", "14:00", "15:00"]
     assert Message.objects.count() == 3
@@ -429,13 +430,13 @@ def test_an_occurrence_lives_as_long_as_its_message(clock: Clock) -> None:
     clock.advance(hours=1)
     deliver(clock)
     look()
-    Message._base_manager.filter(state="consumed").delete()
+    unguarded(Message).filter(state="consumed").delete()
     schedules.prune(DB)
     assert occurrences() == ["14:00"]
     look()
     clock.advance(hours=1)
     deliver(clock)
-    Message._base_manager.all().delete()
+    unguarded(Message).delete()
     look()
     assert live() == ["15:00"]
 
@@ -445,7 +446,7 @@ def test_a_change_of_the_topic_repeats_no_time_that_was_delivered_and_purged(clo
     reschedule_message(message_of().pk, due_at=NOON + timedelta(days=60))
     later(clock, hours=1)
     clock.advance(hours=1)
-    Message._base_manager.exclude(pk=Occurrence.objects.earliest("at").message_id).delete()
+    unguarded(Message).exclude(pk=Occurrence.objects.earliest("at").message_id).delete()
     schedules.prune(DB)
     create_schedule("s", "t.renamed", every="1h", missed="all", on_conflict="replace")
     look()

@@ -17,6 +17,7 @@ from django_delayq.recurring import Schedule, create_schedule, recurring, servic
 from django_delayq.recurring.models import Occurrence
 from tests.faults.program import Program
 from tests.support.commands import run
+from tests.support.rows import unguarded
 from tests.support.workers import Worker, eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -67,7 +68,7 @@ def test_cron_alone_makes_the_messages_of_schedules_and_deletes_old_ones(code: l
 
     old = schedule_message("t.ok", delay="1h")
     assert cancel_message(old)
-    Message._base_manager.filter(pk=old.pk).update(finished_at=timezone.now() - timedelta(days=300))
+    unguarded(Message).filter(pk=old.pk).update(finished_at=timezone.now() - timedelta(days=300))
 
     def has_run() -> bool:
         assert run("run_delayq", "--once", "--threads", "1").code == 0
@@ -82,7 +83,7 @@ def test_cron_alone_makes_all_that_was_missed(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("django_delayq.recurring.schedules.MADE_TOGETHER", 3)
     for number in range(5):
         create_schedule(f"s{number}", "t.ok", every="1m", missed="all")
-    Schedule._base_manager.update(last_at=timezone.now() - timedelta(minutes=5, seconds=1))
+    unguarded(Schedule).update(last_at=timezone.now() - timedelta(minutes=5, seconds=1))
     assert run("run_delayq", "--once", "--threads", "1").code == 0
     for number in range(5):
         assert consumed(f"s{number}") in (5, 6)

@@ -23,6 +23,7 @@ from django_delayq.record import transitions
 from django_delayq.record.purge import purge
 from django_delayq.record.sql.rows import Ticket
 from django_delayq.restore.engine import Restore
+from tests.support.rows import unguarded
 
 if TYPE_CHECKING:
     from django_delayq.broker.redis import RedisBroker
@@ -100,7 +101,7 @@ def schedule(number: int = 1, *, due: float = 60.0, **more: Any) -> list[int]:
     ]
     ids = [message.pk for message in schedule_messages(given)]
     if due < -50:
-        Message._base_manager.filter(pk__in=ids).update(due_at=F("due_at") + timedelta(seconds=due + 50))
+        unguarded(Message).filter(pk__in=ids).update(due_at=F("due_at") + timedelta(seconds=due + 50))
     return ids
 
 

@@ -14,6 +14,7 @@ from django_delayq.models.messages import LogRow
 from django_delayq.record import reads
 from django_delayq.worker.run.run_tuning import RunTuning
 from tests.app.models import Effect
+from tests.support.rows import unguarded
 from tests.support.workers import PATIENCE, eventually
 
 
@@ -65,9 +66,9 @@ def write_out_log() -> None:
     """Give each row of the log a place of its own, where a test can change it: see ``LogRow``."""
     own = set(LogRow.objects.values_list("message_id", "number"))
     rows = [row for row in Transition.objects.all() if (row.message_id, row.number) not in own]
-    LogRow._base_manager.bulk_create(map(LogRow.of, rows))
+    unguarded(LogRow).bulk_create(map(LogRow.of, rows))
     columns = ("created_by", "claimed_at", "ready_at", "claimed_by", "consumed_by")
-    Message._base_manager.update(**dict.fromkeys(columns))
+    unguarded(Message).update(**dict.fromkeys(columns))
 
 
 def is_early(claim: Transition, *, clocks_differ: float = 0.0) -> bool:

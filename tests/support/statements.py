@@ -10,6 +10,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_delayq import schedule_messages
 from django_delayq.models import Message
+from tests.support.rows import unguarded
 
 
 def count_statements(run: Callable[[], object]) -> int:
@@ -39,7 +40,7 @@ def assert_asks_the_same_of_many_queues(act: Callable[[], object]) -> None:
 
 def _of_queues(act: Callable[[], object], queues: int) -> list[str]:
     """Return the statements of ``act`` while as many messages as ever wait in so many queues."""
-    Message._base_manager.all().delete()
+    unguarded(Message).delete()
     schedule_messages({"topic": "t", "queue": f"q{number % queues}", "delay": "1h"} for number in range(240))
     with CaptureQueriesContext(connection) as captured:
         act()

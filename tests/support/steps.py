@@ -17,6 +17,7 @@ from django_delayq.models import Message, Transition
 from django_delayq.record import crashes, transitions
 from django_delayq.record.sql import statements
 from django_delayq.record.sql.rows import BEGINNING, Claimed, Failure, Success, Ticket
+from tests.support.rows import unguarded
 
 T = TypeVar("T")
 
@@ -66,7 +67,7 @@ def fail(id_: int, delivery: int = 1, *, using: str = "default", **terms: Any) -
 
 def lose(id_: int, *, using: str = "default") -> None:
     """Let the lease of a running message run out, and reap it."""
-    Message._base_manager.using(using).filter(pk=id_).update(leased_until=ago(5))
+    unguarded(Message).using(using).filter(pk=id_).update(leased_until=ago(5))
     assert id_ in [moved.id for moved in crashes.reap(using, actor="reaper")]
 
 

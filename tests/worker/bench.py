@@ -23,6 +23,7 @@ from django_delayq.worker.run.pool import Pool
 from django_delayq.worker.run.recorder import Recorder
 from django_delayq.worker.shared.broker_switch import BrokerSwitch
 from tests.support.claims import claimed
+from tests.support.rows import unguarded
 
 if TYPE_CHECKING:
     from django_delayq.broker.redis import RedisBroker
@@ -105,7 +106,7 @@ def held(parts: Parts) -> list[int]:
 def suspect(topic: str = "t.ok") -> Message:
     """Schedule a message that is to run alone, because it has crashed twice."""
     message = schedule_message(topic)
-    Message._base_manager.filter(pk=message.pk).update(deliveries=2)
+    unguarded(Message).filter(pk=message.pk).update(deliveries=2)
     return message
 
 

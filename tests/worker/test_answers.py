@@ -28,6 +28,7 @@ from tests.app.models import Effect
 from tests.support.assembled import drain
 from tests.support.claims import DB, claimed
 from tests.support.record_of import log_of
+from tests.support.rows import unguarded
 from tests.worker.bench import TOPIC, raises, recorded, returns, run
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -273,7 +274,7 @@ def test_a_message_that_dies_or_is_cancelled_keeps_the_payload_that_was_left_for
 def test_failures_with_and_without_a_payload_are_written_together() -> None:
     handler(TOPIC)(leave)
     held = claimed(*[TOPIC] * 3)
-    Message._base_manager.update(payload={"old": "ü"})
+    unguarded(Message).update(payload={"old": "ü"})
     failures = [
         Failure(one.id, one.deliveries, "worker:w", delay=timedelta(0), payload=payload)
         for one, payload in zip(held, [None, '{"n": 1}', "null"], strict=True)

@@ -35,6 +35,7 @@ from tests.support.assembled import Assemble, drain
 from tests.support.claims import DB, claimed, state
 from tests.support.forks import forked
 from tests.support.limits import Declare, admit, states, succeed
+from tests.support.rows import unguarded
 from tests.support.workers import PATIENCE, eventually
 from tests.worker.bench import held, redis_of, running, suspect
 
@@ -119,7 +120,7 @@ def test_a_message_that_is_to_run_alone_waits_longer_each_time(assembled: Assemb
         consumer.run_round()
         assert recorder.flush(PATIENCE)
         assert Message.objects.get(pk=message.pk).due_at > reads.now(DB)
-        Message._base_manager.filter(pk=message.pk).update(due_at=message.due_at)
+        unguarded(Message).filter(pk=message.pk).update(due_at=message.due_at)
     assert [round(seconds / consumer.pool.tuning.isolation_wait) for seconds in waits] == [1, 2, 4]
     consumer.pool.threads.held.remove(busy)
     with running(consumer.pool):
@@ -134,7 +135,7 @@ def test_messages_that_make_way_for_one_that_runs_alone_are_soon_there_when_it_e
     with forked(lock.acquire):
         parts = assembled(threads=20, redis=False, isolation_lock=lock)
         messages = [suspect() for _ in range(20)]
-        Message._base_manager.update(deliveries=9, reported=7)
+        unguarded(Message).update(deliveries=9, reported=7)
         parts.consumer.run_round()
         assert parts.recorder.flush(PATIENCE)
         rows = Transition.objects.filter(message__in=messages, reason="is to run alone")

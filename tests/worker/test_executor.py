@@ -31,6 +31,7 @@ from tests.app.handlers import leave
 from tests.app.models import Effect
 from tests.support.claims import DB, claimed, needs_row_locks
 from tests.support.receivers import heard, receiving
+from tests.support.rows import unguarded
 from tests.worker.bench import TOPIC, cut, delivery_to, execute, installed, raises, returns, run
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -56,7 +57,7 @@ def test_a_conflict_costs_no_attempt_until_that_has_happened_fifty_times(conflic
     message = schedule_message(TOPIC)
     # As after many deliveries that cost no attempt for other reasons.
     uncounted = {"deliveries": 99, "reported": 99, "conflicts": conflicts}
-    Message._base_manager.filter(pk=message.pk).update(**uncounted)
+    unguarded(Message).filter(pk=message.pk).update(**uncounted)
     (row,) = transitions.claim(DB, [Ticket(message.pk)], {TOPIC: 60.0}, "w")
     outcome = execute(Delivery(row, registry.handlers()[TOPIC], DB))
     assert isinstance(outcome, GiveUp if counts else Release)

@@ -22,6 +22,7 @@ from tests.app.models import Effect
 from tests.support.assembled import drain
 from tests.support.processes import Gate, Start
 from tests.support.record_of import effects_per_message, log_of, once_each, states, wait_until, wait_until_all
+from tests.support.rows import unguarded
 from tests.support.workers import PATIENCE, eventually
 
 pytestmark = pytest.mark.usefixtures("transactional_db")
@@ -69,7 +70,7 @@ def test_a_handler_that_extends_after_its_timeout_is_ended_at_the_next() -> None
 
 def give_later_deliveries_time() -> None:
     """Change the timeout of all messages. The deliveries that run keep the one that they were claimed with."""
-    Message._base_manager.update(timeout=60.0)
+    unguarded(Message).update(timeout=60.0)
 
 
 def test_handlers_that_do_not_let_go_get_their_process_replaced_and_are_retried_elsewhere(start: Start) -> None:
@@ -203,7 +204,7 @@ def test_unreadable_columns_are_in_nobodys_way(start: Start) -> None:
     broken = []
     for column in UNREADABLE:
         message = schedule_message("t.fail", delay=3600)
-        Message._base_manager.filter(pk=message.pk).update(**column)
+        unguarded(Message).filter(pk=message.pk).update(**column)
         assert run_message(message)
         broken.append(message)
     others = [schedule_message("t.tx") for _ in range(3)]

@@ -32,6 +32,7 @@ from django_delayq.worker.upkeep.sweeper import Sweeper
 from django_delayq.worker.upkeep.upkeep_tuning import UpkeepTuning
 from tests.support.assembled import Assemble
 from tests.support.claims import DB
+from tests.support.rows import unguarded
 from tests.support.workers import PATIENCE
 from tests.worker.bench import redis_of
 
@@ -85,7 +86,7 @@ def schedule(each: int, *, due_in: float = 60.0) -> list[Message]:
 
 def overdue(each: int = 1) -> list[Message]:
     messages = schedule(each)
-    Message._base_manager.update(due_at=F("due_at") - timedelta(seconds=3660))
+    unguarded(Message).update(due_at=F("due_at") - timedelta(seconds=3660))
     return messages
 
 
@@ -152,7 +153,7 @@ def test_a_sweep_costs_nobody_else_a_put(upkeep: Upkeep, caplog: pytest.LogCaptu
 def test_messages_of_many_queues_are_read_in_the_order_of_their_due_times(head: int) -> None:
     sizes = reading.Pages(head, queues=7)
     messages = [*schedule(5), *schedule_messages({"topic": TOPIC, "queue": QUEUES[3], "delay": 60} for _ in range(90))]
-    Message._base_manager.filter(pk__in=[message.pk for message in messages[-40:]]).update(due_at=messages[200].due_at)
+    unguarded(Message).filter(pk__in=[message.pk for message in messages[-40:]]).update(due_at=messages[200].due_at)
     end = timezone.now() + timedelta(seconds=3600)
 
     def read(**bounds: Any) -> list[int]:
@@ -193,7 +194,7 @@ def filled(monkeypatch: pytest.MonkeyPatch) -> list[set[int]]:
 def backlog(number: int = 200) -> list[Message]:
     """Schedule many messages of one queue, and make them overdue."""
     messages = schedule_messages({"topic": TOPIC, "queue": QUEUES[0]} for _number in range(number))
-    Message._base_manager.update(due_at=F("due_at") - timedelta(minutes=10))
+    unguarded(Message).update(due_at=F("due_at") - timedelta(minutes=10))
     return messages
 
 
@@ -202,7 +203,7 @@ def test_a_load_puts_what_falls_due_soon_first_and_then_gives_each_queue_its_tur
 ) -> None:
     late = [*backlog(), schedule_message(TOPIC, queue=QUEUES[1])]
     # It is overdue, and fell due after all of the backlog.
-    Message._base_manager.filter(pk=late[-1].pk).update(due_at=F("due_at") - timedelta(minutes=5))
+    unguarded(Message).filter(pk=late[-1].pk).update(due_at=F("due_at") - timedelta(minutes=5))
     urgent = schedule_message(TOPIC, queue=QUEUES[2], priority=100)
     soon = [urgent, *(schedule_message(TOPIC, queue=QUEUES[number % 3], delay=number) for number in range(1, 10))]
     upkeep.broker.client.flushall()
@@ -435,7 +436,7 @@ def test_many_queues_that_a_worker_names_are_served_in_their_order_and_no_other(
 
 def test_an_index_that_was_lost_is_made_again_by_the_sweep(upkeep: Upkeep, consumer: Consumer) -> None:
     message = schedule_message(TOPIC, queue=QUEUES[5])
-    Message._base_manager.update(due_at=F("due_at") - timedelta(seconds=60))
+    unguarded(Message).update(due_at=F("due_at") - timedelta(seconds=60))
     upkeep.broker.client.delete(upkeep.broker.keys("").queues, upkeep.broker.keys("").wake_all)
     consumer.run_round()
     assert held_by(consumer) == []

@@ -30,6 +30,7 @@ from tests.app.handlers import leave
 from tests.support.assembled import Assemble, deliver
 from tests.support.claims import claimed, last_move, state
 from tests.support.receivers import receiving
+from tests.support.rows import unguarded
 from tests.support.workers import eventually
 from tests.worker.bench import TOPIC, delivery_to, installed, running
 
@@ -121,7 +122,7 @@ def test_a_delivery_whose_handler_did_not_begin_does_not_count(assembled: Assemb
     assert (move.to_state, move.error or move.reason) == (State.SCHEDULED, told)
     assert Message.objects.get(pk=message.pk).attempts == 0
     if how == "expired":
-        Message._base_manager.filter(pk=message.pk).update(expires_at=message.due_at + timedelta(seconds=0.01))
+        unguarded(Message).filter(pk=message.pk).update(expires_at=message.due_at + timedelta(seconds=0.01))
         eventually(lambda: parts.reaper.tick() and state(message) == State.EXPIRED, "the message expires")
 
 

@@ -31,6 +31,7 @@ from django_delayq.worker.upkeep.reaper import Reaper
 from django_delayq.worker.upkeep.upkeep_tuning import UpkeepTuning
 from tests.support.claims import DB, claimed, last_move, locked_by_a_cancel, needs_row_locks, state
 from tests.support.receivers import receiving
+from tests.support.rows import unguarded
 from tests.support.statements import count_statements
 from tests.support.transactions import lock_table, unfinished
 from tests.support.workers import eventually
@@ -42,7 +43,7 @@ def expired(*topics: str, **options: Any) -> list[Delivery]:
     """Claim messages of these topics, and let their leases run out."""
     deliveries = claimed(*topics, **options)
     over = reads.now(DB) - timedelta(seconds=1)
-    Message._base_manager.filter(pk__in=[delivery.id for delivery in deliveries]).update(leased_until=over)
+    unguarded(Message).filter(pk__in=[delivery.id for delivery in deliveries]).update(leased_until=over)
     return deliveries
 
 
@@ -118,7 +119,7 @@ def test_a_new_delivery_is_not_ended_for_the_lease_of_an_earlier_one(reaper: Rea
     reaper.tick()
     crashes.release_worker(DB, "w", actor="test", shutdown=True)
     assert transitions.claim(DB, [Ticket(one.id)], {"t.ok": 60.0}, "w")
-    Message._base_manager.filter(pk=one.id).update(leased_until=reads.now(DB) - timedelta(seconds=1))
+    unguarded(Message).filter(pk=one.id).update(leased_until=reads.now(DB) - timedelta(seconds=1))
     assert crashes.reap(DB, actor="test", among={(one.id, 1)}) == []
     reaper.tick()
     assert state(one) == State.RUNNING

@@ -37,6 +37,7 @@ from tests.support.assembled import Assemble, deliver
 from tests.support.claims import DB, claimed, last_move, locked_by_a_cancel, needs_row_locks, state
 from tests.support.limits import admit, admit_rows, refused
 from tests.support.receivers import heard, receiving
+from tests.support.rows import unguarded
 from tests.support.steps import lose
 from tests.support.workers import PATIENCE, eventually
 
@@ -186,7 +187,7 @@ def test_an_extension_does_not_wait_for_the_handlers_own_transaction(recorder: R
 
     assert finishes(handle)
     assert not one.lost
-    Message._base_manager.filter(pk=one.id).update(deliveries=F("deliveries") + 1)
+    unguarded(Message).filter(pk=one.id).update(deliveries=F("deliveries") + 1)
     with transaction.atomic(), pytest.raises(LeaseLost):
         one.extend("10m")
 
@@ -212,7 +213,7 @@ def test_an_extension_waits_for_a_silent_database_for_a_limited_time_and_is_made
     assert all(end is not None and end > timezone.now() + timedelta(minutes=5) for end in ends)
     assert [delivery.leased_mono < before for delivery in (one, other)] == [True, True]
     assert caplog.text.count("goes on before its lease is extended") == 1
-    Message._base_manager.filter(pk=other.id).update(deliveries=F("deliveries") + 1)
+    unguarded(Message).filter(pk=other.id).update(deliveries=F("deliveries") + 1)
     answers.set()
     eventually(lambda: one.leased_mono > before and other.lost, "the worker extends the lease")
     with pytest.raises(LeaseLost):

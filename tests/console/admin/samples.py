@@ -23,6 +23,7 @@ from django_delayq.project import conf
 from django_delayq.record import reads, transitions
 from django_delayq.record.sql.rows import Failure, Success, Ticket
 from django_delayq.restore.horizon import ensure_horizon
+from tests.support.rows import unguarded
 from tests.support.workers import eventually
 
 TOPIC = "t.admin"
@@ -105,7 +106,7 @@ def one_of_each() -> dict[State, Message]:
 
 def late(*messages: Message, seconds: float = 60) -> list[Message]:
     """Have messages be overdue by so much."""
-    rows = Message._base_manager.filter(pk__in=[message.pk for message in messages])
+    rows = unguarded(Message).filter(pk__in=[message.pk for message in messages])
     rows.update(due_at=reads.now(DB) - timedelta(seconds=seconds))
     found = rows.in_bulk()
     return [found[message.pk] for message in messages]

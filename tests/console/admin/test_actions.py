@@ -27,6 +27,7 @@ from django_delayq.core.verbs import VERBS
 from django_delayq.models import Message, Transition
 from django_delayq.record import crashes, reads
 from tests.support import referring
+from tests.support.rows import unguarded
 from tests.support.transactions import unfinished
 
 from . import samples
@@ -301,7 +302,7 @@ def test_an_answer_is_good_for_its_action_and_its_user_alone_and_not_forged(oper
 def test_a_changed_number_of_messages_is_asked_about_again(chief: Client) -> None:
     samples.scheduled()
     asked = ask_for_search(chief, "cancel", "is:live")
-    Message._base_manager.all().delete()
+    unguarded(Message).delete()
     again = answer(chief, "cancel", asked)
     assert "The number of messages has changed meanwhile." in samples.text(again)
     assert not Operation.objects.exists()
@@ -503,7 +504,7 @@ def test_a_crashed_delivery_makes_the_outcome_of_a_cancel_unknown(operator: Clie
 
 def test_a_message_that_is_gone_is_told(operator: Client) -> None:
     gone, there = samples.scheduled(), samples.scheduled()
-    Message._base_manager.filter(pk=gone.pk).delete()
+    unguarded(Message).filter(pk=gone.pk).delete()
     asked = ask(operator, "cancel", gone, there)
     assert "1 : not found any more" in samples.text(asked)
     assert samples.said(answer(operator, "cancel", asked)) == ["Cancel, 2 messages: 1 cancelled, 1 not found."]

@@ -16,6 +16,7 @@ from django_delayq.console.models import AuditEvent
 from django_delayq.console.statements import TooSlow
 from django_delayq.core.states import State
 from django_delayq.models import Message
+from tests.support.rows import unguarded
 
 from . import samples
 from .asking import answer, worked_off
@@ -31,7 +32,7 @@ UNPRINTABLE = "Exit: \x1b[31mfatal\x1b[0m, \ufeffzero\u200bwidth, soft\xadhyphen
 def died(topic: str = samples.TOPIC, error: str = "ValueError: no", ago: timedelta = timedelta(0)) -> Message:
     message = samples.dead()
     at = timezone.now() - ago
-    Message._base_manager.filter(pk=message.pk).update(topic=topic, error=error, finished_at=at)
+    unguarded(Message).filter(pk=message.pk).update(topic=topic, error=error, finished_at=at)
     return samples.fresh(message)
 
 
@@ -99,7 +100,7 @@ def test_every_count_leads_to_what_it_counts_and_to_an_example(viewer: Client) -
 
 def test_dead_letters_are_chosen_by_queue_and_time(chief: Client) -> None:
     old, new, other = died("t.a", ago=timedelta(days=2)), died("t.a"), died("t.a")
-    Message._base_manager.filter(pk__in=[old.pk, new.pk]).update(queue="mails")
+    unguarded(Message).filter(pk__in=[old.pk, new.pk]).update(queue="mails")
 
     def shown(**given: str) -> Any:
         response = chief.get(reverse(PAGE), given)

@@ -25,6 +25,7 @@ from django_delayq.record import reads
 from django_delayq.restore.engine import Restore
 from testproject.servers import RedisServer
 from tests.support.commands import due_tenths, held
+from tests.support.rows import unguarded
 from tests.support.transactions import make_snapshots_old, unfinished, waits_for_a_lock
 from tests.support.workers import PATIENCE, eventually
 
@@ -175,7 +176,7 @@ def test_the_last_restore_is_the_one_that_ended_last(restorer: Client) -> None:
 def test_stuck_messages_are_shown_at_once(viewer: Client) -> None:
     message = running()
     assert "lease" not in text(viewer.get(url()))
-    Message._base_manager.filter(pk=message.pk).update(leased_until=timezone.now() - timedelta(hours=1))
+    unguarded(Message).filter(pk=message.pk).update(leased_until=timezone.now() - timedelta(hours=1))
     panels.forget()
     assert "1 message is running under a lease that ran out long ago" in text(viewer.get(url()))
 
@@ -213,7 +214,7 @@ def test_the_preview_says_what_is_there_and_what_will_happen(restorer: Client, r
     for policy, what in (("dead", "are given up"), ("cancel", "are cancelled")):
         assert f"2 overdue messages {what}" in text(restorer.get(url("restore"), {"overdue": policy}))
     [gone] = late(queue="mail")
-    Message._base_manager.filter(pk=gone.pk).update(expires_at=gone.due_at)
+    unguarded(Message).filter(pk=gone.pk).update(expires_at=gone.due_at)
     for more, number in (({}, 3), ({"no_expired": "on"}, 2)):
         assert f"{number} overdue messages get new" in text(restorer.get(url("restore"), {**only_mail, **more}))
 

@@ -23,6 +23,7 @@ from django_delayq.console.search import language, listing
 from django_delayq.core import bounds
 from django_delayq.models import Message
 from django_delayq.record.reads import now
+from tests.support.rows import unguarded
 
 from . import samples
 from .asking import ask_for_search
@@ -70,8 +71,8 @@ def test_the_list_shows_what_is_live_in_all_queues_soonest_first_and_loses_none_
 def test_finished_messages_are_listed_last_finished_first_and_none_is_lost_between_pages(viewer: Client) -> None:
     last, *made = [samples.dead().pk for _number in range(8)]
     at = now(samples.DB)
-    Message._base_manager.update(finished_at=at)
-    Message._base_manager.filter(pk=last).update(finished_at=at + timedelta(seconds=1))
+    unguarded(Message).update(finished_at=at)
+    unguarded(Message).filter(pk=last).update(finished_at=at + timedelta(seconds=1))
     for query in ({"state": "dead"}, {"q": "is:finished"}, {"q": "error:valueerror", "state": "dead"}):
         assert listed(viewer, **query) + listed(viewer, **query, p=2) == [last, *made[::-1]]
 
@@ -329,7 +330,7 @@ def test_the_list_counts_up_to_a_cap(viewer: Client, monkeypatch: pytest.MonkeyP
     page = samples.text(viewer.get(reverse(samples.LIST)))
     assert "7+ messages" in page
     assert tabs(viewer)["All"] == "7+"
-    Message._base_manager.filter(pk=Message.objects.earliest("pk").pk).delete()
+    unguarded(Message).filter(pk=Message.objects.earliest("pk").pk).delete()
     page = samples.text(viewer.get(reverse(samples.LIST)))
     assert "7 messages" in page
     assert tabs(viewer)["All"] == "7"

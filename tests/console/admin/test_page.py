@@ -22,6 +22,7 @@ from django_delayq.console.models import Operation, Rollup
 from django_delayq.console.statistics import upcoming
 from django_delayq.core.states import State
 from django_delayq.models import Message, Worker
+from tests.support.rows import unguarded
 from tests.support.statements import assert_asks_the_same_of_many_queues
 from tests.support.transactions import lock_table, unfinished
 
@@ -161,7 +162,7 @@ def test_no_page_has_markup_of_others_or_inline_code(boss: Client) -> None:
     samples.failed(message, dead=True, **error)
     samples.late(*samples.many(2))
     samples.scheduled(delay="30m", queue="mail")
-    Message._base_manager.update(topic=hostile)
+    unguarded(Message).update(topic=hostile)
     at = message.created_at.replace(second=0, microsecond=0)
     Rollup.objects.create(at=at, seconds=60, queue="mail", topic=hostile, consumed=1, late_5=1)
     samples.worker(hostile, (hostile,))

@@ -18,6 +18,7 @@ from django_delayq.console.search.texts import term_text
 from django_delayq.core import bounds
 from django_delayq.models import Message
 from tests.browser.middleware import POLICY
+from tests.support.rows import unguarded
 
 from . import samples
 
@@ -302,7 +303,7 @@ def test_a_payload_value_of_another_type_is_not_found(text: str) -> None:
 def test_overdue_retrying_running_and_finished_messages_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "OVERDUE_AFTER", timedelta(seconds=60))
     overdue = samples.scheduled(delay=0)
-    Message._base_manager.filter(pk=overdue.pk).update(due_at=timezone.now() - timedelta(seconds=61))
+    unguarded(Message).filter(pk=overdue.pk).update(due_at=timezone.now() - timedelta(seconds=61))
     waiting = samples.scheduled(delay=0)
     later = samples.scheduled(delay="3h")
     retrying = samples.failed(samples.running(), reason="retry", delay=timedelta(hours=1))

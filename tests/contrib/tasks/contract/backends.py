@@ -6,6 +6,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from django_delayq.contrib.tasks import DelayqBackend
 from django_delayq.contrib.tasks.compat import AnyResult, Task, TaskResult
+from tests.support.rows import unguarded
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -23,7 +24,7 @@ class Inspectable(DelayqBackend):
     def clear(self) -> None:
         from django_delayq.models import Message
 
-        Message._base_manager.all().delete()
+        unguarded(Message).delete()
 
 
 class Eager(DelayqBackend):
