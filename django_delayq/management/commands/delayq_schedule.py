@@ -14,7 +14,7 @@ from ...core.exceptions import InvalidMessage, KeyConflict
 from ...core.names import near
 from ...inspector import worker_list
 from ...project.message_options import OnConflict
-from ...record import transitions
+from ...record import reads
 from .. import _common as common
 
 # The options of the command that are those of the call.
@@ -54,7 +54,7 @@ class Command(common.DelayqCommand):
 
     def work(self, using: str, options: dict[str, Any]) -> None:
         topic = options["topic"]
-        known = worker_list.known_topics(worker_list.list_workers(using, transitions.now(using)))
+        known = worker_list.known_topics(worker_list.list_workers(using, reads.now(using)))
         if topic not in known:
             self.ask_about({f"Nothing knows the topic {topic}": near(topic, known)}, yes=options["yes"])
         given = {name: options[name] for name in _OPTIONS if options[name] is not None}
