@@ -362,28 +362,21 @@ def handler(
 
     def register(function: Callable[[Any], Any], /) -> Any:
         _check(function)
-        present = _handlers.get(topic)
-        if present is not None and not _same(present.function, function):
-            raise HandlerConflict(f"topic {topic!r} has two handlers: {present.name} and {_name(function)}")
-        _handlers[topic] = Handler(
-            topic,
-            function,
-            own_retry,
-            own_lease,
-            own_timeout,
-            transactional,
-            own_queue,
-            own_priority,
-            keep_result,
-            iscoroutinefunction(function),
-            own_limit,
-            limit_key,
-            size,
-            own_linger,
+        own = (own_retry, own_lease, own_timeout, transactional, own_queue, own_priority, keep_result)
+        return _add(
+            Handler(topic, function, *own, iscoroutinefunction(function), own_limit, limit_key, size, own_linger)
         )
-        return _schedulable(topic, function)
 
     return register
+
+
+def _add(new: Handler) -> Any:
+    """Register a handler. Raises ``HandlerConflict`` when its topic has another one."""
+    present = _handlers.get(new.topic)
+    if present is not None and not _same(present.function, new.function):
+        raise HandlerConflict(f"topic {new.topic!r} has two handlers: {present.name} and {new.name}")
+    _handlers[new.topic] = new
+    return _schedulable(new.topic, new.function)
 
 
 # The most messages of one call of a batch handler, and the longest time for which one waits for others (seconds).

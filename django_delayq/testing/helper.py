@@ -426,9 +426,6 @@ class Delayq:
         handler = registry.handlers()[check_topic(topic, ())]
         if attempt < 1 or (deliveries is not None and deliveries < attempt):
             raise ValueError("attempt counts from 1, and deliveries is at least attempt")
-        is_batch = handler.batch > 1
-        if is_batch and not (isinstance(payload, list | tuple) and payload):
-            raise ValueError(f"the handler of {topic} takes batches: give perform() a list of payloads")
         first = Claimed(
             id=message_id,
             topic=topic,
@@ -447,29 +444,12 @@ class Delayq:
             excused=0,
             claimed_at=self.now,
         )
-        made: list[Delivery] = [
-            _Made(
-                first._replace(id=message_id + number, payload=json.loads(validation.payload(one))), handler, self.using
-            )
-            for number, one in enumerate(payload if is_batch else [payload])
-        ]
+        made = self._make(first, payload, handler)
         for delivery in made:
             delivery.cancel_requested = cancel_requested
             delivery.begin()
-        error: BaseException | None = None
-        try:
-            # A time zone or language that a handler activates ends with it.
-            contextvars.copy_context().run(call, made[0], made if is_batch else None)
-            return [delivery.answered for delivery in made] if is_batch else None
-        except BaseException as raised:
-            error = raised
-            raise
-        finally:
-            for delivery in made:
-                if delivery.on_end is not None:
-                    answered = error or delivery.answered
-                    delivery.on_end(Ack() if answered is None else outcome_of(delivery, answered))
-                delivery.close()
+        _perform(made)
+        return None if handler.batch == 1 else [delivery.answer for delivery in made]
 
     # --- from async code ----------------------------------------------------------------------------------------------
 
@@ -480,6 +460,17 @@ class Delayq:
     aperform = async_twin(perform)
 
     # --- the parts ----------------------------------------------------------------------------------------------------
+
+    def _make(self, first: Claimed, payload: Any, handler: registry.Handler) -> list[_Made]:
+        """Make a delivery of the payload, or one of each payload for a batch handler."""
+        payloads = [payload] if handler.batch == 1 else payload
+        if not (isinstance(payloads, list | tuple) and payloads):
+            raise ValueError(f"the handler of {first.topic} takes batches: give perform() a list of payloads")
+        rows = [
+            first._replace(id=first.id + number, payload=json.loads(validation.payload(one)))
+            for number, one in enumerate(payloads)
+        ]
+        return [_Made(row, handler, self.using) for row in rows]
 
     def _look(self, topic: str | None, wanted: Sought) -> tuple[Criteria, list[Message], list[Message]]:
         """Return the criteria, all scheduled messages of the topic (None: of all), and those of them that match."""
@@ -527,9 +518,11 @@ class Delayq:
 
 
 class _Made(Delivery):
-    """A delivery of no message. It has no lease to extend."""
+    """A delivery of no message. It has no lease to extend, and keeps how its handler answered it."""
 
-    __slots__ = ()
+    __slots__ = ("answer",)
+
+    answer: BaseException | None
 
     @property
     def log(self) -> list[Transition]:
@@ -540,6 +533,24 @@ class _Made(Delivery):
 
     def _extend_lease(self, lease: float) -> None:
         pass
+
+
+def _perform(made: list[_Made]) -> None:
+    """Call the handler of made deliveries, and end them."""
+    error: BaseException | None = None
+    try:
+        # A time zone or language that a handler activates ends with it.
+        contextvars.copy_context().run(call, made[0], None if made[0].handler.batch == 1 else [*made])
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        for delivery in made:
+            delivery.answer = delivery.answered
+            if delivery.on_end is not None:
+                answered = error or delivery.answered
+                delivery.on_end(Ack() if answered is None else outcome_of(delivery, answered))
+            delivery.close()
 
 
 def _lines(head: str, delayq: Delayq, messages: list[Message]) -> str:
