@@ -292,7 +292,7 @@ class PostgresServer(Server):
         self.dbname = dbname
         # synchronous_commit stays on: without it even kill() would lose the last commits.
         durability = {} if fsync else {"fsync": "off", "full_page_writes": "off"}
-        self._settings: dict[str, str | int] = {**self.SETTINGS, **durability, **settings}
+        self.settings: dict[str, str | int] = {**self.SETTINGS, **durability, **settings}
         self._bin: Path | None = None
         self._has_database = False
         super().__init__()
@@ -330,7 +330,7 @@ class PostgresServer(Server):
             self._initdb(programs)
             self._bin = programs
         place = {"port": self.port, "unix_socket_directories": self.directory}
-        options = [f"--{name}={value}" for name, value in {**self._settings, **place}.items()]
+        options = [f"--{name}={value}" for name, value in {**self.settings, **place}.items()]
         return [str(self._bin / "postgres"), "-D", str(self._data), *options]
 
     def _initdb(self, programs: Path) -> None:

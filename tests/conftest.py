@@ -200,4 +200,4 @@ def redis_has_time(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _no_handlers_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget the handlers that a test registers when it is over."""
-    monkeypatch.setattr(registry, "_handlers", registry.handlers())
+    monkeypatch.setattr(registry, "declared", registry.handlers())

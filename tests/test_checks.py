@@ -94,7 +94,7 @@ def test_a_deployment_with_the_settings_of_tests_is_warned() -> None:
 def test_a_misspelt_queue_in_the_settings_is_a_warning(
     delayq: Any, told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry, "_handlers", {})
+    monkeypatch.setattr(registry, "declared", {})
     handler("letters.send", queue="letters")(lambda message: None)
     handler("tenants.bill", queue="tenant-2")(lambda message: None)
     with override_settings(DELAYQ=delayq):

@@ -231,7 +231,7 @@ def test_a_sync_handler_that_does_not_finish_keeps_its_message(gate: Gate, caplo
 
 @pytest.mark.parametrize("fails", ["sync", "async"])
 def test_a_function_of_the_project_that_fails_fails_the_start(monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
-    monkeypatch.setattr(process_start, "_functions", {})
+    monkeypatch.setattr(process_start, "functions", {})
 
     @handler("e.async")
     async def on_loop(message: Delivered) -> None:
@@ -249,13 +249,13 @@ def test_a_function_of_the_project_that_fails_fails_the_start(monkeypatch: pytes
         with pytest.raises(RuntimeError, match="the project cannot start"):
             worker.start()
         assert not worker.is_alive
-    process_start._functions.clear()
+    process_start.functions.clear()
     with worker:
         wait_until(schedule_message("e.async"), State.CONSUMED)
 
 
 def test_functions_of_the_project_run_around_the_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_start, "_functions", {})
+    monkeypatch.setattr(process_start, "functions", {})
     order: list[str] = []
 
     @worker_started

@@ -14,7 +14,7 @@ F = TypeVar("F", bound=Callable[[], Any])
 _UNRUN = (Awaitable, Generator, AsyncGenerator, contextlib.ContextDecorator, contextlib.AsyncContextDecorator)
 
 # By their qualified names: a module that is imported again registers its functions again.
-_functions: dict[str, Callable[[], Any]] = {}
+functions: dict[str, Callable[[], Any]] = {}
 
 
 def worker_started(function: F) -> F:
@@ -44,7 +44,7 @@ def worker_started(function: F) -> F:
         inspect.signature(function).bind()
     except TypeError as error:
         raise TypeError(f"{name} cannot be called without arguments: {error}") from None
-    _functions[name] = function
+    functions[name] = function
     return function
 
 
@@ -52,7 +52,7 @@ def worker_started(function: F) -> F:
 def in_process() -> Iterator[None]:
     """Call the sync functions, and continue those that yield at the end."""
     with ExitStack() as stack:
-        for function in _functions.values():
+        for function in functions.values():
             if inspect.isgeneratorfunction(function):
                 stack.enter_context(contextmanager(function)())
             elif not (inspect.isasyncgenfunction(function) or inspect.iscoroutinefunction(function)):
@@ -75,7 +75,7 @@ def _refuse_unrun(function: Callable[[], Any], returned: Any) -> None:
 async def on_loop() -> AsyncIterator[None]:
     """Await the async functions, and continue those that yield at the end."""
     async with AsyncExitStack() as stack:
-        for function in _functions.values():
+        for function in functions.values():
             if inspect.isasyncgenfunction(function):
                 await stack.enter_async_context(asynccontextmanager(function)())
             elif inspect.iscoroutinefunction(function):

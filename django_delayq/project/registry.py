@@ -205,7 +205,8 @@ class Handler(NamedTuple):
 # Finds the limit key of a message; None: it has none.
 LimitKey = Callable[[Any], str | int | None]
 
-_handlers: dict[str, Handler] = {}
+# The handlers by topic. Others call ``handlers``, which copies them.
+declared: dict[str, Handler] = {}
 
 
 def no_calls() -> Any:
@@ -372,10 +373,10 @@ def handler(
 
 def _add(new: Handler) -> Any:
     """Register a handler. Raises ``HandlerConflict`` when its topic has another one."""
-    present = _handlers.get(new.topic)
+    present = declared.get(new.topic)
     if present is not None and not _same(present.function, new.function):
         raise HandlerConflict(f"topic {new.topic!r} has two handlers: {present.name} and {new.name}")
-    _handlers[new.topic] = new
+    declared[new.topic] = new
     return _schedulable(new.topic, new.function)
 
 
@@ -401,7 +402,7 @@ def _schedulable(topic: str, function: Any) -> Any:
 
     They replace those that ``functools.wraps`` copied from another handler.
     """
-    has_others = any(known.function is function for name, known in _handlers.items() if name != topic)
+    has_others = any(known.function is function for name, known in declared.items() if name != topic)
     function.topic = _SEVERAL if has_others else topic
     function.schedule = MethodType(RegisteredHandler.schedule, function)
     function.aschedule = MethodType(RegisteredHandler.aschedule, function)
@@ -481,34 +482,34 @@ def _same(one: Any, other: Any) -> bool:
 
 def find(topic: str) -> Handler | None:
     """Return the handler of a topic; None when it has none."""
-    return _handlers.get(topic)
+    return declared.get(topic)
 
 
 def handlers() -> dict[str, Handler]:
     """Return all handlers by topic."""
-    return dict(_handlers)
+    return dict(declared)
 
 
 def largest_batch() -> int:
     """Return the size of the largest batch that a handler takes; 1: none takes batches."""
-    return max((handler.batch for handler in _handlers.values()), default=1)
+    return max((handler.batch for handler in declared.values()), default=1)
 
 
 def unregister(topic: str) -> None:
     """Forget the handler of a topic (for tests)."""
-    _handlers.pop(topic, None)
+    declared.pop(topic, None)
 
 
 def default_queue(topic: str) -> str:
     """Return the queue of a message when the call names none."""
-    found = _handlers.get(topic)
+    found = declared.get(topic)
     return found.queue if found is not None and found.queue is not None else conf.get().DEFAULT_QUEUE
 
 
 def queues() -> set[str]:
     """Return the queues that the settings and the handlers name."""
     given = conf.get()
-    named = {handler.queue for handler in _handlers.values() if handler.queue is not None}
+    named = {handler.queue for handler in declared.values() if handler.queue is not None}
     return {given.DEFAULT_QUEUE, *given.QUEUES, *(given.LIMITS or ()), *named}
 
 

@@ -365,7 +365,7 @@ def _debug(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.DEBUG = True
     settings.DELAYQ = {**settings.DELAYQ, "QUEUES": ["default", "mails"]}
     monkeypatch.setattr(asking, "_asked", set())
-    monkeypatch.setattr(registry, "_handlers", {})
+    monkeypatch.setattr(registry, "declared", {})
     handler("orders.close", queue="invoices")(lambda message: None)
 
 

@@ -25,7 +25,7 @@ async def wait(message: object) -> None: ...
 @pytest.fixture(autouse=True)
 def _handlers() -> None:
     """Have these handlers and no others."""
-    registry._handlers.clear()
+    registry.declared.clear()
     handler("a.plain")(_plain)
     terms: Any = {"retry": ["4m", 600], "timeout": "30s", "lease": "2m", "transactional": True, "queue": "mail"}
     handler("b.all", limit=5, rate="60/m", burst=3, limit_key=lambda message: None, **terms)(_plain_too)
@@ -97,7 +97,7 @@ def test_a_policy_that_names_exceptions_is_told_in_words() -> None:
 
 
 def test_a_project_without_handlers_is_told() -> None:
-    registry._handlers.clear()
+    registry.declared.clear()
     assert run("delayq_check", "handlers").out == "This project has no handlers.\n"
 
 

@@ -32,8 +32,8 @@ def deliver(*options: str) -> None:
 @pytest.fixture
 def free_topics(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let examples register handlers for topics that the test's apps have, and receivers, until the test ends."""
-    registry._handlers.clear()
-    monkeypatch.setattr(process_start, "_functions", {})
+    registry.declared.clear()
+    monkeypatch.setattr(process_start, "functions", {})
     for signal in vars(signals).values():
         if isinstance(signal, Signal):
             monkeypatch.setattr(signal, "receivers", [*signal.receivers])

@@ -362,7 +362,7 @@ def test_changes_and_events_are_handled_once_as_the_guide_says(run_page: Run) ->
 def test_a_schedule_starts_no_second_message_while_one_runs(free_topics: None) -> None:
     names = run_file("orders/syncing.py")
     assert list(declarations.collect()[0]) == ["orders.sync.start"]
-    del registry._handlers["orders.sync"]
+    del registry.declared["orders.sync"]
     counts: list[int] = []
 
     @handler("orders.sync")

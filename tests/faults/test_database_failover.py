@@ -32,7 +32,7 @@ class Standby(PostgresServer):
 
     def __init__(self, primary: PostgresServer, network: Proxy, **settings: Any) -> None:
         self._primary = primary.url.replace(str(primary.port), str(network.port))
-        super().__init__(dbname=primary.dbname, **{**primary._settings, **settings})
+        super().__init__(dbname=primary.dbname, **{**primary.settings, **settings})
         self._has_database = True
 
     def _initdb(self, programs: Path) -> None:

@@ -17,12 +17,12 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from functools import partial, wraps
+from functools import wraps
 from typing import Any
 
 import pytest
 import redis
-from django.db import transaction
+from django.db import connection, transaction
 from django.test import override_settings
 from django.utils import timezone
 from hypothesis import HealthCheck, settings
@@ -48,7 +48,7 @@ from django_delayq.models import Message, Transition
 from django_delayq.models.messages import Lease, LogRow, Place
 from django_delayq.project.registry import handlers
 from django_delayq.record import crashes, transitions
-from django_delayq.record.sql.rows import BEGINNING, Claimed, Failure, Success, Ticket
+from django_delayq.record.sql.rows import Claimed, Failure, Success, Ticket
 from django_delayq.restore import reading
 from django_delayq.worker.shared.broker_switch import BrokerSwitch
 from django_delayq.worker.upkeep.loader import Loader
@@ -146,9 +146,9 @@ def when(condition: Callable[[Any], object]) -> Callable[[Callable[..., None]], 
 class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        Place.objects.all()._raw_delete("default")
-        LogRow.objects.all()._raw_delete("default")
-        Message.objects.all()._raw_delete("default")
+        with connection.cursor() as cursor:
+            for model in (Place, LogRow, Message):
+                cursor.execute(f"DELETE FROM {model._meta.db_table}")
         Effect.objects.all().delete()
         self.client = redis.Redis.from_url(os.environ["REDIS_URL"])
         self.client.flushall()
@@ -169,8 +169,6 @@ class Machine(RuleBasedStateMachine):
             self.brokers = brokers
             self.loaders = [Loader("default", brokers, worker.name) for worker in self.workers]
             self.sweeper = Sweeper("default", brokers, lambda: (QUEUE,), lambda: [TOPIC], UpkeepTuning(claiming=0.0))
-            self.round_began = BEGINNING[0]
-            self.sweeper._beginning = partial(self.begin_a_round, self.sweeper._beginning)  # type: ignore[method-assign]
         self.set_time()
 
     # --- helpers ------------------------------------------------------------------------------------------------------
@@ -504,23 +502,18 @@ class Machine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 1))
     def load(self, which: int) -> None:
         with self.with_redis():
-            self.hint(lambda: list(self.loaders[which]._check() or ()))
-
-    def begin_a_round(
-        self, beginning: Callable[[datetime], tuple[datetime, int]], end: datetime
-    ) -> tuple[datetime, int]:
-        began = beginning(end)
-        self.round_began = began[0]
-        return began
+            self.hint(lambda: list(self.loaders[which].check() or ()))
 
     @rule()
     def sweep(self) -> None:
         with self.with_redis():
             overdue_since = self.start + timedelta(seconds=self.elapsed - 2)
-            self.hint(lambda: self.sweeper._sweep(overdue_since))
+            self.hint(lambda: self.sweeper.sweep(overdue_since))
         # A round finds again what the one before it found. What came back since then with an older due time is left to
         # the next round that starts at the very beginning.
-        rows = Message.objects.filter(state=State.SCHEDULED, due_at__lte=overdue_since, due_at__gte=self.round_began)
+        rows = Message.objects.filter(
+            state=State.SCHEDULED, due_at__lte=overdue_since, due_at__gte=self.sweeper.began_at[0]
+        )
         found = set(rows.values_list("pk", "due_at", "priority"))
         horizon = self.broker.read_meta().horizon_tenths
         if horizon is None:
@@ -611,7 +604,7 @@ class Machine(RuleBasedStateMachine):
         self.reap()
         self.load(0)
         # A minute has passed in the meantime, and the sweep begins at the very beginning.
-        self.sweeper._full_at = 0.0
+        self.sweeper.tuning.full_round = 0.0
         self.sweep()
         self.work(0, limit=100)
         while any(not held.done for held in self.held):

@@ -50,7 +50,7 @@ def code(monkeypatch: pytest.MonkeyPatch) -> list[declarations.Declaration]:
     """The declarations of the code, of which there are none at first. Handlers of the test are forgotten after it."""
     fresh: list[declarations.Declaration] = []
     monkeypatch.setattr(declarations, "_declared", fresh)
-    monkeypatch.setattr(registry, "_handlers", {})
+    monkeypatch.setattr(registry, "declared", {})
     return fresh
 
 

@@ -67,7 +67,7 @@ class Version:
     def tick(self) -> None:
         self._code.clear()
         if self.arguments or self.options:
-            registry._handlers.clear()
+            registry.declared.clear()
             declare(*self.arguments, **self.options)
         self.service.tick()
 
@@ -257,7 +257,7 @@ def test_a_worker_that_does_not_know_the_handler_makes_what_the_declaration_says
 ) -> None:
     urgent()
     Declarer(DB, "new").tick()
-    registry._handlers.clear()
+    registry.declared.clear()
     if knows_an_older_one:
         handler("t.urgent", queue="slow", priority=1)(again)
     for _turn in range(2):
@@ -279,7 +279,7 @@ def test_a_handler_that_moves_to_another_queue_takes_its_schedule_along(
     Declarer(DB, "old").tick()
     clock.advance(minutes=1)
     code.clear()
-    registry._handlers.clear()
+    registry.declared.clear()
     urgent(queue=None, priority=0)
     Declarer(DB, "new").tick()
     (waiting,) = Message.objects.filter(state="scheduled")
@@ -290,7 +290,7 @@ def test_a_handler_that_moves_to_another_queue_takes_its_schedule_along(
 def test_a_schedule_made_at_run_time_follows_the_handler_where_that_is_known(code: Code, clock: Clock) -> None:
     handler("t.urgent", queue="fast", priority=7, limit=1, limit_key=of_a_shop)(again)
     create_schedule("s", "t.urgent", {"shop": 5}, every="1h")
-    registry._handlers.clear()
+    registry.declared.clear()
     assert scheduled_as(run_schedule("s")) == ("fast", 7, "shop 5")
     # Who does not know the handler does not forget what it said.
     create_schedule("s", "t.urgent", {"shop": 5}, every="2h", on_conflict="replace")
@@ -300,7 +300,7 @@ def test_a_schedule_made_at_run_time_follows_the_handler_where_that_is_known(cod
     handler("t.urgent", queue="slow", priority=1)(again)
     assert scheduled_as(run_schedule("s")) == ("slow", 1, None)
     create_schedule("s", "t.urgent", {"shop": 5}, every="1h", queue="own", priority=0, on_conflict="replace")
-    registry._handlers.clear()
+    registry.declared.clear()
     assert scheduled_as(run_schedule("s"))[:2] == ("own", 0)
 
 

@@ -192,7 +192,7 @@ def test_a_process_without_async_handlers_has_no_event_loop(
     assembled: Assemble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sync = {topic: one for topic, one in registry.handlers().items() if not one.runs_on_loop}
-    monkeypatch.setattr(registry, "_handlers", sync)
+    monkeypatch.setattr(registry, "declared", sync)
     assert assembled(tasks=50).pool.loop is None
 
 
@@ -593,7 +593,7 @@ def test_a_delivery_ends_only_when_its_sync_calls_have_ended(
 def test_a_task_of_a_function_with_worker_started_gets_a_new_connection(
     assembled: Assemble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_start, "_functions", {})
+    monkeypatch.setattr(process_start, "functions", {})
     threads: list[str] = []
     counted = threading.Event()
 
@@ -631,7 +631,7 @@ def test_a_task_of_a_function_with_worker_started_gets_a_new_connection(
 def test_a_function_with_worker_started_that_ends_badly_is_told(
     assembled: Assemble, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, hangs: bool, told: str
 ) -> None:
-    monkeypatch.setattr(process_start, "_functions", {})
+    monkeypatch.setattr(process_start, "functions", {})
     ends: Queue[Callable[[], Any]] = Queue()
 
     @worker_started

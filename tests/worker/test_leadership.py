@@ -19,7 +19,6 @@ from django_delayq.models import Queue
 from django_delayq.record import reads
 from django_delayq.record.sql.moves import writing
 from django_delayq.worker.processes import process as worker_process
-from django_delayq.worker.shared import due_services
 from django_delayq.worker.shared.broker_switch import BrokerSwitch
 from django_delayq.worker.shared.due_services import DueServices, Runner
 from django_delayq.worker.upkeep.leadership import Leadership
@@ -104,7 +103,7 @@ def test_every_process_leads_while_redis_is_away(two: tuple[Leadership, Leadersh
 def test_one_process_has_the_services_that_work_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[Service] = []
 
-    def keep(services: Iterable[Service], has_duty: object) -> list[Runner]:
+    def keep(services: Iterable[Service], is_leader: object) -> list[Runner]:
         found.extend(services)
         return []
 
@@ -140,53 +139,50 @@ class Counted(Service):
         return 0.0 if self.ticks <= self.halves else 1e-9
 
 
-@pytest.fixture
-def rarely(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have processes without the duty do its work once, and then not for years."""
-    monkeypatch.setattr(due_services, "STANDBY", 1e9)
+class StandingBy(DueServices):
+    """The services of a process that does not lead, and does the work of the leader once and then not for years."""
+
+    standby = 1e9
+
+    def __init__(self, *services: Service) -> None:
+        super().__init__(services, lambda: self.leads)
+        self.leads = False
 
 
-@pytest.mark.usefixtures("rarely")
-def test_a_process_without_the_duty_does_shared_work_once_and_then_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
-    held = False
+def test_a_process_that_does_not_lead_does_shared_work_once_and_then_rarely() -> None:
     shared, own = Counted(is_shared=True), Counted()
-    turns = DueServices([shared, own], lambda: held)
+    process = StandingBy(shared, own)
     for _ in range(3):
-        turns.run_due()
+        process.run_due()
     assert (shared.ticks, own.ticks) == (1, 3)
-    held = True
-    turns.run_due()
+    process.leads = True
+    process.run_due()
     assert (shared.ticks, own.ticks) == (2, 4)
-    held = False
-    monkeypatch.setattr(due_services, "STANDBY", 0.0)
+    process.leads = False
+    process.standby = 0.0
     time.sleep(0.001)
-    turns.run_due()
+    process.run_due()
     assert shared.ticks == 3
 
 
-@pytest.mark.usefixtures("rarely")
-def test_a_process_without_the_duty_tries_again_what_has_failed(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_process_that_does_not_lead_tries_again_what_has_failed(caplog: pytest.LogCaptureFixture) -> None:
     failing = Counted("sweeper", is_shared=True, act=Mock(side_effect=OperationalError("gone")))
-    wait = DueServices([failing], lambda: False).run_due()
+    wait = StandingBy(failing).run_due()
     assert f"The sweeper failed and is tried again in {wait:.1f} s" in caplog.text
 
 
-@pytest.mark.usefixtures("rarely")
-def test_a_process_without_the_duty_ends_what_it_has_begun() -> None:
-    """The holder of the duty would wait for a load, or an operation, that nobody goes on with."""
+def test_a_process_that_does_not_lead_ends_what_it_has_begun() -> None:
+    """The leader would wait for a load, or an operation, that nobody goes on with."""
     shared = Counted(is_shared=True, halves=2)
-    turns = DueServices([shared], lambda: False)
-    assert [turns.run_due() > 1, shared.ticks] == [False, 1]
+    process = StandingBy(shared)
+    assert [process.run_due() > 1, shared.ticks] == [False, 1]
     for _ in range(3):
-        turns.run_due()
+        process.run_due()
     assert shared.ticks == 3
 
 
 @pytest.mark.postgresql("SQLite has one lock, and a timeout for it")
-def test_a_lock_that_a_frozen_process_holds_stops_no_other_service(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(due_services, "LOCK_TIMEOUT", 50)
+def test_a_lock_that_a_frozen_process_holds_stops_no_other_service(caplog: pytest.LogCaptureFixture) -> None:
     Queue.objects.create(name="locked")
 
     def write() -> None:
@@ -195,7 +191,9 @@ def test_a_lock_that_a_frozen_process_holds_stops_no_other_service(
 
     writer, other = Counted("writer", act=write), Counted("other")
     with unfinished(lambda: Queue.objects.filter(name="locked").update(reason="frozen")) as thaw:
-        DueServices([writer, other]).run_due()
+        services = DueServices([writer, other])
+        services.lock_timeout = 50
+        services.run_due()
         assert not thaw.is_set()
         assert (writer.ticks, other.ticks) == (0, 1)
     assert "The writer failed and is tried again" in caplog.text

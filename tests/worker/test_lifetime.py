@@ -18,7 +18,7 @@ from django_delayq.core.worker_options import Options
 from django_delayq.models import Transition
 from django_delayq.worker.processes.process import Parts
 from django_delayq.worker.shared import lifetime as module
-from django_delayq.worker.shared.lifetime import PATIENCE, Budget, resident_memory
+from django_delayq.worker.shared.lifetime import Budget, resident_memory
 from django_delayq.worker.shared.shared_state import ProcessLock, SharedState
 from tests.support.claims import DB
 from tests.support.forks import forked, kill
@@ -39,15 +39,14 @@ class Asked:
     def __init__(self, **limits: int) -> None:
         self.shared = SharedState(1)
         self.times = 0
-        self.budget = Budget(Options(DB, **limits), self.shared, "host/1")  # type: ignore[arg-type]
-        self.budget.ask = self.ask
+        self.budget = Budget(Options(DB, **limits), self.shared, "host/1", self.ask)  # type: ignore[arg-type]
 
     def ask(self) -> None:
         self.times += 1
 
     def wait(self) -> None:
         """Let the time be over in which its successor should have come."""
-        self.budget._retired_at -= PATIENCE
+        self.budget.patience = 0.0
 
 
 def test_a_process_claims_its_share_asks_once_for_a_successor_and_goes_on_if_none_comes() -> None:
@@ -80,7 +79,7 @@ def test_processes_are_not_spent_at_the_same_moment() -> None:
 def test_a_process_is_spent_when_it_uses_too_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     used = 100 * MB
     monkeypatch.setattr(module, "resident_memory", lambda: used)
-    monkeypatch.setattr(module, "JITTER", 0.0)
+    monkeypatch.setattr(Budget, "jitter", 0.0)
     process = Asked(max_memory_per_child=100 * MB)
     process.budget.check()
     # Its successor would need as much before its first message.
@@ -113,10 +112,13 @@ def test_without_proc_the_memory_of_a_process_is_the_most_that_it_ever_had(monke
 @pytest.mark.django_db(transaction=True)
 def test_a_process_is_spent_only_when_it_holds_what_it_has_claimed() -> None:
     """Otherwise it would be replaced, find that it holds nothing, and end with a message that has not begun."""
-    parts = Parts(Options(DB, threads=1, max_tasks_per_child=1), redis=False)
-    message = schedule_message("t.ok")
     held: list[int] = []
-    parts.budget.ask = lambda: held.extend(delivery.id for delivery in parts.pool.held())
+
+    def note_held() -> None:
+        held.extend(delivery.id for delivery in parts.pool.held())
+
+    parts = Parts(Options(DB, threads=1, max_tasks_per_child=1), redis=False, on_retired=note_held)
+    message = schedule_message("t.ok")
     parts.consumer.run_round()
     assert held == [message.pk]
     parts.brokers.close()
@@ -150,7 +152,7 @@ CONSUMED = "delayq_outcomes_total{outcome=consumed,queue=default,topic=t.effect}
 @pytest.fixture
 def patient(set_pace: Callable[[dict[str, float]], None]) -> None:
     """Have a retired process wait for its successor, and a message for a thread, as long as a slow machine needs."""
-    set_pace({"lifetime.PATIENCE": 90.0, "process.Parts.run_tuning.longest_queued": 90.0})
+    set_pace({"lifetime.Budget.patience": 90.0, "process.Parts.run_tuning.longest_queued": 90.0})
 
 
 def deliveries_per_process() -> Counter[str]:

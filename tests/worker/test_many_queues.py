@@ -101,9 +101,8 @@ def test_redis_keeps_nothing_of_a_queue_that_has_run_empty(upkeep: Upkeep) -> No
     upkeep.loader.tick()
     before = set(upkeep.broker.client.keys())
     overdue()
-    upkeep.loader._tick = None
     upkeep.broker.client.hdel(upkeep.broker.keys("").meta, "loaded")
-    upkeep.loader.tick()
+    Loader(DB, upkeep.loader.brokers, "host/2").tick()
     for queue in QUEUES:
         assert len(upkeep.broker.take(queue, 10).tickets) == 1
     left = {key for key in upkeep.broker.client.scan_iter() if upkeep.broker.client.ttl(key) == -1}
@@ -270,11 +269,13 @@ def test_one_sweep_finds_what_sixty_queues_have_lost_with_one_pause(
     upkeep.broker.client.delete(
         *(key for queue in QUEUES for key in (upkeep.broker.keys(queue).ready, upkeep.broker.keys(queue).delayed))
     )
+    upkeep.tuning.claiming = 0.123
     pauses: list[float] = []
     monkeypatch.setattr(time, "sleep", pauses.append)
     upkeep.sweeper.tick()
     assert upkeep.held() == ids(messages)
-    assert pauses == [0.0]
+    # Other threads may sleep too.
+    assert pauses.count(0.123) == 1
 
 
 def test_a_sweep_claims_no_loss_at_the_first_start_and_does_the_work_of_a_loader_that_died(
@@ -310,11 +311,11 @@ def test_a_round_of_the_sweep_covers_the_backlog_that_the_round_before_it_found(
 def test_a_round_of_the_sweep_begins_where_the_last_one_came_to_however_long_that_is_ago(upkeep: Upkeep) -> None:
     upkeep.loader.tick()
     now = reads.now(DB)
-    upkeep.sweeper._sweep(now - timedelta(days=2))
+    upkeep.sweeper.sweep(now - timedelta(days=2))
     # A machine that was suspended for a day: its clock that counts seconds stood still.
     messages = overdue()
     upkeep.lose(messages)
-    upkeep.sweeper._sweep(now - timedelta(seconds=conf.get().GRACE))
+    upkeep.sweeper.sweep(now - timedelta(seconds=conf.get().GRACE))
     assert upkeep.held() == ids(messages)
 
 

@@ -328,7 +328,7 @@ def test_a_consumer_with_nothing_but_paused_queues_waits_too(consumer: Consumer)
     consumer.run_round()
     assert 0 < consumer.run_round() <= 1.0
     assert consumer.pauses.served == ()
-    consumer._stopping.set()
+    consumer.stop()
     consumer.wake_ups.wait(30.0)
 
 

@@ -102,7 +102,7 @@ def test_a_decorator_that_hides_what_a_function_is_is_named(kind: str, monkeypat
 
     hidden: dict[str, Callable[[], object]] = {"async": waits, "yields": yields}
     hidden |= {"context": contextmanager(yields), "async context": asynccontextmanager(yields_too)}
-    monkeypatch.setattr(process_start, "_functions", {})
+    monkeypatch.setattr(process_start, "functions", {})
 
     @worker_started
     def hides() -> object:

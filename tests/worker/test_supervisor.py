@@ -162,7 +162,7 @@ def test_a_worker_whose_processes_die_at_once_ends_at_its_max_runtime_and_shows_
     heartbeat, deaths = tmp_path / "heartbeat", tmp_path / "deaths"
 
     class Dying(Supervisor):
-        def _be_child(self, shared: SharedState, run: str) -> int:
+        def run_child(self, shared: SharedState, run: str) -> int:
             with deaths.open("a") as file:
                 file.write("died\n")
             shared.show_life(time.monotonic())
@@ -177,10 +177,10 @@ def test_a_worker_whose_processes_die_at_once_ends_at_its_max_runtime_and_shows_
 @pytest.mark.django_db(transaction=True)
 def test_a_process_that_is_told_to_end_while_it_is_made_ends() -> None:
     class Stopped(Supervisor):
-        def _be_child(self, shared: SharedState, run: str) -> int:
+        def run_child(self, shared: SharedState, run: str) -> int:
             os.kill(os.getppid(), signal.SIGTERM)
             eventually(lambda: self._signals, "the supervisor has passed the signal on")
-            return super()._be_child(shared, run)
+            return super().run_child(shared, run)
 
     supervise(Stopped, graceful_timeout=600.0)
 
@@ -343,11 +343,11 @@ def test_a_consumer_that_ends_between_two_looks_of_its_process_has_not_died(capl
     class Late(OnceProcess):
         looked = False
 
-        def _is_over(self) -> bool:
+        def is_over(self) -> bool:
             # The first look comes just before the end of the consumer.
             looked, self.looked = self.looked, True
             self.parts.consumer.join()
-            return looked and super()._is_over()
+            return looked and super().is_over()
 
     assert Late(Options(DB, threads=1)).run() == 0
     assert "has died" not in caplog.text

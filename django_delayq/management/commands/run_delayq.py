@@ -245,7 +245,7 @@ def _add_limits(parser: CommandParser) -> None:
 
 
 def _check_interpreter() -> None:
-    """Raise ``CommandError`` where no worker can run, or where nothing could stop one."""
+    """Raise ``CommandError`` where no worker can run, or where no signal would stop it."""
     if not hasattr(os, "fork"):
         raise CommandError(
             "run_delayq needs Linux, macOS or another POSIX system, also with --once; "
@@ -261,7 +261,7 @@ def _check_interpreter() -> None:
 
 
 def _chosen(options: Mapping[str, Any]) -> Options:
-    """Return the options of the worker. Raises ``CommandError`` for those that cannot be."""
+    """Return the options of the worker. Raises ``CommandError`` for values that no worker can have."""
     using = common.database(options)
     queues, weights = _queues(options["queue"])
     same = {name: options[name] for name in Options._fields if name in options}
@@ -283,7 +283,7 @@ def _added(options: Mapping[str, Any]) -> dict[WorkerOption, Any]:
 
 
 def _check_once(options: Options, *, once: bool) -> None:
-    """Raise ``CommandError`` if ``--once`` would not end, or its threads would not see what this one has written."""
+    """Raise ``CommandError`` if ``--once`` would not end, or would not see the rows of an open transaction."""
     if once and not options.has("consumer"):
         raise common.wrong_usage("--once delivers messages: give --roles that have the consumer")
     if once and connections[options.using].in_atomic_block:
@@ -294,14 +294,14 @@ def _check_once(options: Options, *, once: bool) -> None:
 
 
 def _begin(options: Options, added: Mapping[WorkerOption, Any]) -> None:
-    """Have extensions begin what their options ask for, before the first process starts."""
+    """Call the extensions whose options were given, before the first process starts."""
     with common.errors_as_exit_codes():
         for option, value in added.items():
             option.begin(options, value)
 
 
 def _check_lifetimes(options: Mapping[str, Any]) -> None:
-    """Raise ``CommandError`` if there are no processes, or if they cannot be replaced or would be too large at once."""
+    """Raise ``CommandError`` for limits of processes that do not exist, end for good, or are too large at the start."""
     limit = options["max_memory_per_child"]
     names = ("processes", "max_tasks_per_child", "max_memory_per_child", "heartbeat_file")
     counted = {**options, "processes": (options["processes"] or 1) > 1}
@@ -334,7 +334,7 @@ def default_processes(using: str) -> int:
 
 
 def _check_tables(using: str, *, waits: bool) -> None:
-    """Raise an error if tables or rights are missing, or if the database is away and nobody waits for it."""
+    """Raise an error if tables or rights are missing, or if the database is away and the worker does not wait."""
     try:
         pending = pending_migrations(using)
         missing = Message._meta.db_table not in connections[using].introspection.table_names()
@@ -355,7 +355,7 @@ def _check_tables(using: str, *, waits: bool) -> None:
 
 
 def _log_queues(options: Options) -> None:
-    """Log which queues are paused, and those of --queue that nothing else names: one may be misspelt."""
+    """Log which queues are paused, and which of ``--queue`` nothing else names: their names may be misspelt."""
     try:
         known = reading.queues(options.using) if options.queues else []
         paused = pausing.paused(options.using)
@@ -406,7 +406,7 @@ def _queues(given: Sequence[tuple[str, int]]) -> tuple[tuple[str, ...], tuple[in
     return names, weights
 
 
-# What the workers of other queues call the options.
+# The options under the names that the workers of other libraries give them.
 _MEANT = {
     **dict.fromkeys(("-c", "--concurrency", "--worker-threads"), "--threads"),
     **dict.fromkeys(("-Q", "-q", "--queues", "--queue-name"), "--queue, once for each queue"),
@@ -417,7 +417,7 @@ _MEANT = {
     **dict.fromkeys(("--watch", "--autoreload"), "--reload"),
     **dict.fromkeys(("--soft-time-limit", "--time-limit"), "timeout= at @handler"),
     "--max-jobs": "--max-messages",
-    # The project is that of manage.py, and each worker makes the messages of schedules.
+    # manage.py names the project, and each worker makes the messages of schedules.
     **dict.fromkeys(("-A", "--app", "worker", "-B", "--beat", "--scheduler", "--with-scheduler"), NOTHING),
     **dict.fromkeys(("-E", "--events", "-k", "--worker-type", "-O", "-D", "--detach", "--pidfile"), NOTHING),
     **dict.fromkeys(("--prefetch-multiplier", "--without-gossip", "--without-mingle"), NOTHING),

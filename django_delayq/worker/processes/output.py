@@ -1,4 +1,4 @@
-"""Writes to stdout and stderr, which may be closed, and whose reader may be gone or asleep. No worker ends for that."""
+"""Writes to stdout and stderr. They may be closed, and their reader gone or asleep: a worker goes on all the same."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..shared.log_writer import log_writer
 
 
 def occupy_closed() -> None:
-    """Have closed streams lead nowhere: else the next connection gets the number to which libraries write errors.
+    """Open ``/dev/null`` in place of closed streams: else a connection gets a number to which libraries write errors.
 
     libuv, for example, ends the process when it is to close a file with such a number.
     """
@@ -41,7 +41,7 @@ def drop_unwritten() -> None:
 
 
 class Output(OutputWrapper):
-    """The stream of a command that goes on when a line cannot be written, and waits for none."""
+    """The stream of a command. A line that cannot be written is lost, and no line is waited for."""
 
     def write(  # type: ignore[override]
         self, msg: str = "", style_func: Callable[[str], str] | None = None, ending: str | None = None

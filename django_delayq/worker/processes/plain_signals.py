@@ -13,8 +13,8 @@ import threading
 
 # Windows has none of these, and no workers that catch them.
 _HARSHER = [getattr(signal, name) for name in ("SIGHUP", "SIGQUIT") if hasattr(signal, name)]
-# The signals that a worker catches, and that end it in order. The last two: unless the project catches them, or the one
-# who starts the worker has them ignored, as ``nohup`` does.
+# The signals that a worker catches, and that end it in order. It leaves the last two as they are where the project
+# catches them, or where they are ignored, as ``nohup`` has it.
 CAUGHT = (
     signal.SIGTERM,
     signal.SIGINT,
@@ -52,7 +52,7 @@ def _begin_child() -> None:
     if not _are_on:
         _unblock()
         return
-    # What the child forks has the handlers that the child chooses.
+    # The children of this child get the handlers that it chooses.
     switch(on=False)
     for number in CAUGHT:
         signal.signal(number, signal.SIG_DFL)

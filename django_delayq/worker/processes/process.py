@@ -85,13 +85,15 @@ class Parts:
         isolation_lock: ProcessLock | None = None,
         shared: SharedState | None = None,
         on_idle: Callable[[], None] | None = None,
+        on_retired: Callable[[], None] = lambda: None,
         tuning: Tuning | None = None,
         run_tuning: RunTuning | None = None,
     ) -> None:
         """``name`` is the name of the worker (None: a new one). The supervisor reads ``shared``.
 
         With ``redis=False`` the worker delivers by query only. If there is an ``on_idle``, the consumer ends when
-        nothing can begin, and calls it. ``tuning`` and ``run_tuning`` replace the usual numbers.
+        nothing can begin, and calls it. ``on_retired`` is called when the process has reached a limit of its lifetime.
+        ``tuning`` and ``run_tuning`` replace the usual numbers.
         """
         # A wrong path in the settings is an error now, not in each handler.
         middleware.chain()
@@ -105,7 +107,7 @@ class Parts:
         self.recorder = Recorder(using, self.extensions, HeldByProcess(), run_tuning)
         tasks = options.async_concurrency if any(one.runs_on_loop for one in registry.handlers().values()) else 0
         shared = shared or SharedState(options.threads, tasks, registry.largest_batch())
-        self.budget = Budget(options, shared, name)
+        self.budget = Budget(options, shared, name, on_retired)
         own = (self.recorder, name, shared, self.budget)
         threads = HandlerThreads(options.threads, *own)
         loop = EventLoop(tasks, options.threads, *own) if tasks else None
@@ -120,7 +122,7 @@ class Parts:
 
 
 class WorkerProcess:
-    """Everything that runs in one process.
+    """One worker process with its threads.
 
     The main thread owns the state. The thread of the timeout watch adds to ``_stuck`` and sets ``code`` before it stops
     the process; ``_stopping`` is only ever set, by that thread or a signal handler, which must take no lock.
@@ -132,14 +134,16 @@ class WorkerProcess:
         isolation_lock: ProcessLock | None = None,
         shared: SharedState | None = None,
         name: str | None = None,
+        wake_supervisor: Callable[[], None] = lambda: None,
     ) -> None:
         self.options = options
         self.code = FINISHED
+        self._wake_supervisor = wake_supervisor
         # A bool, not an Event: a signal handler that sets an Event may wait forever for a lock that its own thread
         # holds.
         self._stopping = False
         self._waker = Waker()
-        # The deliveries whose handlers do not end at their timeout; more may join them while the process ends.
+        # The deliveries whose handlers do not end at their timeout. More may be added while the process ends.
         self._stuck: set[Delivery] = set()
         self._started = time.monotonic()
         self.parts = parts = self._assemble(isolation_lock, shared, name)
@@ -158,7 +162,7 @@ class WorkerProcess:
         self.runners = in_threads(self._services(), self.leadership.is_leader)
 
     def _assemble(self, lock: ProcessLock | None, shared: SharedState | None, name: str | None) -> Parts:
-        return Parts(self.options, name=name, isolation_lock=lock, shared=shared)
+        return Parts(self.options, name=name, isolation_lock=lock, shared=shared, on_retired=self._on_retired)
 
     def _roles(self) -> frozenset[str]:
         return frozenset(role for role in all_roles() if self.options.has(role))
@@ -206,9 +210,13 @@ class WorkerProcess:
         """Have the main thread look at once whether the process is to end. Safe in a signal handler."""
         self._waker.wake()
 
+    def _on_retired(self) -> None:
+        self._wake_supervisor()
+        self.look()
+
     @property
     def beat(self) -> float:
-        """When the consumer last began a turn (monotonic)."""
+        """When the consumer last began a round (monotonic)."""
         return time.monotonic() if self.consumer is None else self.consumer.beat
 
     def run(self, watch: Callable[[], bool] = lambda: False) -> int:
@@ -240,16 +248,16 @@ class WorkerProcess:
         if self.consumer is not None:
             self.consumer.start()
         while not self._stopping:
-            # The place of a retired process is needed for the successor of its successor.
+            # A retired process has to end soon: it counts toward the greatest number of processes.
             wait_readable([self._waker], 0.05 if self.pool.shared.retired else 0.5)
             self._waker.forget()
             if self.parts.budget.check():
                 self.parts.brokers.wake()
-            if watch() or self._is_over() or self._is_broken():
+            if watch() or self.is_over() or self._is_broken():
                 break
         self._shut_down()
 
-    def _is_over(self) -> bool:
+    def is_over(self) -> bool:
         """Return whether ``--max-messages`` or ``--max-runtime`` is reached, or this process was replaced."""
         if self.pool.shared.replaced and not self.pool.held():
             return True
@@ -296,7 +304,7 @@ class WorkerProcess:
         self.pool.release_unstarted()
         if self.pool.held():
             logger.info("Worker process %s takes no more messages and waits for its handlers", self.name)
-        # When every held delivery is stuck, waiting longer would be in vain.
+        # When every held delivery is stuck, there is nothing left to wait for.
         finished = self.pool.finish(self.options.graceful_timeout, lambda: self._stuck.issuperset(self.pool.held()))
         if not finished:
             self.code = self.code or UNFINISHED
@@ -315,7 +323,7 @@ class WorkerProcess:
         for runner in self.runners:
             runner.join(timeout=2)
         self.recorder.join(timeout=2)
-        # Nobody is left who has signals to send.
+        # No thread is left that hands signals over.
         self.recorder.sender.finish(max(0.0, last - time.monotonic()))
         self.parts.extensions.stop()
         self._sign_off()
@@ -323,7 +331,7 @@ class WorkerProcess:
         self._log_end(held)
 
     def _sign_off(self) -> None:
-        """Take back what tells others of this process."""
+        """Remove what tells others that this process lives."""
         if self.loader is not None:
             self.loader.release()
         self.leadership.release()
@@ -379,14 +387,14 @@ class OnceProcess(WorkerProcess):
 
     def _work(self, watch: Callable[[], bool]) -> None:
         for service in self._upkeep(self._roles()):
-            turns = DueServices([service])
-            # It goes on with what it has begun; one that may be busy for long, in its own thread, does one step.
-            while not (turns.run_due() or service.thread != Service.thread or self._stopping or super()._is_over()):
+            services = DueServices([service])
+            # A service goes on with what it has begun. One with a thread of its own may take long: it does one step.
+            while not (services.run_due() or service.thread != Service.thread or self._stopping or super().is_over()):
                 pass
         super()._work(watch)
 
-    def _is_over(self) -> bool:
-        return self.parts.consumer.is_done or super()._is_over()
+    def is_over(self) -> bool:
+        return self.parts.consumer.is_done or super().is_over()
 
     def _sign_off(self) -> None:
         connections.after_task()

@@ -44,7 +44,7 @@ class Releases:
         self._fork_to = fork_to
         self._supervisor = os.getpid()
         self.waiting: list[Child] = []
-        # The process that releases the claims of the first of these, and of how many; 0: there is none.
+        # The process that releases claims (0: there is none), and how many of the first waiting children it handles.
         self.pid = 0
         self._number = 0
         # When the last one was started (monotonic).
@@ -53,7 +53,7 @@ class Releases:
     def add(self, dead: Child, living: Iterable[Child]) -> None:
         """Have the claims of a child released that has died.
 
-        No message is accused when all children were killed together: somebody else did that, and no single message.
+        When all children were killed together, no message is to blame: somebody else did that.
         """
         self.waiting.append(dead)
         killed = [dead for dead in self.waiting if self._was_just_killed(dead)]
@@ -64,7 +64,7 @@ class Releases:
     def go_on(self, *, final: bool = False) -> None:
         """Start the process if there is something for it, and end one that has taken too long.
 
-        ``final``: no further children may turn out to have been killed together with these.
+        ``final``: all children are dead, so no others can have been killed together with these.
         """
         now = time.monotonic()
         dead = [*takewhile(lambda dead: final or not self._may_have_company(dead), self.waiting)]
@@ -73,13 +73,13 @@ class Releases:
                 os.kill(self.pid, signal.SIGKILL)
         elif dead and now - self._tried >= self.tuning.check_interval:
             self._tried = now
-            # If no process is left for it, it is tried again.
+            # If the system refuses a process, the next call tries again.
             with contextlib.suppress(OSError):
                 self.pid, self._number = self._fork_to(lambda: self._release_all(dead)), len(dead)
 
     @property
     def is_soon(self) -> bool:
-        """True when it is known in a moment whether others were killed together with the first child."""
+        """True when the supervisor learns in a moment whether others were killed together with the first child."""
         return bool(self.waiting) and self._may_have_company(self.waiting[0])
 
     def note_end(self, *, done: bool) -> None:
@@ -127,4 +127,5 @@ class Releases:
         extensions.stop()
 
     def _was_just_killed(self, dead: Child) -> bool:
+        """Return whether a child was killed so lately that others may follow."""
         return dead.death.by_kill and time.monotonic() - dead.died < self.tuning.together

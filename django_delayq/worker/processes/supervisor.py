@@ -111,7 +111,7 @@ class Supervisor:
         """Start a worker process."""
         shared = SharedState(self.options.threads, self.options.async_concurrency, registry.largest_batch())
         run = actors.new_run()
-        pid = self._fork_to(lambda: self._be_child(shared, run))
+        pid = self._fork_to(lambda: self.run_child(shared, run))
         name = actors.worker_name(self.options.name, pid, run)
         logger.debug("Started worker process %s", name)
         return Child(pid, name, time.monotonic(), shared)
@@ -122,7 +122,7 @@ class Supervisor:
         connections.close_all()
         django_connections.close_all()
         publisher.get.cache_clear()
-        # What is left would be written by the child too.
+        # Buffered output would be written by the child too.
         log_writer.submit(output.flush)
         pid = log_writer.fork()
         if pid == 0:
@@ -138,27 +138,22 @@ class Supervisor:
                 os._exit(code)
         return pid
 
-    def _be_child(self, shared: SharedState, run: str) -> int:
+    def run_child(self, shared: SharedState, run: str) -> int:
         """Run a worker process, in the child. Return its exit code."""
         name = actors.worker_name(self.options.name, os.getpid(), run)
-        process = WorkerProcess(self.options, self.isolation_lock, shared, name)
+        process = WorkerProcess(self.options, self.isolation_lock, shared, name, self._wake)
         collect_less_often(self.tuning.young_objects)
         signal.signal(signal.SIGTERM, lambda *_: process.stop())
         if self._signals:
-            # While the process was made.
+            # The signals came while the process was made.
             process.stop()
         plain_signals.switch(on=True)
-
-        def ask() -> None:
-            self._wake()
-            process.look()
 
         def watch() -> bool:
             if not process.recorder.hangs:
                 shared.show_life(process.beat)
             return self._is_orphaned()
 
-        process.parts.budget.ask = ask
         code = process.run(watch)
         shared.ended = True
         return code

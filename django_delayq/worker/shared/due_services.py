@@ -18,15 +18,6 @@ from . import connections
 
 logger = logging.getLogger("django_delayq")
 
-
-# If the leader hangs, the other processes do its work when that is late by this time. Seconds.
-STANDBY = 120.0
-
-
-# A transaction of a service that shares its thread with others waits for a lock for no longer than this: a process that
-# freezes in a transaction would stop them all. Milliseconds.
-LOCK_TIMEOUT = 2000
-
 # A service that asks for a longer wait, or for one without end, is called again after a day. Seconds.
 LONGEST_WAIT = 86_400.0
 
@@ -39,6 +30,12 @@ class DueServices:
 
     ``is_leader`` tells whether this process does what one process does for all (``Service.is_shared``).
     """
+
+    # If the leader hangs, another process does its work when that is overdue by this time. Seconds.
+    standby = 120.0
+    # A transaction of a service that shares its thread with others waits for a lock up to this time: a process that
+    # freezes in a transaction would stop them all. Milliseconds.
+    lock_timeout = 2000
 
     def __init__(self, services: Sequence[Service], is_leader: Callable[[], bool] = lambda: True) -> None:
         self._is_leader = is_leader
@@ -65,7 +62,7 @@ class DueServices:
         # with work that it has begun: the services of other processes wait for that, or begin anew.
         is_begun = not self._due[index] or index in self._go_on
         is_standby = self.services[index].is_shared and not is_begun and not self._is_leader()
-        return self._due[index] + STANDBY if is_standby else self._due[index]
+        return self._due[index] + self.standby if is_standby else self._due[index]
 
     def _tick(self, index: int) -> float:
         """Tick the service at this index. Return how many seconds it waits."""
@@ -73,7 +70,7 @@ class DueServices:
         self._go_on.discard(index)
         connections.before_task()
         try:
-            with lock_timeout(LOCK_TIMEOUT if service.thread == Service.thread else 0):
+            with lock_timeout(self.lock_timeout if service.thread == Service.thread else 0):
                 # An extension may return anything.
                 wait = min(max(0.0, float(service.tick())), LONGEST_WAIT)
         except Exception as error:  # noqa: BLE001

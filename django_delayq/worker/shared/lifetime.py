@@ -17,14 +17,6 @@ from .shared_state import SharedState
 
 logger = logging.getLogger("django_delayq")
 
-# Each process lowers its limits by a random part, up to this one: otherwise processes that were started together would
-# retire together.
-JITTER = 0.1
-# A retired process waits this long for its successor to start. Seconds.
-PATIENCE = 1.0
-# If none has started then, the process may claim its number of messages once more, or use this part more of memory.
-MORE_MEMORY = 0.1
-
 
 class Budget:
     """Tells how many messages one process may still claim.
@@ -35,12 +27,22 @@ class Budget:
     the work of all others.
 
     The consumer's thread counts the messages that it claims, and any thread those that it releases unstarted. The main
-    thread looks at the memory, and at how long the process waits. ``_lock`` guards the numbers. ``ask`` is set before
-    the threads start.
+    thread looks at the memory, and at how long the process waits. ``_lock`` guards the numbers.
     """
 
-    def __init__(self, options: Options, shared: SharedState, worker: str) -> None:
-        less = random.uniform(0, JITTER)
+    # Each process lowers its limits by a random part, up to this one: otherwise processes that were started together
+    # would retire together.
+    jitter = 0.1
+    # A retired process waits this long for its successor to start. Seconds.
+    patience = 1.0
+    # If none has started then, the process may claim its number of messages once more, or use this part more of memory.
+    more_memory = 0.1
+
+    def __init__(
+        self, options: Options, shared: SharedState, worker: str, on_retired: Callable[[], None] = lambda: None
+    ) -> None:
+        """``on_retired`` wakes the supervisor and the main thread, which read the shared state."""
+        less = random.uniform(0, self.jitter)
         messages, memory = options.max_tasks_per_child, options.max_memory_per_child
         # Of less than ten messages none is subtracted.
         self._messages = None if messages is None else messages - int(messages * less)
@@ -52,8 +54,7 @@ class Budget:
         self._has_end = options.max_messages is not None
         self._shared = shared
         self._worker = worker
-        # Called when the process retires: it wakes the supervisor and the main thread, which read the shared state.
-        self.ask: Callable[[], None] = lambda: None
+        self._on_retired = on_retired
         self._claimed = 0
         # When it retired (monotonic).
         self._retired_at = 0.0
@@ -84,7 +85,7 @@ class Budget:
     def check(self) -> bool:
         """Find out whether the process is retired, or has waited long enough. Return True when it may claim again."""
         if self._shared.retired:
-            return not self._shared.replaced and time.monotonic() - self._retired_at >= PATIENCE and self._go_on()
+            return not self._shared.replaced and time.monotonic() - self._retired_at >= self.patience and self._go_on()
         # A process that has claimed nothing has not grown by messages, and its successor would need as much.
         if self._memory is not None and self._claimed and (used := resident_memory()) >= self._bytes:
             self._retire(f"uses {in_megabytes(used)} of memory")
@@ -97,14 +98,14 @@ class Budget:
             self._shared.retired = True
             self._retired_at = time.monotonic()
         logger.info("Worker process %s %s; another one takes its place", self._worker, why)
-        self.ask()
+        self._on_retired()
 
     def _go_on(self) -> bool:
         with self._lock:
             if self._messages is not None:
                 self._left = self._messages
             if self._memory is not None:
-                self._bytes = resident_memory() + self._memory * MORE_MEMORY
+                self._bytes = resident_memory() + self._memory * self.more_memory
             self._shared.retired = False
         logger.info("Worker process %s goes on, because too many before it have not finished", self._worker)
         return True

@@ -36,7 +36,7 @@ class Heartbeat(Service):
         hangs: Callable[[], bool] = lambda: False,
         tuning: UpkeepTuning = USUAL,
     ) -> None:
-        """``hangs`` tells whether this process records no outcomes, so that it must not look alive."""
+        """``hangs`` returns whether this process records no outcomes: then it must not look alive."""
         self.using = using
         self.worker = worker
         self.queues = queues
@@ -55,7 +55,7 @@ class Heartbeat(Service):
         queues = list(self.queues())
         # At SERIALIZABLE, which a project may ask for, it would fail beside others that read the table.
         with own_transaction(self.using):
-            # An idle process would not know it if the record's clock was set.
+            # An idle process would not notice otherwise that the record's clock was set.
             reads.now(self.using)
             if not rows.filter(name=self.worker).update(seen_at=Now(), queues=queues):
                 rows.create(
@@ -91,7 +91,7 @@ def delete_rows(using: str, workers: Iterable[str]) -> None:
 
 
 class HeartbeatFile:
-    """A file that a supervisor touches. That it cannot be touched ends no worker, and is logged once."""
+    """A file that a supervisor touches. If it cannot be touched, the log says so once, and the worker goes on."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)

@@ -28,7 +28,7 @@ class Janitor(Service):
     def __init__(self, using: str, tuning: UpkeepTuning = USUAL) -> None:
         self.using = using
         self.tuning = tuning
-        # Prunes a batch each time that it is asked for its next number. None: nothing is being pruned.
+        # Prunes a batch at each ``next``. None: nothing is being pruned.
         self._pruning: Iterator[int] | None = None
         # The foreign keys that the log has named.
         self._named: set[str] = set()
@@ -42,7 +42,7 @@ class Janitor(Service):
         began = time.monotonic()
         if next(pruning, None) is None:
             return self.tuning.prune_interval
-        # It goes on in the next tick. After an error it would not: then it begins anew.
+        # The next tick goes on with it. After an error the next tick begins anew.
         self._pruning = pruning
         return self.tuning.rest * (time.monotonic() - began)
 
@@ -69,6 +69,7 @@ class Janitor(Service):
         self._named |= kept.keys()
 
     def _tidy(self) -> None:
+        """Delete old leases, unused limits, and the rows of workers that are gone."""
         crashes.drop_leases(self.using)
         unannounced.drop_useless(self.using)
         admission.tidy(self.using)

@@ -69,7 +69,7 @@ class _ObservedLoad:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if self._observers is not None:
-            # Never empty for an error, whatever its own text is.
+            # The error of a failed load has a text, even where the exception has none.
             text = "" if error is None else str(error) or type(error).__name__
             if isinstance(error, GeneratorExit):
                 text = "given up by its worker, which ends or begins anew; the rest is loaded all the same"
@@ -114,8 +114,8 @@ class Loader(Service):
         began = time.monotonic()
         try:
             is_loading = self._loading is not None and self.brokers.rubbish_seen is None
-            loading = self._loading if is_loading else self._check()
-            # A load that raises is over, and so is one that yields no further page.
+            loading = self._loading if is_loading else self.check()
+            # A load is over when it raises, and when it yields no further page.
             self._loading = None
             most = self.tuning.pages_per_tick
             if loading is not None and sum(1 for _page in islice(loading, most)) == most:
@@ -134,12 +134,12 @@ class Loader(Service):
         return self.tuning.meta_interval
 
     def release(self) -> None:
-        """Give up the load under way, so that another process begins it at once. The thread of the ticks has ended."""
+        """Give up the load under way, so that another process begins it at once. Called after the last tick."""
         if self._loading is not None:
             self._loading.close()
 
     def _make_room(self) -> None:
-        """Drop ids that are due, which the database delivers meanwhile: a Redis full of our own ids would stay full."""
+        """Drop due ids, whose messages the database delivers: a Redis full of our own ids would stay full."""
         with contextlib.suppress(BrokerUnavailable):
             for queue in self.broker.due_queues(None).queues:
                 for _batch in range(self.tuning.batches_dropped):
@@ -153,12 +153,13 @@ class Loader(Service):
             self._identified = time.monotonic()
         return self._server
 
-    def _check(self) -> Generator[None] | None:
+    def check(self) -> Generator[None] | None:
         """Read the meta. Return the load that is needed, if one is: it yields after each page."""
         server = self._identify()
         if (seen := self.brokers.rubbish_seen) is not None:
             self._clear(seen)
-        # A loss shows without a count too, which costs another command. But a full Redis that refuses it is not back.
+        # Every other check counts: a count costs another command, and a loss shows without it. A Redis that was away
+        # must take the count, since a full one would refuse it.
         self._counts = not self._counts or self.brokers.is_away
         meta = self.broker.tick(counts=self._counts)
         rolled_back = meta.tick < (self._tick or 0) + self._counts
@@ -179,8 +180,8 @@ class Loader(Service):
     def _clear(self, seen: int) -> None:
         """Delete our keys in Redis, because something else was seen there.
 
-        Raises ``BrokerRubbish`` when that is too early: if somebody writes there again and again, delivery goes on by
-        query.
+        Raises ``BrokerRubbish`` when they were deleted a short time ago: while somebody writes there again and again,
+        delivery goes on by query.
         """
         try:
             queues = reading.queues(self.using)
@@ -219,7 +220,7 @@ class Loader(Service):
             if why and begun[0] is None and self._tick is not None:
                 logger.warning("%s; it is loaded again from the record", why)
             yield from self._load_between(*begun)
-        # The tick alone may show that Redis was rolled back: it is remembered only when the load has succeeded.
+        # Only the tick may show that Redis was rolled back, so it is remembered only after the load has succeeded.
         self._tick = tick
 
     def _load_between(self, start: int | None, horizon: int) -> Generator[None]:

@@ -11,9 +11,8 @@ from .upkeep_tuning import USUAL, UpkeepTuning
 class Mover(Service):
     """Sleeps until the next message falls due, in a process without a consumer.
 
-    A consumer moves the ids that it takes by itself. Beside one, the mover of the leader looks from time
-    to time, and wakes a worker while ids are ready or blocked: a process that died, froze or stopped may have taken a
-    wake-up with it.
+    A consumer itself moves the ids that it takes. Beside one, the mover of the leader looks from time to time, and
+    wakes a worker while ids are ready or blocked: a process that died, froze or stopped may have taken their wake-up.
     """
 
     name = "mover"
@@ -42,7 +41,7 @@ class Mover(Service):
             due = self.broker.due_queues(self.queues)
             answers = self.broker.take_many(due.queues, 0)
             if any(queue.ready for queue in due.queues) or self.broker.any_blocked():
-                # The process that got their wake-up, or blocked them and would look again, may have died.
+                # The process that got their wake-up, or that blocked them and would look again, may have died.
                 self.broker.notify(self.queues)
         except BrokerUnavailable as error:
             self.brokers.report_failure(error)

@@ -17,10 +17,10 @@ from .upkeep_tuning import USUAL, UpkeepTuning
 class Reaper(Service):
     """Takes messages back and expires messages every few seconds. A message taken back is due at once.
 
-    While a lock on a table (of VACUUM FULL or a migration) lasts, no lease can be renewed, though its holder is well.
-    While a lock on its row lasts, no outcome of a delivery that has ended can be written. So a lease that ran out is
-    ended only if it is still over ``confirm_after`` seconds later, both looks have found its row free, and none has
-    waited for a lock on a table: the renewals and the outcomes that waited have been written by then.
+    While a table is locked (by VACUUM FULL or a migration), no worker can renew a lease. While a row is locked, no
+    worker can record the outcome of its delivery. So a lease that ran out is ended only if a second look,
+    ``confirm_after`` seconds later, finds it over too, both looks find the row free, and none waits for a lock on a
+    table: until then the renewals and the outcomes that waited have been written.
     """
 
     name = "reaper"
@@ -73,7 +73,7 @@ class Reaper(Service):
         return self.tuning.confirm_after if self._suspects.keys() - confirmed else self.tuning.reap_interval
 
     def _confirmed(self, began: float) -> set[crashes.Held]:
-        """Return the deliveries whose lease may be ended, and remember the others. The tick ``began`` at this time."""
+        """Return the deliveries whose leases may be ended, and remember the others. ``began``: when the tick did."""
         # Some locks let everybody read, and keep renewals waiting: a renewal of nothing waits with them.
         statements(self.using).extend([])
         expired = crashes.expired_leases(self.using)

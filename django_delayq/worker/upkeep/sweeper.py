@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
@@ -54,14 +55,17 @@ class Sweeper(Service):
         self.queues = queues
         self.topics = topics
         self.tuning = tuning
-        # The place in the order of (due, id) where the round goes on; None: the next tick begins a round.
+        # The position in the order of (due, id) where the round began, and where it goes on; None: the next tick begins
+        # a round.
+        self.began_at = BEGINNING
         self._cursor: tuple[datetime, int] | None = None
-        # The due time of the first message that the present round found.
+        # The due time of the first message that this round found.
         self._first: datetime | None = None
-        # Up to which due time the present round has come at least.
+        # This round covers all messages due up to this time.
         self._reached = BEGINNING[0]
-        self._full_at = 0.0
-        # Up to which due time messages were overdue at the last tick.
+        # When a round last started at the very beginning (monotonic).
+        self._full_at = -math.inf
+        # At the last tick, the messages due up to this time were overdue.
         self._looked: datetime | None = None
 
     def tick(self) -> float:
@@ -72,9 +76,9 @@ class Sweeper(Service):
         found = unannounced.look(self.using, self.tuning.announced_together)
         try:
             is_announced = bool(found.ids) and self._announce(found)
-            put = self._sweep(found.now - timedelta(seconds=grace / 2))
+            put = self.sweep(found.now - timedelta(seconds=grace / 2))
             if put:
-                # For delayq_check: whose puts do not come here may use another Redis.
+                # For delayq_check: projects whose announcements do not arrive here may use another Redis.
                 self.broker.note_sweep()
         except BrokerUnavailable as error:
             self.brokers.report_failure(error)
@@ -82,12 +86,12 @@ class Sweeper(Service):
         for queue, number in sorted(put.items()):
             logger.warning("The sweep of queue %s put %d messages that Redis had lost", queue, number)
         if put:
-            # Those who schedule may know another one: somebody has emptied the tables, or loaded a dump over them.
+            # Producers may know another identity: somebody has emptied the tables, or loaded a dump over them.
             doubt_identity(self.using)
         if is_announced and len(found.ids) == self.tuning.announced_together:
             # There may be more.
             return 0.0
-        # From beginning to beginning. But a sweep that takes long leaves time for others.
+        # The grace counts from the beginning of this sweep. But after a long one, other services get half of it.
         return max(grace / 2, grace - (time.monotonic() - began))
 
     def _announce(self, found: ToAnnounce) -> bool:
@@ -99,16 +103,16 @@ class Sweeper(Service):
         unannounced.forget(self.using, found.ids)
         return True
 
-    def _sweep(self, overdue_since: datetime) -> Counter[str]:
+    def sweep(self, overdue_since: datetime) -> Counter[str]:
         """Go on with the round, for some pages at most. Return how many messages of each queue were put."""
         if self._cursor is None:
-            self._cursor = self._beginning(overdue_since)
+            self._cursor = self.began_at = self._beginning(overdue_since)
         read = partial(reading.merged, self.using, self.queues(), end=overdue_since, topics=list(self.topics()))
         missing: defaultdict[str, list[Entry]] = defaultdict(list)
         rows = 0
         for page in read(after=self._cursor):
             if not rows and self._is_loading():
-                # The load brings them, and Redis has not lost them: it was never told. The next tick begins here.
+                # Redis has not lost them: the load brings them first. The next tick begins here.
                 return Counter()
             self._first = self._first or page.first
             self._note_missing(page.by_queue, missing)
@@ -121,7 +125,7 @@ class Sweeper(Service):
         else:
             self._cursor = None
         if self._cursor is not None:
-            # A round beside a backlog takes long: what has become overdue since the last tick does not wait for it.
+            # A round over a backlog takes long. What has become overdue since the last tick does not wait for it.
             after = max(self._cursor, (self._looked or overdue_since, 0))
             for page in islice(read(after=after), self.tuning.new_pages):
                 self._note_missing(page.by_queue, missing)
@@ -158,8 +162,8 @@ class Sweeper(Service):
         first, self._first = self._first, None
         reached, self._reached = self._reached, overdue_since
         now = time.monotonic()
-        if now >= self._full_at:
-            self._full_at = now + self.tuning.full_round
+        if now - self._full_at >= self.tuning.full_round:
+            self._full_at = now
             return BEGINNING
         lag = min(reached, overdue_since) - timedelta(seconds=self.tuning.full_round)
         return (lag if first is None else min(first, lag), 0)

@@ -257,5 +257,5 @@ def test_the_numbers_of_the_limits_page_lead_to_as_many(viewer: Client, declare:
 
 
 def test_the_page_without_limits_says_how_to_declare_one(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_handlers", {})
+    monkeypatch.setattr(registry, "declared", {})
     assert "There are no limits." in text(viewer.get(samples.admin_url("limits_changelist")))

@@ -393,7 +393,7 @@ def test_a_retry_function_is_asked_once_for_each_failure(signalled: list[str], m
 
     topic = tasks.fail.module_path
     policy = RetryPolicy.custom(gives_up_on_odd_calls)
-    monkeypatch.setitem(registry._handlers, topic, registry._handlers[topic]._replace(own_retry=policy))
+    monkeypatch.setitem(registry.declared, topic, registry.declared[topic]._replace(own_retry=policy))
     done(tasks.fail)
     assert asked == [1]
     assert signalled[-1] == "finished FAILED"
