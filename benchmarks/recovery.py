@@ -123,7 +123,7 @@ def redis_stopped(redis: RedisServer) -> None:
         say("  … delivered from the database: latest", f"{late[-1] * 1000:.0f} ms")
         redis.start()
         # Wait until this process tries Redis again.
-        time.sleep(publisher.RETRY_AFTER)
+        time.sleep(publisher.usual.retry_after)
 
 
 def flush(redis: RedisServer) -> None:

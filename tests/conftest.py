@@ -15,6 +15,7 @@ from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
 from django_delayq.broker import publisher
+from django_delayq.broker.broker_tuning import BrokerTuning
 from django_delayq.core.known_record import doubt_identity
 from django_delayq.models.messages import IS_CONSISTENT, Message
 from django_delayq.project import registry
@@ -193,7 +194,7 @@ def close_publishers() -> None:
 @pytest.fixture
 def redis_has_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let Redis be slow. An answer that is late counts as a failure, after which the next puts are left out."""
-    monkeypatch.setattr(publisher, "REDIS_TIMEOUT", 10.0)
+    monkeypatch.setattr(publisher, "usual", BrokerTuning(timeout=10.0))
     publisher.get.cache_clear()
 
 

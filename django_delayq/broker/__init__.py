@@ -1,7 +1,7 @@
 """The broker says when messages fall due. Redis is the broker, or the database when there is no Redis.
 
-Other packages import only this module, ``base``, ``database`` and ``publisher``: the modules that implement Redis are
-private.
+Other packages import only this module, ``base``, ``database``, ``broker_tuning`` and ``publisher``: the modules that
+implement Redis are private.
 """
 
 from __future__ import annotations

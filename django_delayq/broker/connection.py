@@ -332,7 +332,8 @@ class ScriptConnections:
     """Calls scripts in place of a client, whose work around a short call would take a third of its time.
 
     Between calls it keeps one connection and gives others back to the pool. So a process has no more
-    connections than threads that call Redis at one moment, and this one.
+    connections than threads that call Redis at one moment, and this one. Any thread may call it. The idle connection is
+    in a deque, whose operations are atomic: the thread that pops it owns it until it appends it again.
     """
 
     def __init__(self, pool: Callable[[], redis.ConnectionPool]) -> None:

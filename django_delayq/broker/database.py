@@ -12,16 +12,7 @@ from ..record.low_water import LowWater
 from ..record.sql import statements
 from ..record.sql.rows import BEGINNING, IndexPosition, QueueLook
 from .base import Broker, DueQueue, DueQueues, Taken
-
-# While a limit is full, its messages are looked for again after this time. Seconds.
-LOOK_AGAIN = 0.25
-# A queue that is named nowhere is looked at for this long after it held a message. Seconds.
-REMEMBERED = 600.0
-
-
-def _look_again(wait: float | None, closed: Collection[str]) -> float | None:
-    """Return after how many seconds to look again, when the next message is due in ``wait`` (None: there is none)."""
-    return min(LOOK_AGAIN, wait or LOOK_AGAIN) if closed else wait
+from .broker_tuning import USUAL, BrokerTuning
 
 
 class Walk:
@@ -31,8 +22,8 @@ class Walk:
     taken, since their rows may be dead. When nothing more is due, the next look begins at the low-water mark.
     """
 
-    def __init__(self) -> None:
-        self._low = LowWater()
+    def __init__(self, parts_of_time: float) -> None:
+        self._low = LowWater(parts_of_time)
         self._at: IndexPosition | None = None
         # The limits that were full at some look since the walk began: messages of theirs may stand before ``_at``.
         self.passed: frozenset[str] = frozenset()
@@ -77,8 +68,9 @@ class DatabaseBroker(Broker):
     ``topics`` returns the topics that this process can deliver.
     """
 
-    def __init__(self, using: str, topics: Callable[[], Iterable[str]]) -> None:
+    def __init__(self, using: str, topics: Callable[[], Iterable[str]], tuning: BrokerTuning = USUAL) -> None:
         self.using = using
+        self.tuning = tuning
         self.topics = topics
         self._woken = threading.Event()
         self._holding: ExitStack | None = None
@@ -106,7 +98,7 @@ class DatabaseBroker(Broker):
         return closed
 
     def _look(self, queues: Collection[str], topics: Sequence[str], closed: frozenset[str]) -> dict[str, QueueLook]:
-        walks = {queue: self._walks.setdefault(queue, Walk()) for queue in queues}
+        walks = {queue: self._walks.setdefault(queue, Walk(self.tuning.parts_of_time)) for queue in queues}
         begins = {queue: walk.begin() for queue, walk in walks.items()}
         asked = time.monotonic()
         found = statements(self.using).find_candidates(begins, topics, closed)
@@ -115,9 +107,13 @@ class DatabaseBroker(Broker):
             walks[queue].note(begins[queue], closed, seen, took)
         return found
 
+    def _next_look(self, wait: float | None, closed: Collection[str]) -> float | None:
+        """Return the seconds until the next look, when the next message is due in ``wait`` (None: there is none)."""
+        return min(self.tuning.look_again, wait or self.tuning.look_again) if closed else wait
+
     def _lock_due(self, seen: QueueLook, limit: int, topics: Sequence[str], closed: Collection[str]) -> Taken:
         if not seen.is_due:
-            return Taken(next_due=_look_again(seen.wait, closed))
+            return Taken(next_due=self._next_look(seen.wait, closed))
         if limit <= 0:
             return Taken(left=1)
         if not seen.is_candidate:
@@ -142,11 +138,11 @@ class DatabaseBroker(Broker):
         due = [DueQueue(queue, 0, 1, seen=looks[queue], closed=closed) for queue in found if looks[queue].is_due]
         waits = [seen.wait for seen in looks.values() if not seen.is_due]
         next_due = min((wait for wait in waits if wait is not None), default=None)
-        return DueQueues(due, 0, _look_again(next_due, closed))
+        return DueQueues(due, 0, self._next_look(next_due, closed))
 
     def _known(self) -> list[str]:
         """Return the queues that hold messages, or did a while ago."""
-        since = time.monotonic() - REMEMBERED
+        since = time.monotonic() - self.tuning.remembered
         self._walks = {queue: walk for queue, walk in self._walks.items() if walk.last_seen > since}
         return [*{*self._walks, *statements(self.using).queues(self._walks)}]
 

@@ -19,19 +19,14 @@ from ..core.outages import Outage
 from ..project import conf
 from . import RedisBroker, index
 from .base import Entry
+from .broker_tuning import USUAL, BrokerTuning
 
 logger = logging.getLogger("django_delayq")
 
 T = TypeVar("T")
 
-# How long a call that schedules waits to be connected to Redis, and how late an answer may be before Redis counts as
-# away. The message is safe without Redis: a sweep finds it. Seconds.
-REDIS_TIMEOUT = 0.25
-# After Redis failed to answer, no caller tries it again for this long. Seconds.
-RETRY_AFTER = 1.0
-# The clocks of hosts, of the database and of Redis may differ by nearly this much: a new message is put if it is due
-# within HORIZON and this from now. Seconds.
-CLOCK_MARGIN = 60.0
+# The numbers of the publishers that are made from now on.
+usual = USUAL
 # The identity of a database that has none.
 NOBODY = "nobody"
 SAFE = "Messages are safe in the record: workers deliver them by query, or put them later."
@@ -44,11 +39,16 @@ def run_at_once(using: str, ids: list[int]) -> None:
 
 
 class Publisher:
-    """Announces and removes messages of one database alias: short timeouts, no retries, and a pause after a failure."""
+    """Announces and removes messages of one database alias: short timeouts, no retries, and a pause after a failure.
 
-    def __init__(self, using: str, broker: RedisBroker) -> None:
+    Any thread may call it. ``_lock`` guards the outage. ``_retry_at``, ``_is_failing`` and ``_refused`` are replaced as
+    a whole without it: a thread that reads an older value tries Redis once more, or once less, and loses no message.
+    """
+
+    def __init__(self, using: str, broker: RedisBroker, tuning: BrokerTuning = USUAL) -> None:
         self.using = using
         self.broker = broker
+        self.tuning = tuning
         # No call before this time (monotonic, seconds).
         self._retry_at = 0.0
         self._is_failing = False
@@ -62,7 +62,7 @@ class Publisher:
         if new:
             # This host's clock is read after the commit. No loader has yet set a horizon as late as this: the one that
             # does so reads the record afterwards, and finds the message.
-            farthest_us = (time.time() + conf.get().HORIZON + CLOCK_MARGIN) * 1e6
+            farthest_us = (time.time() + conf.get().HORIZON + self.tuning.clock_margin) * 1e6
             entries = [entry for entry in entries if entry.due_us <= farthest_us]
         if entries:
             self._try(self.broker.send_put, queue, entries)
@@ -78,7 +78,7 @@ class Publisher:
         failed = self._is_failing
         if failed:
             # Other calls do not wait while this one tries Redis again.
-            self._retry_at = time.monotonic() + RETRY_AFTER
+            self._retry_at = time.monotonic() + self.tuning.retry_after
         try:
             answered = call(queue, what) is not False
             if failed:
@@ -106,7 +106,7 @@ class Publisher:
                 self._outage.end()
 
     def _fail(self, level: int, text: str, *values: object, exc_info: Exception | None = None) -> None:
-        self._retry_at = time.monotonic() + RETRY_AFTER
+        self._retry_at = time.monotonic() + self.tuning.retry_after
         with self._lock:
             self._is_failing, is_news = True, self._outage.is_news(text % values)
         if is_news:
@@ -118,8 +118,8 @@ def get(using: str) -> Publisher | None:
     """Return the publisher of a database alias; None when no Redis is configured."""
     # The identity is read without a query, since this may be the caller's transaction: every statement that writes
     # messages brings it along. A database that has none yet owns no queue in Redis.
-    broker = index(using, timeout=REDIS_TIMEOUT, identity_of=lambda using: last_identity(using) or NOBODY)
-    return None if broker is None else Publisher(using, broker)
+    broker = index(using, timeout=usual.timeout, identity_of=lambda using: last_identity(using) or NOBODY)
+    return None if broker is None else Publisher(using, broker, usual)
 
 
 conf.forget_on_change(get, "DELAYQ", "CACHES")

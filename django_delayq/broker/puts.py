@@ -68,7 +68,11 @@ class PutConnection(PinnedConnection):
 
 
 class PutConnections:
-    """The connections of a broker for puts: as many as there are threads that put at the same time."""
+    """The connections of a broker for puts: as many as there are threads that put at the same time.
+
+    Any thread may call it. The idle ones are in a deque, whose operations are atomic: the thread that pops a connection
+    owns it until it appends it again.
+    """
 
     def __init__(self, pool: Callable[[], redis.ConnectionPool]) -> None:
         self._pool = pool

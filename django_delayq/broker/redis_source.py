@@ -158,7 +158,7 @@ class RedisSource(Broker):
     def delay(self, queue: str, tickets: Sequence[Ticket], seconds: float) -> None:
         """Put taken ids back with another due time."""
         due_tenths = self.now_tenths() + int(seconds * SECOND)
-        self._put_back(queue, [(ticket.id, due_tenths + ticket.rank / RANKS, "") for ticket in tickets])
+        self._write_back(queue, [(ticket.id, due_tenths + ticket.rank / RANKS, "") for ticket in tickets])
 
     def put_back(self, queue: str, tickets: Sequence[Ticket]) -> None:
         """Put taken ids back where they were."""
@@ -170,9 +170,9 @@ class RedisSource(Broker):
                 entries.append((ticket.id, ticket.ready_tenths + ticket.rank / RANKS, ""))
             else:
                 entries.append((ticket.id, "", ticket.rank * BAND + ticket.ready_tenths))
-        self._put_back(queue, entries)
+        self._write_back(queue, entries)
 
-    def _put_back(self, queue: str, entries: Sequence[tuple[int, float | str, float | str]]) -> None:
+    def _write_back(self, queue: str, entries: Sequence[tuple[int, float | str, float | str]]) -> None:
         # As Python writes them: a double is exact with up to 17 digits.
         rest = [repr(value) if isinstance(value, float) else value for entry in entries for value in entry]
         scripts.load("put_back")(self.client, self.keys(queue), rest)

@@ -14,6 +14,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_delayq import cancel_message, reschedule_message, schedule_message, schedule_messages
 from django_delayq.broker import publisher
+from django_delayq.broker.broker_tuning import BrokerTuning
 from django_delayq.broker.keys import keys
 from django_delayq.core.known_record import doubt_identity, known_identity
 from django_delayq.models import Message
@@ -47,7 +48,8 @@ def foreign(redis_client: redis.Redis) -> redis.Redis:
 def test_the_redis_of_another_database_is_left_as_it_is(
     foreign: redis.Redis, has_identity: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publisher, "RETRY_AFTER", 0.0)
+    monkeypatch.setattr(publisher, "usual", BrokerTuning(retry_after=0.0))
+    publisher.get.cache_clear()
     if has_identity:
         identity("default")
         doubt_identity("default")

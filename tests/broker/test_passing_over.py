@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 from django.db import connection
 
 from django_delayq import schedule_message, schedule_messages
-from django_delayq.broker import database
 from django_delayq.broker.base import Taken
-from django_delayq.broker.database import LOOK_AGAIN, DatabaseBroker
+from django_delayq.broker.broker_tuning import USUAL, BrokerTuning
+from django_delayq.broker.database import DatabaseBroker
 from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.record.low_water import LowWater
 from django_delayq.record.sql.rows import ROWS_PASSED
 from tests.support.limits import DB, Declare, admit, succeed
 
@@ -25,16 +22,15 @@ LIMITED = 2 * ROWS_PASSED + 500
 
 
 @pytest.fixture
-def broker(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> DatabaseBroker:
+def broker(declare: Declare) -> DatabaseBroker:
     """A broker of a queue in which messages of a full limit come first."""
-    # After the first looks none begins at the very beginning: on a slow machine that could be in the middle of a walk.
-    monkeypatch.setattr(database, "LowWater", partial(LowWater, parts=1_000_000))
     declare("l.one", limit=1)
     declare("l.free")
     first = schedule_message("l.one")
     schedule_messages([{"topic": "l.one"}] * LIMITED)
     assert admit(first) == [first.pk]
-    return DatabaseBroker(DB, lambda: ["l.one", "l.free"])
+    # After the first looks none begins at the very beginning: on a slow machine that could be in the middle of a walk.
+    return DatabaseBroker(DB, lambda: ["l.one", "l.free"], BrokerTuning(parts_of_time=1_000_000))
 
 
 def takes(broker: DatabaseBroker, limit: int = 10) -> list[Taken]:
@@ -52,13 +48,13 @@ def test_a_message_behind_those_of_a_full_limit_is_found_however_many_these_are(
         assert [ticket.id for taken in found for ticket in taken.tickets] == [free.pk]
         assert len(found) == 3
         assert admit(free) == [free.pk]
-        assert broker.take(QUEUE, 10).next_due == LOOK_AGAIN
+        assert broker.take(QUEUE, 10).next_due == USUAL.look_again
 
 
 def test_when_all_was_passed_over_the_next_look_comes_in_a_moment(broker: DatabaseBroker) -> None:
     *others, last = takes(broker)
     assert [taken.left for taken in others] == [1, 1]
-    assert (last.tickets, last.left, last.next_due) == ([], 0, LOOK_AGAIN)
+    assert (last.tickets, last.left, last.next_due) == ([], 0, USUAL.look_again)
 
 
 def test_no_part_is_left_while_it_has_more_than_there_is_room_for(broker: DatabaseBroker) -> None:

@@ -16,6 +16,7 @@ from django.db import connection, transaction
 from django_delayq import cancel_message, requeue_message, reschedule_message, schedule_message, schedule_messages
 from django_delayq.broker import publisher
 from django_delayq.broker.base import Entry
+from django_delayq.broker.broker_tuning import USUAL, BrokerTuning
 from django_delayq.broker.keys import keys
 from django_delayq.core.clock import SECOND, to_tenths
 from django_delayq.models import Message
@@ -150,7 +151,7 @@ def test_a_new_message_due_beyond_the_horizon_costs_no_round_trip(redis_client: 
 def test_a_message_that_is_a_little_beyond_the_horizon_is_left_to_redis_to_judge(redis_client: redis.Redis) -> None:
     """The clocks of hosts differ."""
     calls(redis_client)
-    schedule_message(TOPIC, delay=600 + publisher.CLOCK_MARGIN - 5)
+    schedule_message(TOPIC, delay=600 + USUAL.clock_margin - 5)
     assert calls(redis_client) == 1
 
 
@@ -211,14 +212,10 @@ def test_threads_publish_beside_each_other(redis_client: redis.Redis) -> None:
 # --- Redis is away ----------------------------------------------------------------------------------------------------
 
 
-# Before a fixture lets Redis be slow.
-USUAL_TIMEOUT = publisher.REDIS_TIMEOUT
-
-
 @pytest.fixture
 def away(server: RedisServer, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisServer]:
     """Return the project's Redis, to be stopped or frozen. Calls wait for it as long as in production."""
-    monkeypatch.setattr(publisher, "REDIS_TIMEOUT", USUAL_TIMEOUT)
+    monkeypatch.setattr(publisher, "usual", USUAL)
     server.start()
     settings.DELAYQ = {"REDIS": server.url}
     yield server
@@ -249,8 +246,7 @@ def test_callers_wait_only_once_for_a_redis_that_does_not_answer(
 def test_who_finds_another_trying_redis_again_does_not_wait_for_it(
     away: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publisher, "REDIS_TIMEOUT", PATIENCE / 3)
-    monkeypatch.setattr(publisher, "RETRY_AFTER", 0.0)
+    monkeypatch.setattr(publisher, "usual", BrokerTuning(timeout=PATIENCE / 3, retry_after=0.0))
     close_publishers()
     away.kill()
     soon()
@@ -265,7 +261,7 @@ def test_who_finds_another_trying_redis_again_does_not_wait_for_it(
         flush()
 
     monkeypatch.setattr(there.broker, "flush", noted)
-    monkeypatch.setattr(publisher, "RETRY_AFTER", PATIENCE)
+    there.tuning = BrokerTuning(retry_after=PATIENCE)
     tries = threading.Thread(target=there.announce, args=("default", entries))
     tries.start()
     assert trying.wait(PATIENCE)
@@ -278,7 +274,8 @@ def test_who_finds_another_trying_redis_again_does_not_wait_for_it(
 def test_a_publisher_that_failed_has_all_loaded_again_once_when_redis_is_back(
     away: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publisher, "RETRY_AFTER", 0.0)
+    monkeypatch.setattr(publisher, "usual", BrokerTuning(retry_after=0.0))
+    close_publishers()
     with redis.Redis(port=away.port) as client:
         client.flushall()
     with closing(redis_broker(away.url)) as broker:

@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -41,8 +42,8 @@ def loader(
 ) -> Iterator[Loader]:
     """The loader of a worker, which looks often."""
     settings.DELAYQ = {**settings.DELAYQ, "HORIZON": HORIZON}
+    monkeypatch.setattr(publisher, "usual", replace(publisher.usual, clock_margin=MARGIN))
     publisher.get.cache_clear()
-    monkeypatch.setattr(publisher, "CLOCK_MARGIN", MARGIN)
     brokers = BrokerSwitch("default", dict)
     yield Loader("default", brokers, "racing")
     brokers.close()

@@ -16,7 +16,6 @@ from django_delayq.core.chunks import chunks
 from django_delayq.core.outcomes import Ack, Outcome, Retry
 from django_delayq.core.states import State
 from django_delayq.project import conf
-from django_delayq.worker.claim import wake_ups
 from django_delayq.worker.claim.blocked_names import HANDLER, names_in_redis
 from django_delayq.worker.claim.queues import QueueFinder
 from django_delayq.worker.claim.tuning import Tuning
@@ -115,8 +114,7 @@ def test_a_wake_up_goes_on_until_it_finds_the_worker_that_can_use_it(
     assembled: Assemble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This test is the worker that knows the topic. It listens only after another one has had the wake-up."""
-    monkeypatch.setattr(wake_ups, "LEFT_TO_OTHERS", PATIENCE)
-    without = assembled(1, queues=(), name="without")
+    without = assembled(1, queues=(), name="without", tuning=Tuning(left_to_others=PATIENCE))
     waiting = without.consumer
     passed_on = threading.Event()
     pass_on = waiting.wake_ups.pass_on

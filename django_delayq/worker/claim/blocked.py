@@ -186,7 +186,7 @@ class Blocked:
             for queue, tickets in split.claimable.items():
                 refused = [ticket for ticket in tickets if ticket.id not in claimed]
                 if refused:
-                    number += self._put_back(split, queue, refused)
+                    number += self._return_refused(split, queue, refused)
         except BrokerUnavailable as error:
             self.brokers.report_failure(error)
         except DatabaseError as error:
@@ -210,7 +210,7 @@ class Blocked:
         self._numbers[queue].update(numbers)
         return sum(numbers.values())
 
-    def _put_back(self, split: Split, queue: str, tickets: Sequence[Ticket]) -> int:
+    def _return_refused(self, split: Split, queue: str, tickets: Sequence[Ticket]) -> int:
         """Put ids that the claim refused where they belong, and drop those of finished and running messages.
 
         Return the number of those that are blocked now.

@@ -91,7 +91,7 @@ class Consumer(threading.Thread):
         self._beat = time.monotonic()
         self._connection: BaseDatabaseWrapper | None = None
         self._stopping = threading.Event()
-        self.wake_ups = WakeUps(brokers, self.queues.listens, self._may_go_on, self._stopping)
+        self.wake_ups = WakeUps(brokers, self.queues.listens, self._may_go_on, self._stopping, self.tuning)
         self._on_idle = on_idle
         # True when the consumer has ended because nothing can begin, or with an error of the database.
         self.is_done = False

@@ -22,6 +22,13 @@ class Tuning:
     # With ``--once`` this many rounds in a row may fail with an error of the database; the last one ends the process.
     last_tries: int = 5
 
+    # A process that passes a wake-up on takes none for this time, so that another process gets it.
+    left_to_others: float = 0.01
+    # A process that found nothing for itself passes its wake-up on after ``first_pause``: another one may know the
+    # topics of blocked ids. If it gets the next one too, it waits for twice the time, up to ``longest_pause``.
+    first_pause: float = 0.01
+    longest_pause: float = 1.0
+
     # --- how many ids a round takes -----------------------------------------------------------------------------------
 
     # A round calls Redis this often at most to make further due ids ready, a thousand ids each. Other queues wait for

@@ -9,14 +9,7 @@ from collections.abc import Callable, Sequence
 from ...broker.base import Broker
 from ...core.exceptions import BrokerUnavailable
 from ..shared.broker_switch import BrokerSwitch
-
-# A process that passes a wake-up on takes none for this long, so that another process gets it. Seconds.
-LEFT_TO_OTHERS = 0.01
-# A process that found nothing for itself passes its wake-up on after this time, since another one may know the topics
-# of blocked ids. If it gets the next one too, it waits for twice as long, and so on. Seconds.
-FIRST_PAUSE = 0.01
-# But after this time at the latest. Seconds.
-LONGEST_PAUSE = 1.0
+from .tuning import Tuning
 
 
 class WakeUps:
@@ -32,7 +25,9 @@ class WakeUps:
         queues: Callable[[], Sequence[str] | None],
         may_go_on: Callable[[], bool],
         stopping: threading.Event,
+        tuning: Tuning,
     ) -> None:
+        self.tuning = tuning
         self._brokers = brokers
         self._queues = queues
         self._may_go_on = may_go_on
@@ -41,15 +36,15 @@ class WakeUps:
         self._is_woken = False
         # When a wake-up that was of no use is to be passed on (monotonic); None: there is none.
         self._pass_at: float | None = None
-        self._pause = FIRST_PAUSE
+        self._pause = tuning.first_pause
 
     def note_round(self, *, claimed: bool, any_blocked: bool) -> None:
         """Take note of what came of a round: blocked ids may be for others."""
         if claimed or not any_blocked:
-            self._pause, self._pass_at = FIRST_PAUSE, None
+            self._pause, self._pass_at = self.tuning.first_pause, None
         elif self._is_woken and self._pass_at is None:
             self._pass_at = time.monotonic() + self._pause
-            self._pause = min(LONGEST_PAUSE, 2 * self._pause)
+            self._pause = min(self.tuning.longest_pause, 2 * self._pause)
         self._is_woken = False
 
     def wait(self, seconds: float) -> None:
@@ -65,7 +60,7 @@ class WakeUps:
                 if left <= 0:
                     self._pass_at = None
                     self.pass_on(broker)
-                    self._stopping.wait(LEFT_TO_OTHERS)
+                    self._stopping.wait(self.tuning.left_to_others)
                     return
                 seconds = min(seconds, left)
             self._is_woken = broker.listen(queues, seconds)

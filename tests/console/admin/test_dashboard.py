@@ -22,6 +22,7 @@ from django.utils import translation
 from django_delayq import pause_queue, schedule_message
 from django_delayq.broker import publisher
 from django_delayq.broker.base import ServerInfo
+from django_delayq.broker.broker_tuning import USUAL
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.console.admin import page_data, panels
 from django_delayq.console.models import Rollup
@@ -445,7 +446,7 @@ def test_no_page_stands_while_the_name_of_redis_is_not_found(
     viewer: Client, names: Names, settings: Any, page: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     message = samples.scheduled()
-    monkeypatch.setattr(publisher, "REDIS_TIMEOUT", 0.25)
+    monkeypatch.setattr(publisher, "usual", USUAL)
     settings.DELAYQ = {**settings.DELAYQ, "REDIS": f"redis://{NAME}:6379/0"}
     shown = viewer.get(samples.admin_url("message_change", message.pk) if page == "a message" else page, follow=True)
     assert shown.status_code == 200
