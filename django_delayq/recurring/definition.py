@@ -18,19 +18,16 @@ from ..core.exceptions import InvalidMessage
 from ..core.text import shown
 from ..project import registry, validation
 from .times import Times
+from .tuning import tuning
 
 # The role of the workers that make occurrences.
 ROLE = "scheduler"
-# Declarations that no worker has announced for this long are not known any more. Seconds.
-FORGOTTEN_AFTER = 90.0
 # A cron expression has at most this many characters.
 CRON_LENGTH = 200
 # The name of a time zone has at most this many characters.
 ZONE_LENGTH = 64
 # An interval has at most this many characters.
 SPAN_LENGTH = 40
-# With "skip", an occurrence that did not start this long after its time is missed, unless the schedule says otherwise.
-SKIPPED_AFTER = timedelta(minutes=1)
 
 
 # What other queues call the arguments of a schedule.
@@ -122,7 +119,7 @@ class Definition:
         """How long after its time an occurrence may still start; None: for ever."""
         if self.expires:
             return timedelta(seconds=seconds(self.expires))
-        return SKIPPED_AFTER if self.missed == Missed.SKIP else None
+        return tuning.late if self.missed == Missed.SKIP else None
 
 
 def checked(

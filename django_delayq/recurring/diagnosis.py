@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from datetime import timedelta
 
 from django.utils.translation import gettext as _
 
@@ -11,11 +10,9 @@ from ..core.findings import Finding, Level
 from ..inspector.numbers import CAPS
 from ..models.workers import WorkerList, WorkerState, seen_lately
 from . import declarations, schedules
-from .definition import FORGOTTEN_AFTER, ROLE
+from .definition import ROLE
 from .models import Declarations, Schedule
-
-# A live scheduler makes the next occurrence within seconds.
-BEHIND_AFTER = timedelta(seconds=60)
+from .tuning import tuning
 
 
 def find(using: str, workers: WorkerList) -> Iterator[Finding]:
@@ -27,12 +24,12 @@ def find(using: str, workers: WorkerList) -> Iterator[Finding]:
     active = Schedule.objects.using(using).filter(paused=False, ended=False).values_list("pk", flat=True)
     wanted = {*active[: CAPS.named + 1], *(declared - written)}
     # Each process with the role announces what it declares, be it nothing.
-    if not Declarations.objects.using(using).filter(seen_lately(workers.at, FORGOTTEN_AFTER)).exists():
+    if not Declarations.objects.using(using).filter(seen_lately(workers.at, tuning.forgotten_after)).exists():
         if wanted:
             text = _("No live worker has the role %(role)s, so no messages are made for: %(names)s.")
             yield _warning(text, wanted)
         return
-    if behind := schedules.due(using, CAPS.named + 1, since=BEHIND_AFTER):
+    if behind := schedules.due(using, CAPS.named + 1, since=tuning.late):
         yield _warning(_("Workers make no messages, and log the reason, for: %(names)s."), behind)
     if silent := schedules.silent(using):
         text = _(

@@ -27,19 +27,16 @@ from ..models.messages import not_expired
 from ..models.workers import seen_lately
 from ..project import registry, validation
 from ..project.message_options import OnConflict
-from ..record import reads
+from ..record import transitions
 from ..record.sql.moves import locked, writing
 from ..record.sql.sessions import own_transaction
 from . import definition as definitions
-from .definition import FORGOTTEN_AFTER, Definition, Missed, ScheduleOptions
+from .definition import Definition, Missed, ScheduleOptions
 from .models import Declarations, Occurrence, Schedule
+from .tuning import tuning
 
 logger = logging.getLogger("django_delayq")
 
-# Schedules that a look for silent ones reads at most.
-LOOKED_AT = 1000
-# The call is refused after this many rounds in which the schedule came and went.
-ROUNDS = 20
 
 # An occurrence waits until its first delivery.
 WAITS = Q(state=State.SCHEDULED, deliveries=0)
@@ -115,7 +112,7 @@ def resume_schedule(name: str, *, using: str | None = None) -> bool:
         schedule = _existing(using, name)
         if not schedule.paused:
             return False
-        now = reads.now(using)
+        now = transitions.now(using)
         update(schedule, paused=False, ended=False, message_id=None, last_at=now)
         make_due(using, [schedule], now)
     return True
@@ -139,7 +136,7 @@ def due(using: str, limit: int, *, since: timedelta = timedelta(0), free: bool =
 
     ``free`` passes over those that another transaction has locked.
     """
-    now = reads.now(using)
+    now = transitions.now(using)
     waits = Message.objects.filter(WAITS, not_expired(now), pk=OuterRef("message_id"))
     rows = Schedule.objects.using(using).filter(paused=False, ended=False, last_at__lte=now - since)
     # While an occurrence waits, no other one is made for a schedule that runs once for all that were missed.
@@ -151,7 +148,7 @@ def due(using: str, limit: int, *, since: timedelta = timedelta(0), free: bool =
 
 def until_next(using: str) -> float | None:
     """Return the seconds until the next schedule has to be advanced; None: no time is to come."""
-    now = reads.now(using)
+    now = transitions.now(using)
     rows = Schedule.objects.using(using).filter(paused=False, ended=False, last_at__gt=now).order_by("last_at")
     first = rows.values_list("last_at", flat=True).first()
     return None if first is None else (first - now).total_seconds()
@@ -159,7 +156,7 @@ def until_next(using: str) -> float | None:
 
 def late_for(using: str) -> float | None:
     """Return for how many seconds a schedule should have been advanced, the one that is late the least; None: none."""
-    now = reads.now(using)
+    now = transitions.now(using)
     rows = Schedule.objects.using(using).filter(paused=False, ended=False, last_at__lte=now).order_by("-last_at")
     latest = rows.values_list("last_at", flat=True).first()
     return None if latest is None else (now - latest).total_seconds()
@@ -172,7 +169,7 @@ def advance(using: str, *names: str) -> None:
     """
     with writing(using):
         rows = Schedule.objects.using(using).filter(pk__in=names, paused=False, ended=False).order_by("pk")
-        make_due(using, list(locked(using, rows, wait=False)), reads.now(using))
+        make_due(using, list(locked(using, rows, wait=False)), transitions.now(using))
 
 
 def declare(using: str, name: str, definition: Definition) -> Schedule:
@@ -187,7 +184,7 @@ def retire(using: str, names: Collection[str]) -> list[str]:
         with writing(using):
             schedule = _locked(using, name)
             # Asked once more: a worker that declares it may have started since.
-            live = Declarations.objects.using(using).filter(seen_lately(reads.now(using), FORGOTTEN_AFTER))
+            live = Declarations.objects.using(using).filter(seen_lately(transitions.now(using), tuning.forgotten_after))
             if schedule is not None and schedule.declared and not any(name in row.names for row in live):
                 _delete(using, schedule, "is declared by no worker any more")
                 gone.append(name)
@@ -203,7 +200,7 @@ def prune(using: str) -> None:
     waiting = Occurrence.objects.filter(Exists(there.filter(WAITS)))
     before = waiting.filter(schedule=OuterRef("schedule"), at__lt=OuterRef("at"))
     with writing(using):
-        past = Occurrence.objects.using(using).filter(at__lte=reads.now(using))
+        past = Occurrence.objects.using(using).filter(at__lte=transitions.now(using))
         past.filter(~Exists(there), ~Exists(before)).delete()
 
 
@@ -212,11 +209,11 @@ def silent(using: str) -> list[str]:
 
     Looks at the thousand schedules that are decided the farthest into the future.
     """
-    now = reads.now(using)
+    now = transitions.now(using)
     is_decided = Q(ended=False, last_at__gt=now) | Q(Q(ended=True), ~Q(ends_at__lte=now))
     rows = Schedule.objects.using(using).filter(is_decided, paused=False).order_by("-last_at")
     decided = {}
-    for schedule in rows[:LOOKED_AT]:
+    for schedule in rows[: tuning.looked_at]:
         # Workers log what is wrong with a definition.
         with suppress(InvalidMessage, ImproperlyConfigured, OverflowError):
             at = schedule.definition.times.after(now)
@@ -239,7 +236,7 @@ def save(
     paused: bool = False,
 ) -> Schedule:
     """Create a schedule, or change the one that has this name as ``on_conflict`` says."""
-    for _round in range(ROUNDS):
+    for _round in range(tuning.rounds):
         with writing(using):
             schedule = _locked(using, name)
             if schedule is not None:
@@ -256,14 +253,14 @@ def save(
 def _pause(using: str, schedule: Schedule) -> bool:
     if schedule.paused:
         return False
-    _withdraw(using, schedule, "was paused", reads.now(using))
+    _withdraw(using, schedule, "was paused", transitions.now(using))
     update(schedule, paused=True)
     return True
 
 
 def _insert(using: str, name: str, definition: Definition, *, declared: bool, paused: bool) -> Schedule | None:
     """Write a new schedule with its first occurrence; return None when another transaction has just written it."""
-    now = reads.now(using)
+    now = transitions.now(using)
     schedule = Schedule(name=name, **_fields(definition), declared=declared, paused=paused, created_at=now, last_at=now)
     rows = Schedule._base_manager.using(using)
     # A transaction that cannot see the other's row is told that it has to be repeated.
@@ -278,6 +275,10 @@ def _insert(using: str, name: str, definition: Definition, *, declared: bool, pa
 def _change(
     using: str, schedule: Schedule, definition: Definition, on_conflict: OnConflict, *, declared: bool
 ) -> Schedule:
+    """Give a schedule that exists already a new definition, if ``on_conflict`` allows it; its row is locked.
+
+    Raises ``KeyConflict`` otherwise. A definition that says the same changes nothing.
+    """
     if on_conflict == OnConflict.KEEP:
         return schedule
     if schedule.declared != declared:
@@ -286,26 +287,30 @@ def _change(
     if on_conflict == OnConflict.ERROR:
         raise KeyConflict(f"there is a schedule {schedule.pk!r} already")
     definition = definition.after(schedule.definition)
-    if schedule.definition == definition:
-        return schedule
-    now = reads.now(using)
-    if schedule.ended:
-        # It had no times since then: none was missed.
-        update(schedule, last_at=now)
-    # An occurrence whose time has come keeps the definition that it was made with, unless that had another topic:
-    # perhaps nobody handles it any more.
-    _withdraw(using, schedule, "was changed", now, after=now if schedule.topic == definition.topic else None)
-    if schedule.topic != definition.topic or not same_json(schedule.payload, definition.payload):
-        update(schedule, limit_key=None)
-    # What is decided of the times to come was decided by the former definition.
-    update(schedule, ended=False, last_at=min(schedule.last_at, now), **_fields(definition))
-    if not schedule.paused:
-        make_due(using, [schedule], now)
+    if schedule.definition != definition:
+        _redefine(using, schedule, definition, transitions.now(using))
     return schedule
 
 
+def _redefine(using: str, schedule: Schedule, definition: Definition, now: datetime) -> None:
+    """Write a new definition, cancel the occurrences that it does not have, and make those that are due by it."""
+    if schedule.ended:
+        # It had no times since then: none was missed.
+        update(schedule, last_at=now)
+    # An occurrence whose time has come keeps the definition that it was made with. With another topic it does not:
+    # the former topic may have no handler any more.
+    has_same_topic = schedule.topic == definition.topic
+    _withdraw(using, schedule, "was changed", now, after=now if has_same_topic else None)
+    if not has_same_topic or not same_json(schedule.payload, definition.payload):
+        update(schedule, limit_key=None)
+    # The former definition decided that no time is left, and which times were made.
+    update(schedule, ended=False, last_at=min(schedule.last_at, now), **_fields(definition))
+    if not schedule.paused:
+        make_due(using, [schedule], now)
+
+
 def _delete(using: str, schedule: Schedule, why: str) -> None:
-    _withdraw(using, schedule, why, reads.now(using))
+    _withdraw(using, schedule, why, transitions.now(using))
     Schedule._base_manager.using(using).filter(pk=schedule.pk).delete()
 
 
@@ -354,20 +359,13 @@ def _using(using: str | None) -> str:
 
 # --- occurrences of schedules whose rows are locked, each with its message in one transaction -------------------------
 
-# Occurrences that one transaction makes at most; a schedule gets its share of them.
-MADE_TOGETHER = 1000
-# Schedules in one statement that notes how far each has come. The time for a statement grows with their square.
-WRITTEN_TOGETHER = 50
-# Clocks of two hosts differ a little. A time that this host's clock puts further into the past is given as a delay.
-CLOCK_MARGIN = timedelta(seconds=30)
-
 
 def make_due(using: str, locked_rows: Iterable[Schedule], now: datetime) -> None:
     """Make the occurrences that are to be made now: what was missed, and the next one."""
     late = [schedule for schedule in locked_rows if schedule.last_at <= now]
     times: dict[Schedule, list[datetime]] = {}
     for schedule, begin in _begins(using, late, now):
-        limit = 1 if schedule.missed == Missed.ONCE else max(1, MADE_TOGETHER // len(late))
+        limit = 1 if schedule.missed == Missed.ONCE else max(1, tuning.made_together // len(late))
         some = list(_to_make(schedule.definition, begin, now, limit))
         # Of those that are skipped the newest may be just in time, and the next one is to come.
         times[schedule] = some[-2:] if schedule.missed == Missed.SKIP else some
@@ -444,7 +442,7 @@ def _due(definition: Definition, at: datetime, now: datetime) -> dict[str, Any]:
     """Return the arguments that make a message due at this time, or now if that is past."""
     late = max(timedelta(0), now - at)
     options: dict[str, Any] = {"due_at": at}
-    if late or at < datetime.now(UTC) - CLOCK_MARGIN:
+    if late or at < datetime.now(UTC) - tuning.clock_margin:
         options = {"delay": max(timedelta(0), at - now)}
     if definition.time_to_start is not None:
         options["expires"] = max(timedelta.resolution, definition.time_to_start - late)
@@ -492,7 +490,9 @@ def _left(using: str, ids: Collection[int], now: datetime) -> dict[int, datetime
 
 def _write(using: str, advanced: Iterable[Schedule]) -> None:
     """Write how far these schedules have come. Their rows are locked."""
-    Schedule._base_manager.using(using).bulk_update(advanced, ["last_at", "message_id"], batch_size=WRITTEN_TOGETHER)
+    Schedule._base_manager.using(using).bulk_update(
+        advanced, ["last_at", "message_id"], batch_size=tuning.written_together
+    )
 
 
 def update(schedule: Schedule, **values: Any) -> None:

@@ -18,11 +18,12 @@ from ..core.actors import acting_as
 from ..core.exceptions import InvalidMessage, KeyConflict
 from ..extensions import Service, WorkerExtension
 from ..project import conf
-from ..record import reads
+from ..record import transitions
 from ..record.sql.moves import writing
 from ..record.sql.troubles import Trouble, trouble
 from . import declarations
-from .definition import FORGOTTEN_AFTER, ROLE
+from .definition import ROLE
+from .tuning import tuning
 
 if TYPE_CHECKING:
     from ..core.findings import Finding
@@ -30,22 +31,6 @@ if TYPE_CHECKING:
     from .models import Declarations
 
 logger = logging.getLogger("django_delayq")
-
-# Schedules that one tick advances at most, in one transaction.
-ADVANCED_TOGETHER = 200
-# Seconds between two looks at the schedules, at most.
-LOOK_INTERVAL = 5.0
-# Seconds between two looks, at most, while an occurrence that is due waits for its delivery.
-WAITING_INTERVAL = 1.0
-# A look comes this long after the time of an occurrence, when its delivery has begun. Seconds.
-AFTER_DUE = 0.05
-# Seconds between two deletions of occurrences whose messages were deleted.
-PRUNE_INTERVAL = 600.0
-
-# Seconds between two announcements of the declarations that a worker knows.
-ANNOUNCE_INTERVAL = 30.0
-# The row of a forgotten set is deleted after this time.
-KEPT_FOR = timedelta(days=7)
 
 
 def check_declarations(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[checks.CheckMessage]:
@@ -89,23 +74,23 @@ class Scheduler(Service):
         from . import schedules
 
         # Those that failed before may be the oldest.
-        names = schedules.due(self.using, ADVANCED_TOGETHER + len(self._failing), free=True)
+        names = schedules.due(self.using, tuning.advanced_together + len(self._failing), free=True)
         with acting_as(self.actor):
             failed = self._advance(names)
         if time.monotonic() >= self._prune_at:
-            self._prune_at = time.monotonic() + PRUNE_INTERVAL
+            self._prune_at = time.monotonic() + tuning.prune_interval
             schedules.prune(self.using)
         # One transaction may have made some of them only, and the time of another may have come during this look.
         left = schedules.due(self.using, 1 + len(self._failing), free=True) if failed < len(names) else []
         if not self._failing.issuperset(left):
             return 0.0
-        waits = [LOOK_INTERVAL]
+        waits = [tuning.look_interval]
         if (later := schedules.until_next(self.using)) is not None:
-            waits.append(later + AFTER_DUE)
+            waits.append(later + tuning.after_due)
         if (late := schedules.late_for(self.using)) is not None:
             # It waits for its delivery, or cannot be advanced, perhaps for long: the later it is, the longer is the
             # time until the next look.
-            waits.append(min(WAITING_INTERVAL, max(AFTER_DUE, late)))
+            waits.append(min(tuning.waiting_interval, max(tuning.after_due, late)))
         return min(waits)
 
     def _advance(self, names: list[str]) -> int:
@@ -167,7 +152,7 @@ class Declarer(Service):
         """Announce the declarations of this process, and write those schedules that it defines."""
         with acting_as(self.actor):
             self._write()
-        return ANNOUNCE_INTERVAL
+        return tuning.announce_interval
 
     def _write(self) -> None:
         from . import schedules
@@ -193,7 +178,7 @@ class Declarer(Service):
                 self._log(text, error=_foreign(error))
         own = next(row for row in live if row.fingerprint == mine)
         # After an outage of all workers, those with other declarations get the time to announce theirs.
-        if own.seen_at - max(own.since, self._back_at or own.since) > timedelta(seconds=FORGOTTEN_AFTER):
+        if own.seen_at - max(own.since, self._back_at or own.since) > timedelta(seconds=tuning.forgotten_after):
             known = {name for row in live for name in row.names}
             for name in schedules.retire(self.using, present.keys() - known):
                 logger.warning("Schedule %s was deleted: no live worker declares it any more", name)
@@ -204,15 +189,15 @@ class Declarer(Service):
         from .models import Declarations
 
         rows = Declarations.objects.using(self.using)
-        now, last = reads.now(self.using), self._announced_at
-        live = rows.filter(seen_lately(now, FORGOTTEN_AFTER))
+        now, last = transitions.now(self.using), self._announced_at
+        live = rows.filter(seen_lately(now, tuning.forgotten_after))
         with writing(self.using):
             if not live.filter(fingerprint=mine).update(seen_at=now):
                 values = {"names": names, "since": now, "seen_at": now}
                 kept = values if last is None else {"seen_at": now}
                 rows.update_or_create(fingerprint=mine, defaults=kept, create_defaults=values)
-                rows.filter(seen_at__lt=now - KEPT_FOR).delete()
-        if last is not None and abs(now - last) > timedelta(seconds=FORGOTTEN_AFTER):
+                rows.filter(seen_at__lt=now - tuning.declarations_kept).delete()
+        if last is not None and abs(now - last) > timedelta(seconds=tuning.forgotten_after):
             # Others could announce theirs no more than this process.
             self._back_at = now
         self._announced_at = now

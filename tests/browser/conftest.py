@@ -14,7 +14,7 @@ from django.test import Client, override_settings
 from pytest_django.live_server_helper import LiveServer
 
 from django_delayq.console.admin import panels
-from tests.console.admin.conftest import limit_time, slow_searches
+from tests.console.admin.conftest import slow_searches
 
 from .chromium import MISSING, STEP_TIMEOUT_MS, launched
 from .middleware import wait_until_idle
@@ -49,9 +49,9 @@ def live_server() -> Iterator[LiveServer]:
 
 
 @pytest.fixture(autouse=True)
-def _raised_time_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+def _raised_time_limits(timed: Callable[..., None]) -> None:
     """Raise the time limits of the pages, so that none gives up, and drop what the test before left."""
-    limit_time(monkeypatch, 60_000)
+    timed(60_000)
     panels.forget()
 
 

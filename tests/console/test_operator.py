@@ -12,7 +12,7 @@ from django.db import transaction
 
 from django_delayq import schedule_message, schedule_messages
 from django_delayq.console.models import Operation, OperationState
-from django_delayq.console.operations.work import MESSAGES_PER_STEP
+from django_delayq.console.tuning import tuning
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
 from django_delayq.record import reads
@@ -25,7 +25,7 @@ from tests.support.workers import eventually
 pytestmark = pytest.mark.django_db(transaction=True)
 
 DB = "default"
-MANY = MESSAGES_PER_STEP + 100
+MANY = tuning.step_messages + 100
 
 
 def scheduled() -> list[int]:
@@ -51,7 +51,7 @@ def stuck_in_the_second_step(ids: list[int], operation: Operation) -> Iterator[N
     with transaction.atomic():
         list(Message.objects.select_for_update().filter(pk=ids[-1]))
         eventually(
-            lambda: fresh(operation).done == MESSAGES_PER_STEP and waits_for_a_lock(), "the wait in the second batch"
+            lambda: fresh(operation).done == tuning.step_messages and waits_for_a_lock(), "the wait in the second batch"
         )
         yield
 
@@ -88,7 +88,7 @@ def test_an_operation_whose_worker_ends_is_finished_by_another(start: Start, is_
     with stuck_in_the_second_step(ids, operation):
         (worker.kill if is_killed else worker.stop)()
         left = fresh(operation)
-    assert (left.done, left.state) == (MESSAGES_PER_STEP, "running" if is_killed else "queued")
+    assert (left.done, left.state) == (tuning.step_messages, "running" if is_killed else "queued")
     if is_killed:
         # The lease of the killed worker runs out. One that stops in order has released it.
         Operation.objects.update(leased_until=reads.now(DB) - timedelta(seconds=1))

@@ -25,7 +25,7 @@ from django_delayq.core.exceptions import BrokerUnavailable
 from django_delayq.core.states import State
 from django_delayq.management import _common as common
 from django_delayq.models import Message, Queue, Transition
-from django_delayq.record import reads, transitions
+from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Ticket
 from django_delayq.restore.engine import Restore
 from django_delayq.restore.horizon import ensure_horizon
@@ -37,7 +37,7 @@ from testproject.servers import RedisServer
 from tests.support.commands import broker, due_tenths, held, run, schedule, set_batch_size
 from tests.support.processes import Start
 from tests.support.record_of import states
-from tests.support.rows import unguarded
+from tests.support.unguarded import unguarded
 from tests.support.workers import eventually
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("redis_client")]
@@ -47,9 +47,9 @@ OPERATOR = "host/1-operator"
 
 
 @pytest.fixture(autouse=True)
-def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_steps(tuned: Callable[..., None]) -> None:
     """Make a step of a restore one batch long."""
-    monkeypatch.setattr(restoring, "STEP_SECONDS", 0.0)
+    tuned(step_seconds=0.0)
 
 
 Lost = Callable[..., list[int]]
@@ -150,7 +150,7 @@ def overdue(number: int, **more: Any) -> list[int]:
 def test_a_restore_with_a_spread_lets_no_overdue_message_run_at_once(start: Start, lost: Lost) -> None:
     """Redis was lost while no worker was there. The worker that comes up loads the queue beside the restore."""
     lost(1500, due=-100)
-    before = reads.now(DB)
+    before = transitions.now(DB)
     operation = begin(Selection(), Overdue.SPREAD, 5400.0)
     worker = start()
     eventually(lambda: Operation.objects.get(pk=operation.pk).state == OperationState.DONE, "the restore is done")
@@ -225,10 +225,10 @@ def test_queues_are_held_from_the_question_to_the_end_of_the_spread(monkeypatch:
 
 @pytest.mark.parametrize(("policy", "step"), [(Overdue.SPREAD, 0.0), (Overdue.CANCEL, 60.0)])
 def test_no_queue_stays_held_while_redis_is_away(
-    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, policy: Overdue, step: float
+    redis_server: RedisServer, tuned: Callable[..., None], policy: Overdue, step: float
 ) -> None:
     """The record is changed all the same. The rest waits until Redis is back."""
-    monkeypatch.setattr(restoring, "STEP_SECONDS", step)
+    tuned(step_seconds=step)
     ids, soon, later = overdue(3), schedule(1, due=-1), schedule(1, due=300)
     gone = schedule(1, due=-100, expires=30)
     operation = begin(Selection(), policy, 600.0, no_expired=True)
@@ -354,12 +354,12 @@ def test_restores_and_checks_are_refused_at_the_start_without_redis(settings: An
 
 
 @pytest.mark.postgresql("ends a statement by itself")
-def test_a_count_that_takes_too_long_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_count_that_takes_too_long_is_left_out(monkeypatch: pytest.MonkeyPatch, timed: Callable[..., None]) -> None:
     def sleep(self: Restore) -> None:
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_sleep(30)")
 
-    monkeypatch.setattr(restoring, "COUNT_TIMEOUT_MS", 20)
+    timed(20, "count")
     monkeypatch.setattr(Restore, "preview", sleep)
     operation = work_off(begin())
     assert (operation.state, operation.total) == (OperationState.DONE, None)
@@ -410,7 +410,7 @@ def test_a_restore_by_command_is_leased_to_the_command(lost: Lost, every_batch: 
         row = only()
         seen.append((row.state, row.done, lifecycle.lease_next(DB, OPERATOR)))
         assert row.leased_until is not None
-        assert row.leased_until > reads.now(DB)
+        assert row.leased_until > transitions.now(DB)
 
     lost(9)
     every_batch(look)

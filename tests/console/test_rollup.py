@@ -13,7 +13,6 @@ from django.utils import timezone
 from django_delayq import schedule_message
 from django_delayq.console.models import Rollup
 from django_delayq.console.operations.lifecycle import OperationRunner
-from django_delayq.console.statements.portable_console import ROLLUPS_PER_STATEMENT
 from django_delayq.console.statistics import rollups
 from django_delayq.console.statistics.rollups import (
     HOUR_SECONDS,
@@ -22,6 +21,7 @@ from django_delayq.console.statistics.rollups import (
     RollupWriter,
     UnwrittenCounts,
 )
+from django_delayq.console.tuning import tuning
 from django_delayq.core.outcomes import Ack, GiveUp, Release, Retry
 from django_delayq.core.states import State
 from django_delayq.extensions import WorkerExtensions
@@ -123,7 +123,7 @@ def _delivery(*, lost: bool = False) -> Delivery:
 
 
 def test_written_counts_are_added_to_the_rollups_in_one_statement_or_several() -> None:
-    topics = ROLLUPS_PER_STATEMENT + 7
+    topics = tuning.rollup_batch + 7
     for number in (1, 2):
         counts = UnwrittenCounts()
         counts.ended("consumed", [Counted("default", "t.a")] * number)
@@ -136,7 +136,7 @@ def test_written_counts_are_added_to_the_rollups_in_one_statement_or_several() -
 def test_an_idle_process_issues_no_statement(django_assert_num_queries: Any) -> None:
     writer = RollupWriter(DB, UnwrittenCounts())
     with django_assert_num_queries(0):
-        assert writer.tick() == rollups.WRITE_SECONDS
+        assert writer.tick() == tuning.rollup_interval
 
 
 def test_counts_that_the_database_refuses_are_kept_and_written_later(monkeypatch: pytest.MonkeyPatch) -> None:

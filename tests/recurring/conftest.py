@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,7 +16,9 @@ from django_delayq.models.messages import LogRow
 from django_delayq.project import registry
 from django_delayq.recurring import declarations, schedules
 from django_delayq.recurring.models import Occurrence
-from tests.support.rows import unguarded
+from django_delayq.recurring.tuning import tuning
+from tests.support.tuning import tunable
+from tests.support.unguarded import unguarded
 
 # The messages of these tests are due in the far future: no real clock makes them due.
 NOON = datetime(2050, 3, 1, 12, tzinfo=UTC)
@@ -38,6 +41,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr("django_delayq.core.in_tests.clock", lambda: made.now)
     return made
+
+
+@pytest.fixture
+def tuned() -> Iterator[Callable[..., None]]:
+    """Give schedules other numbers for the time of a test: ``tuned(made_together=3)``."""
+    with tunable(tuning) as give:
+        yield give
 
 
 @pytest.fixture

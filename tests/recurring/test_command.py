@@ -21,7 +21,7 @@ from django_delayq.recurring import (
 from django_delayq.signals import message_scheduled
 from tests.support.commands import run
 from tests.support.receivers import receiving
-from tests.support.rows import unguarded
+from tests.support.unguarded import unguarded
 
 from .conftest import Clock, live, no_table
 
@@ -65,7 +65,7 @@ def test_a_schedule_that_cannot_be_read_does_not_spoil_the_list() -> None:
 
 
 def test_no_schedules_are_told() -> None:
-    unguarded(Schedule).delete()
+    unguarded(Schedule).all().delete()
     assert (
         run("delayq_recurring", "list").out
         == "There are no schedules. Workers write those that the code declares when they start.\n"

@@ -38,7 +38,8 @@ from django_delayq.recurring.declarations import Declaration, collect
 from django_delayq.recurring.diagnosis import find
 from django_delayq.recurring.models import Declarations, Occurrence
 from django_delayq.recurring.services import Declarer, Scheduler
-from tests.support.rows import unguarded
+from django_delayq.recurring.tuning import tuning
+from tests.support.unguarded import unguarded
 from tests.support.workers import ROOT
 
 from .conftest import DB, NOON, Clock, deliver, live, no_table, occurrences
@@ -474,20 +475,20 @@ def test_rows_of_forgotten_versions_are_deleted(code: Code, clock: Clock) -> Non
 @database
 def test_the_scheduler_comes_back_when_the_next_occurrence_is_due(clock: Clock) -> None:
     scheduler = Scheduler(DB, "w")
-    assert scheduler.tick() == services.LOOK_INTERVAL
+    assert scheduler.tick() == tuning.look_interval
     create_schedule("s", "t.ok", every="1h")
-    assert scheduler.tick() == services.LOOK_INTERVAL
+    assert scheduler.tick() == tuning.look_interval
     clock.advance(minutes=59, seconds=58)
-    assert scheduler.tick() == pytest.approx(2 + services.AFTER_DUE)
+    assert scheduler.tick() == pytest.approx(2 + tuning.after_due)
     clock.advance(seconds=2)
-    assert scheduler.tick() == services.AFTER_DUE
+    assert scheduler.tick() == tuning.after_due
     clock.advance(seconds=0.3)
     assert scheduler.tick() == pytest.approx(0.3)
     clock.advance(seconds=10)
-    assert scheduler.tick() == services.WAITING_INTERVAL
+    assert scheduler.tick() == tuning.waiting_interval
     assert occurrences() == ["13:00"]
     deliver(clock)
-    assert scheduler.tick() == services.LOOK_INTERVAL
+    assert scheduler.tick() == tuning.look_interval
     assert occurrences() == ["13:00", "14:00"]
     made = Message.objects.get(headers__occurrence="2050-03-01T14:00:00Z").transitions.get()
     assert made.actor == "worker:w"
@@ -498,7 +499,7 @@ def test_a_schedule_that_waits_for_its_delivery_does_not_keep_others_waiting(clo
     create_schedule("waits", "t.ok", every="1h")
     create_schedule("s", "t.ok", every="1h", starts_at=NOON + timedelta(hours=1, seconds=10.4))
     clock.advance(hours=1, seconds=10)
-    assert Scheduler(DB, "w").tick() == pytest.approx(0.4 + services.AFTER_DUE)
+    assert Scheduler(DB, "w").tick() == pytest.approx(0.4 + tuning.after_due)
 
 
 @database
@@ -513,7 +514,7 @@ def test_a_time_that_comes_during_a_look_is_found_soon(clock: Clock, monkeypatch
 
     monkeypatch.setattr(schedules, "advance", slowly)
     clock.advance(hours=1)
-    assert Scheduler(DB, "w").tick() <= services.AFTER_DUE
+    assert Scheduler(DB, "w").tick() <= tuning.after_due
 
 
 def no_tenant() -> None:
@@ -590,9 +591,9 @@ def test_many_schedules_need_as_many_statements_as_few(clock: Clock, wrong: int)
 
 @database
 def test_many_wrong_schedules_do_not_hide_the_others(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    clock: Clock, tuned: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(services, "ADVANCED_TOGETHER", 2)
+    tuned(advanced_together=2)
     for name in ("a", "b", "c"):
         create_schedule(name, "t.ok", every="10m", missed="all")
         # A host without this time zone.
@@ -629,8 +630,8 @@ def test_a_declaration_whose_limit_key_fails_stops_no_other(
 
 
 @database
-def test_more_schedules_than_one_tick_advances_are_all_advanced(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(services, "ADVANCED_TOGETHER", 2)
+def test_more_schedules_than_one_tick_advances_are_all_advanced(clock: Clock, tuned: Callable[..., None]) -> None:
+    tuned(advanced_together=2)
     for number in range(5):
         create_schedule(f"s{number}", "t.ok", every="1h", missed="all")
     clock.advance(hours=1)

@@ -13,11 +13,11 @@ from django.utils import translation
 from django_delayq import handler
 from django_delayq.models import Worker
 from django_delayq.recurring import create_schedule, pause_schedule, recurring, resume_schedule, schedules
-from django_delayq.recurring.definition import FORGOTTEN_AFTER
 from django_delayq.recurring.models import Occurrence, Schedule
 from django_delayq.recurring.services import Declarer
+from django_delayq.recurring.tuning import tuning
 from tests.support.commands import run
-from tests.support.rows import unguarded
+from tests.support.unguarded import unguarded
 
 from .conftest import DB, Clock, deliver, live, look
 
@@ -53,7 +53,7 @@ def test_schedules_that_no_worker_makes_are_found(clock: Clock) -> None:
     assert finding() == "No live worker has the role scheduler, so no messages are made for: s."
     announce()
     assert finding() == ""
-    clock.advance(seconds=FORGOTTEN_AFTER + 1)
+    clock.advance(seconds=tuning.forgotten_after + 1)
     Worker.objects.update(seen_at=clock.now)
     assert "role scheduler" in finding()
 
@@ -64,8 +64,8 @@ def test_declared_schedules_that_were_never_written_are_found(code: Code, clock:
     assert finding().endswith("made at run time: t.declared.")
     announce()
     assert finding() == ""
-    unguarded(Schedule).delete()
-    clock.advance(seconds=FORGOTTEN_AFTER + 1)
+    unguarded(Schedule).all().delete()
+    clock.advance(seconds=tuning.forgotten_after + 1)
     Worker.objects.update(seen_at=clock.now)
     assert finding().endswith("no messages are made for: t.declared.")
 

@@ -20,7 +20,7 @@ from django_delayq import cancel_message
 from django_delayq.core.states import LIVE, State
 from django_delayq.models import Message, Transition
 from django_delayq.models.messages import LogRow
-from django_delayq.record import reads
+from django_delayq.record import transitions
 from django_delayq.recurring import (
     Missed,
     Schedule,
@@ -31,7 +31,7 @@ from django_delayq.recurring import (
     schedules,
 )
 from django_delayq.recurring.models import Occurrence
-from tests.support.rows import unguarded
+from tests.support.unguarded import unguarded
 
 from .conftest import DB, NOON, Clock, deliver, look
 
@@ -43,9 +43,9 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         LogRow.objects.all()._raw_delete(DB)
         for model in (Message, Schedule, Occurrence):
-            unguarded(model)._raw_delete(DB)
+            unguarded(model).all()._raw_delete(DB)
         self.clock = Clock()
-        self.patch = patch.object(reads, "now", lambda using: self.clock.now)
+        self.patch = patch.object(transitions, "now", lambda using: self.clock.now)
         self.patch.start()
         # All times after this one are to come, with "all".
         self.since = NOON

@@ -13,12 +13,13 @@ from django.db import DatabaseError, OperationalError, connection, transaction
 from django.utils import timezone
 
 from django_delayq.models import Message
-from django_delayq.recurring import Schedule, create_schedule, delete_schedule, pause_schedule, schedules, services
+from django_delayq.recurring import Schedule, create_schedule, delete_schedule, pause_schedule, schedules
 from django_delayq.recurring.models import Occurrence
 from django_delayq.recurring.services import Scheduler
-from tests.support.rows import unguarded
+from django_delayq.recurring.tuning import tuning
 from tests.support.together import Together
 from tests.support.transactions import unfinished
+from tests.support.unguarded import unguarded
 
 from .conftest import DB
 
@@ -32,7 +33,7 @@ def rounds() -> range:
 def overdue(name: str) -> None:
     """Create a schedule with five occurrences to make, and one in the future."""
     create_schedule(name, "t.ok", every="1m", missed="all", starts_at=timezone.now() + timedelta(days=1))
-    unguarded(Message).delete()
+    unguarded(Message).all().delete()
     Occurrence.objects.all().delete()
     now = timezone.now().replace(second=30, microsecond=0)
     unguarded(Schedule).filter(pk=name).update(last_at=now - timedelta(minutes=5), starts_at=None)
@@ -71,8 +72,8 @@ def test_processes_that_advance_one_schedule_make_each_time_once(
 
 @pytest.mark.postgresql("SQLite locks the whole database")
 @pytest.mark.usefixtures("without_redis")
-def test_schedules_that_a_long_transaction_has_locked_hold_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(services, "ADVANCED_TOGETHER", 2)
+def test_schedules_that_a_long_transaction_has_locked_hold_up_no_other(tuned: Callable[..., None]) -> None:
+    tuned(advanced_together=2)
     for name in "abs":
         overdue(name)
     unguarded(Schedule).filter(pk="s").update(last_at=timezone.now() - timedelta(minutes=1))
@@ -81,7 +82,7 @@ def test_schedules_that_a_long_transaction_has_locked_hold_up_no_other(monkeypat
         scheduler.tick()
         assert Occurrence.objects.filter(schedule="s").exists()
         # It does not ask again and again.
-        assert scheduler.tick() > services.AFTER_DUE
+        assert scheduler.tick() > tuning.after_due
 
 
 @pytest.mark.parametrize("end", [pause_schedule, delete_schedule])

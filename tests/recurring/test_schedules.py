@@ -25,7 +25,7 @@ from django_delayq.recurring import (
     schedules,
 )
 from django_delayq.recurring.models import Occurrence
-from tests.support.rows import unguarded
+from tests.support.unguarded import unguarded
 
 from .conftest import DB, NOON, Clock, deliver, later, live, look, occurrences
 
@@ -108,8 +108,8 @@ def test_forty_missed_times_are_run_once(clock: Clock, late: str) -> None:
 
 
 @pytest.mark.parametrize("made_together", [7, 1000])
-def test_all_of_forty_missed_times_are_run(clock: Clock, monkeypatch: pytest.MonkeyPatch, made_together: int) -> None:
-    monkeypatch.setattr("django_delayq.recurring.schedules.MADE_TOGETHER", made_together)
+def test_all_of_forty_missed_times_are_run(clock: Clock, tuned: Callable[..., None], made_together: int) -> None:
+    tuned(made_together=made_together)
     hourly(missed=Missed.ALL)
     later(clock, hours=40, minutes=30)
     assert len(deliver(clock)) == 40
@@ -305,7 +305,7 @@ def test_an_occurrence_that_was_run_early_is_not_repeated_when_its_message_is_pu
 ) -> None:
     hourly()
     run_early(clock)
-    unguarded(Message).delete()
+    unguarded(Message).all().delete()
     schedules.prune(DB)
     change()
     assert live() == []
@@ -436,7 +436,7 @@ def test_an_occurrence_lives_as_long_as_its_message(clock: Clock) -> None:
     look()
     clock.advance(hours=1)
     deliver(clock)
-    unguarded(Message).delete()
+    unguarded(Message).all().delete()
     look()
     assert live() == ["15:00"]
 

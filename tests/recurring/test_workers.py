@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from datetime import timedelta
 from itertools import pairwise
 from typing import Any
@@ -13,11 +14,11 @@ from django.utils import timezone
 
 from django_delayq import cancel_message, handler, schedule_message
 from django_delayq.models import Message, Transition
-from django_delayq.recurring import Schedule, create_schedule, recurring, services
+from django_delayq.recurring import Schedule, create_schedule, recurring
 from django_delayq.recurring.models import Occurrence
 from tests.faults.program import Program
 from tests.support.commands import run
-from tests.support.rows import unguarded
+from tests.support.unguarded import unguarded
 from tests.support.workers import Worker, eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -78,9 +79,9 @@ def test_cron_alone_makes_the_messages_of_schedules_and_deletes_old_ones(code: l
     assert not Message.objects.filter(pk=old.pk).exists()
 
 
-def test_cron_alone_makes_all_that_was_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(services, "ADVANCED_TOGETHER", 3)
-    monkeypatch.setattr("django_delayq.recurring.schedules.MADE_TOGETHER", 3)
+def test_cron_alone_makes_all_that_was_missed(tuned: Callable[..., None]) -> None:
+    tuned(advanced_together=3)
+    tuned(made_together=3)
     for number in range(5):
         create_schedule(f"s{number}", "t.ok", every="1m", missed="all")
     unguarded(Schedule).update(last_at=timezone.now() - timedelta(minutes=5, seconds=1))

@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -35,23 +34,18 @@ from ...core.states import State
 from ...core.values import row_id
 from ...inspector.numbers import Capped, capped
 from ...models import Message
-from ...record import reads
+from ...record import transitions
 from ...record.sql.moves import locked, writing
 from ..models import AuditEvent, DeadLetters
-from ..operations.work import MOST_MESSAGES, WORKS, BulkAction, Scope
+from ..operations.work import WORKS, BulkAction, Scope
 from ..search import language
 from ..search.conditions import of_states
-from ..search.listing import COUNT_CAP
-from ..statements import TooSlow, in_time, statement_timeout, timeouts
+from ..statements import TooSlow, in_time, statement_timeout
+from ..tuning import timeouts, tuning
 from . import action_table, explanation, page, search_box
 from .action_table import CONSOLE_ACTIONS, ConsoleAction
 from .forms import ReasonForm
-from .readonly import PAGED_CAP, ReadOnly
-
-# More messages than these become an operation, which needs the permission for bulk actions.
-AT_ONCE = 200
-# How long a confirmation page is valid. Seconds.
-QUESTION_SECONDS = 600
+from .readonly import ReadOnly
 
 logger = logging.getLogger("django_delayq")
 
@@ -143,7 +137,7 @@ class ActionPages(ReadOnly):
         self, request: HttpRequest, action: ConsoleAction, scope: Scope, data: QueryDict | None = None
     ) -> HttpResponse:
         """Show the question about a scope as it is now; ``data``: an answer that has errors."""
-        if len(scope.ids) > AT_ONCE:
+        if len(scope.ids) > tuning.at_once:
             self.require(request, "bulk")
         scope = scope.renewed(self.using)
         shown = preview(self._rows(request), action, scope)
@@ -157,8 +151,8 @@ class ActionPages(ReadOnly):
             "origin": request.POST.get("origin", ""),
             "preview": shown,
             "in_batches": _is_work_for_a_worker(scope),
-            "most": action_table.number(MOST_MESSAGES),
-            "timeout": timeouts.LONG // 1000,
+            "most": action_table.number(tuning.most_messages),
+            "timeout": timeouts.long // 1000,
             "is_search": scope.search is not None,
             "read_at": explanation.moment(scope.at, "seconds") if scope.at is not None else "",
             "back": self._back(request, scope),
@@ -178,7 +172,7 @@ class ActionPages(ReadOnly):
         scope = question.scope
         if _is_work_for_a_worker(scope):
             self.require(request, "bulk")
-        if scope.at is None or reads.now(self.using) - scope.at > timedelta(seconds=QUESTION_SECONDS):
+        if scope.at is None or transitions.now(self.using) - scope.at > tuning.question_valid:
             text = _("This page was shown some time ago. Check it and confirm again.")
             self.message_user(request, text, messages.WARNING)
             return self._ask(request, action, scope)
@@ -215,12 +209,12 @@ class ActionPages(ReadOnly):
         scope, counted = question.scope, question.number or 0
         if self._is_answered(question):
             return self._tell_answered(request, scope)
-        if counted > MOST_MESSAGES:
+        if counted > tuning.most_messages:
             return self._ask(request, question.action, scope)
-        found = in_time(self.using, timeouts.LONG, lambda: self._frozen(request, question))
+        found = in_time(self.using, timeouts.long, self._frozen, request, question)
         if found is None:
             text = _("The messages could not be found within %(seconds)d s: nothing was done. Narrow the search.")
-            text %= {"seconds": timeouts.LONG // 1000}
+            text %= {"seconds": timeouts.long // 1000}
             return self.leave(request, self._back(request, scope), text, messages.ERROR)
         frozen, left = found
         if scope.search is not None and has_changed(counted, len(frozen.ids)):
@@ -231,7 +225,7 @@ class ActionPages(ReadOnly):
             request,
             question.action.name,
             frozen.to_json(),
-            form.arguments(reads.now(self.using)),
+            form.arguments(transitions.now(self.using)),
             described=describe(scope),
             reason=form.cleaned_data["reason"],
             nonce=question.nonce,
@@ -249,11 +243,11 @@ class ActionPages(ReadOnly):
             with (
                 page.acting_as_user(request),
                 writing(self.using),
-                statement_timeout(self.using, timeouts.LONG),
+                statement_timeout(self.using, timeouts.long),
             ):
                 self._lock(scope)
                 frozen, left = self._frozen(request, question)
-                work = WORKS[action.name](frozen.to_json(), form.arguments(reads.now(self.using)))
+                work = WORKS[action.name](frozen.to_json(), form.arguments(transitions.now(self.using)))
                 assert isinstance(work, BulkAction)
                 counts = work.act(self.using, work.ids, work.times, reason) + Counter(left)
                 one = scope.ids[0] if len(scope.ids) == 1 else None
@@ -301,14 +295,14 @@ class ActionPages(ReadOnly):
 
 
 def _is_work_for_a_worker(scope: Scope) -> bool:
-    return scope.search is not None or len(scope.ids) > AT_ONCE
+    return scope.search is not None or len(scope.ids) > tuning.at_once
 
 
 def _form(action: ConsoleAction, scope: Scope, number: int | None, to_come: ToCome | None, data: Any) -> ReasonForm:
     """Return the form of a question about ``number`` messages; ``to_come`` is None for an answer."""
     many, found = scope.search is not None or len(scope.ids) > 1, number or 0
     # The user types the number when it is large or the action final.
-    typed = f"{found:,}" if found > AT_ONCE or action.final else ""
+    typed = f"{found:,}" if found > tuning.at_once or action.final else ""
     return action.form(data, many=many, number=found, to_come=to_come, typed=typed)
 
 
@@ -328,7 +322,7 @@ def _named(scope: Scope) -> str:
 def _ids(text: str) -> tuple[int, ...]:
     """Return the ids in a text with commas between them, each once."""
     parts = text.split(",")
-    if len(parts) > PAGED_CAP:
+    if len(parts) > tuning.counted:
         raise BadRequest("ids")
     try:
         return tuple(sorted({row_id(part) for part in parts}))
@@ -337,11 +331,6 @@ def _ids(text: str) -> tuple[int, ...]:
 
 
 # --- the preview: how many messages an action would change, by state and in words, and the first of them --------------
-
-# Messages that the page names one by one.
-MESSAGES_NAMED = 10
-# Messages whose topics are counted.
-TOPICS_SAMPLE = 1000
 
 
 @dataclass(slots=True)
@@ -370,7 +359,7 @@ class ActionPreview:
     @property
     def too_many(self) -> bool:
         """True for more messages than one operation takes."""
-        return self.number is not None and self.number > MOST_MESSAGES
+        return self.number is not None and self.number > tuning.most_messages
 
 
 def preview(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> ActionPreview:
@@ -395,9 +384,9 @@ def _preview_of_ids(rows: QuerySet[Message], action: ConsoleAction, scope: Scope
         sum(counts[state] for state in action.action.states),
         to_come(_changing(rows, action, scope)),
         len(scope.ids) - len(found),
-        found[:MESSAGES_NAMED],
+        found[: tuning.messages_named],
         _topics(found),
-        max(0, len(found) - MESSAGES_NAMED),
+        max(0, len(found) - tuning.messages_named),
     )
 
 
@@ -416,17 +405,17 @@ def _preview_of_search(rows: QuerySet[Message], action: ConsoleAction, scope: Sc
     else:
         counts |= {state: Capped(found) for state, found in exact.items() if found}
     number = None if exact is None else sum(exact.values())
-    sample = _changing(rows, action, scope).values_list("pk", "topic", "state")[: TOPICS_SAMPLE + 1]
-    first = in_time(rows.db, timeouts.PAGE, lambda: list(sample)) or []
+    sample = _changing(rows, action, scope).values_list("pk", "topic", "state")[: tuning.topics_read + 1]
+    first = in_time(rows.db, timeouts.page, list, sample) or []
     return ActionPreview(
         describe(scope),
         _forecast(action, counts),
         number,
         due_later,
-        rows=first[:MESSAGES_NAMED],
-        topics=_topics(first[:TOPICS_SAMPLE]),
-        more=max(0, (number or 0) - MESSAGES_NAMED),
-        partly=len(first) > TOPICS_SAMPLE,
+        rows=first[: tuning.messages_named],
+        topics=_topics(first[: tuning.topics_read]),
+        more=max(0, (number or 0) - tuning.messages_named),
+        partly=len(first) > tuning.topics_read,
     )
 
 
@@ -446,7 +435,7 @@ def _count_exactly(
         "first": Min("due_at", filter=later),
         "last": Max("due_at", filter=later),
     }
-    found = in_time(rows.db, timeouts.LONG, lambda: _changing(rows, action, scope).aggregate(**wanted))
+    found = in_time(rows.db, timeouts.long, lambda: _changing(rows, action, scope).aggregate(**wanted))
     if found is None:
         return None
     counts = {state: found.pop(state.value) for state in action.action.states}
@@ -456,15 +445,15 @@ def _count_exactly(
 def _unchanged(rows: QuerySet[Message], scope: Scope, states: frozenset[State]) -> dict[State, Capped]:
     """Count the messages of the states that the action leaves alone, each up to a cap, until the time is over."""
     counts = {}
-    end = time.monotonic() + timeouts.BESIDE / 1000
+    end = time.monotonic() + timeouts.beside / 1000
     # Consumed messages last: there are more of them than of any other state.
     for state in sorted(states, key=lambda state: (state == State.CONSUMED, state)):
         matching = rows.filter(scope.condition() & of_states(frozenset({state})))
         # PostgreSQL takes 0 for no limit.
         left = max(1, int((end - time.monotonic()) * 1000))
-        found = in_time(rows.db, left, matching.order_by().values("pk")[: COUNT_CAP + 1].count)
+        found = in_time(rows.db, left, matching.order_by().values("pk")[: tuning.counted + 1].count)
         if found:
-            counts[state] = capped(found, COUNT_CAP)
+            counts[state] = capped(found, tuning.counted)
     return counts
 
 

@@ -15,7 +15,8 @@ from ...core.outcomes import storable
 from ...core.values import row_id
 from ...models import Message
 from ..models import AuditEvent, Operation
-from ..statements import in_time, timeouts
+from ..statements import in_time
+from ..tuning import timeouts
 from . import action_table
 from .explanation import moment
 from .page import Page, newest
@@ -38,7 +39,7 @@ class AuditEventAdmin(Page):
     def content(self, request: HttpRequest) -> dict[str, Any]:
         asked = {name: storable(request.GET.get(name, ""))[:200] for name in _ASKED}
         rows = _found(self.get_queryset(request), asked)
-        found = in_time(rows.db, timeouts.PAGE, lambda: newest(request, rows, self.list_per_page))
+        found = in_time(rows.db, timeouts.page, newest, request, rows, self.list_per_page)
         shown, older = found or ([], None)
         # Other apps have actions of their own.
         others = sorted({event.action for event in shown} - action_table.LABELS.keys())

@@ -17,13 +17,10 @@ from ...inspector.numbers import total
 from ...models import Message, Queue, Worker
 from ...models.workers import WorkerState
 from ..models import Health, Limits
+from ..tuning import tuning
 from .explanation import pause_text, span
 from .page_data import PageData
 from .readonly import ReadOnly
-
-# The part of its memory limit above which Redis is nearly full.
-MEMORY_SHARE = 0.9
-
 
 # The pages that banners lead to: the text of the link, the list, and the search in it.
 PAGES = {
@@ -105,7 +102,7 @@ def _memory(used: int | None, most: int | None) -> Finding:
     if not most:
         return Finding(name, Level.INFO, text)
     text = _("%(used)s of %(most)s") % {"used": text, "most": f"{most / 2**20:,.0f} MiB"}
-    if not used or used <= MEMORY_SHARE * most:
+    if not used or used <= tuning.memory_share * most:
         return Finding(name, Level.INFO, text)
     problem = _("Redis uses %(share)d %% of its memory limit.") % {"share": round(100 * used / most)}
     return Finding(name, Level.WARN, text, link="health", headline=problem)

@@ -18,14 +18,14 @@ from ...core.outcomes import storable
 from ...core.states import State
 from ...models import Message
 from ...project import conf
-from ...record import reads
+from ...record import transitions
 from ...record.sql import statements
 from ..search import texts
-from ..statements import TooSlow, in_time, statement_timeout, timeouts
+from ..statements import TooSlow, in_time, statement_timeout
+from ..tuning import timeouts, tuning
 from .action_table import CONSOLE_ACTIONS
 from .explanation import moment, span
 from .page import Page
-from .readonly import PAGED_CAP
 
 # The times back from now that are counted and can be chosen, in the words of the search.
 PERIODS = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7)}
@@ -98,20 +98,20 @@ def group_dead(rows: QuerySet[Message], chosen: DeadFilter) -> DeadGroups:
     dead = rows.filter(state=State.DEAD, finished_at__isnull=False).order_by("-finished_at", "-id")
     if chosen.queue:
         dead = dead.filter(queue=chosen.queue)
-    with statement_timeout(rows.db, timeouts.PAGE):
-        now = reads.now(rows.db)
+    with statement_timeout(rows.db, timeouts.page):
+        now = transitions.now(rows.db)
         if chosen.period:
             dead = dead.filter(finished_at__gt=now - PERIODS[chosen.period])
-        newest = list(dead.values_list("topic", "error", "finished_at", "pk", "queue")[: PAGED_CAP + 1])
+        newest = list(dead.values_list("topic", "error", "finished_at", "pk", "queue")[: tuning.counted + 1])
     found: list[DeadRow] = [
-        (topic, error, at, pk, queue) for topic, error, at, pk, queue in newest[:PAGED_CAP] if at is not None
+        (topic, error, at, pk, queue) for topic, error, at, pk, queue in newest[: tuning.counted] if at is not None
     ]
     return DeadGroups(
         _groups(found, now, chosen, whole=True),
         _groups(found, now, chosen, whole=False),
         sorted({row[-1] for row in found}),
         len(found),
-        len(newest) > PAGED_CAP,
+        len(newest) > tuning.counted,
     )
 
 
@@ -160,7 +160,7 @@ class DeadLettersAdmin(Page):
             "more_topics": max(0, len(found.topics) - self.list_per_page),
             "more_errors": max(0, len(found.errors) - self.list_per_page),
             "count": found.count,
-            "cap": PAGED_CAP if found.capped else None,
+            "cap": tuning.counted if found.capped else None,
             "offered": offered,
         }
 
@@ -187,6 +187,6 @@ def _chosen(request: HttpRequest) -> DeadFilter:
 def _queues(using: str, chosen: DeadFilter, found: list[str]) -> list[str]:
     """Return the queues that can be chosen: those of the messages found, of scheduled ones, and of the settings."""
     settings = conf.get()
-    waiting = in_time(using, timeouts.PAGE, statements(using).queues) or ()
+    waiting = in_time(using, timeouts.page, statements(using).queues) or ()
     names = {*found, *waiting, *settings.QUEUES, settings.DEFAULT_QUEUE, chosen.queue}
     return sorted(names - {""})

@@ -23,14 +23,10 @@ from django.utils.translation import gettext as _
 
 from ...models import Message
 from ..search.listing import Listing
-from ..statements import TooSlow, timeouts
+from ..statements import TooSlow
+from ..tuning import timeouts, tuning
 from . import page, payload, search_box
 from .readonly import ReadOnly
-
-# The most messages of one file.
-EXPORT_CAP = 100_000
-# Messages that are read at a time.
-_EXPORT_BATCH = 500
 
 # The columns that are redacted.
 _JSON_FIELDS = ("payload", "headers", "result")
@@ -75,15 +71,16 @@ class ExportView(ReadOnly):
         if asked.box.problems:
             return self._refused(request, asked, " ".join(asked.box.problems))
         try:
-            ids = Listing(rows, asked.whole).ids(EXPORT_CAP + 1, milliseconds=timeouts.LONG)
+            ids = Listing(rows, asked.whole).ids(tuning.exported + 1, milliseconds=timeouts.long)
         except TooSlow:
             return self._refused(request, asked, _("The search took too long: nothing was exported. Narrow it."))
         masked = not self.may(request, "reveal")
         target = _("%(messages)s, as %(format)s") if masked else _("%(messages)s, as %(format)s, unmasked")
         target %= {"messages": asked.whole.described, "format": request.POST["format"]}
-        page.record(request, "export", target, outcomes={"exported": min(len(ids), EXPORT_CAP)})
+        page.record(request, "export", target, outcomes={"exported": min(len(ids), tuning.exported)})
         lines, content_type = form
-        response = StreamingHttpResponse(lines(_read(rows, ids, masked=masked), len(ids) > EXPORT_CAP), content_type)
+        found = lines(_read(rows, ids, masked=masked), len(ids) > tuning.exported)
+        response = StreamingHttpResponse(found, content_type)
         at = timezone.localtime().strftime("%Y%m%d-%H%M%S")
         response["Content-Disposition"] = f'attachment; filename="messages-{at}.{request.POST["format"]}"'
         return response
@@ -94,8 +91,8 @@ class ExportView(ReadOnly):
 
 def _read(rows: QuerySet[Message], ids: Sequence[int], *, masked: bool) -> Iterator[dict[str, Any]]:
     """Read the messages in the order of the list, without those that were purged meanwhile."""
-    for start in range(0, min(len(ids), EXPORT_CAP), _EXPORT_BATCH):
-        batch = ids[start : min(start + _EXPORT_BATCH, EXPORT_CAP)]
+    for start in range(0, min(len(ids), tuning.exported), tuning.export_batch):
+        batch = ids[start : min(start + tuning.export_batch, tuning.exported)]
         found = {row["id"]: row for row in rows.filter(pk__in=batch).values(*_FIELDS)}
         for pk in batch:
             if pk in found:
@@ -110,7 +107,7 @@ def _text(value: Any) -> Any:
 
 
 def _truncated() -> str:
-    return _("Only the first %(cap)s messages: there are more.") % {"cap": f"{EXPORT_CAP:,}"}
+    return _("Only the first %(cap)s messages: there are more.") % {"cap": f"{tuning.exported:,}"}
 
 
 def _jsonl(rows: Iterator[dict[str, Any]], truncated: bool) -> Iterator[str]:

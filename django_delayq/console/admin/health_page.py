@@ -17,6 +17,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ...broker import publisher
+from ...broker.base import QueueSize
 from ...core.exceptions import BrokerUnavailable
 from ...core.findings import Finding, Level
 from ...inspector import consistency as inspected
@@ -30,8 +31,9 @@ from ...restore.selection import Overdue, Selection, Tally
 from ..models import Health, Operation, OperationState
 from ..operations import lifecycle
 from ..operations.work import RestoreWork, arguments_of, results_of, scope_of
-from ..statements import TooSlow, console_statements, statement_timeout, timeouts
+from ..statements import TooSlow, console_statements, statement_timeout
 from ..statements.portable_console import Vacuum
+from ..tuning import timeouts, tuning
 from ..whereabouts import sizes
 from . import banners, page_data, panels
 from .explanation import moment, span
@@ -115,11 +117,11 @@ class HealthAdmin(Page):
     def content(self, request: HttpRequest) -> dict[str, Any]:
         data = page_data.gather()
         using = data.using
-        held = panels.load("held all", using, lambda: sizes(using, reading.queues(using)))
-        table = panels.load("table", using, lambda: _table_state(using), page_data.SLOW_FRESH_SECONDS)
-        stuck = panels.load("stuck", using, lambda: inspected.stuck(using).count)
-        checks = panels.load("checks", using, lambda: _checks(using), 0.0)
-        restores = panels.load("restores", using, lambda: lifecycle.newest(using, RestoreWork.name), 0.0)
+        held = panels.load("held all", using, _all_sizes, using)
+        table = panels.load("table", using, _table_state, using, kept=tuning.slow_panel_kept)
+        stuck = panels.load("stuck", using, inspected.stuck, using)
+        checks = panels.load("checks", using, _checks, using, kept=0.0)
+        restores = panels.load("restores", using, lifecycle.newest, using, RestoreWork.name, kept=0.0)
         asked: tuple[Panel[Any], ...] = (data.redis, data.pending, held, table, stuck, checks, restores)
         last, current = checks.value or (None, None)
         restored, restoring = restores.value or (None, None)
@@ -134,7 +136,7 @@ class HealthAdmin(Page):
             "database": [*banners.of_database(data), *_table(table)],
             "problems": sorted({panel.problem for panel in asked if panel.problem}),
             "configured": conf.get().REDIS is not None,
-            "stuck": stuck.value,
+            "stuck": None if stuck.value is None else stuck.value.count,
             "mismatches": sorted(results.items()),
             "agrees": last is not None and all(found.agrees for found in results.values()),
             "total": None if last is None else sum(found.compared for found in results.values()),
@@ -235,6 +237,11 @@ def _ended(text: str, operation: Operation, data: PageData) -> str:
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
+def _all_sizes(using: str) -> dict[str, QueueSize]:
+    """Return what Redis holds of each queue that it, the record or a worker names."""
+    return sizes(using, reading.queues(using))
+
+
 def _table_state(using: str) -> TableState:
     vendor = statements(using)
     return vendor.estimated_rows("delayq_message"), console_statements(using).vacuum(), vendor.snapshot_holders()
@@ -271,12 +278,12 @@ def _preview(using: str, form: RestoreForm) -> dict[str, Any]:
     assert redis_publisher is not None
     work = RestoreWork(form.scope, form.arguments)
     try:
-        with statement_timeout(using, timeouts.COUNT):
+        with statement_timeout(using, timeouts.count):
             report = work.restore(using, redis_publisher.broker).preview()
             now = reads.now(using)
     except TooSlow:
         text = _("The messages could not be counted within %(seconds)d s. You can start the restore all the same.")
-        return {"problem": text % {"seconds": timeouts.COUNT // 1000}}
+        return {"problem": text % {"seconds": timeouts.count // 1000}}
     except BrokerUnavailable as error:
         return {"problem": _("Redis: %(error)s") % {"error": error}, "refused": True}
     except (DatabaseError, InterfaceError) as error:

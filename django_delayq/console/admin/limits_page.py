@@ -30,7 +30,7 @@ class LimitsAdmin(Page):
     def content(self, request: HttpRequest) -> dict[str, Any]:
         data = page_data.gather()
         using = data.using
-        found = panels.load("all limits", using, lambda: stats.all_limits(using, self.list_per_page))
+        found = panels.load("all limits", using, stats.all_limits, using, self.list_per_page)
         limits = found.value.longest if found.value else ()
         return {
             "banners": banners.of_page(self, data),

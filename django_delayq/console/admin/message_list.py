@@ -26,21 +26,19 @@ from ...inspector import stats, worker_list
 from ...inspector.numbers import Capped, total
 from ...inspector.worker_list import list_workers
 from ...models import Message
-from ...record import reads
+from ...record import transitions
 from ...record.sql import statements
 from ..search import listing
 from ..search.conditions import StoredSize, small
 from ..search.language import Search
 from ..search.listing import Listing
 from ..search.texts import payload_text, term_text
-from ..statements import TooSlow, in_time, timeouts
+from ..statements import TooSlow, in_time
+from ..tuning import timeouts, tuning
 from . import explanation, page, payload, search_box
 from .export import ExportView
 from .message_page import MessagePage
-from .readonly import PAGED_CAP, CappedCount
-
-# The largest payload that the list shows, as it is stored. Bytes.
-SMALL_PAYLOAD_BYTES = 16_384
+from .readonly import CappedCount
 
 
 class MessageList(ChangeList):
@@ -64,15 +62,15 @@ class MessageList(ChangeList):
         return found.order_by(*self.asked.whole.order)
 
     def get_results(self, request: HttpRequest) -> None:
-        if not 1 <= self.page_num <= max(1, PAGED_CAP // self.list_per_page):
+        if not 1 <= self.page_num <= max(1, tuning.counted // self.list_per_page):
             self.page_num = 1
         rows: QuerySet[Message] = self.root_queryset
         found, offset = Listing(rows, self.asked.whole), (self.page_num - 1) * self.list_per_page
         # True when the search is slow: the page then does not refresh itself.
         self.slow = self.params.get(search_box.LONGER_VAR) == "1"
         # The times after which the search is ended, and one that may take longer, in words.
-        most = timeouts.LONG if self.slow else timeouts.ROWS
-        self.limit, self.longer_limit = (f"{each / 1000:g} s" for each in (most, timeouts.LONG))
+        most = timeouts.long if self.slow else timeouts.rows
+        self.limit, self.longer_limit = (f"{each / 1000:g} s" for each in (most, timeouts.long))
         # The query string of the same search with more time; empty when it had that already.
         self.longer_query = "" if self.slow else self.get_query_string({search_box.LONGER_VAR: "1"})
         self.too_slow = False
@@ -85,8 +83,8 @@ class MessageList(ChangeList):
         address = "" if ids else next(filter(is_address, self.asked.box.bare), "")
         self.suggestions = [_link(text) for text in searches(rows, address)] if address else []
         # Searches for a topic, queue or limit that is like the one of a search without results: likewise.
-        self.near = [] if ids else in_time(rows.db, timeouts.ROWS, lambda: _near(rows.db, self.asked.box)) or []
-        now = reads.now(rows.db)
+        self.near = [] if ids else in_time(rows.db, timeouts.rows, _near, rows.db, self.asked.box) or []
+        now = transitions.now(rows.db)
         self.counts = listing.counts(rows, self.asked.box, now)
         self.result_list = _rows(rows, ids[: self.list_per_page])
         limited = stats.waits_for(rows.db, self.result_list, now)
@@ -118,7 +116,7 @@ class MessageList(ChangeList):
         if self.too_slow:
             return CappedCount(offset + page)
         counted = self.tab_count(self.asked.tab)
-        if counted is None or (counted.more and counted.count < listing.COUNT_CAP):
+        if counted is None or (counted.more and counted.count < tuning.counted):
             counted = found.count() or Capped(counted.count if counted else 0, more=True)
         if counted.more or counted.count < offset + page:
             return CappedCount(max(counted.count, offset + page))
@@ -132,7 +130,7 @@ class MessageList(ChangeList):
         if tab.name in ("overdue", "limited"):
             return self.counts[tab.name] if states else Capped(0)
         found = total(self.counts[state] for state in states)
-        return Capped(min(found.count, listing.COUNT_CAP), found.more or found.count > listing.COUNT_CAP)
+        return Capped(min(found.count, tuning.counted), found.more or found.count > tuning.counted)
 
     def tabs(self) -> Iterator[SimpleNamespace]:
         """Yield the tabs as the page shows them. ``count`` is empty when the number is not known."""
@@ -165,7 +163,7 @@ def _near(using: str, search: Search) -> list[tuple[str, str]]:
     topic, queue, limit = (search.only(name) for name in ("topic", "queue", "limit"))
     if (topic, queue, limit) == (None, None, None):
         return []
-    workers = list_workers(using, reads.now(using))
+    workers = list_workers(using, transitions.now(using))
     found = []
     if topic is not None and (near := names.near(topic, worker_list.known_topics(workers))):
         found.append(_link(term_text("topic", near)))
@@ -180,16 +178,11 @@ def _near(using: str, search: Search) -> list[tuple[str, str]]:
 def _rows(rows: QuerySet[Message], ids: list[int]) -> list[Message]:
     """Read the messages of a page in its order: without the wide columns, but with a payload that is small."""
     narrow = rows.filter(pk__in=ids).defer("payload", "headers", "retry", "result")
-    found = narrow.annotate(small_payload=small(SMALL_PAYLOAD_BYTES), payload_size=StoredSize(F("payload"))).in_bulk()
+    found = narrow.annotate(small_payload=small(tuning.small_payload), payload_size=StoredSize(F("payload"))).in_bulk()
     return [found[pk] for pk in ids if pk in found]
 
 
 # --- searches in payloads for an e-mail address, which is seldom a key and never a topic ------------------------------
-
-# The newest messages whose payloads are read for paths to offer.
-MESSAGES_READ = 300
-# The most searches that are offered, and the most names in the path of one.
-MOST_OFFERED = 5
 
 
 def is_address(text: str) -> bool:
@@ -204,16 +197,16 @@ def searches(rows: QuerySet[Message], address: str) -> list[str]:
     When they have none, it is an example.
     """
     paths: Counter[tuple[str, ...]] = Counter()
-    newest = rows.filter(pk__in=rows.order_by("-id").values("pk")[:MESSAGES_READ]).order_by()
-    contents = newest.annotate(small_payload=small(SMALL_PAYLOAD_BYTES // 4)).values_list("small_payload", flat=True)
-    for content in in_time(rows.db, timeouts.BESIDE, lambda: list(contents)) or ():
+    newest = rows.filter(pk__in=rows.order_by("-id").values("pk")[: tuning.payloads_read]).order_by()
+    contents = newest.annotate(small_payload=small(tuning.small_payload // 4)).values_list("small_payload", flat=True)
+    for content in in_time(rows.db, timeouts.beside, list, contents) or ():
         paths.update(set(_paths(content)))
-    found = sorted(paths, key=lambda path: (-paths[path], path))[:MOST_OFFERED]
+    found = sorted(paths, key=lambda path: (-paths[path], path))[: tuning.searches_offered]
     return [payload_text(path, address) for path in found or [("email",)]]
 
 
 def _paths(content: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    if isinstance(content, dict) and len(above) < MOST_OFFERED:
+    if isinstance(content, dict) and len(above) < tuning.searches_offered:
         for name, inner in content.items():
             # A masked value may not be searched for, and a path has no words for these characters.
             if name and name.isprintable() and not set(name) & {"\\", '"'} and not payload.is_secret(name):

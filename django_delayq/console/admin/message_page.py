@@ -34,15 +34,13 @@ from ...record.sql.expressions import UnderLimits
 from ...restore.engine import Restore
 from ...restore.selection import Selection
 from ..search import texts as searches
-from ..statements import in_time, timeouts
+from ..statements import in_time
+from ..tuning import timeouts, tuning
 from ..whereabouts import Whereabouts, locate
 from . import explanation, page, payload
 from .action_pages import ActionPages
 from .explanation import moment, span, state_label
 from .limits_page import running_text
-
-# The most messages that are counted before one that waits for a limit.
-MOST_BEFORE = 1000
 
 
 class MessagePage(ActionPages):
@@ -126,14 +124,14 @@ class MessagePage(ActionPages):
             "zone": timezone.get_current_timezone_name(),
             "actions": self.offered(request, message),
             "facts": self._facts(message, in_line),
-            "payload": content[: payload.PAGE_CHARACTERS],
-            "cut": len(content) > payload.PAGE_CHARACTERS,
+            "payload": content[: tuning.payload_characters],
+            "cut": len(content) > tuning.payload_characters,
             "headers": payload.pretty(message.headers, masked=masked) if message.headers else "",
-            "result": result[: payload.PAGE_CHARACTERS],
-            "result_cut": len(result) > payload.PAGE_CHARACTERS,
+            "result": result[: tuning.payload_characters],
+            "result_cut": len(result) > tuning.payload_characters,
             "masked": masked,
             "may_reveal": masked and self.may(request, "reveal"),
-            "call": _call(message) if len(content) <= payload.PAGE_CHARACTERS else "",
+            "call": _call(message) if len(content) <= tuning.payload_characters else "",
             "where": where,
             "compared": _compared(message, where),
             "may_restore": message.state == State.SCHEDULED and where is not None and self.may(request, "restore"),
@@ -204,8 +202,8 @@ def _in_line(message: Message, now: datetime) -> explanation.InLine | None:
         | (same & Q(due_at__lt=message.due_at))
         | (same & Q(due_at=message.due_at, pk__lt=message.pk))
     )
-    count = in_time(using, timeouts.BESIDE, before.order_by().values("pk")[: MOST_BEFORE + 1].count)
-    return explanation.InLine(limit, None if count is None else capped(count, MOST_BEFORE))
+    count = in_time(using, timeouts.beside, before.order_by().values("pk")[: tuning.most_before + 1].count)
+    return explanation.InLine(limit, None if count is None else capped(count, tuning.most_before))
 
 
 _ABSENT = gettext_lazy("not in Redis")
@@ -299,14 +297,11 @@ def _call(message: Message) -> str:
 
 # --- the history, from the log: every transition as a step, every delivery as a row -----------------------------------
 
-# The most steps that the page shows: the latest ones.
-STEPS_SHOWN = 200
-
 
 def log(message: Message) -> list[Transition]:
     """Return the latest transitions of a message, in order."""
     moves = Transition.objects.using(message._state.db).filter(message=message)
-    return list(moves.order_by("-number")[:STEPS_SHOWN])[::-1]
+    return list(moves.order_by("-number")[: tuning.steps_shown])[::-1]
 
 
 def steps(message: Message, moves: Sequence[Transition], now: datetime) -> list[SimpleNamespace]:

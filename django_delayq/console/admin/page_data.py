@@ -21,17 +21,12 @@ from ...inspector.stats import Lines, RedisStats, Snapshot
 from ...models.workers import WorkerList, WorkerState
 from ...project import conf
 from ..statistics import throughput, upcoming
-from ..statistics.rollups import WRITE_SECONDS
 from ..statistics.throughput import RollupSum, Throughput
 from ..statistics.upcoming import Upcoming
+from ..tuning import tuning
 from ..whereabouts import unfilled
 from . import panels
 from .panels import Panel
-
-# Rollups are shown for this long before they are read again: half of the time between two writes. Seconds.
-ROLLUPS_FRESH_SECONDS = WRITE_SECONDS / 2
-# What seldom changes (migrations, row security, the size of the table) is shown for this long. Seconds.
-SLOW_FRESH_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,22 +53,22 @@ class PageData:
 def gather() -> PageData:
     """Read the data of this moment."""
     using = router.db_for_read(models.Message)
-    seen = panels.load("snapshot", using, lambda: stats.take_snapshot(using))
+    seen = panels.load("snapshot", using, stats.take_snapshot, using)
     at = seen.value.at if seen.value else timezone.now()
-    workers = panels.load("workers", using, lambda: worker_list.list_workers(using, at))
+    workers = panels.load("workers", using, worker_list.list_workers, using, at)
     language = translation.get_language()
     return PageData(
         using,
         at,
         seen,
-        panels.load("lines", using, lambda: _lines(using, seen.value)),
+        panels.load("lines", using, _lines, using, seen.value),
         workers,
-        panels.load("paused", using, lambda: pausing.paused(using)),
+        panels.load("paused", using, pausing.paused, using),
         panels.load(f"redis {conf.get().REDIS!r}", using, redis),
-        panels.load("unfilled", using, lambda: _unfilled(using, seen.value, workers.value)),
-        panels.load("pending", using, lambda: pending_migrations(using), SLOW_FRESH_SECONDS),
-        panels.load("hidden rows", using, lambda: hidden_rows(using), SLOW_FRESH_SECONDS),
-        panels.load(f"findings {language}", using, lambda: _findings(using, workers.value)),
+        panels.load("unfilled", using, _unfilled, using, seen.value, workers.value),
+        panels.load("pending", using, pending_migrations, using, kept=tuning.slow_panel_kept),
+        panels.load("hidden rows", using, hidden_rows, using, kept=tuning.slow_panel_kept),
+        panels.load(f"findings {language}", using, _findings, using, workers.value),
     )
 
 
@@ -104,19 +99,19 @@ def coming(data: PageData, window: str) -> Panel[Upcoming]:
     """Return what falls due in the window."""
     overdue = data.snapshot.value.overdue if data.snapshot.value else NONE
     name = f"upcoming {window} {timezone.get_current_timezone_name()}"
-    return panels.load(name, data.using, lambda: upcoming.count_upcoming(data.using, window, data.at, overdue))
+    return panels.load(name, data.using, upcoming.count_upcoming, data.using, window, data.at, overdue)
 
 
 def past(data: PageData, window: str) -> Panel[dict[str, Throughput]]:
     """Return what was delivered in this window, and in those that the tiles show."""
     name, windows = f"past {window} {timezone.get_current_timezone_name()}", ("hour", "day", window)
     read = partial(throughput.read_throughput, data.using, data.at, windows)
-    return panels.load(name, data.using, read, ROLLUPS_FRESH_SECONDS)
+    return panels.load(name, data.using, read, kept=tuning.rollups_kept)
 
 
 def rates(data: PageData) -> Panel[dict[str, RollupSum]]:
     """Return what was delivered of each queue in the last hour."""
-    return panels.load("rates", data.using, lambda: throughput.read_queues(data.using, data.at), ROLLUPS_FRESH_SECONDS)
+    return panels.load("rates", data.using, throughput.read_queues, data.using, data.at, kept=tuning.rollups_kept)
 
 
 def is_empty(data: PageData) -> bool:

@@ -9,20 +9,17 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, TypeVarTuple
 
 from django.db import DatabaseError, InterfaceError
 from django.utils.translation import gettext as _
 
 from ...core.exceptions import BrokerFailing, BrokerUnavailable, UnusableBroker
-from ..statements import TooSlow, statement_timeout, timeouts
+from ..statements import TooSlow, statement_timeout
+from ..tuning import timeouts, tuning
 
 T = TypeVar("T")
-
-# A panel is shown for this long before it is read again, and for no longer if it could not be read. Seconds.
-FRESH_SECONDS = 2.5
-# The most panels that are kept: each has a few variants.
-_PANELS_KEPT = 200
+Given = TypeVarTuple("Given")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +37,7 @@ class Panel(Generic[T]):
                 return ""
             case TooSlow():
                 text = _("Could not load: it took longer than %(seconds)g s.")
-                return text % {"seconds": timeouts.PAGE / 1000}
+                return text % {"seconds": timeouts.page / 1000}
             case UnusableBroker():
                 return str(self.error)
             case BrokerFailing():
@@ -55,19 +52,20 @@ _kept: dict[tuple[str, str], tuple[Panel[Any], float]] = {}
 _locks: dict[tuple[str, str], threading.Lock] = {}
 
 
-def load(name: str, using: str, read: Callable[[], T], seconds: float | None = None) -> Panel[T]:
-    """Return what ``read`` returns, or returned in this process within the last ``seconds``, by default a few.
+def load(name: str, using: str, read: Callable[[*Given], T], *given: *Given, kept: float | None = None) -> Panel[T]:
+    """Return what ``read(*given)`` returns, or returned in this process within the last ``kept`` seconds.
 
-    ``name`` names the panel and everything on which its content depends, but for the database.
+    The default is that of ``tuning``. ``name`` names the panel and everything on which its content depends, but for
+    the database.
     """
-    key, seconds = (name, using), FRESH_SECONDS if seconds is None else seconds
+    key, kept = (name, using), tuning.panel_kept if kept is None else kept
     with _locks.setdefault(key, threading.Lock()):
         panel, until = _kept.get(key, (None, 0.0))
         if panel is None or until < time.monotonic():
-            if len(_kept) >= _PANELS_KEPT:
+            if len(_kept) >= tuning.panels:
                 _kept.clear()
-            panel = _read(using, read)
-            good_for = min(seconds, FRESH_SECONDS) if panel.error else seconds
+            panel = _read(using, read, given)
+            good_for = min(kept, tuning.panel_kept) if panel.error else kept
             _kept[key] = panel, time.monotonic() + good_for
         return panel
 
@@ -77,10 +75,10 @@ def forget() -> None:
     _kept.clear()
 
 
-def _read(using: str, read: Callable[[], T]) -> Panel[T]:
+def _read(using: str, read: Callable[[*Given], T], given: tuple[*Given]) -> Panel[T]:
     try:
-        with statement_timeout(using, timeouts.PAGE):
-            return Panel(read())
+        with statement_timeout(using, timeouts.page):
+            return Panel(read(*given))
     except (TooSlow, BrokerUnavailable, DatabaseError, InterfaceError) as error:
         # The traceback would keep what the frames hold.
         return Panel(error=error.with_traceback(None))

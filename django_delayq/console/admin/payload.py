@@ -9,8 +9,6 @@ from typing import Any
 from django.views.debug import SafeExceptionReporterFilter, get_default_exception_reporter_filter
 
 MASK = "********"
-# The most characters of JSON that the page of a message shows.
-PAGE_CHARACTERS = 65_536
 
 _ALSO_SECRET = re.compile(
     r"cookie|credential|session|private|cvc|cvv|iban|bearer|passw|pwd|(?:^|[^a-z])(?:pin|otp|pan)(?:$|[^a-z])"

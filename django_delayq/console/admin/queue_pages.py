@@ -28,8 +28,9 @@ from ...models.workers import WorkerState
 from ...project import conf, validation
 from ...record import reads
 from ...record.sql.moves import writing
-from ..operations.work import MOST_MESSAGES, Scope, holder
-from ..statements import in_time, timeouts
+from ..operations.work import Scope, holder
+from ..statements import in_time
+from ..tuning import timeouts, tuning
 from ..whereabouts import sizes
 from . import action_table, banners, page, page_data, panels
 from .explanation import moment, span
@@ -88,9 +89,9 @@ class QueueAdmin(Page):
     def content(self, request: HttpRequest) -> dict[str, Any]:
         data = page_data.gather()
         # Read anew for each page, because a user who has just paused a queue wants to see it.
-        paused = panels.load("paused now", data.using, lambda: pausing.paused(data.using), 0.0)
+        paused = panels.load("paused now", data.using, pausing.paused, data.using, kept=0.0)
         names = _names(data, paused.value or {})
-        held = panels.load("held", data.using, lambda: sizes(self.using, names))
+        held = panels.load("held", data.using, sizes, self.using, names)
         asked: tuple[Panel[Any], ...] = (data.snapshot, data.workers, paused, held)
         may_pause = self.may(request, "pause")
         return {
@@ -142,15 +143,15 @@ class QueueAdmin(Page):
         if request.POST.get("spread"):
             self.require(request, "run", "bulk")
         is_paused = name in pausing.paused(self.using)
-        number = in_time(self.using, timeouts.COUNT, self._due(name).count) if is_paused else 0
+        number = in_time(self.using, timeouts.count, self._due(name).count) if is_paused else 0
         may_spread = self.may(request, "run", "bulk")
         form = ResumeForm(request.POST if request.method == "POST" else None, number=number, may_spread=may_spread)
         if is_paused and form.is_valid() and form.cleaned_data.get("spread"):
-            ids = actions.selected(self._due(name)[: MOST_MESSAGES + 1])
-            if len(ids) <= MOST_MESSAGES:
+            ids = actions.selected(self._due(name)[: tuning.most_messages + 1])
+            if len(ids) <= tuning.most_messages:
                 return self._resume_slowly(request, name, form, ids)
             text = _("An operation takes %(most)s messages at most. Spread some of them with “Run now” first.")
-            form.add_error("spread", text % {"most": action_table.number(MOST_MESSAGES)})
+            form.add_error("spread", text % {"most": action_table.number(tuning.most_messages)})
         if not form.is_valid():
             waiting = _waiting(number) if is_paused else ""
             return self._ask(request, name, form, "resume", _("Resume queue %(queue)s?"), waiting)

@@ -24,9 +24,7 @@ from ...core.verbs import VERBS
 from ...models import Message, Queue
 from ...project import console_conf
 from ..models import Health, Operation
-
-# The most rows that a page counts, pages through, groups, or takes for one action.
-PAGED_CAP = 10_000
+from ..tuning import tuning
 
 
 class CappedCount(int):
@@ -43,8 +41,8 @@ class CappedPaginator(Paginator):  # type: ignore[type-arg]
     @cached_property
     def count(self) -> int:
         rows = cast(QuerySet[Model], self.object_list)
-        found = rows.order_by().values("pk")[: PAGED_CAP + 1].count()
-        return found if found <= PAGED_CAP else CappedCount(PAGED_CAP)
+        found = rows.order_by().values("pk")[: tuning.counted + 1].count()
+        return found if found <= tuning.counted else CappedCount(tuning.counted)
 
 
 View = Callable[..., HttpResponseBase]

@@ -39,7 +39,7 @@ class WorkerAdmin(Page):
     def content(self, request: HttpRequest) -> dict[str, Any]:
         data = page_data.gather()
         using = data.using
-        running = panels.load("running", using, lambda: worker_list.running(using))
+        running = panels.load("running", using, worker_list.running, using)
         there = data.workers.value
         found, partial = running.value or ({}, False)
         return {

@@ -20,6 +20,7 @@ from ...record import reads
 from ...record.sql.moves import writing
 from ..models import Operation, OperationState
 from ..statements import console_statements
+from ..tuning import tuning
 from .work import FREE, WORKS, OperationWork, Step, lease_from
 
 # What the name begins with under which a worker loads Redis by itself.
@@ -240,9 +241,6 @@ def _work(operation: Operation) -> OperationWork:
 
 logger = logging.getLogger("django_delayq")
 
-# Failures of a step in a row after which the operation fails.
-MAX_FAILURES = 5
-
 
 # --- the service in a worker ------------------------------------------------------------------------------------------
 
@@ -293,7 +291,7 @@ class OperationRunner(Service):
         if not self._database_answers():
             return
         self._failures += 1
-        if self._failures >= MAX_FAILURES:
+        if self._failures >= tuning.step_failures:
             text = f"{type(error).__name__}: {error}"
             logger.error("Operation %s failed after %d tries of a step: %s", operation, self._failures, text)
             fail(self.using, operation, self.worker, text)

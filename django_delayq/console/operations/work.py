@@ -46,22 +46,17 @@ from ..models import Operation, OperationState
 from ..search import language
 from ..search.conditions import of_states
 from ..statements import in_time
+from ..tuning import timeouts, tuning
 
 logger = logging.getLogger("django_delayq")
 
 # The columns of an operation that no worker has.
 FREE: dict[str, Any] = {"worker": "", "leased_until": None}
-# The lease of an operation. The worker renews it with each step; when it ends, another worker goes on.
-LEASE_SECONDS = 10.0
-# Messages of one step at most.
-MESSAGES_PER_STEP = 1000
-# The statement timeout for counting what an operation has to do.
-COUNT_TIMEOUT_MS = 5000
 
 
 def lease_from(now: datetime) -> datetime:
     """Return until when a lease lasts that begins or is renewed now."""
-    return now + timedelta(seconds=LEASE_SECONDS)
+    return now + timedelta(seconds=tuning.lease)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +72,8 @@ class Step:
 class OperationWork(ABC):
     """Base class of the work of one operation on the messages of its scope.
 
-    A step begins at ``operation.position`` (empty: at the beginning), and does at most ``MESSAGES_PER_STEP`` messages,
-    or about a second's worth. A step may be done again after a worker was killed before it could write the position.
+    A step begins at ``operation.position`` (empty: at the beginning), and does a limited number of messages, or
+    about a second's worth. A step may be done again after a worker was killed before it could write the position.
     """
 
     # The name of this kind of work, as in ``Operation.action``.
@@ -138,9 +133,6 @@ def holder(operation: Operation) -> str:
 
 
 # --- bulk actions -----------------------------------------------------------------------------------------------------
-
-# The most messages of one operation, which keeps their ids.
-MOST_MESSAGES = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +198,7 @@ class Scope:
         else:
             found = found.filter(_unchanged_since(self.at), of_states(action.states))
         later = found.filter(due_at__gt=self.at) if action.verb.keeps_due_times else found.none()
-        ids, to_come = (tuple(actions.selected(each[: MOST_MESSAGES + 1])) for each in (found, later))
+        ids, to_come = (tuple(actions.selected(each[: tuning.most_messages + 1])) for each in (found, later))
         return Scope(ids=ids, later=to_come)
 
 
@@ -276,7 +268,7 @@ class BulkAction(OperationWork):
 
     def step(self, using: str, operation: Operation) -> Step:
         place = bisect_right(self.ids, int(operation.position or 0))
-        page = self.ids[place : place + MESSAGES_PER_STEP]
+        page = self.ids[place : place + tuning.step_messages]
         times = actions.spread_among(self.times, self.ids, self.keeping)
         outcomes = self.act(using, page, times, operation.reason)
         is_finished = place + len(page) >= len(self.ids)
@@ -293,10 +285,6 @@ def _bulk(action: Action) -> type[BulkAction]:
 
 
 # --- the consistency check --------------------------------------------------------------------------------------------
-
-
-# Mismatches are checked again after the grace period, but within half a lease, which nothing renews in that time.
-MAX_PAUSE_SECONDS = LEASE_SECONDS / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,7 +324,8 @@ class CheckWork(RedisWork):
             left = [queue for queue in queues(using, broker) if queue not in results]
             if not left:
                 return Step(position=operation.position, finished=True)
-            check = ConsistencyCheck(using, broker, left[0], pause=min(conf.get().GRACE, MAX_PAUSE_SECONDS))
+            # Nothing renews the lease during the pause between the two looks.
+            check = ConsistencyCheck(using, broker, left[0], pause=min(conf.get().GRACE, tuning.lease / 2))
             found = check.run(renew)
         counts = {mismatch.value: found.counts[mismatch] for mismatch in Mismatch}
         results[left[0]] = QueueCheck(found.compared, **counts, stuck=stuck(using, left[:1]).count)
@@ -351,9 +340,6 @@ def results_of(operation: Operation) -> dict[str, QueueCheck]:
 
 
 # --- restores ---------------------------------------------------------------------------------------------------------
-
-# The duration of a step.
-STEP_SECONDS = 1.0
 
 
 def scope_of(selection: Selection) -> dict[str, Any]:
@@ -418,7 +404,7 @@ class RestoreWork(RedisWork):
         expected = None
         # The overdue messages come first, and need no Redis.
         with self.redis(using) as broker, without_redis():
-            expected = in_time(using, COUNT_TIMEOUT_MS, lambda: self.restore(using, broker).preview().expected())
+            expected = in_time(using, timeouts.count, lambda: self.restore(using, broker).preview().expected())
         return expected  # noqa: RET504 (None while Redis is away)
 
     def step(self, using: str, operation: Operation) -> Step:
@@ -426,7 +412,7 @@ class RestoreWork(RedisWork):
         with self.redis(using) as broker:
             restore = self.restore(using, broker, operation.position, holder(operation))
             restore.prepare()
-            end = time.monotonic() + STEP_SECONDS
+            end = time.monotonic() + tuning.step_seconds
             # At least one batch is done, or a restore with slow batches would never end.
             try:
                 restore.run(should_stop=lambda: bool(batches) and time.monotonic() >= end, progress=batches.append)

@@ -23,20 +23,12 @@ from ...core.outcomes import storable
 from ...core.states import FINAL, LIVE, State
 from ...core.values import row_id
 from ...models import Message
-from ..statements import in_time, timeouts
+from ..statements import in_time
 from ..statements.portable_console import Scalar
+from ..tuning import timeouts, tuning
 from . import periods
 from .conditions import ALL_STATES, NOTHING, SCHEDULED, PayloadHas, limited, of_states, overdue
 from .texts import exact_error_text, quoted, term_text
-
-# The longest search, in characters.
-MAX_LENGTH = 10_000
-# The most ids in one term.
-MAX_IDS = 1000
-# The most terms in one search.
-MAX_TERMS = 30
-# The most names in a path into payloads: the database and Python read nested values by recursion.
-MAX_PATH = 32
 
 _TOKEN = re.compile(r'(?:[^\s"]|"(?:[^"\\]|\\.)*")+')
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
@@ -177,15 +169,15 @@ class Search:
 def parse(text: str, *, now: datetime) -> Search:
     """Read a search. Times such as ``due:<1h`` and ``is:overdue`` count from ``now``."""
     text = text.strip()
-    if len(text) > MAX_LENGTH:
+    if len(text) > tuning.search_characters:
         return Search(text, (), (_("The search is too long."),))
-    if storable(text, MAX_LENGTH) != text:
+    if storable(text, tuning.search_characters) != text:
         return Search(text, (), (_("The search has characters that no message can have."),))
     tokens, rest = _TOKEN.findall(text), _TOKEN.sub("", text)
     if '"' in rest:
         return Search(text, (), (_("A quotation mark is not closed."),))
-    if len(tokens) > MAX_TERMS:
-        return Search(text, (), (_("More than %(most)d terms.") % {"most": MAX_TERMS},))
+    if len(tokens) > tuning.search_terms:
+        return Search(text, (), (_("More than %(most)d terms.") % {"most": tuning.search_terms},))
     terms: list[Term] = []
     problems: list[str] = []
     for token in tokens:
@@ -249,8 +241,8 @@ def _id(name: str, value: Value, now: datetime) -> Term:
         given = [row_id(part.removeprefix("#")) for part in value.text.split(",")]
     except ValueError:
         raise _Problem(_("not an id. Write id:12345 or id:1,2,3.")) from None
-    if len(given) > MAX_IDS:
-        raise _Problem(_("more than %(most)d ids.") % {"most": MAX_IDS})
+    if len(given) > tuning.term_ids:
+        raise _Problem(_("more than %(most)d ids.") % {"most": tuning.term_ids})
     ids = sorted(set(given))
     written = ",".join(map(str, ids))
     condition = Q(pk=ids[0]) if len(ids) == 1 else Q(pk__in=ids)
@@ -345,8 +337,8 @@ def _payload(name: str, rest: str) -> Term:
     path = tuple(quoted or plain for quoted, plain in _NAME.findall(name[len("payload") :]))
     if "".join(match[0] for match in _NAME.finditer(name)) != name[len("payload") :]:
         raise _Problem(_("not a path. Write payload.order.id:42."))
-    if len(path) > MAX_PATH:
-        raise _Problem(_("more than %(most)d names in the path.") % {"most": MAX_PATH})
+    if len(path) > tuning.path_names:
+        raise _Problem(_("more than %(most)d names in the path.") % {"most": tuning.path_names})
     value = _value(rest)
     if not value.text and not value.quoted:
         raise _Problem(_("the value after the colon is missing."))
@@ -377,7 +369,7 @@ def _resolved(term: Term, using: str) -> Term:
     key = term.exactly[1] if term.unknown else term.key_or_topic
     if key is None:
         return term
-    is_key = in_time(using, timeouts.PAGE, Message.objects.using(using).filter(key=key).exists)
+    is_key = in_time(using, timeouts.page, Message.objects.using(using).filter(key=key).exists)
     if is_key is None:
         # It may be one or the other.
         return term

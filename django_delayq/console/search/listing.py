@@ -39,19 +39,10 @@ from ...inspector.waiting import first_ids
 from ...models import Message
 from ...record.sql import statements
 from ...record.sql.expressions import QUEUES
-from ..statements import TooSlow, in_time, statement_timeout, timeouts
+from ..statements import TooSlow, in_time, statement_timeout
+from ..tuning import timeouts, tuning
 from .conditions import SCHEDULED, limited, of_states, overdue
 from .language import Search
-
-# The most messages that are counted.
-COUNT_CAP = 10_000
-# The rows of each index that are counted beside a page: each may cost a read of the table.
-INDEX_COUNT_CAP = 2_000
-# The rows of each index that are searched when the search of all rows took too long.
-NEAREST_ROWS = 5_000
-# The most queues whose first rows are merged: of each queue, only the rows before the last one of the page are read.
-# The plan takes a part of a millisecond for each queue.
-MERGED_QUEUES = 50
 
 _COUNTED = (*State.values, "overdue", "limited")
 _SOONEST = ("due_at", "id")
@@ -133,29 +124,29 @@ class Listing:
         self.search = search
 
     def ids(self, limit: int, offset: int = 0, *, milliseconds: int | None = None) -> list[int]:
-        """Return the ids of one page, in the search's order. Raises ``TooSlow``; ``timeouts.ROWS`` is the default."""
+        """Return the ids of one page, in the search's order. Raises ``TooSlow``; ``timeouts.rows`` is the default."""
         if self._is_empty():
             return []
-        with statement_timeout(self.using, milliseconds or timeouts.ROWS):
+        with statement_timeout(self.using, milliseconds or timeouts.rows):
             return [row[-1] for row in self._first(offset + limit)[offset:]]
 
     def nearest(self, limit: int, offset: int = 0) -> list[int]:
-        """Return the ids of one page found among the first ``NEAREST_ROWS`` rows of each index. Raises ``TooSlow``."""
+        """Return the ids of one page found among the first rows of each index. Raises ``TooSlow``."""
         if self._is_empty():
             return []
         most, found = offset + limit, []
         for part in self._parts():
-            nearest = part.first(part.limited(self.search)[0], NEAREST_ROWS).values("pk")
+            nearest = part.first(part.limited(self.search)[0], tuning.nearest_rows).values("pk")
             found.append(self.rows.filter(self.search.condition(), pk__in=nearest).order_by(*self.search.order)[:most])
-        with statement_timeout(self.using, timeouts.ROWS):
+        with statement_timeout(self.using, timeouts.rows):
             return [row[-1] for row in self._merged(found, most)[offset:]]
 
     def count(self) -> Capped | None:
         """Count the messages up to the cap; None when that takes more than a short time, which it is not worth."""
         if self._is_empty():
             return Capped(0)
-        found = in_time(self.using, timeouts.BESIDE // 2, self._first(COUNT_CAP + 1).count)
-        return None if found is None else capped(found, COUNT_CAP)
+        found = in_time(self.using, timeouts.beside // 2, self._first(tuning.counted + 1).count)
+        return None if found is None else capped(found, tuning.counted)
 
     def _is_empty(self) -> bool:
         return bool(self.search.problems) or not self.search.states
@@ -189,7 +180,7 @@ class Listing:
 
     def _pieces(self, part: IndexPart) -> Iterator[IndexPart]:
         """Yield the part, or one part for each queue while these are few."""
-        if part.by_queue and 0 < len(self._queues) <= MERGED_QUEUES:
+        if part.by_queue and 0 < len(self._queues) <= tuning.merged_queues:
             yield from (_scheduled(self.rows, queue) for queue in self._queues)
         else:
             yield part
@@ -224,14 +215,14 @@ def counts(rows: QuerySet[Message], search: Search, now: datetime) -> StateCount
     """
     if search.problems:
         return dict.fromkeys(_COUNTED, Capped(0))
-    return in_time(rows.db, timeouts.BESIDE, lambda: _count(rows.order_by(), search, now))
+    return in_time(rows.db, timeouts.beside, _count, rows.order_by(), search, now)
 
 
 def _count(rows: QuerySet[Message], search: Search, now: datetime) -> StateCounts:
     found: Counter[str] = Counter()
     more: set[str] = set()
-    most = COUNT_CAP if search.selective else INDEX_COUNT_CAP
-    deadline = time.monotonic() + timeouts.BESIDE / 1000
+    most = tuning.counted if search.selective else tuning.counted_of_index
+    deadline = time.monotonic() + timeouts.beside / 1000
     for part in _counted(rows, search):
         if time.monotonic() > deadline:
             raise TooSlow
@@ -241,7 +232,8 @@ def _count(rows: QuerySet[Message], search: Search, now: datetime) -> StateCount
             if tally.get("due_rows", 0) > most:
                 more |= {"overdue", "limited"}
             found.update(tally)
-    return {name: Capped(min(found[name], COUNT_CAP), found[name] > COUNT_CAP or name in more) for name in _COUNTED}
+    cap = tuning.counted
+    return {name: Capped(min(found[name], cap), found[name] > cap or name in more) for name in _COUNTED}
 
 
 def _counted(rows: QuerySet[Message], search: Search) -> Iterator[IndexPart]:

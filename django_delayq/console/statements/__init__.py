@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, TypeVarTuple
 
 from django.db import connections
 
@@ -14,6 +14,7 @@ from .postgresql_console import PostgreSQLConsole
 __all__ = ["TooSlow", "console_statements", "in_time", "statement_timeout"]
 
 T = TypeVar("T")
+Given = TypeVarTuple("Given")
 
 
 def console_statements(using: str) -> PortableConsole:
@@ -21,10 +22,10 @@ def console_statements(using: str) -> PortableConsole:
     return (PostgreSQLConsole if connections[using].vendor == "postgresql" else PortableConsole)(using)
 
 
-def in_time(using: str, milliseconds: int, read: Callable[[], T]) -> T | None:
-    """Return what ``read`` returns; None when one of its statements takes longer than ``milliseconds``."""
+def in_time(using: str, milliseconds: int, read: Callable[[*Given], T], *given: *Given) -> T | None:
+    """Return what ``read(*given)`` returns; None when one of its statements takes longer than ``milliseconds``."""
     try:
         with statement_timeout(using, milliseconds):
-            return read()
+            return read(*given)
     except TooSlow:
         return None

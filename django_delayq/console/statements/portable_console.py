@@ -12,9 +12,7 @@ from django.db import connections
 
 from ...record.sql.expressions import QUEUES
 from ..models import Rollup
-
-# The most rollups of one statement: SQLite takes some 32,000 parameters.
-ROLLUPS_PER_STATEMENT = 500
+from ..tuning import tuning
 
 
 class PortableConsole:
@@ -35,8 +33,8 @@ class PortableConsole:
         # All processes use one order, so that no two wait for each other.
         ordered = sorted(rows.items())
         with self.connection.cursor() as cursor:
-            for start in range(0, len(ordered), ROLLUPS_PER_STATEMENT):
-                batch = ordered[start : start + ROLLUPS_PER_STATEMENT]
+            for start in range(0, len(ordered), tuning.rollup_batch):
+                batch = ordered[start : start + tuning.rollup_batch]
                 values: list[Any] = []
                 for key, counts in batch:
                     values += [key.seconds, self._moment(key.at), key.queue, key.topic]

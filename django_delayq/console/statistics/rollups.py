@@ -18,18 +18,13 @@ from ...signals import MessageFacts
 from ..models import Rollup
 from ..statements import console_statements
 from ..statements.portable_console import RollupKey
+from ..tuning import tuning
 
 logger = logging.getLogger("django_delayq")
 
 # A rollup counts what happened in a time of one of these two lengths.
 MINUTE_SECONDS = 60
 HOUR_SECONDS = 3600
-# The time between two writes of one process. Seconds.
-WRITE_SECONDS = 10.0
-# Rollups of minutes are kept for this long; then those of hours take their place.
-MINUTES_KEPT = timedelta(days=2)
-# Rollups of hours are kept for this long.
-HOURS_KEPT = timedelta(days=90)
 
 
 _BOUNDS = [timedelta(milliseconds=bound) for bound in Rollup.BOUNDS]
@@ -116,7 +111,7 @@ class RollupWriter(Service):
         except BaseException:
             self.counts.put_back(drained)
             raise
-        return WRITE_SECONDS
+        return tuning.rollup_interval
 
 
 class RollupCompactor(Service):
@@ -137,13 +132,13 @@ class RollupCompactor(Service):
         """Compact the minutes of ``hours`` hours. Return whether there may be more."""
         now = reads.now(self.using)
         rows = Rollup.objects.using(self.using)
-        rows.filter(seconds=HOUR_SECONDS, at__lt=now - HOURS_KEPT).delete()
+        rows.filter(seconds=HOUR_SECONDS, at__lt=now - tuning.hours_kept).delete()
         for _ in range(hours):
             oldest = rows.filter(seconds=MINUTE_SECONDS).order_by("at").values_list("at", flat=True).first()
             if oldest is None:
                 return False
             begin = oldest.replace(minute=0, second=0, microsecond=0)
-            if begin + timedelta(hours=1) > now - MINUTES_KEPT:
+            if begin + timedelta(hours=1) > now - tuning.minutes_kept:
                 return False
             self._compact_hour(begin)
         return True

@@ -13,16 +13,8 @@ from ...inspector.waiting import may_be_more, read_due
 from ...record import admission
 from ...record.sql import statements
 from ..statements import console_statements
+from ..tuning import tuning
 from .throughput import ORIGIN, WINDOWS, floor
-
-# The rows that are counted in each bar, shared by the queues. PostgreSQL estimates the number of a bar that has more.
-BAR_CAP = 300
-# The least share of a queue, however many queues share a bar.
-QUEUE_CAP = BAR_CAP // 3
-# The rows of each bar whose topics are read. They are all over the table, so each of them costs a page.
-BAR_SAMPLE = BAR_CAP // 10
-# The least share of a queue of these.
-QUEUE_SAMPLE = BAR_SAMPLE // 6
 
 
 @dataclass(slots=True)
@@ -70,7 +62,7 @@ def count_upcoming(
     """Count the messages that fall due in each bar of the window.
 
     ``overdue_known`` is the number of overdue messages if it is known already: a backlog has more of them than are
-    counted for a bar. ``bar_cap`` is the most rows that are counted in a bar, by default ``BAR_CAP``.
+    counted for a bar. ``bar_cap`` is the most rows that are counted in a bar, by default that of ``tuning``.
     """
     size = timedelta(seconds=WINDOWS[window].seconds)
     late = overdue_cutoff(now)
@@ -85,7 +77,10 @@ def count_upcoming(
     # Each begins where the one before ends: the first bar has also what is due, but not overdue yet.
     starts = [start, *(bar.end for bar in counted)]
     queues = len(statements(using).queues())
-    cap, sample = _share(bar_cap or BAR_CAP, QUEUE_CAP, queues), _share(BAR_SAMPLE, QUEUE_SAMPLE, queues)
+    whole = bar_cap or tuning.bar_rows
+    cap = _share(whole, min(whole, tuning.bar_rows // 3), queues)
+    # The rows whose topics are read are all over the table: each of them costs a read of a page.
+    sample = _share(tuning.bar_rows // 10, tuning.bar_rows // 60, queues)
     spans = [(start, bar.end) for start, bar in zip(starts, counted, strict=False)]
     for found in console_statements(using).count_due(spans, cap, sample):
         _add(counted[found.place], capped(found.number, cap), found.topics)
@@ -104,7 +99,8 @@ def _count_overdue(using: str, closed: Collection[str], now: datetime, bar: Bar)
 
 
 def _share(whole: int, least: int, queues: int) -> int:
-    return max(min(whole, least), whole // max(1, queues))
+    """Return the part of ``whole`` that each queue gets: at least ``least``, however many queues share it."""
+    return max(1, least, whole // max(1, queues))
 
 
 def _add(bar: Bar, number: Capped, topics: Sequence[str]) -> None:

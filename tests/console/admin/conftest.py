@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from django.test import Client
 
 from django_delayq.console.admin import panels
 from django_delayq.console.search import listing
-from django_delayq.console.statements import TooSlow, timeouts
+from django_delayq.console.statements import TooSlow
 
 ACTION_PERMISSIONS = ("cancel_message", "reschedule_message", "run_message", "requeue_message")
 
@@ -72,12 +73,6 @@ def slow_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listing.Listing, "ids", too_slow)
 
 
-def limit_time(patch: pytest.MonkeyPatch, milliseconds: int, *kinds: str) -> None:
-    """Set these time limits of the pages, or all of them."""
-    for kind in kinds or [name for name in vars(timeouts) if name.isupper()]:
-        patch.setattr(timeouts, kind, milliseconds)
-
-
 @pytest.fixture(autouse=True)
-def _no_page_gives_up_on_a_busy_machine(monkeypatch: pytest.MonkeyPatch, redis_has_time: None) -> None:
-    limit_time(monkeypatch, 60_000)
+def _no_page_gives_up_on_a_busy_machine(timed: Callable[..., None], redis_has_time: None) -> None:
+    timed(60_000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -19,20 +20,19 @@ from django.utils import timezone
 
 from django_delayq import cancel_message, requeue_message, reschedule_message, run_message, schedule_messages
 from django_delayq.api import actions as table
-from django_delayq.console.admin import MessageAdmin, action_pages, action_table, explanation
+from django_delayq.console.admin import MessageAdmin, action_table, explanation
 from django_delayq.console.models import AuditEvent, Operation
 from django_delayq.console.operations import work
 from django_delayq.core.states import State
 from django_delayq.core.verbs import VERBS
 from django_delayq.models import Message, Transition
-from django_delayq.record import crashes, reads
+from django_delayq.record import crashes, transitions
 from tests.support import referring
-from tests.support.rows import unguarded
 from tests.support.transactions import unfinished
+from tests.support.unguarded import unguarded
 
 from . import samples
 from .asking import ACTIONS, GIVEN, UNSENT, answer, ask, ask_for_search, confirm, select, worked_off
-from .conftest import limit_time
 
 pytestmark = pytest.mark.django_db
 
@@ -102,10 +102,8 @@ def test_the_question_says_so_when_there_is_nothing_to_do(operator: Client) -> N
     assert 'name="token"' not in response.content.decode()
 
 
-def test_the_question_counts_exactly_whatever_the_list_shows(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(action_pages, "COUNT_CAP", 3)
-    monkeypatch.setattr(action_pages, "PAGED_CAP", 3)
-    monkeypatch.setattr(action_pages, "AT_ONCE", 2)
+def test_the_question_counts_exactly_whatever_the_list_shows(chief: Client, tuned: Callable[..., None]) -> None:
+    tuned(counted=3, at_once=2)
     samples.many(5)
     asked = ask_for_search(chief, "cancel", "is:live")
     page = samples.text(asked)
@@ -115,9 +113,11 @@ def test_the_question_counts_exactly_whatever_the_list_shows(chief: Client, monk
 
 
 @pytest.mark.postgresql("ends a statement by itself")
-def test_what_cannot_be_counted_in_time_is_not_changed(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_counted_in_time_is_not_changed(
+    chief: Client, monkeypatch: pytest.MonkeyPatch, timed: Callable[..., None]
+) -> None:
     samples.scheduled()
-    limit_time(monkeypatch, 20, "LONG", "PAGE")
+    timed(20, "long", "page")
     slow = RawSQL("(SELECT true FROM pg_sleep(30))", (), output_field=BooleanField())
     condition = work.Scope.condition
     monkeypatch.setattr(work.Scope, "condition", lambda scope: condition(scope) & Q(slow))
@@ -131,9 +131,9 @@ def test_what_cannot_be_counted_in_time_is_not_changed(chief: Client, monkeypatc
     assert not Operation.objects.exists()
 
 
-def test_more_messages_than_an_operation_takes_are_refused(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_messages_than_an_operation_takes_are_refused(chief: Client, tuned: Callable[..., None]) -> None:
     samples.many(3)
-    monkeypatch.setattr(action_pages, "MOST_MESSAGES", 2)
+    tuned(most_messages=2)
     asked = ask_for_search(chief, "cancel", "is:live")
     assert "An operation takes 2 messages at most." in samples.text(asked)
     assert 'name="token"' not in asked.content.decode()
@@ -220,8 +220,8 @@ def test_a_purge_always_needs_the_number(chief: Client) -> None:
     assert not Transition.objects.filter(message_id=message.pk).exists()
 
 
-def test_many_messages_need_their_number_and_a_worker(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(action_pages, "AT_ONCE", 2)
+def test_many_messages_need_their_number_and_a_worker(chief: Client, tuned: Callable[..., None]) -> None:
+    tuned(at_once=2)
     messages = samples.many(3)
     for typed in ("", "2", "cancel"):
         assert "Please correct the error below." in samples.text(confirm(chief, "cancel", *messages, typed=typed))
@@ -258,10 +258,12 @@ def test_an_answer_after_the_end_of_the_session_is_told_to_be_lost(operator: Cli
     assert samples.said(operator.get(reverse(samples.LIST))) == []
 
 
-def test_a_question_holds_good_for_a_while_only(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_question_holds_good_for_a_while_only(
+    operator: Client, monkeypatch: pytest.MonkeyPatch, tuned: Callable[..., None]
+) -> None:
     message = samples.scheduled()
     asked = ask(operator, "cancel", message)
-    monkeypatch.setattr(action_pages, "QUESTION_SECONDS", -1)
+    tuned(question_valid=timedelta(seconds=-1))
     again = answer(operator, "cancel", asked)
     assert "This page was shown some time ago." in samples.text(again)
     assert samples.fresh(message).state == State.SCHEDULED
@@ -302,7 +304,7 @@ def test_an_answer_is_good_for_its_action_and_its_user_alone_and_not_forged(oper
 def test_a_changed_number_of_messages_is_asked_about_again(chief: Client) -> None:
     samples.scheduled()
     asked = ask_for_search(chief, "cancel", "is:live")
-    unguarded(Message).delete()
+    unguarded(Message).all().delete()
     again = answer(chief, "cancel", asked)
     assert "The number of messages has changed meanwhile." in samples.text(again)
     assert not Operation.objects.exists()
@@ -343,10 +345,8 @@ def test_messages_that_changed_or_appeared_after_the_question_are_left_alone_and
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_what_changed_of_a_selection_is_left_alone(
-    chief: Client, monkeypatch: pytest.MonkeyPatch, at_once: bool
-) -> None:
-    monkeypatch.setattr(action_pages, "AT_ONCE", 5 if at_once else 2)
+def test_what_changed_of_a_selection_is_left_alone(chief: Client, tuned: Callable[..., None], at_once: bool) -> None:
+    tuned(at_once=5 if at_once else 2)
     chosen = samples.many(5)
     asked = select(chief, "cancel", *chosen)
     assert "What changes after that is left alone." in samples.text(asked)
@@ -381,8 +381,10 @@ def test_a_change_that_was_under_way_at_the_question_is_seen(operator: Client) -
     assert samples.fresh(message).state == State.SCHEDULED
 
 
-def test_hidden_messages_are_not_changed_however_many_are_named(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(action_pages, "AT_ONCE", 1)
+def test_hidden_messages_are_not_changed_however_many_are_named(
+    chief: Client, monkeypatch: pytest.MonkeyPatch, tuned: Callable[..., None]
+) -> None:
+    tuned(at_once=1)
     seen, hidden = samples.many(2), samples.scheduled(queue="hidden")
     monkeypatch.setattr(MessageAdmin, "get_queryset", lambda self, request: Message.objects.exclude(queue="hidden"))
     answer(chief, "cancel", ask(chief, "cancel", *seen, hidden))
@@ -450,14 +452,14 @@ def test_a_requeue_says_when_how_many_messages_are_due(chief: Client, across: bo
     answer(chief, "requeue", asked)
     worked_off()
     assert [samples.fresh(message).due_at for message in made[:2]] == [message.due_at for message in made[:2]]
-    assert samples.fresh(made[2]).due_at <= reads.now(samples.DB) + timedelta(milliseconds=1)
+    assert samples.fresh(made[2]).due_at <= transitions.now(samples.DB) + timedelta(milliseconds=1)
 
 
 @pytest.mark.parametrize("across", [False, True])
 def test_a_requeue_at_once_gives_up_due_times_that_are_still_to_come(chief: Client, across: bool) -> None:
     made = [samples.cancelled(delay="1d") for _number in range(3)]
     asked = ask_for_search(chief, "requeue", "state:cancelled") if across else select(chief, "requeue", *made)
-    before = reads.now(samples.DB)
+    before = transitions.now(samples.DB)
     answer(chief, "requeue", asked, when="now", spread="30m")
     worked_off()
     waits = [(samples.fresh(message).due_at - before).total_seconds() for message in made]
@@ -481,9 +483,9 @@ ENDED = (State.DEAD, State.EXPIRED, State.CANCELLED)
 )
 @pytest.mark.parametrize("at_once", [True, False])
 def test_the_outcome_is_told_for_each_state(
-    chief: Client, monkeypatch: pytest.MonkeyPatch, action: str, moved: dict[State, State], outcomes: str, at_once: bool
+    chief: Client, tuned: Callable[..., None], action: str, moved: dict[State, State], outcomes: str, at_once: bool
 ) -> None:
-    monkeypatch.setattr(action_pages, "AT_ONCE", 6 if at_once else 5)
+    tuned(at_once=6 if at_once else 5)
     made = samples.one_of_each()
     response = confirm(chief, action, *made.values(), **GIVEN.get(action, {}))
     if at_once:
@@ -520,8 +522,8 @@ def test_a_requeue_does_not_take_the_key_of_a_live_message(operator: Client) -> 
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.postgresql("needs locks of rows")
-def test_a_message_that_somebody_holds_for_long_is_told(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    limit_time(monkeypatch, 50, "LONG")
+def test_a_message_that_somebody_holds_for_long_is_told(operator: Client, timed: Callable[..., None]) -> None:
+    timed(50, "long")
     message = samples.scheduled()
     asked = ask(operator, "cancel", message)
     with unfinished(lambda: list(Message.objects.select_for_update().filter(pk=message.pk))):
@@ -577,11 +579,11 @@ def test_an_impossible_time_is_told_and_changes_nothing(
 )
 def test_messages_are_spread_over_a_time(operator: Client, action: str, make: Any, given: dict[str, str]) -> None:
     messages = [make() for _number in range(3)]
-    before = reads.now(samples.DB) + timedelta(hours=1 if given else 0)
+    before = transitions.now(samples.DB) + timedelta(hours=1 if given else 0)
     confirm(operator, action, *messages, spread="30m", **given)
     due = [samples.fresh(message).due_at for message in messages]
     assert [at - due[0] for at in due] == [timedelta(minutes=10 * number) for number in range(3)]
-    assert before <= due[0] <= reads.now(samples.DB) + timedelta(hours=1 if given else 0, milliseconds=1)
+    assert before <= due[0] <= transitions.now(samples.DB) + timedelta(hours=1 if given else 0, milliseconds=1)
 
 
 def test_a_question_asks_for_nothing_that_makes_no_difference(operator: Client) -> None:

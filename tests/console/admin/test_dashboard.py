@@ -544,7 +544,7 @@ def test_a_worker_shows_what_it_runs_some_of_it(viewer: Client, monkeypatch: pyt
 # --- cost, access, safety ---------------------------------------------------------------------------------------------
 
 
-def test_the_dashboard_runs_few_queries_and_none_twice_at_once(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_dashboard_runs_few_queries_and_none_twice_at_once(viewer: Client, tuned: Callable[..., None]) -> None:
     def asks() -> int:
         with CaptureQueriesContext(connection) as captured:
             assert viewer.get(URL).status_code == 200
@@ -552,8 +552,7 @@ def test_the_dashboard_runs_few_queries_and_none_twice_at_once(viewer: Client, m
         return len([sql for sql in ours if not re.match("SAVEPOINT|RELEASE", sql)])
 
     late(3)
-    monkeypatch.setattr(panels, "FRESH_SECONDS", 600)
-    monkeypatch.setattr(page_data, "ROLLUPS_FRESH_SECONDS", 600)
+    tuned(panel_kept=600, rollup_interval=1200)
     assert 0 < asks() <= 12
     assert asks() == 0
 
@@ -566,11 +565,11 @@ def test_numbers_add_up_to_the_least_exact() -> None:
     assert str(Capped(3, more=True)) == "3+"
 
 
-def test_topics_of_a_high_bar_are_told_to_be_estimated(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_topics_of_a_high_bar_are_told_to_be_estimated(viewer: Client, tuned: Callable[..., None]) -> None:
     schedule(4)
     assert "are estimated" not in samples.text(viewer.get(URL))
     panels.forget()
-    monkeypatch.setattr(upcoming, "BAR_SAMPLE", 3)
+    tuned(bar_rows=30)
     page = viewer.get(URL)
     assert "are estimated" in samples.text(page)
     bar = page.context["coming"].value.peak

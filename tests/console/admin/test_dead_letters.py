@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from html import unescape
 from typing import Any
@@ -16,7 +17,7 @@ from django_delayq.console.models import AuditEvent
 from django_delayq.console.statements import TooSlow
 from django_delayq.core.states import State
 from django_delayq.models import Message
-from tests.support.rows import unguarded
+from tests.support.unguarded import unguarded
 
 from . import samples
 from .asking import answer, worked_off
@@ -148,8 +149,8 @@ def test_a_whole_topic_is_purged_after_its_number_was_typed(chief: Client) -> No
     assert {samples.fresh(message).state for message in (other, live)} == {State.DEAD, State.SCHEDULED}
 
 
-def test_only_the_newest_are_counted_and_the_page_says_so(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_delayq.console.admin.dead_letters_page.PAGED_CAP", 2)
+def test_only_the_newest_are_counted_and_the_page_says_so(viewer: Client, tuned: Callable[..., None]) -> None:
+    tuned(counted=2)
     died("t.old", ago=timedelta(days=1))
     died("t.a")
     died("t.b")

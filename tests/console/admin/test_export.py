@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,10 +13,9 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.urls import reverse
 
-from django_delayq.console.admin import export
 from django_delayq.console.models import AuditEvent
 from django_delayq.models import Message
-from tests.support.rows import unguarded
+from tests.support.unguarded import unguarded
 
 from . import samples
 from .conftest import logged_in, person
@@ -47,8 +47,8 @@ def cells(response: Any) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(body(response), newline="")))
 
 
-def test_messages_come_in_the_order_of_the_list(exporter: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export, "_EXPORT_BATCH", 2)
+def test_messages_come_in_the_order_of_the_list(exporter: Client, tuned: Callable[..., None]) -> None:
+    tuned(export_batch=2)
     made = [samples.scheduled({"n": n}, delay=f"{9 - n}h", key=f"k-{n}") for n in range(5)]
     samples.scheduled(queue="other")
     samples.dead()
@@ -116,15 +116,15 @@ def test_an_export_is_written_to_the_audit_and_never_kept(exporter: Client) -> N
 
 @pytest.mark.parametrize(("form", "lines_beside"), [("csv", 2), ("jsonl", 1)])
 def test_the_last_line_of_a_capped_export_says_that_there_are_more(
-    exporter: Client, monkeypatch: pytest.MonkeyPatch, form: str, lines_beside: int
+    exporter: Client, tuned: Callable[..., None], form: str, lines_beside: int
 ) -> None:
-    monkeypatch.setattr(export, "EXPORT_CAP", 3)
+    tuned(exported=3)
     samples.many(4)
     found = body(post(exporter, form)).splitlines()
     assert len(found) == 3 + lines_beside
     assert "Only the first 3 messages: there are more." in found[-1]
     assert AuditEvent.objects.get().outcomes == {"exported": 3}
-    monkeypatch.setattr(export, "EXPORT_CAP", 4)
+    tuned(exported=4)
     assert "Only the first" not in body(post(exporter, form))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -27,11 +28,11 @@ from testproject.servers import RedisServer
 from tests.support.commands import due_tenths, held
 from tests.support.rows import unguarded
 from tests.support.transactions import make_snapshots_old, unfinished, waits_for_a_lock
+from tests.support.unguarded import unguarded
 from tests.support.workers import PATIENCE, eventually
 
 from . import samples
 from .asking import work_off
-from .conftest import limit_time
 from .samples import DB, admin_url, fill, many, running, said, scheduled, table_rows, text, worker
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -325,12 +326,14 @@ def test_of_two_that_are_started_at_once_the_second_is_refused(restorer: Client,
 
 
 @pytest.mark.postgresql("ends a statement by itself")
-def test_a_preview_that_takes_too_long_says_so(restorer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_preview_that_takes_too_long_says_so(
+    restorer: Client, monkeypatch: pytest.MonkeyPatch, timed: Callable[..., None]
+) -> None:
     def sleep(self: Restore) -> None:
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_sleep(30)")
 
-    limit_time(monkeypatch, 20, "COUNT")
+    timed(20, "count")
     monkeypatch.setattr(Restore, "preview", sleep)
     page = restorer.get(url("restore"))
     assert "could not be counted" in text(page)

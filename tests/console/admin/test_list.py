@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import string
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -19,15 +20,15 @@ from django.urls import reverse
 from django_delayq import schedule_message
 from django_delayq.console.admin import MessageAdmin, readonly
 from django_delayq.console.models import AuditEvent
-from django_delayq.console.search import language, listing
+from django_delayq.console.search import language
 from django_delayq.core import bounds
 from django_delayq.models import Message
-from django_delayq.record.reads import now
-from tests.support.rows import unguarded
+from django_delayq.record.transitions import now
+from tests.support.unguarded import unguarded
 
 from . import samples
 from .asking import ask_for_search
-from .conftest import limit_time, logged_in, person
+from .conftest import logged_in, person
 from .samples import listed, tabs
 
 pytestmark = pytest.mark.django_db
@@ -199,17 +200,19 @@ def test_an_empty_tab_says_so(viewer: Client, state: str, sentence: str) -> None
     assert sentence in samples.text(viewer.get(reverse(samples.LIST), {"state": state}))
 
 
-def slow_topics(patch: pytest.MonkeyPatch, seconds: float) -> None:
+def slow_topics(patch: pytest.MonkeyPatch, seconds: float, timed: Callable[..., None]) -> None:
     """Have a search for a topic take so long, and each page give up after 30 ms."""
     slow = Q(RawSQL(f"pg_sleep({seconds}) IS NOT NULL", (), output_field=BooleanField()))
     patch.setitem(language._QUALIFIERS, "topic", lambda name, value, at: language.Term(slow, "slow", "topic:a"))
-    limit_time(patch, 30, "ROWS", "BESIDE")
+    timed(30, "rows", "beside")
 
 
 @pytest.mark.postgresql("ends a statement by itself")
-def test_a_search_without_an_index_is_ended_and_told(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_without_an_index_is_ended_and_told(
+    viewer: Client, monkeypatch: pytest.MonkeyPatch, timed: Callable[..., None]
+) -> None:
     samples.scheduled()
-    slow_topics(monkeypatch, 10)
+    slow_topics(monkeypatch, 10, timed)
     response = viewer.get(reverse(samples.LIST), {"q": "topic:a"})
     assert "The search was not finished: it was ended after 0.03 s" in samples.text(response)
     assert "No messages match" not in samples.text(response)
@@ -222,8 +225,8 @@ def test_a_search_without_an_index_is_ended_and_told(viewer: Client, monkeypatch
 
 @pytest.mark.postgresql("ends a statement by itself")
 @pytest.mark.usefixtures("slow_searches")
-def test_a_search_without_an_index_shows_the_nearest_messages(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing, "NEAREST_ROWS", 2)
+def test_a_search_without_an_index_shows_the_nearest_messages(viewer: Client, tuned: Callable[..., None]) -> None:
+    tuned(nearest_rows=2)
     first, second, third = (samples.scheduled(delay=f"{hours}h") for hours in (1, 2, 3))
     other = samples.scheduled(queue="mails", delay="4h")
     running = samples.running()
@@ -241,11 +244,13 @@ def test_a_search_without_an_index_shows_the_nearest_messages(viewer: Client, mo
 
 
 @pytest.mark.postgresql("ends a statement by itself")
-def test_an_unfinished_search_is_tried_for_longer(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unfinished_search_is_tried_for_longer(
+    viewer: Client, monkeypatch: pytest.MonkeyPatch, timed: Callable[..., None]
+) -> None:
     """The first try ends before the server's sleep does, the longer one after it."""
     message = samples.scheduled()
-    slow_topics(monkeypatch, 0.2)
-    limit_time(monkeypatch, 60_000, "BESIDE", "LONG")
+    slow_topics(monkeypatch, 0.2, timed)
+    timed(60_000, "beside", "long")
     first = viewer.get(reverse(samples.LIST), {"q": "topic:a"})
     html = first.content.decode()
     assert "Among the nearest messages" in samples.text(first)
@@ -313,8 +318,8 @@ def test_many_queues_cost_no_statement_each(viewer: Client, monkeypatch: pytest.
 
 
 @pytest.mark.usefixtures("small_pages")
-def test_each_of_many_queues_is_counted_up_to_a_cap(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing, "INDEX_COUNT_CAP", 3)
+def test_each_of_many_queues_is_counted_up_to_a_cap(viewer: Client, tuned: Callable[..., None]) -> None:
+    tuned(counted_of_index=3)
     samples.many(3, queue="letters")
     samples.many(3, queue="mails")
     assert tabs(viewer)["Scheduled"] == "6"
@@ -324,8 +329,8 @@ def test_each_of_many_queues_is_counted_up_to_a_cap(viewer: Client, monkeypatch:
 
 
 @pytest.mark.usefixtures("small_pages")
-def test_the_list_counts_up_to_a_cap(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing, "COUNT_CAP", 7)
+def test_the_list_counts_up_to_a_cap(viewer: Client, tuned: Callable[..., None]) -> None:
+    tuned(counted=7)
     samples.many(8)
     page = samples.text(viewer.get(reverse(samples.LIST)))
     assert "7+ messages" in page
@@ -337,8 +342,8 @@ def test_the_list_counts_up_to_a_cap(viewer: Client, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("small_pages")
-def test_matches_beyond_the_sampled_rows_are_counted_apart(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing, "INDEX_COUNT_CAP", 7)
+def test_matches_beyond_the_sampled_rows_are_counted_apart(viewer: Client, tuned: Callable[..., None]) -> None:
+    tuned(counted_of_index=7)
     samples.many(8, queue="mails")
     rare = [schedule_message("t.rare", delay="2h", queue="mails").pk for _number in range(6)]
     counted = tabs(viewer, q="topic:t.rare")
@@ -428,14 +433,14 @@ def test_a_search_without_results_leads_to_the_names_that_are_like_its_own(viewe
 
 @pytest.mark.usefixtures("small_pages")
 @pytest.mark.parametrize("text", ["", "queue:q*", "attempts:0"])
-def test_the_first_of_few_queues_are_those_of_many(viewer: Client, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_the_first_of_few_queues_are_those_of_many(viewer: Client, tuned: Callable[..., None], text: str) -> None:
     """They are read in two ways."""
     for number in range(14):
         schedule_message("t.ok", delay=f"{number * 7 % 14 + 1}m", queue=f"q{number % 3}")
     samples.running()
     pages = []
     for merged in (50, 2, 0):
-        monkeypatch.setattr(listing, "MERGED_QUEUES", merged)
+        tuned(merged_queues=merged)
         pages.append([listed(viewer, q=text, p=page) for page in (1, 2)])
     assert pages[0] == pages[1] == pages[2]
     assert pages[0][0]

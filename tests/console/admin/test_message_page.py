@@ -24,9 +24,9 @@ from django_delayq.core.clock import to_tenths
 from django_delayq.core.retry import as_policy
 from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.record import crashes, reads, transitions
+from django_delayq.record import crashes, transitions
 from django_delayq.record.sql.rows import Success, Ticket
-from tests.support.rows import unguarded
+from tests.support.unguarded import unguarded
 from tests.support.workers import eventually
 
 from . import samples
@@ -213,7 +213,7 @@ def test_the_timeline_ends_with_the_next_expected_step(viewer: Client, settings:
     assert to_come(overdue()) == []
     # It holds its key for longer than it would be kept.
     (purged,) = page_of(viewer, samples.consumed(key="k", unique="100d")).context["timeline"][-1:]
-    assert purged.at > reads.now(samples.DB) + timedelta(days=99)
+    assert purged.at > transitions.now(samples.DB) + timedelta(days=99)
     settings.DELAYQ = {**settings.DELAYQ, "RETENTION": False}
     assert to_come(samples.consumed()) == []
 
@@ -254,8 +254,8 @@ def test_a_changed_payload_is_shown_with_its_delivery_and_worker(viewer: Client)
     assert why(viewer, dead).endswith(": “RetryLater: soon”")
 
 
-def test_a_long_log_is_shown_by_its_latest_steps(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_delayq.console.admin.message_page.STEPS_SHOWN", 2)
+def test_a_long_log_is_shown_by_its_latest_steps(viewer: Client, tuned: Callable[..., None]) -> None:
+    tuned(steps_shown=2)
     response = page_of(viewer, samples.consumed())
     assert [step.after for step in response.context["timeline"]] == ["running", "consumed", "purged"]
     assert "1 earlier step is not shown." in samples.text(response)
@@ -353,7 +353,7 @@ def test_related_messages_are_linked(viewer: Client) -> None:
 def test_a_purged_message_is_reported_and_leads_to_the_index(boss: Client) -> None:
     message = samples.scheduled()
     url, reveal = samples.change_url(message), reveal_url(message)
-    unguarded(Message).delete()
+    unguarded(Message).all().delete()
     response = boss.get(url, follow=True)
     assert response.redirect_chain == [(reverse("admin:index"), 302)]
     assert samples.said(response) == [f"There is no message #{url.split('/')[-3]}. It may have been purged."]

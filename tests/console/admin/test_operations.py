@@ -6,7 +6,7 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -20,9 +20,10 @@ from django.utils import timezone
 from django_delayq.api.actions import ACTIONS
 from django_delayq.console.models import AuditEvent, Operation
 from django_delayq.console.operations import lifecycle, work
-from django_delayq.console.operations.lifecycle import MAX_FAILURES, OperationRunner
+from django_delayq.console.operations.lifecycle import OperationRunner
 from django_delayq.console.operations.work import OperationWork, Scope, Step
 from django_delayq.console.search.language import parse
+from django_delayq.console.tuning import tuning
 from django_delayq.core.actors import acting_as
 from django_delayq.core.exceptions import BrokerUnavailable
 from django_delayq.models import Message
@@ -38,9 +39,8 @@ BATCH = 4
 
 
 @pytest.fixture(autouse=True)
-def _small_steps_and_long_leases(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work, "LEASE_SECONDS", 3600.0)
-    monkeypatch.setattr(work, "MESSAGES_PER_STEP", BATCH)
+def _small_steps_and_long_leases(tuned: Callable[..., None]) -> None:
+    tuned(lease=3600.0, step_messages=BATCH)
 
 
 def start(action: str, search: str = "", *, ids: list[int] | None = None, **arguments: Any) -> Operation:
@@ -259,7 +259,7 @@ def test_failures_in_a_row_are_final(chief: Client, failing: type[Failing], capl
     operation, other = start("fail", ids=[]), start("cancel", ids=[])
     runner = OperationRunner(samples.DB, "w1")
     with caplog.at_level(logging.ERROR, "django_delayq"):
-        assert tries(runner, MAX_FAILURES) == MAX_FAILURES
+        assert tries(runner, tuning.step_failures) == tuning.step_failures
     now = fresh(operation)
     assert (now.state, now.error, now.worker) == ("failed", "ZeroDivisionError: by nothing", "")
     assert "by nothing" in caplog.text
@@ -286,7 +286,7 @@ def test_a_step_waits_for_its_servers(failing: type[Failing], monkeypatch: pytes
     if isinstance(away, OperationalError):
         monkeypatch.setattr(OperationRunner, "_database_answers", lambda self: False)
     runner = OperationRunner(samples.DB, "w1")
-    for _time in range(3 * MAX_FAILURES):
+    for _time in range(3 * tuning.step_failures):
         assert tries(runner, 1) == 1
         lease_runs_out(operation)
     assert fresh(operation).state == "running"
@@ -295,12 +295,12 @@ def test_a_step_waits_for_its_servers(failing: type[Failing], monkeypatch: pytes
 def test_a_step_that_succeeds_resets_the_failures(failing: type[Failing], monkeypatch: pytest.MonkeyPatch) -> None:
     operation = start("fail", ids=[])
     runner = OperationRunner(samples.DB, "w1")
-    tries(runner, MAX_FAILURES - 1)
+    tries(runner, tuning.step_failures - 1)
     monkeypatch.setattr(failing, "step", lambda self, using, operation: Step(1, {"done": 1}, "", False))
     assert runner.tick() == 0.0
     monkeypatch.undo()
     monkeypatch.setitem(work.WORKS, "fail", failing)
-    tries(runner, MAX_FAILURES - 1)
+    tries(runner, tuning.step_failures - 1)
     assert fresh(operation).state == "running"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,15 @@ from django_delayq import pause_queue
 from django_delayq.console import audit
 from django_delayq.console.admin import MessageAdmin, panels
 from django_delayq.console.models import Operation, Rollup
-from django_delayq.console.statistics import upcoming
 from django_delayq.core.states import State
 from django_delayq.models import Message, Worker
 from tests.support.rows import unguarded
 from tests.support.statements import assert_asks_the_same_of_many_queues
 from tests.support.transactions import lock_table, unfinished
+from tests.support.unguarded import unguarded
 
 from . import samples
-from .conftest import limit_time, logged_in, person
+from .conftest import logged_in, person
 
 pytestmark = pytest.mark.django_db
 
@@ -270,9 +270,11 @@ QUERIES = ("p=2", "o=2.-3.4", "all=", "_facets=", *(f"state={state}" for state i
 OF_LISTS = [f"/admin/delayq/message/?{query}" for query in QUERIES] + [f"{ROOT}auditevent/?q=something&actor=a"]
 
 
-def test_no_page_asks_what_grows_with_a_table(boss: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_page_asks_what_grows_with_a_table(
+    boss: Client, monkeypatch: pytest.MonkeyPatch, tuned: Callable[..., None]
+) -> None:
     monkeypatch.setattr(MessageAdmin, "list_per_page", 5)
-    monkeypatch.setattr(upcoming, "BAR_CAP", 1)
+    tuned(bar_rows=1)
     samples.many(7, delay="30m")
     samples.late(*samples.many(3))
     for address in (*OF_ALL_QUEUES, *OF_LISTS):
@@ -304,10 +306,8 @@ def test_a_page_asks_the_same_of_two_queues_as_of_many(boss: Client, address: st
         ("message", {"q": "queue:mailz", "state": "all"}),
     ],
 )
-def test_a_page_waits_for_no_lock(
-    chief: Client, monkeypatch: pytest.MonkeyPatch, page: str, query: dict[str, Any]
-) -> None:
-    limit_time(monkeypatch, 50)
+def test_a_page_waits_for_no_lock(chief: Client, timed: Callable[..., None], page: str, query: dict[str, Any]) -> None:
+    timed(50)
     with unfinished(lambda: lock_table("delayq_message")):
         response = chief.get(samples.admin_url(f"{page}_changelist"), query)
         with connection.cursor() as cursor:

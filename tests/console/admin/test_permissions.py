@@ -130,8 +130,10 @@ def test_an_action_on_a_whole_search_needs_the_bulk_permission(operator: Client,
     assert everything() == before
 
 
-def test_many_messages_need_bulk_permission(operator: Client, chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_delayq.console.admin.action_pages.AT_ONCE", 1)
+def test_many_messages_need_bulk_permission(
+    operator: Client, chief: Client, monkeypatch: pytest.MonkeyPatch, tuned: Callable[..., None]
+) -> None:
+    tuned(at_once=1)
     monkeypatch.setattr("django_delayq.console.admin.message_list.MessageAdmin.list_per_page", 1)
     messages = [samples.scheduled(), samples.scheduled()]
     pages = [client.get(reverse(samples.LIST)).content.decode() for client in (chief, operator)]

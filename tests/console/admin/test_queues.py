@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -173,8 +174,8 @@ def test_a_spread_that_was_asked_for_is_kept(chief: Client, monkeypatch: Any, nu
     assert not pausing.paused(DB)
 
 
-def test_more_messages_than_an_operation_takes_are_not_spread(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_pages, "MOST_MESSAGES", 3)
+def test_more_messages_than_an_operation_takes_are_not_spread(chief: Client, tuned: Callable[..., None]) -> None:
+    tuned(most_messages=3)
     pause_queue("mail")
     many(4, queue="mail", delay=0)
     assert "An operation takes 3 messages at most." in text(chief.post(url("resume"), {"spread": "40m"}))
