@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from django.db import DatabaseError, InterfaceError, connections
@@ -22,7 +22,7 @@ from ..core.durations import brief
 from ..core.exceptions import BrokerUnavailable, ClusterBroker, ForeignBroker
 from ..core.findings import Cause, Finding, Level
 from ..core.known_record import clocks_differ
-from ..core.limits import parts
+from ..core.limits import Limit, parts
 from ..core.states import State
 from ..models import Message, Worker
 from ..models.workers import WorkerList, WorkerState
@@ -340,12 +340,35 @@ def _has_no_worker(line: LimitState, workers: WorkerList) -> bool:
     return kind == "topic" and bool(alive) and not any(what in worker.topics for worker in alive)
 
 
+def rate_text(limit: Limit) -> str:
+    """Return the rate of a limit as people declare it, e.g. "2 a second, 5 together"; empty without a rate."""
+    if limit.interval is None:
+        return ""
+    rate = _("one in %(span)s") % {"span": brief(limit.interval.total_seconds())}
+    for unit, text in _rates():
+        number = unit / limit.interval
+        # The interval is rounded to microseconds.
+        if number > 1.5 and abs(number - round(number)) < number / 1000:
+            rate = text % {"number": f"{round(number):,}"}
+            break
+    return _("%(rate)s, %(burst)d together") % {"rate": rate, "burst": limit.burst} if limit.burst > 1 else rate
+
+
+def _rates() -> list[tuple[timedelta, str]]:
+    return [
+        (timedelta(seconds=1), _("%(number)s a second")),
+        (timedelta(minutes=1), _("%(number)s a minute")),
+        (timedelta(hours=1), _("%(number)s an hour")),
+        (timedelta(days=1), _("%(number)s a day")),
+    ]
+
+
 def _line(line: LimitState, now: datetime) -> str:
     text = _("%(count)s wait for %(limit)s, the oldest for %(age)s")
     values = {"count": line.waiting, "limit": line.name, "age": brief(line.waited(now))}
     if line.limit is not None:
         text = _("%(count)s wait for %(limit)s (%(use)s), the oldest for %(age)s")
-        values["use"] = str(line.limit)
+        values["use"] = rate_text(line.limit)
         if line.limit.count is not None:
             values["use"] = _("%(running)d of %(most)d run") % {"running": line.running, "most": line.limit.count}
     return text % values
@@ -353,5 +376,5 @@ def _line(line: LimitState, now: datetime) -> str:
 
 def _some(names: list[str]) -> str:
     """Return the first of the names, and how many more there are."""
-    more = len(names) - CAPS.named
-    return ", ".join(names[: CAPS.named]) + (f" and {more:,} more" if more > 0 else "")
+    shown, more = ", ".join(names[: CAPS.named]), len(names) - CAPS.named
+    return _("%(names)s and %(more)s more") % {"names": shown, "more": f"{more:,}"} if more > 0 else shown

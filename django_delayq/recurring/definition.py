@@ -17,8 +17,8 @@ from ..core.durations import Duration, seconds
 from ..core.exceptions import InvalidMessage
 from ..core.text import shown
 from ..project import registry, validation
+from .schedule_tuning import tuning
 from .times import Times
-from .tuning import tuning
 
 # The role of the workers that make occurrences.
 ROLE = "scheduler"

@@ -12,7 +12,7 @@ from ..models.workers import WorkerList, WorkerState, seen_lately
 from . import declarations, schedules
 from .definition import ROLE
 from .models import Declarations, Schedule
-from .tuning import tuning
+from .schedule_tuning import tuning
 
 
 def find(using: str, workers: WorkerList) -> Iterator[Finding]:

@@ -33,7 +33,7 @@ from ..record.sql.sessions import own_transaction
 from . import definition as definitions
 from .definition import Definition, Missed, ScheduleOptions
 from .models import Declarations, Occurrence, Schedule
-from .tuning import tuning
+from .schedule_tuning import tuning
 
 logger = logging.getLogger("django_delayq")
 

@@ -23,7 +23,7 @@ from ..record.sql.moves import writing
 from ..record.sql.troubles import Trouble, trouble
 from . import declarations
 from .definition import ROLE
-from .tuning import tuning
+from .schedule_tuning import tuning
 
 if TYPE_CHECKING:
     from ..core.findings import Finding

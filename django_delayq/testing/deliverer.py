@@ -38,6 +38,9 @@ from ..worker.run.recorder import SUCCESS, Ended, Recorder
 from ..worker.run.reporting import report_delivered, report_moves
 from .transactions import as_without_transaction, call_on_commit_functions, is_in_own_transaction
 
+# One drain, or one call, makes this many deliveries at most: a handler that schedules its own message would not end.
+MOST = 1000
+
 
 class UnknownTopic(DelayqError, LookupError):
     """No handler receives this topic."""

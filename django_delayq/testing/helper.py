@@ -25,7 +25,7 @@ from ..project import registry, validation
 from ..record.sql.rows import Claimed
 from ..worker.run.delivery import Delivery
 from ..worker.run.executor import call, outcome_of
-from .deliverer import Deliverer, Ran, at_work, check_topic, must_be_raised, raise_error
+from .deliverer import MOST, Deliverer, Ran, at_work, check_topic, must_be_raised, raise_error
 from .transactions import call_on_commit_functions, is_in_own_transaction, notice_calls
 from .without_redis import use_no_redis
 
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 else:
     TestCase = object
 
-# Deliveries that one drain makes at most: a handler that schedules its own message for now would go on for ever.
-MOST = 1000
 # Messages that a failure shows.
 MOST_SHOWN = 5
 

@@ -13,7 +13,7 @@ from ..core.states import State
 from ..models import Message
 from ..project import conf
 from . import helper
-from .deliverer import Deliverer, at_work, check_topic, raise_error
+from .deliverer import MOST, Deliverer, at_work, check_topic, raise_error
 
 MODES = ("manual", "immediate")
 
@@ -49,10 +49,6 @@ def register() -> None:
     """Register the checks with Django. This may be done again."""
     checks.register(check_setting, TAG)
     checks.register(check_deployment, TAG, deploy=True)
-
-
-# More deliveries than this from one call do not end.
-MOST = 1000
 
 
 def run_if_wanted(using: str, ids: Sequence[int]) -> None:

@@ -11,8 +11,8 @@ import pytest
 from django.db import transaction
 
 from django_delayq import schedule_message, schedule_messages
+from django_delayq.console.console_tuning import tuning
 from django_delayq.console.models import Operation, OperationState
-from django_delayq.console.tuning import tuning
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
 from django_delayq.record import reads

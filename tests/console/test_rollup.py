@@ -11,6 +11,7 @@ from django.db.models import Sum
 from django.utils import timezone
 
 from django_delayq import schedule_message
+from django_delayq.console.console_tuning import tuning
 from django_delayq.console.models import Rollup
 from django_delayq.console.operations.lifecycle import OperationRunner
 from django_delayq.console.statistics import rollups
@@ -21,7 +22,6 @@ from django_delayq.console.statistics.rollups import (
     RollupWriter,
     UnwrittenCounts,
 )
-from django_delayq.console.tuning import tuning
 from django_delayq.core.outcomes import Ack, GiveUp, Release, Retry
 from django_delayq.core.states import State
 from django_delayq.extensions import WorkerExtensions

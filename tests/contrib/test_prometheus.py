@@ -140,13 +140,11 @@ def test_the_counts_of_a_worker_outlive_its_processes(
 
 @pytest.mark.parametrize("sends", ["its request byte by byte", "its request, and reads no answer"])
 def test_a_slow_client_is_dropped_at_its_deadline(
-    monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
     sends: str,
 ) -> None:
     """A process accepts connections in their order, so that it would keep all others waiting."""
-    monkeypatch.setattr(server, "CLIENT_TIMEOUT", 1.0)
     registry = CollectorRegistry()
     registry.register(Large())
     # The client is gone before the pool waits for the server.
@@ -155,7 +153,7 @@ def test_a_slow_client_is_dropped_at_its_deadline(
         _listen("127.0.0.1", 0) as listener,
         socket.create_connection(listener.getsockname()[:2]) as slow,
     ):
-        answered = pool.submit(MetricsServer(listener, registry).tick)
+        answered = pool.submit(MetricsServer(listener, registry, client_timeout=1.0).tick)
 
         def is_dropped() -> bool:
             if sends == "its request byte by byte":
@@ -438,22 +436,19 @@ def test_redis_is_up_while_nobody_can_tell_whose_it_is(
 
 @RECORD
 @pytest.mark.postgresql("needs a statement timeout")
-def test_a_database_that_answers_too_late_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
-
-    monkeypatch.setattr(server, "TIMEOUT_MS", 100)
+def test_a_database_that_answers_too_late_is_down() -> None:
     with unfinished(lambda: lock_table("delayq_message")):
-        found = collected(Gauges("default"))
+        found = collected(Gauges("default", timeout=0.1))
     assert found["delayq_database_up"] == 0
     assert "delayq_dead_messages" not in found
 
 
 @RECORD
-def test_the_gauges_of_queues_beyond_the_limit_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "MOST_QUEUES", 0)
+def test_the_gauges_of_queues_beyond_the_limit_are_added_up() -> None:
     schedule(2, queue="one")
     schedule(1, queue="two", due=-100)
     schedule(1, queue="three")
-    found = collected(Gauges("default"))
+    found = collected(Gauges("default", most_queues=0))
     assert found["delayq_scheduled_messages{queue=other}"] == 4
     assert found["delayq_oldest_overdue_age_seconds{queue=other}"] > 95
     assert {name for name in found if "queue=" in name and "queue=other" not in name} == set()

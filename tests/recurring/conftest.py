@@ -13,12 +13,11 @@ from django_delayq import handler
 from django_delayq.core.states import LIVE, State
 from django_delayq.models import Message
 from django_delayq.models.messages import LogRow
-from django_delayq.project import registry
 from django_delayq.recurring import declarations, schedules
 from django_delayq.recurring.models import Occurrence
-from django_delayq.recurring.tuning import tuning
+from django_delayq.recurring.schedule_tuning import tuning
 from tests.support.tuning import tunable
-from tests.support.unguarded import unguarded
+from tests.support.unguarded import forget_handlers, unguarded
 
 # The messages of these tests are due in the far future: no real clock makes them due.
 NOON = datetime(2050, 3, 1, 12, tzinfo=UTC)
@@ -60,7 +59,7 @@ def code(monkeypatch: pytest.MonkeyPatch) -> list[declarations.Declaration]:
     """The declarations of the code, of which there are none at first. Handlers of the test are forgotten after it."""
     fresh: list[declarations.Declaration] = []
     monkeypatch.setattr(declarations, "_declared", fresh)
-    monkeypatch.setattr(registry, "declared", {})
+    forget_handlers()
     return fresh
 
 

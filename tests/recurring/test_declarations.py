@@ -24,7 +24,6 @@ from django_delayq.core.exceptions import InvalidMessage
 from django_delayq.inspector.worker_list import list_workers
 from django_delayq.middleware import Draft, Middleware
 from django_delayq.models import Message, Worker
-from django_delayq.project import registry
 from django_delayq.recurring import (
     Schedule,
     create_schedule,
@@ -37,9 +36,9 @@ from django_delayq.recurring import (
 from django_delayq.recurring.declarations import Declaration, collect
 from django_delayq.recurring.diagnosis import find
 from django_delayq.recurring.models import Declarations, Occurrence
+from django_delayq.recurring.schedule_tuning import tuning
 from django_delayq.recurring.services import Declarer, Scheduler
-from django_delayq.recurring.tuning import tuning
-from tests.support.unguarded import unguarded
+from tests.support.unguarded import forget_handlers, unguarded
 from tests.support.workers import ROOT
 
 from .conftest import DB, NOON, Clock, deliver, live, no_table, occurrences
@@ -68,7 +67,7 @@ class Version:
     def tick(self) -> None:
         self._code.clear()
         if self.arguments or self.options:
-            registry.declared.clear()
+            forget_handlers()
             declare(*self.arguments, **self.options)
         self.service.tick()
 
@@ -258,7 +257,7 @@ def test_a_worker_that_does_not_know_the_handler_makes_what_the_declaration_says
 ) -> None:
     urgent()
     Declarer(DB, "new").tick()
-    registry.declared.clear()
+    forget_handlers()
     if knows_an_older_one:
         handler("t.urgent", queue="slow", priority=1)(again)
     for _turn in range(2):
@@ -280,7 +279,7 @@ def test_a_handler_that_moves_to_another_queue_takes_its_schedule_along(
     Declarer(DB, "old").tick()
     clock.advance(minutes=1)
     code.clear()
-    registry.declared.clear()
+    forget_handlers()
     urgent(queue=None, priority=0)
     Declarer(DB, "new").tick()
     (waiting,) = Message.objects.filter(state="scheduled")
@@ -291,7 +290,7 @@ def test_a_handler_that_moves_to_another_queue_takes_its_schedule_along(
 def test_a_schedule_made_at_run_time_follows_the_handler_where_that_is_known(code: Code, clock: Clock) -> None:
     handler("t.urgent", queue="fast", priority=7, limit=1, limit_key=of_a_shop)(again)
     create_schedule("s", "t.urgent", {"shop": 5}, every="1h")
-    registry.declared.clear()
+    forget_handlers()
     assert scheduled_as(run_schedule("s")) == ("fast", 7, "shop 5")
     # Who does not know the handler does not forget what it said.
     create_schedule("s", "t.urgent", {"shop": 5}, every="2h", on_conflict="replace")
@@ -301,7 +300,7 @@ def test_a_schedule_made_at_run_time_follows_the_handler_where_that_is_known(cod
     handler("t.urgent", queue="slow", priority=1)(again)
     assert scheduled_as(run_schedule("s")) == ("slow", 1, None)
     create_schedule("s", "t.urgent", {"shop": 5}, every="1h", queue="own", priority=0, on_conflict="replace")
-    registry.declared.clear()
+    forget_handlers()
     assert scheduled_as(run_schedule("s"))[:2] == ("own", 0)
 
 

@@ -14,8 +14,8 @@ from django_delayq import handler
 from django_delayq.models import Worker
 from django_delayq.recurring import create_schedule, pause_schedule, recurring, resume_schedule, schedules
 from django_delayq.recurring.models import Occurrence, Schedule
+from django_delayq.recurring.schedule_tuning import tuning
 from django_delayq.recurring.services import Declarer
-from django_delayq.recurring.tuning import tuning
 from tests.support.commands import run
 from tests.support.unguarded import unguarded
 

@@ -15,8 +15,8 @@ from django.utils import timezone
 from django_delayq.models import Message
 from django_delayq.recurring import Schedule, create_schedule, delete_schedule, pause_schedule, schedules
 from django_delayq.recurring.models import Occurrence
+from django_delayq.recurring.schedule_tuning import tuning
 from django_delayq.recurring.services import Scheduler
-from django_delayq.recurring.tuning import tuning
 from tests.support.together import Together
 from tests.support.transactions import unfinished
 from tests.support.unguarded import unguarded

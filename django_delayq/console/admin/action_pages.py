@@ -36,12 +36,13 @@ from ...inspector.numbers import Capped, capped
 from ...models import Message
 from ...record import transitions
 from ...record.sql.moves import locked, writing
+from ...record.sql.troubles import Trouble, trouble
+from ..console_tuning import timeouts, tuning
 from ..models import AuditEvent, DeadLetters
 from ..operations.work import WORKS, BulkAction, Scope
 from ..search import language
 from ..search.conditions import of_states
 from ..statements import TooSlow, in_time, statement_timeout
-from ..tuning import timeouts, tuning
 from . import action_table, explanation, page, search_box
 from .action_table import CONSOLE_ACTIONS, ConsoleAction
 from .forms import ReasonForm
@@ -139,7 +140,8 @@ class ActionPages(ReadOnly):
         """Show the question about a scope as it is now; ``data``: an answer that has errors."""
         if len(scope.ids) > tuning.at_once:
             self.require(request, "bulk")
-        scope = scope.renewed(self.using)
+        with statement_timeout(self.using, timeouts.page):
+            scope = scope.renewed(self.using)
         shown = preview(self._rows(request), action, scope)
         form = _form(action, scope, shown.number, shown.to_come, data)
         context = {
@@ -254,6 +256,8 @@ class ActionPages(ReadOnly):
                 facts = {"message_id": one, "reason": reason, "outcomes": counts, "nonce": question.nonce}
                 page.record(request, action.name, _named(scope), **facts)
         except (TooSlow, OperationalError) as error:
+            if trouble(error) == Trouble.READ_ONLY:
+                raise
             # Another transaction held a row for too long, or the database ended a deadlock.
             logger.warning(
                 "%s by %s was rolled back and changed nothing: %r", action.name, page.actor_of(request), error

@@ -14,9 +14,9 @@ from django.utils.translation import gettext_lazy
 from ...core.outcomes import storable
 from ...core.values import row_id
 from ...models import Message
+from ..console_tuning import timeouts
 from ..models import AuditEvent, Operation
 from ..statements import in_time
-from ..tuning import timeouts
 from . import action_table
 from .explanation import moment
 from .page import Page, newest

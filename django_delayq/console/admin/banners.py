@@ -16,8 +16,8 @@ from ...inspector.diagnostics import Thresholds
 from ...inspector.numbers import total
 from ...models import Message, Queue, Worker
 from ...models.workers import WorkerState
+from ..console_tuning import tuning
 from ..models import Health, Limits
-from ..tuning import tuning
 from .explanation import pause_text, span
 from .page_data import PageData
 from .readonly import ReadOnly

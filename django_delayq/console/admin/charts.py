@@ -49,7 +49,11 @@ def bars(
     fills: Sequence[str] = ("0", "1", "2", "3", "4", "5"),
 ) -> SafeString:
     """Draw stacked bars. ``name`` (ASCII letters and dashes) is unique on its page; ``fills`` are colour classes."""
-    top = nice(max((sum(value or 0 for value in column.values) for column in columns), default=0))
+    # A column that is set apart may be far higher than the others: it does not set the axis, unless it is alone.
+    heights = [(column.alert, sum(value or 0 for value in column.values)) for column in columns]
+    top = nice(
+        max((height for alert, height in heights if not alert), default=0) or max(heights, default=(False, 0))[1]
+    )
     step = (width - _LEFT - _RIGHT) / max(1, len(columns))
     drawn = [
         _hatch(name),
@@ -60,7 +64,7 @@ def bars(
     linked = any(column.url for column in columns)
     svg = _svg(name, title, description, drawn, width, linked=linked)
     legend = _legend(series, lambda place: _square(fills[place]))
-    return _figure(svg, legend, _table(title, series, columns, rounded), width)
+    return _figure(title, svg, legend, _table(title, series, columns, rounded), width)
 
 
 def lines(name: str, title: str, description: str, series: Sequence[str], columns: Sequence[Column]) -> SafeString:
@@ -73,7 +77,7 @@ def lines(name: str, title: str, description: str, series: Sequence[str], column
         *(_marker(column, _LEFT + place * step, step) for place, column in enumerate(columns)),
     ]
     svg = _svg(name, title, description, drawn, NARROW, linked=False)
-    return _figure(svg, _legend(series, _stroke), _table(title, series, columns, bound), NARROW)
+    return _figure(title, svg, _legend(series, _stroke), _table(title, series, columns, bound), NARROW)
 
 
 def nice(highest: float) -> int:
@@ -176,14 +180,19 @@ def _bar(name: str, column: Column, left: float, width: float, top: float, fills
     gap = min(1.0, width / 6)
     parts = [_hit(left, width)]
     seen = 0.0
+    # One that is higher than the axis is cut there, with a gap under its end.
+    whole = sum(value or 0 for value in column.values)
+    shrunk = min(1.0, top / whole) if whole else 1.0
     for place, value in enumerate(column.values):
         if not value:
             continue
-        low, seen = seen, seen + value
+        low, seen = seen, seen + value * shrunk
         kind = f"dq-fill-{'bad' if column.alert else fills[place]}"
         parts.append(_rect("class", kind, left + gap, _y(seen / top), width - 2 * gap, _y(low / top)))
     if column.filling and seen:
         parts.append(_rect("fill", f"url(#{name}-hatch)", left + gap, _y(seen / top), width - 2 * gap, _FLOOR))
+    if shrunk < 1:
+        parts.append(_rect("class", "dq-cut-bar", left, _TOP + 8, width, _TOP + 12))
     inside = format_html("<title>{}: {}</title>{}", column.label, _text(column), _joined(parts))
     if not column.url or not seen:
         return format_html("<g>{}</g>", inside)
@@ -229,11 +238,12 @@ def _marker(column: Column, left: float, width: float) -> SafeString:
 # --- the parts around the drawing -------------------------------------------------------------------------------------
 
 
-def _figure(svg: SafeString, legend: SafeString, table: SafeString, width: int) -> SafeString:
+def _figure(title: str, svg: SafeString, legend: SafeString, table: SafeString, width: int) -> SafeString:
     return format_html(
-        '<figure class="dq-chart{}"><div class="dq-chart-scroll">{}</div>{}'
+        '<figure class="dq-chart{}"><div class="dq-chart-scroll" role="region" tabindex="0" aria-label="{}">{}</div>{}'
         "<details><summary>{}</summary>{}</details></figure>",
         " dq-wide" if width == WIDE else "",
+        title,
         svg,
         legend,
         _("Show the numbers"),

@@ -149,9 +149,7 @@ def _column(bar: Bar, place: int, coming: Upcoming, topics: list[str], others: b
         return Column(_("Overdue"), [*numbers, *rest], text, _("overdue"), url, alert=True)
     start, end = timezone.localtime(bar.start), timezone.localtime(bar.end)
     tick = _tick(start, coming.window) if place % _BARS_PER_TICK[coming.window] == 0 else ""
-    # The first bar has also what is due, but not overdue yet.
-    url = links(Message, _due(coming.overdue.end if place == 1 else start, end))
-    return Column(_span(start, end), [*numbers, *rest], text, tick, url)
+    return Column(_span(start, end), [*numbers, *rest], text, tick, links(Message, _due(start, end)))
 
 
 # The number of bars from one tick of the axis to the next.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,9 +22,9 @@ from ...models import Message
 from ...project import conf
 from ...record import transitions
 from ...record.sql import statements
+from ..console_tuning import timeouts, tuning
 from ..search import texts
 from ..statements import TooSlow, in_time, statement_timeout
-from ..tuning import timeouts, tuning
 from .action_table import CONSOLE_ACTIONS
 from .explanation import moment, span
 from .page import Page
@@ -55,9 +57,9 @@ DeadRow = tuple[str, str, datetime, int, str]
 
 @dataclass(slots=True)
 class DeadGroup:
-    """Dead messages that have something in common. ``error`` is None for those of a whole topic."""
+    """Dead messages with the same topic, the same error, or both: None stands for any."""
 
-    topic: str
+    topic: str | None
     error: str | None
     last: datetime
     first: datetime
@@ -67,18 +69,24 @@ class DeadGroup:
     chosen: DeadFilter
     count: int = 0
     # How many of them died within each of the periods.
-    recent: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PERIODS, 0))
+    recent: Counter[str] = field(default_factory=Counter)
+    # The groups of its topics, for those with the same error.
+    topics: list[DeadGroup] = field(default_factory=list)
 
     @property
     def search(self) -> str:
         """The search that finds exactly these messages."""
-        text = f"{self.chosen.search} {texts.term_text('topic', self.topic)}"
-        return text if self.error is None else f"{text} {texts.exact_error_text(self.error)}"
+        terms = [self.chosen.search]
+        if self.topic is not None:
+            terms.append(texts.term_text("topic", self.topic))
+        if self.error is not None:
+            terms.append(texts.exact_error_text(self.error))
+        return " ".join(terms)
 
     @property
     def burst(self) -> tuple[list[int], int, datetime]:
         """The order of groups: most deaths in the last hour, then in the last day, the last week, and at any time."""
-        return [*self.recent.values()], self.count, self.last
+        return [self.recent[period] for period in PERIODS], self.count, self.last
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,28 +114,33 @@ def group_dead(rows: QuerySet[Message], chosen: DeadFilter) -> DeadGroups:
     found: list[DeadRow] = [
         (topic, error, at, pk, queue) for topic, error, at, pk, queue in newest[: tuning.counted] if at is not None
     ]
+    errors = _groups(found, now, chosen, by_topic=False, by_error=True)
+    by_error = {group.error: group for group in errors}
+    for group in _groups(found, now, chosen, by_topic=True, by_error=True):
+        by_error[group.error].topics.append(group)
     return DeadGroups(
-        _groups(found, now, chosen, whole=True),
-        _groups(found, now, chosen, whole=False),
+        _groups(found, now, chosen, by_topic=True, by_error=False),
+        errors,
         sorted({row[-1] for row in found}),
         len(found),
         len(newest) > tuning.counted,
     )
 
 
-def _groups(rows: Iterable[DeadRow], now: datetime, chosen: DeadFilter, *, whole: bool) -> list[DeadGroup]:
-    """Return the groups of rows with the same error, or of ``whole`` topics."""
-    groups: dict[tuple[str, str | None], DeadGroup] = {}
+def _groups(
+    rows: Iterable[DeadRow], now: datetime, chosen: DeadFilter, *, by_topic: bool, by_error: bool
+) -> list[DeadGroup]:
+    """Return the groups of rows with the same topic, error, or both."""
+    groups: dict[tuple[str | None, str | None], DeadGroup] = {}
     for topic, error, at, pk, _queue in rows:
-        kind = None if whole else error
+        key = topic if by_topic else None, error if by_error else None
         # The newest come first.
-        group = groups.setdefault((topic, kind), DeadGroup(topic, kind, at, at, pk, chosen))
+        group = groups.setdefault(key, DeadGroup(*key, at, at, pk, chosen))
         age = now - at
         group.count += 1
         group.first = at
-        for period, length in PERIODS.items():
-            group.recent[period] += age <= length
-    return sorted(groups.values(), key=lambda group: group.burst, reverse=True)
+        group.recent.update(period for period, length in PERIODS.items() if age <= length)
+    return sorted(groups.values(), key=attrgetter("burst"), reverse=True)
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
@@ -171,7 +184,8 @@ class DeadLettersAdmin(Page):
             group=group,
             list=links(group.search),
             # The numbers of those that died lately, with the addresses of their lists.
-            recent=[(found, links(f"{group.search} finished:<{one}")) for one, found in group.recent.items()],
+            recent=[(group.recent[period], links(f"{group.search} finished:<{period}")) for period in PERIODS],
+            topics=[(each.topic, each.count, links(each.search)) for each in group.topics],
             sample=self.url(Message, "change", group.sample),
             first=moment(group.first, "seconds"),
             last=moment(group.last, "seconds"),

@@ -11,6 +11,7 @@ from django.utils.translation import ngettext
 
 from ...core.durations import brief
 from ...core.states import State
+from ...inspector import diagnostics
 from ...inspector.consistency import Mismatch
 from ...inspector.numbers import Capped
 from ...inspector.stats import LimitState
@@ -87,15 +88,14 @@ def explain(
 
 
 def limit_text(limit: LimitState, now: datetime) -> str:
-    """Return in a few words how much of a limit is used up, e.g. "5 of 5 run; one in 600 ms"."""
+    """Return in a few words how much of a limit is used up, e.g. "5 of 5 run; 100 a minute"."""
     if limit.limit is None:
         return _("removed from the code") if limit.is_known else _("not known to this process")
     said = []
     if limit.limit.count is not None:
         said.append(_("%(running)d of %(most)d run") % {"running": limit.running, "most": limit.limit.count})
     if limit.limit.interval is not None:
-        text = _("one in %(span)s, %(burst)d together") if limit.limit.burst > 1 else _("one in %(span)s")
-        said.append(text % {"span": span(limit.limit.interval), "burst": limit.limit.burst})
+        said.append(diagnostics.rate_text(limit.limit))
         if limit.slot is not None:
             said.append(_("next slot in %(span)s") % {"span": span(limit.slot - now)})
     return "; ".join(said)

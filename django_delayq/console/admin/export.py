@@ -22,9 +22,9 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from ...models import Message
+from ..console_tuning import timeouts, tuning
 from ..search.listing import Listing
 from ..statements import TooSlow
-from ..tuning import timeouts, tuning
 from . import page, payload, search_box
 from .readonly import ReadOnly
 

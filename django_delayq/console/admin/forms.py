@@ -134,6 +134,12 @@ class SpreadForm(ReasonForm):
         elif self.number > 1000:
             self.fields["spread"].initial = f"{self.number // 1000}m"
 
+    def clean_spread(self) -> timedelta | None:
+        spread: timedelta | None = self.cleaned_data["spread"]
+        if spread is not None and not spread:
+            raise forms.ValidationError(gettext("Give a longer time; without one the messages fall due all at once."))
+        return spread
+
     def arguments(self, now: datetime) -> dict[str, Any]:
         spread = self.cleaned_data.get("spread")
         return {"spread": spread.total_seconds()} if spread else {}

@@ -28,12 +28,12 @@ from ...record.sql import statements
 from ...record.sql.holders import Holder
 from ...restore import reading
 from ...restore.selection import Overdue, Selection, Tally
+from ..console_tuning import timeouts, tuning
 from ..models import Health, Operation, OperationState
 from ..operations import lifecycle
 from ..operations.work import RestoreWork, arguments_of, results_of, scope_of
 from ..statements import TooSlow, console_statements, statement_timeout
 from ..statements.portable_console import Vacuum
-from ..tuning import timeouts, tuning
 from ..whereabouts import sizes
 from . import banners, page_data, panels
 from .explanation import moment, span
@@ -180,10 +180,12 @@ class HealthAdmin(Page):
         using = self.using
         is_post = request.method == "POST"
         given = request.POST if is_post else request.GET
-        form = RestoreForm(given if given else {"overdue": Overdue.RUN.value}, using)
         word = console_conf.get().ENVIRONMENT or "restore"
         confirm = ConfirmForm(request.POST if is_post else None, many=False, typed=word)
-        _last, running = lifecycle.newest(using, RestoreWork.name)
+        with statement_timeout(using, timeouts.page):
+            form = RestoreForm(given if given else {"overdue": Overdue.RUN.value}, using)
+            _last, running = lifecycle.newest(using, RestoreWork.name)
+            has_workers = alive(using)
         if is_post and form.is_valid() and confirm.is_valid():
             return self._start(request, form, confirm.cleaned_data["reason"])
         shown = {
@@ -194,7 +196,7 @@ class HealthAdmin(Page):
             "hidden": [field.as_hidden({"id": False}) for field in form],
             "running": running,
             "running_url": operation_url(self, request, running),
-            "workers": alive(using),
+            "workers": has_workers,
             "url": self.url(Health, "restore"),
             "back": self.url(Health),
         }

@@ -28,13 +28,13 @@ from ...inspector.worker_list import list_workers
 from ...models import Message
 from ...record import transitions
 from ...record.sql import statements
+from ..console_tuning import timeouts, tuning
 from ..search import listing
 from ..search.conditions import StoredSize, small
 from ..search.language import Search
 from ..search.listing import Listing
 from ..search.texts import payload_text, term_text
 from ..statements import TooSlow, in_time
-from ..tuning import timeouts, tuning
 from . import explanation, page, payload, search_box
 from .export import ExportView
 from .message_page import MessagePage

@@ -14,7 +14,6 @@ from django.core.exceptions import PermissionDenied
 from django.db.models import Q
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
-from django.urls import reverse
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -33,9 +32,9 @@ from ...record.sql import statements
 from ...record.sql.expressions import UnderLimits
 from ...restore.engine import Restore
 from ...restore.selection import Selection
+from ..console_tuning import timeouts, tuning
 from ..search import texts as searches
 from ..statements import in_time
-from ..tuning import timeouts, tuning
 from ..whereabouts import Whereabouts, locate
 from . import explanation, page, payload
 from .action_pages import ActionPages
@@ -52,11 +51,10 @@ class MessagePage(ActionPages):
         if not self.has_view_permission(request) or request.method not in ("GET", "HEAD"):
             raise PermissionDenied
         message = self.get_object(request, unquote(object_id))
-        if message is None:
-            text = _("There is no message #%(id)s. It may have been purged.") % {"id": unquote(object_id)}
-            url = reverse("admin:index", current_app=self.admin_site.name)
-            return self.leave(request, url, text, messages.WARNING)
-        return self._page(request, message, masked=True, extra=extra_context)
+        if message is not None:
+            return self._page(request, message, masked=True, extra=extra_context)
+        text = _("There is no message #%(id)s. It may have been purged.") % {"id": unquote(object_id)}
+        return self.leave(request, self.url(Message), text, messages.WARNING)
 
     def reveal_view(self, request: HttpRequest, pk: int) -> HttpResponse:
         """Show the page once without masks, on POST, and write that to the audit."""
@@ -202,8 +200,8 @@ def _in_line(message: Message, now: datetime) -> explanation.InLine | None:
         | (same & Q(due_at__lt=message.due_at))
         | (same & Q(due_at=message.due_at, pk__lt=message.pk))
     )
-    count = in_time(using, timeouts.beside, before.order_by().values("pk")[: tuning.most_before + 1].count)
-    return explanation.InLine(limit, None if count is None else capped(count, tuning.most_before))
+    count = in_time(using, timeouts.beside, before.order_by().values("pk")[: tuning.counted + 1].count)
+    return explanation.InLine(limit, None if count is None else capped(count, tuning.counted))
 
 
 _ABSENT = gettext_lazy("not in Redis")
@@ -237,7 +235,7 @@ def _place(where: Whereabouts) -> str:
     if where.ready_since is not None:
         values = {
             "since": explanation.moment(where.ready_since),
-            "before": where.ahead if where.ahead is not None else "?",
+            "before": "?" if where.ahead is None else f"{where.ahead:,}",
         }
         return _("ready since %(since)s, with %(before)s before it") % values
     if where.delayed_until is not None:

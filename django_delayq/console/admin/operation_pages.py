@@ -17,12 +17,14 @@ from django.utils.translation import ngettext
 from ...core.values import row_id
 from ...inspector import stats
 from ...project import console_conf
-from ...record import reads
+from ...record import transitions
 from ...record.sql.moves import writing
+from ..console_tuning import timeouts
 from ..models import Operation, OperationState
 from ..operations import lifecycle
 from ..operations.lifecycle import ENDED_EARLY, OPEN
 from ..operations.work import WORKS
+from ..statements import statement_timeout
 from . import action_table, page
 from .explanation import moment, span
 from .page import Page
@@ -75,20 +77,21 @@ class OperationAdmin(Page):
 
     def content(self, request: HttpRequest) -> dict[str, Any]:
         rows = self.get_queryset(request).defer("scope")
-        shown, older = page.newest(request, rows, self.list_per_page)
-        now = reads.now(rows.db)
-        return {
-            "operations": [operation_row(row, self.url(Operation, "change", row.pk), now) for row in shown],
-            "older": older,
-            "is_unserved": self._is_unserved(shown, rows.db, now),
-        }
+        with statement_timeout(rows.db, timeouts.page):
+            shown, older = page.newest(request, rows, self.list_per_page)
+            now = transitions.now(rows.db)
+            return {
+                "operations": [operation_row(row, self.url(Operation, "change", row.pk), now) for row in shown],
+                "older": older,
+                "is_unserved": self._is_unserved(shown, rows.db, now),
+            }
 
     def change_view(self, request: HttpRequest, object_id: str, *args: Any, **kwargs: Any) -> HttpResponse:
         if not self.has_view_permission(request) or request.method != "GET":
             raise PermissionDenied
         operation = self._find(request, object_id)
         using = operation._state.db or "default"
-        now = reads.now(using)
+        now = transitions.now(using)
         # When its worker is gone, the lease has ended: then a second stop takes effect at once.
         is_held = operation.leased_until is not None and operation.leased_until > now
         is_stopping = operation.stop_requested and operation.state == OperationState.RUNNING and is_held

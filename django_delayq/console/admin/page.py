@@ -18,10 +18,12 @@ from ...core import actors
 from ...core.values import row_id
 from ...models import Message
 from ...project import console_conf
+from ...record.sql import statements
 from ...record.sql.moves import writing
 from .. import audit
 from ..models import Operation
 from ..operations import lifecycle
+from . import panels
 from .readonly import ReadOnly
 from .site import PAGES
 
@@ -30,7 +32,7 @@ Row = TypeVar("Row", bound=Model)
 
 def navigation(model_admin: ReadOnly, request: HttpRequest) -> dict[str, Any]:
     """Return the context of ``delayq_console/nav.html``, which pages based on Django's own templates include."""
-    settings = console_conf.get()
+    settings, using = console_conf.get(), model_admin.using
     return {
         "is_nav_sidebar_enabled": model_admin.admin_site.enable_nav_sidebar and _is_replaced("admin/nav_sidebar.html"),
         "links": [
@@ -44,9 +46,14 @@ def navigation(model_admin: ReadOnly, request: HttpRequest) -> dict[str, Any]:
         ],
         "environment": settings.ENVIRONMENT,
         "read_only": settings.READ_ONLY,
+        "takes_no_writes": panels.load("writes", using, _takes_writes, using).value is False,
         # The answer to a POST has no address that a browser could fetch again.
         "live": request.get_full_path() if request.method == "GET" else "",
     }
+
+
+def _takes_writes(using: str) -> bool:
+    return statements(using).takes_writes()
 
 
 def _is_replaced(template: str) -> bool:

@@ -20,10 +20,10 @@ from ...inspector.numbers import NONE
 from ...inspector.stats import Lines, RedisStats, Snapshot
 from ...models.workers import WorkerList, WorkerState
 from ...project import conf
+from ..console_tuning import tuning
 from ..statistics import throughput, upcoming
 from ..statistics.throughput import RollupSum, Throughput
 from ..statistics.upcoming import Upcoming
-from ..tuning import tuning
 from ..whereabouts import unfilled
 from . import panels
 from .panels import Panel

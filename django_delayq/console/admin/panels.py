@@ -15,8 +15,8 @@ from django.db import DatabaseError, InterfaceError
 from django.utils.translation import gettext as _
 
 from ...core.exceptions import BrokerFailing, BrokerUnavailable, UnusableBroker
-from ..statements import TooSlow, statement_timeout
-from ..tuning import timeouts, tuning
+from ..console_tuning import timeouts, tuning
+from ..statements import OutOfTime, TooSlow, statement_timeout
 
 T = TypeVar("T")
 Given = TypeVarTuple("Given")
@@ -65,6 +65,9 @@ def load(name: str, using: str, read: Callable[[*Given], T], *given: *Given, kep
             if len(_kept) >= tuning.panels:
                 _kept.clear()
             panel = _read(using, read, given)
+            if isinstance(panel.error, OutOfTime):
+                # The next page reads it first.
+                return panel
             good_for = min(kept, tuning.panel_kept) if panel.error else kept
             _kept[key] = panel, time.monotonic() + good_for
         return panel

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,11 +26,13 @@ from ...models import Message, Queue
 from ...models.messages import not_expired
 from ...models.workers import WorkerState
 from ...project import conf, validation
-from ...record import reads
+from ...record import transitions
 from ...record.sql.moves import writing
+from ..console_tuning import timeouts, tuning
+from ..models import Operation
+from ..operations import lifecycle
 from ..operations.work import Scope, holder
-from ..statements import in_time
-from ..tuning import timeouts, tuning
+from ..statements import in_time, statement_timeout
 from ..whereabouts import sizes
 from . import action_table, banners, page, page_data, panels
 from .explanation import moment, span
@@ -72,15 +74,39 @@ class ResumeForm(SpreadForm):
         ),
     )
     reason = ReasonField(gettext_lazy("Written to the audit."))
+    # Another operation that does so already is stopped only if the user says so.
+    stop = forms.BooleanField()
 
-    def __init__(self, data: Any, *, number: int | None, may_spread: bool) -> None:
+    def __init__(self, data: Any, *, number: int | None, may_spread: bool, under_way: Operation | None) -> None:
         """Make the form for ``number`` messages that begin when the queue is resumed, None: too many to count.
 
-        An answer may be to a question about more messages than there are now.
+        An answer may be to a question about more messages than there are now. ``under_way`` spreads them already.
         """
         is_one = data is None and number in (0, 1)
         super().__init__(data, many=may_spread and not is_one, number=number or 0)
         self.fields["reason"].required = False
+        self.under_way = under_way
+        stop = self.fields.pop("stop")
+        if under_way is not None and may_spread:
+            stop.label = _("Stop operation #%(id)d and do this instead") % {"id": under_way.pk}
+            stop.error_messages["required"] = self.problem
+            # By its number: the user does not stop another one that was started meanwhile.
+            self.fields[f"stop_{under_way.pk}"] = stop
+
+    @property
+    def problem(self) -> str:
+        """What is under way already, in words; empty when nothing is."""
+        if self.under_way is None:
+            return ""
+        spread = span(timedelta(seconds=self.under_way.arguments.get("spread") or 0))
+        text = _("Operation #%(id)d by %(actor)s spreads the due messages over %(spread)s, then resumes the queue.")
+        return text % {"id": self.under_way.pk, "actor": self.under_way.started_by, "spread": spread}
+
+    def clean(self) -> dict[str, Any]:
+        cleaned = super().clean() or self.cleaned_data
+        if self.under_way is not None and f"stop_{self.under_way.pk}" not in self.fields:
+            raise forms.ValidationError(self.problem)
+        return cleaned
 
 
 class QueueAdmin(Page):
@@ -138,56 +164,78 @@ class QueueAdmin(Page):
         return self._ask(request, name, form, "pause", _("Pause queue %(queue)s?"))
 
     def resume_view(self, request: HttpRequest, queue: str) -> HttpResponse:
-        """Ask before a resume on GET; resume the queue on POST."""
+        """Ask before a resume on GET; resume the queue on POST, at once or after its messages were spread."""
         name = self._checked(request, "resume", queue)
         if request.POST.get("spread"):
             self.require(request, "run", "bulk")
-        is_paused = name in pausing.paused(self.using)
+        with statement_timeout(self.using, timeouts.page):
+            is_paused, under_way = name in pausing.paused(self.using), self._gentle_resume(name)
         number = in_time(self.using, timeouts.count, self._due(name).count) if is_paused else 0
-        may_spread = self.may(request, "run", "bulk")
-        form = ResumeForm(request.POST if request.method == "POST" else None, number=number, may_spread=may_spread)
+        form = ResumeForm(
+            request.POST if request.method == "POST" else None,
+            number=number,
+            may_spread=self.may(request, "run", "bulk"),
+            under_way=under_way,
+        )
+        ids: Sequence[int] = ()
         if is_paused and form.is_valid() and form.cleaned_data.get("spread"):
             ids = actions.selected(self._due(name)[: tuning.most_messages + 1])
-            if len(ids) <= tuning.most_messages:
-                return self._resume_slowly(request, name, form, ids)
-            text = _("An operation takes %(most)s messages at most. Spread some of them with “Run now” first.")
-            form.add_error("spread", text % {"most": action_table.number(tuning.most_messages)})
+            if len(ids) > tuning.most_messages:
+                text = _("An operation takes %(most)s messages at most. Spread some of them with “Run now” first.")
+                form.add_error("spread", text % {"most": action_table.number(tuning.most_messages)})
         if not form.is_valid():
             waiting = _waiting(number) if is_paused else ""
             return self._ask(request, name, form, "resume", _("Resume queue %(queue)s?"), waiting)
-        with page.acting_as_user(request), writing(self.using):
-            was_paused = pausing.resume(self.using, name)
-            if was_paused:
-                page.record(request, "resume", name, reason=form.cleaned_data["reason"])
-        if not was_paused:
-            text = _("Queue %(queue)s was not paused.") % {"queue": name}
-            return self._done(request, text, messages.WARNING)
-        if not worker_list.list_workers(self.using, reads.now(self.using)).serving(name):
-            text = _("Queue %(queue)s is resumed, but no live worker serves it: its messages wait.") % {"queue": name}
-            return self._done(request, text, messages.WARNING)
-        text = _("Queue %(queue)s is resumed: workers start its messages within about a second.") % {"queue": name}
-        return self._done(request, text, messages.SUCCESS)
+        resume = self._resume_slowly if form.cleaned_data.get("spread") else self._resume_at_once
+        # Two users do this one after the other: the second is told of what the first has started.
+        with page.acting_as_user(request), lifecycle.starting(self.using):
+            if self._gentle_resume(name) != form.under_way:
+                text = _("Somebody else acted on queue %(queue)s meanwhile. Check it and confirm again.")
+                return self.leave(request, self.url(Queue, "resume", name), text % {"queue": name}, messages.WARNING)
+            text, level = resume(request, name, form, ids)
+            # It ends the pause only if the pause is still its own.
+            if form.under_way is not None and lifecycle.stop(form.under_way):
+                target = f"#{form.under_way.pk} {form.under_way.action}: {form.under_way.described}"
+                page.record(request, "stop", target, operation=form.under_way)
+        return self._done(request, text, level)
 
-    def _resume_slowly(self, request: HttpRequest, name: str, form: ResumeForm, ids: Sequence[int]) -> HttpResponse:
+    def _resume_at_once(
+        self, request: HttpRequest, name: str, form: ResumeForm, _ids: Sequence[int]
+    ) -> tuple[str, int]:
+        values, workers = {"queue": name}, worker_list.list_workers(self.using, transitions.now(self.using))
+        if not pausing.resume(self.using, name):
+            return _("Queue %(queue)s was not paused.") % values, messages.WARNING
+        page.record(request, "resume", name, reason=form.cleaned_data["reason"])
+        if not workers.serving(name):
+            text = _("Queue %(queue)s is resumed, but no live worker serves it: its messages wait.")
+            return text % values, messages.WARNING
+        text = _("Queue %(queue)s is resumed: workers start its messages within about a second.")
+        return text % values, messages.SUCCESS
+
+    def _resume_slowly(self, request: HttpRequest, name: str, form: ResumeForm, ids: Sequence[int]) -> tuple[str, int]:
         """Start an operation that spreads the messages that are due, then resumes the queue."""
-        with writing(self.using):
-            operation = page.start_operation(
-                request,
-                "run",
-                Scope(ids=tuple(ids)).to_json(),
-                {**form.arguments(reads.now(self.using)), "resume": name},
-                described=_("the due messages of queue %(queue)s") % {"queue": name},
-                reason=form.cleaned_data["reason"],
-                audited=("resume", name),
-            )
-            # The pause ends with the operation and not by itself. A later pause by somebody else outlasts it.
-            pausing.take_over(self.using, name, holder(operation))
+        operation = page.start_operation(
+            request,
+            "run",
+            Scope(ids=tuple(ids)).to_json(),
+            {**form.arguments(transitions.now(self.using)), "resume": name},
+            described=_("the due messages of queue %(queue)s") % {"queue": name},
+            reason=form.cleaned_data["reason"],
+            audited=("resume", name),
+        )
+        # The pause ends with the operation and not by itself. A later pause by somebody else outlasts it.
+        pausing.take_over(self.using, name, holder(operation))
         text = _("Operation #%(id)d is queued: a worker spreads the messages, then resumes queue %(queue)s.")
-        return self._done(request, text % {"id": operation.pk, "queue": name}, messages.SUCCESS)
+        return text % {"id": operation.pk, "queue": name}, messages.SUCCESS
+
+    def _gentle_resume(self, name: str) -> Operation | None:
+        """Return the operation that spreads the due messages of a queue and then resumes it, while it is open."""
+        rows = Operation.objects.using(self.using).filter(state__in=lifecycle.OPEN, arguments__resume=name)
+        return rows.filter(stop_requested=False).order_by("-pk").first()
 
     def _due(self, name: str) -> QuerySet[Message]:
         """Return the messages of a queue that begin when it is resumed, the longest due first."""
-        now = reads.now(self.using)
+        now = transitions.now(self.using)
         rows = Message.objects.using(self.using).filter(not_expired(now), state=State.SCHEDULED, queue=name)
         return rows.filter(due_at__lte=now).order_by("due_at", "id")
 
@@ -202,13 +250,15 @@ class QueueAdmin(Page):
         self, request: HttpRequest, name: str, form: forms.Form, view: str, question: str, waiting: str = ""
     ) -> HttpResponse:
         title = question % {"queue": name}
-        pause = pausing.paused(self.using).get(name)
+        with statement_timeout(self.using, timeouts.page):
+            pause = pausing.paused(self.using).get(name)
         shown = {
             **page.context(self, request, title),
             "form": form,
             "action": view,
             "waiting": waiting,
-            "pause": None if pause is None else [*describe(pause, reads.now(self.using)), pause.reason],
+            "problem": getattr(form, "problem", ""),
+            "pause": None if pause is None else [*describe(pause, transitions.now(self.using)), pause.reason],
             "url": self.url(Queue, view, name),
             "back": self.url(Queue),
         }

@@ -13,7 +13,7 @@ from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
 from django.db import router
 from django.db.models import Model, QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.http.response import HttpResponseBase
 from django.urls import NoReverseMatch, URLPattern, path, reverse
 from django.utils.functional import cached_property
@@ -23,8 +23,8 @@ from ...core.outcomes import storable
 from ...core.verbs import VERBS
 from ...models import Message, Queue
 from ...project import console_conf
+from ..console_tuning import tuning
 from ..models import Health, Operation
-from ..tuning import tuning
 
 
 class CappedCount(int):
@@ -43,6 +43,14 @@ class CappedPaginator(Paginator):  # type: ignore[type-arg]
         rows = cast(QuerySet[Model], self.object_list)
         found = rows.order_by().values("pk")[: tuning.counted + 1].count()
         return found if found <= tuning.counted else CappedCount(tuning.counted)
+
+
+def _unsent(request: HttpRequest) -> str:
+    """Return what is kept of a form until its user has logged in again."""
+    kept = {name: request.POST[name][:KEPT] for name in ("reason", "search", "filters") if request.POST.get(name)}
+    if request.META.get("QUERY_STRING"):
+        kept["filters"] = request.META["QUERY_STRING"][:KEPT]
+    return urlencode(kept)
 
 
 View = Callable[..., HttpResponseBase]
@@ -64,6 +72,8 @@ ROUTES: Mapping[type[Model], Mapping[str, str]] = {
 }
 # In the address that the login leads back to, for a form that was sent when the session had ended.
 UNSENT_VAR = "unsent"
+# Each field of such a form is kept up to this many characters: they go into an address.
+KEPT = 1000
 
 
 def url_name(model: type[Model], view: str) -> str:
@@ -148,7 +158,8 @@ class ReadOnly(admin.ModelAdmin):  # type: ignore[type-arg]
     def _served(self, name: str) -> View:
         """Return a view as the site serves it: to its users only, with protection from CSRF.
 
-        A form that arrives when the session has ended is lost with the login. The page after the login says so.
+        A form that arrives when the session has ended is lost with the login. The page after the login says so, and has
+        the search and the reason that were in the form.
         """
         site = self.admin_site
         served: View = site.admin_view(self.view(name))
@@ -156,11 +167,19 @@ class ReadOnly(admin.ModelAdmin):  # type: ignore[type-arg]
         def inner(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
             if request.method == "POST" and not site.has_permission(request):
                 # The login leads back to the full path of the request.
-                request.META["QUERY_STRING"] = urlencode({UNSENT_VAR: 1})
+                request.META["QUERY_STRING"] = urlencode({UNSENT_VAR: _unsent(request)})
             elif UNSENT_VAR in request.GET and site.has_permission(request):
                 text = _("Nothing was done: your session had ended before the form was sent. Please do it again.")
                 messages.warning(request, text)
-                return HttpResponseRedirect(request.path)
+                form = QueryDict(request.GET[UNSENT_VAR])
+                if reason := form.get("reason"):
+                    messages.info(request, _("The reason that you gave: “%(reason)s”") % {"reason": reason})
+                if "search" in form:
+                    return HttpResponseRedirect(self.list_url(Message, form["search"], state="all"))
+                query = QueryDict(form.get("filters", "")).urlencode()
+                # The filters are those of the list, where an action begins.
+                path = self.url(self.model) if query else request.path
+                return HttpResponseRedirect(f"{path}?{query}" if query else path)
             return served(request, *args, **kwargs)
 
         return inner

@@ -31,6 +31,7 @@ _HOME = {
     "HealthAdmin": "health_page",
     "OperationAdmin": "operation_pages",
     "AuditEventAdmin": "audit_pages",
+    "visit": "troubled",
 }
 load = at_first_use(__package__, _HOME)
 
@@ -53,7 +54,8 @@ class OnDemand(ReadOnly):
         return partial(self._visit, name)
 
     def _visit(self, view: str, /, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-        return self.page.view(view)(request, *args, **kwargs)
+        response: HttpResponseBase = load("visit")(self.page, view, request, *args, **kwargs)
+        return response
 
 
 def register(site: admin.AdminSite) -> None:

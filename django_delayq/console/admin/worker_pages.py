@@ -6,8 +6,8 @@ from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
 
-from django.contrib import admin
-from django.contrib.admin.utils import quote
+from django.contrib import admin, messages
+from django.contrib.admin.utils import quote, unquote
 from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -34,7 +34,6 @@ class WorkerAdmin(Page):
     fields = ("name", "host", "pid", "serves", "threads", "started_at", "seen_at", "state")
     readonly_fields = fields
     change_form_template = "delayq_console/worker_detail.html"
-    change_view = admin.ModelAdmin.change_view
 
     def content(self, request: HttpRequest) -> dict[str, Any]:
         data = page_data.gather()
@@ -74,6 +73,14 @@ class WorkerAdmin(Page):
             more=max(0, len(held) - 5),
             url=self.url(Worker, "change", quote(worker.name)),
         )
+
+    def change_view(self, request: HttpRequest, object_id: str, *args: Any, **kwargs: Any) -> HttpResponse:
+        self.require(request)
+        name = unquote(object_id)
+        if self.get_object(request, name) is None:
+            text = _("There is no worker %(name)s. It ended, or has been lost for more than a day.") % {"name": name}
+            return self.leave(request, self.url(Worker), text, messages.WARNING)
+        return admin.ModelAdmin.change_view(self, request, object_id, *args, **kwargs)
 
     def render_change_form(
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any

@@ -18,9 +18,9 @@ from ...core.outcomes import storable
 from ...extensions import Service
 from ...record import reads
 from ...record.sql.moves import writing
+from ..console_tuning import tuning
 from ..models import Operation, OperationState
 from ..statements import console_statements
-from ..tuning import tuning
 from .work import FREE, WORKS, OperationWork, Step, lease_from
 
 # What the name begins with under which a worker loads Redis by itself.

@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 from django.db import DatabaseError, InterfaceError
 from django.db.models import F, OuterRef, Q, QuerySet, Subquery
 from django.db.models.functions import Coalesce
-from django.db.models.lookups import LessThanOrEqual
+from django.db.models.lookups import GreaterThan, LessThanOrEqual
 
 from ...api import actions, pausing
 from ...api.actions import Action
@@ -42,11 +42,11 @@ from ...record.sql.sessions import own_transaction
 from ...record.transitions import DueTimes
 from ...restore.engine import Restore, without_redis
 from ...restore.selection import Overdue, Selection, Tally
+from ..console_tuning import timeouts, tuning
 from ..models import Operation, OperationState
 from ..search import language
 from ..search.conditions import of_states
 from ..statements import in_time
-from ..tuning import timeouts, tuning
 
 logger = logging.getLogger("django_delayq")
 
@@ -196,26 +196,26 @@ class Scope:
             read = found.values_list("pk", "moves", "state")
             found = rows.filter(pk__in=[pk for pk, n, state in read if then.get(pk) == n or state not in action.states])
         else:
-            found = found.filter(_unchanged_since(self.at), of_states(action.states))
+            found = found.filter(_unchanged_since(self.at, transitions.now(rows.db)), of_states(action.states))
         later = found.filter(due_at__gt=self.at) if action.verb.keeps_due_times else found.none()
         ids, to_come = (tuple(actions.selected(each[: tuning.most_messages + 1])) for each in (found, later))
         return Scope(ids=ids, later=to_come)
 
 
-def _unchanged_since(at: datetime) -> Q:
+def _unchanged_since(at: datetime, now: datetime) -> Q:
     """Return the condition that a message has not moved after ``at``, by its own row and by the last row of its log.
 
-    These have the time of a move, and not that of its commit.
+    These have the time of a move, and not that of its commit. A time that is still to come was written by a clock that
+    was ahead: it says nothing of the time since the question.
 
     The view of the whole log cannot answer this: joined to the messages, it reads all of them for each one.
     """
     # A value, and no EXISTS: the planner may turn that into a join, which reads the log from end to end.
     logged = Subquery(LogRow.objects.filter(message_id=OuterRef("pk")).order_by("-number").values("at")[:1])
+    moved = Coalesce(logged, F("created_at"))
     return Q(
-        Q(claimed_at__isnull=True) | Q(claimed_at__lte=at),
-        Q(finished_at__isnull=True) | Q(finished_at__lte=at),
-        LessThanOrEqual(Coalesce(logged, F("created_at")), at),
-        created_at__lte=at,
+        *(~Q(**{f"{name}__gt": at, f"{name}__lte": now}) for name in ("created_at", "claimed_at", "finished_at")),
+        LessThanOrEqual(moved, at) | GreaterThan(moved, now),
     )
 
 

@@ -23,9 +23,9 @@ from ...core.outcomes import storable
 from ...core.states import FINAL, LIVE, State
 from ...core.values import row_id
 from ...models import Message
+from ..console_tuning import timeouts, tuning
 from ..statements import in_time
 from ..statements.portable_console import Scalar
-from ..tuning import timeouts, tuning
 from . import periods
 from .conditions import ALL_STATES, NOTHING, SCHEDULED, PayloadHas, limited, of_states, overdue
 from .texts import exact_error_text, quoted, term_text

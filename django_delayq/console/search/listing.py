@@ -39,8 +39,8 @@ from ...inspector.waiting import first_ids
 from ...models import Message
 from ...record.sql import statements
 from ...record.sql.expressions import QUEUES
+from ..console_tuning import timeouts, tuning
 from ..statements import TooSlow, in_time, statement_timeout
-from ..tuning import timeouts, tuning
 from .conditions import SCHEDULED, limited, of_states, overdue
 from .language import Search
 

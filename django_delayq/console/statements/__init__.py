@@ -1,25 +1,76 @@
-"""The console's SQL that depends on the database's vendor."""
+"""The console's SQL that depends on the database's vendor, and how long the statements of a page may take."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import TypeVar, TypeVarTuple
 
-from django.db import connections
+from django.db import OperationalError, connections
 
-from ...record.sql.sessions import TooSlow, statement_timeout
+from ...record.sql import sessions
+from ...record.sql.sessions import TooSlow
+from ..console_tuning import timeouts
 from .portable_console import PortableConsole
 from .postgresql_console import PostgreSQLConsole
 
-__all__ = ["TooSlow", "console_statements", "in_time", "statement_timeout"]
+__all__ = ["OutOfTime", "TooSlow", "answering_within", "console_statements", "in_time", "statement_timeout"]
+
+# PostgreSQL's code of a statement that waited for a lock for too long.
+LOCK_NOT_AVAILABLE = "55P03"
 
 T = TypeVar("T")
 Given = TypeVarTuple("Given")
+
+# When the page that this thread makes has to be there, by the monotonic clock; None: no limit.
+_end: ContextVar[float | None] = ContextVar("django_delayq_page_end", default=None)
+
+
+class OutOfTime(TooSlow):
+    """Other parts of the page took the time: this one alone may be fast."""
 
 
 def console_statements(using: str) -> PortableConsole:
     """Return the console's statements for the database behind an alias."""
     return (PostgreSQLConsole if connections[using].vendor == "postgresql" else PortableConsole)(using)
+
+
+@contextmanager
+def answering_within(milliseconds: int) -> Iterator[None]:
+    """Let all that has a time limit inside take no longer than this in all: many parts of a page may be slow."""
+    token = _end.set(time.monotonic() + milliseconds / 1000)
+    try:
+        yield
+    finally:
+        _end.reset(token)
+
+
+@contextmanager
+def statement_timeout(using: str, milliseconds: int) -> Iterator[None]:
+    """Raise ``TooSlow`` when a statement inside takes longer than ``milliseconds``, or the page has no time left.
+
+    What a reader waits for, with ``timeouts.count`` or longer, may outlast the page's time, but waits for no lock then.
+    """
+    left = milliseconds if (end := _end.get()) is None else int((end - time.monotonic()) * 1000)
+    if left <= 0:
+        raise OutOfTime
+    is_long = milliseconds >= timeouts.count
+    try:
+        with (
+            sessions.lock_timeout(left) if left < milliseconds and is_long else nullcontext(),
+            sessions.statement_timeout(using, milliseconds if is_long else min(milliseconds, left)),
+        ):
+            yield
+    except TooSlow as error:
+        if left < milliseconds and not is_long:
+            raise OutOfTime from error
+        raise
+    except OperationalError as error:
+        if getattr(error.__cause__, "sqlstate", None) == LOCK_NOT_AVAILABLE:
+            raise TooSlow from error
+        raise
 
 
 def in_time(using: str, milliseconds: int, read: Callable[[*Given], T], *given: *Given) -> T | None:

@@ -11,8 +11,8 @@ from typing import Any, ClassVar, NamedTuple
 from django.db import connections
 
 from ...record.sql.expressions import QUEUES
+from ..console_tuning import tuning
 from ..models import Rollup
-from ..tuning import tuning
 
 
 class PortableConsole:

@@ -25,7 +25,7 @@ class PostgreSQLConsole(PortableConsole):
         """Ask for the due time alone.
 
         The planner takes state and due time for independent, and they are not: most finished rows were due in the
-        past, and most rows with a future due time are scheduled.
+        past, and most rows with a future due time are scheduled. So no span may begin before now.
         """
         if not spans:
             return {}

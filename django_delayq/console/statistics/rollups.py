@@ -15,10 +15,10 @@ from ...record import reads
 from ...record.sql.moves import writing
 from ...record.sql.rows import Claimed, Moved
 from ...signals import MessageFacts
+from ..console_tuning import tuning
 from ..models import Rollup
 from ..statements import console_statements
 from ..statements.portable_console import RollupKey
-from ..tuning import tuning
 
 logger = logging.getLogger("django_delayq")
 

@@ -12,8 +12,8 @@ from ...inspector.stats import overdue_cutoff
 from ...inspector.waiting import may_be_more, read_due
 from ...record import admission
 from ...record.sql import statements
+from ..console_tuning import tuning
 from ..statements import console_statements
-from ..tuning import tuning
 from .throughput import ORIGIN, WINDOWS, floor
 
 
@@ -56,38 +56,44 @@ class Upcoming:
         return [topic for topic, _number in sorted(found.items(), key=lambda item: (-item[1], item[0]))[:most]]
 
 
-def count_upcoming(
-    using: str, window: str, now: datetime, overdue_known: Capped = NONE, *, bar_cap: int | None = None
-) -> Upcoming:
+def count_upcoming(using: str, window: str, now: datetime, overdue_known: Capped = NONE) -> Upcoming:
     """Count the messages that fall due in each bar of the window.
 
     ``overdue_known`` is the number of overdue messages if it is known already: a backlog has more of them than are
-    counted for a bar. ``bar_cap`` is the most rows that are counted in a bar, by default that of ``tuning``.
+    counted for a bar.
     """
     size = timedelta(seconds=WINDOWS[window].seconds)
     late = overdue_cutoff(now)
     begin = floor(now, size)
     overdue = Bar(None, late)
     bars = [Bar(begin + place * size, begin + (place + 1) * size) for place in range(WINDOWS[window].steps)]
-    counted, start = [overdue, *bars], ORIGIN
+    # The first bar has also what is due, but not overdue yet. Most of what fell due before it has been delivered.
+    bars[0].start = late
+    counted = [overdue, *bars]
     if closed := admission.full_lately(using):
         # The overdue ones are told from those that wait for limits.
         _count_overdue(using, closed, now, overdue)
-        counted, start = bars, late
-    # Each begins where the one before ends: the first bar has also what is due, but not overdue yet.
-    starts = [start, *(bar.end for bar in counted)]
-    queues = len(statements(using).queues())
-    whole = bar_cap or tuning.bar_rows
-    cap = _share(whole, min(whole, tuning.bar_rows // 3), queues)
-    # The rows whose topics are read are all over the table: each of them costs a read of a page.
-    sample = _share(tuning.bar_rows // 10, tuning.bar_rows // 60, queues)
-    spans = [(start, bar.end) for start, bar in zip(starts, counted, strict=False)]
-    for found in console_statements(using).count_due(spans, cap, sample):
-        _add(counted[found.place], capped(found.number, cap), found.topics)
+        counted = bars
+    queues = max(1, len(statements(using).queues()))
+    whole = tuning.bar_rows
+    _count(using, counted, _share(whole, whole // 3, queues), queues)
+    if full := [bar for bar in bars if bar.number.more]:
+        _count(using, full, max(_share(whole, whole // 3, queues), tuning.recounted // len(full) // queues), queues)
     if overdue.number.more and overdue_known.count > overdue.number.count > 0:
         _scale(overdue, overdue_known)
     _estimate(using, [bar for bar in bars if bar.number.more])
     return Upcoming(window, overdue, bars)
+
+
+def _count(using: str, bars: Sequence[Bar], cap: int, queues: int) -> None:
+    """Count the messages of these bars anew, of each queue up to the cap."""
+    for bar in bars:
+        bar.number, bar.topics = NONE, Counter()
+    # The rows whose topics are read are all over the table: each of them costs a read of a page.
+    sample = _share(tuning.bar_rows // 10, tuning.bar_rows // 60, queues)
+    spans = [(bar.start or ORIGIN, bar.end) for bar in bars]
+    for found in console_statements(using).count_due(spans, cap, sample):
+        _add(bars[found.place], capped(found.number, cap), found.topics)
 
 
 def _count_overdue(using: str, closed: Collection[str], now: datetime, bar: Bar) -> None:

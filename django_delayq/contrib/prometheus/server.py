@@ -46,9 +46,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_delayq")
 
-# A client is dropped that has a process wait for this long in all, while it sends its request and takes the answer: it
-# keeps others waiting. Seconds.
-CLIENT_TIMEOUT = 5.0
 # How often a process looks whether it is to end. Seconds.
 LOOK_INTERVAL = 0.5
 # The file of metrics that a process has just made is empty for a moment. It is read again at most this many times.
@@ -124,9 +121,9 @@ class Metrics(Counting):
 class _Client(io.RawIOBase):
     """Reads from a client and writes to it. It has one deadline for both, which stands still while neither is done."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, timeout: float) -> None:
         self._connection = connection
-        self._left = CLIENT_TIMEOUT
+        self._left = timeout
 
     def readable(self) -> bool:
         return True
@@ -163,7 +160,7 @@ class _Handler(WSGIRequestHandler):
     def setup(self) -> None:
         super().setup()
         self.rfile.close()
-        client = _Client(self.connection)
+        client = _Client(self.connection, cast("_Server", self.server).client_timeout)
         self.rfile = io.BufferedReader(client)
         # It writes all that it is given at once, as the writer does that it replaces.
         self.wfile = cast("io.BufferedIOBase", client)
@@ -175,7 +172,8 @@ class _Handler(WSGIRequestHandler):
 class _Server(WSGIServer):
     """A server on a socket that listens already."""
 
-    def __init__(self, listener: socket.socket, registry: CollectorRegistry) -> None:
+    def __init__(self, listener: socket.socket, registry: CollectorRegistry, client_timeout: float) -> None:
+        self.client_timeout = client_timeout
         super().__init__(listener.getsockname()[:2], _Handler, bind_and_activate=False)
         self.socket.close()
         self.socket = listener
@@ -190,13 +188,17 @@ class _Server(WSGIServer):
 
 
 class MetricsServer(Service):
-    """Answers one request at a time, in a thread of its own."""
+    """Answers one request at a time, in a thread of its own.
+
+    A client that has the process wait for more than ``client_timeout`` (seconds) in all, while it sends its request and
+    takes the answer, is dropped: it keeps others waiting.
+    """
 
     name = "metrics server"
     thread = "metrics"
 
-    def __init__(self, listener: socket.socket, registry: CollectorRegistry) -> None:
-        self._server = _Server(listener, registry)
+    def __init__(self, listener: socket.socket, registry: CollectorRegistry, client_timeout: float = 5.0) -> None:
+        self._server = _Server(listener, registry, client_timeout)
 
     def tick(self) -> float:
         """Wait for a request for a moment, and answer it."""
@@ -206,15 +208,18 @@ class MetricsServer(Service):
 
 # --- gauges -----------------------------------------------------------------------------------------------------------
 
-# A statement that takes longer is stopped, and Redis is taken for unreachable when it takes longer to answer.
-TIMEOUT_MS = 2000
-
 
 class Gauges:
-    """Reads the gauges of one database alias."""
+    """Reads the gauges of one database alias.
 
-    def __init__(self, using: str) -> None:
+    A statement that takes longer than ``timeout`` (seconds) is stopped, and Redis counts as unreachable when it takes
+    longer to answer. ``most_queues`` have gauges of their own.
+    """
+
+    def __init__(self, using: str, timeout: float = 2.0, most_queues: int = MOST_QUEUES) -> None:
         self.using = using
+        self._timeout = timeout
+        self._most_queues = most_queues
 
     def collect(self) -> Iterator[Metric]:
         """Yield the gauges. Those that cannot be read are left out; ``delayq_database_up`` and its like say so."""
@@ -227,19 +232,19 @@ class Gauges:
             connections[self.using].close()
         yield GaugeMetricFamily("delayq_database_up", "1 when the database answers in time.", value=bool(found))
         yield from found
-        broker = index(self.using, timeout=TIMEOUT_MS / 1000)
+        broker = index(self.using, timeout=self._timeout)
         if broker is not None:
             yield from self._read_redis(broker)
 
     def _read_record(self) -> list[Metric]:
-        with statement_timeout(self.using, TIMEOUT_MS):
+        with statement_timeout(self.using, int(self._timeout * 1000)):
             snapshot = take_snapshot(self.using)
             paused = pausing.paused(self.using)
             dead = stats.count_capped(Message.objects.using(self.using).filter(state=State.DEAD), CAPS.rows)
             alive = stats.alive(self.using, snapshot.at)
             holders = oldest(statements(self.using).snapshot_holders() or [])
         return [
-            *_of_queues(snapshot, set(paused)),
+            *_of_queues(snapshot, set(paused), self._most_queues),
             _of_holders(holders),
             GaugeMetricFamily(
                 "delayq_scheduled_messages_estimate",
@@ -280,8 +285,8 @@ class Gauges:
         )
 
 
-def _of_queues(snapshot: Snapshot, paused: set[str]) -> list[Metric]:
-    """Return the gauges of each queue. Queues beyond the limit share the label ``other``."""
+def _of_queues(snapshot: Snapshot, paused: set[str], most: int) -> list[Metric]:
+    """Return the gauges of each queue. Queues beyond ``most`` share the label ``other``."""
     about = {
         "delayq_scheduled_messages": "Scheduled messages, counted up to 10,000 in each queue.",
         "delayq_limited_messages": "Messages that wait for a limit, counted up to 10,000 in each queue.",
@@ -295,7 +300,7 @@ def _of_queues(snapshot: Snapshot, paused: set[str]) -> list[Metric]:
     sums: dict[str, list[float]] = {}
     for place, queue in enumerate(sorted({*snapshot.queues, *paused})):
         numbers = _numbers(snapshot.queues.get(queue, QueueSnapshot()), snapshot.at, queue in paused)
-        label = queue if place < MOST_QUEUES else OTHER
+        label = queue if place < most else OTHER
         before = sums.setdefault(label, [0.0] * len(families))
         combined = [*map(sum, zip(before[:4], numbers[:4], strict=True)), *map(max, before[4:], numbers[4:])]
         sums[label] = combined

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from django.contrib.auth.models import User
@@ -26,13 +27,14 @@ from django_delayq.console.operations import work
 from django_delayq.core.states import State
 from django_delayq.core.verbs import VERBS
 from django_delayq.models import Message, Transition
+from django_delayq.models.messages import LogRow
 from django_delayq.record import crashes, transitions
 from tests.support import referring
 from tests.support.transactions import unfinished
 from tests.support.unguarded import unguarded
 
 from . import samples
-from .asking import ACTIONS, GIVEN, UNSENT, answer, ask, ask_for_search, confirm, select, worked_off
+from .asking import ACTIONS, GIVEN, UNSENT, answer, ask, ask_for_search, confirm, select, started, worked_off
 
 pytestmark = pytest.mark.django_db
 
@@ -239,6 +241,30 @@ def test_many_messages_need_their_number_and_a_worker(chief: Client, tuned: Call
     assert (last.actor, last.reason) == ("user:cora", "too many")
 
 
+def test_a_search_and_its_reason_outlast_the_end_of_the_session(chief: Client, boss: Client) -> None:
+    message = samples.scheduled(key="order-1")
+    query = "?state=all&q=key%3Aorder-1"
+    asked = select(chief, "cancel", message, query=query)
+    chief.logout()
+    for response in (answer(chief, "cancel", asked), ask_for_search(chief, "cancel", "key:order-1")):
+        where = response.context["next"] if response.context else parse_qs(urlsplit(response.url).query)["next"][0]
+        page = boss.get(where, follow=True)
+        found = page.context["cl"]
+        assert found.asked.box.text == "key:order-1"
+        assert [row.pk for row in found.result_list] == [message.pk]
+
+
+def test_messages_that_a_clock_ahead_has_written_count_as_they_were(chief: Client) -> None:
+    messages = samples.many(3)
+    ids, ahead = [message.pk for message in messages], transitions.now(samples.DB) + timedelta(hours=1)
+    unguarded(Message).filter(pk__in=ids).update(created_at=ahead)
+    unguarded(LogRow).filter(message_id__in=ids).update(at=ahead)
+    operation = started(chief, "cancel", "state:scheduled")
+    assert operation.outcomes == {}
+    worked_off()
+    assert {samples.fresh(message).state for message in messages} == {State.CANCELLED}
+
+
 def test_an_answer_after_the_end_of_the_session_is_told_to_be_lost(operator: Client) -> None:
     message = samples.scheduled()
     asked = ask(operator, "cancel", message)
@@ -251,23 +277,21 @@ def test_an_answer_after_the_end_of_the_session_is_told_to_be_lost(operator: Cli
     said = operator.post(
         login.redirect_chain[0][0], {"username": "otto", "password": "secret", "next": following}, follow=True
     )
-    assert samples.said(said) == [UNSENT]
+    assert samples.said(said) == [UNSENT, "The reason that you gave: “because”"]
     assert said.redirect_chain[-1][0] == reverse(samples.LIST)
     assert samples.fresh(message).state == State.SCHEDULED
     # The note is not repeated.
     assert samples.said(operator.get(reverse(samples.LIST))) == []
 
 
-def test_a_question_holds_good_for_a_while_only(
-    operator: Client, monkeypatch: pytest.MonkeyPatch, tuned: Callable[..., None]
-) -> None:
+def test_a_question_holds_good_for_a_while_only(operator: Client, tuned: Callable[..., None]) -> None:
     message = samples.scheduled()
     asked = ask(operator, "cancel", message)
     tuned(question_valid=timedelta(seconds=-1))
     again = answer(operator, "cancel", asked)
     assert "This page was shown some time ago." in samples.text(again)
     assert samples.fresh(message).state == State.SCHEDULED
-    monkeypatch.undo()
+    tuned(question_valid=timedelta(minutes=10))
     answer(operator, "cancel", again)
     assert samples.fresh(message).state == State.CANCELLED
 

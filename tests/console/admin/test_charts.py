@@ -37,6 +37,22 @@ def test_bars_are_stacked_from_the_ground_in_the_order_of_the_series() -> None:
     assert float(high.get("y", "")) + heights[1] == pytest.approx(float(low.get("y", "")), abs=0.2)
 
 
+def test_a_column_that_is_set_apart_does_not_set_the_axis() -> None:
+    html = draw(Column("Overdue", [9000, 1000], alert=True), Column("10:00", [10, 0]), Column("10:05", [5, 0]))
+    high, low = (float(rect.get("height", "")) for rect in found(html, "rect", "dq-fill-0")[:2])
+    assert high == pytest.approx(2 * low, abs=0.3)
+    assert high > charts.HEIGHT / 2
+    assert min(float(rect.get("y", "")) for rect in found(html, "rect", "dq-fill-bad")) >= 0
+    assert len(found(html, "rect", "dq-cut-bar")) == 1
+    alone = draw(Column("Overdue", [9000], alert=True), Column("10:00", [0]), series=("a",))
+    assert not found(alone, "rect", "dq-cut-bar")
+
+
+def test_a_chart_that_scrolls_can_be_focused() -> None:
+    [region] = found(draw(Column("10:00", [1, 2])), "div", "dq-chart-scroll")
+    assert (region.get("tabindex"), region.get("role"), region.get("aria-label")) == ("0", "region", "Title")
+
+
 def test_an_image_has_a_name_and_a_group_of_links_too() -> None:
     for columns, role in (([Column("10:00", [1])], "img"), ([Column("10:00", [1], url="/")], "group")):
         [svg] = [one for one in tree(draw(*columns, series=("a",))).iter("svg") if one.get("role")]

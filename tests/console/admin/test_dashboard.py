@@ -30,12 +30,14 @@ from django_delayq.console.statements import TooSlow
 from django_delayq.console.statistics import throughput, upcoming
 from django_delayq.core import bounds, clock, in_tests
 from django_delayq.core.findings import Level
+from django_delayq.core.states import State
 from django_delayq.inspector import stats, worker_list
 from django_delayq.inspector.numbers import Capped, Caps, total
 from django_delayq.models import Message
 from django_delayq.record import reads
 from testproject.servers import RedisServer
 from tests.support.names import NAME, Names
+from tests.support.unguarded import unguarded
 
 from . import samples
 from .samples import fill, worker
@@ -208,12 +210,48 @@ def test_all_queues_are_in_it_and_the_rare_topics_are_one() -> None:
     assert not found.sampled
 
 
-def test_a_full_bar_is_a_guess_or_a_limit() -> None:
+@pytest.mark.parametrize("state", [State.CONSUMED, State.CANCELLED])
+def test_a_full_bar_counts_only_what_still_waits(tuned: Callable[..., None], state: State) -> None:
+    """Of the half hour that has begun most is over: consumed before now, or cancelled before it was due."""
+    tuned(bar_rows=10)
+    now = datetime(2050, 3, 4, 12, 20, tzinfo=UTC)
+    times = {State.CONSUMED: now - timedelta(minutes=15), State.CANCELLED: now + timedelta(minutes=5)}
+    over = samples.many(500, delay="1h")
+    ends = {"state": state, "finished_at": now, "due_at": times[state]}
+    unguarded(Message).filter(pk__in=[message.pk for message in over]).update(**ends)
+    waiting = samples.many(30, delay="1h")
+    unguarded(Message).filter(pk__in=[message.pk for message in waiting]).update(due_at=now + timedelta(minutes=5))
+    if connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            cursor.execute("ANALYZE delayq_message")
+    found = upcoming.count_upcoming(samples.DB, "day", now)
+    assert found.bars[0].number == Capped(30)
+    assert found.peak is found.bars[0]
+    assert found.bars[0].start == found.overdue.end
+
+
+@pytest.mark.postgresql("estimates what was not counted")
+def test_the_estimate_of_the_first_bar_begins_now(tuned: Callable[..., None]) -> None:
+    tuned(bar_rows=10, recounted=10)
+    now = datetime(2050, 3, 4, 12, 20, tzinfo=UTC)
+    over, waiting = samples.many(500, delay="1h"), samples.many(30, delay="1h")
+    ends = {"state": State.CONSUMED, "finished_at": now, "due_at": now - timedelta(minutes=15)}
+    unguarded(Message).filter(pk__in=[message.pk for message in over]).update(**ends)
+    unguarded(Message).filter(pk__in=[message.pk for message in waiting]).update(due_at=now + timedelta(minutes=5))
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE delayq_message")
+    found = upcoming.count_upcoming(samples.DB, "day", now)
+    assert found.bars[0].number.about
+    assert 10 < found.bars[0].number.count < 100
+
+
+def test_a_full_bar_is_a_guess_or_a_limit(tuned: Callable[..., None]) -> None:
+    tuned(bar_rows=5, recounted=5)
     schedule(12)
     if connection.vendor == "postgresql":
         with connection.cursor() as cursor:
             cursor.execute("ANALYZE delayq_message")
-    found = upcoming.count_upcoming(samples.DB, "day", ago(seconds=0), bar_cap=5)
+    found = upcoming.count_upcoming(samples.DB, "day", ago(seconds=0))
     peak = found.peak
     assert peak is not None
     if connection.vendor == "postgresql":
@@ -497,6 +535,12 @@ def test_a_panel_that_gets_no_answer_says_so_and_spoils_no_other(
     assert complaining == regions
     assert ("took longer than" in page.content.decode()) == (fault is slow)
     assert viewer.get(URL).status_code == 200
+
+
+def test_a_worker_that_is_gone_leads_to_the_others(viewer: Client) -> None:
+    response = viewer.get(samples.admin_url("worker_change", "gone"), follow=True)
+    assert response.redirect_chain == [(WORKERS, 302)]
+    assert samples.said(response) == ["There is no worker gone. It ended, or has been lost for more than a day."]
 
 
 def test_workers_that_cannot_be_read_are_not_none(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ def died(topic: str = samples.TOPIC, error: str = "ValueError: no", ago: timedel
     return samples.fresh(message)
 
 
-def groups(client: Client, table: str) -> dict[tuple[str, str | None], Any]:
+def groups(client: Client, table: str) -> dict[tuple[str | None, str | None], Any]:
     response = client.get(reverse(PAGE))
     assert response.status_code == 200
     return {(shown.group.topic, shown.group.error): shown.group for shown in response.context[table]}
@@ -67,10 +67,30 @@ def test_dead_letters_are_grouped_by_topic_and_by_kind_of_error(viewer: Client) 
     assert (whole.first, whole.last) == (first.finished_at, last.finished_at)
     errors = groups(viewer, "errors")
     assert {key: group.count for key, group in errors.items()} == {
-        ("t.a", "TimeoutError: …"): 3,
-        ("t.a", "ValueError: no"): 1,
-        ("t.b", "ValueError: no"): 1,
+        (None, "TimeoutError: …"): 3,
+        (None, "ValueError: no"): 2,
     }
+    of_no = errors[None, "ValueError: no"]
+    assert [(group.topic, group.count) for group in of_no.topics] == [("t.b", 1), ("t.a", 1)]
+
+
+def test_an_error_of_many_topics_is_one_row_that_leads_to_each_of_them(viewer: Client) -> None:
+    for number in range(3):
+        for error in ("ValueError: no", "TimeoutError"):
+            died(f"t.{number}", error)
+    response = viewer.get(reverse(PAGE))
+    assert [(row.group.error, row.group.count) for row in response.context["errors"]] == [
+        ("TimeoutError", 3),
+        ("ValueError: no", 3),
+    ]
+    assert "3 topics" in samples.text(response)
+    html = unescape(response.content.decode())
+    for row in response.context["errors"]:
+        assert row.group.recent["1h"] == 3
+        for topic, number, url in row.topics:
+            assert url in html
+            found = viewer.get(url).context["cl"].result_list
+            assert [(message.topic, message.error) for message in found] == [(topic, row.group.error)] * number
 
 
 def test_the_newest_burst_is_on_top_and_errors_come_before_topics(viewer: Client) -> None:
@@ -129,13 +149,22 @@ def test_dead_letters_are_chosen_by_queue_and_time(chief: Client) -> None:
 def test_a_requeue_touches_its_group_alone(chief: Client, error: str) -> None:
     mine = [died("t.a", error) for _number in range(2)]
     others = [died("t.a", f"{error}."), died("t.a", f"x{error}"), died("t.ab", error), died("t.b", error)]
-    response = press(chief, "requeue", groups(chief, "errors")["t.a", error], reason="repaired")
+    [group] = [group for group in groups(chief, "errors")[None, error].topics if group.topic == "t.a"]
+    response = press(chief, "requeue", group, reason="repaired")
     assert samples.said(response)
     worked_off()
     assert [samples.fresh(message).state for message in mine] == [State.SCHEDULED] * 2
     assert [samples.fresh(message).state for message in others] == [State.DEAD] * 4
     event = AuditEvent.objects.get()
     assert (event.action, event.reason) == ("requeue", "repaired")
+
+
+def test_a_requeue_of_an_error_reaches_all_of_its_topics(chief: Client) -> None:
+    mine, other = [died("t.a"), died("t.b")], died("t.a", "TimeoutError")
+    press(chief, "requeue", groups(chief, "errors")[None, "ValueError: no"], reason="repaired")
+    worked_off()
+    assert [samples.fresh(message).state for message in mine] == [State.SCHEDULED] * 2
+    assert samples.fresh(other).state == State.DEAD
 
 
 def test_a_whole_topic_is_purged_after_its_number_was_typed(chief: Client) -> None:

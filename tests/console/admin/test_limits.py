@@ -14,11 +14,11 @@ from django_delayq.console.admin import panels
 from django_delayq.console.statistics.upcoming import count_upcoming
 from django_delayq.inspector.numbers import Capped
 from django_delayq.models import Message
-from django_delayq.project import registry
-from django_delayq.record import admission, reads
+from django_delayq.record import admission, transitions
 from django_delayq.record.sql.rows import Ticket
 from tests.support.limits import Declare, claim_limited
 from tests.support.statements import count_statements
+from tests.support.unguarded import forget_handlers
 
 from . import asking, samples
 from .samples import DB, TOPIC, late, text, why, worker
@@ -79,7 +79,7 @@ def test_the_explanation_tells_the_next_slot_of_a_rate(viewer: Client, declare: 
     declare(TOPIC, rate="60/h", burst=2)
     *_begun, last = in_line(3)
     assert re.search(
-        rf"waits for {LINE} \(one in 1 m, 2 together; next slot in ([345]\d\.\d s|60\.0 s|1 m)\)", why(viewer, last)
+        rf"waits for {LINE} \(60 an hour, 2 together; next slot in ([345]\d\.\d s|60\.0 s|1 m)\)", why(viewer, last)
     )
 
 
@@ -205,7 +205,7 @@ def test_queues_and_dashboard_count_limited_messages_and_do_not_call_them_overdu
 def test_limited_messages_are_not_overdue_among_those_that_come() -> None:
     free = schedule_message("other")
     late(*in_line(3)[1:], free, seconds=3600)
-    now = reads.now(DB)
+    now = transitions.now(DB)
     found = count_upcoming(DB, "hour", now, Capped(1))
     assert (found.overdue.number, found.overdue.topics) == (Capped(1), {"other": 1})
     assert cancel_message(free)
@@ -235,7 +235,7 @@ def test_the_limits_page_lists_what_runs_and_what_waits_the_longest_lines_first(
     assert shown[:2] == [(f"{LINE} key longer", "1 of 1 run", "1", "3"), (f"{LINE} key k", "1 of 1 run", "1", "2")]
     assert set(shown[2:]) >= {
         (f"{LINE} key runs", "1 of 1 run", "1", "0"),
-        ("queue mail", "one in 1.0 s, 5 together", "0", "0"),
+        ("queue mail", "60 a minute, 5 together", "0", "0"),
     }
     assert "Messages wait for 2 limits." in text(answer)
 
@@ -256,6 +256,6 @@ def test_the_numbers_of_the_limits_page_lead_to_as_many(viewer: Client, declare:
             assert not url or len(viewer.get(url).context["cl"].result_list) == int(number)
 
 
-def test_the_page_without_limits_says_how_to_declare_one(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "declared", {})
+def test_the_page_without_limits_says_how_to_declare_one(viewer: Client) -> None:
+    forget_handlers()
     assert "There are no limits." in text(viewer.get(samples.admin_url("limits_changelist")))

@@ -18,12 +18,12 @@ from django.urls import reverse
 from django.utils import timezone
 
 from django_delayq.api.actions import ACTIONS
+from django_delayq.console.console_tuning import tuning
 from django_delayq.console.models import AuditEvent, Operation
 from django_delayq.console.operations import lifecycle, work
 from django_delayq.console.operations.lifecycle import OperationRunner
 from django_delayq.console.operations.work import OperationWork, Scope, Step
 from django_delayq.console.search.language import parse
-from django_delayq.console.tuning import tuning
 from django_delayq.core.actors import acting_as
 from django_delayq.core.exceptions import BrokerUnavailable
 from django_delayq.models import Message

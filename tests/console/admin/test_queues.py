@@ -159,6 +159,82 @@ def test_a_queue_is_resumed_slowly(chief: Client) -> None:
     assert events.latest("pk") == ("user:cora", "resume", "mail", "the bank is back", operation.pk)
 
 
+def stop_of(page: Any) -> str:
+    """Return the name of the field by which a form stops the operation that is under way."""
+    [name] = [name for name in page.context["form"].fields if name.startswith("stop_")]
+    return str(name)
+
+
+def test_a_second_gentle_resume_names_the_first_and_replaces_it_only_when_asked(chief: Client) -> None:
+    pause_queue("mail")
+    due = many(4, queue="mail", delay=0)
+    chief.post(url("resume"), {"spread": "40m"})
+    first = Operation.objects.get()
+    page = chief.get(url("resume"))
+    told = f"Operation #{first.pk} by user:cora spreads the due messages over 40 m, then resumes the queue."
+    assert told in text(page)
+    for given in ({"spread": "4m"}, {}):
+        assert told in text(chief.post(url("resume"), given))
+        assert Operation.objects.count() == 1
+        assert pausing.paused(DB)
+    answer = chief.post(url("resume"), {"spread": "4m", stop_of(page): "on"}, follow=True)
+    second = Operation.objects.latest("pk")
+    assert said(answer)[0].startswith(f"Operation #{second.pk} is queued")
+    first.refresh_from_db()
+    assert first.state == "stopped"
+    assert pausing.paused(DB)["mail"].paused_by == f"run #{second.pk}"
+    worked_off()
+    assert not pausing.paused(DB)
+    times = [fresh(message).due_at for message in due]
+    assert [at - times[0] for at in times] == [timedelta(minutes=number) for number in range(4)]
+    assert ("stop", first.pk) in AuditEvent.objects.values_list("action", "operation")
+
+
+def test_a_resume_at_once_stops_a_gentle_one_only_when_asked(chief: Client) -> None:
+    pause_queue("mail")
+    many(4, queue="mail", delay=0)
+    chief.post(url("resume"), {"spread": "40m"})
+    worker(queues=("mail",))
+    page = chief.get(url("resume"))
+    answer = chief.post(url("resume"), {stop_of(page): "on"}, follow=True)
+    assert said(answer) == ["Queue mail is resumed: workers start its messages within about a second."]
+    assert Operation.objects.get().state == "stopped"
+    assert not pausing.paused(DB)
+
+
+def test_who_may_not_spread_stops_no_gentle_resume(chief: Client, pauser: Client) -> None:
+    pause_queue("mail")
+    many(4, queue="mail", delay=0)
+    chief.post(url("resume"), {"spread": "40m"})
+    first = Operation.objects.get()
+    for given in ({}, {f"stop_{first.pk}": "on"}):
+        assert f"Operation #{first.pk} by user:cora" in text(pauser.post(url("resume"), given))
+    assert pausing.paused(DB)
+    assert fresh_operation(first).state == "queued"
+
+
+def test_what_somebody_else_started_meanwhile_is_not_stopped(chief: Client) -> None:
+    pause_queue("mail")
+    many(4, queue="mail", delay=0)
+    chief.post(url("resume"), {"spread": "40m"})
+    page = chief.get(url("resume"))
+    chief.post(url("resume"), {"spread": "4m", stop_of(page): "on"})
+    second = Operation.objects.latest("pk")
+    assert f"Operation #{second.pk} by" in text(chief.post(url("resume"), {"spread": "1m", stop_of(page): "on"}))
+    assert fresh_operation(second).state == "queued"
+
+
+def fresh_operation(operation: Operation) -> Operation:
+    return Operation.objects.get(pk=operation.pk)
+
+
+def test_a_spread_of_no_time_is_not_taken_for_at_once(chief: Client) -> None:
+    pause_queue("mail")
+    many(4, queue="mail", delay=0)
+    assert "Give a longer time" in text(chief.post(url("resume"), {"spread": "0s"}))
+    assert pausing.paused(DB)
+
+
 @pytest.mark.parametrize("number", [None, 0, 1], ids=["too many to count", "none", "one"])
 def test_a_spread_that_was_asked_for_is_kept(chief: Client, monkeypatch: Any, number: int | None) -> None:
     pause_queue("mail")

@@ -1,0 +1,122 @@
+"""The numbers by which the console works: how long a statement may take, and how much a page reads, counts and keeps.
+
+All pages and operations read the two objects of this module, ``timeouts`` and ``tuning``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+
+@dataclass(slots=True)
+class Timeouts:
+    """How long one statement of a page may take, in milliseconds. A page without an answer by then does without it."""
+
+    # The rows of a list: with the nearest rows and the counts beside them, the list is there in about half a second.
+    rows: int = 200
+    # Counts and offers beside the rows, which a page can do without.
+    beside: int = 200
+    # A panel, or a page that is read as a whole.
+    page: int = 1000
+    # All that a page reads before it is there: what is not read by then is left out.
+    answer: int = 1500
+    # The count before a question or an operation: how many messages begin, and what a restore would find.
+    count: int = 5000
+    # What a user asked for and waits for: the exact count, the action on a few messages, the longer search, the export.
+    long: int = 15_000
+
+
+@dataclass(slots=True)
+class ConsoleTuning:
+    """Numbers without another unit are numbers of rows."""
+
+    # --- pages --------------------------------------------------------------------------------------------------------
+
+    # A page counts, pages through, groups, or takes for one action this many rows at most.
+    counted: int = 10_000
+    # A panel that was read is shown for this long before it is read again. Seconds.
+    panel_kept: float = 2.5
+    # What seldom changes (migrations, row security, the size of the table) is shown for this long. Seconds.
+    slow_panel_kept: float = 30.0
+    # A process keeps this many panels; each has a few variants.
+    panels: int = 200
+    # The part of its memory from which on a Redis that evicts nothing is called almost full.
+    memory_share: float = 0.9
+    # A page shows this many characters of a payload.
+    payload_characters: int = 65_536
+    # The list shows a payload of this size, as it is stored, or smaller. Bytes.
+    small_payload: int = 16_384
+    # The page of a message shows this many transitions: the latest ones.
+    steps_shown: int = 200
+    # A file of an export has this many messages at most.
+    exported: int = 100_000
+    # An export reads this many messages at a time.
+    export_batch: int = 500
+    # Each bar of a histogram counts this many rows, shared by the queues.
+    bar_rows: int = 300
+    # The bars that have more share this many rows, of which they are counted again. PostgreSQL estimates what has more.
+    recounted: int = 50_000
+
+    # --- searches -----------------------------------------------------------------------------------------------------
+
+    # The longest search, in characters.
+    search_characters: int = 10_000
+    # One search has this many terms at most.
+    search_terms: int = 30
+    # One term has this many ids at most.
+    term_ids: int = 1000
+    # A path into payloads has this many names at most: the database and Python read nested values by recursion.
+    path_names: int = 32
+    # Beside a page, this many rows of each index are counted: each may cost a read of the table.
+    counted_of_index: int = 2000
+    # When the search of all rows took too long, this many rows of each index are searched.
+    nearest_rows: int = 5000
+    # The first rows of this many queues are merged: of each queue, only the rows before the last one of the page are
+    # read. The plan takes a part of a millisecond for each queue.
+    merged_queues: int = 50
+    # To offer searches for an e-mail address, this many of the newest payloads are read.
+    payloads_read: int = 300
+    # This many such searches are offered, with as many names in a path.
+    searches_offered: int = 5
+
+    # --- actions and operations ---------------------------------------------------------------------------------------
+
+    # More messages than these become an operation, which needs the permission for bulk actions.
+    at_once: int = 200
+    # An operation keeps the ids of this many messages at most.
+    most_messages: int = 1_000_000
+    # A confirmation page is valid for this long.
+    question_valid: timedelta = timedelta(minutes=10)
+    # A confirmation page names this many messages one by one.
+    messages_named: int = 10
+    # A confirmation page counts the topics of this many messages.
+    topics_read: int = 1000
+    # The worker renews the lease of its operation with each step; when the lease ends, another worker goes on. Seconds.
+    lease: float = 10.0
+    # One step of a bulk action changes this many messages at most.
+    step_messages: int = 1000
+    # One step of a restore takes about this long. Seconds.
+    step_seconds: float = 1.0
+    # An operation fails after this many failures of a step in a row.
+    step_failures: int = 5
+
+    # --- rollups ------------------------------------------------------------------------------------------------------
+
+    # A process writes its counts at this interval. Seconds.
+    rollup_interval: float = 10.0
+    # Rollups of minutes are kept for this long; then those of hours take their place.
+    minutes_kept: timedelta = timedelta(days=2)
+    # Rollups of hours are kept for this long.
+    hours_kept: timedelta = timedelta(days=90)
+    # One statement writes this many rollups: SQLite takes some 32,000 parameters.
+    rollup_batch: int = 500
+
+    @property
+    def rollups_kept(self) -> float:
+        """How long a page shows rollups before it reads them again: half of the time between two writes. Seconds."""
+        return self.rollup_interval / 2
+
+
+timeouts = Timeouts()
+tuning = ConsoleTuning()
