@@ -27,7 +27,7 @@ from ..models.messages import not_expired
 from ..models.workers import seen_lately
 from ..project import registry, validation
 from ..project.message_options import OnConflict
-from ..record import transitions
+from ..record import reads
 from ..record.sql.moves import locked, writing
 from ..record.sql.sessions import own_transaction
 from . import definition as definitions
@@ -112,7 +112,7 @@ def resume_schedule(name: str, *, using: str | None = None) -> bool:
         schedule = _existing(using, name)
         if not schedule.paused:
             return False
-        now = transitions.now(using)
+        now = reads.now(using)
         update(schedule, paused=False, ended=False, message_id=None, last_at=now)
         make_due(using, [schedule], now)
     return True
@@ -136,7 +136,7 @@ def due(using: str, limit: int, *, since: timedelta = timedelta(0), free: bool =
 
     ``free`` passes over those that another transaction has locked.
     """
-    now = transitions.now(using)
+    now = reads.now(using)
     waits = Message.objects.filter(WAITS, not_expired(now), pk=OuterRef("message_id"))
     rows = Schedule.objects.using(using).filter(paused=False, ended=False, last_at__lte=now - since)
     # While an occurrence waits, no other one is made for a schedule that runs once for all that were missed.
@@ -148,7 +148,7 @@ def due(using: str, limit: int, *, since: timedelta = timedelta(0), free: bool =
 
 def until_next(using: str) -> float | None:
     """Return the seconds until the next schedule has to be advanced; None: no time is to come."""
-    now = transitions.now(using)
+    now = reads.now(using)
     rows = Schedule.objects.using(using).filter(paused=False, ended=False, last_at__gt=now).order_by("last_at")
     first = rows.values_list("last_at", flat=True).first()
     return None if first is None else (first - now).total_seconds()
@@ -156,7 +156,7 @@ def until_next(using: str) -> float | None:
 
 def late_for(using: str) -> float | None:
     """Return for how many seconds a schedule should have been advanced, the one that is late the least; None: none."""
-    now = transitions.now(using)
+    now = reads.now(using)
     rows = Schedule.objects.using(using).filter(paused=False, ended=False, last_at__lte=now).order_by("-last_at")
     latest = rows.values_list("last_at", flat=True).first()
     return None if latest is None else (now - latest).total_seconds()
@@ -169,7 +169,7 @@ def advance(using: str, *names: str) -> None:
     """
     with writing(using):
         rows = Schedule.objects.using(using).filter(pk__in=names, paused=False, ended=False).order_by("pk")
-        make_due(using, list(locked(using, rows, wait=False)), transitions.now(using))
+        make_due(using, list(locked(using, rows, wait=False)), reads.now(using))
 
 
 def declare(using: str, name: str, definition: Definition) -> Schedule:
@@ -184,7 +184,7 @@ def retire(using: str, names: Collection[str]) -> list[str]:
         with writing(using):
             schedule = _locked(using, name)
             # Asked once more: a worker that declares it may have started since.
-            live = Declarations.objects.using(using).filter(seen_lately(transitions.now(using), tuning.forgotten_after))
+            live = Declarations.objects.using(using).filter(seen_lately(reads.now(using), tuning.forgotten_after))
             if schedule is not None and schedule.declared and not any(name in row.names for row in live):
                 _delete(using, schedule, "is declared by no worker any more")
                 gone.append(name)
@@ -200,7 +200,7 @@ def prune(using: str) -> None:
     waiting = Occurrence.objects.filter(Exists(there.filter(WAITS)))
     before = waiting.filter(schedule=OuterRef("schedule"), at__lt=OuterRef("at"))
     with writing(using):
-        past = Occurrence.objects.using(using).filter(at__lte=transitions.now(using))
+        past = Occurrence.objects.using(using).filter(at__lte=reads.now(using))
         past.filter(~Exists(there), ~Exists(before)).delete()
 
 
@@ -209,7 +209,7 @@ def silent(using: str) -> list[str]:
 
     Looks at the thousand schedules that are decided the farthest into the future.
     """
-    now = transitions.now(using)
+    now = reads.now(using)
     is_decided = Q(ended=False, last_at__gt=now) | Q(Q(ended=True), ~Q(ends_at__lte=now))
     rows = Schedule.objects.using(using).filter(is_decided, paused=False).order_by("-last_at")
     decided = {}
@@ -253,14 +253,14 @@ def save(
 def _pause(using: str, schedule: Schedule) -> bool:
     if schedule.paused:
         return False
-    _withdraw(using, schedule, "was paused", transitions.now(using))
+    _withdraw(using, schedule, "was paused", reads.now(using))
     update(schedule, paused=True)
     return True
 
 
 def _insert(using: str, name: str, definition: Definition, *, declared: bool, paused: bool) -> Schedule | None:
     """Write a new schedule with its first occurrence; return None when another transaction has just written it."""
-    now = transitions.now(using)
+    now = reads.now(using)
     schedule = Schedule(name=name, **_fields(definition), declared=declared, paused=paused, created_at=now, last_at=now)
     rows = Schedule._base_manager.using(using)
     # A transaction that cannot see the other's row is told that it has to be repeated.
@@ -288,7 +288,7 @@ def _change(
         raise KeyConflict(f"there is a schedule {schedule.pk!r} already")
     definition = definition.after(schedule.definition)
     if schedule.definition != definition:
-        _redefine(using, schedule, definition, transitions.now(using))
+        _redefine(using, schedule, definition, reads.now(using))
     return schedule
 
 
@@ -310,7 +310,7 @@ def _redefine(using: str, schedule: Schedule, definition: Definition, now: datet
 
 
 def _delete(using: str, schedule: Schedule, why: str) -> None:
-    _withdraw(using, schedule, why, transitions.now(using))
+    _withdraw(using, schedule, why, reads.now(using))
     Schedule._base_manager.using(using).filter(pk=schedule.pk).delete()
 
 

@@ -18,7 +18,7 @@ from ..core.actors import acting_as
 from ..core.exceptions import InvalidMessage, KeyConflict
 from ..extensions import Service, WorkerExtension
 from ..project import conf
-from ..record import transitions
+from ..record import reads
 from ..record.sql.moves import writing
 from ..record.sql.troubles import Trouble, trouble
 from . import declarations
@@ -189,7 +189,7 @@ class Declarer(Service):
         from .models import Declarations
 
         rows = Declarations.objects.using(self.using)
-        now, last = transitions.now(self.using), self._announced_at
+        now, last = reads.now(self.using), self._announced_at
         live = rows.filter(seen_lately(now, tuning.forgotten_after))
         with writing(self.using):
             if not live.filter(fingerprint=mine).update(seen_at=now):

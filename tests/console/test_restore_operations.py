@@ -25,7 +25,7 @@ from django_delayq.core.exceptions import BrokerUnavailable
 from django_delayq.core.states import State
 from django_delayq.management import _common as common
 from django_delayq.models import Message, Queue, Transition
-from django_delayq.record import transitions
+from django_delayq.record import reads, transitions
 from django_delayq.record.sql.rows import Ticket
 from django_delayq.restore.engine import Restore
 from django_delayq.restore.horizon import ensure_horizon
@@ -37,7 +37,7 @@ from testproject.servers import RedisServer
 from tests.support.commands import broker, due_tenths, held, run, schedule, set_batch_size
 from tests.support.processes import Start
 from tests.support.record_of import states
-from tests.support.unguarded import unguarded
+from tests.support.rows import unguarded
 from tests.support.workers import eventually
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("redis_client")]
@@ -150,7 +150,7 @@ def overdue(number: int, **more: Any) -> list[int]:
 def test_a_restore_with_a_spread_lets_no_overdue_message_run_at_once(start: Start, lost: Lost) -> None:
     """Redis was lost while no worker was there. The worker that comes up loads the queue beside the restore."""
     lost(1500, due=-100)
-    before = transitions.now(DB)
+    before = reads.now(DB)
     operation = begin(Selection(), Overdue.SPREAD, 5400.0)
     worker = start()
     eventually(lambda: Operation.objects.get(pk=operation.pk).state == OperationState.DONE, "the restore is done")
@@ -410,7 +410,7 @@ def test_a_restore_by_command_is_leased_to_the_command(lost: Lost, every_batch: 
         row = only()
         seen.append((row.state, row.done, lifecycle.lease_next(DB, OPERATOR)))
         assert row.leased_until is not None
-        assert row.leased_until > transitions.now(DB)
+        assert row.leased_until > reads.now(DB)
 
     lost(9)
     every_batch(look)

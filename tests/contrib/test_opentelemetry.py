@@ -35,7 +35,7 @@ from django_delayq.contrib.opentelemetry import DelayqInstrumentor
 from django_delayq.models import Message
 from django_delayq.project import registry
 from tests.support.assembled import deliver
-from tests.support.unguarded import unguarded
+from tests.support.rows import unguarded
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

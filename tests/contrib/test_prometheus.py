@@ -46,7 +46,6 @@ from tests.support.metrics import Samples, samples, scrape
 from tests.support.processes import Start
 from tests.support.rows import unguarded
 from tests.support.transactions import lock_table, make_snapshots_old, unfinished
-from tests.support.unguarded import unguarded
 from tests.support.workers import PATIENCE, eventually
 
 

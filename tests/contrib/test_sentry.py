@@ -37,7 +37,6 @@ from tests.app import tasks  # noqa: E402
 from tests.support.assembled import deliver  # noqa: E402
 from tests.support.rows import unguarded  # noqa: E402
 from tests.support.transactions import lock_table, unfinished  # noqa: E402
-from tests.support.unguarded import unguarded  # noqa: E402
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

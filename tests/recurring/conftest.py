@@ -16,8 +16,9 @@ from django_delayq.models.messages import LogRow
 from django_delayq.recurring import declarations, schedules
 from django_delayq.recurring.models import Occurrence
 from django_delayq.recurring.schedule_tuning import tuning
+from tests.support.no_handlers import forget_handlers
+from tests.support.rows import unguarded
 from tests.support.tuning import tunable
-from tests.support.unguarded import forget_handlers, unguarded
 
 # The messages of these tests are due in the far future: no real clock makes them due.
 NOON = datetime(2050, 3, 1, 12, tzinfo=UTC)

@@ -15,7 +15,7 @@ from django_delayq.models import Message
 from django_delayq.recurring import Schedule, create_schedule, schedules
 from django_delayq.recurring.definition import checked
 from django_delayq.recurring.models import Occurrence
-from tests.support.unguarded import unguarded
+from tests.support.rows import unguarded
 
 from .conftest import DB, NOON, live
 

@@ -21,7 +21,7 @@ from django_delayq.recurring import (
 from django_delayq.signals import message_scheduled
 from tests.support.commands import run
 from tests.support.receivers import receiving
-from tests.support.unguarded import unguarded
+from tests.support.rows import unguarded
 
 from .conftest import Clock, live, no_table
 

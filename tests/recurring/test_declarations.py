@@ -38,7 +38,8 @@ from django_delayq.recurring.diagnosis import find
 from django_delayq.recurring.models import Declarations, Occurrence
 from django_delayq.recurring.schedule_tuning import tuning
 from django_delayq.recurring.services import Declarer, Scheduler
-from tests.support.unguarded import forget_handlers, unguarded
+from tests.support.no_handlers import forget_handlers
+from tests.support.rows import unguarded
 from tests.support.workers import ROOT
 
 from .conftest import DB, NOON, Clock, deliver, live, no_table, occurrences

@@ -17,7 +17,7 @@ from django_delayq.recurring.models import Occurrence, Schedule
 from django_delayq.recurring.schedule_tuning import tuning
 from django_delayq.recurring.services import Declarer
 from tests.support.commands import run
-from tests.support.unguarded import unguarded
+from tests.support.rows import unguarded
 
 from .conftest import DB, Clock, deliver, live, look
 

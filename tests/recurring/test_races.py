@@ -17,9 +17,9 @@ from django_delayq.recurring import Schedule, create_schedule, delete_schedule, 
 from django_delayq.recurring.models import Occurrence
 from django_delayq.recurring.schedule_tuning import tuning
 from django_delayq.recurring.services import Scheduler
+from tests.support.rows import unguarded
 from tests.support.together import Together
 from tests.support.transactions import unfinished
-from tests.support.unguarded import unguarded
 
 from .conftest import DB
 

@@ -25,7 +25,7 @@ from django_delayq.recurring import (
     schedules,
 )
 from django_delayq.recurring.models import Occurrence
-from tests.support.unguarded import unguarded
+from tests.support.rows import unguarded
 
 from .conftest import DB, NOON, Clock, deliver, later, live, look, occurrences
 

@@ -18,7 +18,7 @@ from django_delayq.recurring import Schedule, create_schedule, recurring
 from django_delayq.recurring.models import Occurrence
 from tests.faults.program import Program
 from tests.support.commands import run
-from tests.support.unguarded import unguarded
+from tests.support.rows import unguarded
 from tests.support.workers import Worker, eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -7,8 +7,7 @@ Bring a message into a state, and read what is there
     ``limits``: topics with limits, claimed and ended step by step; ``limits_oracle``: judges limits by the log alone
     ``from_sql``: schedule and cancel by the functions of the database
     ``rows``: rows that a test changes past the guard of their model
-    ``unguarded``: rows in states that no call makes; ``tuning``: other numbers for the time of a test
-    ``unguarded``: rows in states that no call makes, no handlers; ``tuning``: other numbers for the time of a test
+    ``no_handlers``: a process without handlers; ``tuning``: other numbers for the time of a test
     ``referring``: a table of a project's own with a foreign key to messages
 
 Run a worker

@@ -34,7 +34,7 @@ from ...core.states import State
 from ...core.values import row_id
 from ...inspector.numbers import Capped, capped
 from ...models import Message
-from ...record import transitions
+from ...record import reads
 from ...record.sql.moves import locked, writing
 from ...record.sql.troubles import Trouble, trouble
 from ..console_tuning import timeouts, tuning
@@ -174,7 +174,7 @@ class ActionPages(ReadOnly):
         scope = question.scope
         if _is_work_for_a_worker(scope):
             self.require(request, "bulk")
-        if scope.at is None or transitions.now(self.using) - scope.at > tuning.question_valid:
+        if scope.at is None or reads.now(self.using) - scope.at > tuning.question_valid:
             text = _("This page was shown some time ago. Check it and confirm again.")
             self.message_user(request, text, messages.WARNING)
             return self._ask(request, action, scope)
@@ -227,7 +227,7 @@ class ActionPages(ReadOnly):
             request,
             question.action.name,
             frozen.to_json(),
-            form.arguments(transitions.now(self.using)),
+            form.arguments(reads.now(self.using)),
             described=describe(scope),
             reason=form.cleaned_data["reason"],
             nonce=question.nonce,
@@ -249,7 +249,7 @@ class ActionPages(ReadOnly):
             ):
                 self._lock(scope)
                 frozen, left = self._frozen(request, question)
-                work = WORKS[action.name](frozen.to_json(), form.arguments(transitions.now(self.using)))
+                work = WORKS[action.name](frozen.to_json(), form.arguments(reads.now(self.using)))
                 assert isinstance(work, BulkAction)
                 counts = work.act(self.using, work.ids, work.times, reason) + Counter(left)
                 one = scope.ids[0] if len(scope.ids) == 1 else None

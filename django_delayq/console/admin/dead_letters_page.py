@@ -20,7 +20,7 @@ from ...core.outcomes import storable
 from ...core.states import State
 from ...models import Message
 from ...project import conf
-from ...record import transitions
+from ...record import reads
 from ...record.sql import statements
 from ..console_tuning import timeouts, tuning
 from ..search import texts
@@ -107,7 +107,7 @@ def group_dead(rows: QuerySet[Message], chosen: DeadFilter) -> DeadGroups:
     if chosen.queue:
         dead = dead.filter(queue=chosen.queue)
     with statement_timeout(rows.db, timeouts.page):
-        now = transitions.now(rows.db)
+        now = reads.now(rows.db)
         if chosen.period:
             dead = dead.filter(finished_at__gt=now - PERIODS[chosen.period])
         newest = list(dead.values_list("topic", "error", "finished_at", "pk", "queue")[: tuning.counted + 1])

@@ -26,7 +26,7 @@ from ...inspector import stats, worker_list
 from ...inspector.numbers import Capped, total
 from ...inspector.worker_list import list_workers
 from ...models import Message
-from ...record import transitions
+from ...record import reads
 from ...record.sql import statements
 from ..console_tuning import timeouts, tuning
 from ..search import listing
@@ -84,7 +84,7 @@ class MessageList(ChangeList):
         self.suggestions = [_link(text) for text in searches(rows, address)] if address else []
         # Searches for a topic, queue or limit that is like the one of a search without results: likewise.
         self.near = [] if ids else in_time(rows.db, timeouts.rows, _near, rows.db, self.asked.box) or []
-        now = transitions.now(rows.db)
+        now = reads.now(rows.db)
         self.counts = listing.counts(rows, self.asked.box, now)
         self.result_list = _rows(rows, ids[: self.list_per_page])
         limited = stats.waits_for(rows.db, self.result_list, now)
@@ -163,7 +163,7 @@ def _near(using: str, search: Search) -> list[tuple[str, str]]:
     topic, queue, limit = (search.only(name) for name in ("topic", "queue", "limit"))
     if (topic, queue, limit) == (None, None, None):
         return []
-    workers = list_workers(using, transitions.now(using))
+    workers = list_workers(using, reads.now(using))
     found = []
     if topic is not None and (near := names.near(topic, worker_list.known_topics(workers))):
         found.append(_link(term_text("topic", near)))

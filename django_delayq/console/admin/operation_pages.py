@@ -17,7 +17,7 @@ from django.utils.translation import ngettext
 from ...core.values import row_id
 from ...inspector import stats
 from ...project import console_conf
-from ...record import transitions
+from ...record import reads
 from ...record.sql.moves import writing
 from ..console_tuning import timeouts
 from ..models import Operation, OperationState
@@ -79,7 +79,7 @@ class OperationAdmin(Page):
         rows = self.get_queryset(request).defer("scope")
         with statement_timeout(rows.db, timeouts.page):
             shown, older = page.newest(request, rows, self.list_per_page)
-            now = transitions.now(rows.db)
+            now = reads.now(rows.db)
             return {
                 "operations": [operation_row(row, self.url(Operation, "change", row.pk), now) for row in shown],
                 "older": older,
@@ -91,7 +91,7 @@ class OperationAdmin(Page):
             raise PermissionDenied
         operation = self._find(request, object_id)
         using = operation._state.db or "default"
-        now = transitions.now(using)
+        now = reads.now(using)
         # When its worker is gone, the lease has ended: then a second stop takes effect at once.
         is_held = operation.leased_until is not None and operation.leased_until > now
         is_stopping = operation.stop_requested and operation.state == OperationState.RUNNING and is_held

@@ -26,7 +26,7 @@ from ...models import Message, Queue
 from ...models.messages import not_expired
 from ...models.workers import WorkerState
 from ...project import conf, validation
-from ...record import transitions
+from ...record import reads
 from ...record.sql.moves import writing
 from ..console_tuning import timeouts, tuning
 from ..models import Operation
@@ -202,7 +202,7 @@ class QueueAdmin(Page):
     def _resume_at_once(
         self, request: HttpRequest, name: str, form: ResumeForm, _ids: Sequence[int]
     ) -> tuple[str, int]:
-        values, workers = {"queue": name}, worker_list.list_workers(self.using, transitions.now(self.using))
+        values, workers = {"queue": name}, worker_list.list_workers(self.using, reads.now(self.using))
         if not pausing.resume(self.using, name):
             return _("Queue %(queue)s was not paused.") % values, messages.WARNING
         page.record(request, "resume", name, reason=form.cleaned_data["reason"])
@@ -218,7 +218,7 @@ class QueueAdmin(Page):
             request,
             "run",
             Scope(ids=tuple(ids)).to_json(),
-            {**form.arguments(transitions.now(self.using)), "resume": name},
+            {**form.arguments(reads.now(self.using)), "resume": name},
             described=_("the due messages of queue %(queue)s") % {"queue": name},
             reason=form.cleaned_data["reason"],
             audited=("resume", name),
@@ -235,7 +235,7 @@ class QueueAdmin(Page):
 
     def _due(self, name: str) -> QuerySet[Message]:
         """Return the messages of a queue that begin when it is resumed, the longest due first."""
-        now = transitions.now(self.using)
+        now = reads.now(self.using)
         rows = Message.objects.using(self.using).filter(not_expired(now), state=State.SCHEDULED, queue=name)
         return rows.filter(due_at__lte=now).order_by("due_at", "id")
 
@@ -258,7 +258,7 @@ class QueueAdmin(Page):
             "action": view,
             "waiting": waiting,
             "problem": getattr(form, "problem", ""),
-            "pause": None if pause is None else [*describe(pause, transitions.now(self.using)), pause.reason],
+            "pause": None if pause is None else [*describe(pause, reads.now(self.using)), pause.reason],
             "url": self.url(Queue, view, name),
             "back": self.url(Queue),
         }

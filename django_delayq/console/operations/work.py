@@ -196,7 +196,7 @@ class Scope:
             read = found.values_list("pk", "moves", "state")
             found = rows.filter(pk__in=[pk for pk, n, state in read if then.get(pk) == n or state not in action.states])
         else:
-            found = found.filter(_unchanged_since(self.at, transitions.now(rows.db)), of_states(action.states))
+            found = found.filter(_unchanged_since(self.at, reads.now(rows.db)), of_states(action.states))
         later = found.filter(due_at__gt=self.at) if action.verb.keeps_due_times else found.none()
         ids, to_come = (tuple(actions.selected(each[: tuning.most_messages + 1])) for each in (found, later))
         return Scope(ids=ids, later=to_come)

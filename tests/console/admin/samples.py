@@ -20,10 +20,10 @@ from django_delayq.core.actors import acting_as
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition, Worker
 from django_delayq.project import conf
-from django_delayq.record import transitions
+from django_delayq.record import reads, transitions
 from django_delayq.record.sql.rows import Failure, Success, Ticket
 from django_delayq.restore.horizon import ensure_horizon
-from tests.support.unguarded import unguarded
+from tests.support.rows import unguarded
 from tests.support.workers import eventually
 
 TOPIC = "t.admin"
@@ -107,14 +107,14 @@ def one_of_each() -> dict[State, Message]:
 def late(*messages: Message, seconds: float = 60) -> list[Message]:
     """Have messages be overdue by so much."""
     rows = unguarded(Message).filter(pk__in=[message.pk for message in messages])
-    rows.update(due_at=transitions.now(DB) - timedelta(seconds=seconds))
+    rows.update(due_at=reads.now(DB) - timedelta(seconds=seconds))
     found = rows.in_bulk()
     return [found[message.pk] for message in messages]
 
 
 def worker(name: str = "w", queues: tuple[str, ...] = ("default",), *, seen: float = 0, **values: Any) -> Worker:
     """Create a worker that was seen so many seconds ago."""
-    at = transitions.now(DB) - timedelta(seconds=seen)
+    at = reads.now(DB) - timedelta(seconds=seen)
     given: dict[str, Any] = {"host": "h", "pid": 7, "queues": list(queues), "topics": [TOPIC]}
     given |= {"started_at": at, "seen_at": at}
     return Worker.objects.create(name=name, **{**given, **values})

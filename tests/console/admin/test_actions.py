@@ -28,10 +28,10 @@ from django_delayq.core.states import State
 from django_delayq.core.verbs import VERBS
 from django_delayq.models import Message, Transition
 from django_delayq.models.messages import LogRow
-from django_delayq.record import crashes, transitions
+from django_delayq.record import crashes, reads
 from tests.support import referring
+from tests.support.rows import unguarded
 from tests.support.transactions import unfinished
-from tests.support.unguarded import unguarded
 
 from . import samples
 from .asking import ACTIONS, GIVEN, UNSENT, answer, ask, ask_for_search, confirm, select, started, worked_off
@@ -256,7 +256,7 @@ def test_a_search_and_its_reason_outlast_the_end_of_the_session(chief: Client, b
 
 def test_messages_that_a_clock_ahead_has_written_count_as_they_were(chief: Client) -> None:
     messages = samples.many(3)
-    ids, ahead = [message.pk for message in messages], transitions.now(samples.DB) + timedelta(hours=1)
+    ids, ahead = [message.pk for message in messages], reads.now(samples.DB) + timedelta(hours=1)
     unguarded(Message).filter(pk__in=ids).update(created_at=ahead)
     unguarded(LogRow).filter(message_id__in=ids).update(at=ahead)
     operation = started(chief, "cancel", "state:scheduled")
@@ -476,14 +476,14 @@ def test_a_requeue_says_when_how_many_messages_are_due(chief: Client, across: bo
     answer(chief, "requeue", asked)
     worked_off()
     assert [samples.fresh(message).due_at for message in made[:2]] == [message.due_at for message in made[:2]]
-    assert samples.fresh(made[2]).due_at <= transitions.now(samples.DB) + timedelta(milliseconds=1)
+    assert samples.fresh(made[2]).due_at <= reads.now(samples.DB) + timedelta(milliseconds=1)
 
 
 @pytest.mark.parametrize("across", [False, True])
 def test_a_requeue_at_once_gives_up_due_times_that_are_still_to_come(chief: Client, across: bool) -> None:
     made = [samples.cancelled(delay="1d") for _number in range(3)]
     asked = ask_for_search(chief, "requeue", "state:cancelled") if across else select(chief, "requeue", *made)
-    before = transitions.now(samples.DB)
+    before = reads.now(samples.DB)
     answer(chief, "requeue", asked, when="now", spread="30m")
     worked_off()
     waits = [(samples.fresh(message).due_at - before).total_seconds() for message in made]
@@ -603,11 +603,11 @@ def test_an_impossible_time_is_told_and_changes_nothing(
 )
 def test_messages_are_spread_over_a_time(operator: Client, action: str, make: Any, given: dict[str, str]) -> None:
     messages = [make() for _number in range(3)]
-    before = transitions.now(samples.DB) + timedelta(hours=1 if given else 0)
+    before = reads.now(samples.DB) + timedelta(hours=1 if given else 0)
     confirm(operator, action, *messages, spread="30m", **given)
     due = [samples.fresh(message).due_at for message in messages]
     assert [at - due[0] for at in due] == [timedelta(minutes=10 * number) for number in range(3)]
-    assert before <= due[0] <= transitions.now(samples.DB) + timedelta(hours=1 if given else 0, milliseconds=1)
+    assert before <= due[0] <= reads.now(samples.DB) + timedelta(hours=1 if given else 0, milliseconds=1)
 
 
 def test_a_question_asks_for_nothing_that_makes_no_difference(operator: Client) -> None:

@@ -37,7 +37,7 @@ from django_delayq.models import Message
 from django_delayq.record import reads
 from testproject.servers import RedisServer
 from tests.support.names import NAME, Names
-from tests.support.unguarded import unguarded
+from tests.support.rows import unguarded
 
 from . import samples
 from .samples import fill, worker

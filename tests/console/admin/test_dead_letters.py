@@ -17,7 +17,7 @@ from django_delayq.console.models import AuditEvent
 from django_delayq.console.statements import TooSlow
 from django_delayq.core.states import State
 from django_delayq.models import Message
-from tests.support.unguarded import unguarded
+from tests.support.rows import unguarded
 
 from . import samples
 from .asking import answer, worked_off

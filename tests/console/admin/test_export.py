@@ -15,7 +15,7 @@ from django.urls import reverse
 
 from django_delayq.console.models import AuditEvent
 from django_delayq.models import Message
-from tests.support.unguarded import unguarded
+from tests.support.rows import unguarded
 
 from . import samples
 from .conftest import logged_in, person

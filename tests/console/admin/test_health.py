@@ -28,7 +28,6 @@ from testproject.servers import RedisServer
 from tests.support.commands import due_tenths, held
 from tests.support.rows import unguarded
 from tests.support.transactions import make_snapshots_old, unfinished, waits_for_a_lock
-from tests.support.unguarded import unguarded
 from tests.support.workers import PATIENCE, eventually
 
 from . import samples

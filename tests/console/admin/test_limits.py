@@ -14,11 +14,11 @@ from django_delayq.console.admin import panels
 from django_delayq.console.statistics.upcoming import count_upcoming
 from django_delayq.inspector.numbers import Capped
 from django_delayq.models import Message
-from django_delayq.record import admission, transitions
+from django_delayq.record import admission, reads
 from django_delayq.record.sql.rows import Ticket
 from tests.support.limits import Declare, claim_limited
+from tests.support.no_handlers import forget_handlers
 from tests.support.statements import count_statements
-from tests.support.unguarded import forget_handlers
 
 from . import asking, samples
 from .samples import DB, TOPIC, late, text, why, worker
@@ -205,7 +205,7 @@ def test_queues_and_dashboard_count_limited_messages_and_do_not_call_them_overdu
 def test_limited_messages_are_not_overdue_among_those_that_come() -> None:
     free = schedule_message("other")
     late(*in_line(3)[1:], free, seconds=3600)
-    now = transitions.now(DB)
+    now = reads.now(DB)
     found = count_upcoming(DB, "hour", now, Capped(1))
     assert (found.overdue.number, found.overdue.topics) == (Capped(1), {"other": 1})
     assert cancel_message(free)

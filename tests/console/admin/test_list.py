@@ -23,8 +23,8 @@ from django_delayq.console.models import AuditEvent
 from django_delayq.console.search import language
 from django_delayq.core import bounds
 from django_delayq.models import Message
-from django_delayq.record.transitions import now
-from tests.support.unguarded import unguarded
+from django_delayq.record.reads import now
+from tests.support.rows import unguarded
 
 from . import samples
 from .asking import ask_for_search

@@ -24,9 +24,9 @@ from django_delayq.core.clock import to_tenths
 from django_delayq.core.retry import as_policy
 from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.record import crashes, transitions
+from django_delayq.record import crashes, reads, transitions
 from django_delayq.record.sql.rows import Success, Ticket
-from tests.support.unguarded import unguarded
+from tests.support.rows import unguarded
 from tests.support.workers import eventually
 
 from . import samples
@@ -213,7 +213,7 @@ def test_the_timeline_ends_with_the_next_expected_step(viewer: Client, settings:
     assert to_come(overdue()) == []
     # It holds its key for longer than it would be kept.
     (purged,) = page_of(viewer, samples.consumed(key="k", unique="100d")).context["timeline"][-1:]
-    assert purged.at > transitions.now(samples.DB) + timedelta(days=99)
+    assert purged.at > reads.now(samples.DB) + timedelta(days=99)
     settings.DELAYQ = {**settings.DELAYQ, "RETENTION": False}
     assert to_come(samples.consumed()) == []
 

@@ -24,7 +24,6 @@ from django_delayq.models import Message, Worker
 from tests.support.rows import unguarded
 from tests.support.statements import assert_asks_the_same_of_many_queues
 from tests.support.transactions import lock_table, unfinished
-from tests.support.unguarded import unguarded
 
 from . import samples
 from .conftest import logged_in, person

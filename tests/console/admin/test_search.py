@@ -18,7 +18,7 @@ from django_delayq.console.search.texts import term_text
 from django_delayq.core import bounds
 from django_delayq.models import Message
 from tests.browser.middleware import POLICY
-from tests.support.unguarded import unguarded
+from tests.support.rows import unguarded
 
 from . import samples
 
