@@ -182,10 +182,10 @@ class Adapter:
             self.bench.sql(f"TRUNCATE {', '.join(self.tables)} CASCADE", self.system)
         self.call("ready")
 
-    def put(self, number: int, delay: float = 0.0, *, insert: bool = False) -> None:
+    def put(self, number: int, delay: float = 0.0) -> None:
         """Schedule messages in the quickest way, then ANALYZE the tables, as an autovacuum would."""
         verb = "schedule_bulk" if "send_many" in self.verbs else "schedule"
-        self.call(verb, number=number, delay=delay, insert=insert)
+        self.call(verb, number=number, delay=delay)
         if self.tables:
             self.bench.sql(f"ANALYZE {', '.join(self.tables)}", self.system)
 
@@ -280,9 +280,12 @@ class Adapter:
     def read_marks(self) -> list[Mark]:
         return [Mark(*mark) for mark in MARK.iter_unpack(self.marks.read_bytes())] if self.marks.exists() else []
 
-    def create_effects_table(self) -> None:
-        """Create the table that peers' handlers insert into."""
-        self.bench.sql(f"{EFFECTS}; TRUNCATE bench_effect", self.system)
+    def fill_effects(self, number: int) -> None:
+        """Create the table that handlers write to, with a row for each of ``number`` messages."""
+        self.bench.sql(f"{EFFECTS}; TRUNCATE bench_effect RESTART IDENTITY", self.system)
+        rows = f"SELECT n, '{{}}' FROM generate_series(1, {number}) n"
+        self.bench.sql(f"INSERT INTO bench_effect (number, payload) {rows}", self.system)
+        self.bench.sql("VACUUM ANALYZE bench_effect", self.system)
 
     def failed(self, what: str) -> Failed:
         """Return the exception to raise, with the tail of the log."""

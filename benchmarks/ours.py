@@ -8,11 +8,11 @@ from typing import Any
 
 import django
 
-from benchmarks.peers.adapter_process import AT_ONCE
+from benchmarks.peers.adapter_process import AT_ONCE, DOES, THREADS
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "benchmarks.settings")
 
-TABLES = ["delayq_message", "delayq_log", "delayq_place", "delayq_worker", "benchmarks_effect", "benchmarks_row"]
+TABLES = ["delayq_message", "delayq_log", "delayq_place", "delayq_worker", "bench_effect", "benchmarks_row"]
 OPEN = "FROM delayq_message WHERE state IN ('scheduled', 'running')"
 
 
@@ -63,15 +63,15 @@ def send_keyed(payloads: list[dict[str, Any]], due: float | None) -> None:
 
 
 def worker() -> list[str]:
-    waiting = ["--async-concurrency", str(AT_ONCE)] if AT_ONCE else []
+    waiting = ["--threads" if THREADS else "--async-concurrency", str(AT_ONCE)] if AT_ONCE else []
     verbosity = os.environ.get("BENCH_VERBOSITY", "1")
     return ["-m", "django", "run_delayq", "--processes", "1", "--verbosity", verbosity, *waiting]
 
 
 def _topic(payload: dict[str, Any]) -> str:
-    if AT_ONCE:
-        return "bench.await"
-    return "bench.insert" if "insert" in payload else "bench.mark"
+    if payload["n"] <= 0:
+        return "bench.mark"
+    return "bench.wait" if AT_ONCE else f"bench.{DOES or 'mark'}"
 
 
 def _datetime(due: float | None) -> datetime | None:

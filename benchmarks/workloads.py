@@ -30,6 +30,9 @@ QUICK = Size(300, 3_000, 5.0, 4.0)
 # The delay of messages that are not due in this run.
 LATER_SECONDS = 300.0
 WAITING_MESSAGES, WAITING_AT_ONCE = 10_000, 500
+# Those of a handler that waits for 20 ms: in threads, and as coroutines, of which 200 are our default.
+THREADS_AT_ONCE, COROUTINES_AT_ONCE = 64, 200
+BATCH_MESSAGES = 10_000
 LONGEST_DELAY_SECONDS = 10.0
 # A delayed message that is later than this counts as missing: every peer looks for due messages more often.
 GRACE_SECONDS = 35.0
@@ -90,12 +93,12 @@ def keyed(adapter: Adapter, size: Size) -> Measures:
     return _scheduled(adapter, "schedule_bulk", 5 * size.schedule, keyed=True)
 
 
-def drain(adapter: Adapter, size: Size, processes: int = 1, *, insert: bool = False, number: int = 0) -> Measures:
+def drain(adapter: Adapter, size: Size, processes: int = 1, *, number: int = 0) -> Measures:
     """Measure from the moment when every worker has handled a message until the last outcome is committed."""
     if adapter.worker_arguments is None:
         return {}
     number = number or size.drain
-    adapter.put(number, insert=insert)
+    adapter.put(number)
     with adapter.worker(processes), adapter.workers_stopped() as all_began:
         left = adapter.left(number)
         before = adapter.cpu()
@@ -115,14 +118,25 @@ def drain_2(adapter: Adapter, size: Size) -> Measures:
 
 
 def insert(adapter: Adapter, size: Size) -> Measures:
-    """Drain with a handler that inserts a row: ours in the transaction of the outcome, a peer's in one of its own."""
-    adapter.create_effects_table()
-    return drain(adapter, size, insert=True)
+    """Drain with a handler that inserts a row."""
+    adapter.fill_effects(0)
+    return drain(adapter, size)
+
+
+def update(adapter: Adapter, size: Size) -> Measures:
+    """Drain with a handler that updates the message's own row."""
+    adapter.fill_effects(size.drain)
+    return drain(adapter, size)
+
+
+def batch(adapter: Adapter, size: Size) -> Measures:
+    adapter.fill_effects(0)
+    return drain(adapter, size, number=min(size.drain, BATCH_MESSAGES))
 
 
 def waiting(adapter: Adapter, size: Size) -> Measures:
-    """Drain with a handler that waits for 100 ms."""
-    return drain(adapter, size, number=WAITING_MESSAGES)
+    """Drain with a handler that waits."""
+    return drain(adapter, size, number=min(size.drain, WAITING_MESSAGES))
 
 
 def late(adapter: Adapter, size: Size, rate: float = 1000) -> Measures:
@@ -160,6 +174,14 @@ def _peer(system: System) -> bool:
     return system.kind == "peer"
 
 
+def _among(*names: str) -> Callable[[System], bool]:
+    return lambda system: system.name in names
+
+
+def _does(what: str) -> dict[str, str]:
+    return {"BENCH_DOES": what}
+
+
 CPU = {"client": "µs of CPU", "postgres": "µs of CPU in PostgreSQL", "redis": "µs of CPU in Redis"}
 RATE = {"rate": "messages/s", **CPU}
 LATE = {"p50": "ms", "p99": "ms", "max": "ms", "early": "", "missing": "", "sent": "messages/s", **CPU}
@@ -170,23 +192,48 @@ WORKLOADS = (
     Workload("keyed", "schedule in bulk, each with a key", RATE, keyed, _only_ours),
     Workload("drain", "drain, one process", RATE, drain, _peer),
     Workload("drain-2", "drain, two processes", RATE, drain_2, _peer),
-    Workload("insert", "drain, the handler inserts a row", RATE, insert, _peer),
     Workload(
-        "lines",
-        "drain, a line in the log for each message",
-        RATE,
-        drain,
-        lambda system: system.name == "graphile",
-        environment=LINES,
+        "insert", "drain, a transactional handler with one INSERT", RATE, insert, _peer, environment=_does("insert")
     ),
+    Workload(
+        "update",
+        "drain, a transactional handler with one UPDATE of its own row",
+        RATE,
+        update,
+        _peer,
+        environment=_does("update"),
+    ),
+    Workload(
+        "autocommit", "drain, not transactional, one INSERT", RATE, insert, _peer, environment=_does("autocommit")
+    ),
+    Workload(
+        "batch", "drain, a transactional handler of batches of 500", RATE, batch, _only_ours, environment=_does("batch")
+    ),
+    Workload("lines", "drain, a line in the log for each message", RATE, drain, _among("graphile"), environment=LINES),
     Workload("query", "drain without Redis", RATE, drain, _only_ours, environment={"REDIS_URL": ""}),
     Workload(
         "async",
         f"drain, the handler waits for 100 ms, {WAITING_AT_ONCE} at once",
         RATE,
         waiting,
-        lambda system: system.name in ("procrastinate", "celery"),
+        _among("graphile", "procrastinate", "celery"),
         environment={"BENCH_AT_ONCE": str(WAITING_AT_ONCE)},
+    ),
+    Workload(
+        "wait-threads",
+        f"drain, the handler waits for 20 ms, {THREADS_AT_ONCE} threads",
+        RATE,
+        waiting,
+        _among("graphile", "celery"),
+        environment={"BENCH_WAIT_SECONDS": "0.02", "BENCH_THREADS": "1", "BENCH_AT_ONCE": str(THREADS_AT_ONCE)},
+    ),
+    Workload(
+        "wait-async",
+        f"drain, the handler waits for 20 ms, {COROUTINES_AT_ONCE} coroutines",
+        RATE,
+        waiting,
+        _among("graphile", "procrastinate"),
+        environment={"BENCH_WAIT_SECONDS": "0.02", "BENCH_AT_ONCE": str(COROUTINES_AT_ONCE)},
     ),
     Workload("late-200", "lateness at 200 messages/s", LATE, late_200, _peer, needs=200),
     Workload("late-1000", "lateness at 1000 messages/s", LATE, late, _peer, needs=1000),

@@ -6,7 +6,7 @@ import os
 import time
 from datetime import datetime
 
-from benchmarks.peers.adapter_process import AT_ONCE, mark, wait
+from benchmarks.peers.adapter_process import AT_ONCE, DOES, THREADS, block, mark, wait
 from django_delayq import Delivered, RetryLater, handler
 from django_delayq.models import Message
 
@@ -40,21 +40,49 @@ def recurring(message: Delivered) -> None:
     mark({"n": message.payload, "due": datetime.fromisoformat(message.headers["occurrence"]).timestamp()})
 
 
-@handler("bench.insert", transactional=True)
-def insert(message: Delivered) -> None:
-    """Insert a row, in the transaction that records the success."""
-    from .models import Effect
+if DOES or os.environ.get("BENCH_FAN_IN"):
+    from .models import Effect, Row
 
-    Effect.objects.create(number=message.id, payload=message.payload)
-    # Of a payload with "insert" ``mark`` inserts another row, as it does for the peers.
-    mark({name: value for name, value in message.payload.items() if name != "insert"})
+if DOES:
+
+    @handler("bench.insert", transactional=True)
+    def insert(message: Delivered) -> None:
+        """Insert a row, in the transaction that records the success."""
+        Effect.objects.create(number=message.payload["n"], payload=message.payload)
+        mark(message.payload)
+
+    @handler("bench.update", transactional=True)
+    def update(message: Delivered) -> None:
+        """Update the message's own row, in the transaction that records the success."""
+        Effect.objects.filter(pk=message.payload["n"]).update(payload=message.payload)
+        mark(message.payload)
+
+    @handler("bench.autocommit")
+    def autocommit(message: Delivered) -> None:
+        """Insert a row, before the success is recorded."""
+        Effect.objects.create(number=message.payload["n"], payload=message.payload)
+        mark(message.payload)
+
+    @handler("bench.batch", batch=500, transactional=True)
+    def batch(messages: list[Delivered]) -> None:
+        """Insert a row for each message by one statement, in the transaction that records their successes."""
+        Effect.objects.bulk_create([Effect(number=one.payload["n"], payload=one.payload) for one in messages])
+        for one in messages:
+            mark(one.payload)
 
 
-if AT_ONCE:
+if AT_ONCE and THREADS:
+
+    @handler("bench.wait")
+    def wait_in_thread(message: Delivered) -> None:
+        """Wait in a thread."""
+        block(message.payload)
+
+elif AT_ONCE:
     # A process without an async handler has no event loop.
-    @handler("bench.await")
-    async def await_it(message: Delivered) -> None:
-        """Wait for 100 ms on the event loop."""
+    @handler("bench.wait")
+    async def wait_on_loop(message: Delivered) -> None:
+        """Wait on the event loop."""
         await wait(message.payload)
 
 
@@ -82,7 +110,6 @@ def twice(message: Delivered) -> None:
 
 
 if os.environ.get("BENCH_FAN_IN"):
-    from .models import Effect, Row
 
     @handler("bench.counts", transactional=True)
     def counts(message: Delivered) -> None:

@@ -26,12 +26,15 @@ class Row(models.Model):
 
 
 class Effect(models.Model):
-    """A row that a handler inserts."""
+    """A row that a handler writes, in the table that the handlers of peers write to."""
 
     number = models.BigIntegerField()
     payload = models.JSONField()
 
     objects: ClassVar[models.Manager[Effect]] = models.Manager()
+
+    class Meta:
+        db_table = "bench_effect"
 
     def __str__(self) -> str:
         return str(self.number)

@@ -12,7 +12,12 @@ import readline from "node:readline";
 const require = createRequire(import.meta.url);
 
 const PAYLOAD_BYTES = 200;
-const INSERT = "INSERT INTO bench_effect VALUES ($1, $2)";
+const INSERT = "INSERT INTO bench_effect (number, payload) VALUES ($1, $2)";
+const UPDATE = "UPDATE bench_effect SET payload = $2 WHERE id = $1";
+// See adapter_process.py.
+const DOES = process.env.BENCH_DOES ?? "";
+const AT_ONCE = Number(process.env.BENCH_AT_ONCE ?? 0);
+const WAIT_MS = 1000 * Number(process.env.BENCH_WAIT_SECONDS ?? 0.1);
 const MARK_BYTES = 32;
 // For lateness: the shortest delay of a message, in seconds, and the pause of the sender, in ms.
 const MIN_DELAY_SECONDS = 1.0;
@@ -27,13 +32,30 @@ const COUNT_ALL = Boolean(process.env.BENCH_COUNT_ALL);
 let file;
 let pool;
 
-/** Insert a row if the payload asks for it, and note what adapter_process.py notes. */
-async function handle(payload) {
-    if (payload.insert) {
-        const { Pool } = require("pg");
-        pool ??= new Pool({ connectionString: process.env.DATABASE_URL });
-        await pool.query({ name: "insert", text: INSERT, values: [payload.n, JSON.stringify(payload)] });
+/** Write a row, in a transaction or without one. */
+async function write(payload) {
+    const { Pool } = require("pg");
+    pool ??= new Pool({ connectionString: process.env.DATABASE_URL });
+    const text = DOES === "update" ? UPDATE : INSERT;
+    const statement = { name: "write", text, values: [payload.n, JSON.stringify(payload)] };
+    if (DOES === "autocommit") {
+        await pool.query(statement);
+        return;
     }
+    const client = await pool.connect();
+    try {
+        await client.query("BEGIN");
+        await client.query(statement);
+        await client.query("COMMIT");
+    } finally {
+        client.release();
+    }
+}
+
+/** Do what the handler has to do, and note what adapter_process.py notes. */
+async function handle(payload) {
+    if (DOES) await write(payload);
+    if (AT_ONCE) await sleep(WAIT_MS);
     if (file && !(COUNT_ALL || payload.due || payload.last)) return;
     file ??= fs.openSync(process.env.BENCH_MARKS, "a");
     const mark = Buffer.alloc(MARK_BYTES);
@@ -52,8 +74,8 @@ function makePayload(n, due, more = {}) {
     return made;
 }
 
-function payloads(number, insert) {
-    const more = (n) => ({ ...(insert ? { insert: 1 } : {}), ...(n === number ? { last: 1 } : {}) });
+function payloads(number) {
+    const more = (n) => (n === number ? { last: 1 } : {});
     return Array.from({ length: number }, (_, place) => makePayload(place + 1, 0, more(place + 1)));
 }
 
@@ -67,18 +89,18 @@ const calls = (adapter, own) => ({
     setup: adapter.setup,
     ready: adapter.ready,
 
-    async schedule({ number, delay, warm = 0, insert = false }) {
+    async schedule({ number, delay, warm = 0 }) {
         const due = delay ? now() + delay : null;
         for (let n = 0; n < warm; n++) await adapter.send(makePayload(-n, 0), due);
-        const made = payloads(number, insert);
+        const made = payloads(number);
         const began = now();
         for (const one of made) await adapter.send(one, due);
         return now() - began;
     },
 
-    async schedule_bulk({ number, delay, insert = false }) {
+    async schedule_bulk({ number, delay }) {
         const due = delay ? now() + delay : null;
-        const made = payloads(number, insert);
+        const made = payloads(number);
         const began = now();
         await adapter.sendMany(made, due);
         return now() - began;

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from datetime import UTC, datetime
 
-from adapter_process import AT_ONCE, block, mark
+from adapter_process import AT_ONCE, block, handle
 from celery import Celery
 
 app = Celery("celery_redis", broker=os.environ["REDIS_URL"])
@@ -17,7 +17,7 @@ def task(payload):
     if AT_ONCE:
         block(payload)
     else:
-        mark(payload)
+        handle(payload)
 
 
 def send(payload, due):

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import django
-from adapter_process import mark
+from adapter_process import handle
 from djangos import database
 
 os.environ["DJANGO_SETTINGS_MODULE"] = __name__
@@ -32,7 +32,7 @@ TABLES = ["django_q_ormq", "django_q_schedule", "django_q_task"]
 
 
 def task(payload):
-    mark(payload)
+    handle(payload)
 
 
 def setup():

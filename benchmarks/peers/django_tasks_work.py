@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from adapter_process import mark
+from adapter_process import handle
 
 try:
     from django.tasks import task as make
@@ -12,4 +12,4 @@ except ImportError:
 
 @make
 def task(payload):
-    mark(payload)
+    handle(payload)

@@ -6,7 +6,7 @@ import os
 import time
 
 import dramatiq
-from adapter_process import mark
+from adapter_process import handle
 from dramatiq.brokers.redis import RedisBroker
 
 dramatiq.set_broker(RedisBroker(url=os.environ["REDIS_URL"]))
@@ -14,7 +14,7 @@ dramatiq.set_broker(RedisBroker(url=os.environ["REDIS_URL"]))
 
 @dramatiq.actor
 def task(payload):
-    mark(payload)
+    handle(payload)
 
 
 def send(payload, due):

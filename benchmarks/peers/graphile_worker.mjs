@@ -8,8 +8,9 @@ const PER_CALL = 1000;
 
 export const TABLES = ["graphile_worker._private_jobs", "graphile_worker._private_job_queues"];
 export const OPEN = "FROM graphile_worker._private_jobs";
+const AT_ONCE = Number(process.env.BENCH_AT_ONCE ?? 0);
 const BEST = {
-    concurrentJobs: 24,
+    concurrentJobs: AT_ONCE || 24,
     maxPoolSize: 25,
     localQueue: { size: 500 },
     completeJobBatchDelay: 0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from datetime import UTC, datetime
 
-from adapter_process import mark
+from adapter_process import handle
 from huey import RedisHuey
 
 huey = RedisHuey("bench", url=os.environ["REDIS_URL"], utc=True)
@@ -13,7 +13,7 @@ huey = RedisHuey("bench", url=os.environ["REDIS_URL"], utc=True)
 
 @huey.task()
 def task(payload):
-    mark(payload)
+    handle(payload)
 
 
 def send(payload, due):

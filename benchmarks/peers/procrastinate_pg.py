@@ -6,7 +6,7 @@ import os
 from datetime import UTC, datetime
 
 import procrastinate
-from adapter_process import AT_ONCE, mark, wait
+from adapter_process import AT_ONCE, handle, wait
 
 app = procrastinate.App(connector=procrastinate.PsycopgConnector(conninfo=os.environ["DATABASE_URL"]))
 TABLES = ["procrastinate_jobs", "procrastinate_events", "procrastinate_workers", "procrastinate_periodic_defers"]
@@ -18,7 +18,7 @@ async def task(payload):
     if AT_ONCE:
         await wait(payload)
     else:
-        mark(payload)
+        handle(payload)
 
 
 def setup():

@@ -6,14 +6,14 @@ import os
 from datetime import UTC, datetime
 
 import redis
-from adapter_process import mark
+from adapter_process import handle
 from rq import Queue
 
 queue = Queue(connection=redis.Redis.from_url(os.environ["REDIS_URL"]))
 
 
 def task(payload):
-    mark(payload)
+    handle(payload)
 
 
 def send(payload, due, **options):
