@@ -54,7 +54,7 @@ def run(redis_client: redis.Redis, *words: str) -> None:
             "DJANGO_SETTINGS_MODULE": "tests.support.worker_settings",
             "DELAYQ_TEST_SETTINGS": json.dumps(settings.DELAYQ),
             # No worker brings what a producer leaves out because Redis was too slow for it.
-            "DELAYQ_TEST_PACE": json.dumps({"publisher.REDIS_TIMEOUT": PATIENCE / 3}),
+            "DELAYQ_TEST_PACE": json.dumps({"publisher.usual.timeout": PATIENCE / 3}),
         },
         check=True,
         timeout=250,
