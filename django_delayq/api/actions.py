@@ -10,9 +10,9 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 from django.conf import settings
 from django.db import NotSupportedError, router
@@ -448,11 +448,22 @@ def run_message(
 
 @overload
 def requeue_message(
-    target: Target, *, delay: Duration | None = ..., reason: str = ..., using: str | None = ...
+    target: Target,
+    *,
+    delay: Duration | None = ...,
+    expires: Duration | Literal[False] | None = ...,
+    reason: str = ...,
+    using: str | None = ...,
 ) -> Answer: ...
 @overload
 def requeue_message(
-    *, topic: str, key: str, delay: Duration | None = ..., reason: str = ..., using: str | None = ...
+    *,
+    topic: str,
+    key: str,
+    delay: Duration | None = ...,
+    expires: Duration | Literal[False] | None = ...,
+    reason: str = ...,
+    using: str | None = ...,
 ) -> Answer: ...
 @overload
 def requeue_message(
@@ -460,6 +471,7 @@ def requeue_message(
     *,
     delay: Duration | None = ...,
     spread: Duration | None = ...,
+    expires: Duration | Literal[False] | None = ...,
     reason: str = ...,
     using: str | None = ...,
 ) -> Counter[Verdict]: ...
@@ -469,6 +481,7 @@ def requeue_message(
     *,
     delay: Duration | None = None,
     spread: Duration | None = None,
+    expires: Duration | Literal[False] | None = None,
     topic: str = "",
     key: str | None = None,
     reason: str = "",
@@ -478,7 +491,8 @@ def requeue_message(
 
     A message whose due time is still to come keeps it; any other is due now. With ``delay`` all are due after that time
     (0: now). ``spread`` distributes the messages of a queryset that get a new due time evenly over that time, in the
-    order of their ids.
+    order of their ids. With ``expires`` it does not start any more this long after its due time (False: it never expires);
+    by default its time to live stays as long as it was.
 
     Answers REQUEUED, TOO_LATE (it is live, or was consumed: ``answer.state``), KEY_TAKEN (another message holds its
     topic and key) or NOT_FOUND. ``topic`` and ``key`` name the youngest finished message with that key, unless a live
@@ -486,7 +500,9 @@ def requeue_message(
     """
     wait = None if delay is None else validation.delay(delay)
     over = NO_TIME if spread is None else validation.delay(spread, "spread")
-    return _apply(REQUEUE, target, topic, key, using, times=DueTimes(delay=wait, spread=over), reason=reason)
+    life: timedelta | Literal[False] | None = False if expires is False else validation.expires(expires)
+    times = DueTimes(delay=wait, spread=over, expires=life)
+    return _apply(REQUEUE, target, topic, key, using, times=times, reason=reason)
 
 
 def _apply(

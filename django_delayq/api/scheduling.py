@@ -83,7 +83,9 @@ def checked(topic: Any, payload: Any, options: Mapping[str, Any]) -> NewMessage:
     given = {name: value for name, value in options.items() if value is not None or name in _OF_KEYS}
     if "delay" in given and "due_at" in given:
         raise InvalidMessage("give delay or due_at, not both")
-    columns: dict[str, Any] = {} if handler is None else {"priority": handler.priority, "queue": handler.queue}
+    columns: dict[str, Any] = {}
+    if handler is not None:
+        columns = {"priority": handler.priority, "queue": handler.queue, "expires": handler.expires}
     columns |= {name: _CHECKS[name](value) for name, value in given.items()}
     columns["queue"] = columns.get("queue") or conf.get().DEFAULT_QUEUE
     columns["key_deliveries"], columns["key_for"] = columns.pop("unique", (None, None))
@@ -230,7 +232,7 @@ def schedule_message(
         this one holds the key: while it is live ("live"), only until its delivery begins ("scheduled"), or also for a
         time after its end ("1h").
     ``expires``
-        Do not start it any more this long after its due time.
+        Do not start it any more this long after its due time. By default the handler's; False: it never expires.
     ``retry``, ``max_attempts``
         A policy, a list of delays, or False for never; no function. It overrides the handler's, which keeps its choice
         of exceptions. ``max_attempts`` gives up earlier than the policy, and never later.

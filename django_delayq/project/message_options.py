@@ -59,7 +59,7 @@ class MessageOptions(TypedDict, total=False):
     key: Annotated[str | None, validation.key]
     unique: Annotated[Unique, validation.unique]
     on_conflict: Annotated[OnConflictLike, _on_conflict]
-    expires: Annotated[Duration | None, validation.expires]
+    expires: Annotated[Duration | Literal[False] | None, validation.expires]
     max_attempts: Annotated[int | None, validation.max_attempts]
     retry: Annotated[StorableRetry | None, _stored_policy]
     timeout: Annotated[Duration | Literal[False] | None, validation.timeout]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Protocol, TypeVar, overload
 
@@ -176,6 +176,8 @@ class Handler(NamedTuple):
     # The most messages of one call, and how long the first of them waits for others (seconds).
     batch: int = 1
     linger: float = 0.0
+    # How long after its due time a message may start when its call does not say.
+    expires: timedelta | None = None
 
     @property
     def name(self) -> str:
@@ -242,7 +244,7 @@ MEANT = {
     # What each message may have of its own.
     **dict.fromkeys(("key", "unique", "queueing_lock"), "key= and unique= where the message is scheduled"),
     **dict.fromkeys(("delay", "countdown", "eta"), "delay= or due_at= where the message is scheduled"),
-    **dict.fromkeys(("expires", "max_age", "ttl"), "expires= where the message is scheduled"),
+    **dict.fromkeys(("expires_in", "max_age", "ttl"), "expires"),
     **dict.fromkeys(
         ("cron", "crontab", "every", "schedule", "interval", "run_every"), '@recurring("0 3 * * *") above @handler'
     ),
@@ -292,6 +294,7 @@ def handler(
     limit_key: LimitKey | None = None,
     batch: int | None = None,
     linger: Duration = 0,
+    expires: Duration | None = None,
 ) -> Registering:
     """Register the decorated function, sync or async, as the receiver of ``topic``.
 
@@ -329,6 +332,9 @@ def handler(
         on, so a bad one costs its neighbours one attempt at most.
     ``linger``
         How long the first message of a batch waits for others, up to 10 seconds. By default none waits.
+    ``expires``
+        Messages of this topic do not start any more this long after their due times, when ``schedule_message`` names no
+        other time. By default they never expire.
 
     The function stays what it is, and gets its ``topic`` and two methods, ``schedule`` and ``aschedule``: they schedule
     a message of the topic.
@@ -360,13 +366,13 @@ def handler(
     if limit_key is not None and not callable(limit_key):
         raise ValueError(f"limit_key is a function of the message, not {type(limit_key).__name__}")
     size, own_linger = _batch(batch, linger, keep_result=keep_result)
+    own_expires = validation.expires(expires)
 
     def register(function: Callable[[Any], Any], /) -> Any:
         _check(function)
         own = (own_retry, own_lease, own_timeout, transactional, own_queue, own_priority, keep_result)
-        return _add(
-            Handler(topic, function, *own, iscoroutinefunction(function), own_limit, limit_key, size, own_linger)
-        )
+        counted = (own_limit, limit_key, size, own_linger, own_expires)
+        return _add(Handler(topic, function, *own, iscoroutinefunction(function), *counted))
 
     return register
 

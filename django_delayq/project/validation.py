@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum
 from math import isfinite
 from pathlib import PurePath
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db.models import QuerySet
@@ -99,9 +99,9 @@ def due(value: Any, what: str = "due_at") -> datetime:
     return found
 
 
-def expires(value: Duration | None) -> timedelta | None:
-    """Check how long after its due time a message may still start: more than 0, at most 100 years; or None."""
-    if value is None:
+def expires(value: Duration | Literal[False] | None) -> timedelta | None:
+    """Check how long after its due time a message may still start: more than 0, at most 100 years; False: for ever."""
+    if value is None or value is False:
         return None
     try:
         return timedelta(seconds=checked("expires", values.span, value, values.SHORTEST))

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
+from typing import Any, Literal
 
 from django.db import IntegrityError, connections, transaction
 from django.db.models import Q
@@ -59,6 +60,8 @@ class DueTimes:
     spread: timedelta = NO_TIME
     rank: Callable[[int], int] | None = None
     number: int = 0
+    # How long after it a requeued message may start; False: for ever; None: for as long as before.
+    expires: timedelta | Literal[False] | None = None
 
     @property
     def name_none(self) -> bool:
@@ -385,7 +388,7 @@ def requeue(
         if not times.name_none or due <= at:
             start = times.due_at or at + (times.delay or NO_TIME)
             due = ceil_tenth(min(start + times.share(message.pk), at + FARTHEST))
-        values = {
+        values: dict[str, Any] = {
             **moved_due(message, due, at),
             "attempts": 0,
             "conflicts": 0,
@@ -395,6 +398,8 @@ def requeue(
             "key_deliveries": message.deliveries if message.unique == "scheduled" else None,
             "next_id": None,
         }
+        if times.expires is not None:
+            values["expires_at"] = due + times.expires if times.expires else None
         return Decision(State.SCHEDULED, values, reason, Verdict.REQUEUED)
 
     answers = _act(using, ids, decide, among)

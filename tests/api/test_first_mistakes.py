@@ -72,7 +72,7 @@ DECORATORS = [
     ("handler('m.new', soft_time_limit=30)", "write timeout"),
     ("handler(name='m.new')", "name (write topic)"),
     ("handler('m.new', actor_name='x')", "actor_name (write topic)"),
-    ("handler('m.new', max_age=1000)", "write expires= where the message is scheduled"),
+    ("handler('m.new', max_age=1000)", "max_age (write expires)"),
     ("handler('m.new', queueing_lock='x')", "write key= and unique= where the message is scheduled"),
     ("handler('m.new', unique=True)", "write key= and unique= where the message is scheduled"),
     ("handler('m.new', countdown=5)", "write delay= or due_at= where the message is scheduled"),
