@@ -491,8 +491,8 @@ def requeue_message(
 
     A message whose due time is still to come keeps it; any other is due now. With ``delay`` all are due after that time
     (0: now). ``spread`` distributes the messages of a queryset that get a new due time evenly over that time, in the
-    order of their ids. With ``expires`` it does not start any more this long after its due time (False: it never expires);
-    by default its time to live stays as long as it was.
+    order of their ids. With ``expires`` it does not start any more this long after its due time (False: it never
+    expires); by default its time to live stays as long as it was.
 
     Answers REQUEUED, TOO_LATE (it is live, or was consumed: ``answer.state``), KEY_TAKEN (another message holds its
     topic and key) or NOT_FOUND. ``topic`` and ``key`` name the youngest finished message with that key, unless a live

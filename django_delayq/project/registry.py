@@ -178,6 +178,8 @@ class Handler(NamedTuple):
     linger: float = 0.0
     # How long after its due time a message may start when its call does not say.
     expires: timedelta | None = None
+    # False: a message is dead when a delivery of it crashed.
+    redeliver: bool = True
 
     @property
     def name(self) -> str:
@@ -295,6 +297,7 @@ def handler(
     batch: int | None = None,
     linger: Duration = 0,
     expires: Duration | None = None,
+    redeliver: bool = True,
 ) -> Registering:
     """Register the decorated function, sync or async, as the receiver of ``topic``.
 
@@ -332,6 +335,9 @@ def handler(
         on, so a bad one costs its neighbours one attempt at most.
     ``linger``
         How long the first message of a batch waits for others, up to 10 seconds. By default none waits.
+    ``redeliver``
+        False: a message whose worker died or lost its lease meanwhile is dead, and is not delivered again. A failure is
+        answered by ``retry`` all the same.
     ``expires``
         Messages of this topic do not start any more this long after their due times, when ``schedule_message`` names no
         other time. By default they never expire.
@@ -367,11 +373,12 @@ def handler(
         raise ValueError(f"limit_key is a function of the message, not {type(limit_key).__name__}")
     size, own_linger = _batch(batch, linger, keep_result=keep_result)
     own_expires = validation.expires(expires)
+    redeliver = validation.checked("redeliver", values.flag, redeliver)
 
     def register(function: Callable[[Any], Any], /) -> Any:
         _check(function)
         own = (own_retry, own_lease, own_timeout, transactional, own_queue, own_priority, keep_result)
-        counted = (own_limit, limit_key, size, own_linger, own_expires)
+        counted = (own_limit, limit_key, size, own_linger, own_expires, redeliver)
         return _add(Handler(topic, function, *own, iscoroutinefunction(function), *counted))
 
     return register

@@ -18,6 +18,7 @@ from ..core.clock import ceil_tenth
 from ..core.states import State
 from ..models import Message
 from ..models.messages import Lease, lease_is_over
+from ..project import registry
 from .low_water import LowWater
 from .reads import now
 from .sql import statements
@@ -180,6 +181,8 @@ def release_worker(using: str, worker: str, *, actor: str, shutdown: bool, death
     def decide(message: Message, at: datetime) -> Decision:
         if shutdown:
             return _ended(message, at, "worker was shut down", Judgement(counts=False))
+        if once := _once(message, "worker process died"):
+            return once
         if death.of_all:
             return _of_a_worker(message, at, "all processes of the worker died")
         if message.pk not in running:
@@ -193,11 +196,24 @@ def release_worker(using: str, worker: str, *, actor: str, shutdown: bool, death
 
 def _of_a_worker(message: Message, at: datetime, reason: str) -> Decision:
     """Decide on a message of a worker that died, or stood still, as a whole."""
+    if once := _once(message, reason):
+        return once
     was_alone = message.worker.endswith(ALONE)
     judgement = Judgement(counts=False)
     if (message.deliveries - message.reported) % RULES.deaths_of_workers == 0:
         judgement = judge(message.crashes + 1, was_alone=was_alone, by_kill=True)
     return _ended(message, at, reason + RAN_ALONE * was_alone, judgement)
+
+
+def _once(message: Message, reason: str) -> Decision | None:
+    """Decide on a message whose handler allows no delivery after one that crashed; None: it allows that.
+
+    That the handler had not begun is never certain: many quick ones may have ended since, and their outcomes be lost.
+    """
+    handler = registry.find(message.topic)
+    if handler is None or handler.redeliver or message.cancel_requested:
+        return None
+    return Decision(State.DEAD, reason=f"{reason}; its handler has redeliver=False")
 
 
 def release_orphaned(using: str, ids: Iterable[int], worker: str, *, since: datetime | None, actor: str) -> list[Moved]:

@@ -178,6 +178,7 @@ def wait_for_the_gate(message: Delivered) -> None:
 
 
 receives("t.gate", retry=SOON)(wait_for_the_gate)
+receives("t.at_most_once", redeliver=False)(wait_for_the_gate)
 receives("t.once_tx", transactional=True, retry=False)(wait_for_the_gate)
 receives("t.short_lease", retry=SOON, lease="1s")(wait_for_the_gate)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Collection
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_delayq import cancel_message, requeue_message
+from django_delayq import cancel_message, handler, requeue_message, schedule_message
 from django_delayq.core.states import State
 from django_delayq.core.verdicts import Verdict
 from django_delayq.models import Message
@@ -19,8 +21,11 @@ from django_delayq.record.crashes import (
     judge,
     mark_alone,
 )
+from tests.support.processes import Gate, Start
+from tests.support.record_of import wait_until
 from tests.support.rows import unguarded
-from tests.support.steps import ago, claim, due, fail, log, message
+from tests.support.steps import TOPIC, ago, claim, due, fail, log, message
+from tests.support.workers import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -208,3 +213,77 @@ def test_a_message_that_was_asked_to_stop_is_cancelled_by_the_crash_that_would_m
     assert row.state == State.CANCELLED
     last = log(pk)[-1]
     assert last.reason.startswith("cancel requested; ")
+
+
+# --- handlers that allow no other delivery ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def at_most_once() -> None:
+    handler(TOPIC, redeliver=False)(lambda message: None)
+
+
+@pytest.mark.usefixtures("at_most_once")
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        (die, "worker process died"),
+        (lambda: die(death=Death(by_kill=True)), "worker process died"),
+        (lambda: die(death=Death([])), "worker process died"),
+        (lambda: die(death=Death(of_all=True)), "worker process died"),
+        (reap, "lease ran out"),
+    ],
+    ids=["seen", "killed", "not known to run", "with all others", "unseen"],
+)
+def test_a_message_that_is_delivered_at_most_once_is_dead_with_its_first_crash(
+    end: Callable[[], object], reason: str
+) -> None:
+    pk = due(key="a").pk
+    run([pk])
+    end()
+    assert message(pk).state == State.DEAD
+    assert log(pk)[-1].reason == f"{reason}; its handler has redeliver=False"
+    # Its key is free, and somebody may requeue it: each crash ends a life.
+    schedule_message(TOPIC, key="a", delay="1h", on_conflict="keep")
+    assert requeue_message(pk).verdict == Verdict.KEY_TAKEN
+    assert cancel_message(topic=TOPIC, key="a")
+    assert requeue_message(pk)
+    run([pk])
+    end()
+    assert (message(pk).state, message(pk).deliveries) == (State.DEAD, 2)
+
+
+@pytest.mark.usefixtures("at_most_once")
+def test_a_message_that_is_delivered_at_most_once_comes_again_when_nothing_crashed() -> None:
+    pk = due().pk
+    run([pk])
+    (moved,) = crashes.release_worker("default", "w", actor="s", shutdown=True)
+    assert moved.after == State.SCHEDULED
+    run([pk])
+    (moved,) = crashes.release_orphaned("default", [pk], "w", since=None, actor="w")
+    assert moved.after == State.SCHEDULED
+    run([pk])
+    assert fail(pk, 3)
+    run([pk])
+    assert cancel_message(pk).verdict == Verdict.REQUESTED
+    assert die() == {pk: State.CANCELLED}
+
+
+@pytest.mark.usefixtures("timed_by")
+def test_a_killed_process_repeats_no_delivery_of_a_handler_that_allows_none(start: Start, gate: Gate) -> None:
+    once, again = (schedule_message(topic, gate.payload) for topic in ("t.at_most_once", "t.gate"))
+    worker = start("--threads", "2")
+    (victim,) = worker.wait_for_children(1)
+    eventually(lambda: gate.begun(once.pk) and gate.begun(again.pk), "both begin")
+    os.kill(victim, signal.SIGKILL)
+    wait_until(once, State.DEAD)
+    gate.open()
+    wait_until(again, State.CONSUMED)
+    assert (message(once.pk).deliveries, message(again.pk).deliveries) == (1, 2)
+    assert "redeliver=False" in log(once.pk)[-1].reason
+
+
+@pytest.mark.parametrize("value", [None, 0, "no"])
+def test_whether_to_deliver_again_is_yes_or_no(value: object) -> None:
+    with pytest.raises(ValueError, match="redeliver"):
+        handler("t.never", redeliver=value)  # type: ignore[arg-type]
