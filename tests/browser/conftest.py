@@ -15,12 +15,13 @@ from pytest_django.live_server_helper import LiveServer
 
 from django_delayq.console.admin import panels
 from tests.console.admin.conftest import slow_searches
+from tests.console.conftest import timed
 
 from .chromium import MISSING, STEP_TIMEOUT_MS, launched
 from .middleware import wait_until_idle
 
-# A fixture of the console's tests for those here.
-__all__ = ["slow_searches"]
+# Fixtures of the console's tests for those here.
+__all__ = ["slow_searches", "timed"]
 
 DESKTOP = {"width": 1400, "height": 900}
 # Opens the page at an address, if one is given, in a context with these options.
