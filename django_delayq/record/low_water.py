@@ -23,12 +23,12 @@ class LowWater:
     scan finds a row that a later write puts before the mark, such as a message that was rescheduled into the past.
     """
 
-    def __init__(self, parts: float = 10.0) -> None:
-        """Full scans, which begin before all rows, use at most 1/``parts`` of the time.
+    def __init__(self, parts: float = 10.0, late: timedelta = LATE_COMMIT) -> None:
+        """Full scans, which begin before all rows, use at most 1/``parts`` of the time. The mark lags by ``late``.
 
         Without dead rows a full scan is cheap, so nearly every search is one.
         """
-        self._parts = parts
+        self._parts, self._late = parts, late
         self.mark = BEGINNING
         # True during a full scan.
         self._is_full = False
@@ -50,7 +50,7 @@ class LowWater:
         ``took``: seconds.
         """
         if begin <= self.mark:
-            late = (now - LATE_COMMIT, 0)
+            late = (now - self._late, 0)
             # Right before the first row: it may not have begun.
             self.mark = late if first is None else min((first[0], first[1] - 1), late)
         self._spent += took

@@ -1,4 +1,8 @@
-"""Reads scheduled messages along their index, page by page, in constant memory."""
+"""Reads scheduled messages along their index, page by page, in constant memory.
+
+A restore and a load read once and pass the dead rows once, so they need no low-water mark. The sweeper reads again and
+again, and keeps one.
+"""
 
 from __future__ import annotations
 

@@ -16,8 +16,12 @@ from django.utils import timezone
 from django_delayq import schedule_message, schedule_messages
 from django_delayq.broker.database import DatabaseBroker
 from django_delayq.models import Message
-from django_delayq.record import crashes
+from django_delayq.record import crashes, reads
 from django_delayq.record.low_water import LowWater
+from django_delayq.worker.shared.broker_switch import BrokerSwitch
+from django_delayq.worker.upkeep.loader import Loader
+from django_delayq.worker.upkeep.sweeper import Sweeper
+from django_delayq.worker.upkeep.upkeep_tuning import UpkeepTuning
 from tests.support.rows import unguarded
 from tests.support.steps import claim
 from tests.support.workers import eventually
@@ -152,3 +156,23 @@ def test_the_reaper_passes_dead_rows_rarely_and_finds_each_lease_that_is_over() 
     (row,) = claim(schedule_message(TOPIC).pk)
     unguarded(Message).filter(pk=row.id).update(leased_until=timezone.now() - timedelta(hours=1))
     eventually(lambda: crashes.anything_expired(DB, *marks)[0], "a look from the very beginning finds it")
+
+
+@pytest.mark.usefixtures("redis_client")
+def test_the_sweeper_passes_dead_rows_rarely_and_finds_what_comes_before_its_mark() -> None:
+    die()
+    brokers = BrokerSwitch(DB, dict)
+    tuning = UpkeepTuning(claiming=0.0, late_commit=timedelta(seconds=5))
+    sweeper = Sweeper(DB, brokers, lambda: ("default",), lambda: [TOPIC], tuning)
+    Loader(DB, brokers, "host/1").tick()
+
+    def sweep() -> int:
+        return sweeper.sweep(reads.now(DB))["default"]
+
+    full = entries_read(sweep)
+    assert full > DEAD
+    eventually(lambda: entries_read(sweep) <= full - DEAD, "a round passes no dead rows")
+    message = overdue()
+    sweeper.broker.remove("default", [message.pk])
+    eventually(lambda: sweep() == 1, "a round from the very beginning finds it")
+    brokers.close()

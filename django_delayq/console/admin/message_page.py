@@ -71,10 +71,10 @@ class MessagePage(ActionPages):
         self.require(request, "restore")
         if request.method == "POST":
             message = self._message(request, pk)
-            self.message_user(request, *self._put_back(request, message))
+            self.message_user(request, *self._restored(request, message))
         return HttpResponseRedirect(self.url(Message, "change", pk))
 
-    def _put_back(self, request: HttpRequest, message: Message) -> tuple[str, int]:
+    def _restored(self, request: HttpRequest, message: Message) -> tuple[str, int]:
         redis_publisher = publisher.get(self.using)
         if redis_publisher is None:
             return _("No Redis is configured."), messages.WARNING

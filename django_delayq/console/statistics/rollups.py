@@ -78,7 +78,7 @@ class UnwrittenCounts:
             drained, self._rollups = self._rollups, {}
         return drained
 
-    def put_back(self, rollups: Rollups) -> None:
+    def undrain(self, rollups: Rollups) -> None:
         """Add counts that were drained and could not be written."""
         with self._lock:
             for key, counts in rollups.items():
@@ -109,7 +109,7 @@ class RollupWriter(Service):
         try:
             write(self.using, drained)
         except BaseException:
-            self.counts.put_back(drained)
+            self.counts.undrain(drained)
             raise
         return tuning.rollup_interval
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 
 from ...broker.base import Entry
 from ...broker.publisher import by_queue
@@ -18,7 +17,8 @@ from ...core.known_record import doubt_identity
 from ...extensions import Service
 from ...project import conf
 from ...record import unannounced
-from ...record.sql.rows import BEGINNING, ToAnnounce
+from ...record.low_water import LowWater
+from ...record.sql.rows import BEGINNING, IndexPosition, ToAnnounce
 from ...restore import reading
 from ...restore.filling import fill
 from ..shared.broker_switch import BrokerSwitch
@@ -58,13 +58,9 @@ class Sweeper(Service):
         # The position in the order of (due, id) where the round began, and where it goes on; None: the next tick begins
         # a round.
         self.began_at = BEGINNING
-        self._cursor: tuple[datetime, int] | None = None
-        # The due time of the first message that this round found.
-        self._first: datetime | None = None
-        # This round covers all messages due up to this time.
-        self._reached = BEGINNING[0]
-        # When a round last started at the very beginning (monotonic).
-        self._full_at = -math.inf
+        self._cursor: IndexPosition | None = None
+        # Where a round begins that is no full scan.
+        self._low = LowWater(tuning.parts_of_time, tuning.late_commit)
         # At the last tick, the messages due up to this time were overdue.
         self._looked: datetime | None = None
 
@@ -106,15 +102,20 @@ class Sweeper(Service):
     def sweep(self, overdue_since: datetime) -> Counter[str]:
         """Go on with the round, for some pages at most. Return how many messages of each queue were put."""
         if self._cursor is None:
-            self._cursor = self.began_at = self._beginning(overdue_since)
+            self._cursor = self.began_at = BEGINNING if self._low.begin_full_scan() else self._low.mark
         read = partial(reading.merged, self.using, self.queues(), end=overdue_since, topics=list(self.topics()))
         missing: defaultdict[str, list[Entry]] = defaultdict(list)
-        rows = 0
-        for page in read(after=self._cursor):
-            if not rows and self._is_loading():
-                # Redis has not lost them: the load brings them first. The next tick begins here.
-                return Counter()
-            self._first = self._first or page.first
+        pages, asked, rows = read(after=self._cursor), time.monotonic(), 0
+        first = next(pages, None)
+        if self._cursor == self.began_at:
+            # The first page of a round has passed the dead rows.
+            took = time.monotonic() - asked
+            self._low.note(self.began_at, None if first is None else (first.first, 0), overdue_since, took)
+            self._low.end()
+        if first is not None and self._is_loading():
+            # Redis has not lost them: the load brings them first. The next tick begins here.
+            return Counter()
+        for page in chain([] if first is None else [first], pages):
             self._note_missing(page.by_queue, missing)
             due_at, pk = page.end
             assert due_at is not None
@@ -156,14 +157,3 @@ class Sweeper(Service):
         for _batch, answers in fill(self.broker, [reading.Batch(left)]):
             put.update({queue: answer.put for queue, answer in answers.items()})
         return +put
-
-    def _beginning(self, overdue_since: datetime) -> tuple[datetime, int]:
-        """Return where a round begins: at the very beginning from time to time, else at the low-water mark."""
-        first, self._first = self._first, None
-        reached, self._reached = self._reached, overdue_since
-        now = time.monotonic()
-        if now - self._full_at >= self.tuning.full_round:
-            self._full_at = now
-            return BEGINNING
-        lag = min(reached, overdue_since) - timedelta(seconds=self.tuning.full_round)
-        return (lag if first is None else min(first, lag), 0)

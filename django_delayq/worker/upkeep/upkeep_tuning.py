@@ -71,9 +71,10 @@ class UpkeepTuning:
 
     # One tick handles this many rows of a round.
     rows_per_tick: int = 5 * IDS_PER_CALL
-    # The time between two rounds that start at the very beginning. The rounds between start at the low-water mark,
-    # which lags behind by the same time, for transactions that committed late.
-    full_round: float = 60.0
+    # The first pages of rounds that start at the very beginning take 1/10 of the time. The rounds between start at the
+    # low-water mark, which lags behind by ``late_commit`` for transactions that committed late.
+    parts_of_time: float = 10.0
+    late_commit: timedelta = timedelta(minutes=1)
     # A consumer needs a few ms between taking ids and claiming their messages. The sweep allows it this time.
     claiming: float = 0.3
     # One tick tells Redis of this many messages that SQL has scheduled.
