@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 import uuid
+from collections.abc import Iterator
 from datetime import datetime, timedelta
-from typing import Any, ClassVar, NoReturn, TypeVar
+from typing import Any, ClassVar, NoReturn, Self, TypeVar
 
-from django.db import models
+from asgiref.sync import sync_to_async
+from django.db import connections, models, router
 from django.db.models import Exists, F, Func, OuterRef, Q
+from django.db.transaction import TransactionManagementError
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from ..core import bounds, names, states, verbs
+from ..core import bounds, names, states, values, verbs
+from ..core.durations import Duration
 from ..core.states import State as _State
 from .fields import UTCDateTimeField
 
@@ -48,6 +54,9 @@ IS_CONSISTENT = Q(
     reported__lte=F("deliveries") - F("excused"),
     moves__gte=1,
 )
+
+# ``Message.wait`` looks again after the first time, then after twice as long each time, up to the last. Seconds.
+FIRST_LOOK, LAST_LOOK = 0.005, 0.5
 
 AModel = TypeVar("AModel", bound=models.Model)
 
@@ -96,7 +105,9 @@ _MEANT = {
     "reschedule": 'reschedule_message(message, delay="5m")',
     **dict.fromkeys(("requeue", "restart"), "requeue_message(message)"),
     **dict.fromkeys(("enqueue", "perform", "run", "run_now"), "run_message(message)"),
-    **dict.fromkeys(("get", "return_value", "wait"), "message.result, with keep_result=True at @handler"),
+    **dict.fromkeys(
+        ("get", "return_value"), 'message.wait("10s"), then message.result, with keep_result=True at @handler'
+    ),
     **dict.fromkeys(("get_status", "ready", "status", "successful"), "message.refresh_from_db(), then message.state"),
     **dict.fromkeys(("args", "body", "data", "kwargs"), "message.payload"),
     **dict.fromkeys(("eta", "run_at", "scheduled_at"), "message.due_at"),
@@ -228,6 +239,48 @@ class Message(_Record):
 
     def __str__(self) -> str:
         return f"{self.topic} #{self.pk}"
+
+    def wait(self, timeout: Duration) -> Self:
+        """Wait until the message has ended, read it again, and return it: ``state`` says how it has ended.
+
+        Looks at the row at once, and then after 5, 10, 20 … 500 ms. A message that waits for a retry has not ended.
+
+        Raises ``TimeoutError`` after this time (seconds, a timedelta, or text such as ``"30s"``; 0: it looks once), and
+        names the message and its state; ``TransactionManagementError`` within a transaction, unless the message has
+        ended already: one that the transaction has scheduled begins only after the commit, and a snapshot shows no end;
+        ``DoesNotExist`` when it was purged; ``ValueError`` for an impossible time. Async code awaits ``await_end``.
+        """
+        for pause in self._looks(timeout):
+            time.sleep(pause)
+        return self
+
+    async def await_end(self, timeout: Duration) -> Self:
+        """Wait from async code as ``wait`` does."""
+        looks = self._looks(timeout)
+        while (pause := await sync_to_async(lambda: next(looks, None))()) is not None:
+            await asyncio.sleep(pause)
+        return self
+
+    def _looks(self, timeout: Duration) -> Iterator[float]:
+        """Look at the row until the message has ended, and read it then. Yields the seconds until the next look."""
+        try:
+            span = values.span(timeout)
+        except ValueError as error:
+            raise ValueError(f"timeout {error}") from None
+        using, over, pause = router.db_for_write(Message, instance=self), time.monotonic() + span, FIRST_LOOK
+        rows = Message.objects.using(using).filter(pk=self.pk).values_list("state", flat=True)
+        while (state := rows.get()) not in states.FINAL:
+            if not connections[using].get_autocommit():
+                raise TransactionManagementError(
+                    f"message {self.pk} has not ended, and within this transaction that may never be seen: "
+                    "wait for it after the commit"
+                )
+            left = over - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(f"message {self.pk} of topic {self.topic!r} has not ended: it is {state}")
+            yield min(pause, left)
+            pause = min(2 * pause, LAST_LOOK)
+        self.refresh_from_db(using=using)
 
     @property
     def crashes(self) -> int:

@@ -172,7 +172,7 @@ MESSAGES = [
     ("close.schedule({}).reschedule(delay='5m')", "write reschedule_message(message, delay="),
     ("close.schedule({}).requeue()", "write requeue_message(message)"),
     ("close.schedule({}).run()", "write run_message(message)"),
-    ("close.schedule({}).get(timeout=5)", "write message.result, with keep_result=True at @handler"),
+    ("close.schedule({}).get(timeout=5)", "then message.result, with keep_result=True at @handler"),
     ("close.schedule({}).get_status()", "write message.refresh_from_db(), then message.state"),
     ("close.schedule({}).task_id", "write message.id"),
     ("Message.objects.create(topic='m.close')", "schedule_message() makes a message"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import time_machine
+from asgiref.sync import async_to_sync
 from django.core.management import CommandError, call_command
 from django.db import IntegrityError, connection, transaction
 from django.dispatch import Signal
@@ -418,3 +419,11 @@ def test_the_messages_of_another_database_have_a_helper_of_their_own(delayq: Del
     with Delayq(using="other") as other:
         [ran] = other.drain("1h")
     assert (ran.message._state.db, ran.outcome) == ("other", "consumed")
+
+
+@pytest.mark.django_db
+def test_a_message_that_a_test_has_delivered_is_waited_for(delayq: Delayq) -> None:
+    waits = schedule_message("t.ok")
+    delayq.drain()
+    assert waits.wait(0).state == "consumed"
+    assert async_to_sync(waits.await_end)(0) is waits
