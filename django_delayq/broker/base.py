@@ -144,6 +144,8 @@ class ServerRun:
     replid: str
     role: str
     is_cluster: bool = False
+    # maxmemory-policy; empty: not known.
+    policy: str = ""
 
 
 @dataclass(frozen=True, slots=True)

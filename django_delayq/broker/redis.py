@@ -198,6 +198,7 @@ class RedisBroker(RedisSource):
             str(info.get("master_replid", "")),
             str(info.get("role", "")),
             is_cluster=bool(info.get("cluster_enabled")),
+            policy=str(info.get("maxmemory_policy", "")),
         )
 
     def write_nothing(self) -> None:

@@ -73,6 +73,23 @@ def test_each_loss_is_told_and_mended_by_one_of_two_processes(
         assert caplog.text.count("Loaded Redis from the record") == 1 + losses
 
 
+def test_a_process_warns_once_of_a_redis_that_evicts(
+    loaders: tuple[Loader, Loader], caplog: pytest.LogCaptureFixture
+) -> None:
+    loader, client = loaders[0], loaders[0].broker.client
+    loader.tuning.identity_interval = 0.0
+    loader.tick()
+    assert "evict" not in caplog.text
+    client.config_set("maxmemory-policy", "allkeys-lru")
+    try:
+        for _look in range(3):
+            loader.tick()
+    finally:
+        client.config_set("maxmemory-policy", "noeviction")
+    (warning,) = [record for record in caplog.records if "evict" in record.getMessage()]
+    assert (warning.levelname, warning.getMessage().split()[-1]) == ("WARNING", "allkeys-lru")
+
+
 def test_a_load_that_a_process_asks_for_is_told_as_no_loss(
     loaders: tuple[Loader, Loader], caplog: pytest.LogCaptureFixture
 ) -> None:

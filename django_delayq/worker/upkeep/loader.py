@@ -95,6 +95,8 @@ class Loader(Service):
         self.tuning = tuning
         self._server: ServerRun | None = None
         self._identified = 0.0
+        # The maxmemory-policy that this process has warned of.
+        self._policy = "noeviction"
         # The tick that this process read last; None before the first load.
         self._tick: int | None = None
         # Whether the last check has counted a tick.
@@ -151,6 +153,13 @@ class Loader(Service):
         if self._server is None or time.monotonic() - self._identified > self.tuning.identity_interval:
             self._server = writable_server(self.broker)
             self._identified = time.monotonic()
+            if self._server.policy not in ("", self._policy):
+                self._policy = self._server.policy
+                logger.warning(
+                    "Redis may evict the ids of waiting messages, which then start late: set its maxmemory-policy to "
+                    "noeviction; it is %s",
+                    self._policy,
+                )
         return self._server
 
     def check(self) -> Generator[None] | None:
