@@ -13,6 +13,8 @@ from .tables import Table
 from .workloads import WORKLOADS, Workload
 
 OURS = "delayq"
+# A system that does this many times as much is by far ahead.
+BY_FAR = 2.0
 _TITLES = {workload.name: workload.title for workload in WORKLOADS}
 
 
@@ -109,7 +111,8 @@ def ahead(results: Results) -> str:
             if best is None or ours is None or theirs is None:
                 continue
             if (theirs > ours) == workload.more_is_better and theirs != ours:
-                found.append(f"{best.title} in *{workload.title}* ({figure(theirs)} beside {figure(ours)})")
+                far = "by far, " if max(ours, theirs) >= BY_FAR * min(ours, theirs) else ""
+                found.append(f"{best.title} {far}in *{workload.title}* ({figure(theirs)} beside {figure(ours)})")
     return f"**Ahead of django-delayq were** {'; '.join(found)}." if found else "No peer was ahead of django-delayq."
 
 

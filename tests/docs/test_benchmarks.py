@@ -76,6 +76,13 @@ def test_every_system_has_its_figures_and_costs() -> None:
     assert report.failures(results) == "RQ 3.0 took no part in late-1000: it drains 400 messages/s"
 
 
+def test_what_is_by_far_behind_is_said() -> None:
+    results = rates(delayq=1000, graphile=3000, celery=1100)
+    found = report.ahead(results)
+    assert "Graphile Worker 0.17 (Node.js) by far, in *drain, one process* (3,000 beside 1,000)" in found
+    assert "Celery 5.7 (Redis) in *drain, one process* (1,100 beside 1,000)" in found
+
+
 def test_a_command_replaces_its_part_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = tmp_path / "performance.rst"
     shutil.copy(tables.PAGE, page)
