@@ -136,10 +136,10 @@ _ACTIONS = (
         FINAL,
         options=frozenset({"finished"}),
         is_final=True,
-        help="Delete finished messages, with their log: by id, or with --finished-before and other selectors, which "
-        "leave out those that still hold their keys, and count nothing with --yes. The janitor of a worker prunes "
-        "by itself what is older than DELAYQ['RETENTION']. Verdicts: purged, too late (live), referred to (by a "
-        "row of another table), not found.",
+        help="Delete finished messages, with their log: by id, or with --finished-before or --oldest and other "
+        "selectors, which leave out those that still hold their keys, and count nothing with --yes. The janitor of a "
+        "worker prunes by itself what is older than DELAYQ['RETENTION']. Verdicts: purged, too late (live), referred "
+        "to (by a row of another table), not found.",
         lines={
             Verdict.PURGED: Line("{} purged", "{} would be purged"),
             Verdict.TOO_LATE: Line("{} not purged: live, or locked by another transaction"),

@@ -281,6 +281,36 @@ def test_a_foreign_key_without_a_constraint_keeps_no_message() -> None:
         assert left() == set()
 
 
+@pytest.mark.parametrize("is_asked", [False, True], ids=["yes", "asked"])
+def test_the_oldest_of_a_queue_are_purged(monkeypatch: pytest.MonkeyPatch, is_asked: bool) -> None:
+    said: list[str] = []
+    by_age = {days: make_finished(2, days=days) for days in (9, 3, 6)}
+    others = [*make_finished(2, days=50, queue="other"), *schedule(2)]
+    words = ["delayq_act", "purge", "--queue", "default", "--oldest", "3"]
+    assert run(*words, "--dry-run").out == "3 would be purged\n"
+    if is_asked:
+        monkeypatch.setattr(common.DelayqCommand, "confirm", lambda _command, what, yes: said.append(what))
+    ran = run(*words, "--json", *[] if is_asked else ["--yes"], batch_size=2)
+    assert (ran.code, ran.json["answers"]) == (0, {"purged": 3})
+    assert ["3 messages" in what for what in said] == [True] * is_asked
+    assert left().isdisjoint(by_age[9])
+    assert left() >= {*by_age[3], *others}
+    assert len(left() & set(by_age[6])) == 1
+    assert run(*words, "--yes").code == 0
+    assert left() == set(others)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--queue", "a", "--oldest", "0"], ["--queue", "a", "--oldest", "few"], ["--oldest", "3"], ["1", "--oldest", "3"]],
+    ids=" ".join,
+)
+def test_a_purge_of_the_oldest_needs_a_number_and_a_selector(words: list[str]) -> None:
+    old = make_finished(2, days=400)
+    assert run("delayq_act", "purge", *words, "--yes").code != 0
+    assert left() == set(old)
+
+
 # --- by id, and by moments --------------------------------------------------------------------------------------------
 
 

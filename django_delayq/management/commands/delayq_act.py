@@ -226,7 +226,7 @@ class _Work:
         self._finished = _narrowed(purge.finished(self.using, states, 0.0), self.options)
         # With --yes nobody reads the number, and on a large table counting takes longer than many batches.
         if not self.options["yes"] or self.options["dry_run"]:
-            self.verdicts[Verdict.PURGED] = purge.deletable(self._finished).count()
+            self.verdicts[Verdict.PURGED] = purge.deletable(self._finished)[: self.options["oldest"]].count()
 
     def passed_over(self) -> list[str]:
         """Say which messages a purge leaves, because rows of other tables refer to them."""
@@ -250,7 +250,7 @@ class _Work:
 
     def _batches(self) -> Iterator[Counter[Verdict]]:
         if self._finished is not None:
-            limit = None if self.options["yes"] else self.verdicts[Verdict.PURGED]
+            limit = self.options["oldest"] if self.options["yes"] else self.verdicts[Verdict.PURGED]
             for size in purge.purge(self._finished, limit=limit):
                 yield Counter({Verdict.PURGED: size})
             return
@@ -295,6 +295,13 @@ def _add_options(parser: CommandParser, verb: Verb) -> None:
                 metavar="TIME",
                 help=f"only messages that finished {what} (ISO 8601 with time zone, or an age such as 30d)",
             )
+    if verb.is_final:
+        parser.add_argument(
+            "--oldest",
+            type=common.positive,
+            metavar="N",
+            help="of the messages selected, only the N that finished first",
+        )
     parser.add_argument("--key", type=common.key, help="only the message with this key")
     parser.add_argument(
         "--state",
@@ -344,8 +351,10 @@ def _by_selectors(verb: Verb, options: dict[str, Any]) -> bool:
     if not by_ids and not by_selectors:
         hint = " To start a worker: run_delayq." if verb.name == "run" else ""
         raise common.wrong_usage(f"Give ids of messages, or selectors such as --topic and --queue.{hint}")
-    if by_selectors and verb.is_final and options["finished_before"] is None:
-        raise common.wrong_usage("A purge by selectors needs --finished-before, e.g. --finished-before 30d.")
+    if by_ids and options.get("oldest"):
+        raise common.wrong_usage("--oldest goes with selectors such as --queue, and not with ids.")
+    if by_selectors and verb.is_final and options["finished_before"] is None and not options["oldest"]:
+        raise common.wrong_usage("A purge by selectors needs --finished-before, e.g. 30d, or --oldest, e.g. 10000.")
     return by_selectors
 
 
@@ -368,7 +377,7 @@ def _target(ids: Sequence[int], options: dict[str, Any]) -> str:
         return f"message #{ids[0]}"
     if ids:
         return f"{len(ids)} messages: {', '.join(f'#{pk}' for pk in ids[:50])}{', …' if len(ids) > 50 else ''}"
-    given = ((name.replace("_", " "), options.get(name)) for name in SELECTORS)
+    given = ((name.replace("_", " "), options.get(name)) for name in (*SELECTORS, "oldest"))
     return ", ".join(f"{name} {_in_words(value)}" for name, value in given if value)
 
 
