@@ -15,7 +15,7 @@ from datetime import datetime
 from difflib import get_close_matches
 
 from django.db import DatabaseError, connections
-from django.db.models import Q
+from django.db.models import F, Q
 
 from ..api import pausing
 from ..core import actors
@@ -146,8 +146,6 @@ class Deliverer:
         self._recorder = Recorder(using, self.extensions)
         # The messages that an immediate delivery made due: the alias and the id of each.
         self.waiting: list[tuple[str, int]] = []
-        # What was claimed for a batch, and is to come alone.
-        self._alone: list[LocalDelivery] = []
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -173,8 +171,6 @@ class Deliverer:
 
         Returns none when none is due in this queue (None: in any).
         """
-        if self._alone:
-            return [self._alone.pop(0)]
         due, now = self._due_times(queue), clock(self.using)
         first = conf.get().QUEUES
         order = {name: place for place, name in enumerate(first)}
@@ -186,12 +182,19 @@ class Deliverer:
             with nullcontext() if is_alone else transitions.exclusively(self.using):
                 found = self._start(statements(self.using).due(name, registry.handlers(), 1), name)
                 if found and not found[0].comes_alone and (size := min(most, found[0].handler.batch)) > 1:
-                    others = statements(self.using).due(name, [found[0].topic], size - 1)
-                    for other in self._start(others, name):
-                        (self._alone if other.comes_alone else found).append(other)
+                    found += self._start(self._company(found[0], size - 1), name)
             if found:
                 return found
         return []
+
+    def _company(self, first: LocalDelivery, most: int) -> list[Ticket]:
+        """Return due messages that may begin together with one of a batch handler: those that need not come alone."""
+        found = statements(self.using).due(first.queue, [first.topic], most)
+        new = Q(attempts=0, conflicts=0, deliveries=F("reported") + F("excused"))
+        ids = set(
+            Message.objects.using(self.using).filter(new, pk__in=[t.id for t in found]).values_list("pk", flat=True)
+        )
+        return [ticket for ticket in found if ticket.id in ids]
 
     def start(self, message_id: int) -> LocalDelivery | None:
         """Claim one message; None when it is not due, or may not start for another reason."""
@@ -293,7 +296,9 @@ def _committed(deliveries: Sequence[LocalDelivery], outcomes: list[Outcome]) -> 
         with as_without_transaction():
             call_on_commit_functions()
     except BaseException as error:  # noqa: BLE001
-        return [answer(delivery, error) for delivery in deliveries]
+        answers = [answer(delivery, error) for delivery in deliveries]
+        # The answers of a transactional batch are committed, as its effects are.
+        return outcomes if deliveries[0].handler.transactional else answers
     return outcomes
 
 

@@ -1,7 +1,8 @@
 """Handlers that succeed, fail or misbehave. Topics named in DELAYQ_TEST_UNKNOWN are left out.
 
 With DELAYQ_TEST_RECURRING one of them declares a schedule, with DELAYQ_TEST_LIMITS some have limits, and with
-DELAYQ_TEST_STARTED and DELAYQ_TEST_BATCHES there are those of ``started.py`` and ``batches.py``.
+DELAYQ_TEST_STARTED and DELAYQ_TEST_BATCHES there are those of ``started.py`` and ``batches.py``,
+or, with its value ``pairs``, of ``pairs.py``.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ from .models import Effect
 if "DELAYQ_TEST_STARTED" in os.environ:
     from . import started  # noqa: F401
 
-if "DELAYQ_TEST_BATCHES" in os.environ:
+if os.environ.get("DELAYQ_TEST_BATCHES") == "pairs":
+    from . import pairs  # noqa: F401
+elif "DELAYQ_TEST_BATCHES" in os.environ:
     from . import batches  # noqa: F401
 
 SOON = ["0.05s", "0.05s"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from django.db import transaction
 
 from django_delayq import Delivered, Reject, RetryLater, handler, schedule_message, schedule_messages
 from django_delayq.models import Message
@@ -73,6 +74,33 @@ def test_drain_raises_the_error_of_a_batch(delayq: Delayq) -> None:
     put("a", "bad")
     with pytest.raises(RuntimeError, match="bad"):
         delayq.drain()
+
+
+def test_drain_leaves_what_is_to_come_alone_for_the_next_one(delayq: Delayq, calls: list[list[Any]]) -> None:
+    put("a", "bad")
+    delayq.drain(raise_errors=False)
+    delayq.travel("1m")
+    schedule_message("b.words", "bad", priority=10)
+    with pytest.raises(RuntimeError, match="bad"):
+        delayq.drain()
+    assert calls[1:] == [["bad"]]
+    assert not Message.objects.filter(state="running").exists()
+    assert {one.message.payload for one in delayq.drain(raise_errors=False)} == {"a", "bad"}
+
+
+def test_what_a_transactional_batch_does_on_commit_changes_no_answer(delayq: Delayq) -> None:
+    def fail() -> None:
+        raise RuntimeError("after the commit")
+
+    @handler("b.commits", batch=4, transactional=True)
+    def work(messages: list[Delivered]) -> None:
+        messages[0].reject("no")
+        transaction.on_commit(fail)
+
+    schedule_messages({"topic": "b.commits"} for _ in range(2))
+    ran = delayq.drain(raise_errors=False)
+    assert [one.outcome for one in ran] == ["dead", "consumed"]
+    assert [str(one.error) for one in ran] == ["after the commit"] * 2
 
 
 def test_immediate_deliveries_are_batches_of_one(settings: Any, calls: list[list[Any]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,15 +15,17 @@ from django.db import transaction
 from django.utils import timezone
 
 from django_delayq import Delivered, cancel_message, handler, schedule_message, schedule_messages
-from django_delayq.core.outcomes import GiveUp, Recorded, Release
+from django_delayq.core.outcomes import Ack, GiveUp, Recorded, Release
 from django_delayq.core.states import State
 from django_delayq.middleware import Handled, Middleware, install, remove
 from django_delayq.models import Message
+from django_delayq.signals import message_failed
 from django_delayq.worker.run.batches import execute_batch
 from django_delayq.worker.run.delivery import Delivery
 from tests.app.models import Effect
 from tests.support.claims import claimed, state
 from tests.support.processes import Gate, Start
+from tests.support.receivers import receiving
 from tests.support.record_of import effects_per_message, log_of, once_each, path_of, wait_until, wait_until_all
 from tests.support.steps import lose
 from tests.support.workers import eventually
@@ -79,6 +82,16 @@ def test_a_lingering_batch_begins_when_it_is_full(start: Start) -> None:
     wait_until_all(State.CONSUMED, 3)
     took = timezone.now() - started
     assert sizes() == Counter({3: 1}) or took > timedelta(seconds=10)
+
+
+@in_processes
+def test_the_only_thread_waits_for_a_company_that_comes(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DELAYQ_TEST_BATCHES", "pairs")
+    messages = several("b.pair", 20)
+    start("--threads", "1")
+    wait_until_all(State.CONSUMED, 20)
+    assert effects_per_message() == once_each(messages)
+    assert sizes() == Counter({2: 10})
 
 
 @in_processes
@@ -248,6 +261,8 @@ def test_what_a_transactional_handler_does_on_commit_cannot_undo_its_successes(
     batch = taken(work, transactional=True)
     outcomes = execute_batch(batch, "worker:w/0")
     assert [type(outcome) for outcome in outcomes] == [GiveUp, Recorded, Recorded]
+    assert isinstance(outcomes[0], GiveUp)
+    assert outcomes[0].error == "Reject: not this one"
     assert [state(delivery) for delivery in batch[1:]] == [State.CONSUMED] * 2
 
 
@@ -285,6 +300,38 @@ def test_an_extended_message_extends_the_call(taken: Callable[..., list[Delivery
 
     execute_batch(taken(work, timeout="10s"), "worker:w/0")
     assert all(after - before > timedelta(minutes=50) for before, after in deadlines)
+
+
+@pytest.mark.parametrize("transactional", [False, True])
+def test_a_handler_may_take_its_messages_out_of_the_list(
+    taken: Callable[..., list[Delivery]], transactional: bool
+) -> None:
+    def work(messages: list[Delivered]) -> None:
+        while messages:
+            leave([messages.pop()])
+
+    batch = taken(work, transactional=transactional)
+    outcomes = execute_batch(batch, "worker:w/0")
+    assert [type(outcome) for outcome in outcomes] == [Recorded if transactional else Ack] * 3
+    assert effects_per_message() == Counter(delivery.id for delivery in batch)
+
+
+def test_a_batch_whose_handler_has_ended_is_not_stuck(taken: Callable[..., list[Delivery]]) -> None:
+    stuck: list[bool] = []
+
+    def work(messages: list[Delivered]) -> None:
+        raise ValueError("bad")
+
+    def see(**_: Any) -> None:
+        # Receivers may take longer than the timeout of the handler.
+        time.sleep(max(0.0, (deadline - timezone.now()).total_seconds()))
+        stuck.extend(delivery.is_overtime() for delivery in batch)
+
+    batch = taken(work, timeout="0.05s")
+    deadline = timezone.now() + timedelta(seconds=0.1)
+    with receiving(see, message_failed):
+        execute_batch(batch, "worker:w/0")
+    assert stuck == [False] * 9
 
 
 def test_only_a_batch_handler_answers_single_messages(transactional_db: None) -> None:

@@ -103,6 +103,7 @@ class Delivery:
         "has_own_transaction",
         "headers",
         "id",
+        "is_committed",
         "key",
         "leased_mono",
         "lost",
@@ -171,6 +172,8 @@ class Delivery:
         # answered this message.
         self.together: Sequence[Delivery] | None = None
         self.answered: BaseException | None = None
+        # Whether a transactional handler was committed.
+        self.is_committed = False
         # Why the handler got no connection or no transaction, so that it does not begin.
         self.entry_error: BaseException | None = None
         # The number of the worker's thread that runs the handler; None elsewhere.
@@ -334,8 +337,9 @@ class Delivery:
     @property
     def overtime(self) -> float | None:
         """The seconds since the timeout ended (negative: until it ends); None without a timeout."""
-        deadline = self._deadline
-        if deadline is None or self._is_closed:
+        # Of a batch: read once, for the handler may end at any moment.
+        deadline, together = self._deadline, self.together
+        if deadline is None or self._is_closed or (together is not None and together[0]._is_closed):
             return None
         return time.monotonic() - deadline
 
@@ -392,6 +396,7 @@ class Delivery:
             yield
 
     def _note_commit(self) -> None:
+        self.is_committed = True
         for one in self.together or (self,):
             if one.answered is None:
                 one.decided = Recorded()
