@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -176,12 +176,19 @@ class WorkerOption:
         return str(self.argument.get("dest") or self.flag.lstrip("-").replace("-", "_"))
 
 
-_worker_extensions: list[Callable[[str, str], WorkerExtension]] = []
-_roles: list[str] = []
-_worker_options: list[WorkerOption] = []
-_restore_observers: list[Callable[[RestoreStart], RestoreObserver]] = []
-_statistics: list[Callable[[str, datetime], StatisticsSection]] = []
-_findings: list[Callable[[str, WorkerList], Iterable[Finding]]] = []
+@dataclass(slots=True)
+class Additions:
+    """What the apps of this process have added."""
+
+    workers: list[Callable[[str, str], WorkerExtension]] = field(default_factory=list)
+    roles: list[str] = field(default_factory=list)
+    worker_options: list[WorkerOption] = field(default_factory=list)
+    restore_observers: list[Callable[[RestoreStart], RestoreObserver]] = field(default_factory=list)
+    statistics: list[Callable[[str, datetime], StatisticsSection]] = field(default_factory=list)
+    findings: list[Callable[[str, WorkerList], Iterable[Finding]]] = field(default_factory=list)
+
+
+additions = Additions()
 
 
 def add_to_workers(make: Callable[[str, str], WorkerExtension], *, roles: Iterable[str] = ()) -> None:
@@ -190,9 +197,9 @@ def add_to_workers(make: Callable[[str, str], WorkerExtension], *, roles: Iterab
     ``roles`` are the roles that the extension adds: ``run_delayq --roles`` takes them besides its own, and
     ``WorkerExtension.services`` gets the roles of the process.
     """
-    if make not in _worker_extensions:
-        _worker_extensions.append(make)
-        _roles.extend(role for role in roles if role not in _roles)
+    if make not in additions.workers:
+        additions.workers.append(make)
+        additions.roles.extend(role for role in roles if role not in additions.roles)
 
 
 def add_worker_option(flag: str, begin: Callable[[Options, Any], None], **argument: Any) -> None:
@@ -203,20 +210,20 @@ def add_worker_option(flag: str, begin: Callable[[Options, Any], None], **argume
     all processes inherit; there it may also call ``add_to_workers``. It raises ``CommandError`` for what cannot be.
     A ``default`` of the option does not count.
     """
-    if all(option.flag != flag for option in _worker_options):
-        _worker_options.append(WorkerOption(flag, begin, argument))
+    if all(option.flag != flag for option in additions.worker_options):
+        additions.worker_options.append(WorkerOption(flag, begin, argument))
 
 
 def observe_restores(make: Callable[[RestoreStart], RestoreObserver]) -> None:
     """Have each restore make an observer: the restores of ``delayq_restore`` and of loaders."""
-    if make not in _restore_observers:
-        _restore_observers.append(make)
+    if make not in additions.restore_observers:
+        additions.restore_observers.append(make)
 
 
 def add_to_statistics(make: Callable[[str, datetime], StatisticsSection]) -> None:
     """Add a section to ``delayq_stats``: ``make(using, now)`` collects it."""
-    if make not in _statistics:
-        _statistics.append(make)
+    if make not in additions.statistics:
+        additions.statistics.append(make)
 
 
 def add_to_check(find: Callable[[str, WorkerList], Iterable[Finding]]) -> None:
@@ -225,28 +232,28 @@ def add_to_check(find: Callable[[str, WorkerList], Iterable[Finding]]) -> None:
     ``workers.at`` is the moment by the record's clock. The texts may be translated: the command asks for the original.
     Its exception is a critical finding, and logged.
     """
-    if find not in _findings:
-        _findings.append(find)
+    if find not in additions.findings:
+        additions.findings.append(find)
 
 
 def roles() -> tuple[str, ...]:
     """Return the roles that extensions of workers add."""
-    return tuple(_roles)
+    return tuple(additions.roles)
 
 
 def worker_options() -> tuple[WorkerOption, ...]:
     """Return the options that extensions add to ``run_delayq``."""
-    return tuple(_worker_options)
+    return tuple(additions.worker_options)
 
 
 def statistics(using: str, now: datetime) -> list[StatisticsSection]:
     """Collect the sections that were added to ``delayq_stats``."""
-    return [make(using, now) for make in _statistics]
+    return [make(using, now) for make in additions.statistics]
 
 
 def findings(using: str, workers: WorkerList) -> list[Finding]:
     """Collect the findings that were added to ``delayq_check``."""
-    return [found for find in _findings for found in _found(find, using, workers)]
+    return [found for find in additions.findings for found in _found(find, using, workers)]
 
 
 def _found(find: Callable[[str, WorkerList], Iterable[Finding]], using: str, workers: WorkerList) -> list[Finding]:
@@ -266,7 +273,7 @@ class WorkerExtensions:
 
     def __init__(self, using: str, worker: str, own: Iterable[WorkerExtension] = ()) -> None:
         """``own`` are those of the queue itself."""
-        made = (_call(make, using, worker) for make in _worker_extensions)
+        made = (_call(make, using, worker) for make in additions.workers)
         self._all = (*own, *(extension for extension in made if extension is not None))
 
     def services(self, roles: frozenset[str]) -> list[Service]:
@@ -301,7 +308,7 @@ class RestoreObservers:
     """Calls all observers of one restore, and logs their exceptions."""
 
     def __init__(self, start: RestoreStart) -> None:
-        self._all = [observer for make in _restore_observers if (observer := _call(make, start)) is not None]
+        self._all = [observer for make in additions.restore_observers if (observer := _call(make, start)) is not None]
 
     def progress(self, messages: int, tally: Tally, position: str | None) -> bool:
         # A list, not a generator: every observer is called, also when an earlier one returns True.

@@ -14,11 +14,14 @@ from django.db import connection, connections, transaction
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
+from django_delayq import extensions
 from django_delayq.broker import publisher
 from django_delayq.broker.broker_tuning import BrokerTuning
+from django_delayq.core import once
 from django_delayq.core.known_record import doubt_identity
 from django_delayq.models.messages import IS_CONSISTENT, Message
 from django_delayq.project import registry
+from django_delayq.recurring import declarations
 from testproject.servers import PostgresServer, Server
 from tests import settings
 from tests.support.replica import replica
@@ -202,3 +205,21 @@ def redis_has_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def _no_handlers_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget the handlers that a test registers when it is over."""
     monkeypatch.setattr(registry, "declared", registry.handlers())
+
+
+@pytest.fixture(autouse=True)
+def _nothing_was_logged() -> None:
+    """Have what a process logs once logged again."""
+    once.logged.clear()
+
+
+@pytest.fixture
+def own_additions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have no additions of apps but those that the test makes."""
+    monkeypatch.setattr(extensions, "additions", extensions.Additions())
+
+
+@pytest.fixture
+def own_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have no declared schedules but those of the test."""
+    monkeypatch.setattr(declarations, "declared", [])

@@ -50,9 +50,14 @@ class Recording(WorkerExtension):
 
 
 @pytest.fixture
-def added(monkeypatch: pytest.MonkeyPatch) -> Callable[[Made], None]:
+def added(own_additions: None) -> Callable[[Made], None]:
     """Add an extension to workers, in the place of all others, until the test ends."""
-    return lambda make: monkeypatch.setattr(extensions, "_worker_extensions", [make])
+
+    def add(make: Made) -> None:
+        extensions.additions.workers.clear()
+        extensions.add_to_workers(make)
+
+    return add
 
 
 @pytest.fixture

@@ -47,18 +47,22 @@ SECRET = "the secret of order 4711"
 
 tenant: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="")
 M = TypeVar("M", bound=Middleware)
+# What the test has installed.
+installed: list[Middleware] = []
 
 
 @pytest.fixture(autouse=True)
-def _forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(middleware, "_installed", [])
-    middleware.forget()
+def _removed() -> Iterator[None]:
     yield
+    for one in installed:
+        middleware.remove(one)
+    installed.clear()
     middleware.forget()
 
 
 def install(one: M) -> M:
     middleware.install(one)
+    installed.append(one)
     return one
 
 

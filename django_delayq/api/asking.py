@@ -5,13 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping
 
-from ..core import names
+from ..core import names, once
 from ..project import registry
 
 logger = logging.getLogger("django_delayq")
-
-# What was asked already, so that each name is logged once.
-_asked: set[tuple[str, str]] = set()
 
 
 def ask(what_happens: str, topic: str, queue: str = "") -> None:
@@ -24,10 +21,9 @@ def ask(what_happens: str, topic: str, queue: str = "") -> None:
 
 def _ask(what_happens: str, what: str, name: str, known: Collection[str], functions: Mapping[str, str]) -> None:
     """``functions`` has the topics of handlers by the names of their functions."""
-    if name in known or (what, name) in _asked:
+    if name in known or (what, name) in once.logged:
         return
     like = functions.get(name) or names.near(name, known)
-    if like is not None:
-        _asked.add((what, name))
+    if like is not None and once.is_first(what, name):
         text = "%s the %s %s, which no code here names. Did you mean %s?"
         logger.warning(text, what_happens, what, name, like)

@@ -95,7 +95,8 @@ class Mistake:
     reason: str
 
 
-_declared: list[Declaration] = []
+# Each use of ``@recurring`` in this process, in order.
+declared: list[Declaration] = []
 
 
 @names.with_hints(definition.MEANT, "@recurring", ScheduleOptions)
@@ -133,7 +134,7 @@ def recurring(
     given = {"payload": payload, "cron": cron, **options}
 
     def declare(decorated: F) -> F:
-        _declared.append(Declaration(decorated, name, topic, given, args, kwargs))
+        declared.append(Declaration(decorated, name, topic, given, args, kwargs))
         # Here, since nothing else of an app runs that is not installed.
         checks.register(check_installed, TAG)
         return decorated
@@ -143,9 +144,9 @@ def recurring(
 
 def check_installed(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[checks.CheckMessage]:
     """Check that workers make the messages of the declared schedules: ``delayq_recurring.E002``."""
-    if apps.is_installed("django_delayq.recurring") or not _declared:
+    if apps.is_installed("django_delayq.recurring") or not declared:
         return []
-    first, *others = sorted({declaration.place for declaration in _declared})
+    first, *others = sorted({declaration.place for declaration in declared})
     more = f" and {len(others)} more" if others else ""
     return [
         checks.Error(
@@ -161,7 +162,7 @@ def collect() -> tuple[dict[str, Definition], list[Mistake]]:
     found: dict[str, Definition] = {}
     places: dict[str, str] = {}
     mistakes = []
-    for declaration in _declared:
+    for declaration in declared:
         place = declaration.place
         try:
             topic = declaration.topic or _topic_of(declaration)

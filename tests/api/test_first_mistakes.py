@@ -285,7 +285,7 @@ COMMANDS = [
 
 
 @pytest.fixture
-def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+def names(monkeypatch: pytest.MonkeyPatch, own_schedules: None) -> Iterator[dict[str, Any]]:
     """The names that a module of a project has: two handlers, and what it imports."""
     found: dict[str, Any] = {"__name__": "mysite.handlers", "declare": declare, "recurring": declarations.recurring}
     # A dataclass looks its module up.
@@ -297,7 +297,6 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
         "def limited(message): ...",
         found,
     )
-    monkeypatch.setattr(declarations, "_declared", [])
     yield found
     for topic in ("m.close", "m.limited", "m.new"):
         registry.unregister(topic)
@@ -402,9 +401,8 @@ def test_the_package_of_schedules_is_a_package_still() -> None:
 
 
 def test_a_topic_that_is_the_path_of_a_handler_is_asked_about(
-    names: dict[str, Any], db: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    names: dict[str, Any], db: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("django_delayq.api.asking._asked", set())
     with override_settings(DEBUG=True):
         schedule_message("mysite.handlers.close")
     assert [record.getMessage().partition("names. ")[2] for record in caplog.records] == ["Did you mean m.close?"]

@@ -28,7 +28,7 @@ from django_delayq import (
     schedule_message,
     schedule_messages,
 )
-from django_delayq.api import asking, scheduling
+from django_delayq.api import scheduling
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
 from django_delayq.project import registry
@@ -364,7 +364,6 @@ def test_sentinels_that_say_nothing_do_not_delay_a_call(
 def _debug(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.DEBUG = True
     settings.DELAYQ = {**settings.DELAYQ, "QUEUES": ["default", "mails"]}
-    monkeypatch.setattr(asking, "_asked", set())
     monkeypatch.setattr(registry, "declared", {})
     handler("orders.close", queue="invoices")(lambda message: None)
 

@@ -64,8 +64,10 @@ def unable(using: str, workers: Any) -> Iterator[Finding]:
 
 
 @pytest.mark.console
-def test_an_extension_that_fails_to_look_is_a_finding(monkeypatch: pytest.MonkeyPatch, admin_client: Client) -> None:
-    monkeypatch.setattr(extensions, "_findings", [unable, lambda using, workers: [Finding("Orders", Level.OK, "")]])
+@pytest.mark.usefixtures("own_additions")
+def test_an_extension_that_fails_to_look_is_a_finding(admin_client: Client) -> None:
+    extensions.add_to_check(unable)
+    extensions.add_to_check(lambda using, workers: [Finding("Orders", Level.OK, "")])
     ran, told = run("delayq_check"), f"{__name__}.unable: KeyError"
     assert (ran.code, told in ran.out, levels()["Orders"]) == (3, True, "ok")
 

@@ -37,8 +37,9 @@ def test_an_option_that_nobody_has_is_refused_without_a_hint() -> None:
     assert run("run_delayq", "--zzz").err.endswith("unrecognized arguments: --zzz")
 
 
-def test_a_role_of_an_extension_may_end_in_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extensions, "_roles", ["metrics"])
+@pytest.mark.usefixtures("own_additions")
+def test_a_role_of_an_extension_may_end_in_s() -> None:
+    extensions.add_to_workers(extensions.WorkerExtension, roles=["metrics"])
     chosen = run_delayq.Command().create_parser("", "").parse_args(["--roles", "metrics, consumers"])
     assert chosen.roles == {"metrics", "consumer"}
     ran = run("run_delayq", "--roles", "metric")
@@ -47,10 +48,7 @@ def test_a_role_of_an_extension_may_end_in_s(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("argument", [{"action": "store_true"}, {"dest": "trace_to"}, {"default": "x"}], ids=repr)
-def test_an_option_of_an_extension_counts_only_when_it_is_given(
-    monkeypatch: pytest.MonkeyPatch, argument: dict[str, Any]
-) -> None:
-    monkeypatch.setattr(extensions, "_worker_options", [])
+def test_an_option_of_an_extension_counts_only_when_it_is_given(own_additions: None, argument: dict[str, Any]) -> None:
     extensions.add_worker_option("--tracing", lambda options, value: None, **argument)
     assert run("run_delayq", "--once").code == 0
     given = ["--tracing"] if "action" in argument else ["--tracing=here"]

@@ -24,7 +24,6 @@ from django_delayq import (
     RetryLater,
     RetryPolicy,
     acancel_message,
-    extensions,
     handler,
     middleware,
     schedule_message,
@@ -72,7 +71,7 @@ Instrument = Callable[..., Telemetry]
 
 
 @pytest.fixture
-def instrument() -> Iterator[Instrument]:
+def instrument(own_additions: None) -> Iterator[Instrument]:
     """Instrument the queue until the end of the test."""
     telemetry = Telemetry()
 
@@ -86,7 +85,6 @@ def instrument() -> Iterator[Instrument]:
     telemetry.tracers.shutdown()
     telemetry.meters.shutdown()
     assert not any(isinstance(one, opentelemetry._TracingMiddleware) for one in middleware.chain())
-    extensions._worker_extensions.remove(opentelemetry._FlushSpans)
 
 
 def run(function: Callable[[Any], Any], **terms: Any) -> Message:

@@ -26,7 +26,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
 from prometheus_client.registry import Collector
 
-from django_delayq import extensions, pause_queue, schedule_message, schedule_messages
+from django_delayq import pause_queue, schedule_message, schedule_messages
 from django_delayq.contrib.prometheus import apps as prometheus_apps
 from django_delayq.contrib.prometheus import counts, server
 from django_delayq.contrib.prometheus.counts import Counting, SharedCounts
@@ -187,8 +187,8 @@ def test_a_port_that_is_taken_is_an_error() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_option_without_its_app_is_refused_and_the_help_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extensions, "_worker_options", [])
+@pytest.mark.usefixtures("own_additions")
+def test_the_option_without_its_app_is_refused_and_the_help_says_why() -> None:
     ran = run("run_delayq", "--metrics-port", "9808")
     assert (ran.code, "unrecognized arguments: --metrics-port 9808" in ran.err) == (1, True)
     text = run_delayq.Command().create_parser("manage.py", "run_delayq").format_help()

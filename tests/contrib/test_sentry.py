@@ -94,12 +94,12 @@ def init() -> Iterator[Init]:
 @pytest.fixture(autouse=True, scope="module")
 def _taken_away() -> Iterator[None]:
     """Leave no trace in the tests that follow: the SDK sets an integration up once in a process."""
+    before = [*extensions.additions.workers]
     yield
     for one in middleware.chain():
         if type(one).__module__ == sentry.__name__:
             middleware.remove(one)
-    if sentry._FlushEvents in extensions._worker_extensions:
-        extensions._worker_extensions.remove(sentry._FlushEvents)
+    extensions.additions.workers[:] = before
     _processed_integrations.discard("delayq")
     _installed_integrations.discard("delayq")
 

@@ -9,7 +9,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from django.apps import apps
 from django.dispatch import Signal
 
 from django_delayq import signals
@@ -30,17 +29,13 @@ def deliver(*options: str) -> None:
 
 
 @pytest.fixture
-def free_topics(monkeypatch: pytest.MonkeyPatch) -> None:
+def free_topics(monkeypatch: pytest.MonkeyPatch, own_schedules: None) -> None:
     """Let examples register handlers for topics that the test's apps have, and receivers, until the test ends."""
     registry.declared.clear()
     monkeypatch.setattr(process_start, "functions", {})
     for signal in vars(signals).values():
         if isinstance(signal, Signal):
             monkeypatch.setattr(signal, "receivers", [*signal.receivers])
-    if apps.is_installed("django_delayq.recurring"):
-        from django_delayq.recurring import declarations
-
-        monkeypatch.setattr(declarations, "_declared", [])
 
 
 @pytest.fixture

@@ -578,9 +578,7 @@ def test_the_examples_of_the_console_can_be_run(run_page: Run) -> None:
     assert names["Migration"].operations
 
 
-def test_the_extension_counts_and_reports(
-    run_page: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_extension_counts_and_reports(run_page: Run, caplog: pytest.LogCaptureFixture, own_additions: None) -> None:
     names = run_page("reference/extensions")
     made: list[Any] = []
 
@@ -588,7 +586,7 @@ def test_the_extension_counts_and_reports(
         made.append(names["OrdersExtension"](using, worker))
         return made[-1]
 
-    monkeypatch.setattr(extensions, "_worker_extensions", [make])
+    extensions.add_to_workers(make)
     handler("docs.ok")(lambda message: None)
     schedule_message("docs.ok")
     deliver()

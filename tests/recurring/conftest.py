@@ -56,12 +56,10 @@ def without_redis(settings: Any) -> None:
 
 
 @pytest.fixture
-def code(monkeypatch: pytest.MonkeyPatch) -> list[declarations.Declaration]:
+def code(own_schedules: None) -> list[declarations.Declaration]:
     """The declarations of the code, of which there are none at first. Handlers of the test are forgotten after it."""
-    fresh: list[declarations.Declaration] = []
-    monkeypatch.setattr(declarations, "_declared", fresh)
     forget_handlers()
-    return fresh
+    return declarations.declared
 
 
 @pytest.fixture

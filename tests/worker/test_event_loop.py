@@ -45,11 +45,6 @@ Run = Callable[..., list[Delivery]]
 Cancelled = Callable[..., Delivery]
 
 
-@pytest.fixture(autouse=True)
-def _nothing_was_dirtied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sync_calls, "_dirtying", set())
-
-
 @pytest.fixture
 def parts(assembled: Assemble) -> Iterator[Parts]:
     """A worker with two threads and 50 places on the loop, which run."""

@@ -25,7 +25,6 @@ from django_delayq.models import Message
 from django_delayq.project import registry
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Ticket
-from django_delayq.worker.run import executor
 from django_delayq.worker.run.delivery import Delivery
 from tests.app.handlers import leave
 from tests.app.models import Effect
@@ -35,11 +34,6 @@ from tests.support.rows import unguarded
 from tests.worker.bench import TOPIC, cut, delivery_to, execute, installed, raises, returns, run
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_was_returned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executor, "_returning", set())
 
 
 # --- conflicts --------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connections
 
 from ... import middleware, signals
-from ...core import actors, failpoints, retry
+from ...core import actors, failpoints, once, retry
 from ...core.bounds import LENGTHS
 from ...core.exceptions import HandlerTimeout, InvalidMessage, MessageCancelled, Superseded
 from ...core.outcomes import (
@@ -58,8 +58,6 @@ _UNRUN = (
 _NO_KEY = contextlib.nullcontext()
 # The usual outcome: the handler has returned, and no value is kept.
 _DONE = Ack()
-# The topics whose handlers returned a value, which was logged.
-_returning: set[str] = set()
 # The number of serialization failures and deadlocks of a message that cost no attempt.
 MOST_CONFLICTS = 50
 # The message is delivered again after 0.1 s, 0.2 s, 0.4 s …, and after this time at most. Seconds.
@@ -255,8 +253,7 @@ def _settle(delivery: Delivery, returned: Any) -> str | None:
             return validation.result(returned)
         except InvalidMessage as error:
             raise TypeError(f"what the handler returned cannot be kept: {error}") from None
-    if delivery.topic not in _returning:
-        _returning.add(delivery.topic)
+    if once.is_first("ignored value", delivery.topic):
         logger.warning(
             "The handler of topic %s returned %s, which is ignored: the message is consumed; "
             "to fail, raise an exception",

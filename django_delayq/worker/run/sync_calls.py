@@ -22,6 +22,7 @@ from weakref import WeakSet
 
 from asgiref.sync import SyncToAsync, ThreadSensitiveContext
 
+from ...core import once
 from ..shared import connections
 from .delivery import Delivery
 from .run_tuning import RunTuning
@@ -58,8 +59,6 @@ class Caller:
 
 
 _caller: contextvars.ContextVar[Caller] = contextvars.ContextVar("django_delayq_caller")
-# The callers that left a connection dirty, which was logged.
-_dirtying: set[str] = set()
 
 
 class _Thread:
@@ -115,8 +114,7 @@ class _Thread:
         except BaseException as raised:  # noqa: BLE001
             error = raised
         # Before the handler goes on: other handlers use this connection too.
-        if (how := connections.after_task()) and caller not in _dirtying:
-            _dirtying.add(caller)
+        if (how := connections.after_task()) and once.is_first("dirty connection", caller):
             logger.warning(
                 "%s left a database connection %s when a sync call had returned; that connection is closed. Do in one "
                 "call what belongs together, or make the handler transactional",

@@ -402,12 +402,7 @@ def test_a_retry_function_is_asked_once_for_each_failure(signalled: list[str], m
 # --- again and again --------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def _no_declarations(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(declarations, "_declared", [])
-
-
-@pytest.mark.usefixtures("_no_declarations")
+@pytest.mark.usefixtures("own_schedules")
 @pytest.mark.parametrize(
     ("task", "given", "args", "value"),
     [
@@ -429,7 +424,7 @@ def test_a_task_below_recurring_runs_with_its_arguments(
     assert result.return_value == ([result.id, *value] if task is tasks.tell_attempt else value)
 
 
-@pytest.mark.usefixtures("_no_declarations")
+@pytest.mark.usefixtures("own_schedules")
 def test_a_recurring_task_has_its_own_queue_and_priority_and_may_have_no_arguments() -> None:
     recurring(every="1h", name="greet", kwargs={"name": "Anna"})(tasks.greet)
     recurring(every="1h", name="fail")(tasks.fail)
@@ -440,7 +435,7 @@ def test_a_recurring_task_has_its_own_queue_and_priority_and_may_have_no_argumen
     assert run_schedule("fail").payload == {"args": [], "kwargs": {}}
 
 
-@pytest.mark.usefixtures("_no_declarations")
+@pytest.mark.usefixtures("own_schedules")
 @pytest.mark.parametrize(
     ("decorated", "options", "words"),
     [
