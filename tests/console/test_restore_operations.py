@@ -98,15 +98,15 @@ def only() -> Operation:
 # --- started by people ------------------------------------------------------------------------------------------------
 
 
-def test_expired_messages_are_handled_in_steps_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transitions.expire, "__kwdefaults__", {"limit": 2, "among": None})
-    schedule(5)
+def test_expired_messages_are_handled_in_steps_too() -> None:
+    together = transitions.MOVES_PER_TRANSACTION
+    schedule(together + 1)
     unguarded(Message).update(due_at=timezone.now() - timedelta(60), expires_at=timezone.now() - timedelta(50))
     operation = begin(no_expired=True)
     lifecycle.run_step(DB, operation, OPERATOR)
-    assert states() == {State.SCHEDULED: 3, State.EXPIRED: 2}
+    assert states() == {State.SCHEDULED: 1, State.EXPIRED: together}
     done = work_off(operation)
-    assert (done.state, done.outcomes) == (OperationState.DONE, {"expired": 5})
+    assert (done.state, done.outcomes) == (OperationState.DONE, {"expired": together + 1})
 
 
 def test_a_count_that_outlasts_the_lease_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -391,12 +391,12 @@ def test_a_removed_schedule_has_its_waiting_message_cancelled(
 @pytest.mark.parametrize("topic", ["t.digest", "t.new"])
 @pytest.mark.parametrize("comes_back", [False, True])
 def test_a_worker_that_stood_still_undoes_nothing_of_a_version_that_has_just_started(
-    code: Code, clock: Clock, monkeypatch: pytest.MonkeyPatch, topic: str, comes_back: bool
+    code: Code, clock: Clock, topic: str, comes_back: bool
 ) -> None:
     def version() -> Version:
         return Version(code, "5 12 * * *", topic=topic)
 
-    announced, old, new = Declarer._announced, Version(code, "0 3 * * *"), version()
+    old, new = Version(code, "0 3 * * *"), version()
     if comes_back:
         version().tick()
         clock.advance(seconds=1)
@@ -404,14 +404,17 @@ def test_a_worker_that_stood_still_undoes_nothing_of_a_version_that_has_just_sta
         old.tick()
         clock.advance(minutes=1)
 
-    def slowly(service: Declarer, mine: str, names: list[str]) -> list[Declarations]:
-        live = announced(service, mine, names)
-        if service is old.service:
+    def then_new(execute: Any, sql: str, *given: Any) -> Any:
+        answer = execute(sql, *given)
+        if sql.startswith("SELECT") and Declarations._meta.db_table in sql and not ticked:
+            ticked.append(sql)
             new.tick()
-        return live
+        return answer
 
-    monkeypatch.setattr(Declarer, "_announced", slowly)
-    old.tick()
+    ticked: list[str] = []
+    with connection.execute_wrapper(then_new):
+        old.tick()
+    assert ticked
     clock.advance(minutes=3)
     new.tick()
     assert "12:05" in occurrences(topic)

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from django_delayq import cancel_message
+from django_delayq.core import in_tests
 from django_delayq.core.states import LIVE, State
 from django_delayq.models import Message, Transition
 from django_delayq.models.messages import LogRow
-from django_delayq.record import transitions
 from django_delayq.recurring import (
     Missed,
     Schedule,
@@ -45,7 +45,7 @@ class Machine(RuleBasedStateMachine):
         for model in (Message, Schedule, Occurrence):
             unguarded(model).all()._raw_delete(DB)
         self.clock = Clock()
-        self.patch = patch.object(transitions, "now", lambda using: self.clock.now)
+        self.patch = patch.object(in_tests, "clock", lambda: self.clock.now)
         self.patch.start()
         # All times after this one are to come, with "all".
         self.since = NOON

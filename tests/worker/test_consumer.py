@@ -20,6 +20,7 @@ from django_delayq.core.states import State
 from django_delayq.core.worker_options import Options
 from django_delayq.models import Message, Transition
 from django_delayq.models.messages import Place
+from django_delayq.project import registry
 from django_delayq.record import reads
 from django_delayq.record.sql.rows import ROWS_PASSED, Ticket
 from django_delayq.worker.claim.consumer import Consumer
@@ -334,9 +335,10 @@ def test_a_queue_that_runs_empty_is_still_served() -> None:
 def test_the_first_message_of_a_new_queue_is_found_by_the_next_poll_without_redis(
     assembled: Assemble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Other handlers of the tests have queues of their own, which the worker would know.
+    monkeypatch.setattr(registry, "declared", {"t.ok": registry.handlers()["t.ok"]})
     parts = assembled(queues=(), redis=False)
-    # Handlers of the tests have queues of their own, which the worker would know.
-    monkeypatch.setattr(parts.queues, "_found", ("default",))
+    assert parts.queues() == ("default",)
     parts.consumer.run_round()
     message = schedule_message("t.ok", queue="never-used")
     parts.consumer.run_round()

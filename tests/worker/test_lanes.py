@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import pytest
 from django.core.management import call_command
@@ -13,6 +12,7 @@ from django.core.management.base import CommandError
 
 from django_delayq import schedule_message, schedule_messages
 from django_delayq.broker import index
+from django_delayq.core import in_tests
 from django_delayq.core.exceptions import BrokerUnavailable
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
@@ -83,16 +83,15 @@ def test_a_place_that_becomes_free_amid_a_turn_is_kept_for_the_higher_queue(
     turn(parts)
     high, low = schedule_message(SYNC, queue="high"), schedule_message(SYNC, queue="low")
     beside = schedule_message(ASYNC, queue="low")
-    learn = parts.consumer._learn
 
-    def free(*arguments: Any) -> None:
+    def end_the_step(place: str) -> None:
         # The step of the higher queue is over.
-        (delivery,) = parts.pool.threads.held.all()
-        parts.pool.threads.held.remove(delivery)
-        monkeypatch.setattr(parts.consumer, "_learn", learn)
-        learn(*arguments)
+        if place == "after_claim":
+            monkeypatch.setattr(in_tests, "failpoint", None)
+            (delivery,) = parts.pool.threads.held.all()
+            parts.pool.threads.held.remove(delivery)
 
-    monkeypatch.setattr(parts.consumer, "_learn", free)
+    monkeypatch.setattr(in_tests, "failpoint", end_the_step)
     parts.consumer.run_round()
     assert {delivery.id for delivery in parts.pool.held()} <= {beside.pk}
     turn(parts)

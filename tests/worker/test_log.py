@@ -157,14 +157,16 @@ def consume(recorder: Recorder, caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_the_level_of_the_project_decides_what_is_logged(
     recorder: Recorder,
     caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
     level: str,
     verbose: bool,
     events: list[str],
 ) -> None:
-    monkeypatch.setattr(reporting, "_is_verbose", verbose)
+    reporting.be_verbose(on=verbose)
     caplog.set_level(level, "django_delayq")
-    assert consume(recorder, caplog) == events
+    try:
+        assert consume(recorder, caplog) == events
+    finally:
+        reporting.be_verbose(on=False)
 
 
 def test_a_log_that_raises_for_every_line_ends_no_thread(start: Start, tmp_path: Path) -> None:

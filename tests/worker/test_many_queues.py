@@ -179,7 +179,7 @@ def test_messages_of_many_queues_are_read_in_the_order_of_their_due_times(head: 
 
 
 @pytest.fixture
-def filled(monkeypatch: pytest.MonkeyPatch) -> list[set[int]]:
+def filled(upkeep: Upkeep, monkeypatch: pytest.MonkeyPatch) -> list[set[int]]:
     """Have pages of 50 messages. Return the list of the ids that each call to Redis fills in."""
     calls: list[set[int]] = []
 
@@ -189,10 +189,7 @@ def filled(monkeypatch: pytest.MonkeyPatch) -> list[set[int]]:
 
     filling = RedisBroker.fill
     monkeypatch.setattr(RedisBroker, "fill", fill)
-    for read in (reading.merged, reading.in_turn):
-        monkeypatch.setattr(
-            read, "__kwdefaults__", {**(read.__kwdefaults__ or {}), "limit": 50, "pages": reading.Pages(head=20)}
-        )
+    upkeep.tuning.page = 50
     return calls
 
 
@@ -206,6 +203,8 @@ def backlog(number: int = 200) -> list[Message]:
 def test_a_load_puts_what_falls_due_soon_first_and_then_gives_each_queue_its_turn_beside_a_backlog(
     upkeep: Upkeep, filled: list[set[int]]
 ) -> None:
+    # The first rows of each queue are fewer.
+    upkeep.tuning.page = 80
     late = [*backlog(), schedule_message(TOPIC, queue=QUEUES[1])]
     # It is overdue, and fell due after all of the backlog.
     unguarded(Message).filter(pk=late[-1].pk).update(due_at=F("due_at") - timedelta(minutes=5))

@@ -40,10 +40,10 @@ Send = Callable[[Callable[[], object]], None]
 _is_verbose = False
 
 
-def be_verbose() -> None:
-    """Log whole errors and each consumed message from now on, in this process and its children."""
+def be_verbose(*, on: bool = True) -> None:
+    """Log whole errors and each consumed message from now on, in this process and its children, or no more."""
     global _is_verbose  # noqa: PLW0603
-    _is_verbose = True
+    _is_verbose = on
 
 
 def logs_whole_errors() -> bool:

@@ -282,12 +282,13 @@ class Loader(Service):
 
         What is overdue may be a backlog of a million, for which no other message should wait.
         """
+        page = self.tuning.page
         if start is not None:
-            yield from reading.merged(self.using, queues, after=(from_tenths(start), 0), end=end)
+            yield from reading.merged(self.using, queues, after=(from_tenths(start), 0), end=end, limit=page)
             return
         overdue_since = reads.now(self.using) - bounds.OVERDUE_AFTER
-        yield from reading.merged(self.using, queues, after=(overdue_since, 0), end=end)
-        yield from reading.in_turn(self.using, queues, end=overdue_since)
+        yield from reading.merged(self.using, queues, after=(overdue_since, 0), end=end, limit=page)
+        yield from reading.in_turn(self.using, queues, end=overdue_since, limit=page)
 
 
 def _why(meta: Meta, *, restarted: bool) -> str:

@@ -103,7 +103,8 @@ class Sweeper(Service):
         """Go on with the round, for some pages at most. Return how many messages of each queue were put."""
         if self._cursor is None:
             self._cursor = self.began_at = BEGINNING if self._low.begin_full_scan() else self._low.mark
-        read = partial(reading.merged, self.using, self.queues(), end=overdue_since, topics=list(self.topics()))
+        queues, topics = self.queues(), list(self.topics())
+        read = partial(reading.merged, self.using, queues, end=overdue_since, limit=self.tuning.page, topics=topics)
         missing: defaultdict[str, list[Entry]] = defaultdict(list)
         pages, asked, rows = read(after=self._cursor), time.monotonic(), 0
         first = next(pages, None)

@@ -44,6 +44,11 @@ class UpkeepTuning:
     # A look at the leases that takes longer has waited for a lock on a table, and renewals have waited too.
     longest_look: float = 0.5
 
+    # --- the loader and the sweeper -----------------------------------------------------------------------------------
+
+    # The number of messages that a load or a sweep reads at a time.
+    page: int = IDS_PER_CALL
+
     # --- the loader ---------------------------------------------------------------------------------------------------
 
     # The time between two checks of the meta.
@@ -57,7 +62,7 @@ class UpkeepTuning:
     nearer_interval: float = 60.0
     # When Redis is full, this many batches of a thousand due ids of each queue are dropped at a time.
     batches_dropped: int = 100
-    # One tick loads this many pages of a thousand messages. The other services of the thread run between two ticks.
+    # One tick loads this many pages. The other services of the thread run between two ticks.
     pages_per_tick: int = 10
 
     # --- the mover ----------------------------------------------------------------------------------------------------
