@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
+from .core.callables import nothing
 from .core.forks import after_fork
 from .project import conf
 from .project.registry import Delivered
@@ -139,18 +140,20 @@ def load(path: str) -> type[Middleware]:
 
 
 def run_inside(
-    hooks: Iterable[Callable[[], AbstractContextManager[Any]]],
+    contexts: Iterable[AbstractContextManager[Any]],
     function: Callable[[], T],
-    on_error: Callable[[BaseException], None] = lambda error: None,
+    on_error: Callable[[BaseException], None] = nothing,
 ) -> T:
     """Call a function inside of context managers, the first outermost, and return what it returns.
+
+    A generator makes each of them when the one before it is entered.
 
     ``on_error`` is called with an error before the next of them is left, and again if that one raises another error.
     The last error is raised in the end, even if one of them swallows it.
     """
     inside = _Inside(on_error)
     try:
-        inside.enter(hooks)
+        inside.enter(contexts)
         returned = function()
     except BaseException as error:  # noqa: BLE001
         inside.raised.append(error)
@@ -159,14 +162,14 @@ def run_inside(
 
 
 async def await_inside(
-    hooks: Iterable[Callable[[], AbstractContextManager[Any]]],
+    contexts: Iterable[AbstractContextManager[Any]],
     function: Callable[[], Awaitable[T]],
     on_error: Callable[[BaseException], None],
 ) -> T:
     """Await what a function returns inside of context managers, as ``run_inside`` calls one."""
     inside = _Inside(on_error)
     try:
-        inside.enter(hooks)
+        inside.enter(contexts)
         returned = await function()
     except BaseException as error:  # noqa: BLE001
         inside.raised.append(error)
@@ -182,9 +185,9 @@ class _Inside:
         self._stack = ExitStack()
         self.raised: list[BaseException] = []
 
-    def enter(self, hooks: Iterable[Callable[[], AbstractContextManager[Any]]]) -> None:
-        for hook in hooks:
-            self._stack.enter_context(hook())
+    def enter(self, contexts: Iterable[AbstractContextManager[Any]]) -> None:
+        for context in contexts:
+            self._stack.enter_context(context)
             self._stack.push(self._note)
 
     def leave(self) -> None:

@@ -313,7 +313,7 @@ def _inside(
             draft.id = message.pk
         return written
 
-    return middleware.run_inside([partial(one.scheduling, drafts) for one in chain], schedule)
+    return middleware.run_inside((one.scheduling(drafts) for one in chain), schedule)
 
 
 def schedule_messages(messages: Iterable[MessageDict], *, using: str | None = None) -> list[Message]:

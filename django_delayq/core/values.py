@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, get_type_hints
 
 from .clock import MICROSECOND
@@ -28,9 +29,16 @@ _UNITS = (("year", YEAR), ("day", DAY), ("hour", 3600.0), ("minute", 60.0), ("se
 
 
 def checks_of(fields: Any) -> dict[str, Callable[[Any], Any]]:
-    """Return what checks the value of each field of a class: it stands beside the type, in ``Annotated``."""
+    """Return what checks the value of each field of a class: it stands beside the type, in ``Annotated``.
+
+    The keyword arguments of the check may stand behind it, in a dict.
+    """
     hints = get_type_hints(fields, include_extras=True)
-    return {name: hint.__metadata__[0] for name, hint in hints.items()}
+    found = {}
+    for name, hint in hints.items():
+        check, *bounds = hint.__metadata__
+        found[name] = partial(check, **bounds[0]) if bounds else check
+    return found
 
 
 def whole(value: Any, lowest: int, highest: int | None = None) -> int:

@@ -16,6 +16,7 @@ from django.db.models.functions import Coalesce
 from ..broker import RedisBroker
 from ..broker.base import IDS_PER_CALL, Entry, Location
 from ..core import actors
+from ..core.callables import nothing
 from ..core.chunks import chunks
 from ..core.clock import SECOND, from_tenths, to_tenths
 from ..core.states import LIVE, State
@@ -123,7 +124,7 @@ class ConsistencyCheck:
         self.found = Mismatches()
         self._horizon_tenths = 0
 
-    def run(self, progress: Callable[[int], None] = lambda done: None) -> Mismatches:
+    def run(self, progress: Callable[[int], None] = nothing) -> Mismatches:
         """Compare, and repair with ``fix``. Raises ``ForeignBroker`` or ``BrokerUnavailable``."""
         self._read_horizon()
         suspects = array("q")

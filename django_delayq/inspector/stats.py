@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from django.db.models import QuerySet
@@ -380,7 +381,7 @@ def oldest_overdue(using: str, now: datetime, without: Collection[str] = ()) -> 
     Those that wait for limits are not overdue.
     """
     found = overdue_heads(using, admission.full_lately(using), overdue_cutoff(now))
-    return sorted((head for head in found if head.queue not in without), key=lambda head: head.due_at)
+    return sorted((head for head in found if head.queue not in without), key=attrgetter("due_at"))
 
 
 def finished(using: str, caps: Caps = CAPS) -> dict[State, Capped]:

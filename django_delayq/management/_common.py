@@ -13,7 +13,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from functools import partial
 from types import FrameType
 from typing import Any, Self, TypeVar
 
@@ -226,20 +225,22 @@ def moment(text: str) -> datetime:
 T = TypeVar("T")
 
 
-def checked(check: Callable[..., T], *given: Any) -> T:
+def checked(check: Callable[..., T], *given: Any, **bounds: float) -> T:
     """Return what a check returns. Raises ``ArgumentTypeError`` with the words of its ``ValueError``."""
     try:
-        return check(*given)
+        return check(*given, **bounds)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-# Reads a duration from 0 to 100 years, such as ``90s``. Returns seconds.
-duration = partial(checked, values.span)
+def duration(text: str) -> float:
+    """Read a duration from 0 to 100 years, such as ``90s``. Return seconds."""
+    return checked(values.span, text)
 
 
-# The same, but for 0.
-lasting = partial(checked, partial(values.span, lowest=values.SHORTEST))
+def lasting(text: str) -> float:
+    """Read a duration that is not 0. Return seconds."""
+    return checked(values.span, text, lowest=values.SHORTEST)
 
 
 def span(text: str) -> timedelta:
@@ -305,10 +306,19 @@ def message_id(text: str) -> int:
         raise argparse.ArgumentTypeError(f"not the id of a message: {shown(text)}") from None
 
 
-# Read the name of a queue, the name of a topic, and the key of a message.
-queue_name = partial(checked, validation.queue)
-topic_name = partial(checked, validation.topic)
-key = partial(checked, validation.key)
+def queue_name(text: str) -> str:
+    """Read the name of a queue."""
+    return checked(validation.queue, text)
+
+
+def topic_name(text: str) -> str:
+    """Read the name of a topic."""
+    return checked(validation.topic, text)
+
+
+def key(text: str) -> str | None:
+    """Read the key of a message."""
+    return checked(validation.key, text)
 
 
 def database(options: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
-from functools import lru_cache, partial
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -26,7 +26,7 @@ class Problem(NamedTuple):
     hint: str
 
 
-Parser = Callable[[Any], Any]
+Parser = Callable[..., Any]
 
 
 def _or_none(parse: Parser) -> Parser:
@@ -34,7 +34,7 @@ def _or_none(parse: Parser) -> Parser:
 
 
 def _or_never(parse: Parser) -> Parser:
-    def parse_or_never(value: Any) -> Any:
+    def parse_or_never(value: Any, **bounds: float) -> Any:
         if value is None:
             raise ValueError("must not be None: write False for never, or leave the setting out for its default")
         if value is False:
@@ -42,7 +42,7 @@ def _or_never(parse: Parser) -> Parser:
         # Elsewhere it means never. For a time to keep messages it would delete all of them at once.
         if _is_zero(value):
             raise ValueError("must not be 0: write False for never, or a time such as '30d'")
-        return parse(value)
+        return parse(value, **bounds)
 
     return parse_or_never
 
@@ -116,31 +116,31 @@ class Settings(NamedTuple):
     REDIS: Annotated[str | None, _redis] = None
     # The first part of every Redis key. Two deployments that share a Redis need two prefixes; a worker refuses keys
     # that belong to another database.
-    PREFIX: Annotated[str, partial(values.word, limit=40)] = "delayq"
+    PREFIX: Annotated[str, values.word, {"limit": 40}] = "delayq"
     # The queue of a message when neither the call nor the handler names one.
-    DEFAULT_QUEUE: Annotated[str, partial(values.word, limit=LENGTHS.queue)] = "default"
+    DEFAULT_QUEUE: Annotated[str, values.word, {"limit": LENGTHS.queue}] = "default"
     # The queues that a worker without ``--queue`` serves, in strict order of priority. Empty: all queues that it finds.
     QUEUES: Annotated[tuple[str, ...], _queues] = ()
     # How far ahead of now Redis is filled. What is due later costs Redis nothing. Restart web processes before workers
     # to raise it, and after them to lower it: while they differ, messages that are due in between may be late by twice
     # ``GRACE``.
-    HORIZON: Annotated[float, partial(values.span, lowest=5, highest=values.YEAR)] = 600.0
+    HORIZON: Annotated[float, values.span, {"lowest": 5, "highest": values.YEAR}] = 600.0
     # How often a sweep runs. It puts messages into Redis again that are nowhere there, and overdue by more than half of
     # this. No single loss makes a message later than twice this.
-    GRACE: Annotated[float, partial(values.span, lowest=0.1, highest=3600)] = 2.5
+    GRACE: Annotated[float, values.span, {"lowest": 0.1, "highest": 3600}] = 2.5
     # How often a worker queries due rows when it delivers by query.
-    POLL_INTERVAL: Annotated[float, partial(values.span, lowest=0.05, highest=60)] = 1.0
+    POLL_INTERVAL: Annotated[float, values.span, {"lowest": 0.05, "highest": 60}] = 1.0
     # How long a delivery belongs to a worker that gives no sign of life. A living worker extends it.
-    LEASE: Annotated[float, partial(values.span, lowest=1, highest=values.DAY)] = 60.0
+    LEASE: Annotated[float, values.span, {"lowest": 1, "highest": values.DAY}] = 60.0
     # A handler that runs longer is ended. False: never.
-    TIMEOUT: Annotated[
-        float | Literal[False], _or_never(partial(values.span, lowest=0.01, highest=30 * values.DAY))
-    ] = 600.0
+    TIMEOUT: Annotated[float | Literal[False], _or_never(values.span), {"lowest": 0.01, "highest": 30 * values.DAY}] = (
+        600.0
+    )
     # When a failed message is delivered again, if neither it nor its handler says: 10 s, 20 s, 40 s … up to an hour,
     # ten attempts. Anything that ``retry=`` of a handler accepts; False: never.
     RETRY: Annotated[RetryPolicy, _policy] = retry.DEFAULT
     # Larger payloads are refused at the call. Bytes of JSON.
-    PAYLOAD_MAX_BYTES: Annotated[int, partial(values.whole, lowest=1, highest=64 * 1024 * 1024)] = 262_144
+    PAYLOAD_MAX_BYTES: Annotated[int, values.whole, {"lowest": 1, "highest": 64 * 1024 * 1024}] = 262_144
     # Consumed, cancelled and expired messages are deleted with their log this long after they finished. False: never.
     # 0 is refused, and less than an hour is warned of.
     RETENTION: Annotated[float | Literal[False], _or_never(values.span)] = 30 * values.DAY

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Annotated, Any, NamedTuple
 
 from ..core import values
@@ -15,7 +15,7 @@ class ConsoleSettings(NamedTuple):
     # The pages only show: they refuse every action, whatever the user's permissions.
     READ_ONLY: Annotated[bool, values.flag] = False
     # A word that every page of the console shows, such as "production", so that nobody takes one site for another.
-    ENVIRONMENT: Annotated[str, partial(values.text, limit=40)] = ""
+    ENVIRONMENT: Annotated[str, values.text, {"limit": 40}] = ""
 
 
 PARSERS = values.checks_of(ConsoleSettings)

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
+from operator import attrgetter
 from typing import Any, Literal
 
 from django.db import IntegrityError, connections, transaction
@@ -281,7 +282,7 @@ def fail(using: str, failures: Iterable[Failure], *, wait: bool = True) -> list[
     A cancel that was requested wins: the message is neither tried again nor dead.
     """
     # Only the later of two deliveries of one message can be the current one.
-    unique = {failure.id: failure for failure in sorted(failures, key=lambda f: f.delivery)}
+    unique = {failure.id: failure for failure in sorted(failures, key=attrgetter("delivery"))}
     return statements(using).fail(list(unique.values()), wait=wait) if unique else []
 
 

@@ -22,6 +22,7 @@ from ..api.actions import CANCEL, RESCHEDULE, Move
 from ..broker import RedisBroker
 from ..broker.base import IDS_PER_CALL, Entry, Put
 from ..core import actors, bounds, failpoints
+from ..core.callables import never, nothing
 from ..core.chunks import chunks
 from ..core.clock import MICROSECOND, SECOND, ceil_tenth, from_tenths, from_us, to_tenths, to_us
 from ..core.exceptions import BrokerUnavailable, UnusableBroker
@@ -272,7 +273,7 @@ class Restore:
 
     # --- the run --------------------------------------------------------------------------------------------------
 
-    def run(self, *, should_stop: Callable[[], bool] = lambda: False, progress: Progress = lambda done: None) -> Report:
+    def run(self, *, should_stop: Callable[[], bool] = never, progress: Progress = nothing) -> Report:
         """Restore the messages that ``preview`` or ``prepare`` found. Stop between two batches when ``should_stop()``
         is true.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from operator import attrgetter
 from typing import NamedTuple
 
 from django.utils.translation import gettext as _
@@ -41,7 +42,8 @@ class Link(NamedTuple):
 
 def of_page(page: ReadOnly, data: PageData) -> list[tuple[Finding, Link]]:
     """Return the findings for the top of a page, the worst first."""
-    found = sorted((finding for finding in findings(data) if finding.is_banner), key=lambda finding: -finding.level)
+    shown = (finding for finding in findings(data) if finding.is_banner)
+    found = sorted(shown, key=attrgetter("level"), reverse=True)
     links = {name: Link(str(text), page.list_url(model, query)) for name, (text, model, query) in PAGES.items()}
     return [(finding, links[finding.link]) for finding in found]
 

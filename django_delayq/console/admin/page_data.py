@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 
 from django.db import router
 from django.utils import timezone, translation
@@ -105,8 +104,8 @@ def coming(data: PageData, window: str) -> Panel[Upcoming]:
 def past(data: PageData, window: str) -> Panel[dict[str, Throughput]]:
     """Return what was delivered in this window, and in those that the tiles show."""
     name, windows = f"past {window} {timezone.get_current_timezone_name()}", ("hour", "day", window)
-    read = partial(throughput.read_throughput, data.using, data.at, windows)
-    return panels.load(name, data.using, read, kept=tuning.rollups_kept)
+    read = throughput.read_throughput
+    return panels.load(name, data.using, read, data.using, data.at, windows, kept=tuning.rollups_kept)
 
 
 def rates(data: PageData) -> Panel[dict[str, RollupSum]]:

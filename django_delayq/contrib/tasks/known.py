@@ -124,8 +124,10 @@ def checked_for_message(terms: Mapping[str, Any]) -> dict[str, Any]:
     return dict(terms)
 
 
-# Read at the first use: most projects have no such options, and it takes time at each start.
-_checks = cache(lambda: values.checks_of(MessageOptions))
+@cache
+def _checks() -> dict[str, Callable[[Any], Any]]:
+    # Read at the first use: most projects have no such options, and it takes time at each start.
+    return values.checks_of(MessageOptions)
 
 
 def _check_sent(terms: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from ...broker.base import IDS_PER_CALL
+from ...core.callables import nothing
 from ...extensions import WorkerExtension
 from ...record import admission
 from ...record.admission import Admitted
@@ -29,7 +30,7 @@ class KnownLimits(WorkerExtension):
         self.tuning = tuning
         self.any_declared = admission.any_declared()
         # Set before the threads start: called when a permit became free for which a message may wait.
-        self.on_freed: Callable[[], None] = lambda: None
+        self.on_freed: Callable[[], None] = nothing
         self._lock = threading.Lock()
         # The limits of each delivery, by its id.
         self._held: dict[int, Collection[str]] = {}

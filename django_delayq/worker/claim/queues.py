@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from ...api import pausing
 from ...broker.base import Broker, DueQueue, DueQueues, Taken
+from ...core.callables import nothing
 from ...extensions import Service
 from ...project import conf, registry
 from ...record.sql import statements
@@ -34,7 +35,7 @@ class QueueFinder(Service):
         self,
         using: str,
         named: tuple[str, ...] = (),
-        on_change: Callable[[], None] = lambda: None,
+        on_change: Callable[[], None] = nothing,
         tuning: Tuning | None = None,
     ) -> None:
         self.using = using

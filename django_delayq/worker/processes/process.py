@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from ... import extensions, middleware
 from ...core import actors
+from ...core.callables import never, nothing
 from ...core.readable import Waker, wait_readable
 from ...core.worker_options import Options
 from ...extensions import Service, WorkerExtensions
@@ -85,7 +86,7 @@ class Parts:
         isolation_lock: ProcessLock | None = None,
         shared: SharedState | None = None,
         on_idle: Callable[[], None] | None = None,
-        on_retired: Callable[[], None] = lambda: None,
+        on_retired: Callable[[], None] = nothing,
         tuning: Tuning | None = None,
         run_tuning: RunTuning | None = None,
     ) -> None:
@@ -134,7 +135,7 @@ class WorkerProcess:
         isolation_lock: ProcessLock | None = None,
         shared: SharedState | None = None,
         name: str | None = None,
-        wake_supervisor: Callable[[], None] = lambda: None,
+        wake_supervisor: Callable[[], None] = nothing,
     ) -> None:
         self.options = options
         self.code = FINISHED
@@ -219,7 +220,7 @@ class WorkerProcess:
         """When the consumer last began a round (monotonic)."""
         return time.monotonic() if self.consumer is None else self.consumer.beat
 
-    def run(self, watch: Callable[[], bool] = lambda: False) -> int:
+    def run(self, watch: Callable[[], bool] = never) -> int:
         """Work until stopped, or until ``watch``, called twice a second or more, returns True. Return the exit code."""
         self._name_sessions()
         is_done = False
@@ -370,7 +371,7 @@ class OnceProcess(WorkerProcess):
         """The number of deliveries whose outcomes were recorded."""
         return self.recorder.delivered
 
-    def run(self, watch: Callable[[], bool] = lambda: False) -> int:
+    def run(self, watch: Callable[[], bool] = never) -> int:
         """Free the messages of workers that are gone, and work until nothing can begin. Return the exit code.
 
         Raises the error of the database when that goes away meanwhile.

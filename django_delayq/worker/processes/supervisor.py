@@ -15,6 +15,7 @@ from django.db import connections as django_connections
 
 from ...broker import publisher
 from ...core import actors
+from ...core.callables import nothing
 from ...core.readable import wait_readable
 from ...core.worker_options import Options
 from ...project import registry
@@ -164,7 +165,7 @@ class Supervisor:
         # What a terminal sends reaches the whole group, and the parent decides. Ignored signals would stay so in the
         # programs that handlers start. SIGTERM is counted until there is a process to stop.
         for number in set(plain_signals.CAUGHT) - {signal.SIGTERM}:
-            signal.signal(number, lambda *_: None)
+            signal.signal(number, nothing)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.close(self._alive_write)
 
@@ -216,7 +217,7 @@ class Supervisor:
                 self.children.send(signal.SIGTERM)
 
         former = {number: signal.signal(number, count) for number in plain_signals.CAUGHT}
-        former[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
+        former[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, nothing)
         former_fd = signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         try:
             yield

@@ -9,8 +9,8 @@ import itertools
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from queue import SimpleQueue
 
@@ -164,11 +164,10 @@ def _execute(batch: list[Delivery], actor: str) -> dict[Delivery, Outcome]:
 
 def _perform_inside(batch: list[Delivery], actor: str) -> None:
     """Run the handler inside of its middleware, which surrounds it once for each message."""
-    hooks: list[Callable[[], AbstractContextManager[object]]] = [
-        partial(one.handling, delivery) for delivery in batch for one in middleware.chain()
-    ]
-    if hooks:
-        middleware.run_inside(hooks, partial(_perform, batch, actor), partial(_decide, batch))
+    chain = middleware.chain()
+    if chain:
+        contexts = (one.handling(delivery) for delivery in batch for one in chain)
+        middleware.run_inside(contexts, partial(_perform, batch, actor), partial(_decide, batch))
     else:
         _perform(batch, actor)
 

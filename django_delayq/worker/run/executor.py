@@ -156,7 +156,8 @@ async def _perform_on_loop(delivery: Delivery) -> Outcome:
 
     chain = middleware.chain()
     if chain:
-        return await middleware.await_inside(_handling(chain, delivery), perform, partial(_decide, delivery))
+        contexts = (one.handling(delivery) for one in chain)
+        return await middleware.await_inside(contexts, perform, partial(_decide, delivery))
     return await perform()
 
 
@@ -174,13 +175,8 @@ def _perform_inside(chain: tuple[middleware.Middleware, ...], delivery: Delivery
         delivery.decided = _perform(delivery, actor)
         return delivery.decided
 
-    return middleware.run_inside(_handling(chain, delivery), perform, partial(_decide, delivery))
-
-
-def _handling(
-    chain: tuple[middleware.Middleware, ...], delivery: Delivery
-) -> list[Callable[[], contextlib.AbstractContextManager[None]]]:
-    return [partial(one.handling, delivery) for one in chain]
+    contexts = (one.handling(delivery) for one in chain)
+    return middleware.run_inside(contexts, perform, partial(_decide, delivery))
 
 
 def _decide(delivery: Delivery, error: BaseException) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 
+from ...core.callables import never
 from ...core.outcomes import Outcome, Release, Retry, Unentered, storable
 from ...extensions import Service
 from ...project.registry import Handler
@@ -327,7 +328,7 @@ class Pool:
         for lane in self.lanes:
             lane.release_all_queued()
 
-    def wait_idle(self, timeout: float, give_up: Callable[[], bool] = lambda: False) -> bool:
+    def wait_idle(self, timeout: float, give_up: Callable[[], bool] = never) -> bool:
         """Wait until no delivery is held. Return False after ``timeout`` seconds, or when ``give_up`` returns True."""
         deadline = time.monotonic() + timeout
         while self.is_busy:
@@ -336,7 +337,7 @@ class Pool:
             time.sleep(0.01)
         return True
 
-    def finish(self, timeout: float, give_up: Callable[[], bool] = lambda: False) -> bool:
+    def finish(self, timeout: float, give_up: Callable[[], bool] = never) -> bool:
         """Wait until no delivery is held, and after ``timeout`` seconds cancel the async handlers, which are released.
 
         Return False when a delivery is still held then.

@@ -18,6 +18,7 @@ from django.dispatch import Signal
 from ... import signals
 from ...broker import publisher
 from ...broker.base import Entry
+from ...core.callables import nothing
 from ...core.durations import brief
 from ...core.outcomes import Raised, error_digest
 from ...core.states import State
@@ -246,7 +247,7 @@ class SignalSender(threading.Thread):
         self.tuning = tuning
         self._waiting: Queue[Callable[[], object] | None] = Queue()
         # Called when the process may take messages again.
-        self.on_room: Callable[[], None] = lambda: None
+        self.on_room: Callable[[], None] = nothing
 
     def send(self, call: Callable[[], object]) -> None:
         """Have a call made that sends a signal or logs a failure."""

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from operator import attrgetter
 from typing import Any
 from weakref import WeakSet
 
@@ -177,7 +178,7 @@ class SyncCalls(Executor):
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         caller = _caller.get()
-        thread = caller.thread = caller.thread or min(self._threads, key=lambda one: one.load)
+        thread = caller.thread = caller.thread or min(self._threads, key=attrgetter("load"))
         future: Future[Any] = Future()
         thread.load += 1
         thread.callers.add(caller)

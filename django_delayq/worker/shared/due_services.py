@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from django.db import Error as DatabaseError
 
+from ...core.callables import always, never
 from ...core.exceptions import BrokerUnavailable
 from ...core.outages import Outage
 from ...extensions import Service
@@ -37,7 +38,7 @@ class DueServices:
     # freezes in a transaction would stop them all. Milliseconds.
     lock_timeout = 2000
 
-    def __init__(self, services: Sequence[Service], is_leader: Callable[[], bool] = lambda: True) -> None:
+    def __init__(self, services: Sequence[Service], is_leader: Callable[[], bool] = always) -> None:
         self._is_leader = is_leader
         self.services = list(services)
         # By the index of the service: names may repeat, since any app can add services.
@@ -47,7 +48,7 @@ class DueServices:
         # The services whose last tick has left work half done, or has failed.
         self._go_on: set[int] = set()
 
-    def run_due(self, is_stopping: Callable[[], bool] = lambda: False) -> float:
+    def run_due(self, is_stopping: Callable[[], bool] = never) -> float:
         """Tick each service that is due, until ``is_stopping``. Return the seconds until the next one is due."""
         for index in range(len(self.services)):
             if is_stopping():
@@ -129,7 +130,7 @@ class Runner(threading.Thread):
             connections.close_all()
 
 
-def in_threads(services: Iterable[Service], is_leader: Callable[[], bool] = lambda: True) -> list[Runner]:
+def in_threads(services: Iterable[Service], is_leader: Callable[[], bool] = always) -> list[Runner]:
     """Return a runner for each thread that the services name, in their order."""
     by_thread: dict[str, list[Service]] = {}
     for service in services:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from ...core.callables import nothing
 from ...core.worker_options import Options
 from .shared_state import SharedState
 
@@ -39,7 +40,7 @@ class Budget:
     more_memory = 0.1
 
     def __init__(
-        self, options: Options, shared: SharedState, worker: str, on_retired: Callable[[], None] = lambda: None
+        self, options: Options, shared: SharedState, worker: str, on_retired: Callable[[], None] = nothing
     ) -> None:
         """``on_retired`` wakes the supervisor and the main thread, which read the shared state."""
         less = random.uniform(0, self.jitter)

@@ -155,7 +155,7 @@ class LogWriter:
         number = sum(list(self._missing.values())) - self._told
         if number:
             self._told += number
-            _attempt(partial(logger.warning, "%d lines are missing here: the log took them too slowly", number))
+            _attempt(logger.warning, "%d lines are missing here: the log took them too slowly", number)
 
     # --- between loggers and their handlers ---------------------------------------------------------------------------
 
@@ -190,9 +190,9 @@ class LogWriter:
         return thread.name.startswith("delayq-") and not thread.name.startswith(PROJECT_THREADS)
 
 
-def _attempt(write: Callable[[], object]) -> None:
+def _attempt(write: Callable[..., object], *given: object) -> None:
     try:
-        write()
+        write(*given)
     except BaseException:  # noqa: BLE001
         # The stream may be closed.
         with contextlib.suppress(Exception):

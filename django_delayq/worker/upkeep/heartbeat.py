@@ -11,6 +11,7 @@ from django.db import connections
 from django.db.models.functions import Now
 
 from ...core import actors
+from ...core.callables import never
 from ...core.known_record import clocks_differ
 from ...extensions import Service
 from ...models import Worker
@@ -33,7 +34,7 @@ class Heartbeat(Service):
         queues: Callable[[], tuple[str, ...]],
         threads: int,
         topics: Iterable[str],
-        hangs: Callable[[], bool] = lambda: False,
+        hangs: Callable[[], bool] = never,
         tuning: UpkeepTuning = USUAL,
     ) -> None:
         """``hangs`` returns whether this process records no outcomes: then it must not look alive."""
