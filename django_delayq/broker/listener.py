@@ -47,6 +47,9 @@ class Listener:
 
     def _listen(self, lists: tuple[str, ...], timeout: float) -> bool:
         if self._is_stale or (self._lists and self._lists != lists) or time.monotonic() - self._sent_at > MAX_LISTENING:
+            if self.stop():
+                # Redis may have given a token to the old connection in the step in which it read its end: look at once.
+                timeout = 0.0
             self._disconnect()
             self._is_stale = False
         if self._connection is not None and not self._lists and is_closed(self._connection):
@@ -82,10 +85,12 @@ class Listener:
         """Have the next ``listen`` use a new connection: the present one may be dead without notice."""
         self._is_stale = True
 
-    def stop(self) -> None:
-        """Take no token any more. Only a closed connection is sure to take none."""
-        if self._lists:
+    def stop(self) -> bool:
+        """Take no token any more, and return whether one could have come."""
+        is_listening = bool(self._lists)
+        if is_listening:
             self._disconnect()
+        return is_listening
 
     def _disconnect(self) -> None:
         self._lists = ()

@@ -223,8 +223,10 @@ class RedisSource(Broker):
 
     def stop_listening(self) -> None:
         """Leave notifications to other processes."""
-        if self._listener is not None:
-            self._listener.stop()
+        if self._listener is not None and self._listener.stop():
+            # Redis forgets a closed connection at the end of the step in which it reads its end. A notification that is
+            # handled in the same step would be given to nobody: this answer comes after that step.
+            self.client.ping()
 
     def reset_listener(self) -> None:
         """Have the next ``listen`` use a new connection. Any thread may call this after the broker did not answer."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,6 +103,35 @@ def test_a_message_due_earlier_than_the_earliest_ends_a_listen_and_a_later_one_d
     next_due = worker.take(QUEUE, 0).next_due
     assert next_due is not None
     assert 110 < next_due < 200.01
+
+
+def unread(server: RedisServer) -> bool:
+    """Return whether bytes wait that the server has not read."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return any(row[1].endswith(f":{server.port:04X}") and not row[4].endswith(":00000000") for row in rows)
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="the system does not show what waits to be read")
+def test_a_wake_up_is_not_given_to_a_connection_that_was_closed_just_before(
+    server: RedisServer, brokers: tuple[RedisBroker, RedisBroker]
+) -> None:
+    """A busy Redis finds the end of a connection and the next command of another one at the same time."""
+    worker, other = brokers
+    worker.listen([QUEUE], 0)
+    wait_for_listeners(server)
+    worker.notify(["elsewhere"])
+
+    def pass_on() -> None:
+        worker.stop_listening()
+        worker.notify([QUEUE])
+
+    with ThreadPoolExecutor(1) as pool:
+        server.freeze()
+        passed = pool.submit(pass_on)
+        eventually(lambda: unread(server), "the next command waits")
+        server.thaw()
+        passed.result()
+    assert other.listen([QUEUE], 30) is True
 
 
 def test_a_listen_ends_when_any_of_its_queues_is_notified(
