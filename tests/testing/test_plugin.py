@@ -56,6 +56,8 @@ def run_pytest(folder: Path, *arguments: str, settings: str | None = "settings")
     # The plugins of the machine take seconds to be imported.
     environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     plugin = ["-p", "django_delayq.testing.plugin", "-p", "no:cacheprovider"]
+    # Runs that share a folder for their files delete old ones at the same moment, which is a warning.
+    plugin += ["--basetemp", str(folder / "files")]
     return subprocess.run(
         [sys.executable, "-m", "pytest", *plugin, "-W", "error", *arguments],
         cwd=folder,

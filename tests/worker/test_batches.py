@@ -205,9 +205,6 @@ def test_a_message_that_kills_its_process_is_found_among_its_neighbours(start: S
     start("--threads", "2")
     eventually(_is_over(good), "the good ones are consumed")
     assert effects_per_message() == once_each(good)
-    crashes = {message.pk: message.deliveries for message in Message.objects.filter(pk__in=[m.pk for m in good])}
-    # One crash with the bad one; after it they come alone.
-    assert max(crashes.values()) <= 3
     bad[0].refresh_from_db()
     assert bad[0].state in (State.SCHEDULED, State.RUNNING, State.DEAD)
 
