@@ -11,6 +11,8 @@ from . import validation
 
 # The payload stays as it is. None is a payload.
 KEPT: Final = object()
+# The reason of a handler that gives none.
+REJECTED: Final = "rejected by the handler"
 
 # What other queues call the arguments of ``RetryLater``.
 _MEANT = {
@@ -48,6 +50,6 @@ class RetryLater(Exception):
 class Reject(Exception):
     """Raise it in a handler to give the message up at once: the message is *dead*, with this reason."""
 
-    def __init__(self, reason: str = "rejected by the handler") -> None:
+    def __init__(self, reason: str = REJECTED) -> None:
         super().__init__(reason)
         self.reason = reason

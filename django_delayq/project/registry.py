@@ -19,7 +19,7 @@ from ..core.durations import Duration
 from ..core.exceptions import HandlerConflict, InvalidMessage
 from ..core.retry import as_policy
 from . import conf, validation
-from .answers import KEPT
+from .answers import KEPT, REJECTED
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault
@@ -104,7 +104,7 @@ class Delivered(Protocol[Payload_co]):
     def retry_later(self, delay: Duration, reason: str = "", *, counts: bool = True, payload: Any = KEPT) -> None:
         """Have this message of a batch delivered again after ``delay``, as ``raise RetryLater(…)`` does elsewhere."""
 
-    def reject(self, reason: str = "rejected by the handler") -> None:
+    def reject(self, reason: str = REJECTED) -> None:
         """Give this message of a batch up, as ``raise Reject(…)`` does elsewhere: it is dead, with this reason."""
 
     def fail(self, error: BaseException) -> None:

@@ -15,7 +15,7 @@ from datetime import datetime
 from difflib import get_close_matches
 
 from django.db import DatabaseError, connections
-from django.db.models import F, Q
+from django.db.models import Q
 
 from ..api import pausing
 from ..core import actors
@@ -32,7 +32,7 @@ from ..record.sql import statements
 from ..record.sql.moves import clock
 from ..record.sql.rows import BEGINNING, LeaseRenewal, Ticket
 from ..worker.run.batches import execute_batch
-from ..worker.run.delivery import Delivery
+from ..worker.run.delivery import MAY_COME_TOGETHER, Delivery
 from ..worker.run.executor import answer, execute
 from ..worker.run.recorder import SUCCESS, Ended, Recorder
 from ..worker.run.reporting import report_delivered, report_moves
@@ -190,10 +190,8 @@ class Deliverer:
     def _company(self, first: LocalDelivery, most: int) -> list[Ticket]:
         """Return due messages that may begin together with one of a batch handler: those that need not come alone."""
         found = statements(self.using).due(first.queue, [first.topic], most)
-        new = Q(attempts=0, conflicts=0, deliveries=F("reported") + F("excused"))
-        ids = set(
-            Message.objects.using(self.using).filter(new, pk__in=[t.id for t in found]).values_list("pk", flat=True)
-        )
+        rows = Message.objects.using(self.using).filter(MAY_COME_TOGETHER, pk__in=[ticket.id for ticket in found])
+        ids = set(rows.values_list("pk", flat=True))
         return [ticket for ticket in found if ticket.id in ids]
 
     def start(self, message_id: int) -> LocalDelivery | None:

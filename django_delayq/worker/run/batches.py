@@ -180,7 +180,7 @@ def _perform(batch: list[Delivery], actor: str) -> None:
             with connections[first.using].execute_wrapper(guard.refuse_end):
                 call(first, [*batch])
             failpoints.reach("before_succeed")
-            _succeed([delivery for delivery in batch if delivery.answered is None], actor)
+            _succeed(first.using, [delivery for delivery in batch if delivery.answered is None], actor)
             failpoints.reach("after_succeed")
         else:
             call(first, [*batch])
@@ -191,15 +191,9 @@ def _perform(batch: list[Delivery], actor: str) -> None:
             delivery.decided = Recorded() if first.handler.transactional else Ack()
 
 
-def _succeed(done: Sequence[Delivery], actor: str) -> None:
+def _succeed(using: str, done: Sequence[Delivery], actor: str) -> None:
     """Record the successes in the transaction of the handler, as its last statement."""
-    found = (
-        transitions.succeed(
-            done[0].using, [Success(delivery.id, delivery.deliveries, actor, None) for delivery in done]
-        )
-        if done
-        else set()
-    )
+    found = transitions.succeed(using, (Success(delivery.id, delivery.deliveries, actor, None) for delivery in done))
     gone = [delivery for delivery in done if delivery.id not in found]
     if gone:
         raise _Gone(gone)

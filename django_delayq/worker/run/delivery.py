@@ -18,6 +18,7 @@ from typing import Any
 from asgiref.sync import sync_to_async
 from django.db import Error as DatabaseError
 from django.db import connections, transaction
+from django.db.models import F, Q
 from django.utils import timezone
 
 from ...core import names
@@ -29,7 +30,7 @@ from ...core.outcomes import Outcome, Recorded, event
 from ...core.retry import RetryPolicy
 from ...core.text import shown
 from ...core.values import CENTURY
-from ...project.answers import KEPT, Reject, RetryLater
+from ...project.answers import KEPT, REJECTED, Reject, RetryLater
 from ...project.registry import Handler
 from ...record import admission
 from ...record.sql import statements
@@ -50,6 +51,9 @@ def _count_fork() -> None:
 
 after_fork(_count_fork)
 
+
+# Of scheduled rows: none of these comes alone, as ``Delivery.comes_alone`` says when one has been claimed.
+MAY_COME_TOGETHER = Q(attempts=0, conflicts=0, deliveries=F("reported") + F("excused"))
 
 # Names of attributes that messages have in other libraries, and what stands for them here.
 _MEANT = {
@@ -263,7 +267,7 @@ class Delivery:
         """Answer this message of a batch with ``RetryLater``."""
         self._answer(RetryLater(delay, reason, counts=counts, payload=payload), 'raise RetryLater("60s")')
 
-    def reject(self, reason: str = "rejected by the handler") -> None:
+    def reject(self, reason: str = REJECTED) -> None:
         """Answer this message of a batch with ``Reject``."""
         self._answer(Reject(reason), _MEANT["abort"])
 
