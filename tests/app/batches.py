@@ -91,7 +91,7 @@ def wait_for_a_file(messages: list[Delivered]) -> None:
     leave([message for message in messages if not message.cancel_requested])
 
 
-@handler("b.kill", batch=10, retry=SOON)
+@handler("b.kill", batch=10, transactional=True, retry=SOON)
 def kill_the_process(messages: list[Delivered]) -> None:
     if any(message.payload.get("kills") for message in messages):
         os.kill(os.getpid(), signal.SIGKILL)
