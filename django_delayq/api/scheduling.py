@@ -91,8 +91,8 @@ def checked(topic: Any, payload: Any, options: Mapping[str, Any]) -> NewMessage:
     columns["key_deliveries"], columns["key_for"] = columns.pop("unique", (None, None))
     text, value = validation.payload_and_value(payload)
     new = NewMessage(payload=text, value=value, topic=topic, **columns)
-    if new.key is None and not _OF_KEYS.isdisjoint(given):
-        _refuse_without_key(new)
+    if not _OF_KEYS.isdisjoint(given):
+        _check_choices(new)
     if settings.DEBUG:
         asking.ask("A message is scheduled for", new.topic, new.queue)
     if handler is None or (handler.limit_key is None and new.limit_key is None):
@@ -100,13 +100,15 @@ def checked(topic: Any, payload: Any, options: Mapping[str, Any]) -> NewMessage:
     return _with_limit_key(new, handler, payload, options.get("headers"))
 
 
-def _refuse_without_key(new: NewMessage) -> None:
-    if new.on_conflict != OnConflict.ERROR:
-        raise InvalidMessage(
-            f"on_conflict={str(new.on_conflict)!r} needs a key: without one no message conflicts with another"
-        )
-    if (new.key_deliveries, new.key_for) != (None, None):
+def _check_choices(new: NewMessage) -> None:
+    choice = OnConflict(new.on_conflict)
+    if new.key is None and choice != OnConflict.ERROR:
+        raise InvalidMessage(f"on_conflict={str(choice)!r} needs a key: without one no message conflicts with another")
+    if new.key is None and (new.key_deliveries, new.key_for) != (None, None):
         raise InvalidMessage("unique needs a key: without one there is nothing to hold")
+    if choice.merges and not isinstance(new.content, list | dict | None):
+        kind = type(new.content).__name__
+        raise InvalidMessage(f"on_conflict={str(choice)!r} joins lists or dicts, and the payload is of type {kind}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +183,8 @@ class ManyChecks:
             return NewMessage(text, value, self._due[1], validation.key(key), *alike)
         new = _of_dict(message)
         handler = registry.find(new.topic)
-        if len(self._kinds) < self._most_kinds and (handler is None or handler.limit_key is None):
+        is_alike = (handler is None or handler.limit_key is None) and not OnConflict(new.on_conflict).merges
+        if len(self._kinds) < self._most_kinds and is_alike:
             self._kinds[kind] = new[ALIKE_FROM:]
         return new
 
@@ -228,9 +231,9 @@ def schedule_message(
         messages the greater one goes first.
     ``key``, ``on_conflict``, ``unique``
         One message at a time holds a topic and key. ``on_conflict`` chooses the fate of a second one ("error", "keep",
-        "replace", "debounce"), and ``message.existed`` tells whether another one was there. ``unique`` says how long
-        this one holds the key: while it is live ("live"), only until its delivery begins ("scheduled"), or also for a
-        time after its end ("1h").
+        "replace", "debounce", "merge", "merge_debounce"), and ``message.existed`` tells whether another one was there.
+        ``unique`` says how long this one holds the key: while it is live ("live"), only until its delivery begins
+        ("scheduled"), or also for a time after its end ("1h").
     ``expires``
         Do not start it any more this long after its due time. By default the handler's; False: it never expires.
     ``retry``, ``max_attempts``
@@ -245,9 +248,9 @@ def schedule_message(
         ``limit_key`` returns.
 
     Raises ``InvalidMessage`` (nothing is written), ``PayloadTooLarge``, and ``KeyConflict``: with "error" when the key
-    is taken; with "replace" and "debounce" when the message that has it runs (a worker may claim it a moment before its
-    due time), has finished, or may still succeed after a crash. A handler may schedule the next message under the key
-    of its own.
+    is taken; with the choices that change the message that has it when that runs (a worker may claim it a moment before
+    its due time), has finished, or may still succeed after a crash. A handler may schedule the next message under the
+    key of its own.
 
     ::
 
@@ -259,9 +262,20 @@ def schedule_message(
     return message
 
 
-def write(using: str, topic: str, payload: Any, options: MessageOptions) -> Message:
-    """Schedule one message. The caller has it run at once, which in tests may be in that call."""
+def write(
+    using: str,
+    topic: str,
+    payload: Any,
+    options: MessageOptions,
+    join: Callable[[Any, Any], Any] | None = None,
+) -> Message:
+    """Schedule one message. The caller has it run at once, which in tests may be in that call.
+
+    ``join`` joins two payloads where the choice is to merge them.
+    """
     new = checked(topic, payload, options)
+    if join is not None:
+        new = new._replace(join=join)
     # An impossible DELAYQ["REDIS"] raises before anything is written.
     publisher.get(using)
     if chain := middleware.chain():
@@ -394,7 +408,7 @@ def _schedule_all_keyed(using: str, bulk: Bulk, checked: Sequence[NewMessage], a
 def _changes(new: NewMessage) -> bool:
     """Return whether the call locks a waiting message that holds its key."""
     is_to_wait = new.on_conflict == OnConflict.KEEP and new.key_deliveries is not None
-    return is_to_wait or new.on_conflict in (OnConflict.REPLACE, OnConflict.DEBOUNCE)
+    return is_to_wait or new.on_conflict in _CHANGES
 
 
 def _insert_free(
@@ -442,8 +456,17 @@ def _met(using: str, new: NewMessage, other: Message | None) -> Message | None:
     return _resolve(using, new, other)
 
 
+# What the choices do to a waiting message, but for those that leave it as it is.
+_CHANGES: dict[str, Callable[[str, int, NewMessage], transitions.Answer]] = {
+    OnConflict.REPLACE: transitions.replace,
+    OnConflict.DEBOUNCE: transitions.debounce,
+    OnConflict.MERGE: transitions.merge,
+    OnConflict.MERGE_DEBOUNCE: partial(transitions.merge, moves_due=True),
+}
+
+
 def _resolve(using: str, new: NewMessage, other: Message) -> Message | None:
-    """Keep, replace or debounce the message that has the key, as ``on_conflict`` says, and return it.
+    """Keep or change the message that has the key, as ``on_conflict`` says, and return it.
 
     None when it has moved meanwhile: then the key may be free. Raises ``KeyConflict``; but a handler that schedules
     under its own key is in no conflict with its next message, which it keeps.
@@ -451,9 +474,8 @@ def _resolve(using: str, new: NewMessage, other: Message) -> Message | None:
     choice, state = new.on_conflict, State(other.state)
     if choice == OnConflict.KEEP or (new.own is not None and state in FINAL):
         return _keep(using, new, other)
-    if choice in (OnConflict.REPLACE, OnConflict.DEBOUNCE) and state not in FINAL:
-        change = transitions.debounce if choice == OnConflict.DEBOUNCE else transitions.replace
-        answer = change(using, other.pk, new)
+    if choice in _CHANGES and state not in FINAL:
+        answer = _CHANGES[choice](using, other.pk, new)
         if answer:
             publish_moves(using, [answer])
             return Message.objects.using(using).get(pk=other.pk)

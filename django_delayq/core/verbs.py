@@ -36,7 +36,7 @@ class Verb(NamedTuple):
     changes: bool = True
     # The verb whose permission is needed, where it is not one of its own.
     like: str = ""
-    # The times that a call may give: due_at, shift, spread; finished selects by the time of the end.
+    # The times that a call may give: due_at, shift, spread, expires; finished selects by the time of the end.
     options: frozenset[str] = frozenset()
     # True: a due time that is still to come stays, unless the call gives one.
     keeps_due_times: bool = False
@@ -117,10 +117,11 @@ _ACTIONS = (
         "requeue",
         "Can requeue dead, expired and cancelled messages",
         REQUEUEABLE,
-        options=frozenset({"due_at", "spread", "finished"}),
+        options=frozenset({"due_at", "spread", "finished", "expires"}),
         keeps_due_times=True,
         help="Schedule dead, expired and cancelled messages again; their attempts start anew. A message whose due time "
-        "is still to come keeps it, and any other is due at once; with --due-at all are due then. Verdicts: "
+        "is still to come keeps it, and any other is due at once; with --due-at all are due then. The time to live of "
+        "each stays as long as it was, unless --expires gives another. Verdicts: "
         "requeued, too late (live, or consumed), key taken (another message holds the topic and key), not found.",
         lines={
             Verdict.REQUEUED: Line("{} requeued", "{} would be requeued"),

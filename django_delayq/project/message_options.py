@@ -26,9 +26,18 @@ class OnConflict(StrEnum):
     REPLACE = "replace"
     # Push the old message's due time further out, to the new one; keep its payload.
     DEBOUNCE = "debounce"
+    # Join the new payload to that of the old message, which keeps its due time and options.
+    MERGE = "merge"
+    # The same, and push the due time out as "debounce" does.
+    MERGE_DEBOUNCE = "merge_debounce"
+
+    @property
+    def merges(self) -> bool:
+        """Whether the payloads are joined."""
+        return self in (OnConflict.MERGE, OnConflict.MERGE_DEBOUNCE)
 
 
-OnConflictLike = OnConflict | Literal["error", "keep", "replace", "debounce"]
+OnConflictLike = OnConflict | Literal["error", "keep", "replace", "debounce", "merge", "merge_debounce"]
 # How long a message holds its key: "live", "scheduled", or a time after its end.
 Unique = Literal["live", "scheduled"] | Duration
 

@@ -21,11 +21,13 @@ from django.db.models import Q
 from ..core import actors, failpoints
 from ..core.chunks import chunks
 from ..core.clock import NO_TIME, ceil_tenth
+from ..core.exceptions import InvalidMessage
 from ..core.known_record import record_clock
 from ..core.states import LIVE, REQUEUEABLE, State
 from ..core.verdicts import DONE, Verdict
 from ..models import Message, Transition
 from ..models.messages import IN_THE_WAY
+from ..project import validation
 from ..project.validation import FARTHEST
 from . import reads
 from .held_keys import CANCELLED, ROWS_TOGETHER, free_key, in_the_way
@@ -143,7 +145,7 @@ def insert_many(using: str, new: Sequence[NewMessage], actor: str) -> Iterator[t
 def replace(using: str, message_id: int, new: NewMessage) -> Answer:
     """Give a waiting message the content and due time of ``new``.
 
-    Here and in ``debounce`` it is not found when it is not in the way of ``new`` any more.
+    Here, in ``debounce`` and in ``merge`` it is not found when it is not in the way of ``new`` any more.
     """
 
     def decide(message: Message, at: datetime) -> Decision:
@@ -169,6 +171,30 @@ def debounce(using: str, message_id: int, new: NewMessage) -> Answer:
         return Decision(State.SCHEDULED, moved_due(message, due, at), "debounced", Verdict.RESCHEDULED)
 
     return _act(using, [message_id], decide, _in_the_way_of(new))[0]
+
+
+def merge(using: str, message_id: int, new: NewMessage, *, moves_due: bool = False) -> Answer:
+    """Join the payload of ``new`` to that of a waiting message; ``moves_due``: its due time moves as in ``debounce``.
+
+    Raises ``InvalidMessage`` for payloads that cannot be joined, and ``PayloadTooLarge`` when both are too large for
+    one message: then the waiting message stays as it is.
+    """
+    moved_due = _due_mover(using, [message_id])
+
+    def decide(message: Message, at: datetime) -> Decision:
+        if not _is_replaceable(message):
+            return TOO_LATE
+        both = new.join(message.payload, new.content)
+        try:
+            validation.payload(both)
+        except InvalidMessage as error:
+            error.add_note(f"the payload is that of the call joined to that of message {message.pk}")
+            raise
+        due = max(ceil_tenth(new.due_at or at + new.delay), message.due_at) if moves_due else message.due_at
+        values = {"payload": both, **moved_due(message, due, at)}
+        return Decision(State.SCHEDULED, values, "merged", Verdict.RESCHEDULED)
+
+    return _act(using, [message_id], decide, _in_the_way_of(new), with_content=True)[0]
 
 
 def _in_the_way_of(new: NewMessage) -> Q:
@@ -423,30 +449,31 @@ def give_up(using: str, ids: Sequence[int], *, reason: str = "", among: Q = ANY)
     return _act(using, ids, decide, among)
 
 
-def _act(using: str, ids: Sequence[int], decide: Decide, among: Q = ANY) -> list[Answer]:
+def _act(using: str, ids: Sequence[int], decide: Decide, among: Q = ANY, *, with_content: bool = False) -> list[Answer]:
     """Decide on messages, in batches with a transaction each; return the answers in the order of ``ids``."""
     answers: dict[int, Answer] = {}
     for batch in chunks(ids, MOVES_PER_TRANSACTION):
         try:
-            answers |= _answers(using, batch, decide, among)
+            answers |= _answers(using, batch, decide, among, with_content)
         except IntegrityError:
             # Another message took a key meanwhile, and the whole batch was rolled back: decide one by one.
             for pk in batch:
                 try:
-                    answers |= _answers(using, [pk], decide, among)
+                    answers |= _answers(using, [pk], decide, among, with_content)
                 except IntegrityError:
                     answers[pk] = Answer(pk, Verdict.KEY_TAKEN)
         # Rows changed meanwhile on a database without row locks: decide on them once more.
         again = [pk for pk in batch if pk not in answers]
         if again:
-            answers |= _answers(using, again, decide, among)
+            answers |= _answers(using, again, decide, among, with_content)
     return [answers.get(pk, Answer(pk, Verdict.NOT_FOUND)) for pk in ids]
 
 
-def _answers(using: str, ids: Sequence[int], decide: Decide, among: Q) -> dict[int, Answer]:
+def _answers(using: str, ids: Sequence[int], decide: Decide, among: Q, with_content: bool) -> dict[int, Answer]:
     """Decide on messages in one transaction; return the answers for those that are found."""
     answers = {}
-    for message, decision in move(using, Q(among, pk__in=ids), decide, actor=actors.current()):
+    where, actor = Q(among, pk__in=ids), actors.current()
+    for message, decision in move(using, where, decide, actor=actor, with_content=with_content):
         assert decision.verdict is not None
         made = None if decision.to is None else moved(message, decision.reason)
         answers[message.pk] = Answer(message.pk, decision.verdict, State(message.state), made)

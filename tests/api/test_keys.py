@@ -92,10 +92,10 @@ def test_a_running_message_is_kept() -> None:
     assert (kept.pk, kept.state, kept.existed) == (row.id, State.RUNNING, True)
 
 
-def test_a_message_that_may_still_succeed_can_be_neither_replaced_nor_debounced() -> None:
+def test_a_message_that_may_still_succeed_can_be_neither_replaced_nor_debounced_nor_merged() -> None:
     row = claimed(payload={"v": 1}, key="k")
     lose(row.id)
-    for policy in ("replace", "debounce"):
+    for policy in ("replace", "debounce", "merge", "merge_debounce"):
         with pytest.raises(KeyConflict):
             later({"v": 2}, key="k", on_conflict=policy)
     assert succeed(row.id)
@@ -105,7 +105,7 @@ def test_a_message_that_may_still_succeed_can_be_neither_replaced_nor_debounced(
 def test_a_conflict_leaves_the_callers_transaction_usable() -> None:
     with transaction.atomic():
         later(key="k")
-        for policy in ("error", "keep", "replace", "debounce"):
+        for policy in OnConflict:
             try:
                 later(key="k", on_conflict=policy)
             except KeyConflict:
@@ -193,7 +193,7 @@ def test_a_key_that_comes_twice_in_one_call_meets_itself() -> None:
 
 
 @committed
-@pytest.mark.parametrize("on_conflict", ["replace", "debounce"])
+@pytest.mark.parametrize("on_conflict", ["replace", "debounce", "merge"])
 @pytest.mark.parametrize(
     ("act", "verdict"),
     [(cancel_message, Verdict.CANCELLED), (partial(reschedule_message, delay="2h"), Verdict.RESCHEDULED)],

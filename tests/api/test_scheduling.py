@@ -153,7 +153,7 @@ def test_a_policy_is_stored_as_json_and_one_with_code_is_refused() -> None:
     [
         *[
             ({"on_conflict": choice}, f"on_conflict='{choice}' needs a key")
-            for choice in ("keep", "replace", "debounce")
+            for choice in ("keep", "replace", "debounce", "merge", "merge_debounce")
         ],
         *[({"unique": choice}, "unique needs a key") for choice in ("scheduled", "1h", timedelta(hours=1), 60)],
     ],

@@ -153,7 +153,7 @@ def test_a_message_with_unique_scheduled_frees_its_key_when_its_delivery_begins(
 
 @pytest.mark.parametrize("second", ["live", "scheduled"])
 @pytest.mark.parametrize("first", ["live", "1h"])
-@pytest.mark.parametrize("policy", ["error", "replace", "debounce"])
+@pytest.mark.parametrize("policy", sorted({*POLICIES} - {"keep"}))
 def test_a_running_message_with_another_unique_holds_its_key(policy: str, first: str, second: str) -> None:
     running = claimed(key="k", unique=first)
     before = snapshot(running.id)
@@ -179,15 +179,16 @@ def test_a_message_that_comes_back_waits_beside_the_next_one(come_back: Callable
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_no_message_is_scheduled_beside_one_that_waits_for_its_retry(policy: str) -> None:
-    first = claimed(key="k", unique="scheduled", payload=1)
+    first = claimed(key="k", unique="scheduled", payload=[1])
     assert fail(first.id, delay=timedelta(minutes=5))
     if policy == "error":
         with pytest.raises(KeyConflict, match=f"message {first.id}"):
             later(key="k", unique="scheduled", on_conflict=policy)
     else:
-        other = later(key="k", unique="scheduled", on_conflict=policy, payload=2)
-        assert (other.pk, other.existed, other.payload) == (first.id, True, 2 if policy == "replace" else 1)
-        assert (other.due_at > first.due_at + timedelta(minutes=9)) == (policy != "keep")
+        other = later(key="k", unique="scheduled", on_conflict=policy, payload=[2])
+        payload = {"replace": [2], "merge": [1, 2], "merge_debounce": [1, 2]}.get(policy, [1])
+        assert (other.pk, other.existed, other.payload) == (first.id, True, payload)
+        assert (other.due_at > first.due_at + timedelta(minutes=9)) == (policy not in ("keep", "merge"))
     assert Message.objects.count() == 1
     assert holders() == ([first.id] if policy == "replace" else [])
 
@@ -335,13 +336,13 @@ def test_a_message_that_waits_again_keeps_no_later_step_of_its_chain_out(
     else:
         assert fail(first.id, counts=come_back == "retry")
     assert claim(second.pk)
-    third = step(second.pk, 3, unique=unique, on_conflict=policy)
-    assert (third.existed, third.pk > second.pk, third.payload) == (False, True, 3)
+    third = step(second.pk, [3], unique=unique, on_conflict=policy)
+    assert (third.existed, third.pk > second.pk, third.payload) == (False, True, [3])
     assert holders() == [third.pk]
     assert succeed(second.pk)
     # The first one runs again, and finds its own step, which is over.
     assert claim(first.id)
-    found = step(first.id, 2, unique=unique, on_conflict=policy)
+    found = step(first.id, [2], unique=unique, on_conflict=policy)
     assert (found.pk, found.existed, found.state, found.payload) == (second.pk, True, State.CONSUMED, None)
     assert holders() == [third.pk]
     assert Message.objects.count() == 3
@@ -613,7 +614,7 @@ def raced(call: Callable[[int], Message]) -> list[Message]:
 def test_eight_threads_schedule_one_message_when_the_key_is_free(unique: str, policy: str) -> None:
     """Beside the running one, or when the time after its end is over."""
     old = claimed(key="k", unique=unique).id if unique == "scheduled" else ended(3601, key="k", unique=unique)
-    rows = raced(lambda number: later(key="k", payload=number, unique=unique, on_conflict=policy))
+    rows = raced(lambda number: later(key="k", payload=[number], unique=unique, on_conflict=policy))
     assert sum(not row.existed for row in rows) == 1
     assert len({row.pk for row in rows} - {old}) == 1
     assert Message.objects.count() == 2

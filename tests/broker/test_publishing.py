@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 import redis
@@ -312,10 +312,13 @@ def test_a_redis_that_answers_nonsense_harms_no_caller(
     assert (record.levelname, record.getMessage().startswith("Redis cannot be used. ")) == ("WARNING", True)
 
 
-def test_a_message_that_is_kept_until_a_commit_is_published_again(redis_client: redis.Redis) -> None:
+@pytest.mark.parametrize("choice", ["keep", "merge"])
+def test_a_message_that_is_kept_until_a_commit_is_published_again(
+    redis_client: redis.Redis, choice: Literal["keep", "merge"]
+) -> None:
     first = schedule_message(TOPIC, delay=60, key="k", unique="scheduled")
     with transaction.atomic():
-        kept = schedule_message(TOPIC, delay=60, key="k", unique="scheduled", on_conflict="keep")
+        kept = schedule_message(TOPIC, delay=60, key="k", unique="scheduled", on_conflict=choice)
         # A worker takes the id, and passes over the row, which is locked.
         redis_client.delete(keys("delayq", "default").delayed)
     assert kept.pk == first.pk

@@ -118,3 +118,27 @@ def test_a_requeue_may_name_the_due_time_or_a_delay() -> None:
     ids, noon = cancelled(2), "2050-01-01T12:00:00Z"
     assert run("delayq_act", "requeue", *map(str, ids), "--due-at", noon, "--spread", "10m", "--yes").code == 0
     assert [scheduled()[pk].due_at.minute for pk in ids] == [0, 5]
+
+
+def test_a_requeue_may_say_how_long_after_its_due_time_a_message_may_start() -> None:
+    [short, long, as_before, plain] = [*dead(), *dead(), *dead(expires="2h"), *dead()]
+    assert run("delayq_act", "requeue", str(short), "--due-at", "3h", "--expires", "90s").code == 0
+    assert run("delayq_act", "requeue", str(as_before)).code == 0
+    lives = {pk: message.expires_at and message.expires_at - message.due_at for pk, message in scheduled().items()}
+    assert lives == {short: timedelta(seconds=90), as_before: timedelta(hours=2)}
+    cancel_message(as_before)
+    for words, expected in (
+        (["--expires", "1h"], "expires 1 h after its due time"),
+        (["--expires", "never"], "never expires"),
+    ):
+        would = run("delayq_act", "requeue", str(as_before), str(plain), "--due-at", "now", *words, "--dry-run")
+        assert would.out == f"2 would be requeued\n2 at once, each {expected}\n"
+        assert run("delayq_act", "requeue", str(as_before), str(plain), *words, "--yes").code == 0
+        life = timedelta(hours=1) if "1h" in words else None
+        assert [scheduled()[pk].expires_at for pk in (as_before, plain)] == [
+            life and scheduled()[pk].due_at + life for pk in (as_before, plain)
+        ]
+        cancel_message(Message.objects.filter(pk__in=[as_before, plain]))
+    for words in (["requeue", str(long), "--expires", "0"], ["requeue", str(long), "--expires", "soon"]):
+        assert "argument --expires: " in run("delayq_act", *words).err
+    assert "--expires" in run("delayq_act", "run", str(short), "--expires", "1h").err

@@ -177,7 +177,7 @@ def test_consumers_that_find_messages_by_query_share_them(together: Together) ->
     assert sorted(everything) == sorted(m.pk for m in messages)
 
 
-@pytest.mark.parametrize("policy", [OnConflict.ERROR, OnConflict.KEEP, OnConflict.REPLACE, OnConflict.DEBOUNCE])
+@pytest.mark.parametrize("policy", list(OnConflict))
 def test_eight_callers_with_one_key_make_one_message(together: Together, policy: OnConflict) -> None:
     for number in rounds()[:10]:
         calls = [
@@ -195,7 +195,7 @@ def test_eight_callers_with_one_key_make_one_message(together: Together, policy:
             assert {type(other) for other in others} == {KeyConflict}
         else:
             assert {getattr(other, "pk", other) for other in others} == {live.pk}
-        if policy == OnConflict.DEBOUNCE:
+        if policy in (OnConflict.DEBOUNCE, OnConflict.MERGE_DEBOUNCE):
             assert (live.due_at - live.created_at).total_seconds() > 66.9
         assert_the_log_tells_the_whole_story(live)
 

@@ -168,6 +168,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a nested policy": ({"retry": [[1]]}, "retry must be an array of delays in seconds"),
     "a negative retry": ({"retry": [-1]}, "retry must be an array of delays in seconds"),
     "true as a policy": ({"retry": True}, "retry must be an array of delays in seconds"),
+    "a merge": ({"key": "k", "on_conflict": "merge"}, "on_conflict is one of error, keep, not 'merge'"),
     "another choice": ({"key": "k", "on_conflict": "replace"}, "on_conflict is one of error, keep, not 'replace'"),
     "no choice": ({"key": "k", "on_conflict": None}, "on_conflict is one of error, keep, not NULL"),
     "unique for no time": ({"key": "k", "unique": "soon"}, "unique must be live, scheduled, or .*, not 'soon'"),

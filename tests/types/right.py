@@ -107,6 +107,8 @@ async def call(delivered: Delivered[Order]) -> None:
 def schedule() -> None:
     assert_type(schedule_message("orders.close", {"order": 5}, delay="15m", key="5", on_conflict="keep"), Message)
     schedule_message("orders.close", due_at=WHEN, on_conflict=OnConflict.DEBOUNCE, key="5", retry=DELAYS)
+    schedule_message("orders.close", {"lines": [5]}, key="5", on_conflict="merge_debounce")
+    schedule_message("orders.close", [5], key="5", on_conflict=OnConflict.MERGE)
     schedule_message("orders.limited", {"customer": 7}, limit_key="7")
     schedule_message("orders.close", retry=False, headers={"tenant": 1}, expires=timedelta(days=1), using="other")
     rows: list[MessageDict] = [{"topic": "orders.close", "payload": {"order": 5}, "delay": 60}]

@@ -94,6 +94,7 @@ schedule_message("orders.close", delay=WHEN)  # type: ignore[arg-type]  # pyrigh
 schedule_message("orders.close", due_at="2050-01-01")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 schedule_message("orders.close", key=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 schedule_message("orders.close", key="5", on_conflict="overwrite")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+schedule_message("orders.close", key="5", on_conflict="merged")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 schedule_message("orders.close", retry="5m")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 schedule_message("orders.close", retry=lambda attempt, error: 5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType, reportUnknownLambdaType]
 schedule_messages([{"payload": {}}])  # type: ignore[typeddict-item]  # pyright: ignore[reportArgumentType]

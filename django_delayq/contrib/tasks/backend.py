@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ParamSpec, TypeVar, cast
 
 from django.apps import apps
@@ -94,7 +95,8 @@ class DelayqBackend(BaseTaskBackend):
             **known.sent_with(task, result.args, result.kwargs),
         }
         using = router.db_for_write(Message)
-        message = scheduling.write(using, topic, {"args": result.args, "kwargs": result.kwargs}, options)
+        payload = {"args": result.args, "kwargs": result.kwargs}
+        message = scheduling.write(using, topic, payload, options, partial(known.joined, task))
         if message.existed:
             # Another message has the key: this is its result, and no task was enqueued.
             publisher.run_at_once(using, [message.pk])

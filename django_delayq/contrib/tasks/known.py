@@ -13,7 +13,7 @@ from functools import cache, reduce
 from string import Formatter
 from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast
 
-from ...core import names, values
+from ...core import merging, names, values
 from ...core.durations import Duration
 from ...core.exceptions import HandlerConflict
 from ...core.retry import RetryLike, RetryPolicy, StorableRetry
@@ -146,11 +146,8 @@ def by_arguments(name: str, given: Any, function: Callable[..., Any], takes_cont
     """
     if callable(given):
         return cast(Callable[..., Any], given)
-    signature = inspect.signature(function)
-    # The framework passes the first argument, not the caller.
-    parameters = list(signature.parameters.values())[takes_context:]
-    signature = signature.replace(parameters=parameters)
-    more = next((one.name for one in parameters if one.kind is one.VAR_KEYWORD), None)
+    signature = _signature(function, takes_context)
+    more = next((one.name for one in signature.parameters.values() if one.kind is one.VAR_KEYWORD), None)
     # The names stand before an index or an attribute.
     fields = [text for _, text, _, _ in Formatter().parse(given) if text is not None]
     wanted = {text.partition("[")[0].partition(".")[0] for text in fields}
@@ -163,6 +160,25 @@ def by_arguments(name: str, given: Any, function: Callable[..., Any], takes_cont
         return str(given.format(**bound.arguments | bound.arguments.get(more or "", {})))
 
     return make
+
+
+def joined(task: AnyTask, old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """Join the arguments of two messages of a task by their names, as those of an object: ``on_conflict="merge"``."""
+    signature = _signature(task.func, task.takes_context)
+    bound = [signature.bind(*one["args"], **one["kwargs"]) for one in (old, new)]
+    # Those of *args are a tuple.
+    given = [
+        {name: [*value] if isinstance(value, tuple) else value for name, value in one.arguments.items()}
+        for one in bound
+    ]
+    bound[0].arguments = merging.by_name(*given)
+    return {"args": [*bound[0].args], "kwargs": bound[0].kwargs}
+
+
+def _signature(function: Callable[..., Any], takes_context: bool) -> inspect.Signature:
+    """Return the signature of a task for its callers: the framework passes the context."""
+    signature = inspect.signature(function)
+    return signature.replace(parameters=[*signature.parameters.values()][takes_context:])
 
 
 def sent_with(task: AnyTask, args: Sequence[Any], kwargs: Mapping[str, Any]) -> MessageOptions:

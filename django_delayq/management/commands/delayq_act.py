@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db.models import Q, QuerySet
@@ -60,6 +60,11 @@ def _when_requeued(times: DueTimes, number: int, to_come: ToCome) -> str:
         since = "then" if start else "now"
         over = f"over {brief(times.spread.total_seconds())} from {since} on" if times.spread else ""
         parts.append(f"{others:,} {' '.join(filter(None, (start, over))) or 'at once'}")
+    if times.expires is not None:
+        life = (
+            f"expires {brief(times.expires.total_seconds())} after its due time" if times.expires else "never expires"
+        )
+        parts.append(f"each {life}")
     return ", ".join(parts)
 
 
@@ -341,6 +346,18 @@ def _add_times(parser: CommandParser, verb: Verb) -> None:
             metavar="TIME",
             help="spread the messages that get a new due time evenly over this time, e.g. 10m",
         )
+    if "expires" in verb.options:
+        parser.add_argument(
+            "--expires",
+            type=_life,
+            metavar="TIME",
+            help="do not start them any more this long after their due times, e.g. 1h; or never",
+        )
+
+
+def _life(text: str) -> timedelta | Literal[False]:
+    """Read the time to live of a message; False: for ever."""
+    return text != "never" and timedelta(seconds=common.lasting(text))
 
 
 def _by_selectors(verb: Verb, options: dict[str, Any]) -> bool:
@@ -360,10 +377,10 @@ def _by_selectors(verb: Verb, options: dict[str, Any]) -> bool:
 
 def _times(options: dict[str, Any]) -> DueTimes:
     """Return the due times that the messages get."""
-    due, spread = options.get("due_at"), options.get("spread", NO_TIME)
-    if isinstance(due, timedelta):
-        return DueTimes(delay=due, spread=spread)
-    return DueTimes(due_at=due, shift=options.get("shift"), spread=spread)
+    due = options.get("due_at")
+    when: dict[str, Any] = {"delay" if isinstance(due, timedelta) else "due_at": due}
+    others: dict[str, Any] = {name: options.get(name) for name in ("shift", "expires")}
+    return DueTimes(**when, **others, spread=options.get("spread", NO_TIME))
 
 
 def _narrowed(rows: QuerySet[Message], options: dict[str, Any]) -> QuerySet[Message]:

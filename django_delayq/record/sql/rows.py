@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
+from ...core.merging import joined
 from ...core.states import State
 
 # The position of a message in the order of (due, id).
@@ -110,6 +111,13 @@ class NewMessage(NamedTuple):
     key_for: float | None = None
     # The id of the message whose handler schedules this one under its own key.
     own: int | None = None
+    # Joins the payload of a message that waits and this one's.
+    join: Callable[[Any, Any], Any] = joined
+
+    @property
+    def content(self) -> Any:
+        """The payload as the handler will see it."""
+        return decoded(self.payload) if self.value is None else self.value
 
     def columns(self, due_at: datetime) -> dict[str, Any]:
         """Return what the call decided of the row, as the model has it, with this due time."""
@@ -118,7 +126,7 @@ class NewMessage(NamedTuple):
             "queue": self.queue,
             "key": self.key,
             "priority": self.priority,
-            "payload": decoded(self.payload) if self.value is None else self.value,
+            "payload": self.content,
             "headers": decoded(self.headers),
             "due_at": due_at,
             "expires_at": None if self.expires is None else due_at + self.expires,

@@ -8,8 +8,9 @@ from typing import Any
 
 import django
 import pytest
+from django.utils import timezone
 
-from django_delayq import KeyConflict, RetryPolicy, schedule_message
+from django_delayq import KeyConflict, RetryPolicy, run_message, schedule_message
 from django_delayq.contrib.tasks import known, options
 from django_delayq.contrib.tasks.compat import InvalidTask, task_backends, task_enqueued
 from django_delayq.core.states import State
@@ -38,6 +39,14 @@ def close_in_context(context: Any, order: int) -> int:
 def take_any(*orders: int, **more: str) -> None: ...
 
 
+def gather_in_context(context: Any, ids: list[int]) -> list[int]:
+    return ids
+
+
+def gather(shop: int, ids: list[int], *more: int, by: dict[str, int] | None = None, **named: str) -> list[Any]:
+    return [shop, ids, list(more), by, named]
+
+
 @pytest.fixture(params=["at the decorator", "below it"])
 def declare(request: pytest.FixtureRequest) -> Iterator[Declare]:
     """Declare functions as tasks, with options in each of the two places; forget them after the test."""
@@ -50,7 +59,7 @@ def declare(request: pytest.FixtureRequest) -> Iterator[Declare]:
         return task_class(func=function, takes_context=takes_context, **terms)
 
     yield give
-    for function in (close, close_in_context, take_any):
+    for function in (close, close_in_context, take_any, gather, gather_in_context):
         vars(function).pop("delayq_options", None)
         known._known.pop(f"{__name__}.{function.__name__}", None)
 
@@ -119,6 +128,38 @@ def test_the_second_task_of_a_key_is_an_error_or_the_first_one(declare: Declare)
     assert (replaced.id, replaced.kwargs) == (first.id, {"kind": "x"})
     deliver()
     assert task.using(on_conflict="keep").enqueue(5).return_value == "5 x"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "returned"),
+    [
+        (((5, [1]), {}), ((5, [2]), {}), [5, [1, 2], [], None, {}]),
+        (((5, [1]), {}), ((), {"shop": 5, "ids": [2]}), [5, [1, 2], [], None, {}]),
+        (((5, [1], 7), {}), ((5, [2], 8, 9), {}), [5, [1, 2], [7, 8, 9], None, {}]),
+        (
+            ((5, [1]), {"by": {"a": 1}, "x": "1"}),
+            ((5, []), {"by": {"b": 2}, "x": "2"}),
+            [5, [1], [], {"a": 1, "b": 2}, {"x": "2"}],
+        ),
+    ],
+)
+def test_the_arguments_of_tasks_are_merged_by_their_names(
+    declare: Declare, first: Any, second: Any, returned: list[Any]
+) -> None:
+    task = declare(gather, key="shop-{shop}", on_conflict="merge").using(run_after=timezone.now() + timedelta(hours=1))
+    with heard(task_enqueued) as enqueued:
+        one, two = (task.enqueue(*args, **kwargs) for args, kwargs in (first, second))
+    assert (two.id, len(enqueued)) == (one.id, 1)
+    run_message(int(one.id))
+    deliver()
+    assert task.get_result(one.id).return_value == returned
+
+
+def test_a_task_with_the_context_is_merged_too(declare: Declare) -> None:
+    task = declare(gather_in_context, True, key="k", on_conflict="merge_debounce")
+    assert [task.enqueue([number]).id for number in range(2)] == [str(Message.objects.get().pk)] * 2
+    deliver()
+    assert task.get_result(str(Message.objects.get().pk)).return_value == [0, 1]
 
 
 def test_using_changes_the_next_messages_only(declare: Declare) -> None:
