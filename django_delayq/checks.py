@@ -22,6 +22,9 @@ from .record.sql import commits_nothing, keeps_ambiguous_times, unsupported, ven
 
 TAG = "delayq"
 
+# How a URL of Redis may begin. In small letters: redis-py knows no others.
+_SCHEMES = ("redis://", "rediss://", "unix://", "redis+cluster://", "rediss+cluster://")
+
 
 def register() -> None:
     """Register the checks with Django when the apps are ready."""
@@ -75,7 +78,8 @@ def _check_redis(settings: conf.Settings) -> Iterator[Problem]:
     if settings.REDIS is None:
         return
     if "://" in settings.REDIS and not _is_redis_url(settings.REDIS):
-        yield Problem("E006", "DELAYQ['REDIS'] is not a Redis URL.", "It begins with redis://, rediss:// or unix://.")
+        hint = f"It begins with {', '.join(_SCHEMES[:-1])} or {_SCHEMES[-1]}."
+        yield Problem("E006", "DELAYQ['REDIS'] is not a Redis URL.", hint)
     elif "://" not in settings.REDIS and not _is_django_redis(settings.REDIS):
         hint = "Add it to CACHES with BACKEND 'django_redis.cache.RedisCache', or write a Redis URL."
         yield Problem("E007", f"DELAYQ['REDIS'] names {settings.REDIS!r}, which is not a django-redis cache.", hint)
@@ -185,8 +189,7 @@ def _check_tenants() -> Iterator[Problem]:
 
 def _is_redis_url(url: str) -> bool:
     try:
-        # In small letters: redis-py knows no others.
-        return url.startswith(("redis://", "rediss://", "unix://")) and bool(urlsplit(url))
+        return url.startswith(_SCHEMES) and bool(urlsplit(url))
     except ValueError:
         return False
 

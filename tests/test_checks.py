@@ -130,6 +130,12 @@ IMPOSSIBLE = {
     "rediss://localhost/0?ssl_cert_reqs=perhaps": "perhaps",
     f"redis://{LONG}.example/0": "host",
     "redis://redis..example/0": "host",
+    "redis+cluster://h1:7000,h2:abc": "port",
+    "redis+cluster://h1:7000,": "cannot be read",
+    "rediss+cluster://h1,h2:0/0": "port",
+    "redis+cluster://h1,h2/zero": "number of a database",
+    "redis+cluster://h1,redis..example": "host",
+    "redis+cluster://h1,h2/0?bogus=1": "'bogus'",
     "broken": "'colour'",
 }
 CACHE_OPTIONS = {"CONNECTION_POOL_KWARGS": {"colour": "red"}}
@@ -161,6 +167,8 @@ def test_a_cache_with_impossible_options_is_e008(options: Any) -> None:
         "redis://:hun#ter2@host/0",
         "redis://:1/hunter2@h",
         "http://user:hunter2@host",
+        "redis+cluster://user:hunter2/x@h1:1,h2:2",
+        "redis+cluster://:hun#ter2@h1,h2",
     ],
 )
 def test_a_part_of_a_password_is_never_taken_for_something_else_and_shown(url: str) -> None:
@@ -171,7 +179,16 @@ def test_a_part_of_a_password_is_never_taken_for_something_else_and_shown(url: s
 
 
 @pytest.mark.parametrize(
-    "redis", ["redis://h:1/0", "rediss://u:p@h:1/0", "unix:///run/redis.sock?db=1", "fast"], ids=repr
+    "redis",
+    [
+        "redis://h:1/0",
+        "rediss://u:p@h:1/0",
+        "unix:///run/redis.sock?db=1",
+        "fast",
+        "redis+cluster://h1,h2:7000",
+        "rediss+cluster://u:p%2C@[::1]:7000,h2/0?ssl_ca_certs=/ca.pem",
+    ],
+    ids=repr,
 )
 def test_a_redis_that_does_not_answer_passes_the_checks(redis: str) -> None:
     assert found(DELAYQ={"REDIS": redis}, CACHES={**LOCMEM, "fast": DJANGO_REDIS}) == []

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from django.core.cache import InvalidCacheBackendError
 
 from ..project.conf import Settings, forget_on_change
+from .nodes import as_text, nodes_in
 
 # What redis-py is known to take: a host, perhaps with a user, a port and the number of a database.
 _PLAIN = re.compile(
@@ -79,15 +80,23 @@ def _problem_of_url(url: str) -> str:
     from redis.connection import parse_url
 
     try:
+        if (found := nodes_in(url)) is not None:
+            url, nodes = found
+            for host, _port in nodes:
+                # As socket.getaddrinfo() does it.
+                host.encode("idna")
         given = parse_url(url)
         port = urlsplit(url).port
+    except UnicodeError:
+        raise
     except ValueError as error:
         if str(error).startswith("Invalid value for '"):
             return f"redis-py refuses it: {error}"
         # The text of the error may hold a part of a password.
         return (
-            "The URL cannot be read: it begins with redis://, rediss:// or unix://, the port is a number from 1 to "
-            "65535, and in a user name or password characters such as / : @ # ? are percent-encoded."
+            "The URL cannot be read: it begins with redis://, rediss:// or unix://, or with redis+cluster:// or "
+            "rediss+cluster:// and the nodes of a cluster; a port is a number from 1 to 65535, and in a user name or "
+            "password characters such as / : @ , # ? are percent-encoded."
         )
     if port == 0:
         return "The port is a number from 1 to 65535."
@@ -108,6 +117,8 @@ def describe(settings: Settings) -> str:
     from redis.connection import parse_url
 
     with contextlib.suppress(ValueError):
+        if (found := nodes_in(settings.REDIS)) is not None:
+            return f"Redis Cluster {', '.join(map(as_text, found[1]))}"
         parts = parse_url(settings.REDIS)
         if "path" in parts:
             return f"unix:{parts['path']} db {parts.get('db', 0)}"

@@ -143,9 +143,19 @@ class ServerRun:
     run_id: str
     replid: str
     role: str
-    is_cluster: bool = False
     # maxmemory-policy; empty: not known.
     policy: str = ""
+
+
+class SlotPlace(NamedTuple):
+    """Where the slot of a database alias is in a Redis Cluster. Addresses are host:port."""
+
+    slot: int
+    # Empty while it is not known.
+    owner: str
+    replicas: tuple[str, ...]
+    # The number of nodes that the settings name.
+    seeds: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +176,8 @@ class ServerInfo:
     persistence: str | None
     # True when the server is in cluster mode.
     cluster: bool | None = None
+    # None when the server is in no cluster, and when the other nodes cannot be found.
+    place: SlotPlace | None = None
     # Why the server refuses writes; None when it takes them.
     refusal: str | None = None
 

@@ -1,40 +1,37 @@
 """Connections to the Redis that the settings name, with timeouts of our own and without retries.
 
-No caller waits longer than one timeout to be connected, whatever the connection takes: see ``TimedConnection``.
+No caller waits longer than one timeout to be connected, whatever the connection takes: see ``TimedConnection``. Those
+by TCP lead to the right node where Redis is a cluster: see ``SlotConnection``.
 
 redis-py 8 by default waits 5 s and sends a command again up to ten times. A producer must not keep a web request
 waiting that long, and a worker can take messages from the database meanwhile.
 
 It also turns what Redis says, or does not say, into the exceptions of a broker.
-
-This is the only module that uses a private attribute of redis-py, in ``socket_of``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import ipaddress
 import os
 import re
 import socket
-import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from functools import cache, lru_cache, wraps
 from inspect import isfunction, isgeneratorfunction
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import redis
 from django.db import Error as DatabaseError
 from redis.backoff import NoBackoff
 from redis.retry import Retry
-from redis.sentinel import Sentinel, SentinelConnectionPool, SentinelManagedConnection
+from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from ..core.exceptions import (
     BrokerFailing,
     BrokerFull,
+    BrokerMoved,
     BrokerRubbish,
     BrokerUnavailable,
     ClusterBroker,
@@ -42,11 +39,9 @@ from ..core.exceptions import (
     ForeignBroker,
 )
 from ..project.conf import forget_on_change
-
-if TYPE_CHECKING:
-    AnyConnection = redis.Connection
-else:
-    AnyConnection = object
+from .cluster import Cluster, SlotConnection, SlotMoved, SlotPool
+from .nodes import nodes_in
+from .timed import ANSWERS, TimedConnection
 
 # How the kernel finds out that the network has dropped a connection without notice: it probes an idle one after 15 s,
 # and gives up one whose data was not received for 5 s (TCP_USER_TIMEOUT is in ms). Not every system has each of these.
@@ -57,17 +52,10 @@ MIN_POOL_TO_PIN = 10
 # The options of a connection that say who connects. Older releases of redis-py have others.
 WHO = ("driver_info",) if hasattr(redis, "DriverInfo") else ("lib_name", "lib_version")
 
-# Errors that are answers, though of these redis-py takes the second for one of the connection.
-ANSWERS = (redis.ResponseError, redis.AuthenticationError)
-# The answers by which a Redis in cluster mode refuses keys.
-CLUSTER_ERRORS = (
-    redis.exceptions.MovedError,
-    redis.exceptions.AskError,
-    redis.exceptions.ClusterCrossSlotError,
-    redis.exceptions.ClusterDownError,
-)
+# The answers of a node of a cluster to a connection that finds no other node.
+CLUSTER_ERRORS = (redis.exceptions.MovedError, redis.exceptions.AskError, redis.exceptions.ClusterDownError)
 # How they begin, for older releases of redis-py, which know these errors in a client of a cluster only.
-CLUSTER_WORDS = ("MOVED ", "ASK ", "CROSSSLOT ", "CLUSTERDOWN ")
+CLUSTER_WORDS = ("MOVED ", "ASK ", "CLUSTERDOWN ")
 # What Redis says when a key, a score or a field is not what this package writes there.
 NOT_OURS = re.compile("WRONGTYPE|not an integer|not a valid float|overflow|attempt to")
 
@@ -81,8 +69,11 @@ R = TypeVar("R")
 C = TypeVar("C", bound="PinnedConnection")
 
 
-def connect(address: str, *, timeout: float) -> redis.Redis:
-    """Make a client for a URL or an alias, with ``timeout`` seconds to be connected, and for each answer."""
+def connect(address: str, *, timeout: float, cluster: Cluster | None = None) -> redis.Redis:
+    """Make a client for a URL or an alias, with ``timeout`` seconds to be connected, and for each answer.
+
+    ``cluster`` is for all clients of one broker, should Redis be a cluster.
+    """
     options: dict[str, Any] = {
         "address": address,
         "socket_connect_timeout": timeout,
@@ -98,13 +89,39 @@ def connect(address: str, *, timeout: float) -> redis.Redis:
     }
     # Else redis-py tells the server its name and its version, in two more round trips.
     options |= dict.fromkeys(WHO, None)
+    cluster = cluster or Cluster("")
     if "://" in address:
+        found = nodes_in(address)
+        if found is not None:
+            address, cluster.seeds = found
+            cluster.is_seen = True
         # Not from_url(): there the options of the URL win.
         given = {**redis.connection.parse_url(address), **options}
         kind = given.pop("connection_class", redis.Connection)
-        given |= _keepalive(kind)
-        return redis.Redis(connection_pool=redis.ConnectionPool(connection_class=_timed(kind), **given))
-    return redis.Redis(connection_pool=_like(_pool_of(address), options))
+        return redis.Redis(connection_pool=_pool(kind, given, cluster))
+    return redis.Redis(connection_pool=_like(_pool_of(address), options, cluster))
+
+
+def _pool(kind: Any, given: dict[str, Any], cluster: Cluster) -> redis.ConnectionPool:
+    """Make a pool of connections of this kind. Those by TCP find the right node where Redis is a cluster."""
+    is_by_tcp = issubclass(kind, redis.Connection)
+    given |= _keepalive(kind)
+    if not is_by_tcp:
+        return redis.ConnectionPool(connection_class=_timed(kind), **given)
+    cluster.seeds = cluster.seeds or ((given.get("host", "localhost"), given.get("port", 6379)),)
+    return SlotPool(connection_class=_routed(kind), cluster=cluster, **given)
+
+
+@cache
+def _timed(kind: type[redis.connection.AbstractConnection]) -> type[Any]:
+    """Return a timed connection of this kind."""
+    return type(kind.__name__, (TimedConnection, kind), {})
+
+
+@cache
+def _routed(kind: type[redis.connection.AbstractConnection]) -> type[Any]:
+    """Return a connection of this kind that leads to the owner of a slot."""
+    return type(kind.__name__, (SlotConnection, kind), {})
 
 
 @lru_cache(maxsize=1)
@@ -126,17 +143,19 @@ def _keepalive(kind: type[redis.connection.AbstractConnection]) -> dict[str, Any
     return {"socket_keepalive": True, "socket_keepalive_options": found}
 
 
-def _like(pool: Any, options: dict[str, Any]) -> redis.ConnectionPool:
+def _like(pool: Any, options: dict[str, Any], cluster: Cluster) -> redis.ConnectionPool:
     """Make a pool to the same server as the pool of a django-redis cache, with our own options."""
     given = dict(pool.connection_kwargs)
     # redis-py adds these to a pool's options, and each new pool makes its own.
     for name in ("connection_pool", "parser_class", "driver_info", "maint_notifications_config", "event_dispatcher"):
         given.pop(name, None)
-    given.update(options | _keepalive(pool.connection_class), connection_class=_timed(pool.connection_class))
-    if isinstance(pool, SentinelConnectionPool):
-        sentinel = _with_timeouts(pool.sentinel_manager, options)
-        return SentinelConnectionPool(pool.service_name, sentinel, is_master=True, check_connection=False, **given)
-    return redis.ConnectionPool(**given)
+    given.update(options)
+    kind = pool.connection_class
+    if not isinstance(pool, SentinelConnectionPool):
+        return _pool(kind, given, cluster)
+    given |= _keepalive(kind) | {"connection_class": _timed(kind)}
+    sentinel = _with_timeouts(pool.sentinel_manager, options)
+    return SentinelConnectionPool(pool.service_name, sentinel, is_master=True, check_connection=False, **given)
 
 
 def _with_timeouts(theirs: Sentinel, options: dict[str, Any]) -> Sentinel:
@@ -148,129 +167,6 @@ def _with_timeouts(theirs: Sentinel, options: dict[str, Any]) -> Sentinel:
     addresses = [sentinel.connection_pool.connection_kwargs for sentinel in theirs.sentinels]
     copied.sentinels = [redis.Redis(a["host"], a["port"], **copied.sentinel_kwargs) for a in addresses]
     return copied
-
-
-# --- connections that are made in time --------------------------------------------------------------------------------
-
-
-class Attempt(threading.Thread):
-    """Connects in a thread of its own, because nothing interrupts a lookup of a name. It ends when that has an end."""
-
-    def __init__(self, address: str, connect: Callable[[], object]) -> None:
-        # The process waits for no such thread when it ends.
-        super().__init__(name="delayq-connect", daemon=True)
-        self.address = address
-        self.pid = os.getpid()
-        self.began = time.monotonic()
-        self.error: BaseException | None = None
-        self._act: Callable[[], object] | None = connect
-
-    def run(self) -> None:
-        assert self._act is not None
-        _under_way.add(self)
-        try:
-            self._act()
-        except BaseException as error:  # noqa: BLE001
-            self.error = error.with_traceback(None)
-        finally:
-            self._act = None
-            _under_way.discard(self)
-
-    @property
-    def is_under_way(self) -> bool:
-        """False in a process that was forked meanwhile, too: threads do not follow."""
-        return self.pid == os.getpid() and self.is_alive()
-
-
-# The attempts that have not ended.
-_under_way: set[Attempt] = set()
-
-
-def _is_stuck(address: str, timeout: float) -> bool:
-    """Return whether an attempt to connect there has gone on for longer than ``timeout`` seconds."""
-    long_ago = time.monotonic() - timeout
-    return any(a.address == address and a.began < long_ago and a.is_under_way for a in tuple(_under_way))
-
-
-class TimedConnection(AnyConnection):
-    """A connection that nobody waits for longer than for one timeout, whatever has to be done to make it.
-
-    That may be a lookup of names, a question to sentinels, TCP, TLS, the login and the choice of the database. An
-    attempt that takes longer goes on: the connection is in its pool, for later callers. Until it has ended
-    nobody waits for another one to the same address. The timeout is that for TCP, ``socket_connect_timeout``.
-    """
-
-    def __init__(self, *, address: str, **options: Any) -> None:
-        super().__init__(**options)  # type: ignore[no-untyped-call]
-        self._address = address
-        self._attempt: Attempt | None = None
-
-    def connect(self) -> None:
-        """Connect unless that is done. Raises any error of redis-py."""
-        if self._attempt is not None and not self._attempt.is_under_way:
-            self._attempt = None
-        if self._attempt is None and socket_of(self) is not None:
-            return
-        timeout = self.socket_connect_timeout or 0.0
-        if self._attempt is not None or _is_stuck(self._address, timeout):
-            raise redis.TimeoutError(
-                f"still not connected, after more than {timeout:g} s: is the name of its host found?"
-            )
-        try:
-            attempt = None if self._is_one_step() else Attempt(self._address, self._make)
-            if attempt is not None:
-                attempt.start()
-        except RuntimeError:
-            # The process ends, or has too many threads.
-            attempt = None
-        if attempt is None:
-            self._make()
-        else:
-            self._wait_for(attempt, timeout)
-
-    def _wait_for(self, attempt: Attempt, timeout: float) -> None:
-        self._attempt = attempt
-        attempt.join(timeout)
-        if attempt.is_alive():
-            raise redis.TimeoutError(f"not connected within {timeout:g} s: name, TCP, TLS and login together")
-        self._attempt = None
-        error, attempt.error = attempt.error, None
-        try:
-            if error is not None:
-                raise error
-        finally:
-            # Otherwise the error would hold this frame, and the frame the error.
-            del error
-
-    def _make(self) -> None:
-        super().connect()  # type: ignore[no-untyped-call]
-        if isinstance(self, redis.SSLConnection) and not self._logs_in():
-            # What TLS sends after its handshake comes before the first answer, and is read with it. redis-py would take
-            # it for an answer that nobody has asked for.
-            with contextlib.suppress(*ANSWERS):
-                self.send_command("PING")  # type: ignore[no-untyped-call]
-                self.read_response()
-
-    def _logs_in(self) -> bool:
-        return bool(self.db or self.username or self.password or self.credential_provider or self.client_name)
-
-    def _is_one_step(self) -> bool:
-        """Return whether there is no name to look up, and nothing to do once the socket is connected."""
-        if isinstance(self, redis.SSLConnection | SentinelManagedConnection) or self._logs_in():
-            return False
-        if isinstance(self, redis.UnixDomainSocketConnection):
-            return True
-        try:
-            ipaddress.ip_address(self.host)
-        except ValueError:
-            return False
-        return True
-
-
-@cache
-def _timed(kind: type[redis.connection.AbstractConnection]) -> type[Any]:
-    """Return a timed connection of this kind."""
-    return type(kind.__name__, (TimedConnection, kind), {})
 
 
 # --- connections that are kept ----------------------------------------------------------------------------------------
@@ -317,15 +213,6 @@ def is_closed(raw: Any) -> bool:
         return bool(raw.can_read(0))
     except Exception:  # noqa: BLE001
         return True
-
-
-def socket_of(raw: Any) -> socket.socket | None:
-    """Return the socket of a connection; None where redis-py keeps it elsewhere.
-
-    redis-py has no public way to it. ``can_read`` waits for one connection only, and the listener has to wait for a
-    pipe at the same time.
-    """
-    return getattr(raw, "_sock", None)
 
 
 class ScriptConnections:
@@ -396,6 +283,8 @@ def all_translated(kind: type[T]) -> type[T]:
 
 
 def _translate(error: Exception) -> BrokerUnavailable:
+    if isinstance(error, SlotMoved):
+        return BrokerMoved(str(error))
     if isinstance(error, CLUSTER_ERRORS) or str(error).startswith(CLUSTER_WORDS):
         return ClusterBroker()
     if str(error).startswith("FOREIGN "):

@@ -9,7 +9,8 @@ from typing import Any
 import redis
 
 from ..core.readable import Waker, wait_readable
-from .connection import is_closed, socket_of
+from .connection import is_closed
+from .timed import socket_of
 
 # A connection on which no token came for this long may have been dropped by the network without notice. Seconds.
 MAX_LISTENING = 60.0

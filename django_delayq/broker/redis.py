@@ -15,6 +15,7 @@ from ..core.clock import SECOND, us_to_tenths
 from ..core.exceptions import BrokerFailing, ClusterBroker, ForeignBroker
 from . import scripts
 from .base import IDS_PER_CALL, Entry, Location, Meta, Put, QueueSize, ServerInfo, ServerRun
+from .cluster import SlotPool
 from .connection import all_translated, translated
 from .keys import BAND
 from .puts import PutConnections, SentPut
@@ -190,16 +191,32 @@ class RedisBroker(RedisSource):
         return bool(scripts.load("duty")(self.client, named, worker=worker, lease=milliseconds))
 
     def server(self) -> ServerRun:
-        """Ask the server for its identity and the identity of its present run."""
+        """Ask the server for its identity and the identity of its present run.
+
+        Raises ``ClusterBroker`` when it is one node of a cluster, and the way to it does not lead to the others.
+        """
         # One command for three sections: a worker asks every few seconds.
-        info = self.client.info()
+        info = self._info()
+        if info.get("cluster_enabled") and not self._finds_owner():
+            raise ClusterBroker
         return ServerRun(
             str(info["run_id"]),
             str(info.get("master_replid", "")),
             str(info.get("role", "")),
-            is_cluster=bool(info.get("cluster_enabled")),
             policy=str(info.get("maxmemory_policy", "")),
         )
+
+    def _info(self) -> dict[str, Any]:
+        """Ask the server about itself. If it tells that it is a cluster, ask the node that has our keys."""
+        info = self.client.info()
+        if info.get("cluster_enabled") and self._finds_owner() and not self.cluster.is_seen:
+            # From now on connections lead there.
+            self.cluster.is_seen = True
+            info = self.client.info()
+        return info
+
+    def _finds_owner(self) -> bool:
+        return isinstance(self.client.connection_pool, SlotPool)
 
     def write_nothing(self) -> None:
         """Send a write that changes nothing: a Redis that is full, or that cannot save, answers questions only."""
@@ -207,11 +224,14 @@ class RedisBroker(RedisSource):
 
     def server_info(self) -> ServerInfo:
         """Ask the server about itself, and whether it takes a write. Raises what a worker would meet."""
-        info, refusal = self.client.info(), None
+        info, refusal = self._info(), None
         try:
             self.write_nothing()
         except (BrokerFailing, ClusterBroker) as error:
             refusal = str(error)
+        if self.cluster.owner is not None:
+            # The replicas may be other ones by now.
+            self.cluster.note(self.cluster.owner, self._scripted.execute_command("CLUSTER", "SLOTS"))
         return ServerInfo(
             version=_text(info.get("valkey_version") or info.get("redis_version")),
             role=_text(info.get("role")),
@@ -220,6 +240,7 @@ class RedisBroker(RedisSource):
             max_memory=info.get("maxmemory"),
             policy=_text(info.get("maxmemory_policy")) or _config(self.client, "maxmemory-policy"),
             cluster=bool(info["cluster_enabled"]) if "cluster_enabled" in info else None,
+            place=self.cluster.place,
             evicted=info.get("evicted_keys"),
             persistence="aof" if info.get("aof_enabled") else _snapshots(self.client),
             refusal=refusal,

@@ -22,6 +22,7 @@ from ..project.conf import Settings
 from ..record.sql.rows import Ticket
 from . import scripts
 from .base import IDS_PER_CALL, Broker, DueQueue, DueQueues, Taken
+from .cluster import Cluster
 from .connection import ScriptConnections, all_translated, connect
 from .keys import BAND, RANKS, Keys, keys, namespace
 from .listener import Listener
@@ -48,6 +49,8 @@ class RedisSource(Broker):
         self.settings = settings
         # Returns the keys of a queue.
         self.keys = partial(keys, namespace(settings.PREFIX, using))
+        # What this broker knows of the cluster, should Redis be one.
+        self.cluster = Cluster(namespace(settings.PREFIX, using), settings.REDIS_ADDRESS_MAP)
         self.timeout = timeout
         self.identity = identity or (lambda: "")
         self.now = now or record_clock(using).seconds
@@ -66,7 +69,7 @@ class RedisSource(Broker):
 
     def _connect(self) -> redis.Redis:
         assert self.settings.REDIS is not None
-        return connect(self.settings.REDIS, timeout=self.timeout)
+        return connect(self.settings.REDIS, timeout=self.timeout, cluster=self.cluster)
 
     @cached_property
     def _scripted(self) -> ScriptConnections:

@@ -51,12 +51,16 @@ class BrokerRubbish(BrokerFailing):
     """Under our keys in Redis is something that this package did not write."""
 
 
+class BrokerMoved(BrokerUnavailable):
+    """Another node of the Redis Cluster has our ids now, and is known."""
+
+
 class UnusableBroker(BrokerUnavailable):
     """Redis answers, but must not be used."""
 
 
 class ClusterBroker(UnusableBroker):
-    """Redis Cluster is not supported; name a Redis that is not in cluster mode in DELAYQ["REDIS"]."""
+    """This way to Redis leads to one node of a Redis Cluster; name its nodes: redis+cluster://host:port,host:port."""
 
 
 class ForeignBroker(UnusableBroker):

@@ -16,7 +16,7 @@ from django.utils.translation import gettext as _
 from .. import extensions
 from ..api import pausing
 from ..broker import RedisBroker, describe
-from ..broker.base import ServerInfo
+from ..broker.base import ServerInfo, SlotPlace
 from ..core.clock import SECOND
 from ..core.durations import brief
 from ..core.exceptions import BrokerUnavailable, ClusterBroker, ForeignBroker
@@ -142,7 +142,7 @@ def _redis(using: str, broker: RedisBroker, *, ready: bool) -> Iterator[Finding]
         health = broker.server_info()
         yield Finding("Redis", Level.OK, f"{where}, version {health.version or 'unknown'}")
         yield from of_server(health)
-        if ready and not health.cluster:
+        if ready and not _is_unusable(health):
             yield from _keys(using, broker)
     except BrokerUnavailable as error:
         yield Finding("Redis", Level.CRITICAL, f"{where}: {_first_line(error)}", Cause.UNREACHABLE)
@@ -152,9 +152,11 @@ def of_server(health: ServerInfo) -> Iterator[Finding]:
     """Say of a Redis that answers whether messages may be kept in it."""
     unknown = _("unknown: Redis does not tell")
     mode, role, policy = _("Redis mode"), _("Redis role"), _("Redis maxmemory-policy")
-    if health.cluster:
+    if _is_unusable(health):
         advice = _("until it is replaced, workers find due messages by query")
         yield Finding(mode, Level.CRITICAL, str(ClusterBroker()).rstrip("."), Cause.MISCONFIGURED, advice)
+    elif health.place is not None:
+        yield from of_place(health.place)
     elif health.cluster is None:
         yield Finding(mode, Level.WARN, unknown)
     else:
@@ -163,7 +165,7 @@ def of_server(health: ServerInfo) -> Iterator[Finding]:
         yield Finding(role, Level.OK if health.role else Level.WARN, health.role or unknown)
     else:
         yield Finding(role, Level.CRITICAL, health.role, advice=_("this Redis takes no writes: connect to the master"))
-    if health.refusal and health.role == "master" and not health.cluster:
+    if health.refusal and health.role == "master" and not _is_unusable(health):
         advice = _("until it takes them, workers find due messages by query")
         yield Finding(_("Redis writes"), Level.CRITICAL, health.refusal, advice=advice)
     if health.policy in (None, "noeviction"):
@@ -174,6 +176,21 @@ def of_server(health: ServerInfo) -> Iterator[Finding]:
     # None is needed: after a restart without it a worker loads Redis again from the record.
     needless = _("not needed: after a restart a worker loads Redis again") if health.persistence == "none" else ""
     yield Finding(_("Redis persistence"), Level.OK, health.persistence or unknown, advice=needless)
+
+
+def _is_unusable(health: ServerInfo) -> bool:
+    """Return whether it is one node of a cluster, and the way to it does not lead to the others."""
+    return bool(health.cluster) and health.place is None
+
+
+def of_place(place: SlotPlace) -> Iterator[Finding]:
+    """Say where the ids are in a Redis Cluster."""
+    detail = _("cluster, slot %(slot)s at %(owner)s, replicas: %(replicas)s")
+    detail %= {"slot": place.slot, "owner": place.owner or "?", "replicas": ", ".join(place.replicas) or _("none")}
+    yield Finding(_("Redis mode"), Level.OK, detail)
+    if place.seeds == 1:
+        advice = _("name several, as in redis+cluster://host:port,host:port: a process that starts may not find it")
+        yield Finding(_("Redis nodes"), Level.WARN, _("DELAYQ['REDIS'] names one node of the cluster"), advice=advice)
 
 
 def _keys(using: str, broker: RedisBroker) -> Iterator[Finding]:

@@ -52,8 +52,8 @@ MEANINGS = {
     PROBLEMS: "problems found",
     PARTIAL: "some messages could not be changed",
     UNREACHABLE: "Redis or the database does not answer, or Redis cannot be used",
-    MISCONFIGURED: "wrong settings, pending migrations, a missing right, a Redis Cluster, another database's Redis, "
-    "or no POSIX system",
+    MISCONFIGURED: "wrong settings, pending migrations, a missing right, one node of a Redis Cluster, another "
+    "database's Redis, or no POSIX system",
     130: "interrupted by SIGINT (143: by SIGTERM), and what was done until then is done",
 }
 

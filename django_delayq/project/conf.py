@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Set
 from functools import lru_cache
 from types import MappingProxyType
@@ -81,6 +82,16 @@ def _redis(value: Any) -> str | None:
     raise ValueError("must be a cache alias, a Redis URL, or None")
 
 
+def _addresses(value: Any) -> dict[str, str]:
+    if isinstance(value, Mapping) and all(_is_address(each) for pair in value.items() for each in pair):
+        return dict(value)
+    raise ValueError("must be a dict of addresses, such as {'10.0.0.5:6379': 'redis.example.com:7001'}")
+
+
+def _is_address(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"\S+:[0-9]{1,5}", value) is not None
+
+
 def _limits(value: Any) -> dict[str, Limit]:
     if not isinstance(value, Mapping):
         raise ValueError("must be a dict of queue names and their limits")
@@ -111,9 +122,13 @@ class Settings(NamedTuple):
     The comments are the table of ``docs/reference/settings.rst``: run ``python -m docs.tables`` after a change.
     """
 
-    # A ``redis://``, ``rediss://`` or ``unix://`` URL, or the alias of a django-redis cache. None: workers deliver by
-    # querying the database alone.
+    # A ``redis://``, ``rediss://`` or ``unix://`` URL, or ``redis+cluster://host:port,host:port`` with nodes of a Redis
+    # Cluster (with TLS ``rediss+cluster://``), or the alias of a django-redis cache. None: workers deliver by querying
+    # the database alone.
     REDIS: Annotated[str | None, _redis] = None
+    # Where the nodes of a Redis Cluster are reached, where that is not the address that they tell (NAT):
+    # ``{"10.0.0.5:6379": "redis.example.com:7001"}``. None: there.
+    REDIS_ADDRESS_MAP: Annotated[Mapping[str, str] | None, _or_none(_addresses)] = None
     # The first part of every Redis key. Two deployments that share a Redis need two prefixes; a worker refuses keys
     # that belong to another database.
     PREFIX: Annotated[str, values.word, {"limit": 40}] = "delayq"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..broker import RedisBroker
 from ..broker.base import Meta, ServerRun
 from ..core.clock import SECOND
-from ..core.exceptions import BrokerFailing, ClusterBroker, ForeignBroker
+from ..core.exceptions import BrokerFailing, ForeignBroker
 from ..core.known_record import CLOCK_OFF
 from ..models.messages import Identity
 from ..project import conf
@@ -29,11 +29,10 @@ def refuse_foreign(using: str, meta: Meta) -> None:
 def writable_server(broker: RedisBroker) -> ServerRun:
     """Return the identity of the server that the broker talks to.
 
-    Raises ``ClusterBroker`` if it is in cluster mode, and ``BrokerFailing`` if it is a replica.
+    Raises ``ClusterBroker`` if it is one node of a cluster, and the others are not known, and ``BrokerFailing`` if it
+    is a replica.
     """
     server = broker.server()
-    if server.is_cluster:
-        raise ClusterBroker
     if server.role not in ("master", ""):
         raise BrokerFailing("this Redis is a replica")
     return server

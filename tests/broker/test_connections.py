@@ -19,8 +19,9 @@ from django.utils import timezone
 
 from django_delayq.broker import connection
 from django_delayq.broker.base import Entry
-from django_delayq.broker.connection import KEEPALIVE, ScriptConnections, socket_of
+from django_delayq.broker.connection import KEEPALIVE, ScriptConnections
 from django_delayq.broker.redis import RedisBroker
+from django_delayq.broker.timed import socket_of
 from django_delayq.core.clock import SECOND
 from django_delayq.core.exceptions import BrokerUnavailable
 from django_delayq.project import conf

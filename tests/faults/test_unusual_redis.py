@@ -1,10 +1,8 @@
-"""Redis servers that are unusual: full, in cluster mode, or behind Sentinel."""
+"""Redis servers that are unusual: full, or behind Sentinel."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -15,13 +13,12 @@ from django.test import Client, override_settings
 from django_delayq import cancel_message, schedule_message, schedule_messages
 from django_delayq.broker.keys import keys
 from django_delayq.core.states import State
-from testproject.servers import RedisServer, ServerFailed
+from testproject.servers import RedisServer
 from tests.support.commands import run
 from tests.support.processes import Configure, Start
 from tests.support.record_of import (
     consumed,
     effects_per_message,
-    log_of,
     once_each,
     states,
     wait_until,
@@ -35,7 +32,6 @@ from tests.support.workers import eventually
 pytestmark = pytest.mark.usefixtures("transactional_db")
 
 KEYS = keys("delayq", "default")
-WORDS = "Redis Cluster is not supported"
 
 
 @pytest.mark.usefixtures("puts_are_flushed")
@@ -61,60 +57,6 @@ def test_a_redis_filled_by_our_own_ids_empties_itself_as_they_fall_due_or_are_ca
         client.config_set("maxmemory", 0)
         worker.wait_for("Redis is back")
         worker.stop()
-
-
-@pytest.fixture(params=[16_384, 100], ids=["all slots", "few slots"])
-def cluster(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
-    """A cluster of one node that serves so many slots: with few, it refuses the keys of most queues."""
-    options = ("--cluster-enabled", "yes", "--cluster-require-full-coverage", "no")
-    with _on_free_ports(*options) as server, of(server) as client:
-        client.execute_command("CLUSTER", "ADDSLOTS", *range(request.param))
-        eventually(lambda: b"cluster_state:ok" in client.execute_command("CLUSTER", "INFO"), "the cluster is up")
-        yield server
-
-
-@contextmanager
-def _on_free_ports(*options: str) -> Iterator[RedisServer]:
-    """Run a node. Its second port is 10,000 above the first one, and may be in use."""
-    while True:
-        server = RedisServer(*options)
-        try:
-            server.start()
-            break
-        except ServerFailed as error:
-            server.close()
-            if "in use" not in str(error):
-                raise
-    try:
-        yield server
-    finally:
-        server.close()
-
-
-@pytest.mark.urls("django_delayq.urls")
-def test_a_cluster_is_refused_in_words_and_delivery_goes_on_by_query(
-    start: Start, configure: Configure, cluster: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("django_delayq.urls.TIMEOUT_MS", 60_000)
-    configure(REDIS=cluster.url)
-    worker = start()
-    worker.wait_for(f"CRITICAL.*{WORDS}.*delivered from the database")
-    message = wait_until(schedule_message("t.tx"), State.CONSUMED)
-    assert log_of(message)[1].ready_at is None
-    for _ in range(5):
-        cancel_message(schedule_message("t.tx", delay=60).pk)
-    ran = run("delayq_check")
-    assert ran.code == 78
-    assert f"CRITICAL Redis mode: {WORDS}" in ran.out
-    ran = run("delayq_restore", "--yes")
-    assert ran.code == 78
-    assert WORDS in ran.err
-    page = Client().get("/ready/")
-    assert (page.status_code, page.json()["status"], page.json()["redis"]) == (200, "degraded", "unusable")
-    assert WORDS in page.json()["why"]
-    assert worker.count(WORDS) == 1, worker.log
-    assert worker.count("Redis is away") == 0, worker.log
-    assert worker.stop() == 0
 
 
 @pytest.mark.usefixtures("puts_are_flushed")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from ...broker import RedisBroker, index
 from ...broker.base import Broker
 from ...broker.database import DatabaseBroker
-from ...core.exceptions import BrokerFailing, BrokerRubbish, BrokerUnavailable, UnusableBroker
+from ...core.exceptions import BrokerFailing, BrokerMoved, BrokerRubbish, BrokerUnavailable, UnusableBroker
 from ...core.outages import Outage
 
 logger = logging.getLogger("django_delayq")
@@ -73,7 +73,10 @@ class BrokerSwitch:
             now = time.monotonic()
             first, self._away_since = self._away_since is None, now
             is_news = self._outage.is_news(error)
-            if first:
+            if isinstance(error, BrokerMoved):
+                # It is known where Redis is now: nothing to wait for.
+                self._flaps, self._held_until = 0, 0.0
+            elif first:
                 self._flaps = self._flaps + 1 if now - self._back_at < FLAPPING else 0
                 self._held_until = now + (min(LONGEST_HOLD, 2.0**self._flaps) if self._flaps > 1 else 0.0)
         if self.redis is not None:

@@ -1,0 +1,149 @@
+"""A Redis Cluster under load: nodes are killed, and the slot moves. Nothing is lost, doubled or early."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from django.test import Client
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS
+
+from django_delayq import cancel_message, schedule_message
+from django_delayq.core.states import State
+from django_delayq.models import Message, Transition
+from tests.support.commands import run
+from tests.support.processes import Configure, Start
+from tests.support.record_of import (
+    consumed,
+    effects_per_message,
+    is_early,
+    log_of,
+    once_each,
+    wait_until,
+    wait_until_all,
+    wait_until_redis_times,
+)
+from tests.support.redis_cluster import Node, RedisCluster, is_ready, node
+from tests.support.workers import PATIENCE, Worker, eventually
+
+pytestmark = pytest.mark.usefixtures("transactional_db", "puts_are_flushed")
+
+# Seconds between two messages.
+PACE = 0.01
+
+
+@pytest.fixture
+def cluster() -> Iterator[RedisCluster]:
+    with RedisCluster() as made:
+        yield made
+
+
+class Load:
+    """Messages that are scheduled one after another, due within two seconds."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+
+    def until(self, happened: Callable[[], object], what: str) -> None:
+        """Go on until something has happened."""
+        deadline = time.monotonic() + PATIENCE
+        while not happened():
+            assert time.monotonic() < deadline, f"did not happen in {PATIENCE:g} s: {what}"
+            self.messages.append(schedule_message("t.tx", delay=len(self.messages) % 20 / 10))
+            time.sleep(PACE)
+
+    def judge(self) -> None:
+        """Wait for the last message, and compare what happened with what should have."""
+        wait_until_all(State.CONSUMED, len(self.messages))
+        assert effects_per_message() == once_each(self.messages)
+        assert not [claim for claim in Transition.objects.filter(to_state=State.RUNNING) if is_early(claim)]
+
+
+@pytest.fixture
+def load(start: Start, configure: Configure, cluster: RedisCluster) -> Load:
+    configure(REDIS=cluster.url)
+    return Load()
+
+
+def begin(load: Load, start: Start) -> Worker:
+    worker = start()
+    worker.wait_for("Loaded Redis")
+    load.until(consumed(50), "the first are delivered")
+    return worker
+
+
+def test_the_owner_of_the_slot_is_killed(load: Load, start: Start, cluster: RedisCluster) -> None:
+    worker = begin(load, start)
+    owner, replicas = cluster.place()
+    owner.kill()
+    load.until(lambda: worker.count("Redis is back"), "the replica has taken over")
+    load.judge()
+    assert cluster.place()[0] in replicas
+    wait_until_redis_times()
+    # The former owner is a replica now, which sends its clients to the new one.
+    owner.start()
+    wait_until_redis_times()
+    assert worker.stop() == 0
+
+
+# --- what people see --------------------------------------------------------------------------------------------------
+
+CANNOT = "This way to Redis leads to one node of a Redis Cluster"
+
+
+@pytest.fixture(scope="module")
+def lone() -> Iterator[Node]:
+    """A cluster of one node."""
+    with node() as server:
+        server.ask("CLUSTER", "ADDSLOTS", *range(REDIS_CLUSTER_HASH_SLOTS))
+        eventually(lambda: is_ready(server))
+        yield server
+
+
+@pytest.mark.urls("django_delayq.urls")
+def test_a_plain_url_of_a_node_works(
+    start: Start, configure: Configure, lone: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_delayq.urls.TIMEOUT_MS", 60_000)
+    configure(REDIS=f"redis://{lone.address}/0")
+    worker = start()
+    worker.wait_for("Loaded Redis")
+    wait_until_redis_times()
+    ran = run("delayq_check")
+    assert ran.code == 0
+    assert f"OK       Redis mode: cluster, slot 1534 at {lone.address}, replicas: none" in ran.out
+    assert "WARN     Redis nodes: DELAYQ['REDIS'] names one node of the cluster" in ran.out
+    page = Client().get("/ready/").json()
+    assert (page["status"], page["redis"]) == ("ok", "ok")
+    assert run("delayq_restore", "--yes").code == 0
+    assert worker.stop() == 0
+
+
+@pytest.mark.urls("django_delayq.urls")
+def test_a_way_that_leads_to_one_node_is_refused_in_words_and_delivery_goes_on_by_query(
+    start: Start, configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_delayq.urls.TIMEOUT_MS", 60_000)
+    with node("--unixsocket", "redis.sock") as lone:
+        lone.ask("CLUSTER", "ADDSLOTS", *range(REDIS_CLUSTER_HASH_SLOTS))
+        eventually(lambda: is_ready(lone))
+        configure(REDIS=f"unix://{lone.directory}/redis.sock")
+        worker = start()
+        worker.wait_for(f"CRITICAL.*{CANNOT}.*delivered from the database")
+        message = wait_until(schedule_message("t.tx"), State.CONSUMED)
+        assert log_of(message)[1].ready_at is None
+        for _ in range(5):
+            cancel_message(schedule_message("t.tx", delay=60).pk)
+        ran = run("delayq_check")
+        assert ran.code == 78
+        assert f"CRITICAL Redis mode: {CANNOT}" in ran.out
+        ran = run("delayq_restore", "--yes")
+        assert ran.code == 78
+        assert CANNOT in ran.err
+        page = Client().get("/ready/")
+        assert (page.status_code, page.json()["status"], page.json()["redis"]) == (200, "degraded", "unusable")
+        assert CANNOT in page.json()["why"]
+        assert worker.count(CANNOT) == 1, worker.log
+        assert worker.count("Redis is away") == 0, worker.log
+        assert worker.stop() == 0
