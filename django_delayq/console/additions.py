@@ -13,7 +13,7 @@ from django.db import DatabaseError, InterfaceError
 from .. import extensions, signals
 from ..checks import TAG, errors
 from ..core import actors
-from ..extensions import RestoreObserver, RestoreStart, Service, StatisticsSection, WorkerExtension
+from ..extensions import HandledMessage, RestoreObserver, RestoreStart, Service, StatisticsSection, WorkerExtension
 from ..project import conf, console_conf
 from ..record.sql.rows import Claimed, Moved
 from ..signals import MessageFacts
@@ -44,6 +44,9 @@ class ConsoleExtension(WorkerExtension):
 
     def claimed(self, claims: Sequence[Claimed]) -> None:
         self.counts.claimed(claims)
+
+    def handled(self, messages: Sequence[HandledMessage]) -> None:
+        self.counts.handled(messages)
 
     def consumed(self, messages: Sequence[MessageFacts]) -> None:
         self.counts.ended("consumed", messages)

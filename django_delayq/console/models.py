@@ -111,10 +111,11 @@ class Rollup(models.Model):
 
     Worker processes add to it a few seconds later, so the last counts of a killed process are missing: the numbers are
     for charts, and the log has the exact ones. Lateness is that of first deliveries, from the due time to the claim,
-    counted in classes: ``late_<ms>`` counts those up to that many ms that are in no smaller class.
+    counted in classes: ``late_<ms>`` counts those up to that many ms that are in no smaller class. So are the run times
+    of handlers, whatever their outcome; a worker of 0.9.0 counts none, so that a rollup may have deliveries without.
     """
 
-    # The upper bounds of the lateness classes in ms; the last class has none.
+    # The upper bounds of the classes of lateness and run time in ms; the last class has none.
     BOUNDS: ClassVar[tuple[int, ...]] = (
         *(1, 2, 5, 10, 20, 50, 100, 200, 500),
         *(1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 600_000),
@@ -122,7 +123,9 @@ class Rollup(models.Model):
     # The columns that count, in the order in which they are read and written.
     OUTCOMES: ClassVar[tuple[str, ...]] = ("consumed", "retried", "dead", "expired")
     LATENESS: ClassVar[tuple[str, ...]] = (*(f"late_{bound}" for bound in BOUNDS), "late_more")
-    COUNTS: ClassVar[tuple[str, ...]] = (*OUTCOMES, *LATENESS)
+    RUNTIME: ClassVar[tuple[str, ...]] = (*(f"run_{bound}" for bound in BOUNDS), "run_more")
+    # ``run_us`` is the sum of the run times in µs.
+    COUNTS: ClassVar[tuple[str, ...]] = (*OUTCOMES, *LATENESS, *RUNTIME, "run_us")
 
     # Rollups of one length in the order of time: they are read, compacted and deleted like that.
     pk = models.CompositePrimaryKey("seconds", "at", "queue", "topic")
@@ -151,6 +154,25 @@ class Rollup(models.Model):
     late_60000 = models.IntegerField(default=0)
     late_600000 = models.IntegerField(default=0)
     late_more = models.IntegerField(default=0)
+    # NULL is allowed for SQLite, which would make the whole table anew to add a column without.
+    run_1 = models.IntegerField(null=True, db_default=models.Value(0))
+    run_2 = models.IntegerField(null=True, db_default=models.Value(0))
+    run_5 = models.IntegerField(null=True, db_default=models.Value(0))
+    run_10 = models.IntegerField(null=True, db_default=models.Value(0))
+    run_20 = models.IntegerField(null=True, db_default=models.Value(0))
+    run_50 = models.IntegerField(null=True, db_default=models.Value(0))
+    run_100 = models.IntegerField(null=True, db_default=models.Value(0))
+    run_200 = models.IntegerField(null=True, db_default=models.Value(0))
+    run_500 = models.IntegerField(null=True, db_default=models.Value(0))
+    run_1000 = models.IntegerField(null=True, db_default=models.Value(0))
+    run_2000 = models.IntegerField(null=True, db_default=models.Value(0))
+    run_5000 = models.IntegerField(null=True, db_default=models.Value(0))
+    run_10000 = models.IntegerField(null=True, db_default=models.Value(0))
+    run_30000 = models.IntegerField(null=True, db_default=models.Value(0))
+    run_60000 = models.IntegerField(null=True, db_default=models.Value(0))
+    run_600000 = models.IntegerField(null=True, db_default=models.Value(0))
+    run_more = models.IntegerField(null=True, db_default=models.Value(0))
+    run_us = models.BigIntegerField(null=True, db_default=models.Value(0))
 
     class Meta:
         db_table = "delayq_rollup"

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 import pytest
-from django.db import DatabaseError, OperationalError
+from django.db import DatabaseError, OperationalError, connection
 from django.db.models import Sum
 from django.utils import timezone
 
@@ -14,7 +14,7 @@ from django_delayq import schedule_message
 from django_delayq.console.console_tuning import tuning
 from django_delayq.console.models import Rollup
 from django_delayq.console.operations.lifecycle import OperationRunner
-from django_delayq.console.statistics import rollups
+from django_delayq.console.statistics import rollups, throughput
 from django_delayq.console.statistics.rollups import (
     HOUR_SECONDS,
     MINUTE_SECONDS,
@@ -22,6 +22,7 @@ from django_delayq.console.statistics.rollups import (
     RollupWriter,
     UnwrittenCounts,
 )
+from django_delayq.console.statistics.throughput import RollupSum
 from django_delayq.core.outcomes import Ack, GiveUp, Release, Retry
 from django_delayq.core.states import State
 from django_delayq.extensions import WorkerExtensions
@@ -46,6 +47,7 @@ class Counted(NamedTuple):
     queue: str
     topic: str
     id: int = 1
+    runtime: float = 0.0
 
 
 def claimed(late_ms: float, *, deliveries: int = 1, topic: str = "t.a", queue: str = "default") -> Claimed:
@@ -86,6 +88,39 @@ def test_lateness_falls_into_the_smallest_class_that_holds_it(late_ms: float, co
     rollups.write(DB, counts.drain())
     assert totals() == {column: 1}
     assert Rollup.objects.get().at == AT.replace(second=0)
+
+
+@pytest.mark.parametrize(
+    ("ms", "column"),
+    [(0, "run_1"), (1, "run_1"), (1.5, "run_2"), (199, "run_200"), (600_000, "run_600000"), (600_001, "run_more")],
+)
+def test_a_run_time_falls_into_the_smallest_class_that_holds_it(ms: float, column: str) -> None:
+    counts = UnwrittenCounts()
+    counts.handled([Counted("default", "t.a", runtime=ms / 1000)] * 2)
+    rollups.write(DB, counts.drain())
+    expected = {column: 2, "run_us": round(2000 * ms)} if ms else {column: 2}
+    assert totals() == pytest.approx(expected)
+
+
+def test_run_times_are_told_by_their_classes_and_by_their_mean() -> None:
+    seen = RollupSum(consumed=4, run_5=3, run_1000=1, run_us=812_000)
+    assert (seen.runtime(50), seen.runtime(95), seen.mean_runtime) == (0.005, 1.0, 0.203)
+
+
+def test_run_times_that_nobody_counted_are_not_known() -> None:
+    """An older worker inserts and adds beside a newer one: it names no column of run times."""
+    store(AT, consumed=3, late_5=3)
+    older = [field.column for field in Rollup._meta.concrete_fields if not field.name.startswith("run_")]
+    values = ", ".join("'t.b'" if name == "topic" else name for name in older)
+    with connection.cursor() as cursor:
+        cursor.execute(f"INSERT INTO delayq_rollup ({', '.join(older)}) SELECT {values} FROM delayq_rollup")
+    (old,) = [counts for topic, counts in throughput._sums(DB, "topic", AT) if topic == "t.b"]
+    assert (old["consumed"], old.runtime(95), old.mean_runtime) == (3, None, None)
+    counts = UnwrittenCounts()
+    counts.handled([Counted("default", "t.b", runtime=0.002)])
+    rollups.write(DB, {key._replace(at=AT): number for key, number in counts.drain().items()})
+    RollupCompactor(DB).compact(10)
+    assert totals(topic="t.b", seconds=HOUR_SECONDS) == {"consumed": 3, "late_5": 3, "run_2": 1, "run_us": 2000}
 
 
 def test_only_first_deliveries_have_a_lateness_and_ends_without_a_report_are_counted() -> None:
@@ -225,7 +260,9 @@ def test_a_worker_that_stops_in_order_has_written_all_counts() -> None:
         assert worker.stop() == 0
     found = totals(topic="t.ok")
     assert found.pop("consumed") == 5
-    assert sum(found.values()) == 5
+    assert found.pop("run_us") > 0
+    assert sum(number for name, number in found.items() if name in Rollup.LATENESS) == 5
+    assert sum(number for name, number in found.items() if name in Rollup.RUNTIME) == 5
 
 
 def test_ending_without_a_database_is_quiet(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

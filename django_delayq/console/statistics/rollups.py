@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 
 from ...core.states import State
-from ...extensions import Service
+from ...extensions import HandledMessage, Service
 from ...record import reads
 from ...record.sql.moves import writing
 from ...record.sql.rows import Claimed, Moved
@@ -28,6 +28,7 @@ HOUR_SECONDS = 3600
 
 
 _BOUNDS = [timedelta(milliseconds=bound) for bound in Rollup.BOUNDS]
+_SECONDS = [bound / 1000 for bound in Rollup.BOUNDS]
 
 Rollups = dict[RollupKey, Counter[str]]
 
@@ -66,6 +67,18 @@ class UnwrittenCounts:
         with self._lock:
             for (queue, topic, place), number in late.items():
                 self._add(_minute(at, queue, topic), {Rollup.LATENESS[place]: number})
+
+    def handled(self, messages: Iterable[HandledMessage]) -> None:
+        """Count the run times of handlers that have just run, whatever their outcome."""
+        at = datetime.now(UTC) + self._ahead
+        ran: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+        for message in messages:
+            counts, runtime = ran[message.queue, message.topic], message.runtime
+            counts[Rollup.RUNTIME[bisect_left(_SECONDS, runtime)]] += 1
+            counts["run_us"] += int(runtime * 1e6)
+        with self._lock:
+            for names, counts in ran.items():
+                self._add(_minute(at, *names), counts)
 
     def moved(self, moved: Collection[Moved]) -> None:
         """Count messages that became dead or expired without a report of their handler."""

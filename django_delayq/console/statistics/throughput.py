@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -50,15 +50,29 @@ class RollupSum(Counter[str]):
         return sum(self[name] for name in Rollup.LATENESS)
 
     def lateness(self, percent: int) -> float | None:
-        """Return the bound, in seconds, of the class that ``percent`` of the first deliveries do not exceed.
+        """Return the lateness, in seconds, that ``percent`` of the first deliveries do not exceed, as ``_bound``."""
+        return self._bound(Rollup.LATENESS, percent)
 
-        Returns ``inf`` when that is the last class, and None when there was no delivery.
+    def runtime(self, percent: int) -> float | None:
+        """Return the run time, in seconds, that ``percent`` of the handlers' runs do not exceed, as ``_bound``."""
+        return self._bound(Rollup.RUNTIME, percent)
+
+    @property
+    def mean_runtime(self) -> float | None:
+        """The mean run time in seconds; None when no run time is known."""
+        runs = sum(self[name] for name in Rollup.RUNTIME)
+        return self["run_us"] / runs / 1e6 if runs else None
+
+    def _bound(self, classes: Sequence[str], percent: int) -> float | None:
+        """Return the bound of the first class up to which ``percent`` of those in all classes are.
+
+        Returns ``inf`` when that is the last class, and None when there are none: nothing is known then.
         """
-        wanted = -(-self.started * percent // 100)
+        wanted = -(-sum(self[name] for name in classes) * percent // 100)
         if not wanted:
             return None
         seen = 0
-        for bound, name in zip(Rollup.BOUNDS, Rollup.LATENESS, strict=False):
+        for bound, name in zip(Rollup.BOUNDS, classes, strict=False):
             seen += self[name]
             if seen >= wanted:
                 return bound / 1000
