@@ -109,6 +109,10 @@ class ConsoleTuning:
     minutes_kept: timedelta = timedelta(days=2)
     # Rollups of hours are kept for this long.
     hours_kept: timedelta = timedelta(days=90)
+    # The mean run time of fewer runs is compared with none.
+    compared_runs: int = 20
+    # A topic got slower whose mean run time is this many times that of the time before.
+    slower: float = 1.5
     # One statement writes this many rollups: SQLite takes some 32,000 parameters.
     rollup_batch: int = 500
 

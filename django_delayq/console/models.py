@@ -137,41 +137,10 @@ class Rollup(models.Model):
     retried = models.IntegerField(_("retried"), default=0)
     dead = models.IntegerField(_("dead"), default=0)
     expired = models.IntegerField(_("expired"), default=0)
-    late_1 = models.IntegerField(default=0)
-    late_2 = models.IntegerField(default=0)
-    late_5 = models.IntegerField(default=0)
-    late_10 = models.IntegerField(default=0)
-    late_20 = models.IntegerField(default=0)
-    late_50 = models.IntegerField(default=0)
-    late_100 = models.IntegerField(default=0)
-    late_200 = models.IntegerField(default=0)
-    late_500 = models.IntegerField(default=0)
-    late_1000 = models.IntegerField(default=0)
-    late_2000 = models.IntegerField(default=0)
-    late_5000 = models.IntegerField(default=0)
-    late_10000 = models.IntegerField(default=0)
-    late_30000 = models.IntegerField(default=0)
-    late_60000 = models.IntegerField(default=0)
-    late_600000 = models.IntegerField(default=0)
-    late_more = models.IntegerField(default=0)
+    # A class body may make names so: the classes are many.
+    vars().update((name, models.IntegerField(default=0)) for name in LATENESS)
     # NULL is allowed for SQLite, which would make the whole table anew to add a column without.
-    run_1 = models.IntegerField(null=True, db_default=models.Value(0))
-    run_2 = models.IntegerField(null=True, db_default=models.Value(0))
-    run_5 = models.IntegerField(null=True, db_default=models.Value(0))
-    run_10 = models.IntegerField(null=True, db_default=models.Value(0))
-    run_20 = models.IntegerField(null=True, db_default=models.Value(0))
-    run_50 = models.IntegerField(null=True, db_default=models.Value(0))
-    run_100 = models.IntegerField(null=True, db_default=models.Value(0))
-    run_200 = models.IntegerField(null=True, db_default=models.Value(0))
-    run_500 = models.IntegerField(null=True, db_default=models.Value(0))
-    run_1000 = models.IntegerField(null=True, db_default=models.Value(0))
-    run_2000 = models.IntegerField(null=True, db_default=models.Value(0))
-    run_5000 = models.IntegerField(null=True, db_default=models.Value(0))
-    run_10000 = models.IntegerField(null=True, db_default=models.Value(0))
-    run_30000 = models.IntegerField(null=True, db_default=models.Value(0))
-    run_60000 = models.IntegerField(null=True, db_default=models.Value(0))
-    run_600000 = models.IntegerField(null=True, db_default=models.Value(0))
-    run_more = models.IntegerField(null=True, db_default=models.Value(0))
+    vars().update((name, models.IntegerField(null=True, db_default=models.Value(0))) for name in RUNTIME)
     run_us = models.BigIntegerField(null=True, db_default=models.Value(0))
 
     class Meta:
@@ -197,6 +166,14 @@ class Dashboard(Message):
     class Meta(_MenuEntry):
         verbose_name = _("dashboard")
         verbose_name_plural = _("dashboard")
+
+
+class Topics(Message):
+    """The menu entry of the topics."""
+
+    class Meta(_MenuEntry):
+        verbose_name = _("topic")
+        verbose_name_plural = _("topics")
 
 
 class Limits(Message):

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 import pytest
 from django.core.management import call_command
 from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from django_delayq.console.models import Rollup
 
@@ -29,18 +30,16 @@ def test_run_times_come_and_go_without_a_change_of_other_counts() -> None:
     finally:
         call_command("migrate", "delayq_console", verbosity=0)
     assert columns() == newest
-    (row,) = Rollup.objects.all()
-    assert (row.consumed, row.late_5, row.run_5, row.run_us) == (3, 3, 0, 0)
+    assert Rollup.objects.values_list("consumed", "late_5", "run_5", "run_us").get() == (3, 3, 0, 0)
 
 
 def test_no_step_of_the_migration_makes_the_table_anew() -> None:
     call_command("migrate", "delayq_console", "0001", verbosity=0)
-    said: list[str] = []
     try:
-        with connection.execute_wrapper(lambda run, sql, *rest: (said.append(sql), run(sql, *rest))[1]):
+        with CaptureQueriesContext(connection) as captured:
             call_command("migrate", "delayq_console", "0002", verbosity=0)
     finally:
         call_command("migrate", "delayq_console", verbosity=0)
-    changes = [sql for sql in said if "delayq_rollup" in sql]
+    changes = [sql for sql in (query["sql"] for query in captured) if "delayq_rollup" in sql]
     assert len(changes) == 18
     assert all("ADD COLUMN" in sql for sql in changes)

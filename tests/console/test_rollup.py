@@ -110,7 +110,7 @@ def test_run_times_are_told_by_their_classes_and_by_their_mean() -> None:
 def test_run_times_that_nobody_counted_are_not_known() -> None:
     """An older worker inserts and adds beside a newer one: it names no column of run times."""
     store(AT, consumed=3, late_5=3)
-    older = [field.column for field in Rollup._meta.concrete_fields if not field.name.startswith("run_")]
+    older = [str(field.column) for field in Rollup._meta.concrete_fields if not field.name.startswith("run_")]
     values = ", ".join("'t.b'" if name == "topic" else name for name in older)
     with connection.cursor() as cursor:
         cursor.execute(f"INSERT INTO delayq_rollup ({', '.join(older)}) SELECT {values} FROM delayq_rollup")

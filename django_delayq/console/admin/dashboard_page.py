@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
 
 from django.http import HttpRequest
-from django.utils import formats, timezone
+from django.utils import timezone
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext, pgettext
+from django.utils.translation import gettext_lazy, ngettext
 
 from ...inspector.stats import overdue_cutoff
 from ...models import Message, Queue, Worker
 from ...models.workers import WorkerState
-from ..models import Health, Limits
-from ..statistics.throughput import WINDOWS, RollupSum, Throughput
+from ..models import Health, Limits, Topics
+from ..statistics.throughput import RollupSum, Throughput
 from ..statistics.upcoming import Bar, Upcoming
-from . import banners, charts, limits_page, page_data, queue_pages
+from . import banners, charts, limits_page, page, page_data, past_charts, queue_pages
 from .charts import Column
 from .explanation import span
 from .page import Page
@@ -35,7 +34,7 @@ class DashboardAdmin(Page):
     template = "delayq_console/dashboard.html"
 
     def content(self, request: HttpRequest) -> dict[str, Any]:
-        window, back = _window(request, "window"), _window(request, "past")
+        window, back = page.chosen(request, "window", _AHEAD), page.chosen(request, "past", _BACK)
         data = page_data.gather()
         coming, past = page_data.coming(data, window), page_data.past(data, back)
         links = self.list_url
@@ -45,15 +44,16 @@ class DashboardAdmin(Page):
             "tiles": _tiles(data, past, links),
             "data": data,
             "empty": page_data.is_empty(data),
-            "ahead": _choices(request, "window", window, _AHEAD),
+            "ahead": page.choices(request, "window", window, _AHEAD),
             "coming": coming,
             "upcoming": _upcoming(coming.value, links) if coming.value else "",
             "peak": _peak(coming.value) if coming.value else "",
-            "back": _choices(request, "past", back, _BACK),
+            "back": page.choices(request, "past", back, _BACK),
             "past": past,
-            "throughput": _throughput(past.value[back]) if past.value else "",
-            "lateness": _lateness(past.value[back]) if past.value else "",
+            "throughput": past_charts.throughput(past.value[back]) if past.value else "",
+            "lateness": past_charts.lateness(past.value[back]) if past.value else "",
             "lateness_now": _lateness_now(past.value["hour"], data) if past.value else "",
+            "topics_url": self.url(Topics),
             "queues": queues,
             "more_queues": len(data.snapshot.value.queues) - len(queues) if data.snapshot.value else 0,
             "queues_url": links(Queue),
@@ -64,21 +64,6 @@ class DashboardAdmin(Page):
             "servers": [*banners.of_redis(data), *banners.of_database(data)],
             "health_url": links(Health),
         }
-
-
-def _window(request: HttpRequest, name: str) -> str:
-    given = request.GET.get(name, "")
-    return given if given in WINDOWS else "hour"
-
-
-def _choices(request: HttpRequest, name: str, chosen: str, labels: dict[str, Any]) -> list[SimpleNamespace]:
-    """Return the windows that can be chosen."""
-    found = []
-    for window, label in labels.items():
-        query = request.GET.copy()
-        query[name] = window
-        found.append(SimpleNamespace(label=str(label), url=f"?{query.urlencode()}", chosen=window == chosen))
-    return found
 
 
 def _tiles(data: PageData, past: Panel[dict[str, Throughput]], links: Links) -> list[SimpleNamespace]:
@@ -148,24 +133,8 @@ def _column(bar: Bar, place: int, coming: Upcoming, topics: list[str], others: b
         url = links(Message, "is:overdue")
         return Column(_("Overdue"), [*numbers, *rest], text, _("overdue"), url, alert=True)
     start, end = timezone.localtime(bar.start), timezone.localtime(bar.end)
-    tick = _tick(start, coming.window) if place % _BARS_PER_TICK[coming.window] == 0 else ""
-    return Column(_span(start, end), [*numbers, *rest], text, tick, links(Message, _due(start, end)))
-
-
-# The number of bars from one tick of the axis to the next.
-_BARS_PER_TICK = {"hour": 10, "day": 8, "week": 8}
-
-
-def _tick(at: datetime, window: str) -> str:
-    return formats.date_format(at, pgettext("date format", "D j") if window == "week" else "H:i")
-
-
-def _span(start: datetime, end: datetime) -> str:
-    clock = f"{start:%H:%M}–{end:%H:%M}"
-    if start.date() == timezone.localdate():
-        return clock
-    day = formats.date_format(start, pgettext("date format", "D j N"))
-    return f"{day} {clock}"
+    tick = past_charts.tick(start, coming.window) if place % past_charts.BARS_PER_TICK[coming.window] == 0 else ""
+    return Column(past_charts.clock_span(start, end), [*numbers, *rest], text, tick, links(Message, _due(start, end)))
 
 
 def _peak(coming: Upcoming) -> str:
@@ -180,73 +149,19 @@ def _peak(coming: Upcoming) -> str:
     text = ngettext(
         "Peak %(span)s: %(number)s message, %(rate)s.", "Peak %(span)s: %(number)s messages, %(rate)s.", number.count
     )
-    return text % {"span": _span(start, end), "number": number, "rate": rate}
+    return text % {"span": past_charts.clock_span(start, end), "number": number, "rate": rate}
 
 
 # --- what was delivered -----------------------------------------------------------------------------------------------
-
-
-def _throughput(past: Throughput) -> SafeString:
-    names = [_("consumed"), _("retried"), _("dead"), _("expired")]
-
-    def column(tally: RollupSum) -> tuple[list[float | None], str]:
-        numbers: list[float | None] = [*tally.outcomes.values()]
-        text = ", ".join(f"{number:,} {name}" for number, name in zip(numbers, names, strict=True) if number)
-        return numbers, text or _("nothing")
-
-    description = _("%(consumed)s consumed, %(retried)s retried, %(dead)s dead, %(expired)s expired.") % {
-        name: f"{number:,}" for name, number in past.sum.outcomes.items()
-    }
-    return charts.bars(
-        "dq-throughput",
-        _("Throughput"),
-        description,
-        names,
-        _steps(past, column),
-        width=charts.NARROW,
-        fills=("0", "1", "bad", "5"),
-    )
-
-
-def _lateness(past: Throughput) -> SafeString:
-    def column(tally: RollupSum) -> tuple[list[float | None], str]:
-        p50, p95 = tally.lateness(50), tally.lateness(95)
-        text = _("half %(p50)s, 95 %% %(p95)s") % {"p50": charts.bound(p50), "p95": charts.bound(p95)}
-        return [p50, p95], _("no delivery") if p50 is None else text
-
-    title = _("Lateness of first deliveries")
-    series = [_("half of them (p50)"), _("%(share)d %% of them (p95)") % {"share": 95}]
-    return charts.lines("dq-lateness", title, _late(past.sum), series, _steps(past, column))
-
-
-def _steps(past: Throughput, column: Callable[[RollupSum], tuple[list[float | None], str]]) -> list[Column]:
-    columns = []
-    for place, tally in enumerate(past.steps):
-        start, end = (timezone.localtime(past.start + n * past.step) for n in (place, place + 1))
-        values, text = column(tally)
-        tick = _tick(start, past.window) if place % _BARS_PER_TICK[past.window] == 0 else ""
-        filling = place == len(past.steps) - 1
-        columns.append(Column(_span(start, end), values, text, tick, filling=filling))
-    return columns
-
-
-def _late(tally: RollupSum) -> str:
-    p50, p95 = tally.lateness(50), tally.lateness(95)
-    if p50 is None:
-        return _("No message was delivered in this time.")
-    return _("Half of the messages started %(p50)s after the due time, 95 %% of them %(p95)s after it.") % {
-        "p50": charts.bound(p50),
-        "p95": charts.bound(p95),
-    }
 
 
 def _lateness_now(hour: Throughput, data: PageData) -> str:
     snapshot = data.snapshot.value
     oldest = snapshot.without_paused(data.paused.value or ()).oldest_overdue if snapshot else None
     if snapshot is None or oldest is None:
-        return _late(hour.sum)
+        return past_charts.late(hour.sum)
     waits = _("The oldest overdue message has waited for %(age)s.") % {"age": span(snapshot.at - oldest)}
-    return f"{_late(hour.sum)} {waits}"
+    return f"{past_charts.late(hour.sum)} {waits}"
 
 
 # --- queues, workers, servers -----------------------------------------------------------------------------------------

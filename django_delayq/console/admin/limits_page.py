@@ -20,12 +20,15 @@ from .explanation import limit_text, span
 from .page import Page
 from .readonly import Links
 
+# A page names this many limits at most.
+MOST = 100
+
 
 class LimitsAdmin(Page):
     """The limits, for users who may view messages."""
 
     template = "delayq_console/limits.html"
-    list_per_page = 100
+    list_per_page = MOST
 
     def content(self, request: HttpRequest) -> dict[str, Any]:
         data = page_data.gather()

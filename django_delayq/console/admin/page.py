@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from django.contrib import admin
@@ -135,6 +136,22 @@ def newest(request: HttpRequest, rows: QuerySet[Row], size: int) -> tuple[list[R
         rows = rows.filter(pk__lt=row_id(request.GET.get("before", "")))
     read = list(rows.order_by("-pk")[: size + 1])
     return read[:size], read[size - 1].pk if len(read) > size else None
+
+
+def chosen(request: HttpRequest, name: str, labels: Mapping[str, Any]) -> str:
+    """Return which of the choices the address names; by default the first."""
+    given = request.GET.get(name, "")
+    return given if given in labels else next(iter(labels))
+
+
+def choices(request: HttpRequest, name: str, now: str, labels: Mapping[str, Any]) -> list[SimpleNamespace]:
+    """Return what ``delayq_console/choices.html`` shows: a link for each choice."""
+    found = []
+    for choice, label in labels.items():
+        query = request.GET.copy()
+        query[name] = choice
+        found.append(SimpleNamespace(label=str(label), url=f"?{query.urlencode()}", chosen=choice == now))
+    return found
 
 
 class Page(ReadOnly):

@@ -34,7 +34,7 @@ from ..operations import lifecycle
 from ..operations.work import Scope, holder
 from ..statements import in_time, statement_timeout
 from ..whereabouts import sizes
-from . import action_table, banners, page, page_data, panels
+from . import action_table, banners, page, page_data, panels, topic_pages
 from .explanation import moment, span
 from .forms import DelayField, MomentField, ReasonField, SpreadForm
 from .page import Page
@@ -136,6 +136,7 @@ class QueueAdmin(Page):
         unserved = workers is not None and not workers.serving(name)
         return SimpleNamespace(
             **facts_of(name, data, paused, self.list_url),
+            detail_url=self.url(Queue, "detail", name),
             pause=[] if pause is None else describe(pause, data.at),
             reason="" if pause is None else pause.reason,
             unserved=unserved and queue.overdue.count > 0 and pause is None,
@@ -145,6 +146,10 @@ class QueueAdmin(Page):
             pause_url=self.url(Queue, "pause", name) if may_pause else "",
             resume_url=self.url(Queue, "resume", name) if may_pause and pause is not None else "",
         )
+
+    def detail_view(self, request: HttpRequest, queue: str) -> HttpResponse:
+        """Show what became of the messages of a queue, and how long its handlers ran."""
+        return topic_pages.detail(self, request, "queue", queue)
 
     def pause_view(self, request: HttpRequest, queue: str) -> HttpResponse:
         """Ask before a pause on GET; pause the queue on POST."""

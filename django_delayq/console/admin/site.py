@@ -16,16 +16,17 @@ from django.urls import URLPattern
 
 from ...core.lazy import at_first_use
 from ...models import Message, Queue, Worker
-from ..models import AuditEvent, Dashboard, DeadLetters, Health, Limits, Operation
+from ..models import AuditEvent, Dashboard, DeadLetters, Health, Limits, Operation, Topics
 from .readonly import ReadOnly, View
 
 # The models of the pages, in the order of their links in the navigation; and the module of each page in this package.
-PAGES = (Dashboard, Message, DeadLetters, Queue, Limits, Worker, Health, Operation, AuditEvent)
+PAGES = (Dashboard, Message, DeadLetters, Queue, Topics, Limits, Worker, Health, Operation, AuditEvent)
 _HOME = {
     "DashboardAdmin": "dashboard_page",
     "MessageAdmin": "message_list",
     "DeadLettersAdmin": "dead_letters_page",
     "QueueAdmin": "queue_pages",
+    "TopicsAdmin": "topic_pages",
     "LimitsAdmin": "limits_page",
     "WorkerAdmin": "worker_pages",
     "HealthAdmin": "health_page",

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import math
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.db.models import Sum
 from django.utils import timezone
 
+from ...record import reads
+from ..console_tuning import tuning
 from ..models import Rollup
 from .rollups import HOUR_SECONDS, MINUTE_SECONDS
 
@@ -33,7 +36,7 @@ def floor(now: datetime, step: timedelta) -> datetime:
 
 
 # The windows ahead and back. One step more than the time has: the last one back is not over, the first ahead has begun.
-WINDOWS = {"hour": Window(61, 60), "day": Window(49, 1800), "week": Window(57, 10_800)}
+WINDOWS = {"hour": Window(61, 60), "day": Window(49, 1800), "week": Window(57, 10_800), "month": Window(61, 43_200)}
 
 
 class RollupSum(Counter[str]):
@@ -58,10 +61,24 @@ class RollupSum(Counter[str]):
         return self._bound(Rollup.RUNTIME, percent)
 
     @property
+    def runs(self) -> int:
+        """The number of runs whose time is known."""
+        return sum(self[name] for name in Rollup.RUNTIME)
+
+    @property
     def mean_runtime(self) -> float | None:
-        """The mean run time in seconds; None when no run time is known."""
-        runs = sum(self[name] for name in Rollup.RUNTIME)
-        return self["run_us"] / runs / 1e6 if runs else None
+        """The mean run time in seconds; None when none is known."""
+        return self["run_us"] / self.runs / 1e6 if self.runs else None
+
+    @property
+    def failed(self) -> int:
+        """The number of runs that failed, with or without a retry to follow."""
+        return self["retried"] + self["dead"]
+
+    @property
+    def failed_share(self) -> float:
+        """The part of the runs that failed."""
+        return self.failed / max(1, self.failed + self["consumed"])
 
     def _bound(self, classes: Sequence[str], percent: int) -> float | None:
         """Return the bound of the first class up to which ``percent`` of those in all classes are.
@@ -102,10 +119,10 @@ def add_up(sums: Iterable[RollupSum]) -> RollupSum:
     return RollupSum(sum(sums, Counter()))
 
 
-def read_throughput(using: str, now: datetime, windows: Iterable[str]) -> dict[str, Throughput]:
-    """Sum the rollups of these windows by their steps."""
+def read_throughput(using: str, now: datetime, windows: Iterable[str], **only: str) -> dict[str, Throughput]:
+    """Sum the rollups of these windows by their steps. ``only`` names a topic or a queue."""
     found = {name: _empty(name, now) for name in windows}
-    for at, counts in _sums(using, "at", min(past.start for past in found.values())):
+    for at, counts in _sums(using, "at", min(past.start for past in found.values()), **only):
         for past in found.values():
             if at >= past.start:
                 # The clock of a worker may be ahead: a step beyond the last one counts for the last.
@@ -118,9 +135,41 @@ def read_queues(using: str, now: datetime) -> dict[str, RollupSum]:
     return dict(_sums(using, "queue", _empty("hour", now).start))
 
 
-def _sums(using: str, column: str, since: datetime) -> Iterator[tuple[Any, RollupSum]]:
+@dataclass(slots=True)
+class Compared:
+    """The sums of a window, and of as many full steps before it."""
+
+    now: RollupSum = field(default_factory=RollupSum)
+    before: RollupSum = field(default_factory=RollupSum)
+
+    @property
+    def slowdown(self) -> float:
+        """How many times as long a mean run takes as before; 0 where too few runs of either are known."""
+        few = min(self.now.runs, self.before.runs) < tuning.compared_runs
+        return 0.0 if few else (self.now.mean_runtime or 0.0) / (self.before.mean_runtime or math.inf)
+
+
+def compare(using: str, window: str, column: str, kind: str = "", name: str = "") -> dict[str, Compared]:
+    """Sum the rollups of a window and of the time before it by topic or queue; all, or of one queue or topic."""
+    past, only = _empty(window, reads.now(using)), {kind: name} if kind else {}
+    found: defaultdict[str, Compared] = defaultdict(Compared)
+    for value, counts in _sums(using, column, past.start, **only):
+        found[value].now = counts
+    begin = past.start - (len(past.steps) - 1) * past.step
+    for value, counts in _sums(using, column, begin, at__lt=past.start, **only):
+        found[value].before = counts
+    return dict(found)
+
+
+def read_traffic(using: str, window: str, kind: str, name: str) -> tuple[Throughput, dict[str, Compared]]:
+    """Sum the rollups of a topic by the steps of a window, and by queue; or those of a queue, and by topic."""
+    past = read_throughput(using, reads.now(using), (window,), **{kind: name})[window]
+    return past, compare(using, window, "queue" if kind == "topic" else "topic", kind, name)
+
+
+def _sums(using: str, column: str, since: datetime, **only: Any) -> Iterator[tuple[Any, RollupSum]]:
     """Have the database sum all counts by a column."""
-    rows = Rollup.objects.using(using).filter(seconds__in=(MINUTE_SECONDS, HOUR_SECONDS), at__gte=since)
+    rows = Rollup.objects.using(using).filter(seconds__in=(MINUTE_SECONDS, HOUR_SECONDS), at__gte=since, **only)
     for value, *counts in rows.values_list(column).annotate(**{f"sum_{name}": Sum(name) for name in Rollup.COUNTS}):
         yield value, RollupSum(dict(zip(Rollup.COUNTS, counts, strict=True)))
 

@@ -30,7 +30,7 @@ TOPIC = "t.admin"
 WORKER = "host/1-worker"
 DB = DEFAULT_DB_ALIAS
 LIST = "admin:delayq_message_changelist"
-CONSOLE = ("dashboard", "deadletters", "limits", "health", "operation", "auditevent")
+CONSOLE = ("dashboard", "deadletters", "topics", "limits", "health", "operation", "auditevent")
 
 
 def admin_url(name: str, *args: object) -> str:

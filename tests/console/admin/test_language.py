@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 from django.test import Client
-from django.utils import translation
+from django.utils import timezone, translation
 from django.utils.translation.template import templatize
 
 import django_delayq
 from django_delayq.api.pausing import pause_queue
 from django_delayq.console.admin.site import PAGES
+from django_delayq.console.models import Rollup
 
 from . import asking, samples
 
@@ -279,11 +280,13 @@ def test_every_page_speaks_chinese(boss: Client, settings: Any) -> None:
     samples.worker("w1")
     pause_queue("mails", reason="provider is down", duration="1h")
     operation = samples.operation()
+    Rollup.objects.create(at=timezone.now(), queue="mails", topic="t.a", consumed=1)
     words = {
         "dashboard": ("仪表盘", "已调度", "即将到期", "吞吐量", "延误"),
         "message": ("延迟消息", "搜索", "活动中", "一个键，若无此键则为主题"),
         "deadletters": ("死信", "按主题", "按错误类型", "重新入队"),
         "queue": ("已暂停", "下次到期", "暂停…"),
+        "topics": ("最繁忙", "哪些变慢了", "灰色：之前同样长的时段", "运行时间 p95"),
         "limits": ("限制", "使用情况", "等待中"),
         "worker": ("存活", "最近心跳"),
         "health": ("数据库记录与 Redis 的一致性", "立即检查"),
@@ -297,6 +300,7 @@ def test_every_page_speaks_chinese(boss: Client, settings: Any) -> None:
         speaks_chinese(boss.get(samples.change_url(message), headers=CHINESE), "时间线", "数据库记录")
     speaks_chinese(boss.get(page("operation", "change", operation.pk), headers=CHINESE), "进度", "排队中")
     speaks_chinese(boss.get(page("worker", "change", "w1"), headers=CHINESE), "工作进程")
+    speaks_chinese(boss.get(page("queue", "detail", "mails"), headers=CHINESE), "队列 mails", "处理器的运行时间")
     speaks_chinese(boss.get(page("queue", "pause", "mails"), headers=CHINESE), "暂停队列 mails？", "或直到")
     speaks_chinese(boss.get(page("queue", "resume", "mails"), headers=CHINESE), "让队列 mails 继续？")
     speaks_chinese(boss.get(page("health", "restore"), headers=CHINESE), "从数据库记录恢复 Redis", "预览")

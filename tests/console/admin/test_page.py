@@ -37,6 +37,7 @@ REFRESHED = (
     "/admin/delayq/message/",
     "/admin/delayq_console/deadletters/",
     "/admin/delayq/queue/",
+    "/admin/delayq_console/topics/",
     "/admin/delayq/worker/",
     "/admin/delayq_console/health/",
     "/admin/delayq_console/operation/",
@@ -47,6 +48,8 @@ REFRESHED = (
 OF_ALL_QUEUES = (
     *REFRESHED,
     "/admin/delayq_console/limits/",
+    "/admin/delayq/queue/default/detail/?window=month",
+    "/admin/delayq_console/topics/t.ok/detail/",
     "/admin/delayq/message/?state=scheduled&p=2",
     "/admin/delayq/message/?state=overdue",
     "/admin/delayq/message/?state=all",
@@ -77,7 +80,7 @@ def test_each_page_links_to_all_others_and_marks_itself(boss: Client) -> None:
     for page in REFRESHED:
         html = boss.get(page).content.decode()
         assert list(links(html)) == [
-            "Dashboard", "Messages", "Dead letters", "Queues", "Limits", "Workers", "Health", "Operations",
+            "Dashboard", "Messages", "Dead letters", "Queues", "Topics", "Limits", "Workers", "Health", "Operations",
             "Audit events",
         ]  # fmt: skip
         assert re.findall(r'<a href="([^"]*)" aria-current="page"', navigation(html)) == [page]
@@ -196,7 +199,7 @@ def test_no_page_has_markup_of_others_or_inline_code(boss: Client) -> None:
         "/admin/delayq_console/auditevent/?action=a%00b&actor=%00&period=%00&q=%00&before=%00",
         *(
             f"/admin/delayq/{model}/a%00b/{view}/"
-            for model, views in (("queue", ("change", "delete", "pause")), ("worker", ("change", "delete")))
+            for model, views in (("queue", ("change", "delete", "pause", "detail")), ("worker", ("change", "delete")))
             for view in views
         ),
     ],

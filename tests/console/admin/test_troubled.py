@@ -30,6 +30,7 @@ TOO_SLOW = "The database did not answer in time"
 PAGES = [
     *(samples.admin_url(f"{name}_changelist") for name in ("message", "queue", "worker", *samples.CONSOLE)),
     samples.admin_url("queue_pause", "default"),
+    samples.admin_url("queue_detail", "default"),
     samples.admin_url("queue_resume", "default"),
     samples.admin_url("health_restore"),
 ]

@@ -1,0 +1,148 @@
+"""The list of topics, and the page of a topic or a queue: what it did and how long, beside as long a time before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any, TypeVar, TypeVarTuple
+
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from ...core.durations import brief
+from ...core.limits import parts
+from ...core.outcomes import storable
+from ...inspector import stats
+from ...models import Message, Queue
+from ..console_tuning import tuning
+from ..models import Topics
+from ..search import texts
+from ..statistics.throughput import Compared, RollupSum, add_up, compare, read_traffic
+from . import limits_page, page, panels, past_charts
+from .charts import bound
+from .page import Page
+from .panels import Panel
+
+T = TypeVar("T")
+Given = TypeVarTuple("Given")
+
+_WINDOWS = {
+    "hour": gettext_lazy("Last hour"),
+    "day": gettext_lazy("Last day"),
+    "week": gettext_lazy("Last week"),
+    "month": gettext_lazy("Last 30 days"),
+}
+_ORDERS = {
+    "busiest": gettext_lazy("Busiest"),
+    "slower": gettext_lazy("What got slower"),
+    "failing": gettext_lazy("What fails most"),
+}
+
+
+# What a list says when it is empty.
+_NONE = {
+    "busiest": gettext_lazy("No message was delivered in this time."),
+    "slower": gettext_lazy("Nothing got slower: no mean run time is half as long again as in the time before."),
+    "failing": gettext_lazy("No handler failed in this time."),
+}
+_CHARTS = (past_charts.throughput, past_charts.lateness, past_charts.runtimes)
+
+
+class TopicsAdmin(Page):
+    """The topics, for users who may view messages."""
+
+    template = "delayq_console/topics.html"
+
+    def content(self, request: HttpRequest) -> dict[str, Any]:
+        order, window = page.chosen(request, "order", _ORDERS), page.chosen(request, "window", _WINDOWS)
+        found = _load(compare, self.using, window, "topic")
+        rows = _rows(self, found.value or {}, "topic", window, order)
+        return {
+            "problem": found.problem,
+            "rows": rows[: self.list_per_page],
+            "more": max(0, len(rows) - self.list_per_page),
+            "none": _NONE[order],
+            "orders": page.choices(request, "order", order, _ORDERS),
+            "windows": page.choices(request, "window", window, _WINDOWS),
+        }
+
+    def detail_view(self, request: HttpRequest, topic: str) -> HttpResponse:
+        """Show what became of the messages of a topic, and how long its handler ran."""
+        return detail(self, request, "topic", topic)
+
+
+def detail(shown: Page, request: HttpRequest, kind: str, given: str) -> HttpResponse:
+    """Return the page of a topic or a queue, as ``kind`` says."""
+    shown.require(request)
+    name, using, window = storable(given), shown.using, page.chosen(request, "window", _WINDOWS)
+    found = _load(read_traffic, using, window, kind, name)
+    past, by_other = found.value or (None, {})
+    limits = panels.load("all limits", using, stats.all_limits, using, limits_page.MOST)
+    of_it = [limit for limit in (limits.value.longest if limits.value else ()) if parts(limit.name)[:2] == (kind, name)]
+    whole = Compared(*(add_up(getattr(each, time) for each in by_other.values()) for time in ("now", "before")))
+    title = _("Topic %(name)s") if kind == "topic" else _("Queue %(name)s")
+    search = texts.term_text(kind, name)
+    context = {
+        **page.context(shown, request, title % {"name": name}),
+        "problems": sorted({panel.problem for panel in (found, limits) if panel.problem}),
+        "windows": page.choices(request, "window", window, _WINDOWS),
+        "measures": _measures(whole),
+        "charts": [draw(past) for draw in _CHARTS] if past else [],
+        "heading": _("Queues") if kind == "topic" else _("Topics"),
+        "rows": _rows(shown, by_other, "queue" if kind == "topic" else "topic", window, "busiest")[
+            : shown.list_per_page
+        ],
+        "limits": limits_page.rows(of_it, timezone.now(), shown.list_url),
+        "links": [
+            (_("Messages"), shown.list_url(Message, search, state="all")),
+            (_("Dead messages"), shown.list_url(Message, f"state:dead {search}", state="all")),
+            (_("All topics"), shown.url(Topics)),
+            (_("All queues"), shown.url(Queue)),
+        ],
+    }
+    return TemplateResponse(request, "delayq_console/topic.html", context)
+
+
+def _load(read: Callable[[str, *Given], T], using: str, *given: *Given) -> Panel[T]:
+    name = f"{read.__name__} {given} {timezone.get_current_timezone_name()}"
+    return panels.load(name, using, read, using, *given, kept=tuning.rollups_kept)
+
+
+def _rows(shown: Page, found: Mapping[str, Compared], kind: str, window: str, order: str) -> list[SimpleNamespace]:
+    """Return what a table shows of topics or queues, in an order; those to which it does not apply are left out."""
+    ranks: dict[str, Callable[[Compared], float]] = {
+        "busiest": lambda each: each.now["consumed"] + each.now.failed + each.before["consumed"],
+        "slower": lambda each: each.slowdown if each.slowdown >= tuning.slower else 0.0,
+        "failing": lambda each: each.now.failed,
+    }
+    ranked = sorted(((ranks[order](each), name) for name, each in found.items()), reverse=True)
+    model = Topics if kind == "topic" else Queue
+    return [
+        SimpleNamespace(
+            name=name,
+            url=f"{shown.url(model, 'detail', name)}?window={window}",
+            measures=_measures(found[name]),
+            slower=f"{found[name].slowdown:.1f}" if found[name].slowdown >= tuning.slower else "",
+        )
+        for rank, name in ranked
+        if rank
+    ]
+
+
+def _measures(each: Compared) -> list[tuple[str, str, str]]:
+    """Return the label of each measure, and its values in the window and before it."""
+    measures: tuple[tuple[str, Callable[[RollupSum], str]], ...] = (
+        (_("Consumed"), lambda sums: f"{sums['consumed']:,}"),
+        (_("Failed"), lambda sums: f"{sums.failed:,} ({sums.failed_share:.1%})" if sums.failed else "–"),
+        (_("Retried"), lambda sums: f"{sums['retried']:,}" if sums["retried"] else "–"),
+        (_("Dead"), lambda sums: f"{sums['dead']:,}" if sums["dead"] else "–"),
+        (_("Run time p50"), lambda sums: bound(sums.runtime(50))),
+        (_("Run time p95"), lambda sums: bound(sums.runtime(95))),
+        (_("Mean run time"), lambda sums: "–" if sums.mean_runtime is None else brief(sums.mean_runtime)),
+        (_("Lateness p50"), lambda sums: bound(sums.lateness(50))),
+        (_("Lateness p95"), lambda sums: bound(sums.lateness(95))),
+    )
+    return [(label, say(each.now), say(each.before)) for label, say in measures]
