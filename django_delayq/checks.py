@@ -28,7 +28,8 @@ _SCHEMES = ("redis://", "rediss://", "unix://", "redis+cluster://", "rediss+clus
 
 def register() -> None:
     """Register the checks with Django when the apps are ready."""
-    for check in (check_settings, check_project, check_database, check_foreign_keys, check_names, check_retention):
+    of_project = (check_project, check_names, check_follow_ups, check_retention)
+    for check in (check_settings, check_database, check_foreign_keys, *of_project):
         checks.register(check, TAG)
 
 
@@ -145,6 +146,25 @@ def check_names(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[checks
         likes |= {queue_of.format(queue): near(queue, served) for queue in sorted(handled)}
     hint = "Did you mean {!r}? If there are two such queues, silence this check."
     return [checks.Warning(told, hint=hint.format(like), id="delayq.W005") for told, like in likes.items() if like]
+
+
+def check_follow_ups(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Refuse handlers whose messages would follow each other's ends in a circle: ``delayq.E015``."""
+    leads = {topic: {one.on_dead, one.on_expired} - {None} for topic, one in registry.handlers().items()}
+
+    def follows_itself(topic: str) -> bool:
+        ahead, seen = [*leads[topic]], set[str | None]()
+        while ahead:
+            if (found := ahead.pop()) not in seen:
+                seen.add(found)
+                ahead += leads.get(found or "", ())
+        return topic in seen
+
+    if not (circle := sorted(filter(follows_itself, leads))):
+        return []
+    hint = "Let the handler of one of them choose no on_dead, or no on_expired."
+    told = f"Messages of {', '.join(circle)} would follow each other's ends without end."
+    return [checks.Error(told, hint=hint, id="delayq.E015")]
 
 
 # Messages that are kept for less were probably meant to be kept for longer. Seconds.

@@ -31,6 +31,28 @@ class ToNowhere:
         return "nowhere"
 
 
+@pytest.mark.parametrize(
+    ("leads", "circle"),
+    [
+        ({"a": "b", "b": "c"}, ""),
+        ({"a": "b", "b": "c", "c": "b"}, "b, c"),
+        ({"a": "b", "b": "c", "c": "a"}, "a, b, c"),
+    ],
+    ids=["a line", "a circle behind a line", "a circle"],
+)
+def test_handlers_that_lead_on_in_a_circle_are_refused(
+    leads: dict[str, str], circle: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "declared", {})
+    for number, (topic, follows) in enumerate(leads.items()):
+        options: Any = {"on_expired" if number % 2 else "on_dead": follows}
+        handler(topic, **options)(lambda message: None)
+    told = [(message.id, message.msg) for message in run_checks(tags=["delayq"])]
+    assert told == (
+        [("delayq.E015", f"Messages of {circle} would follow each other's ends without end.")] * bool(circle)
+    )
+
+
 def test_the_settings_of_a_project_pass_or_have_each_mistake_told() -> None:
     assert found() == found(DELAYQ={}) == []
     assert found(USE_TZ=False) == ["delayq.E005"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -35,6 +35,7 @@ from ..models.messages import HOLDS_KEY, WAITS_AGAIN, not_expired
 from ..project import validation
 from ..record import held_keys, purge, reads, transitions
 from ..record.sql.expressions import HoldsKeyAt
+from ..record.sql.rows import Moved
 from ..record.transitions import ANY, MOVES_PER_TRANSACTION, NO_TIMES, Answer, DueTimes
 from . import asking
 
@@ -220,6 +221,7 @@ def make_way(using: str, other: Message) -> bool:
     for moved in gone:
         publisher.remove_on_commit(using, moved.queue, [moved.id])
         signals.emit_on_commit(signals.message_expired, Message, **signals.message_arguments(moved, using))
+    publish_follow_ups(using, gone)
     return bool(gone)
 
 
@@ -242,6 +244,15 @@ def publish_moves(using: str, answers: Sequence[Answer]) -> None:
         publisher.announce_on_commit(using, queue, entries)
     for queue, ids in gone.items():
         publisher.remove_on_commit(using, queue, ids)
+
+
+def publish_follow_ups(using: str, moves: Iterable[Moved]) -> None:
+    """Tell Redis and the receivers of signals, on commit, of the messages that follow the ends of others."""
+    for new in [moved.follow_up for moved in moves if moved.follow_up is not None]:
+        publisher.announce_on_commit(using, new.queue, [Entry.at(new.id, new.due_at, new.priority)], new=True)
+        arguments = signals.message_arguments(new, using)
+        signals.emit_on_commit(signals.message_scheduled, Message, **arguments, due_at=new.due_at)
+        publisher.run_at_once(using, [new.id])
 
 
 def _count(rows: QuerySet[Message], columns: Sequence[str], verdict: Callable[..., Verdict]) -> Counter[Verdict]:

@@ -52,7 +52,7 @@ _MEANT = {
     "at_front": "priority",
     "retry_policy": "retry",
     **dict.fromkeys(("link", "chain", "depends_on", "hook", "on_success", "then"), names.NEXT),
-    **dict.fromkeys(("link_error", "on_error", "on_failure"), "a receiver of the signal message_dead"),
+    **dict.fromkeys(("dead_letter", "link_error", "on_error", "on_failure"), "on_dead"),
     **dict.fromkeys(("lock", "concurrency_key"), "limit_key, and limit=1 at @handler"),
     **dict.fromkeys(("group", "meta", "tags"), "it into headers or into the payload"),
     **dict.fromkeys(("ignore_result", "result_ttl"), "keep_result at @handler"),
@@ -69,6 +69,8 @@ _CHECKS = values.checks_of(MessageOptions)
 _NAMES = _CHECKS.keys() | {"topic", "payload"}
 # The choices about a key. A message without one may have the usual ones only, and None is no choice.
 _OF_KEYS = frozenset({"on_conflict", "unique"})
+# The choices about what follows an end. They stand in a header.
+_OF_ENDS = frozenset({"on_dead", "on_expired"})
 
 
 def checked(topic: Any, payload: Any, options: Mapping[str, Any]) -> NewMessage:
@@ -89,6 +91,9 @@ def checked(topic: Any, payload: Any, options: Mapping[str, Any]) -> NewMessage:
     columns |= {name: _CHECKS[name](value) for name, value in given.items()}
     columns["queue"] = columns.get("queue") or conf.get().DEFAULT_QUEUE
     columns["key_deliveries"], columns["key_for"] = columns.pop("unique", (None, None))
+    if not _OF_ENDS.isdisjoint(given):
+        own = {name: columns.pop(name) for name in _OF_ENDS if name in columns}
+        columns["headers"] = validation.headers(decoded(columns.get("headers", "{}")) | {validation.OWN_HEADER: own})
     text, value = validation.payload_and_value(payload)
     new = NewMessage(payload=text, value=value, topic=topic, **columns)
     if not _OF_KEYS.isdisjoint(given):
@@ -246,6 +251,9 @@ def schedule_message(
     ``limit_key``
         The limits of the handler count the messages with this text by themselves. The default is what the handler's
         ``limit_key`` returns.
+    ``on_dead``, ``on_expired``
+        The topic of the message that follows when this one ends dead, or expired. By default the handler's; False: none
+        follows.
 
     Raises ``InvalidMessage`` (nothing is written), ``PayloadTooLarge``, and ``KeyConflict``: with "error" when the key
     is taken; with the choices that change the message that has it when that runs (a worker may claim it a moment before

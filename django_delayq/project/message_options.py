@@ -73,8 +73,10 @@ class MessageOptions(TypedDict, total=False):
     retry: Annotated[StorableRetry | None, _stored_policy]
     timeout: Annotated[Duration | Literal[False] | None, validation.timeout]
     lease: Annotated[Duration | None, validation.lease]
-    headers: Annotated[Mapping[str, Any] | None, validation.headers]
+    headers: Annotated[Mapping[str, Any] | None, validation.given_headers]
     limit_key: Annotated[str | None, validation.limit_key]
+    on_dead: Annotated[str | Literal[False] | None, validation.follow_up]
+    on_expired: Annotated[str | Literal[False] | None, validation.follow_up]
 
 
 class MessageDict(MessageOptions, total=False):

@@ -18,6 +18,7 @@ from ..core import limits, names, retry, values
 from ..core.durations import Duration
 from ..core.exceptions import HandlerConflict, InvalidMessage
 from ..core.retry import as_policy
+from ..core.states import State
 from . import conf, validation
 from .answers import KEPT, REJECTED
 
@@ -135,7 +136,7 @@ class Schedulable(Protocol[Payload_contra]):
 
         The options are those of ``schedule_message``: ``delay`` or ``due_at``, ``key`` with ``unique`` and
         ``on_conflict``, ``queue``, ``priority``, ``expires``, ``retry``, ``max_attempts``, ``timeout``, ``lease``,
-        ``headers`` and ``limit_key``.
+        ``headers``, ``limit_key``, ``on_dead`` and ``on_expired``.
         """
         message: Message = calls().schedule_message(_topic(self), payload, using=using, **options)
         return message
@@ -180,6 +181,9 @@ class Handler(NamedTuple):
     expires: timedelta | None = None
     # False: a message is dead when a delivery of it crashed.
     redeliver: bool = True
+    # The topics of the messages that follow when one ends dead or expired.
+    on_dead: str | None = None
+    on_expired: str | None = None
 
     @property
     def name(self) -> str:
@@ -225,6 +229,7 @@ calls: Callable[[], Any] = no_calls
 
 # What other queues call the arguments of ``handler``.
 MEANT = {
+    **dict.fromkeys(("dead_letter", "dead_letter_queue", "dlq", "link_error", "on_failure"), "on_dead"),
     **dict.fromkeys(("max_retries", "retries"), "retry=RetryPolicy.exponential(max_attempts={more})"),
     **dict.fromkeys(("max_attempts", "attempts"), "retry=RetryPolicy.exponential(max_attempts={value})"),
     **dict.fromkeys(("retry_delay", "default_retry_delay", "retry_kwargs"), 'retry=["10s", "1m", "10m"]'),
@@ -298,6 +303,8 @@ def handler(
     linger: Duration = 0,
     expires: Duration | None = None,
     redeliver: bool = True,
+    on_dead: str | None = None,
+    on_expired: str | None = None,
 ) -> Registering:
     """Register the decorated function, sync or async, as the receiver of ``topic``.
 
@@ -342,6 +349,10 @@ def handler(
         Messages of this topic do not start any more this long after their due times, when ``schedule_message`` names no
         other time. By default they never expire.
 
+    ``on_dead``, ``on_expired``
+        A topic. When a message of this one ends dead, or expired, a message of that topic follows, exactly one for each
+        such end: the transaction that records the end writes it. Its payload says what ended and why.
+
     The function stays what it is, and gets its ``topic`` and two methods, ``schedule`` and ``aschedule``: they schedule
     a message of the topic.
 
@@ -374,12 +385,16 @@ def handler(
     size, own_linger = _batch(batch, linger, keep_result=keep_result)
     own_expires = validation.expires(expires)
     redeliver = validation.checked("redeliver", values.flag, redeliver)
+    own_on_dead, own_on_expired = (None if one is None else validation.topic(one) for one in (on_dead, on_expired))
+    if topic in (own_on_dead, own_on_expired):
+        raise ValueError(f"on_dead and on_expired lead on to another topic: {topic!r} would follow itself without end")
 
     def register(function: Callable[[Any], Any], /) -> Any:
         _check(function)
         own = (own_retry, own_lease, own_timeout, transactional, own_queue, own_priority, keep_result)
-        counted = (own_limit, limit_key, size, own_linger, own_expires, redeliver)
-        return _add(Handler(topic, function, *own, iscoroutinefunction(function), *counted))
+        counted = (own_limit, limit_key, size, own_linger)
+        ends = (own_expires, redeliver, own_on_dead, own_on_expired)
+        return _add(Handler(topic, function, *own, iscoroutinefunction(function), *counted, *ends))
 
     return register
 
@@ -496,6 +511,22 @@ def _same(one: Any, other: Any) -> bool:
 def find(topic: str) -> Handler | None:
     """Return the handler of a topic; None when it has none."""
     return declared.get(topic)
+
+
+def follows(after: State, topic: str, own: Any) -> str | None:
+    """Return the topic of the message that follows when one of ``topic`` ends so; None: none follows.
+
+    ``own`` is the header of the message, which wins over its handler. It may hold anything: SQL writes headers too.
+    """
+    if after not in (State.DEAD, State.EXPIRED):
+        return None
+    chosen = own.get(f"on_{after}") if isinstance(own, dict) else None
+    if chosen is None:
+        handler = declared.get(topic)
+        return None if handler is None else handler.on_dead if after == State.DEAD else handler.on_expired
+    with suppress(InvalidMessage):
+        return validation.topic(chosen)
+    return None
 
 
 def handlers() -> dict[str, Handler]:

@@ -177,6 +177,22 @@ def result(value: Any) -> str | None:
     return text
 
 
+# The header in which a message keeps what only the queue has put there: it is no header of the project.
+OWN_HEADER = "delayq"
+
+
+def given_headers(value: Any) -> str:
+    """Return the headers of a call as JSON. What the queue noted in those of another message is not passed on."""
+    if isinstance(value, Mapping) and OWN_HEADER in value:
+        value = {name: each for name, each in value.items() if name != OWN_HEADER}
+    return headers(value)
+
+
+def follow_up(value: Any) -> str | Literal[False]:
+    """Check the topic of the message that follows an end. False: none follows."""
+    return False if value is False else topic(value)
+
+
 def headers(value: Any) -> str:
     """Return headers as JSON text: a dict of JSON values, at most 16 KiB in all."""
     if value is None:

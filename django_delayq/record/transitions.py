@@ -34,6 +34,7 @@ from .held_keys import CANCELLED, ROWS_TOGETHER, free_key, in_the_way
 from .sql import limit_statements, statements
 from .sql.limited import Taking
 from .sql.moves import Decide, Decision, move, moved, writing
+from .sql.portable import Portable
 from .sql.rows import Claimed, Claiming, Failure, Inserted, Moved, NewMessage, Success, Ticket
 from .sql.sessions import own_transaction
 
@@ -309,6 +310,9 @@ def fail(using: str, failures: Iterable[Failure], *, wait: bool = True) -> list[
     """
     # Only the later of two deliveries of one message can be the current one.
     unique = {failure.id: failure for failure in sorted(failures, key=attrgetter("delivery"))}
+    if any(failure.leads_on for failure in unique.values()):
+        # In one transaction, if not in one statement.
+        return Portable.fail(statements(using), list(unique.values()), wait=wait)
     return statements(using).fail(list(unique.values()), wait=wait) if unique else []
 
 
@@ -326,8 +330,9 @@ def move_unlocked(
     using: str, where: Q, decide: Decide, *, actor: str, limit: int | None = None, order_by: Sequence[str] = ("id",)
 ) -> list[Moved]:
     """Move rows as ``decide`` says. Those that another transaction has locked wait for the next time."""
-    rows = move(using, where, decide, actor=actor, limit=limit, wait=False, order_by=order_by)
-    return [moved(message, decision.reason) for message, decision in rows if decision.to is not None]
+    insert = statements(using).insert_many
+    rows = move(using, where, decide, actor=actor, limit=limit, wait=False, order_by=order_by, insert=insert)
+    return [moved(message, decision) for message, decision in rows if decision.to is not None]
 
 
 # --- act --------------------------------------------------------------------------------------------------------------
@@ -472,9 +477,9 @@ def _act(using: str, ids: Sequence[int], decide: Decide, among: Q = ANY, *, with
 def _answers(using: str, ids: Sequence[int], decide: Decide, among: Q, with_content: bool) -> dict[int, Answer]:
     """Decide on messages in one transaction; return the answers for those that are found."""
     answers = {}
-    where, actor = Q(among, pk__in=ids), actors.current()
-    for message, decision in move(using, where, decide, actor=actor, with_content=with_content):
+    where, actor, insert = Q(among, pk__in=ids), actors.current(), statements(using).insert_many
+    for message, decision in move(using, where, decide, actor=actor, with_content=with_content, insert=insert):
         assert decision.verdict is not None
-        made = None if decision.to is None else moved(message, decision.reason)
+        made = None if decision.to is None else moved(message, decision)
         answers[message.pk] = Answer(message.pk, decision.verdict, State(message.state), made)
     return answers

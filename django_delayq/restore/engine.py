@@ -18,7 +18,7 @@ from django.db.models import Count, Min, Q, QuerySet
 
 from .. import signals
 from ..api import pausing
-from ..api.actions import CANCEL, RESCHEDULE, Move
+from ..api.actions import CANCEL, RESCHEDULE, Move, publish_follow_ups
 from ..broker import RedisBroker
 from ..broker.base import IDS_PER_CALL, Entry, Put
 from ..core import actors, bounds, failpoints
@@ -451,6 +451,7 @@ class Restore:
             signals.emit_end(Message, one, self.using)
         with without_redis():
             self.broker.remove(queue, [one.id for one in moved])
+        publish_follow_ups(self.using, moved)
 
     def _expire(self, queue: str, tally: Tally, _after: BatchEnd | None) -> Generator[tuple[int, BatchEnd | None]]:
         """End the messages whose time to start is over."""

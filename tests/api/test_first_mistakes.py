@@ -113,7 +113,7 @@ CALLS = [
     ("close.schedule({}, link=close)", f"link ({NEXT})"),
     ("close.schedule({}, depends_on=5)", f"depends_on ({NEXT})"),
     ("close.schedule({}, hook='a.b')", f"hook ({NEXT})"),
-    ("close.schedule({}, link_error=close)", "write a receiver of the signal message_dead"),
+    ("close.schedule({}, link_error=close)", "write on_dead"),
     ("close.schedule({}, serializer='json')", "serializer (leave it out)"),
     ("close.schedule({}, max_retries=3)", "max_retries (write max_attempts=4)"),
     ("close.schedule({}, max_retries='3')", "max_retries (write max_attempts=…)"),

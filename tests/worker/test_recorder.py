@@ -393,7 +393,7 @@ def test_an_outcome_whose_reply_was_lost_is_told_once(
         raise OperationalError("server closed the connection unexpectedly")
 
     monkeypatch.setattr(transitions, name, lose)
-    monkeypatch.setattr(module, "publish_scheduled", lambda using, moves: published.extend(moves))
+    monkeypatch.setattr(module, "publish_scheduled", lambda using, moves, send: published.extend(moves))
     with heard(*filter(None, [signal])) as seen:
         recorder.submit(one, outcome, "worker:w")
         assert recorder.flush(60)

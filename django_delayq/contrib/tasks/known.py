@@ -49,6 +49,8 @@ class TaskOptions(_Both, total=False):
     limit: int | None
     rate: str | None
     burst: int | None
+    on_dead: str | None
+    on_expired: str | None
 
 
 class MessageTerms(_Both, total=False):
@@ -78,7 +80,8 @@ _sent: dict[str, dict[str, Any]] = {}
 def options(*, topic: str | None = None, **terms: Unpack[TaskOptions]) -> Callable[[F], F]:
     """Give the function of a task options of its own. Write it below ``@task``.
 
-    ``retry``, ``lease``, ``timeout``, ``transactional``, ``limit``, ``rate`` and ``burst`` are those of ``@handler``;
+    ``retry``, ``lease``, ``timeout``, ``transactional``, ``limit``, ``rate``, ``burst``, ``on_dead`` and ``on_expired``
+    are those of ``@handler``;
     ``unique``, ``on_conflict`` and ``expires`` those of ``schedule_message``. ``key`` and ``limit_key`` are a text with
     names of the task's arguments, such as ``"order-{order_id}"``, or a function of these arguments. They win over the
     ``OPTIONS`` of the backend, and those that ``@task`` takes over them. ``topic`` replaces the path of the function as

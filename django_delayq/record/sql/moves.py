@@ -20,6 +20,9 @@ from ...core.outcomes import error_kind, storable
 from ...core.states import LIVE, State, is_legal
 from ...core.verdicts import Verdict
 from ...models import Message
+from ...project import registry
+from ...project.validation import OWN_HEADER
+from .follow_ups import End, Insert, write_follow_ups
 from .log_in_row import CLEARED, Logged, add_to_log, write_out
 from .rows import Moved
 from .sessions import own_transaction
@@ -50,6 +53,8 @@ class Decision:
     actor: str | None = None
     delivery: int | None = None
     ready_at: datetime | None = None
+    # The message that follows the end, when it is written.
+    follow_up: Moved | None = None
 
 
 LEFT_ALONE = Decision()
@@ -140,17 +145,21 @@ def move(
     wait: bool = True,
     order_by: Sequence[str] = ("id",),
     with_content: bool = False,
+    insert: Insert | None = None,
 ) -> list[tuple[Message, Decision]]:
     """Lock the rows that match, decide on each of them once, write and log the moves: all in one transaction.
 
     ``decide`` gets the row and the time. Returns each row, as it is after the move, with its decision; a row that
     another process changed meanwhile, on a database without row locks, is missing. ``wait=False`` passes over rows
     that another transaction has locked. Payloads and headers, which may be large, are read only ``with_content``.
+    ``insert`` writes the messages that follow ends (``follow_ups``); None: nothing ends dead or expired here.
     """
     with writing(using):
         found = locked(using, Message.objects.using(using).filter(where).order_by(*order_by), wait=wait)
         if not with_content:
             found = found.defer("payload", "headers")
+        if insert is not None:
+            found = found.annotate(**{OWN_HEADER: F(f"headers__{OWN_HEADER}")})
         rows = list(found if limit is None else found[:limit])
         now = clock(using)
         decided = [(message, decide(message, now)) for message in rows]
@@ -158,6 +167,8 @@ def move(
         write_out(using, (plan.message for plan in plans))
         moved_rows = _write(using, plans)
         add_to_log(using, [_logged(plan, actor, now) for plan in moved_rows])
+        if insert is not None:
+            _lead_on(using, moved_rows, actor, insert)
         written = {plan.message.pk for plan in moved_rows}
     return [(message, made) for message, made in decided if made.to is None or message.pk in written]
 
@@ -190,6 +201,20 @@ def _write(using: str, plans: list[_Plan]) -> list[_Plan]:
     # The condition on `moves` replaces the row lock.
     rows = Message._base_manager.using(using)
     return [p for p in plans if rows.filter(pk=p.message.pk, moves=p.message.moves - 1).update(**p.values)]
+
+
+def _lead_on(using: str, plans: list[_Plan], actor: str, insert: Insert) -> None:
+    """Write the messages that follow the ends of others."""
+    ends = [
+        End(plan.message, topic, plan.after, made.reason, made.error, made.exception, made.actor or actor)
+        for plan in plans
+        for made in [plan.decision]
+        if (topic := registry.follows(plan.after, plan.message.topic, getattr(plan.message, OWN_HEADER)))
+    ]
+    if ends:
+        written = write_follow_ups(using, ends, insert)
+        for plan in plans:
+            plan.decision.follow_up = written.get(plan.message.pk)
 
 
 def _write_locked(using: str, plans: list[_Plan]) -> None:
@@ -243,7 +268,7 @@ def _values(message: Message, decision: Decision, after: State, now: datetime) -
     return {**values, **decision.values}
 
 
-def moved(message: Message, reason: str = "") -> Moved:
+def moved(message: Message, decision: Decision) -> Moved:
     """Return a row after its move, without its content."""
     return Moved(
         message.pk,
@@ -253,5 +278,6 @@ def moved(message: Message, reason: str = "") -> Moved:
         State(message.state),
         message.due_at,
         message.deliveries,
-        reason,
+        decision.reason,
+        decision.follow_up,
     )

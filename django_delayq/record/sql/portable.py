@@ -320,8 +320,8 @@ class Portable:
 
         where = Q(pk__in=list(by_id), state=State.RUNNING)
         return [
-            moved(m, decision.reason)
-            for m, decision in move(self.using, where, decide, actor="", wait=wait)
+            moved(m, decision)
+            for m, decision in move(self.using, where, decide, actor="", wait=wait, insert=self.insert_many)
             if decision.to is not None
         ]
 

@@ -258,6 +258,8 @@ class Failure(NamedTuple):
     exception: str = ""
     payload: str | None = None
     conflict: bool = False
+    # True: a message follows the end (``follow_ups``).
+    leads_on: bool = False
 
 
 class LeaseRenewal(NamedTuple):
@@ -269,7 +271,7 @@ class LeaseRenewal(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """A message after its move, without its content."""
+    """A message after its move, without its content. ``follow_up`` is the new message that follows its end."""
 
     id: int
     topic: str
@@ -279,3 +281,4 @@ class Moved(NamedTuple):
     due_at: datetime
     deliveries: int
     reason: str = ""
+    follow_up: Moved | None = None

@@ -26,6 +26,7 @@ from ...core.outcomes import Ack, GiveUp, Outcome, Recorded, Release, Retry, Une
 from ...core.states import State
 from ...extensions import Service, WorkerExtensions
 from ...models import Transition
+from ...project import registry, validation
 from ...record import admission, reads, transitions
 from ...record.sql import statements
 from ...record.sql.rows import Failure, LeaseRenewal, Moved, Success
@@ -358,7 +359,7 @@ class Recorder(threading.Thread):
         self.extensions.retried(list(retried.values()))
         self.extensions.ended([m for m in moved.values() if m.id not in retried])
         # Not before their permits are noted as free: a message that begins again at once needs one.
-        publish_scheduled(self.using, list(moved.values()))
+        publish_scheduled(self.using, list(moved.values()), self.sender.send)
         for m in moved.values():
             outcome = "retried" if m.id in retried else m.after.value
             self.log.count(m.queue, "released" if outcome == State.SCHEDULED else outcome)
@@ -411,8 +412,17 @@ def _failure(ended: Ended) -> Failure:
     said = {name: getattr(outcome, name) for name in Failure._fields if hasattr(outcome, name)}
     if said.get("payload") is not None:
         said["reason"] = PAYLOAD_CHANGED
-    is_dead, counts = isinstance(outcome, GiveUp), not isinstance(outcome, Release)
-    return Failure(delivery.id, delivery.deliveries, ended.actor, **{"dead": is_dead, "counts": counts, **said})
+    said["dead"] = isinstance(outcome, GiveUp)
+    said["leads_on"] = said["dead"] and _leads_on(delivery)
+    counts = not isinstance(outcome, Release)
+    return Failure(delivery.id, delivery.deliveries, ended.actor, **{"counts": counts, **said})
+
+
+def _leads_on(delivery: Delivery) -> bool:
+    """Return whether a message follows when this one is dead."""
+    headers = delivery.claimed.headers
+    own = headers.get(validation.OWN_HEADER) if isinstance(headers, dict) else None
+    return registry.follows(State.DEAD, delivery.topic, own) is not None
 
 
 class LeaseRenewer(Service):

@@ -58,11 +58,15 @@ def success_level() -> int:
     return logging.INFO if _is_verbose else logging.DEBUG
 
 
-def publish_scheduled(using: str, moves: Sequence[Moved]) -> None:
-    """Publish the messages that are scheduled again to Redis."""
-    publisher.announce(
-        using, [(m.queue, Entry.at(m.id, m.due_at, m.priority)) for m in moves if m.after == State.SCHEDULED]
-    )
+def publish_scheduled(using: str, moves: Sequence[Moved], send: Send) -> None:
+    """Publish the messages that are scheduled again to Redis, and those that follow ends. ``send`` sends signals."""
+    follow_ups = [m.follow_up for m in moves if m.follow_up is not None]
+    waiting = [*(m for m in moves if m.after == State.SCHEDULED), *follow_ups]
+    publisher.announce(using, [(m.queue, Entry.at(m.id, m.due_at, m.priority)) for m in waiting])
+    for new in follow_ups:
+        arguments = signals.message_arguments(new, using)
+        send(partial(signals.emit, signals.message_scheduled, Message, **arguments, due_at=new.due_at))
+        publisher.run_at_once(using, [new.id])
 
 
 def _remove_expired(using: str, moves: Sequence[Moved]) -> None:
@@ -77,7 +81,7 @@ def report_moves(using: str, moves: Sequence[Moved], extensions: WorkerExtension
     ``send`` sends the signals (None: at once).
     """
     extensions.ended(moves)
-    publish_scheduled(using, moves)
+    publish_scheduled(using, moves, send or try_to)
     _remove_expired(using, moves)
     for m in moves:
         level = logging.ERROR if m.after == State.DEAD else logging.WARNING
