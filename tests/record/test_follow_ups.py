@@ -108,6 +108,7 @@ def test_one_message_that_says_what_ended_and_why_follows_each_end(state: State,
     }
     # The headers travel on, and none of them makes a message follow this one.
     assert (new.state, new.key, new.headers) == (State.SCHEDULED, None, {"tenant": "acme"})
+    assert ended.finished_at is not None
     assert new.due_at >= ended.finished_at
     assert [row.actor for row in log(new.pk)] == [log(pk)[-1].actor]
     # Each end has one of its own.

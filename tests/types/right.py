@@ -71,6 +71,10 @@ def wait_for_a_place(message: Delivered) -> None: ...
 def accept_anything(message: Any) -> None: ...
 
 
+@handler("orders.charge", on_dead="orders.gave_up", on_expired="orders.gave_up")
+def charge(message: Delivered[Order]) -> None: ...
+
+
 @handler("orders.count", batch=100, linger="200ms", transactional=True)
 def count_together(messages: list[Delivered[Order]]) -> None:
     for message in messages:
@@ -110,6 +114,7 @@ def schedule() -> None:
     schedule_message("orders.close", {"lines": [5]}, key="5", on_conflict="merge_debounce")
     schedule_message("orders.close", [5], key="5", on_conflict=OnConflict.MERGE)
     schedule_message("orders.limited", {"customer": 7}, limit_key="7")
+    charge.schedule({"order": 5}, on_dead="orders.urgent", on_expired=False)
     schedule_message("orders.close", retry=False, headers={"tenant": 1}, expires=timedelta(days=1), using="other")
     rows: list[MessageDict] = [{"topic": "orders.close", "payload": {"order": 5}, "delay": 60}]
     assert_type(schedule_messages(rows, using="other"), list[Message])

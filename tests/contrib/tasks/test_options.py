@@ -10,7 +10,7 @@ import django
 import pytest
 from django.utils import timezone
 
-from django_delayq import KeyConflict, RetryPolicy, run_message, schedule_message
+from django_delayq import KeyConflict, RetryPolicy, handler, run_message, schedule_message
 from django_delayq.contrib.tasks import known, options
 from django_delayq.contrib.tasks.compat import InvalidTask, task_backends, task_enqueued
 from django_delayq.core.states import State
@@ -268,3 +268,13 @@ def test_a_key_that_cannot_be_is_refused_and_nothing_is_written(declare: Declare
 def test_arguments_that_the_task_does_not_take_make_no_key(declare: Declare) -> None:
     with pytest.raises(TypeError, match="missing a required argument: 'order'"):
         declare(close, key="{order}").enqueue()
+
+
+def test_the_end_of_a_task_leads_on_to_a_handler(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "declared", dict(registry.declared))
+    told: list[Any] = []
+    handler("t.task_gave_up")(lambda message: told.append(message.payload))
+    # It takes an argument, and gets none.
+    result = declare(close, on_dead="t.task_gave_up", on_expired="t.task_gave_up").enqueue()
+    deliver()
+    assert [(ended["id"], ended["state"], ended["payload"]["args"]) for ended in told] == [(int(result.id), "dead", [])]
