@@ -100,6 +100,32 @@ def return_anything(what: str) -> Any:
     return {"object": object(), "nul": "\x00", "bytes": b"text", "tuple": (1, (2,))}[what]
 
 
+@task
+@options(key=lambda order: f"order-{order}", limit=1, limit_key=lambda order: "all", on_conflict="keep")
+def close_once(order: int) -> int:
+    return order
+
+
+@task
+@options(batch=2, linger="10s", retry=[0])
+def index(pages: list[int]) -> None:
+    Effect.objects.create(message_id=0, delivery=0, note=str(pages))
+    if 13 in pages:
+        raise Broken("13")
+
+
+@task
+@options(batch=2, linger="10s", transactional=True)
+async def index_async(pages: list[int]) -> None:
+    await sync_to_async(Effect.objects.create)(message_id=0, delivery=0, note=str(pages))
+
+
+@task
+@options(redeliver=False, retry=["1m"])
+def tell_at_most_once() -> None:
+    pass
+
+
 @task(backend="here")
 def stay() -> None:
     pass

@@ -260,8 +260,9 @@ def test_the_tasks_of_the_guide_do_what_it_says(run_page: Run, monkeypatch: pyte
     assert again.id == once.id
     keys = {str(row.pk): (row.key, row.limit_key) for row in Message.objects.filter(pk__in=[once.id, now.id, told.id])}
     assert keys == {once.id: ("total-8", None), now.id: ("now-8", None), told.id: (None, "customer-8")}
-    plain = names["total_for"](8, "acme")
+    plain, indexed = names["total_for"](8, "acme"), names["changed"](8)
     deliver()
+    assert indexed.wait(0).return_value is None
     assert total.get_result(plain).return_value == {"order": 8, "total": 40}
     once.refresh()
     assert once.return_value == 40

@@ -9,5 +9,6 @@ from __future__ import annotations
 from .backend import DelayqBackend
 from .errors import TaskCancelled, TaskExpired, TaskGivenUp
 from .known import options
+from .task import DelayqResult
 
-__all__ = ["DelayqBackend", "TaskCancelled", "TaskExpired", "TaskGivenUp", "options"]
+__all__ = ["DelayqBackend", "DelayqResult", "TaskCancelled", "TaskExpired", "TaskGivenUp", "options"]

@@ -27,7 +27,7 @@ from .compat import (
     task_enqueued,
 )
 from .running import handler_of
-from .task import DelayqTask
+from .task import DelayqResult, DelayqTask
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -59,7 +59,7 @@ class DelayqBackend(BaseTaskBackend):
     def validate_task(self, task: AnyTask) -> None:
         """Check a task, and register its function as the handler of its topic. Raises ``InvalidTask``."""
         super().validate_task(task)
-        known.register(task, self._terms, handler_of(task))
+        known.register(task, self._terms, handler_of)
 
     def enqueue(self, task: Task[P, R], args: list[Any], kwargs: dict[str, Any]) -> TaskResult[P, R]:
         """Schedule the message of a task in the caller's transaction, and return the result of the task, READY."""
@@ -71,7 +71,7 @@ class DelayqBackend(BaseTaskBackend):
         self.validate_task(task)
         self._refuse_unknown_to_workers(task)
         topic = known.topic_of(task)
-        result: TaskResult[P, R] = TaskResult(
+        result: Any = DelayqResult(
             task=task,
             id="",
             status=TaskResultStatus.READY,
@@ -105,7 +105,7 @@ class DelayqBackend(BaseTaskBackend):
         object.__setattr__(result, "enqueued_at", message.created_at)
         task_enqueued.send_robust(type(self), task_result=result)
         publisher.run_at_once(using, [message.pk])
-        return result
+        return cast("TaskResult[P, R]", result)
 
     def get_result(self, result_id: str) -> AnyResult:
         """Return the result with this id, whichever backend has enqueued the task.

@@ -14,4 +14,4 @@ class TaskExpired(DelayqError):
 
 
 class TaskGivenUp(DelayqError):
-    """The task was given up without an error of its own: it kept crashing its worker, or a restore gave it up."""
+    """The task was given up without an error of its own: its worker crashed, or a restore gave it up."""

@@ -51,6 +51,9 @@ class TaskOptions(_Both, total=False):
     burst: int | None
     on_dead: str | None
     on_expired: str | None
+    batch: int | None
+    linger: Duration
+    redeliver: bool
 
 
 class MessageTerms(_Both, total=False):
@@ -80,12 +83,12 @@ _sent: dict[str, dict[str, Any]] = {}
 def options(*, topic: str | None = None, **terms: Unpack[TaskOptions]) -> Callable[[F], F]:
     """Give the function of a task options of its own. Write it below ``@task``.
 
-    ``retry``, ``lease``, ``timeout``, ``transactional``, ``limit``, ``rate``, ``burst``, ``on_dead`` and ``on_expired``
-    are those of ``@handler``;
-    ``unique``, ``on_conflict`` and ``expires`` those of ``schedule_message``. ``key`` and ``limit_key`` are a text with
-    names of the task's arguments, such as ``"order-{order_id}"``, or a function of these arguments. They win over the
-    ``OPTIONS`` of the backend, and those that ``@task`` takes over them. ``topic`` replaces the path of the function as
-    the topic of its messages.
+    ``retry``, ``lease``, ``timeout``, ``transactional``, ``limit``, ``rate``, ``burst``, ``on_dead``, ``on_expired``
+    and ``redeliver`` are those of ``@handler``; ``unique``, ``on_conflict`` and ``expires`` those of
+    ``schedule_message``. ``key`` and ``limit_key`` are a text with names of the task's arguments, such as
+    ``"order-{order_id}"``, or a function of these arguments. With ``batch``, and ``linger``, the task takes one list:
+    those of up to ``batch`` calls are joined to one. They win over the ``OPTIONS`` of the backend, and those that
+    ``@task`` takes over them. ``topic`` replaces the path of the function as the topic of its messages.
 
     Raises ``TypeError`` and ``ValueError`` for options that cannot be.
     """
@@ -186,7 +189,10 @@ def _signature(function: Callable[..., Any], takes_context: bool) -> inspect.Sig
 
 def sent_with(task: AnyTask, args: Sequence[Any], kwargs: Mapping[str, Any]) -> MessageOptions:
     """Return the options with which a message of a task is scheduled."""
-    found: dict[str, Any] = {**_sent[topic_of(task)], **getattr(task, "delayq_message", {})}
+    topic = topic_of(task)
+    found: dict[str, Any] = {**_sent[topic], **getattr(task, "delayq_message", {})}
+    if registry.declared[topic].batch > 1:
+        list_of(task, args, kwargs)
     for name in _BY_ARGUMENTS:
         if found.get(name) is not None:
             found[name] = by_arguments(name, found[name], task.func, task.takes_context)(*args, **kwargs)
@@ -207,10 +213,22 @@ def find(topic: str) -> AnyTask | None:
     return _known.get(topic)
 
 
-def register(task: AnyTask, terms: Mapping[str, Any], function: Callable[[Any], Any]) -> None:
-    """Register the function that runs a task as the handler of its topic, with the options of its backend and its own.
+def list_of(task: AnyTask, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Return the list that a call of a task with ``batch`` has. Raises ``TypeError`` for other arguments."""
+    found = [*args, *kwargs.values()]
+    if len(found) != 1 or not isinstance(found[0], list):
+        raise TypeError(f"{task.name} has batch=: each call has one list, and those of several calls are joined to one")
+    inspect.signature(task.func).bind(*args, **kwargs)
+    return found[0]
 
-    Raises ``InvalidTask`` when the topic is impossible or taken.
+
+def register(
+    task: AnyTask, terms: Mapping[str, Any], runs: Callable[[AnyTask, int | None], Callable[[Any], Any]]
+) -> None:
+    """Register what runs a task as the handler of its topic, with the options of its backend and its own.
+
+    ``runs`` makes the function that runs it, for its batches if it has them. Raises ``InvalidTask`` when the topic is
+    impossible or taken.
     """
     topic = topic_of(task)
     known = _known.get(topic)
@@ -227,10 +245,24 @@ def register(task: AnyTask, terms: Mapping[str, Any], function: Callable[[Any], 
         queue = validation.queue(task.queue_name)
         priority = int(task.priority)
         sent = _take_sent(task, chosen)
-        registry.handler(topic, queue=queue, priority=priority, keep_result=True, **chosen)(function)
+        batch = chosen.get("batch")
+        if batch is not None:
+            _check_takes_list(task)
+        of_task: dict[str, Any] = {"queue": queue, "priority": priority, "keep_result": batch is None}
+        registry.handler(topic, **of_task, **chosen)(runs(task, batch))
     except (ValueError, HandlerConflict) as error:
         raise InvalidTask(f"{task.module_path}: {error}") from error
     _known[topic], _sent[topic] = task, sent
+
+
+def _check_takes_list(task: AnyTask) -> None:
+    """Refuse a function that a joined list cannot be given: there is one context for each call, and not for several."""
+    try:
+        if task.takes_context:
+            raise TypeError("there is no context, for it is of one call")
+        inspect.signature(task.func).bind([])
+    except TypeError as error:
+        raise ValueError(f"a task with batch= takes one list, as in def index(pages: list[int]): {error}") from None
 
 
 def _take_sent(task: AnyTask, chosen: dict[str, Any]) -> dict[str, Any]:

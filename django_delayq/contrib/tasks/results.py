@@ -13,8 +13,9 @@ from ...core.outcomes import class_path
 from ...core.states import State
 from ...models import Message, Transition
 from . import known
-from .compat import AnyResult, AnyTask, TaskError, TaskResult, TaskResultDoesNotExist, TaskResultStatus
+from .compat import AnyResult, AnyTask, TaskError, TaskResultDoesNotExist, TaskResultStatus
 from .errors import TaskCancelled, TaskExpired, TaskGivenUp
+from .task import DelayqResult
 
 # The header in which a message keeps what the row of a task has no column for.
 HEADER = "task"
@@ -86,7 +87,7 @@ def _result(base: AnyTask, message: Any, log: Sequence[Transition], state: State
     claims = [move for move in log if (move.from_state, move.to_state) == (State.SCHEDULED, State.RUNNING)]
     task = _task(base, message)
     status = _STATUS[state]
-    return TaskResult(
+    return DelayqResult(
         task=task,
         id=str(message.id),
         status=status,

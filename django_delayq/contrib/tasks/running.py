@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from inspect import iscoroutinefunction
+from itertools import chain
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -15,6 +16,7 @@ from django.utils import timezone
 from ...core.outcomes import GiveUp, Outcome, Release, Retry, class_path
 from ...project import validation
 from ...project.answers import Reject, RetryLater
+from . import known
 from .compat import (
     AnyResult,
     AnyTask,
@@ -29,34 +31,57 @@ from .errors import TaskCancelled
 
 logger = logging.getLogger("django_delayq")
 
+# What begins a task, or a batch of them: it returns the call of the function, and what keeps its value.
+Begun = tuple[Callable[[], Any], Callable[[Any], Any]]
+Begin = Callable[[AnyTask, Any], Begun]
+
 # A task that the database keeps from beginning is delivered again after this time. Seconds.
 AGAIN_AFTER = 5.0
 
 
-def handler_of(task: AnyTask) -> Callable[[Any], Any]:
-    """Return the handler that runs a task, under the name of its function."""
-    handler = _async_handler(task) if iscoroutinefunction(task.func) else _sync_handler(task)
+def handler_of(task: AnyTask, batch: int | None) -> Callable[[Any], Any]:
+    """Return the handler that runs a task, or batches of it, under the name of its function."""
+    begin = _begin if batch is None else _begin_together
+    handler = (_async_handler if iscoroutinefunction(task.func) else _sync_handler)(task, begin)
     for name in ("__module__", "__name__", "__qualname__", "__doc__"):
         setattr(handler, name, getattr(task.func, name))
     return handler
 
 
-def _sync_handler(task: AnyTask) -> Callable[[Any], Any]:
-    def handle(message: Any) -> Any:
-        run = Run(task, message)
-        args, kwargs = run.start()
-        return run.kept(task.func(*args, **kwargs))
+def _sync_handler(task: AnyTask, begin: Begin) -> Callable[[Any], Any]:
+    def handle(given: Any) -> Any:
+        call, kept = begin(task, given)
+        return kept(call())
 
     return handle
 
 
-def _async_handler(task: AnyTask) -> Callable[[Any], Any]:
-    async def handle(message: Any) -> Any:
-        run = Run(task, message)
-        args, kwargs = await sync_to_async(run.start)()
-        return run.kept(await task.func(*args, **kwargs))
+def _async_handler(task: AnyTask, begin: Begin) -> Callable[[Any], Any]:
+    async def handle(given: Any) -> Any:
+        call, kept = await sync_to_async(begin)(task, given)
+        return kept(await call())
 
     return handle
+
+
+def _begin(task: AnyTask, message: Any) -> Begun:
+    run = Run(task, message)
+    args, kwargs = run.start()
+    return partial(task.func, *args, **kwargs), run.kept
+
+
+def _begin_together(task: AnyTask, messages: list[Any]) -> Begun:
+    """Start each task of a batch, and join their lists. What its function returns belongs to none of them."""
+    joined, refused = [], []
+    for message in messages:
+        try:
+            joined.append(known.list_of(task, *Run(task, message).start()))
+        except (Reject, TypeError) as error:
+            message.reject(str(error))
+            refused.append(Reject(str(error)))
+    if not joined:
+        raise refused[0]
+    return partial(task.func, [*chain.from_iterable(joined)]), lambda value: value
 
 
 class Run:

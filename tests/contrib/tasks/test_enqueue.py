@@ -121,7 +121,7 @@ def test_the_options_of_a_task_win_over_those_of_its_backend() -> None:
     [
         (
             {"retries": 3},
-            r"a task has no option retries \(write retry=RetryPolicy.exponential\(max_attempts=4\)\); it has burst, ",
+            r"a task has no option retries \(write retry=RetryPolicy.exponential\(max_attempts=4\)\); it has batch, ",
         ),
         ({"retry": "often"}, "retry is a RetryPolicy"),
         ({"lease": 0}, "lease must be between"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -12,11 +14,19 @@ from django.utils import timezone
 
 from django_delayq import KeyConflict, RetryPolicy, handler, run_message, schedule_message
 from django_delayq.contrib.tasks import known, options
-from django_delayq.contrib.tasks.compat import InvalidTask, task_backends, task_enqueued
+from django_delayq.contrib.tasks.compat import (
+    InvalidTask,
+    TaskResultStatus,
+    task_backends,
+    task_enqueued,
+    task_finished,
+    task_started,
+)
 from django_delayq.core.states import State
 from django_delayq.models import Message
 from django_delayq.project import registry
 from tests.app import tasks
+from tests.app.models import Effect
 from tests.support.assembled import deliver
 from tests.support.receivers import heard
 
@@ -34,6 +44,9 @@ def close(order: int, *, kind: str = "plain") -> str:
 
 def close_in_context(context: Any, order: int) -> int:
     return order
+
+
+def take_two(order: int, shipping: int) -> None: ...
 
 
 def take_any(*orders: int, **more: str) -> None: ...
@@ -59,7 +72,7 @@ def declare(request: pytest.FixtureRequest) -> Iterator[Declare]:
         return task_class(func=function, takes_context=takes_context, **terms)
 
     yield give
-    for function in (close, close_in_context, take_any, gather, gather_in_context):
+    for function in (close, close_in_context, take_two, take_any, gather, gather_in_context):
         vars(function).pop("delayq_options", None)
         known._known.pop(f"{__name__}.{function.__name__}", None)
 
@@ -208,6 +221,77 @@ def test_two_tasks_differ_by_their_options() -> None:
     assert len({add, add.using(key="a")}) == 2
 
 
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda task: pickle.loads(pickle.dumps(task))])
+def test_a_task_whose_key_is_a_function_can_be_copied_and_pickled(copied: Callable[[Any], Any]) -> None:
+    changed: Any = tasks.close_once
+    changed = changed.using(priority=7, expires="1h")
+    again = copied(changed)
+    assert (again, again.priority) == (changed, 7)
+    assert Message.objects.get(pk=again.enqueue(5).id).key == "order-5"
+    result = copied(changed.enqueue(6))
+    deliver()
+    assert result.wait(10).return_value == 6
+
+
+# --- batches ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", [tasks.index, tasks.index_async], ids=["sync", "async and transactional"])
+def test_the_lists_of_a_batch_are_joined_to_one(task: Any) -> None:
+    results = [task.enqueue([1, 2]), task.enqueue(pages=[3])]
+    with heard(task_started) as started, heard(task_finished) as finished:
+        deliver()
+    assert Effect.objects.get().note == "[1, 2, 3]"
+    assert len(started) == len(finished) == 2
+    for result in results:
+        result.refresh()
+        assert (result.status, result.return_value) == (TaskResultStatus.SUCCESSFUL, None)
+
+
+def test_a_batch_that_fails_is_tried_again_one_by_one() -> None:
+    results = [tasks.index.enqueue(pages) for pages in ([1], [13])]
+    deliver()
+    notes = [*Effect.objects.order_by("id").values_list("note", flat=True)]
+    assert (notes[0], sorted(notes[1:])) == ("[1, 13]", ["[13]", "[1]"])
+    ends = [tasks.index.get_result(result.id).status for result in results]
+    assert ends == ["SUCCESSFUL", "FAILED"]
+
+
+@pytest.mark.parametrize("refused", [{"args": [5], "kwargs": {}}, {"args": []}])
+def test_a_message_without_a_list_is_dead_and_harms_no_other_one_of_its_batch(refused: Any) -> None:
+    bad = schedule_message("tests.app.tasks.index", refused)
+    good = tasks.index.enqueue([1])
+    deliver()
+    assert Effect.objects.get().note == "[1]"
+    assert tasks.index.get_result(good.id).is_finished
+    assert Message.objects.get(pk=bad.pk).state == State.DEAD
+
+
+@pytest.mark.parametrize("arguments", [[5], [], [[1], [2]], ["text"]])
+def test_a_task_with_batch_is_enqueued_with_one_list(arguments: list[Any]) -> None:
+    with pytest.raises(TypeError, match="index has batch=: each call has one list"):
+        tasks.index.enqueue(*arguments)
+    assert not Message.objects.exists()
+
+
+def test_a_task_with_batch_takes_one_list_and_no_context(declare: Declare) -> None:
+    with pytest.raises(InvalidTask, match=r"takes one list, as in .*: there is no context"):
+        declare(close_in_context, True, batch=10)
+    with pytest.raises(InvalidTask, match=r"takes one list, as in .*: missing a required argument: 'shipping'"):
+        declare(take_two, batch=10)
+
+
+def test_the_same_code_runs_one_list_at_a_time_elsewhere() -> None:
+    here: Any = tasks.index
+    assert here.using(backend="here").enqueue([1]).status == TaskResultStatus.SUCCESSFUL
+    assert Effect.objects.get().note == "[1]"
+
+
+def test_a_task_that_is_not_to_be_repeated_says_so() -> None:
+    assert not handler_of(tasks.tell_at_most_once).redeliver
+    assert handler_of(tasks.add).redeliver
+
+
 # --- what is wrong ----------------------------------------------------------------------------------------------------
 
 
@@ -231,6 +315,10 @@ def test_two_tasks_differ_by_their_options() -> None:
         ({"key": "a", "on_conflict": "drop"}, "on_conflict is one of"),
         ({"expires": "never"}, "expires is"),
         ({"limit": 0}, "limit must be"),
+        ({"batch": 1}, "batch must be"),
+        ({"batch_size": 9}, r"batch_size \(write batch"),
+        ({"linger": "1s"}, "linger needs batch"),
+        ({"redeliver": "no"}, "redeliver must be"),
     ],
 )
 def test_an_option_that_cannot_be_is_refused_when_the_task_is_declared(

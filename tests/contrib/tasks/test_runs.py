@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.db import connection
 from django.dispatch import Signal
 from django.utils import timezone
@@ -41,7 +42,7 @@ from django_delayq.core.states import State
 from django_delayq.middleware import Middleware
 from django_delayq.models import Message
 from django_delayq.project import registry
-from django_delayq.record import transitions
+from django_delayq.record import purge, transitions
 from django_delayq.recurring import declarations, recurring, run_schedule
 from django_delayq.recurring.services import Declarer
 from django_delayq.testing import Delayq
@@ -100,6 +101,20 @@ def test_a_worker_finds_the_tasks_and_another_process_reads_the_result() -> None
     assert ended.enqueued_at <= ended.started_at == ended.last_attempted_at <= ended.finished_at
     assert ended.errors == []
     assert message_of(result).result == 42
+
+
+def test_a_result_is_waited_for() -> None:
+    result: Any = tasks.add.enqueue(20, other=22)
+    with pytest.raises(TimeoutError, match=f"message {result.id} of topic '{ADD}' has not ended: it is scheduled"):
+        result.wait(0)
+    deliver()
+    assert result.wait("10s").return_value == result.return_value == 42
+    waits: Any = tasks.add.get_result(result.id)
+    assert async_to_sync(waits.await_end)("10s").return_value == 42
+    purge.purge_ids("default", [int(result.id)])
+    for gone in (result.wait, async_to_sync(result.await_end)):
+        with pytest.raises(TaskResultDoesNotExist, match=result.id):
+            gone(0)
 
 
 def test_an_async_task_runs_and_its_value_is_kept() -> None:
