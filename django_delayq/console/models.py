@@ -106,6 +106,28 @@ class AuditEvent(models.Model):
         return f"{self.actor}: {self.action} {self.target}"
 
 
+class Acknowledgement(models.Model):
+    """An error that somebody knows of. It counts as new when more messages die of it in a day than before."""
+
+    # The kind of error, as messages have it.
+    error = models.CharField(_("error"), max_length=bounds.LENGTHS.kind, primary_key=True)
+    at = UTCDateTimeField(_("at"), default=timezone.now)
+    # As in the log of messages: "user:anna".
+    actor = models.CharField(_("actor"), max_length=bounds.LENGTHS.actor)
+    note = models.TextField(_("note"), default="", blank=True)
+    # The number of messages that had died of it in the day before.
+    in_a_day = models.IntegerField(_("dead in the day before"), default=0)
+
+    class Meta:
+        db_table = "delayq_acknowledgement"
+        verbose_name = _("acknowledgement")
+        verbose_name_plural = _("acknowledgements")
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"{self.actor}: {self.error}"
+
+
 class Rollup(models.Model):
     """Counts of what happened within a minute, or an hour, to the messages of one topic in one queue.
 

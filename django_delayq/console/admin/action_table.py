@@ -102,6 +102,8 @@ LABELS: dict[str, Text] = {
     "restore": _("Restore"),
     "reveal": _("Reveal"),
     "export": _("Export"),
+    "acknowledge": _("Acknowledge"),
+    "notice": _("Take back an acknowledgement"),
 }
 
 # A check changes nothing, so only operations name it.

@@ -1,51 +1,67 @@
-"""The dead letters, by topic and by kind of error."""
+"""The dead letters, by kind of error and by topic, and the errors that somebody acknowledged."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from operator import attrgetter
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
+from django import forms
 from django.db.models import QuerySet
-from django.http import HttpRequest
+from django.db.models.functions import Right
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
+from ...core.bounds import LENGTHS
 from ...core.outcomes import storable
 from ...core.states import State
 from ...models import Message
+from ...models.messages import LogRow
 from ...project import conf
 from ...record import reads
 from ...record.sql import statements
+from ...record.sql.moves import writing
 from ..console_tuning import timeouts, tuning
+from ..models import Acknowledgement, DeadLetters
 from ..search import texts
 from ..statements import TooSlow, in_time, statement_timeout
+from . import page
 from .action_table import CONSOLE_ACTIONS
 from .explanation import moment, span
 from .page import Page
 
+# The columns by which the reader may choose, with the search's names of them.
+CHOSEN = ("queue", "topic")
+# A trend has this many steps, of the chosen time or of a week.
+TREND = 28
 # The times back from now that are counted and can be chosen, in the words of the search.
 PERIODS = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7)}
 
 
 @dataclass(frozen=True, slots=True)
 class DeadFilter:
-    """The dead messages that are wanted: of one queue, or "" for all; of one of the ``PERIODS``, or "" for any time."""
+    """The dead messages that are wanted: of a queue, a topic, one of the ``PERIODS``; "" is all, and any time."""
 
     queue: str = ""
+    topic: str = ""
     period: str = ""
+
+    @property
+    def columns(self) -> dict[str, str]:
+        return {name: given for name in CHOSEN if (given := getattr(self, name))}
 
     @property
     def search(self) -> str:
         """The terms of the search that find these messages."""
         terms = [f"state:{State.DEAD}"]
-        if self.queue:
-            terms.append(texts.term_text("queue", self.queue))
+        terms += [texts.term_text(name, given) for name, given in self.columns.items()]
         if self.period:
             terms.append(f"finished:<{self.period}")
         return " ".join(terms)
@@ -63,15 +79,20 @@ class DeadGroup:
     error: str | None
     last: datetime
     first: datetime
-    # The id of the message that died last.
-    sample: int
     # What the reader chose, which holds for every number here.
     chosen: DeadFilter
     count: int = 0
+    # The ids of the three that died last.
+    samples: list[int] = field(default_factory=list)
     # How many of them died within each of the periods.
     recent: Counter[str] = field(default_factory=Counter)
     # The groups of its topics, for those with the same error.
     topics: list[DeadGroup] = field(default_factory=list)
+    # How many died in each of the steps, the latest last.
+    trend: list[int] = field(default_factory=lambda: [0] * TREND)
+    # Who knows of the error, and how many died of it since then, of the last day.
+    noted: Acknowledgement | None = None
+    since: int = 0
 
     @property
     def search(self) -> str:
@@ -82,6 +103,24 @@ class DeadGroup:
         if self.error is not None:
             terms.append(texts.exact_error_text(self.error))
         return " ".join(terms)
+
+    @property
+    def is_known(self) -> bool:
+        """True for an error that somebody acknowledged, and that comes no more often than before."""
+        return self.noted is not None and self.since <= self.noted.in_a_day
+
+    def count_in(self, at: datetime, pk: int, now: datetime) -> None:
+        """Count a message; each is older than the one before."""
+        age = now - at
+        self.count += 1
+        self.first = at
+        if self.count <= 3:
+            self.samples.append(pk)
+        self.recent.update(period for period, length in PERIODS.items() if age <= length)
+        step = int(age / PERIODS[self.chosen.period or "7d"] * TREND)
+        if 0 <= step < TREND:
+            self.trend[-1 - step] += 1
+        self.since += self.noted is not None and at > max(self.noted.at, now - PERIODS["24h"])
 
     @property
     def burst(self) -> tuple[list[int], int, datetime]:
@@ -103,23 +142,22 @@ class DeadGroups:
 
 def group_dead(rows: QuerySet[Message], chosen: DeadFilter) -> DeadGroups:
     """Group the newest dead messages among ``rows`` that the reader chose. Raises ``TooSlow``."""
-    dead = rows.filter(state=State.DEAD, finished_at__isnull=False).order_by("-finished_at", "-id")
-    if chosen.queue:
-        dead = dead.filter(queue=chosen.queue)
+    dead = rows.filter(state=State.DEAD, finished_at__isnull=False, **chosen.columns).order_by("-finished_at", "-id")
     with statement_timeout(rows.db, timeouts.page):
         now = reads.now(rows.db)
         if chosen.period:
             dead = dead.filter(finished_at__gt=now - PERIODS[chosen.period])
+        noted = Acknowledgement.objects.using(rows.db).in_bulk()
         newest = list(dead.values_list("topic", "error", "finished_at", "pk", "queue")[: tuning.counted + 1])
     found: list[DeadRow] = [
         (topic, error, at, pk, queue) for topic, error, at, pk, queue in newest[: tuning.counted] if at is not None
     ]
-    errors = _groups(found, now, chosen, by_topic=False, by_error=True)
+    errors = _groups(found, now, chosen, noted, by_topic=False, by_error=True)
     by_error = {group.error: group for group in errors}
-    for group in _groups(found, now, chosen, by_topic=True, by_error=True):
+    for group in _groups(found, now, chosen, {}, by_topic=True, by_error=True):
         by_error[group.error].topics.append(group)
     return DeadGroups(
-        _groups(found, now, chosen, by_topic=True, by_error=False),
+        _groups(found, now, chosen, {}, by_topic=True, by_error=False),
         errors,
         sorted({row[-1] for row in found}),
         len(found),
@@ -128,18 +166,21 @@ def group_dead(rows: QuerySet[Message], chosen: DeadFilter) -> DeadGroups:
 
 
 def _groups(
-    rows: Iterable[DeadRow], now: datetime, chosen: DeadFilter, *, by_topic: bool, by_error: bool
+    rows: Iterable[DeadRow],
+    now: datetime,
+    chosen: DeadFilter,
+    noted: Mapping[str, Acknowledgement],
+    *,
+    by_topic: bool,
+    by_error: bool,
 ) -> list[DeadGroup]:
     """Return the groups of rows with the same topic, error, or both."""
     groups: dict[tuple[str | None, str | None], DeadGroup] = {}
     for topic, error, at, pk, _queue in rows:
         key = topic if by_topic else None, error if by_error else None
         # The newest come first.
-        group = groups.setdefault(key, DeadGroup(*key, at, at, pk, chosen))
-        age = now - at
-        group.count += 1
-        group.first = at
-        group.recent.update(period for period, length in PERIODS.items() if age <= length)
+        group = groups.get(key) or groups.setdefault(key, DeadGroup(*key, at, at, chosen, noted=noted.get(error)))
+        group.count_in(at, pk, now)
     return sorted(groups.values(), key=attrgetter("burst"), reverse=True)
 
 
@@ -148,7 +189,16 @@ def _groups(
 _PERIODS = (("", _("any time")), ("1h", _("the last hour")), ("24h", _("the last day")), ("7d", _("the last 7 days")))
 
 
+class AcknowledgeForm(forms.Form):
+    """The error, and why nobody needs to see it for now."""
+
+    error = forms.CharField(max_length=LENGTHS.kind, required=False, strip=False)
+    note = forms.CharField(max_length=LENGTHS.text, required=False)
+
+
 class DeadLettersAdmin(Page):
+    """The dead letters, for users who may view messages."""
+
     template = "delayq_console/deadletters.html"
 
     def content(self, request: HttpRequest) -> dict[str, Any]:
@@ -165,19 +215,24 @@ class DeadLettersAdmin(Page):
             found = group_dead(Message.objects.using(using), chosen)
         except TooSlow:
             return {**shared, "too_slow": True, "queues": _queues(using, chosen, [])}
+        errors = found.errors[: self.list_per_page]
+        frames = in_time(using, timeouts.beside, last_frames, using, [group.samples[0] for group in errors]) or {}
+        rows = [self._row(group, frames) for group in errors]
         return {
             **shared,
             "queues": _queues(using, chosen, found.queues),
             "topics": [self._row(group) for group in found.topics[: self.list_per_page]],
-            "errors": [self._row(group) for group in found.errors[: self.list_per_page]],
+            "errors": [row for row in rows if not row.group.is_known],
+            "known": [row for row in rows if row.group.is_known],
             "more_topics": max(0, len(found.topics) - self.list_per_page),
             "more_errors": max(0, len(found.errors) - self.list_per_page),
             "count": found.count,
             "cap": tuning.counted if found.capped else None,
             "offered": offered,
+            "acknowledge_url": self.url(DeadLetters, "acknowledge") if self.may(request, "requeue") else "",
         }
 
-    def _row(self, group: DeadGroup) -> SimpleNamespace:
+    def _row(self, group: DeadGroup, frames: Mapping[int, str] = MappingProxyType({})) -> SimpleNamespace:
         """Return a group as the page shows it, with the addresses of its messages."""
         links = partial(self.list_url, Message, state="all")
         return SimpleNamespace(
@@ -186,16 +241,57 @@ class DeadLettersAdmin(Page):
             # The numbers of those that died lately, with the addresses of their lists.
             recent=[(group.recent[period], links(f"{group.search} finished:<{period}")) for period in PERIODS],
             topics=[(each.topic, each.count, links(each.search)) for each in group.topics],
-            sample=self.url(Message, "change", group.sample),
+            samples=[(pk, self.url(Message, "change", pk)) for pk in group.samples],
+            frame=frames.get(group.samples[0], ""),
+            noted="" if group.noted is None else moment(group.noted.at, "seconds"),
             first=moment(group.first, "seconds"),
             last=moment(group.last, "seconds"),
             ago=span(timezone.now() - group.last),
         )
 
+    def acknowledge_view(self, request: HttpRequest) -> HttpResponse:
+        """Note that somebody knows of an error, on POST; with ``undo``, that nobody does."""
+        self.require(request, "requeue")
+        form = AcknowledgeForm(request.POST)
+        if request.method == "POST" and form.is_valid():
+            self._acknowledge(request, storable(form.cleaned_data["error"]), storable(form.cleaned_data["note"]))
+        return HttpResponseRedirect(self.url(DeadLetters))
+
+    def _acknowledge(self, request: HttpRequest, error: str, note: str) -> None:
+        known = Acknowledgement.objects.using(self.using)
+        with statement_timeout(self.using, timeouts.page), writing(self.using):
+            now = reads.now(self.using)
+            if "undo" in request.POST:
+                known.filter(pk=error).delete()
+            else:
+                day = {"state": State.DEAD, "error": error, "finished_at__gt": now - PERIODS["24h"]}
+                number = Message.objects.using(self.using).filter(**day)[: tuning.counted].count()
+                given = {"at": now, "actor": page.actor_of(request), "note": note, "in_a_day": number}
+                known.update_or_create(pk=error, defaults=given)
+            page.record(request, "notice" if "undo" in request.POST else "acknowledge", error, reason=note)
+
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (.+)')
+# Parts of the paths of what is no code of the project.
+_LIBRARIES = ("/site-packages/", "/lib/python", "/django_delayq/")
+
+
+def last_frames(using: str, ids: Sequence[int]) -> dict[int, str]:
+    """Return the last frame of the handler, by the id of a message, from the traceback of the move to *dead*."""
+    moves = LogRow.objects.using(using).filter(message_id__in=ids, to_state=State.DEAD).order_by("number")
+    return {pk: _last_frame(traceback) for pk, traceback in moves.values_list("message_id", Right("traceback", 4000))}
+
+
+def _last_frame(traceback: str) -> str:
+    frames = _FRAME.findall(traceback)
+    own = [frame for frame in frames if not any(part in frame[0] for part in _LIBRARIES)]
+    return next((f"{path}:{line} {function}" for path, line, function in reversed(own or frames)), "")
+
 
 def _chosen(request: HttpRequest) -> DeadFilter:
     period = request.GET.get("period", "")
-    return DeadFilter(storable(request.GET.get("queue", "").strip()), period if period in PERIODS else "")
+    queue, topic = (storable(request.GET.get(name, "").strip()) for name in CHOSEN)
+    return DeadFilter(queue, topic, period if period in PERIODS else "")
 
 
 def _queues(using: str, chosen: DeadFilter, found: list[str]) -> list[str]:

@@ -24,7 +24,7 @@ from ...core.verbs import VERBS
 from ...models import Message, Queue
 from ...project import console_conf
 from ..console_tuning import tuning
-from ..models import Health, Operation, Topics
+from ..models import DeadLetters, Health, Operation, Topics
 
 
 class CappedCount(int):
@@ -66,6 +66,7 @@ ROUTES: Mapping[type[Model], Mapping[str, str]] = {
         "restore": "<int:pk>/restore/",
         "action": "action/<slug:name>/",
     },
+    DeadLetters: {"acknowledge": "acknowledge/"},
     Topics: {"detail": "<path:topic>/detail/"},
     Queue: {"detail": "<str:queue>/detail/", "pause": "<str:queue>/pause/", "resume": "<str:queue>/resume/"},
     Health: {"check": "check/", "restore": "restore/"},

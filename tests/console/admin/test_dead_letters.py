@@ -8,12 +8,14 @@ from html import unescape
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import User
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
+from django_delayq import schedule_message
 from django_delayq.console.admin import dead_letters_page
-from django_delayq.console.models import AuditEvent
+from django_delayq.console.models import Acknowledgement, AuditEvent
 from django_delayq.console.statements import TooSlow
 from django_delayq.core.states import State
 from django_delayq.models import Message
@@ -21,6 +23,7 @@ from tests.support.rows import unguarded
 
 from . import samples
 from .asking import answer, worked_off
+from .conftest import logged_in
 
 pytestmark = pytest.mark.django_db
 
@@ -63,7 +66,7 @@ def test_dead_letters_are_grouped_by_topic_and_by_kind_of_error(viewer: Client) 
     topics = groups(viewer, "topics")
     assert {key: group.count for key, group in topics.items()} == {("t.a", None): 4, ("t.b", None): 1}
     whole = topics["t.a", None]
-    assert (whole.recent, whole.sample) == ({"1h": 1, "24h": 2, "7d": 3}, last.pk)
+    assert (whole.recent, whole.samples[0]) == ({"1h": 1, "24h": 2, "7d": 3}, last.pk)
     assert (whole.first, whole.last) == (first.finished_at, last.finished_at)
     errors = groups(viewer, "errors")
     assert {key: group.count for key, group in errors.items()} == {
@@ -83,7 +86,6 @@ def test_an_error_of_many_topics_is_one_row_that_leads_to_each_of_them(viewer: C
         ("TimeoutError", 3),
         ("ValueError: no", 3),
     ]
-    assert "3 topics" in samples.text(response)
     html = unescape(response.content.decode())
     for row in response.context["errors"]:
         assert row.group.recent["1h"] == 3
@@ -113,7 +115,7 @@ def test_every_count_leads_to_what_it_counts_and_to_an_example(viewer: Client) -
     for number, url in (*row.recent, (4, row.list)):
         shown = viewer.get(url).context["cl"].result_list
         assert [message.pk for message in shown] == [message.pk for message in mine[:number]]
-    assert row.sample == samples.change_url(mine[0])
+    assert row.samples == [(message.pk, samples.change_url(message)) for message in mine[:3]]
     html = response.content.decode()
     assert row.recent[0][1] in unescape(html)
     assert "<script>, back" not in html
@@ -194,3 +196,128 @@ def test_a_database_that_takes_too_long_is_reported(viewer: Client, monkeypatch:
 
     monkeypatch.setattr("django_delayq.console.admin.dead_letters_page.group_dead", slow)
     assert "The database took too long to answer." in samples.text(viewer.get(reverse(PAGE)))
+
+
+# --- what a row unfolds to --------------------------------------------------------------------------------------------
+
+TRACEBACK = """Traceback (most recent call last):
+  File "/srv/venv/lib/python3.12/site-packages/django_delayq/worker/run/executor.py", line 9, in call
+    handler(message)
+  File "/srv/shop/mail/handlers.py", line 42, in send
+    server.send(message.payload["to"])
+  File "/usr/lib/python3.12/smtplib.py", line 341, in connect
+    self.sock = self._get_socket(host, port, self.timeout)
+smtplib.SMTPServerDisconnected: closed
+"""
+
+
+def test_a_row_names_the_last_frame_of_the_handler(viewer: Client) -> None:
+    message = samples.claimed(schedule_message(samples.TOPIC))
+    samples.failed(message, error="SMTPServerDisconnected: closed", traceback=TRACEBACK, dead=True)
+    died("t.a", "Without a traceback")
+    frames = {row.group.error: row.frame for row in viewer.get(reverse(PAGE)).context["errors"]}
+    assert frames == {
+        "SMTPServerDisconnected: closed": "/srv/shop/mail/handlers.py:42 send",
+        "Without a traceback": "",
+    }
+
+
+def test_a_frame_of_a_library_is_better_than_none(viewer: Client) -> None:
+    message = samples.claimed(schedule_message(samples.TOPIC))
+    trace = 'Traceback (most recent call last):\n  File "/usr/lib/python3.12/smtplib.py", line 7, in connect\nOSError'
+    samples.failed(message, error="OSError", traceback=trace, dead=True)
+    [row] = viewer.get(reverse(PAGE)).context["errors"]
+    assert row.frame == "/usr/lib/python3.12/smtplib.py:7 connect"
+
+
+def test_a_trend_counts_by_steps_of_a_week_or_of_the_chosen_time(viewer: Client) -> None:
+    died()
+    died(ago=timedelta(hours=7))
+    died(ago=timedelta(days=6, hours=23))
+    died(ago=timedelta(days=8))
+    [row] = viewer.get(reverse(PAGE)).context["errors"]
+    assert (row.group.trend[-1], row.group.trend[-2], row.group.trend[0], sum(row.group.trend)) == (1, 1, 1, 3)
+    [row] = viewer.get(reverse(PAGE), {"period": "24h"}).context["errors"]
+    assert (row.group.trend[-1], sum(row.group.trend)) == (1, 2)
+
+
+def test_the_groups_of_a_topic_alone(chief: Client) -> None:
+    died("t.a")
+    died("t.b")
+    response = chief.get(reverse(PAGE), {"topic": "t.a"})
+    [row] = response.context["errors"]
+    assert row.group.count == 1
+    assert "Requeue all 1…" in samples.text(response)
+    asked = chief.post(samples.action_url("requeue"), {"search": response.context["chosen"].search})
+    answer(chief, "requeue", asked, reason="repaired")
+    worked_off()
+    assert sorted(Message.objects.values_list("topic", "state")) == [("t.a", "scheduled"), ("t.b", "dead")]
+
+
+# --- acknowledged errors ----------------------------------------------------------------------------------------------
+
+ACKNOWLEDGE = "admin:delayq_console_deadletters_acknowledge"
+
+
+def acknowledge(client: Client, error: str = "ValueError: no", **given: str) -> Any:
+    return client.post(reverse(ACKNOWLEDGE), {"error": error, **given})
+
+
+def sections(client: Client) -> tuple[list[str], list[str]]:
+    """Return the errors that are shown, and those that are acknowledged."""
+    context = client.get(reverse(PAGE)).context
+    return tuple([row.group.error for row in context[name]] for name in ("errors", "known"))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("error", ["ValueError: no", "", HOSTILE, UNPRINTABLE])
+def test_an_acknowledged_error_is_folded_with_who_and_why(chief: Client, error: str) -> None:
+    died(error=error)
+    died(error="Another")
+    assert acknowledge(chief, error, note="INC-412 <b>").status_code == 302
+    assert sections(chief) == (["Another"], [error])
+    html = chief.get(reverse(PAGE)).content.decode()
+    assert "acknowledged by user:cora" in html
+    assert "INC-412 &lt;b&gt;" in html
+    event = AuditEvent.objects.get()
+    assert (event.action, event.target, event.reason, event.actor) == ("acknowledge", error, "INC-412 <b>", "user:cora")
+    acknowledge(chief, error, undo="1")
+    assert sections(chief)[1] == []
+    assert [event.action for event in AuditEvent.objects.all()] == ["notice", "acknowledge"]
+
+
+def test_an_acknowledged_error_comes_back_when_it_comes_more_often_than_in_the_day_before(chief: Client) -> None:
+    for hours in (1, 20, 40):
+        died(ago=timedelta(hours=hours))
+    acknowledge(chief)
+    for _number in range(2):
+        died()
+        assert sections(chief) == ([], ["ValueError: no"])
+    died()
+    assert sections(chief) == (["ValueError: no"], [])
+    assert "(3 in a day since, 2 in the day before)" in samples.text(chief.get(reverse(PAGE)))
+    acknowledge(chief, note="still")
+    assert sections(chief) == ([], ["ValueError: no"])
+
+
+def test_an_old_error_comes_back_with_its_first_message(chief: Client) -> None:
+    died(ago=timedelta(days=3))
+    acknowledge(chief)
+    died(ago=timedelta(seconds=-1))
+    assert sections(chief) == (["ValueError: no"], [])
+
+
+def test_only_who_may_requeue_acknowledges(viewer: Client, operator: Client, settings: Any) -> None:
+    died()
+    for client, status in ((viewer, 403), (Client(), 302), (operator, 302)):
+        page = client.get(reverse(PAGE), follow=True).content.decode()
+        assert (reverse(ACKNOWLEDGE) in page) is (client is operator)
+        assert acknowledge(client, note="forged").status_code == status
+        assert Acknowledgement.objects.exists() is (client is operator)
+    assert operator.get(reverse(ACKNOWLEDGE)).status_code == 302
+    Acknowledgement.objects.all().delete()
+    settings.DELAYQ = {**settings.DELAYQ, "CONSOLE": {"READ_ONLY": True}}
+    assert acknowledge(operator).status_code == 403
+    settings.DELAYQ = {**settings.DELAYQ, "CONSOLE": {}}
+    strict = logged_in(User.objects.get(username="otto"), enforce_csrf_checks=True)
+    assert acknowledge(strict).status_code == 403
+    assert not Acknowledgement.objects.exists()
