@@ -255,7 +255,9 @@ def pages() -> Iterator[Task]:
     dead = _messages().filter(state="dead", key__isnull=False).order_by("-finished_at").values_list("pk", flat=True)[0]
     client = _client()
     for name, url, query in _addresses(dead):
-        address = f"{reverse(url, args=[dead] if url.endswith('_change') else [])}?{urlencode(query)}"
+        of = {"change": [dead], "queue_detail": ["queue-1"], "topics_detail": ["grown.1"]}
+        args = next((args for ending, args in of.items() if url.endswith(ending)), [])
+        address = f"{reverse(url, args=args)}?{urlencode(query)}"
         yield Task(f"page: {name}", partial(_page, client, address), PAGE, _forget)
 
 
@@ -277,6 +279,10 @@ def _addresses(dead: int) -> Iterator[tuple[str, str, dict[str, str]]]:
     dashboard = "delayq_console_dashboard"
     for window in WINDOWS:
         yield f"dashboard, {window}", f"admin:{dashboard}_changelist", {"window": window, "past": window}
+    for window in ("hour", "day", "week", "month"):
+        yield f"topics, {window}", "admin:delayq_console_topics_changelist", {"window": window}
+        yield f"a topic, {window}", "admin:delayq_console_topics_detail", {"window": window}
+        yield f"a queue, {window}", "admin:delayq_queue_detail", {"window": window}
     for model in admin.site._registry:
         name = f"{model._meta.app_label}_{model._meta.model_name}"
         if model._meta.app_label.startswith("delayq") and name not in ("delayq_message", dashboard):

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-# Rollups that a queue with a topic of its own has at most: for two days one a minute, and for a month one an hour.
-ROLLUPS = ({"seconds": 60, "first": -60, "last": 2880}, {"seconds": 3600, "first": 49, "last": 720})
+# Rollups that a queue with a topic of its own has at most: for two days one a minute, and for two months one an hour.
+ROLLUPS = ({"seconds": 60, "first": -60, "last": 2880}, {"seconds": 3600, "first": 49, "last": 1440})
 
 
 def fill(finished: int, waiting: int, names: int) -> None:
@@ -110,10 +110,10 @@ SELECT m.id, step, CASE step WHEN 1 THEN created_at ELSE due_at + step * interva
 _ROLLUP = """
 INSERT INTO delayq_rollup (seconds, at, queue, topic, consumed, retried, dead, expired, late_1, late_2, late_5, late_10,
     late_20, late_50, late_100, late_200, late_500, late_1000, late_2000, late_5000, late_10000, late_30000, late_60000,
-    late_600000, late_more)
+    late_600000, late_more, run_1, run_5, run_20, run_100, run_500, run_us)
 SELECT {seconds}, date_trunc('hour', now()) - step * interval '{seconds} s', 'queue-' || n % {names},
        'grown.' || n % {names},
-       4 * {seconds} / 60, 1, 1, 0, 2, 3, 5, 20, 10, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
+       4 * {seconds} / 60, 1, 1, 0, 2, 3, 5, 20, 10, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 10, 20, 8, 3, 1, 500000
   FROM generate_series({first}, {last}) step, generate_series(0, {names} - 1) n
  WHERE (n + step) % {every} = 0
 """

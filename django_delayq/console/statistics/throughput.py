@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.db.models import Sum
+from django.db.models.functions import TruncHour
 from django.utils import timezone
 
 from ...record import reads
@@ -122,7 +123,9 @@ def add_up(sums: Iterable[RollupSum]) -> RollupSum:
 def read_throughput(using: str, now: datetime, windows: Iterable[str], **only: str) -> dict[str, Throughput]:
     """Sum the rollups of these windows by their steps. ``only`` names a topic or a queue."""
     found = {name: _empty(name, now) for name in windows}
-    for at, counts in _sums(using, "at", min(past.start for past in found.values()), **only):
+    whole_hours = all(past.step >= timedelta(hours=1) for past in found.values())
+    column = TruncHour("at", tzinfo=UTC) if whole_hours else "at"
+    for at, counts in _sums(using, column, min(past.start for past in found.values()), **only):
         for past in found.values():
             if at >= past.start:
                 # The clock of a worker may be ahead: a step beyond the last one counts for the last.
@@ -167,7 +170,7 @@ def read_traffic(using: str, window: str, kind: str, name: str) -> tuple[Through
     return past, compare(using, window, "queue" if kind == "topic" else "topic", kind, name)
 
 
-def _sums(using: str, column: str, since: datetime, **only: Any) -> Iterator[tuple[Any, RollupSum]]:
+def _sums(using: str, column: str | TruncHour, since: datetime, **only: Any) -> Iterator[tuple[Any, RollupSum]]:
     """Have the database sum all counts by a column."""
     rows = Rollup.objects.using(using).filter(seconds__in=(MINUTE_SECONDS, HOUR_SECONDS), at__gte=since, **only)
     for value, *counts in rows.values_list(column).annotate(**{f"sum_{name}": Sum(name) for name in Rollup.COUNTS}):
