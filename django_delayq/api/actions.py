@@ -1,4 +1,4 @@
-"""The actions on messages: cancel, reschedule, run now, requeue, purge. API, commands and console share them.
+"""The actions on messages: cancel, reschedule, run now, move, requeue, purge. API, commands and console share them.
 
 ``ACTIONS`` lists all actions; the functions below it are the Python API.
 """
@@ -237,6 +237,8 @@ def publish_moves(using: str, answers: Sequence[Answer]) -> None:
     for moved in (answer.moved for answer in answers if answer.moved is not None):
         if moved.after == State.SCHEDULED:
             waiting[moved.queue].append(Entry.at(moved.id, moved.due_at, moved.priority))
+            if moved.left:
+                gone[moved.left].append(moved.id)
         elif moved.after == State.CANCELLED:
             gone[moved.queue].append(moved.id)
             signals.emit_on_commit(signals.message_cancelled, Message, **signals.message_arguments(moved, using))
@@ -321,10 +323,11 @@ RUN = Action(
     lambda using, ids, times, reason, among: transitions.reschedule(using, ids, times, reason or "run now", among),
     _by_state(VERBS["run"], Verdict.RESCHEDULED),
 )
+MOVE = Action(VERBS["move"], transitions.transfer, _by_state(VERBS["move"], Verdict.MOVED))
 REQUEUE = Action(VERBS["requeue"], partial(transitions.requeue, free=make_way), foresee_requeue)
 PURGE = Action(VERBS["purge"], _purge, foresee_purge)
 
-ACTIONS = {action.name: action for action in (CANCEL, RESCHEDULE, RUN, REQUEUE, PURGE)}
+ACTIONS = {action.name: action for action in (CANCEL, RESCHEDULE, RUN, MOVE, REQUEUE, PURGE)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,6 +461,62 @@ def run_message(
 
 
 @overload
+def move_message(
+    target: Target,
+    *,
+    queue: str | None = ...,
+    priority: int | None = ...,
+    reason: str = ...,
+    using: str | None = ...,
+) -> Answer: ...
+@overload
+def move_message(
+    *,
+    topic: str,
+    key: str,
+    queue: str | None = ...,
+    priority: int | None = ...,
+    reason: str = ...,
+    using: str | None = ...,
+) -> Answer: ...
+@overload
+def move_message(
+    target: QuerySet[Message],
+    *,
+    queue: str | None = ...,
+    priority: int | None = ...,
+    reason: str = ...,
+    using: str | None = ...,
+) -> Counter[Verdict]: ...
+@names.with_hints({**_MEANT, **_NO_TIMES, **dict.fromkeys(("to", "queue_name", "new_queue", "destination"), "queue")})
+def move_message(
+    target: Target | QuerySet[Message] | None = None,
+    *,
+    queue: str | None = None,
+    priority: int | None = None,
+    topic: str = "",
+    key: str | None = None,
+    reason: str = "",
+    using: str | None = None,
+) -> Answer | Counter[Verdict]:
+    """Have a waiting message wait in another ``queue``, with another ``priority``, or both. Targets as in
+    ``cancel_message``.
+
+    It keeps its due time, and begins under the limits and pauses of the new queue, by a worker that serves it.
+
+    Answers MOVED (also when it is there already), TOO_LATE (it runs or is finished: ``answer.state``) or NOT_FOUND.
+    Raises ``InvalidMessage`` for an impossible queue or priority, and for none.
+    """
+    if queue is None and priority is None:
+        raise InvalidMessage("move_message needs a queue, a priority, or both")
+    to = None if queue is None else validation.queue(queue)
+    if to is not None and settings.DEBUG:
+        asking.ask_about_queue("A message is moved to", to)
+    times = DueTimes(queue=to, priority=None if priority is None else validation.priority(priority))
+    return _apply(MOVE, target, topic, key, using, times=times, reason=reason)
+
+
+@overload
 def requeue_message(
     target: Target,
     *,
@@ -561,4 +620,5 @@ def _apply_to_queryset(
 acancel_message = async_twin(cancel_message)
 areschedule_message = async_twin(reschedule_message)
 arun_message = async_twin(run_message)
+amove_message = async_twin(move_message)
 arequeue_message = async_twin(requeue_message)

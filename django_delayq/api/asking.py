@@ -16,7 +16,12 @@ def ask(what_happens: str, topic: str, queue: str = "") -> None:
     handlers = registry.handlers()
     _ask(what_happens, "topic", topic, handlers, {one.name: topic for topic, one in handlers.items()})
     if queue:
-        _ask(what_happens, "queue", queue, registry.queues(), {})
+        ask_about_queue(what_happens, queue)
+
+
+def ask_about_queue(what_happens: str, queue: str) -> None:
+    """Log a queue that no code here names, if it is like one that some code names."""
+    _ask(what_happens, "queue", queue, registry.queues(), {})
 
 
 def _ask(what_happens: str, what: str, name: str, known: Collection[str], functions: Mapping[str, str]) -> None:

@@ -40,7 +40,7 @@ REQUEUEABLE = frozenset({State.DEAD, State.EXPIRED, State.CANCELLED})
 MOVES: dict[tuple[State | None, State], str] = {
     # It was scheduled.
     (None, State.SCHEDULED): "schedule",
-    # It was rescheduled, replaced, debounced or merged.
+    # It was rescheduled, moved, replaced, debounced or merged.
     (State.SCHEDULED, State.SCHEDULED): "reschedule",
     # A worker claimed it.
     (State.SCHEDULED, State.RUNNING): "claim",

@@ -23,7 +23,7 @@ class Line(NamedTuple):
 
 
 class Verb(NamedTuple):
-    """Something that an operator may do. ``permits`` is the name of its permission where Django lists it."""
+    """Something that an operator may do. ``permits`` is the name of its own permission where Django lists it."""
 
     # The word in commands, addresses, operations and the audit.
     name: str
@@ -36,7 +36,7 @@ class Verb(NamedTuple):
     changes: bool = True
     # The verb whose permission is needed, where it is not one of its own.
     like: str = ""
-    # The times that a call may give: due_at, shift, spread, expires; finished selects by the time of the end.
+    # What a call may give: due_at, shift, spread, expires, or the queue; finished selects by the time of the end.
     options: frozenset[str] = frozenset()
     # True: a due time that is still to come stays, unless the call gives one.
     keeps_due_times: bool = False
@@ -109,6 +109,22 @@ _ACTIONS = (
         lines={
             Verdict.RESCHEDULED: Line("{} due now", "{} would be due now"),
             Verdict.TOO_LATE: Line("{} not changed: running, or finished already"),
+            **_NOT_FOUND,
+        },
+        refusals="running, finished already, or not found",
+    ),
+    Verb(
+        "move",
+        "",
+        SCHEDULED,
+        like="reschedule",
+        options=frozenset({"queue"}),
+        help="Move messages that wait to another queue (--to), to another priority (--priority), or to both. They "
+        "keep their due times, and begin under the limits and pauses of the new queue. Verdicts: moved (also when a "
+        "message is there already), too late (running, or finished), not found.",
+        lines={
+            Verdict.MOVED: Line("{} moved", "{} would be moved"),
+            Verdict.TOO_LATE: Line("{} not moved: running, or finished already"),
             **_NOT_FOUND,
         },
         refusals="running, finished already, or not found",

@@ -1,4 +1,4 @@
-"""The verdicts: the results that a cancel, reschedule, run now, requeue, give-up or purge has for one message."""
+"""The verdicts: the results that a cancel, reschedule, run now, requeue, move, give-up or purge has for one message."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ class Verdict(StrEnum):
     OUTCOME_UNKNOWN = "outcome unknown"
     # The due time was moved.
     RESCHEDULED = "rescheduled"
+    # The message waits in the queue and with the priority that the call named.
+    MOVED = "moved"
     # The message is scheduled again, and its attempts count anew.
     REQUEUED = "requeued"
     # The message is dead without a delivery (``delayq_restore --overdue dead``).

@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from types import FrameType
@@ -24,6 +24,7 @@ from django.utils.dateparse import parse_datetime
 
 from ..broker import RedisBroker, check_settings, index
 from ..core import actors, values
+from ..core.bounds import PRIORITIES
 from ..core.clock import NO_TIME
 from ..core.exceptions import BrokerUnavailable, UnusableBroker
 from ..core.findings import Cause
@@ -126,6 +127,15 @@ class DelayqCommand(BaseCommand, ABC):
             self.stderr.write(told, self.style.WARNING)
         if asked:
             self.confirm(" ".join(asked), yes=yes)
+
+    def ask_about_queues(
+        self, using: str, names: Iterable[str], *, yes: bool, meant: Collection[str] | None = None
+    ) -> None:
+        """Ask about queues that nothing knows and that are like one that was ``meant``, by default like a known one."""
+        known = worker_list.known_queues(using)
+        text = "Nothing knows the queue {}: no setting, handler or live worker names it, and no message waits in it"
+        among = known if meant is None else meant
+        self.ask_about({text.format(name): near(name, among) for name in names if name not in known}, yes=yes)
 
     def ask_about_selectors(self, rows: QuerySet[Message], options: Mapping[str, Any]) -> None:
         """Ask about the names of --queue and --topic that none of these messages has, and that nothing knows."""
@@ -277,6 +287,11 @@ def _is_moment(text: str) -> bool:
 def positive(text: str) -> int:
     """Read a whole number of 1 or more."""
     return checked(values.whole, _number(text), 1)
+
+
+def priority(text: str) -> int:
+    """Read a priority."""
+    return checked(values.whole, _number(text), *PRIORITIES)
 
 
 def count(text: str) -> int:

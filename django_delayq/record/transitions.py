@@ -51,7 +51,7 @@ KEY_TAKEN = Decision(verdict=Verdict.KEY_TAKEN)
 
 @dataclass(frozen=True, slots=True)
 class DueTimes:
-    """The due times that an action gives to its messages. Cancel and purge give none.
+    """The due times that an action gives to its messages; cancel and purge give none. A move gives what stands last.
 
     The new due time is ``due_at``, or ``delay`` from now, or the old due time moved by ``shift``. With none of them it
     is now; but a requeue then leaves a due time that is still to come as it is. ``spread`` distributes ``number``
@@ -66,6 +66,9 @@ class DueTimes:
     number: int = 0
     # How long after it a requeued message may start; False: for ever; None: for as long as before.
     expires: timedelta | Literal[False] | None = None
+    # None: as it is.
+    queue: str | None = None
+    priority: int | None = None
 
     @property
     def name_none(self) -> bool:
@@ -388,6 +391,27 @@ def reschedule(
         if is_at_once and message.due_at <= at and not message.is_expired(at):
             moment = message.due_at
         return Decision(State.SCHEDULED, moved_due(message, moment, at), reason, Verdict.RESCHEDULED)
+
+    return _act(using, ids, decide, among)
+
+
+def transfer(
+    using: str, ids: Sequence[int], times: DueTimes = NO_TIMES, reason: str = "", among: Q = ANY
+) -> list[Answer]:
+    """Have waiting messages wait in another queue or with another priority. One that does already stays as it is."""
+    given = {name: value for name in ("queue", "priority") if (value := getattr(times, name)) is not None}
+
+    def decide(message: Message, at: datetime) -> Decision:
+        if message.state != State.SCHEDULED:
+            return TOO_LATE
+        former = {name: getattr(message, name) for name in given}
+        changed = {name: value for name, value in given.items() if value != former[name]}
+        if not changed:
+            return Decision(verdict=Verdict.MOVED)
+        told = ", ".join(f"{name} {former[name]} → {value}" for name, value in changed.items())
+        text = f"{told}: {reason}" if reason else told
+        left = message.queue if "queue" in changed else ""
+        return Decision(State.SCHEDULED, changed, text, Verdict.MOVED, left=left)
 
     return _act(using, ids, decide, among)
 

@@ -26,6 +26,7 @@ from django_delayq import (
     OnConflict,
     Verdict,
     cancel_message,
+    move_message,
     pause_queue,
     requeue_message,
     reschedule_message,
@@ -345,7 +346,13 @@ def test_a_reason_is_text_or_refused_whole(horizon: redis.Redis, reason: Any) ->
 
 # --- ids --------------------------------------------------------------------------------------------------------------
 
-VERBS: list[Callable[..., Any]] = [cancel_message, requeue_message, run_message, partial(reschedule_message, delay=1)]
+VERBS: list[Callable[..., Any]] = [
+    cancel_message,
+    requeue_message,
+    run_message,
+    partial(reschedule_message, delay=1),
+    partial(move_message, queue="b"),
+]
 ids = (
     st.sampled_from([0, -1, 2**31, 2**63 - 1, 2**63, 2**64, -(2**63), 10**400, True, False, math.nan, b"1"])
     | st.integers()

@@ -12,7 +12,7 @@ import redis
 from django.db import connection, connections, transaction
 from django.test.utils import CaptureQueriesContext
 
-from django_delayq import cancel_message, reschedule_message, schedule_message, schedule_messages
+from django_delayq import cancel_message, move_message, reschedule_message, schedule_message, schedule_messages
 from django_delayq.broker import publisher
 from django_delayq.broker.broker_tuning import BrokerTuning
 from django_delayq.broker.keys import keys
@@ -108,6 +108,7 @@ VERBS: dict[str, Callable[[Message], object]] = {
     "schedule many": lambda _waiting: schedule_messages([{"topic": TOPIC, "delay": 60}]),
     "cancel": cancel_message,
     "reschedule": lambda waiting: reschedule_message(waiting, delay=5),
+    "move": lambda waiting: move_message(waiting, queue="b"),
 }
 
 

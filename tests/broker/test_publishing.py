@@ -13,7 +13,14 @@ import pytest
 import redis
 from django.db import connection, transaction
 
-from django_delayq import cancel_message, requeue_message, reschedule_message, schedule_message, schedule_messages
+from django_delayq import (
+    cancel_message,
+    move_message,
+    requeue_message,
+    reschedule_message,
+    schedule_message,
+    schedule_messages,
+)
 from django_delayq.broker import publisher
 from django_delayq.broker.base import Entry
 from django_delayq.broker.broker_tuning import USUAL, BrokerTuning
@@ -310,6 +317,28 @@ def test_a_redis_that_answers_nonsense_harms_no_caller(
     assert Message.objects.count() == 1
     (record,) = caplog.records
     assert (record.levelname, record.getMessage().startswith("Redis cannot be used. ")) == ("WARNING", True)
+
+
+def test_redis_follows_a_move_at_the_commit(redis_client: redis.Redis) -> None:
+    soon, ready = schedule_message(TOPIC, delay=60).pk, schedule_message(TOPIC).pk
+    with transaction.atomic():
+        move_message(Message.objects.filter(pk__in=[soon, ready]), queue="b")
+        assert (held(redis_client), held(redis_client, "b")) == ({soon, ready}, set())
+    assert (held(redis_client), held(redis_client, "b")) == (set(), {soon, ready})
+    with transaction.atomic():
+        move_message(soon, queue="c")
+        transaction.set_rollback(True)
+    assert (held(redis_client, "b"), held(redis_client, "c")) == ({soon, ready}, set())
+
+
+def test_a_message_with_another_priority_is_put_into_its_new_place(redis_client: redis.Redis) -> None:
+    ids = [schedule_message(TOPIC).pk for _number in range(2)]
+    of_queue = keys("delayq", "default")
+    members: Any = redis_client.zrange(of_queue.ready, 0, -1)
+    assert [int(member) for member in members] == ids
+    move_message(ids[1], priority=1)
+    members = redis_client.zrange(of_queue.ready, 0, -1)
+    assert [int(member) for member in members] == ids[::-1]
 
 
 @pytest.mark.parametrize("choice", ["keep", "merge"])

@@ -146,7 +146,7 @@ def test_options_of_django_may_stand_before_and_after_the_verb() -> None:
 
 # --- all verbs --------------------------------------------------------------------------------------------------------
 
-VERBS = [["cancel"], ["reschedule", "--due-at", "1h"], ["run"], ["requeue"], ["purge"]]
+VERBS = [["cancel"], ["reschedule", "--due-at", "1h"], ["run"], ["move", "--priority", "7"], ["requeue"], ["purge"]]
 EVERY_VERB = pytest.mark.parametrize("verb", VERBS, ids=" ".join)
 EVERY_MOVE = pytest.mark.parametrize("verb", VERBS[:-1], ids=" ".join)
 
@@ -170,6 +170,7 @@ FORESEEN = {
     "cancel": {"cancelled": 1, "outcome unknown": 1, "requested": 1, "too late": 2, "not found": 1},
     "reschedule": {"rescheduled": 2, "too late": 3, "not found": 1},
     "run": {"rescheduled": 2, "too late": 3, "not found": 1},
+    "move": {"moved": 2, "too late": 3, "not found": 1},
     "requeue": {"requeued": 1, "key taken": 1, "too late": 3, "not found": 1},
     "purge": {"purged": 2, "too late": 3, "not found": 1},
 }
@@ -207,7 +208,7 @@ def test_reason_and_actor_are_in_the_log(verb: list[str]) -> None:
     assert run("delayq_act", *verb, str(pk), "--reason", "the bank asked").code == 0
     assert changed(pk, other) == {pk}
     last = log_of(Message.objects.get(pk=pk))[-1]
-    assert last.reason == "the bank asked"
+    assert last.reason.removeprefix("priority 0 → 7: ") == "the bank asked"
     assert "@" in last.actor
 
 

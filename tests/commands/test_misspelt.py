@@ -150,6 +150,19 @@ def test_a_restore_of_a_misspelt_name_is_asked_about(words: list[str], asked: st
     assert run("delayq_restore", *words, "--dry-run").code == 0
 
 
+def test_a_move_to_a_misspelt_queue_is_asked_about() -> None:
+    [pk] = schedule(1, queue="letters")
+    words = ["delayq_act", "move", str(pk), "--to", "lettres"]
+    ran = run(*words)
+    assert (ran.code, ran.out, ran.err) == (2, "", MISSPELT + NO_TERMINAL)
+    told = run(*words, "--dry-run")
+    assert (told.code, told.out, told.err) == (0, "1 would be moved\nto the queue lettres\n", MISSPELT + "\n")
+    assert run(*words, "--yes").out == "1 moved\n"
+    assert Message.objects.get().queue == "lettres"
+    # A queue that nothing knows yet, and that is like no other, is told.
+    assert run("delayq_act", "move", str(pk), "--to", "reports").err == f"Nothing knows the queue reports: {UNKNOWN}.\n"
+
+
 def test_a_comparison_of_a_misspelt_queue_is_refused_with_a_question() -> None:
     schedule(1, queue="letters")
     ran = run("delayq_check", "redis", "--queue", "lettres")

@@ -26,6 +26,7 @@ from django_delayq import (
     aschedule_messages,
     cancel_message,
     handler,
+    move_message,
     requeue_message,
     reschedule_message,
     run_message,
@@ -135,6 +136,9 @@ def act(message: Message, rows: QuerySet[Message]) -> None:
     assert_type(reschedule_message(topic="orders.close", key="5", due_at=WHEN), Answer)
     assert_type(reschedule_message(rows, delay=60, due_at=None), Counter[Verdict])
     assert_type(requeue_message(message, delay=0), Answer)
+    assert_type(move_message(5, queue="b", priority=5), Answer)
+    assert_type(move_message(topic="orders.close", key="5", queue="b"), Answer)
+    assert_type(move_message(rows, queue="b", reason="busy"), Counter[Verdict])
     assert_type(requeue_message(rows, spread="10m"), Counter[Verdict])
 
 

@@ -20,6 +20,7 @@ from django_delayq import (
     aschedule_message,
     cancel_message,
     handler,
+    move_message,
     requeue_message,
     reschedule_message,
     run_message,
@@ -120,6 +121,8 @@ run_message(key="5")  # type: ignore[call-overload]  # pyright: ignore[reportCal
 reschedule_message(5)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
 reschedule_message(5, "15m")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
 reschedule_message(5, delay="15m", due_at=WHEN)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
+move_message(5, to="b")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+move_message(5, queue=5)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
 requeue_message(5, spread="10m")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
 
 

@@ -13,7 +13,7 @@ from django.utils.translation import ngettext_lazy, pgettext_lazy
 from ...api import actions
 from ...core.states import State
 from ...core.verdicts import DONE, Verdict
-from .forms import ReasonForm, RequeueForm, RescheduleForm, SpreadForm
+from .forms import MoveForm, ReasonForm, RequeueForm, RescheduleForm, SpreadForm
 
 if TYPE_CHECKING:
     from django.utils.functional import _StrPromise as Text
@@ -75,6 +75,14 @@ _TABLE = (
         SpreadForm,
     ),
     ConsoleAction(
+        actions.MOVE,
+        pgettext_lazy("verb", "Move"),
+        _("Move selected messages…"),
+        _("Move messages"),
+        _("will wait in the queue and with the priority that you give"),
+        MoveForm,
+    ),
+    ConsoleAction(
         actions.REQUEUE,
         _("Requeue"),
         _("Requeue selected messages…"),
@@ -127,6 +135,7 @@ _OUTCOMES: dict[str, Any] = {
         "count",
     ),
     Verdict.RESCHEDULED.value: ngettext_lazy("%(shown)s rescheduled", "%(shown)s rescheduled", "count"),
+    Verdict.MOVED.value: ngettext_lazy("%(shown)s moved", "%(shown)s moved", "count"),
     Verdict.REQUEUED.value: ngettext_lazy("%(shown)s requeued", "%(shown)s requeued", "count"),
     Verdict.TOO_LATE.value: ngettext_lazy("%(shown)s too late", "%(shown)s too late", "count"),
     Verdict.KEY_TAKEN.value: ngettext_lazy(

@@ -8,13 +8,17 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django import forms
+from django.db import router
 from django.utils import timezone
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from ...api.actions import ToCome
+from ...core.bounds import PRIORITIES
 from ...core.durations import seconds
 from ...core.exceptions import InvalidMessage
+from ...inspector import worker_list
+from ...models import Message
 from ...project import validation
 from .explanation import moment
 
@@ -143,6 +147,35 @@ class SpreadForm(ReasonForm):
     def arguments(self, now: datetime) -> dict[str, Any]:
         spread = self.cleaned_data.get("spread")
         return {"spread": spread.total_seconds()} if spread else {}
+
+
+class MoveForm(ReasonForm):
+    """The queue and the priority of messages from now on. The queue is one that something knows."""
+
+    queue = forms.ChoiceField(label=_("Queue"), required=False)
+    priority = forms.IntegerField(
+        label=_("Priority"),
+        required=False,
+        min_value=PRIORITIES[0],
+        max_value=PRIORITIES[1],
+        help_text=_("From -100 to 100; the greater one goes first. Empty: as it is."),
+    )
+    field_order = ("queue", "priority", "reason", "typed")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        names = sorted(worker_list.known_queues(router.db_for_write(Message)))
+        self.fields["queue"].choices = [("", gettext("as it is")), *((name, name) for name in names)]  # type: ignore[attr-defined]
+
+    def clean(self) -> dict[str, Any]:
+        cleaned = super().clean() or self.cleaned_data
+        if not self.errors and not cleaned.get("queue") and cleaned.get("priority") is None:
+            raise forms.ValidationError(_("Give a queue, a priority, or both."))
+        return cleaned
+
+    def arguments(self, now: datetime) -> dict[str, Any]:
+        given = {name: self.cleaned_data[name] for name in ("queue", "priority")}
+        return {name: value for name, value in given.items() if value not in ("", None)}
 
 
 class RequeueForm(SpreadForm):

@@ -157,6 +157,10 @@ def _arguments(operation: Operation) -> list[tuple[str, str]]:
         named.append((_("Later by"), sign + span(timedelta(seconds=abs(given["shift"])))))
     if given.get("now"):
         named.append((_("Due"), _("at once")))
+    if given.get("queue"):
+        named.append((_("Queue"), given["queue"]))
+    if given.get("priority") is not None:
+        named.append((_("Priority"), str(given["priority"])))
     if given.get("spread"):
         named.append((_("Spread over"), span(timedelta(seconds=given["spread"]))))
     if given.get("resume"):

@@ -234,7 +234,8 @@ class BulkAction(OperationWork):
     """An action on many messages. ``arguments`` give the due times, and say what happens when all is done.
 
     Due times: "due" (ISO 8601), or "shift" (seconds from each message's own due time), for a reschedule; "now" for a
-    requeue that gives up due times which are still to come; "spread" (seconds). "resume" names a queue whose pause the
+    requeue that gives up due times which are still to come; "spread" (seconds). A move has a "queue", a "priority", or
+    both. "resume" names a queue whose pause the
     operation took over: it is resumed when all is done.
     """
 
@@ -248,6 +249,8 @@ class BulkAction(OperationWork):
             delay=NO_TIME if arguments.get("now") else None,
             shift=timedelta(seconds=arguments["shift"]) if arguments.get("shift") is not None else None,
             spread=timedelta(seconds=arguments.get("spread") or 0),
+            queue=arguments.get("queue"),
+            priority=arguments.get("priority"),
         )
         # Those over which no spread goes.
         self.keeping = _unpacked(scope.get("later", "")) if self.times.name_none else ()

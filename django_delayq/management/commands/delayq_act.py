@@ -1,4 +1,4 @@
-"""``manage.py delayq_act``: cancel, reschedule, run, requeue and purge messages."""
+"""``manage.py delayq_act``: cancel, reschedule, run, move, requeue and purge messages."""
 
 from __future__ import annotations
 
@@ -45,6 +45,11 @@ def _when_run(times: DueTimes, number: int, to_come: ToCome) -> str:
     return f"due over {brief(times.spread.total_seconds())} from now on" if times.spread else "due now"
 
 
+def _where_moved(times: DueTimes, number: int, to_come: ToCome) -> str:
+    to = "" if times.queue is None else f"to the queue {times.queue}"
+    return " ".join(filter(None, (to, "" if times.priority is None else f"with priority {times.priority}")))
+
+
 def _when_requeued(times: DueTimes, number: int, to_come: ToCome) -> str:
     """Return in words how many messages will be due when."""
     later = min(to_come.number, number) if times.name_none else 0
@@ -68,10 +73,11 @@ def _when_requeued(times: DueTimes, number: int, to_come: ToCome) -> str:
     return ", ".join(parts)
 
 
-# By verb: says when this number of messages will be due, of which some have due times that are still to come.
+# By verb: says when this number of messages will be due, of which some have due times that are still to come; or where.
 _WHEN: dict[str, Callable[[DueTimes, int, ToCome], str]] = {
     "reschedule": _when_rescheduled,
     "run": _when_run,
+    "move": _where_moved,
     "requeue": _when_requeued,
 }
 
@@ -127,6 +133,8 @@ class Command(common.DelayqCommand):
         rows = _narrowed(Message.objects.using(using).filter(state__in=sorted(verb.states)), options)
         if by_selectors:
             self.ask_about_selectors(rows, options)
+        if options.get("to") is not None:
+            self.ask_about_queues(using, [options["to"]], yes=options["yes"] or options["dry_run"])
         if by_selectors and verb.is_final:
             work.choose_finished()
         else:
@@ -207,7 +215,7 @@ class _Work:
 
     @property
     def when(self) -> str:
-        """When the messages will be due, in words."""
+        """When the messages will be due, or where, in words."""
         words = _WHEN.get(self.verb.name)
         return "" if words is None else words(self.times, _done(self.verdicts), self.to_come)
 
@@ -282,9 +290,11 @@ class _Work:
 _MEANT = {
     **dict.fromkeys(("abort", "delete", "revoke"), "cancel"),
     **dict.fromkeys(("restart", "retry"), "requeue"),
+    "transfer": "move",
     "enqueue": "run",
     **dict.fromkeys(("clear", "empty", "flush", "prune"), "purge"),
     **dict.fromkeys(("--name", "--task"), "--topic"),
+    **dict.fromkeys(("--to-queue", "--target", "--destination"), "--to"),
     **dict.fromkeys(("--all", "-a", "--status"), "a selector, such as --queue or --topic"),
 }
 
@@ -346,6 +356,11 @@ def _add_times(parser: CommandParser, verb: Verb) -> None:
             metavar="TIME",
             help="spread the messages that get a new due time evenly over this time, e.g. 10m",
         )
+    if "queue" in verb.options:
+        parser.add_argument(
+            "--to", type=common.queue_name, metavar="QUEUE", help="have the messages wait in this queue"
+        )
+        parser.add_argument("--priority", type=common.priority, help="and with this priority, from -100 to 100")
     if "expires" in verb.options:
         parser.add_argument(
             "--expires",
@@ -368,6 +383,8 @@ def _by_selectors(verb: Verb, options: dict[str, Any]) -> bool:
     if not by_ids and not by_selectors:
         hint = " To start a worker: run_delayq." if verb.name == "run" else ""
         raise common.wrong_usage(f"Give ids of messages, or selectors such as --topic and --queue.{hint}")
+    if "queue" in verb.options and options["to"] is None and options["priority"] is None:
+        raise common.wrong_usage("Say where to: --to QUEUE, --priority PRIORITY, or both.")
     if by_ids and options.get("oldest"):
         raise common.wrong_usage("--oldest goes with selectors such as --queue, and not with ids.")
     if by_selectors and verb.is_final and options["finished_before"] is None and not options["oldest"]:
@@ -376,11 +393,11 @@ def _by_selectors(verb: Verb, options: dict[str, Any]) -> bool:
 
 
 def _times(options: dict[str, Any]) -> DueTimes:
-    """Return the due times that the messages get."""
+    """Return the due times that the messages get, or where they are moved."""
     due = options.get("due_at")
     when: dict[str, Any] = {"delay" if isinstance(due, timedelta) else "due_at": due}
-    others: dict[str, Any] = {name: options.get(name) for name in ("shift", "expires")}
-    return DueTimes(**when, **others, spread=options.get("spread", NO_TIME))
+    others: dict[str, Any] = {name: options.get(name) for name in ("shift", "expires", "priority")}
+    return DueTimes(**when, **others, queue=options.get("to"), spread=options.get("spread", NO_TIME))
 
 
 def _narrowed(rows: QuerySet[Message], options: dict[str, Any]) -> QuerySet[Message]:

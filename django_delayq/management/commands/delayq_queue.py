@@ -11,9 +11,7 @@ from ... import signals
 from ...api import pausing
 from ...core.clock import iso
 from ...core.exceptions import InvalidMessage
-from ...core.names import near
 from ...core.verbs import VERBS
-from ...inspector import worker_list
 from ...models import Message
 from .. import _common as common
 
@@ -46,19 +44,13 @@ class Command(common.DelayqCommand):
         names = sorted(set(options["queues"]))
         if options["action"] == "resume" and options["until"] is not None:
             raise common.wrong_usage("--until belongs to pause.")
-        self._ask_about(using, names, options)
+        # For a resume the paused ones are meant.
+        meant = None if options["action"] == "pause" else {*pausing.paused(using)}
+        self.ask_about_queues(using, names, yes=options["yes"], meant=meant)
         if options["action"] == "pause":
             self._pause(using, names, options)
         else:
             self._resume(using, names, options)
-
-    def _ask_about(self, using: str, names: list[str], options: dict[str, Any]) -> None:
-        """Ask about queues that nothing knows and that are like a known one; for a resume like one that is paused."""
-        known = worker_list.known_queues(using)
-        meant = known if options["action"] == "pause" else {*pausing.paused(using)}
-        text = "Nothing knows the queue {}: no setting, handler or live worker names it, and no message waits in it"
-        unknown = {text.format(name): near(name, meant) for name in names if name not in known}
-        self.ask_about(unknown, yes=options["yes"])
 
     def _pause(self, using: str, names: list[str], options: dict[str, Any]) -> None:
         end = options["until"]

@@ -40,7 +40,7 @@ class Decision:
     """A decision on one row: the state that it goes to, the values that change, and the text for the log.
 
     ``to`` None leaves the row as it is. ``verdict`` is the answer of an action for the message; moves by workers have
-    none.
+    none. ``left`` is the queue that the message leaves.
     """
 
     to: State | None = None
@@ -55,6 +55,7 @@ class Decision:
     ready_at: datetime | None = None
     # The message that follows the end, when it is written.
     follow_up: Moved | None = None
+    left: str = ""
 
 
 LEFT_ALONE = Decision()
@@ -280,4 +281,5 @@ def moved(message: Message, decision: Decision) -> Moved:
         message.deliveries,
         decision.reason,
         decision.follow_up,
+        decision.left,
     )

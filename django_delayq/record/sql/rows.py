@@ -282,3 +282,5 @@ class Moved(NamedTuple):
     deliveries: int
     reason: str = ""
     follow_up: Moved | None = None
+    # The queue in which it waited before, if that was another one.
+    left: str = ""

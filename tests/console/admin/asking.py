@@ -13,10 +13,10 @@ from django_delayq.models import Message
 
 from . import samples
 
-ACTIONS = ("cancel", "reschedule", "run", "requeue", "purge")
+ACTIONS = ("cancel", "reschedule", "run", "move", "requeue", "purge")
 # What makes a message that an action changes, and what the action asks for.
 NEEDED = {name: samples.dead if name in ("requeue", "purge") else samples.scheduled for name in ACTIONS}
-GIVEN = {"reschedule": {"delay": "5m"}}
+GIVEN: dict[str, dict[str, Any]] = {"reschedule": {"delay": "5m"}, "move": {"priority": "7"}}
 UNSENT = "Nothing was done: your session had ended before the form was sent. Please do it again."
 
 

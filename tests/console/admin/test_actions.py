@@ -502,6 +502,7 @@ ENDED = (State.DEAD, State.EXPIRED, State.CANCELLED)
         ("cancel", {State.SCHEDULED: State.CANCELLED}, "1 cancelled, 1 running (asked to stop), 4 too late"),
         ("reschedule", {}, "1 rescheduled, 5 too late"),
         ("run", {}, "1 rescheduled, 5 too late"),
+        ("move", {}, "1 moved, 5 too late"),
         ("requeue", dict.fromkeys(ENDED, State.SCHEDULED), "3 requeued, 3 too late"),
     ],
 )

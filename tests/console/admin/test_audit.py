@@ -42,7 +42,7 @@ def found(client: Client, **asked: str) -> list[int]:
 
 @pytest.mark.parametrize(
     ("action", "outcome"),
-    [*zip(ACTIONS, ("cancelled", "rescheduled", "rescheduled", "requeued", "purged"), strict=True)],
+    [*zip(ACTIONS, ("cancelled", "rescheduled", "rescheduled", "moved", "requeued", "purged"), strict=True)],
 )
 def test_each_action_on_one_message_writes_one_event(chief: Client, action: str, outcome: str) -> None:
     message = NEEDED[action]()
@@ -54,7 +54,8 @@ def test_each_action_on_one_message_writes_one_event(chief: Client, action: str,
     assert written.user_key == str(User.objects.get(username="cora").pk)
     if action != "purge":
         last = Transition.objects.filter(message=message).latest("number")
-        assert (last.actor, last.reason) == ("user:cora", "because")
+        moved = "priority 0 → 7: " if action == "move" else ""
+        assert (last.actor, last.reason) == ("user:cora", f"{moved}because")
 
 
 def test_an_action_on_some_messages_names_them_all(chief: Client) -> None:

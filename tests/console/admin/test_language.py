@@ -325,8 +325,7 @@ def test_every_question_and_its_answer_are_chinese(boss: Client, action: str) ->
         boss.defaults["HTTP_ACCEPT_LANGUAGE"] = "zh-hans"
         asked = asking.select(boss, action, *every.values())
         speaks_chinese(asked, "不，返回", "原因")
-        given: dict[str, Any] = {"delay": "1h"} if action == "reschedule" else {}
-        [said] = samples.said(asking.answer(boss, action, asked, **given))
+        [said] = samples.said(asking.answer(boss, action, asked, **asking.GIVEN.get(action, {})))
     assert re.search(r"6 条消息：\d+ 条", said)
     assert not re.search(r"[a-z]{3}", translated(said))
 

@@ -20,7 +20,7 @@ from django_delayq.models import Message
 from tests.support.transactions import lock_table, unfinished
 
 from . import samples
-from .asking import ACTIONS, NEEDED, answer, ask, select
+from .asking import ACTIONS, GIVEN, NEEDED, answer, ask, select
 from .conftest import logged_in
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -118,7 +118,7 @@ def test_an_action_without_writes_is_answered(boss: Client, action: str) -> None
     asked = select(boss, action, message)
     before = samples.record()
     with no_writes():
-        answered(answer(boss, action, asked, delay="5m"))
+        answered(answer(boss, action, asked, **GIVEN.get(action, {})))
     assert samples.record() == before
 
 
