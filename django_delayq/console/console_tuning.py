@@ -39,6 +39,8 @@ class ConsoleTuning:
     panel_kept: float = 2.5
     # What seldom changes (migrations, row security, the size of the table) is shown for this long. Seconds.
     slow_panel_kept: float = 30.0
+    # Numbers in the navigation, which the pages of a process have read, are shown for this long. Seconds.
+    counts_kept: float = 60.0
     # A process keeps this many panels; each has a few variants.
     panels: int = 200
     # The part of its memory from which on a Redis that evicts nothing is called almost full.
@@ -113,6 +115,11 @@ class ConsoleTuning:
     compared_runs: int = 20
     # A topic got slower whose mean run time is this many times that of the time before.
     slower: float = 1.5
+    # A topic fails when this share of its runs of an hour failed, this many times the share of the day before, and this
+    # many runs at least: one failure of two runs says nothing.
+    failed_share: float = 0.05
+    failed_times: float = 3.0
+    failed_least: int = 5
     # One statement writes this many rollups: SQLite takes some 32,000 parameters.
     rollup_batch: int = 500
 

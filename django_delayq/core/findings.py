@@ -26,7 +26,7 @@ class Cause(IntEnum):
 class Finding(NamedTuple):
     """The answer to one question: ``detail`` says what was found, and ``advice`` what follows, or what to do.
 
-    Each page of the console shows, at its top, the findings that have a ``link`` and are not ``Level.OK``.
+    *Now* in the console shows, at its top, the findings that have a ``link`` and are not ``Level.OK``.
     """
 
     name: str
@@ -34,9 +34,9 @@ class Finding(NamedTuple):
     detail: str
     cause: Cause = Cause.PROBLEM
     advice: str = ""
-    # The page of the console that shows more: a key of ``console/admin/banners.py:PAGES``.
+    # The page of the console that shows more: a key of ``console/admin/findings.py:PAGES``.
     link: str = ""
-    # The sentence at the top of a page, where ``text`` needs its name to be understood.
+    # The sentence there, where ``text`` needs its name to be understood.
     headline: str = ""
 
     @property
@@ -46,5 +46,5 @@ class Finding(NamedTuple):
 
     @property
     def is_banner(self) -> bool:
-        """Whether each page of the console shows it."""
+        """Whether *Now* in the console shows it at its top."""
         return bool(self.link) and self.level != Level.OK

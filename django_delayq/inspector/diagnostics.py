@@ -34,7 +34,7 @@ from ..record.sql.troubles import Trouble, trouble
 from ..restore.horizon import is_filled, refuse_foreign
 from . import stats
 from .migrations import own_tables, pending_migrations
-from .numbers import AGES, CAPS, Caps
+from .numbers import AGES, CAPS, Caps, total
 from .stats import LimitState, Lines, longest_lines
 from .worker_list import asked, list_workers, queues_without_worker, topics_without_handler
 
@@ -339,15 +339,36 @@ def of_limited(lines: Lines, workers: WorkerList, limits: Thresholds) -> Finding
     """Name the lines whose messages wait longest. To wait for a limit is no fault until it takes too long."""
     now, name = workers.at, _("Limited")
     most = AGES.limited if limits.max_limited_age is None else limits.max_limited_age
-    if old := [_line(line, now) for line in lines.oldest if line.waited(now) > most]:
+    if old := [line for line in lines.oldest if line.waited(now) > most]:
         level = Level.WARN if limits.max_limited_age is None else Level.CRITICAL
         advice = _("raise the limit, make its handlers faster, or schedule less")
-        return Finding(name, level, _some(old), advice=advice, link="limits")
+        return Finding(name, level, _some(_by_topic(old, now)), advice=advice, link="limits")
     if unled := [_line(line, now) for line in lines.oldest if _has_no_worker(line, workers)]:
         advice = _("no live worker handles the topic, so no message goes on")
         return Finding(name, Level.WARN, _some(unled), advice=advice, link="limits")
     values = {"number": lines.number, "age": brief(lines.oldest[0].waited(now))}
     return Finding(name, Level.OK, _("messages wait for %(number)s limits, the oldest for %(age)s") % values)
+
+
+def _by_topic(lines: Sequence[LimitState], now: datetime) -> list[str]:
+    """Describe lines, all keys of one limit together."""
+    found: dict[tuple[str, bool], list[LimitState]] = {}
+    for line in lines:
+        kind, what, key = parts(line.name)
+        found.setdefault((f"{kind} {what}", key is None), []).append(line)
+    text = _("%(count)s wait for %(limit)s (%(keys)d keys), the oldest for %(age)s")
+    return [
+        _line(some[0], now)
+        if len(some) == 1
+        else text
+        % {
+            "count": total(line.waiting for line in some),
+            "limit": name,
+            "keys": len(some),
+            "age": brief(max(line.waited(now) for line in some)),
+        }
+        for (name, _is_alone), some in found.items()
+    ]
 
 
 def _has_no_worker(line: LimitState, workers: WorkerList) -> bool:

@@ -47,4 +47,4 @@ def find(using: str, workers: WorkerList) -> Iterator[Finding]:
 
 def _warning(text: str, names: Collection[str]) -> Finding:
     named = ", ".join(sorted(names)[: CAPS.named]) + (" …" if len(names) > CAPS.named else "")
-    return Finding("Schedules", Level.WARN, text % {"names": named, "role": ROLE})
+    return Finding("Schedules", Level.WARN, text % {"names": named, "role": ROLE}, link="schedules")

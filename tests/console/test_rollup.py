@@ -114,7 +114,7 @@ def test_run_times_that_nobody_counted_are_not_known() -> None:
     values = ", ".join("'t.b'" if name == "topic" else name for name in older)
     with connection.cursor() as cursor:
         cursor.execute(f"INSERT INTO delayq_rollup ({', '.join(older)}) SELECT {values} FROM delayq_rollup")
-    (old,) = [counts for topic, counts in throughput._sums(DB, "topic", AT) if topic == "t.b"]
+    (old,) = [counts for topic, counts in throughput._sums(DB, ("topic",), AT) if topic == "t.b"]
     assert (old["consumed"], old.runtime(95), old.mean_runtime) == (3, None, None)
     counts = UnwrittenCounts()
     counts.handled([Counted("default", "t.b", runtime=0.002)])

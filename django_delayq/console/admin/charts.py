@@ -1,4 +1,8 @@
-"""Charts as inline SVG, drawn on the server without script and style, each with its numbers in a table."""
+"""Charts as inline SVG, drawn on the server without script and style, the larger ones with their numbers in a table.
+
+The bars of a chart are stretched to the width of the page. Texts stand beside them by shares of the width: their size
+stays as it is.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +16,11 @@ from django.utils.translation import gettext as _
 
 from ...core.durations import brief
 
-# In the units of the drawing, which are also those of its text: a chart for half of a page is narrower.
-WIDE, NARROW, HEIGHT = 720, 440, 200
-# The margins, and the least distance of two ticks under the axis.
-_LEFT, _RIGHT, _TOP, _BOTTOM, _TICK = 52, 8, 10, 24, 55
+# The height of a drawing, its margins, and the most texts under its axis. Pixels.
+HEIGHT, _TOP, _BOTTOM, _TICKS = 200, 28, 24, 9
 _FLOOR = HEIGHT - _BOTTOM
+# The size of a sparkline, which is stretched too.
+_SPARK_WIDTH, _SPARK_HEIGHT = 96, 26
 
 _NOTHING = SafeString("")
 
@@ -25,8 +29,8 @@ _NOTHING = SafeString("")
 class Column:
     """A column of a chart: a number for each series, or None where there is none.
 
-    ``text`` gives the numbers in words, ``tick`` stands under the axis, the bar links to ``url``, ``alert`` sets it
-    apart from the others, and ``filling`` marks a time that is not over yet.
+    ``text`` gives the numbers in words, ``tick`` stands under the axis, the bar links to ``url``, and ``filling`` marks
+    a time that is not over yet.
     """
 
     label: str
@@ -34,8 +38,19 @@ class Column:
     text: str = ""
     tick: str = ""
     url: str = ""
-    alert: bool = False
     filling: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What is drawn over bars: a line before the column ``now``, and a dashed one at the height ``most``."""
+
+    now: int
+    now_text: str
+    most: float = 0
+    most_text: str = ""
+    # Stands at the line of now.
+    flag: str = ""
 
 
 def bars(
@@ -45,39 +60,81 @@ def bars(
     series: Sequence[str],
     columns: Sequence[Column],
     *,
-    width: int = WIDE,
-    fills: Sequence[str] = ("0", "1", "2", "3", "4", "5"),
+    fills: Sequence[str] = ("0", "1", "2", "3"),
+    marks: Marks | None = None,
 ) -> SafeString:
     """Draw stacked bars. ``name`` (ASCII letters and dashes) is unique on its page; ``fills`` are colour classes."""
-    # A column that is set apart may be far higher than the others: it does not set the axis, unless it is alone.
-    heights = [(column.alert, sum(value or 0 for value in column.values)) for column in columns]
-    top = nice(
-        max((height for alert, height in heights if not alert), default=0) or max(heights, default=(False, 0))[1]
-    )
-    step = (width - _LEFT - _RIGHT) / max(1, len(columns))
-    drawn = [
-        _hatch(name),
-        _grid([(_y(share), f"{top * share:,.1f}".removesuffix(".0")) for share in (0, 0.5, 1)], width),
-        _ticks(columns, step, width),
-        *(_bar(name, column, _LEFT + place * step, step, top, fills) for place, column in enumerate(columns)),
-    ]
-    linked = any(column.url for column in columns)
-    svg = _svg(name, title, description, drawn, width, linked=linked)
-    legend = _legend(series, lambda place: _square(fills[place]))
-    return _figure(title, svg, legend, _table(title, series, columns, rounded), width)
+    highest = max((sum(value or 0 for value in column.values) for column in columns), default=0)
+    most = marks.most if marks is not None and marks.most <= 2 * highest else 0
+    top = nice(max(highest, most * 1.1))
+    levels = [(_y(share), f"{top * share:,.1f}".removesuffix(".0")) for share in (0, 0.5, 1)]
+    drawn = [_bar(column, place, top, fills) for place, column in enumerate(columns)]
+    over = _NOTHING if marks is None else _marks(marks, len(columns), _y(most / top) if most else None)
+    plot = _plot(name, title, description, levels, columns, drawn, over)
+    flag = format_html('<p class="dq-flag">{}</p>', marks.flag) if marks is not None and marks.flag else _NOTHING
+    legend = [(_square(fills[place]), label) for place, label in enumerate(series)]
+    if marks is not None and most:
+        legend.append((_stroke("most"), marks.most_text))
+    return _figure(plot, flag, legend, _table(title, series, columns, rounded))
 
 
 def lines(name: str, title: str, description: str, series: Sequence[str], columns: Sequence[Column]) -> SafeString:
     """Draw lines of lengths of time in seconds, on a logarithmic scale from 1 ms to 10 minutes and more."""
-    step = (NARROW - _LEFT - _RIGHT) / max(1, len(columns))
     drawn = [
-        _grid([(_log_y(seconds), brief(seconds)) for seconds in _DECADES], NARROW),
-        _ticks(columns, step, NARROW),
-        *(_line(place, columns, step) for place in range(len(series))),
-        *(_marker(column, _LEFT + place * step, step) for place, column in enumerate(columns)),
+        *(_line(place, columns) for place in range(len(series))),
+        *(_marker(column, place) for place, column in enumerate(columns)),
     ]
-    svg = _svg(name, title, description, drawn, NARROW, linked=False)
-    return _figure(title, svg, _legend(series, _stroke), _table(title, series, columns, bound), NARROW)
+    levels = [(_log_y(seconds), brief(seconds)) for seconds in _DECADES]
+    plot = _plot(name, title, description, levels, columns, drawn)
+    legend = [(_stroke(place), label) for place, label in enumerate(series)]
+    return _figure(plot, _NOTHING, legend, _table(title, series, columns, bound))
+
+
+def spark(values: Sequence[float | None], level: str = "") -> SafeString:
+    """Draw a sparkline. ``level`` is "critical", "warn" or empty."""
+    numbers = [value or 0.0 for value in values]
+    if len(numbers) < 2:
+        return _NOTHING
+    top, step = max(numbers) or 1, _SPARK_WIDTH / (len(numbers) - 1)
+    points = "L".join(
+        f"{_short(place * step)} {_short(_SPARK_HEIGHT - 1 - min(number / top, 1) * (_SPARK_HEIGHT - 3))}"
+        for place, number in enumerate(numbers)
+    )
+    return format_html(
+        '<svg class="dq-spark{}" viewBox="0 0 {w} {h}" preserveAspectRatio="none" aria-hidden="true">'
+        '<path d="M{points}L{w} {h}L0 {h}Z"/><path d="M{points}"/></svg>',
+        f" dq-{level}" if level else "",
+        points=points,
+        w=_SPARK_WIDTH,
+        h=_SPARK_HEIGHT,
+    )
+
+
+def mix(parts: Sequence[tuple[str, float]], *, kind: str = "mix") -> SafeString:
+    """Draw the shares of a whole side by side: colour classes with their numbers."""
+    whole, left, drawn = sum(number for _fill, number in parts), 0.0, []
+    for fill, number in parts:
+        if number > 0:
+            drawn.append(_rect(f"dq-fill-{fill}", left, 0, 100 * number / whole, 1))
+            left += 100 * number / whole
+    empty = _rect("dq-fill-none", 0, 0, 100, 1)
+    inside = _joined(drawn or [empty])
+    box = '<svg class="dq-{}" viewBox="0 0 100 1" preserveAspectRatio="none" aria-hidden="true">{}</svg>'
+    return format_html(box, kind, inside)
+
+
+def gauge(share: float) -> SafeString:
+    """Draw which share of something is used up."""
+    used = min(1.0, max(0.0, share))
+    return mix([("1" if used >= 1 else "0", used), ("none", 1 - used)], kind="gauge")
+
+
+def squares(busy: int, of: int, most: int = 48) -> SafeString:
+    """Draw a square for each thread, ``most`` of them at most; those that are busy first."""
+    drawn = (("dq-busy" if place < busy else "",) for place in range(min(of, most)))
+    return format_html(
+        '<span class="dq-squares" aria-hidden="true">{}</span>', format_html_join("", '<i class="{}"></i>', drawn)
+    )
 
 
 def nice(highest: float) -> int:
@@ -114,85 +171,73 @@ def _log_y(seconds: float) -> float:
     return _y((math.log10(min(max(seconds, _DECADES[0]), _DECADES[-1])) - low) / (high - low))
 
 
-def _svg(
-    name: str, title: str, description: str, parts: Iterable[SafeString], width: int, *, linked: bool
+def _plot(
+    name: str,
+    title: str,
+    description: str,
+    levels: Sequence[tuple[float, str]],
+    columns: Sequence[Column],
+    drawn: Iterable[SafeString],
+    over: SafeString = _NOTHING,
 ) -> SafeString:
+    """Draw the axis with its texts, the grid, what is stretched, and what stands over it."""
     # Assistive technology reaches nothing within an image, so a chart with links is a group.
     return format_html(
-        '<svg viewBox="0 0 {} {}" role="{}" aria-labelledby="{name}-title {name}-text" focusable="false">'
-        '<title id="{name}-title">{}</title><desc id="{name}-text">{}</desc>{}</svg>',
-        width,
-        HEIGHT,
-        "group" if linked else "img",
+        '<div class="dq-plot"><svg aria-hidden="true">{}</svg>'
+        '<svg role="{}" aria-labelledby="{name}-title {name}-text">'
+        '<title id="{name}-title">{}</title><desc id="{name}-text">{}</desc>{}'
+        '<svg width="100%" height="{height}" viewBox="0 0 {} {height}" preserveAspectRatio="none">{}</svg>'
+        "{}{}</svg></div>",
+        _joined(
+            format_html('<text x="38" y="{}" text-anchor="end">{}</text>', _short(y + 4), text) for y, text in levels
+        ),
+        "group" if any(column.url for column in columns) else "img",
         title,
         description,
-        _joined(parts),
+        _joined(format_html('<line class="dq-grid" x2="100%" y1="{y}" y2="{y}"/>', y=_short(y)) for y, _text in levels),
+        max(1, len(columns)),
+        _joined(drawn),
+        _ticks(columns),
+        over,
         name=name,
+        height=HEIGHT,
     )
 
 
-def _grid(levels: Iterable[tuple[float, str]], width: int) -> SafeString:
-    return _joined(
-        format_html(
-            '<line class="dq-grid" x1="{}" x2="{}" y1="{y}" y2="{y}"/><text x="{}" y="{}" text-anchor="end">{}</text>',
-            _LEFT,
-            width - _RIGHT,
-            _LEFT - 6,
-            _short(y + 4),
-            text,
-            y=_short(y),
-        )
-        for y, text in levels
-    )
+def _ticks(columns: Sequence[Column]) -> SafeString:
+    named = [(place, column.tick) for place, column in enumerate(columns) if column.tick]
+    every = max(1, math.ceil(len(named) / _TICKS))
+    shown = [(_percent(place + 0.5, columns), HEIGHT - 6, tick) for place, tick in named[::every]]
+    return format_html_join("", '<text x="{}" y="{}" text-anchor="middle">{}</text>', shown)
 
 
-def _ticks(columns: Sequence[Column], step: float, width: int) -> SafeString:
-    # The text of a tick in the last places would be cut off.
-    fitting = columns[: max(1, int(len(columns) - _TICK / 2 / step))]
-    named = [(place, column.tick) for place, column in enumerate(fitting) if column.tick]
-    every = max(1, math.ceil(len(named) * _TICK / width))
+def _percent(place: float, columns: Sequence[Column]) -> str:
+    return f"{_short(100 * place / max(1, len(columns)))}%"
+
+
+def _marks(marks: Marks, columns: int, most_y: float | None) -> SafeString:
+    x, most = f"{_short(100 * marks.now / max(1, columns))}%", _NOTHING
+    if most_y is not None:
+        most = format_html('<line class="dq-line-most" x2="100%" y1="{y}" y2="{y}"/>', y=_short(most_y))
     return format_html(
-        '<line class="dq-axis" x1="{}" x2="{}" y1="{y}" y2="{y}"/>{}',
-        _LEFT,
-        width - _RIGHT,
-        _joined(
-            format_html(
-                '<text x="{}" y="{}" text-anchor="middle">{}</text>',
-                _short(_LEFT + (place + 0.5) * step),
-                HEIGHT - 8,
-                tick,
-            )
-            for place, tick in named[::every]
-        ),
-        y=_FLOOR,
+        '{}<line class="dq-now" x1="{x}" x2="{x}" y1="8" y2="{}"/>'
+        '<text class="dq-now" x="{x}" y="{}" text-anchor="middle">{}</text>',
+        most,
+        _FLOOR,
+        HEIGHT - 6,
+        marks.now_text,
+        x=x,
     )
 
 
-def _hatch(name: str) -> SafeString:
-    return format_html(
-        '<defs><pattern id="{}-hatch" width="5" height="5" patternUnits="userSpaceOnUse"'
-        ' patternTransform="rotate(45)"><line class="dq-hatch-line" y2="5" stroke-width="4"/></pattern></defs>',
-        name,
-    )
-
-
-def _bar(name: str, column: Column, left: float, width: float, top: float, fills: Sequence[str]) -> SafeString:
-    gap = min(1.0, width / 6)
-    parts = [_hit(left, width)]
-    seen = 0.0
-    # One that is higher than the axis is cut there, with a gap under its end.
-    whole = sum(value or 0 for value in column.values)
-    shrunk = min(1.0, top / whole) if whole else 1.0
+def _bar(column: Column, left: float, top: float, fills: Sequence[str]) -> SafeString:
+    parts, seen = [_hit(left)], 0.0
+    filling = " dq-filling" if column.filling else ""
     for place, value in enumerate(column.values):
-        if not value:
-            continue
-        low, seen = seen, seen + value * shrunk
-        kind = f"dq-fill-{'bad' if column.alert else fills[place]}"
-        parts.append(_rect("class", kind, left + gap, _y(seen / top), width - 2 * gap, _y(low / top)))
-    if column.filling and seen:
-        parts.append(_rect("fill", f"url(#{name}-hatch)", left + gap, _y(seen / top), width - 2 * gap, _FLOOR))
-    if shrunk < 1:
-        parts.append(_rect("class", "dq-cut-bar", left, _TOP + 8, width, _TOP + 12))
+        if value:
+            low, seen = seen, seen + value
+            kind = f"dq-fill-{fills[place]}{filling}"
+            parts.append(_rect(kind, left + 0.08, _y(seen / top), 0.84, _y(low / top)))
     inside = format_html("<title>{}: {}</title>{}", column.label, _text(column), _joined(parts))
     if not column.url or not seen:
         return format_html("<g>{}</g>", inside)
@@ -207,66 +252,62 @@ def _unfinished(text: str) -> str:
     return _("%(text)s (not over yet)") % {"text": text}
 
 
-def _rect(attribute: str, value: str, left: float, top: float, width: float, bottom: float) -> SafeString:
+def _rect(kind: str, left: float, top: float, width: float, bottom: float) -> SafeString:
     box = [_short(each) for each in (left, top, width, max(0.0, bottom - top))]
-    return format_html('<rect {}="{}" x="{}" y="{}" width="{}" height="{}"/>', attribute, value, *box)
+    return format_html('<rect class="{}" x="{}" y="{}" width="{}" height="{}"/>', kind, *box)
 
 
-def _hit(left: float, width: float) -> SafeString:
+def _hit(left: float) -> SafeString:
     """Draw nothing in the whole height of a column, for the mouse."""
-    return _rect("class", "dq-hit", left, _TOP, width, _FLOOR)
+    return _rect("dq-hit", left, _TOP, 1, _FLOOR)
 
 
-def _line(series: int, columns: Sequence[Column], width: float) -> SafeString:
+def _line(series: int, columns: Sequence[Column]) -> SafeString:
     drawn, pen = [], "M"
     for place, column in enumerate(columns):
         value = column.values[series]
         if value is None:
             pen = "M"
             continue
-        x, y = _short(_LEFT + (place + 0.5) * width), _short(_log_y(value))
         # A move alone draws nothing, so a point without neighbours gets a short dash.
-        drawn.append(f"{pen}{x} {y}" + ("h1" if pen == "M" else ""))
+        drawn.append(f"{pen}{_short(place + 0.5)} {_short(_log_y(value))}" + ("h.1" if pen == "M" else ""))
         pen = "L"
-    return format_html('<path class="dq-line dq-line-{}" d="{}"/>', series, "".join(drawn)) if drawn else _NOTHING
+    return format_html('<path class="dq-line-{}" d="{}"/>', series, "".join(drawn)) if drawn else _NOTHING
 
 
-def _marker(column: Column, left: float, width: float) -> SafeString:
-    return format_html("<g><title>{}: {}</title>{}</g>", column.label, _text(column), _hit(left, width))
+def _marker(column: Column, left: float) -> SafeString:
+    return format_html("<g><title>{}: {}</title>{}</g>", column.label, _text(column), _hit(left))
 
 
 # --- the parts around the drawing -------------------------------------------------------------------------------------
 
 
-def _figure(title: str, svg: SafeString, legend: SafeString, table: SafeString, width: int) -> SafeString:
+def _figure(
+    plot: SafeString, flag: SafeString, legend: Sequence[tuple[SafeString, str]], table: SafeString
+) -> SafeString:
     return format_html(
-        '<figure class="dq-chart{}"><div class="dq-chart-scroll" role="region" tabindex="0" aria-label="{}">{}</div>{}'
-        "<details><summary>{}</summary>{}</details></figure>",
-        " dq-wide" if width == WIDE else "",
-        title,
-        svg,
-        legend,
+        '<figure class="dq-chart">{}{}{}<details><summary>{}</summary>{}</details></figure>',
+        flag,
+        plot,
+        _legend(legend),
         _("Show the numbers"),
         table,
     )
 
 
-def _legend(series: Sequence[str], draw: Callable[[int], SafeString]) -> SafeString:
-    if len(series) < 2:
+def _legend(items: Sequence[tuple[SafeString, str]]) -> SafeString:
+    if len(items) < 2:
         return _NOTHING
-    items = format_html_join(
-        "", '<li><svg viewBox="0 0 14 14" aria-hidden="true" focusable="false">{}</svg> {}</li>',
-        ((draw(place), label) for place, label in enumerate(series)),
-    )  # fmt: skip
-    return format_html('<ul class="dq-legend">{}</ul>', items)
+    entry = '<li><svg viewBox="0 0 14 14" aria-hidden="true">{}</svg> {}</li>'
+    return format_html('<ul class="dq-legend">{}</ul>', format_html_join("", entry, items))
 
 
 def _square(fill: str) -> SafeString:
     return format_html('<rect class="dq-fill-{}" width="14" height="14"/>', fill)
 
 
-def _stroke(place: int) -> SafeString:
-    return format_html('<path class="dq-line dq-line-{}" d="M0 7h14"/>', place)
+def _stroke(place: object) -> SafeString:
+    return format_html('<path class="dq-line-{}" d="M0 7h14"/>', place)
 
 
 def _table(
@@ -297,4 +338,4 @@ def _joined(parts: Iterable[SafeString]) -> SafeString:
 
 
 def _short(value: float) -> str:
-    return f"{value:.1f}".removesuffix(".0")
+    return f"{value:.2f}".rstrip("0").rstrip(".")

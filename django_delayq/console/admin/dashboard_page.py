@@ -1,7 +1,9 @@
-"""The dashboard: problems, numbers, upcoming messages, deliveries, queues, workers and servers."""
+"""*Now*: what needs somebody, the last day in numbers, past and future in one chart, queues, limits and workers."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
@@ -12,190 +14,310 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from ...inspector.stats import overdue_cutoff
+from ...core.findings import Finding, Level
+from ...inspector.numbers import Capped, total
+from ...inspector.stats import LimitState, QueueSnapshot
 from ...models import Message, Queue, Worker
 from ...models.workers import WorkerState
-from ..models import Health, Limits, Topics
+from ..console_tuning import tuning
+from ..models import Dashboard, DeadLetters, Health, Limits, Rollup, Topics
 from ..statistics.throughput import RollupSum, Throughput
 from ..statistics.upcoming import Bar, Upcoming
-from . import banners, charts, limits_page, page, page_data, past_charts, queue_pages
-from .charts import Column
-from .explanation import span
+from . import charts, findings, limits_page, page, page_data, past_charts, worker_pages
+from .charts import Column, Marks
+from .explanation import moment
+from .findings import Row
 from .page import Page
 from .page_data import PageData
-from .panels import Panel
 from .readonly import Links
 
-_AHEAD = {"hour": gettext_lazy("Next hour"), "day": gettext_lazy("Next day"), "week": gettext_lazy("Next week")}
-_BACK = {"hour": gettext_lazy("Last hour"), "day": gettext_lazy("Last day"), "week": gettext_lazy("Last week")}
+_WINDOWS = {"hour": gettext_lazy("hour"), "day": gettext_lazy("day"), "week": gettext_lazy("week")}
+_TITLES = {
+    "hour": gettext_lazy("An hour behind, an hour ahead"),
+    "day": gettext_lazy("A day behind, a day ahead"),
+    "week": gettext_lazy("A week behind, a week ahead"),
+}
+# The page shows this many queues, limits and workers.
+_QUEUES, _LIMITS, _WORKERS = 10, 6, 8
+# What started later than this is in the line of the tile of what waits: the classes from 5 s on.
+_LATE = Rollup.LATENESS[Rollup.BOUNDS.index(5_000) + 1 :]
 
 
 class DashboardAdmin(Page):
     template = "delayq_console/dashboard.html"
 
     def content(self, request: HttpRequest) -> dict[str, Any]:
-        window, back = page.chosen(request, "window", _AHEAD), page.chosen(request, "past", _BACK)
-        data = page_data.gather()
-        coming, past = page_data.coming(data, window), page_data.past(data, back)
-        links = self.list_url
-        queues = _queues(data, page_data.rates(data), links)
+        window = page.chosen(request, "window", _WINDOWS)
+        data, links = page_data.gather(), self.list_url
+        coming, past, hours = page_data.coming(data, window), page_data.past(data, window), page_data.queues(data)
+        asked = (data.snapshot, data.workers, data.paused, data.lines, data.redis, past, page_data.failing(data))
+        problems = sorted({panel.problem for panel in asked if panel.problem})
+        rows = findings.rows(self, request, data)
+        _show_counts(self.using, data, rows, past.value)
+        queues = _queues(self, request, data, hours.value or {})
         return {
-            "banners": banners.of_page(self, data),
-            "tiles": _tiles(data, past, links),
+            "title": _verdict(rows, past.value, known=not problems),
+            "read_at": f"{moment(data.at, 'seconds')[11:]}, {timezone.get_current_timezone_name()}",
+            "rows": rows,
+            "problems": problems,
             "data": data,
             "empty": page_data.is_empty(data),
-            "ahead": page.choices(request, "window", window, _AHEAD),
-            "coming": coming,
-            "upcoming": _upcoming(coming.value, links) if coming.value else "",
-            "peak": _peak(coming.value) if coming.value else "",
-            "back": page.choices(request, "past", back, _BACK),
-            "past": past,
-            "throughput": past_charts.throughput(past.value[back]) if past.value else "",
-            "lateness": past_charts.lateness(past.value[back]) if past.value else "",
-            "lateness_now": _lateness_now(past.value["hour"], data) if past.value else "",
-            "topics_url": self.url(Topics),
-            "queues": queues,
-            "more_queues": len(data.snapshot.value.queues) - len(queues) if data.snapshot.value else 0,
+            "tiles": _tiles(data, past.value, links) if past.value else [],
+            "river_title": _TITLES[window],
+            "windows": page.choices(request, "window", window, _WINDOWS),
+            "river": _river(past.value, coming.value, data, window, links) if past.value and coming.value else "",
+            "river_problem": coming.problem or past.problem,
+            "queues": queues[:_QUEUES],
+            "more_queues": max(0, len(queues) - _QUEUES),
             "queues_url": links(Queue),
-            "limits": limits_page.rows(data.lines.value.longest, data.at, links) if data.lines.value else [],
+            "topics_url": links(Topics),
+            "limits": _limits(data, links),
             "limits_url": links(Limits),
-            "workers_text": _workers(data),
+            "workers": _workers(data),
             "workers_url": links(Worker),
-            "servers": [*banners.of_redis(data), *banners.of_database(data)],
+            "servers": [
+                _worst(_("Redis"), [*findings.of_redis(data), *findings.of_redis_values(data)]),
+                _worst(_("Database"), findings.of_database(data)),
+            ],
             "health_url": links(Health),
         }
 
 
-def _tiles(data: PageData, past: Panel[dict[str, Throughput]], links: Links) -> list[SimpleNamespace]:
-    """Return numbers with their labels, and the addresses of the lists of what they count."""
+def _verdict(rows: list[Row], past: dict[str, Throughput] | None, *, known: bool) -> str:
+    """Return the opening sentence."""
+    if rows:
+        return ngettext("One thing needs you", "%(count)d things need you", len(rows)) % {"count": len(rows)}
+    if not known or past is None:
+        return _("Not everything could be read")
+    return _("All is well: %(consumed)s delivered in 24 h") % {"consumed": f"{past['day'].sum['consumed']:,}"}
 
-    def tile(label: str, number: object, note: str, query: str, *, alert: bool = False) -> SimpleNamespace:
-        url = links(Message, query) if query else ""
-        return SimpleNamespace(label=label, number=str(number), note=note, url=url, alert=alert)
 
-    tiles = []
+def _show_counts(using: str, data: PageData, rows: list[Row], past: dict[str, Throughput] | None) -> None:
+    """Have the navigation show the numbers that this page has read."""
+    worst = max((row.level for row in rows), default=Level.OK)
+    page.count(using, Dashboard, len(rows), worst.name.lower())
+    if past is not None:
+        dead = past["day"].sum["dead"]
+        page.count(using, DeadLetters, dead and f"{dead:,}", "critical")
+    if data.paused.value is not None:
+        page.count(using, Queue, len(data.paused.value), "warn", gettext_lazy("paused"))
+    if data.lines.value is not None:
+        full = data.lines.value.number
+        page.count(using, Limits, full.count and full, "", gettext_lazy("full"))
+    if data.workers.value is not None:
+        page.count(using, Worker, len(data.workers.value.of(WorkerState.ALIVE)))
+
+
+# --- the last 24 hours ------------------------------------------------------------------------------------------------
+
+
+def _tiles(data: PageData, past: dict[str, Throughput], links: Links) -> list[SimpleNamespace]:
+    """Return the four numbers, with their last 24 hours as a line."""
+    day, steps = past["day"], past["day"].steps[:-1]
+    done, consumed, dead = day.sum, day.sum["consumed"], day.sum["dead"]
+    p50, p95 = done.lateness(50), done.lateness(95)
+    return [
+        SimpleNamespace(
+            label=_("Delivered in 24 h"),
+            number=f"{consumed:,}",
+            unit=_("%(number)s a minute now") % {"number": _rate(past["hour"])},
+            **_change(consumed, day.before["consumed"]),
+            url=links(Message, "state:consumed finished:<24h"),
+            spark=charts.spark([step["consumed"] for step in steps]),
+        ),
+        SimpleNamespace(
+            label=_("Starts late by (p95)"),
+            number=charts.bound(p95),
+            note="" if p50 is None else _("half of them %(p50)s") % {"p50": charts.bound(p50)},
+            spark=charts.spark([min(step.lateness(95) or 0, Rollup.BOUNDS[-1] / 1000) for step in steps]),
+        ),
+        _waiting(data, past["hour"], [sum(step[name] for name in _LATE) for step in steps], links),
+        SimpleNamespace(
+            label=_("Failed for good in 24 h"),
+            number=f"{dead:,}",
+            unit=f"{dead / (dead + consumed):.1%}" if dead else "",
+            **_change(dead, day.before["dead"], kind="dq-critical"),
+            url=links(Message, "state:dead finished:<24h"),
+            spark=charts.spark([step["dead"] for step in steps], "critical" if dead else ""),
+        ),
+    ]
+
+
+def _change(now: int, before: int, kind: str = "dq-ok") -> dict[str, str]:
+    """Return how a number has changed since the day before. ``kind`` is the colour of a greater one."""
+    if not before:
+        return {"note": _("none in the day before") if now else ""}
+    ratio = now / before
+    change = f"▲ {ratio:.0f} ×" if ratio >= 2 else f"{'▲' if ratio >= 1 else '▼'} {abs(ratio - 1):.0%}"
+    return {"change": change, "kind": kind if ratio > 1.05 else "", "note": _("on the day before")}
+
+
+def _rate(hour: Throughput) -> str:
+    """Return how many messages were delivered in a minute, of the last five."""
+    rate = hour.last(5)["consumed"] / 5
+    return f"{rate:,.0f}" if rate >= 1 or not rate else f"{rate:.1f}"
+
+
+def _waiting(data: PageData, hour: Throughput, late: list[int], links: Links) -> SimpleNamespace:
+    """Return the tile of what waits past its time, with what waits in paused queues apart."""
+    tile = SimpleNamespace(label=_("Waiting past its time"), number="?", url=links(Message, "is:overdue"))
+    tile.spark = charts.spark(late, "warn" if any(late) else "")
     snapshot = data.snapshot.value
     if snapshot is not None:
-        late = snapshot.without_paused(data.paused.value or ())
-        following, oldest = snapshot.next_due, late.oldest_overdue
-        ahead = _("next in %(span)s") % {"span": span(following - snapshot.at)} if following else ""
-        waiting = _("none, every message is on time")
-        if oldest:
-            waiting = _("oldest: %(span)s") % {"span": span(snapshot.at - oldest)}
-        elif snapshot.overdue.count:
-            waiting = _("in paused queues")
-        # No search leaves out those that wait for limits.
-        ready = "" if snapshot.limited.count else _due(overdue_cutoff(snapshot.at), snapshot.at)
-        tiles += [
-            tile(_("Scheduled"), snapshot.scheduled, ahead, "state:scheduled"),
-            tile(_("Ready"), snapshot.ready, _("due, waiting for a worker"), ready),
-            tile(_("Overdue"), snapshot.overdue, waiting, "is:overdue", alert=bool(late.overdue.count)),
-        ]
-        if snapshot.limited.count:
-            longest = data.lines.value.longest if data.lines.value else ()
-            note = _("longest line: %(limit)s") % {"limit": longest[0].name} if longest else ""
-            tiles.append(tile(_("Limited"), snapshot.limited, note, "is:limited"))
-        tiles.append(tile(_("Running"), snapshot.running, "", "state:running"))
-    if past.value is not None:
-        day = past.value["day"].sum.outcomes
-        dead, consumed = day["dead"], day["consumed"]
-        share = _("%(share)s of those ended") % {"share": f"{dead / (consumed + dead):.2%}"} if dead else ""
-        tiles += [
-            tile(_("Dead in 24 h"), f"{dead:,}", share, "state:dead finished:<24h"),
-            tile(_("Consumed in 24 h"), f"{consumed:,}", "", "state:consumed finished:<24h"),
-        ]
-    return tiles
+        seen = snapshot.without_paused(data.paused.value or ())
+        tile.number = str(seen.overdue)
+        tile.unit = _("+ %(count)s paused") % {"count": seen.held} if seen.held.count else ""
+        tile.note = _gone(seen.overdue, hour) or _("every message is on time")
+    return tile
+
+
+def _gone(overdue: Capped, hour: Throughput) -> str:
+    """Return in which time workers will have delivered what is overdue, if they go on as in the last five minutes."""
+    if not overdue.count:
+        return ""
+    rate = hour.last(5).ended / 5
+    if not rate:
+        return _("nothing was delivered for five minutes")
+    minutes = math.ceil(overdue.count / rate)
+    return ngettext("gone in about %(count)d min", "gone in about %(count)d min", minutes) % {"count": minutes}
+
+
+# --- the river: what was delivered, and what falls due ----------------------------------------------------------------
+
+
+def _river(past: dict[str, Throughput], coming: Upcoming, data: PageData, window: str, links: Links) -> SafeString:
+    """Draw the time behind, left of the line of now, and the time ahead."""
+    back, day = past[window], past["day"]
+    behind = [_behind(back, place) for place in range(len(back.steps))]
+    ahead = [_ahead(bar, place, window, links) for place, bar in enumerate(coming.bars)]
+    flag, snapshot = "", data.snapshot.value
+    if snapshot is not None:
+        seen = snapshot.without_paused(data.paused.value or ())
+        flags = [(_("%(count)s overdue"), seen.overdue), (_("%(count)s paused"), seen.held)]
+        flag = ", ".join(text % {"count": number} for text, number in flags if number.count)
+    most = day.most * back.step.total_seconds() / 60
+    text = _("most that the workers did: %(number)s a minute") % {"number": f"{day.most:,}"}
+    now = timezone.localtime(data.at)
+    due = total(bar.number for bar in coming.bars)
+    description = _("%(runs)s runs ended in this time, and %(due)s messages fall due.")
+    return charts.bars(
+        "dq-river",
+        str(_TITLES[window]),
+        description % {"runs": f"{back.sum.ended:,}", "due": due},
+        [_("delivered"), _("retried"), _("dead"), _("falls due")],
+        [*behind, *ahead],
+        fills=("0", "1", "bad", "due"),
+        marks=Marks(len(behind), f"{now:%H:%M}", most, text, flag),
+    )
+
+
+def _behind(back: Throughput, place: int) -> Column:
+    tally = back.steps[place]
+    start, end = (timezone.localtime(back.start + n * back.step) for n in (place, place + 1))
+    values = [tally["consumed"], tally["retried"], tally["dead"], 0]
+    names = (_("delivered"), _("retried"), _("dead"))
+    text = ", ".join(f"{number:,} {name}" for number, name in zip(values, names, strict=False) if number)
+    is_last = place == len(back.steps) - 1
+    tick = "" if len(back.steps) - place < _NEAR else past_charts.tick(start, back.window)
+    return Column(past_charts.clock_span(start, end), values, text or _("nothing"), tick, filling=is_last)
+
+
+def _ahead(bar: Bar, place: int, window: str, links: Links) -> Column:
+    start, end = timezone.localtime(bar.start), timezone.localtime(bar.end)
+    text = ngettext("%(number)s message", "%(number)s messages", bar.number.count) % {"number": bar.number}
+    tick = "" if place < _NEAR else past_charts.tick(start, window)
+    return Column(
+        past_charts.clock_span(start, end), [0, 0, 0, bar.number.count], text, tick, links(Message, _due(start, end))
+    )
+
+
+# The bars beside the line of now that get no text under the axis: the time of now stands there.
+_NEAR = 8
 
 
 def _due(start: datetime, end: datetime) -> str:
     """Return the search for what falls due in this time. An hour that the clocks show twice is told by its offset."""
-    return f"state:scheduled due:{timezone.localtime(start).isoformat()}..{timezone.localtime(end).isoformat()}"
+    return f"state:scheduled due:{start.isoformat()}..{end.isoformat()}"
 
 
-# --- upcoming messages ------------------------------------------------------------------------------------------------
+# --- queues, limits, workers, servers ---------------------------------------------------------------------------------
 
 
-def _upcoming(coming: Upcoming, links: Links) -> SafeString:
-    topics = coming.topics(5)
-    shown = [coming.overdue, *coming.bars]
-    others = any(set(bar.topics) - set(topics) for bar in shown)
-    series = [*topics, *([_("other topics")] if others else [])]
-    columns = [_column(bar, place, coming, topics, others, links) for place, bar in enumerate(shown)]
-    description = _("Messages by the time they fall due. %(peak)s") % {"peak": _peak(coming)}
-    return charts.bars("dq-upcoming", _("Upcoming messages"), description, series, columns)
-
-
-def _column(bar: Bar, place: int, coming: Upcoming, topics: list[str], others: bool, links: Links) -> Column:
-    numbers = [bar.topics[topic] for topic in topics]
-    rest = [max(0, bar.number.count - sum(numbers))] if others else []
-    text = ngettext("%(number)s message", "%(number)s messages", bar.number.count) % {"number": bar.number}
-    if bar.start is None:
-        url = links(Message, "is:overdue")
-        return Column(_("Overdue"), [*numbers, *rest], text, _("overdue"), url, alert=True)
-    start, end = timezone.localtime(bar.start), timezone.localtime(bar.end)
-    tick = past_charts.tick(start, coming.window) if place % past_charts.BARS_PER_TICK[coming.window] == 0 else ""
-    return Column(past_charts.clock_span(start, end), [*numbers, *rest], text, tick, links(Message, _due(start, end)))
-
-
-def _peak(coming: Upcoming) -> str:
-    bar = coming.peak
-    if bar is None or bar.start is None:
-        return _("Nothing falls due in this time.")
-    start, end = timezone.localtime(bar.start), timezone.localtime(bar.end)
-    number, seconds = bar.number, (bar.end - bar.start).total_seconds()
-    rate = _("%(number)s a second") % {"number": f"{number.count / seconds:,.0f}"}
-    if number.count < seconds:
-        rate = _("less than one a second")
-    text = ngettext(
-        "Peak %(span)s: %(number)s message, %(rate)s.", "Peak %(span)s: %(number)s messages, %(rate)s.", number.count
-    )
-    return text % {"span": past_charts.clock_span(start, end), "number": number, "rate": rate}
-
-
-# --- what was delivered -----------------------------------------------------------------------------------------------
-
-
-def _lateness_now(hour: Throughput, data: PageData) -> str:
-    snapshot = data.snapshot.value
-    oldest = snapshot.without_paused(data.paused.value or ()).oldest_overdue if snapshot else None
-    if snapshot is None or oldest is None:
-        return past_charts.late(hour.sum)
-    waits = _("The oldest overdue message has waited for %(age)s.") % {"age": span(snapshot.at - oldest)}
-    return f"{past_charts.late(hour.sum)} {waits}"
-
-
-# --- queues, workers, servers -----------------------------------------------------------------------------------------
-
-
-def _queues(data: PageData, rates: Panel[dict[str, RollupSum]], links: Links) -> list[SimpleNamespace]:
-    snapshot = data.snapshot.value
+def _queues(shown: Page, request: HttpRequest, data: PageData, hours: dict[str, Throughput]) -> list[SimpleNamespace]:
+    """Return the queues as rows, those that need somebody first."""
+    snapshot, paused = data.snapshot.value, data.paused.value or {}
     if snapshot is None:
         return []
-    first = sorted(
-        snapshot.queues.items(), key=lambda item: (-item[1].overdue.count, -item[1].scheduled.count, item[0])
-    )
+    may_resume = shown.may(request, "resume")
     rows = []
-    for name, _queue in first[:10]:
-        tally = None if rates.value is None else rates.value.get(name, RollupSum())
-        rows.append(
-            SimpleNamespace(
-                **queue_pages.facts_of(name, data, data.paused.value or {}, links),
-                rate="?" if tally is None else f"{tally.outcomes['consumed']:,}",
-                p95="?" if tally is None else charts.bound(tally.lateness(95)),
-            )
-        )
+    for name, queue in snapshot.queues.items():
+        hour = hours.get(name)
+        row = _queue(name, queue, hour, data)
+        row.url = shown.url(Queue, "detail", name)
+        row.paused = name in paused
+        row.resume = shown.url(Queue, "resume", name) if row.paused and may_resume else ""
+        row.needs = row.unserved or row.failing or bool(queue.overdue.count)
+        rows.append((not row.needs, -queue.overdue.count, -queue.scheduled.count, name, row))
+    return [row for *_order, row in sorted(rows, key=lambda each: each[:-1])]
+
+
+def _queue(name: str, queue: QueueSnapshot, hour: Throughput | None, data: PageData) -> SimpleNamespace:
+    workers = data.workers.value
+    done = RollupSum() if hour is None else hour.sum
+    due = queue.overdue.count + queue.limited.count
+    later = max(0, queue.scheduled.count - due)
+    return SimpleNamespace(
+        name=name,
+        unserved=bool(queue.overdue.count) and workers is not None and not workers.serving(name),
+        mix=charts.mix([("0", later), ("3", queue.limited.count), ("bad", queue.overdue.count)]),
+        scheduled=queue.scheduled,
+        overdue=queue.overdue,
+        limited=queue.limited,
+        spark="" if hour is None else charts.spark([step.ended for step in hour.steps[:-1]]),
+        rate="0" if hour is None else _rate(hour),
+        p95=charts.bound(done.lateness(95)),
+        failed=f"{done.failed_share:.1%}" if done.ended else "–",
+        failing=done.failed_share > tuning.failed_share,
+    )
+
+
+def _limits(data: PageData, links: Links) -> list[SimpleNamespace]:
+    """Return the limits for which most messages wait, with how much of each is used up."""
+    lines = data.lines.value.longest[:_LIMITS] if data.lines.value else ()
+    rows = limits_page.rows(lines, data.at, links)
+    for row, line in zip(rows, lines, strict=True):
+        row.gauge = charts.gauge(_used(line))
     return rows
 
 
-def _workers(data: PageData) -> str:
-    there = data.workers.value
-    if there is None:
-        return ""
-    if not there.workers:
-        return _("No worker is running. Start one: manage.py run_delayq")
-    alive, late, lost = (len(there.of(state)) for state in WorkerState)
-    parts = [ngettext("%(count)d alive", "%(count)d alive", alive) % {"count": alive}]
-    parts += [_("%(count)d late") % {"count": late}] if late else []
-    parts += [_("%(count)d lost") % {"count": lost}] if lost else []
-    text = _("%(workers)s; latest heartbeat %(span)s ago.")
-    return text % {"workers": ", ".join(parts), "span": span(there.at - there.workers[0].seen_at)}
+def _used(line: LimitState) -> float:
+    """Return the share of a limit that is used up: all of a rate for which messages wait."""
+    return line.running / line.limit.count if line.limit is not None and line.limit.count else 1.0
+
+
+def _workers(data: PageData) -> SimpleNamespace:
+    """Return the live workers with their threads, and how many of these are busy."""
+    there, running = data.workers.value, page_data.running(data).value
+    alive = [] if there is None else there.of(WorkerState.ALIVE)
+    held = {} if running is None else running[0]
+    rows = [
+        SimpleNamespace(name=worker.name, busy=min(len(held.get(worker.name, ())), worker.threads), of=worker.threads)
+        for worker in alive
+    ]
+    for row in rows:
+        row.squares = charts.squares(row.busy, row.of)
+    text = _("%(busy)d of %(of)d threads busy")
+    text %= {"busy": sum(row.busy for row in rows), "of": sum(row.of for row in rows)}
+    others = [] if there is None else [(state, len(there.of(state))) for state in WorkerState if state != "alive"]
+    return SimpleNamespace(
+        rows=rows[:_WORKERS],
+        more=max(0, len(rows) - _WORKERS),
+        text=text if rows else "",
+        others=[f"{number} {worker_pages.LABELS[state]}" for state, number in others if number],
+    )
+
+
+def _worst(name: str, found: Iterable[Finding]) -> SimpleNamespace:
+    """Return what is worst about a server, in one line."""
+    worst = max(found, key=lambda finding: finding.level, default=Finding(name, Level.INFO, "?"))
+    return SimpleNamespace(name=name, kind=f"dq-{worst.level.name.lower()}", text=f"{worst.name}: {worst.detail}")

@@ -25,6 +25,11 @@ def moment(at: datetime, timespec: str = "milliseconds") -> str:
     return timezone.localtime(at).replace(tzinfo=None).isoformat(sep=" ", timespec=timespec)
 
 
+def clock(at: datetime) -> str:
+    """Return the time of day of a moment as text, in the current time zone."""
+    return f"{timezone.localtime(at):%H:%M}"
+
+
 def universal(at: datetime) -> str:
     """Return a moment as text, in UTC, to the millisecond."""
     return f"{at.astimezone(UTC).replace(tzinfo=None).isoformat(sep=' ', timespec='milliseconds')} UTC"
@@ -148,6 +153,16 @@ def _obstacles(message: Message, now: datetime, where: Whereabouts | None, *, is
     if not sentences and is_due:
         sentences.append(_("Waiting for a free worker of the queue %(queue)s.") % values)
     return sentences
+
+
+def pause_facts(queue: Queue, now: datetime) -> str:
+    """Return in a few words by whom, since when, until when and why a queue is paused."""
+    said = [_("by %(actor)s") % {"actor": queue.paused_by}] if queue.paused_by else []
+    assert queue.paused_at is not None
+    said.append(_("%(span)s ago") % {"span": span(now - queue.paused_at)})
+    if queue.resumes_at is not None:
+        said.append(_("until %(until)s") % {"until": moment(queue.resumes_at, "seconds")})
+    return " · ".join([*said, f"“{queue.reason}”"] if queue.reason else said)
 
 
 def pause_text(queue: Queue) -> str:

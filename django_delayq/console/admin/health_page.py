@@ -35,7 +35,7 @@ from ..operations.work import RestoreWork, arguments_of, results_of, scope_of
 from ..statements import TooSlow, console_statements, statement_timeout
 from ..statements.portable_console import Vacuum
 from ..whereabouts import sizes
-from . import banners, page_data, panels
+from . import findings, page_data, panels
 from .explanation import moment, span
 from .forms import DelayField, ReasonField, ReasonForm
 from .page import Page, acting_as_user, context, operation_url, start_operation
@@ -129,11 +129,10 @@ class HealthAdmin(Page):
         may_restore = self.may_restore(request)
         last_restore = _("Last restore: #%(number)d by %(actor)s, %(state)s %(span)s ago (%(at)s).")
         return {
-            "banners": banners.of_page(self, data),
-            "has_worker": not banners.has_no_worker(data),
-            "redis": [*banners.of_redis(data), *banners.of_redis_values(data)],
+            "has_worker": not findings.has_no_worker(data),
+            "redis": [*findings.of_redis(data), *findings.of_redis_values(data)],
             "held": sorted((held.value or {}).items()),
-            "database": [*banners.of_database(data), *_table(table)],
+            "database": [*findings.of_database(data), *_table(table)],
             "problems": sorted({panel.problem for panel in asked if panel.problem}),
             "configured": conf.get().REDIS is not None,
             "stuck": None if stuck.value is None else stuck.value.count,

@@ -15,7 +15,7 @@ from ...inspector import stats
 from ...inspector.stats import LimitState
 from ...models import Message
 from ..search import texts as searches
-from . import banners, page_data, panels
+from . import page_data, panels
 from .explanation import limit_text, span
 from .page import Page
 from .readonly import Links
@@ -36,7 +36,6 @@ class LimitsAdmin(Page):
         found = panels.load("all limits", using, stats.all_limits, using, self.list_per_page)
         limits = found.value.longest if found.value else ()
         return {
-            "banners": banners.of_page(self, data),
             "lines": found,
             "limits": rows(limits, data.at, self.list_url),
             "partial": len(limits) == self.list_per_page,

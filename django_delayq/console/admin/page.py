@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
+from django.apps import apps
 from django.contrib import admin
 from django.db import router
 from django.db.models import Model, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.template import loader
 from django.template.response import TemplateResponse
+from django.utils.translation import gettext as _
 
 from ...core import actors
 from ...core.values import row_id
@@ -22,7 +25,8 @@ from ...project import console_conf
 from ...record.sql import statements
 from ...record.sql.moves import writing
 from .. import audit
-from ..models import Operation
+from ..console_tuning import tuning
+from ..models import AuditEvent, Dashboard, DeadLetters, Limits, Operation
 from ..operations import lifecycle
 from . import panels
 from .readonly import ReadOnly
@@ -38,11 +42,13 @@ def navigation(model_admin: ReadOnly, request: HttpRequest) -> dict[str, Any]:
         "is_nav_sidebar_enabled": model_admin.admin_site.enable_nav_sidebar and _is_replaced("admin/nav_sidebar.html"),
         "links": [
             {
-                "label": str(model._meta.verbose_name_plural).capitalize(),
+                "label": label_of(model),
                 "url": model_admin.url(model),
                 "here": model is model_admin.model,
+                # Called when the page is written, which may have read the numbers meanwhile.
+                "count": partial(_count, using, model),
             }
-            for model in PAGES
+            for model in _linked()
             if may_view(model_admin, model, request)
         ],
         "environment": settings.ENVIRONMENT,
@@ -51,6 +57,29 @@ def navigation(model_admin: ReadOnly, request: HttpRequest) -> dict[str, Any]:
         # The answer to a POST has no address that a browser could fetch again.
         "live": request.get_full_path() if request.method == "GET" else "",
     }
+
+
+def _linked() -> Iterator[type[Model]]:
+    """Yield the models of the pages in the order of their links, schedules among them where they are installed."""
+    for model in PAGES:
+        yield model
+        if model is Limits and apps.is_installed("django_delayq.recurring"):
+            yield apps.get_model("delayq_recurring", "Schedule")
+
+
+def label_of(model: type[Model]) -> str:
+    """Return the name of a page in the navigation, where it is not that of its model."""
+    own: dict[type[Model], str] = {Dashboard: _("Now"), DeadLetters: _("Failures"), AuditEvent: _("Audit")}
+    return own.get(model) or str(model._meta.verbose_name_plural).capitalize()
+
+
+def count(using: str, model: type[Model], number: object, level: str = "", unit: object = "") -> None:
+    """Show a number, but for zero, beside a page in the navigation of this process's pages, for a minute."""
+    panels.keep(f"count {model.__name__}", using, (number, level, unit), tuning.counts_kept)
+
+
+def _count(using: str, model: type[Model]) -> Any:
+    return panels.kept(f"count {model.__name__}", using) or ("", "", "")
 
 
 def _takes_writes(using: str) -> bool:
@@ -166,7 +195,7 @@ class Page(ReadOnly):
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         self.require(request)
-        title = str(self.opts.verbose_name_plural).capitalize()
+        title = label_of(self.model)
         shown = {**context(self, request, title), **self.content(request), **(extra_context or {})}
         return TemplateResponse(request, self.template, shown)
 

@@ -15,13 +15,12 @@ from ...core.findings import Finding
 from ...inspector import stats, worker_list
 from ...inspector.diagnostics import HiddenRows, hidden_rows
 from ...inspector.migrations import pending_migrations
-from ...inspector.numbers import NONE
 from ...inspector.stats import Lines, RedisStats, Snapshot
 from ...models.workers import WorkerList, WorkerState
 from ...project import conf
 from ..console_tuning import tuning
 from ..statistics import throughput, upcoming
-from ..statistics.throughput import RollupSum, Throughput
+from ..statistics.throughput import Failing, Throughput
 from ..statistics.upcoming import Upcoming
 from ..whereabouts import unfilled
 from . import panels
@@ -96,9 +95,8 @@ def redis() -> RedisStats:
 
 def coming(data: PageData, window: str) -> Panel[Upcoming]:
     """Return what falls due in the window."""
-    overdue = data.snapshot.value.overdue if data.snapshot.value else NONE
     name = f"upcoming {window} {timezone.get_current_timezone_name()}"
-    return panels.load(name, data.using, upcoming.count_upcoming, data.using, window, data.at, overdue)
+    return panels.load(name, data.using, upcoming.count_upcoming, data.using, window, data.at)
 
 
 def past(data: PageData, window: str) -> Panel[dict[str, Throughput]]:
@@ -108,9 +106,20 @@ def past(data: PageData, window: str) -> Panel[dict[str, Throughput]]:
     return panels.load(name, data.using, read, data.using, data.at, windows, kept=tuning.rollups_kept)
 
 
-def rates(data: PageData) -> Panel[dict[str, RollupSum]]:
-    """Return what was delivered of each queue in the last hour."""
-    return panels.load("rates", data.using, throughput.read_queues, data.using, data.at, kept=tuning.rollups_kept)
+def queues(data: PageData) -> Panel[dict[str, Throughput]]:
+    """Return what was delivered of each queue in each minute of the last hour."""
+    read = throughput.read_last_hour
+    return panels.load("queues", data.using, read, data.using, data.at, "queue", kept=tuning.rollups_kept)
+
+
+def failing(data: PageData) -> Panel[list[Failing]]:
+    """Return the topics that fail far more often than the day before."""
+    return panels.load("failing", data.using, throughput.read_failing, data.using, data.at, kept=tuning.rollups_kept)
+
+
+def running(data: PageData) -> Panel[tuple[dict[str, list[tuple[int, str]]], bool]]:
+    """Return the messages that each worker runs."""
+    return panels.load("running", data.using, worker_list.running, data.using)
 
 
 def is_empty(data: PageData) -> bool:

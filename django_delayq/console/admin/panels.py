@@ -73,6 +73,17 @@ def load(name: str, using: str, read: Callable[[*Given], T], *given: *Given, kep
         return panel
 
 
+def keep(name: str, using: str, value: object, seconds: float) -> None:
+    """Keep a value for this long."""
+    _kept[name, using] = Panel(value), time.monotonic() + seconds
+
+
+def kept(name: str, using: str) -> Any:
+    """Return a value that is kept, or None."""
+    panel, until = _kept.get((name, using), (None, 0.0))
+    return panel.value if panel is not None and until > time.monotonic() else None
+
+
 def forget() -> None:
     """Drop all panels, so that each is read anew when it is next needed."""
     _kept.clear()

@@ -15,12 +15,14 @@ from ..statistics.throughput import RollupSum, Throughput
 from . import charts
 from .charts import Column
 
-# The number of bars from one tick of the axis to the next.
-BARS_PER_TICK = {"hour": 10, "day": 8, "week": 8, "month": 10}
+# Between two texts under the axis are this many minutes, from midnight on.
+_MINUTES_PER_TICK = {"hour": 15, "day": 240, "week": 1440, "month": 1440}
 
 
 def tick(at: datetime, window: str) -> str:
-    """Return what stands under the axis where a step begins."""
+    """Return what stands under the axis where a step begins at a round time."""
+    if (at.hour * 60 + at.minute) % _MINUTES_PER_TICK[window]:
+        return ""
     if window == "month":
         return formats.date_format(at, pgettext("date format", "j N"))
     return formats.date_format(at, pgettext("date format", "D j") if window == "week" else "H:i")
@@ -46,15 +48,8 @@ def throughput(past: Throughput) -> SafeString:
     description = _("%(consumed)s consumed, %(retried)s retried, %(dead)s dead, %(expired)s expired.") % {
         name: f"{number:,}" for name, number in past.sum.outcomes.items()
     }
-    return charts.bars(
-        "dq-throughput",
-        _("Throughput"),
-        description,
-        names,
-        _steps(past, column),
-        width=charts.NARROW,
-        fills=("0", "1", "bad", "5"),
-    )
+    fills = ("0", "1", "bad", "3")
+    return charts.bars("dq-throughput", _("Throughput"), description, names, _steps(past, column), fills=fills)
 
 
 def lateness(past: Throughput) -> SafeString:
@@ -82,9 +77,8 @@ def _steps(past: Throughput, column: Callable[[RollupSum], tuple[list[float | No
     for place, tally in enumerate(past.steps):
         start, end = (timezone.localtime(past.start + n * past.step) for n in (place, place + 1))
         values, text = column(tally)
-        under = tick(start, past.window) if place % BARS_PER_TICK[past.window] == 0 else ""
         filling = place == len(past.steps) - 1
-        columns.append(Column(clock_span(start, end), values, text, under, filling=filling))
+        columns.append(Column(clock_span(start, end), values, text, tick(start, past.window), filling=filling))
     return columns
 
 

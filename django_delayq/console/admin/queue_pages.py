@@ -34,7 +34,7 @@ from ..operations import lifecycle
 from ..operations.work import Scope, holder
 from ..statements import in_time, statement_timeout
 from ..whereabouts import sizes
-from . import action_table, banners, page, page_data, panels, topic_pages
+from . import action_table, page, page_data, panels, topic_pages
 from .explanation import moment, span
 from .forms import DelayField, MomentField, ReasonField, SpreadForm
 from .page import Page
@@ -124,7 +124,6 @@ class QueueAdmin(Page):
             "queues": [self._row(name, data, paused.value or {}, held.value, may_pause) for name in names],
             "may_pause": may_pause,
             "problems": sorted({panel.problem for panel in asked if panel.problem}),
-            "banners": banners.of_page(self, data),
         }
 
     def _row(

@@ -16,7 +16,7 @@ from ...inspector import worker_list
 from ...models import Message, Worker
 from ...models.workers import WorkerList, WorkerState, state_of
 from ...record import reads
-from . import banners, page_data, panels
+from . import page_data, panels
 from .explanation import moment, span
 from .page import Page, navigation
 
@@ -42,7 +42,6 @@ class WorkerAdmin(Page):
         there = data.workers.value
         found, partial = running.value or ({}, False)
         return {
-            "banners": banners.of_page(self, data),
             "workers": data.workers,
             "running": running,
             "rows": self._rows(there, found) if there else [],

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from django.db import connections
 
@@ -17,9 +17,6 @@ from ..models import Rollup
 
 class PortableConsole:
     """The console's statements, for databases without words of their own."""
-
-    # All topics of a subquery ``x``, as a JSON array in text.
-    topics: ClassVar[str] = "json_group_array(x.topic)"
 
     def __init__(self, using: str) -> None:
         self.using = using
@@ -41,23 +38,24 @@ class PortableConsole:
                     values += [counts[name] for name in Rollup.COUNTS]
                 cursor.execute(_upsert(len(batch)), values)
 
-    def count_due(self, spans: Sequence[tuple[datetime, datetime]], cap: int, sample: int) -> Iterator[DueCount]:
+    def count_due(self, spans: Sequence[tuple[datetime, datetime]], cap: int) -> Iterator[tuple[int, int]]:
         """Count the scheduled messages of each queue that fall due in each span, up to one more than the cap.
 
-        With the topics of the first ``sample`` of them. Spans without messages are left out.
+        Yields the place of a span and a number, for each queue that has any.
         """
-        where = "m.state = 'scheduled' AND m.queue = r.queue AND m.due_at >= r.start AND m.due_at < r.finish"
         # In the order of the index, so that no plan but a walk along it is worth considering.
         sql = f"""
         WITH s(place, start, finish) AS (VALUES {", ".join(["(%s, %s, %s)"] * len(spans))})
-        SELECT place, number,
-            (SELECT {self.topics} FROM (SELECT m.topic FROM delayq_message m WHERE {where}
-                                        ORDER BY m.due_at, m.id LIMIT {sample}) x)
-        FROM (
-            SELECT r.*, (SELECT count(*) FROM (SELECT 1 FROM delayq_message m WHERE {where}
-                                               ORDER BY m.due_at, m.id LIMIT {cap + 1}) x) AS number
+        SELECT place, number FROM (
+            SELECT r.place, (
+                SELECT count(*) FROM (
+                    SELECT 1 FROM delayq_message m
+                    WHERE m.state = 'scheduled' AND m.queue = r.queue AND m.due_at >= r.start AND m.due_at < r.finish
+                    ORDER BY m.due_at, m.id LIMIT {cap + 1}
+                ) x
+            ) AS number
             FROM (SELECT * FROM ({QUEUES}) q CROSS JOIN s) r
-        ) r WHERE number > 0
+        ) c WHERE number > 0
         """  # noqa: S608
         values = [
             value
@@ -66,8 +64,7 @@ class PortableConsole:
         ]
         with self.connection.cursor() as cursor:
             cursor.execute(sql, values)
-            for place, number, topics in cursor.fetchall():
-                yield DueCount(place, number, json.loads(topics))
+            yield from cursor.fetchall()
 
     def estimate_due(self, spans: Sequence[tuple[datetime | None, datetime]]) -> Mapping[int, int]:
         """Return the planner's guess of how many rows fall due in each span, by the span's place, if it has one."""
@@ -115,15 +112,6 @@ class RollupKey(NamedTuple):
     seconds: int
     queue: str
     topic: str
-
-
-class DueCount(NamedTuple):
-    """The messages of one queue that fall due in the span at ``place``, with the topics of the first of them."""
-
-    place: int
-    # At most one more than the cap.
-    number: int
-    topics: Sequence[str]
 
 
 class Vacuum(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import Any
 
 from ...record.sql.limited import LOCKS, STRIPES
 from ...record.sql.sessions import own_transaction
@@ -14,8 +14,6 @@ from .portable_console import PortableConsole, Scalar, Vacuum
 
 class PostgreSQLConsole(PortableConsole):
     """Statements that PostgreSQL has words for: the planner's guesses, containment in JSON."""
-
-    topics: ClassVar[str] = "json_agg(x.topic)::text"
 
     def wait_for_other_starts(self) -> None:
         with self.connection.cursor() as cursor:

@@ -50,9 +50,8 @@ class FlowSection(StatisticsSection):
             return
         yield f"Coming hour  {total(numbers)}"
         for group, number in zip(groups, numbers, strict=True):
-            if group[0].start is not None:
-                bar = "█" * math.ceil(number.count / highest * 40)
-                yield f"  {timezone.localtime(group[0].start):%H:%M}  {bar:<40} {number}"
+            bar = "█" * math.ceil(number.count / highest * 40)
+            yield f"  {timezone.localtime(group[0].start):%H:%M}  {bar:<40} {number}"
 
     def _past(self) -> Iterator[str]:
         hour = self.past["hour"]

@@ -7,9 +7,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
-from django.db.models import Sum
+from django.db.models import Q, QuerySet, Sum
 from django.db.models.functions import TruncHour
 from django.utils import timezone
 
@@ -72,6 +72,11 @@ class RollupSum(Counter[str]):
         return self["run_us"] / self.runs / 1e6 if self.runs else None
 
     @property
+    def ended(self) -> int:
+        """The number of runs that ended, however they did."""
+        return self["consumed"] + self.failed
+
+    @property
     def failed(self) -> int:
         """The number of runs that failed, with or without a retry to follow."""
         return self["retried"] + self["dead"]
@@ -79,7 +84,7 @@ class RollupSum(Counter[str]):
     @property
     def failed_share(self) -> float:
         """The part of the runs that failed."""
-        return self.failed / max(1, self.failed + self["consumed"])
+        return self.failed / max(1, self.ended)
 
     def _bound(self, classes: Sequence[str], percent: int) -> float | None:
         """Return the bound of the first class up to which ``percent`` of those in all classes are.
@@ -105,6 +110,10 @@ class Throughput:
     start: datetime
     step: timedelta
     steps: list[RollupSum]
+    # The sum of as long a time before it.
+    before: RollupSum = field(default_factory=RollupSum)
+    # The most runs that ended in one minute, as far as rollups of minutes are kept.
+    most: int = 0
 
     @property
     def sum(self) -> RollupSum:
@@ -125,17 +134,67 @@ def read_throughput(using: str, now: datetime, windows: Iterable[str], **only: s
     found = {name: _empty(name, now) for name in windows}
     whole_hours = all(past.step >= timedelta(hours=1) for past in found.values())
     column = TruncHour("at", tzinfo=UTC) if whole_hours else "at"
-    for at, counts in _sums(using, column, min(past.start for past in found.values()), **only):
+    since = min(past.start - len(past.steps) * past.step for past in found.values())
+    for at, seconds, counts in _sums(using, (column, "seconds"), since, **only):
         for past in found.values():
-            if at >= past.start:
+            place = (at - past.start) // past.step
+            if place >= 0:
                 # The clock of a worker may be ahead: a step beyond the last one counts for the last.
-                past.steps[min((at - past.start) // past.step, len(past.steps) - 1)].update(counts)
+                past.steps[min(place, len(past.steps) - 1)].update(counts)
+                past.most = max(past.most, 0 if whole_hours or seconds != MINUTE_SECONDS else counts.ended)
+            elif place >= -len(past.steps):
+                past.before.update(counts)
     return found
 
 
-def read_queues(using: str, now: datetime) -> dict[str, RollupSum]:
-    """Sum the rollups of the last hour by queue."""
-    return dict(_sums(using, "queue", _empty("hour", now).start))
+def read_last_hour(using: str, now: datetime, column: str, **only: Any) -> dict[str, Throughput]:
+    """Sum the rollups of the last hour by a column and minute."""
+    found: dict[str, Throughput] = {}
+    for name, at, counts in _sums(using, (column, "at"), _empty("hour", now).start, **only):
+        past = found.setdefault(name, _empty("hour", now))
+        past.steps[min((at - past.start) // past.step, len(past.steps) - 1)].update(counts)
+    return found
+
+
+class Failing(NamedTuple):
+    """A topic that fails far more often than before: its last hour, and the failed share of the day before."""
+
+    topic: str
+    hour: Throughput
+    before: float
+
+    @property
+    def since(self) -> datetime:
+        """The first minute of the hour in which more runs failed than usual."""
+        usual = _usual(self.before)
+        place = next(place for place, step in enumerate(self.hour.steps) if step.failed_share > usual)
+        return self.hour.start + place * self.hour.step
+
+
+def read_failing(using: str, now: datetime) -> list[Failing]:
+    """Return the topics that fail far more often than the day before, those with the most failures first."""
+    hour = now - timedelta(hours=1)
+    names = ("consumed", "retried", "dead")
+    sums = {
+        f"sum_{name}_{part}": Sum(name, filter=of, default=0)
+        for part, of in (("last", Q(at__gte=hour)), ("before", Q(at__lt=hour)))
+        for name in names
+    }
+    before: dict[str, float] = {}
+    for topic, *counts in _rows(using, hour - timedelta(days=1)).values_list("topic").annotate(**sums):
+        last, day = (RollupSum(dict(zip(names, part, strict=True))) for part in (counts[:3], counts[3:]))
+        if last.failed >= tuning.failed_least and last.failed_share > _usual(day.failed_share):
+            before[topic] = day.failed_share
+    if not before:
+        return []
+    hours = read_last_hour(using, now, "topic", topic__in=list(before))
+    found = [Failing(topic, hours[topic], share) for topic, share in before.items()]
+    return sorted(found, key=lambda each: (-each.hour.sum.failed, each.topic))
+
+
+def _usual(before: float) -> float:
+    """Return the failed share of an hour from which on a topic fails, by that of the day before."""
+    return max(tuning.failed_share, tuning.failed_times * before)
 
 
 @dataclass(slots=True)
@@ -156,10 +215,10 @@ def compare(using: str, window: str, column: str, kind: str = "", name: str = ""
     """Sum the rollups of a window and of the time before it by topic or queue; all, or of one queue or topic."""
     past, only = _empty(window, reads.now(using)), {kind: name} if kind else {}
     found: defaultdict[str, Compared] = defaultdict(Compared)
-    for value, counts in _sums(using, column, past.start, **only):
+    for value, counts in _sums(using, (column,), past.start, **only):
         found[value].now = counts
     begin = past.start - (len(past.steps) - 1) * past.step
-    for value, counts in _sums(using, column, begin, at__lt=past.start, **only):
+    for value, counts in _sums(using, (column,), begin, at__lt=past.start, **only):
         found[value].before = counts
     return dict(found)
 
@@ -170,11 +229,15 @@ def read_traffic(using: str, window: str, kind: str, name: str) -> tuple[Through
     return past, compare(using, window, "queue" if kind == "topic" else "topic", kind, name)
 
 
-def _sums(using: str, column: str | TruncHour, since: datetime, **only: Any) -> Iterator[tuple[Any, RollupSum]]:
-    """Have the database sum all counts by a column."""
-    rows = Rollup.objects.using(using).filter(seconds__in=(MINUTE_SECONDS, HOUR_SECONDS), at__gte=since, **only)
-    for value, *counts in rows.values_list(column).annotate(**{f"sum_{name}": Sum(name) for name in Rollup.COUNTS}):
-        yield value, RollupSum(dict(zip(Rollup.COUNTS, counts, strict=True)))
+def _sums(using: str, columns: tuple[str | TruncHour, ...], since: datetime, **only: Any) -> Iterator[Any]:
+    """Have the database sum all counts by columns; yield the values of these and the sums."""
+    sums = {f"sum_{name}": Sum(name) for name in Rollup.COUNTS}
+    for row in _rows(using, since).filter(**only).values_list(*columns).annotate(**sums):
+        yield *row[: len(columns)], RollupSum(dict(zip(Rollup.COUNTS, row[len(columns) :], strict=True)))
+
+
+def _rows(using: str, since: datetime) -> QuerySet[Rollup]:
+    return Rollup.objects.using(using).filter(seconds__in=(MINUTE_SECONDS, HOUR_SECONDS), at__gte=since)
 
 
 def _empty(name: str, now: datetime) -> Throughput:

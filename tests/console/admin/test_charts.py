@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from django_delayq.console.admin import charts
-from django_delayq.console.admin.charts import Column
+from django_delayq.console.admin.charts import Column, Marks
 
 HOSTILE = '<script>alert("x")&\'</script>'
 
@@ -37,20 +37,38 @@ def test_bars_are_stacked_from_the_ground_in_the_order_of_the_series() -> None:
     assert float(high.get("y", "")) + heights[1] == pytest.approx(float(low.get("y", "")), abs=0.2)
 
 
-def test_a_column_that_is_set_apart_does_not_set_the_axis() -> None:
-    html = draw(Column("Overdue", [9000, 1000], alert=True), Column("10:00", [10, 0]), Column("10:05", [5, 0]))
-    high, low = (float(rect.get("height", "")) for rect in found(html, "rect", "dq-fill-0")[:2])
-    assert high == pytest.approx(2 * low, abs=0.3)
-    assert high > charts.HEIGHT / 2
-    assert min(float(rect.get("y", "")) for rect in found(html, "rect", "dq-fill-bad")) >= 0
-    assert len(found(html, "rect", "dq-cut-bar")) == 1
-    alone = draw(Column("Overdue", [9000], alert=True), Column("10:00", [0]), series=("a",))
-    assert not found(alone, "rect", "dq-cut-bar")
+def test_marks_stand_over_the_bars_and_the_most_sets_the_axis_unless_it_is_far_higher() -> None:
+    columns = [Column("10:00", [10, 0]), Column("10:05", [6, 0])]
+    html = draw(*columns, marks=Marks(1, "10:05", 16, "most: 16", "3 overdue"))
+    [line] = found(html, "line", "dq-now")
+    [most] = found(html, "line", "dq-line-most")
+    assert line.get("x1") == "50%"
+    assert 0 < float(most.get("y1", "")) < float(found(html, "rect", "dq-fill-0")[0].get("y", ""))
+    assert [flag.text for flag in found(html, "p", "dq-flag")] == ["3 overdue"]
+    assert "most: 16" in html
+    far = draw(*columns, marks=Marks(1, "10:05", 21, "most: 21"))
+    assert not found(far, "line", "dq-line-most")
+    assert "most: 21" not in far
+    assert not found(far, "p", "dq-flag")
 
 
-def test_a_chart_that_scrolls_can_be_focused() -> None:
-    [region] = found(draw(Column("10:00", [1, 2])), "div", "dq-chart-scroll")
-    assert (region.get("tabindex"), region.get("role"), region.get("aria-label")) == ("0", "region", "Title")
+def test_a_sparkline_is_as_high_as_its_highest_number() -> None:
+    _area, line = found(charts.spark([0, 5, None, 10], "warn"), "path")
+    assert re.findall(r" ([\d.]+)", line.get("d", "")) == ["25", "13.5", "25", "2"]
+    assert charts.spark([1]) == ""
+
+
+def test_shares_fill_a_bar_and_a_gauge() -> None:
+    parts = [("0", 3), ("3", 0), ("bad", 1)]
+    widths = [(one.get("class"), one.get("x"), one.get("width")) for one in found(charts.mix(parts), "rect")]
+    assert widths == [("dq-fill-0", "0", "75"), ("dq-fill-bad", "75", "25")]
+    assert [one.get("class") for one in found(charts.mix([("0", 0)]), "rect")] == ["dq-fill-none"]
+    for share, fill in ((0.5, "dq-fill-0"), (1.5, "dq-fill-1")):
+        assert found(charts.gauge(share), "rect")[0].get("class") == fill
+
+
+def test_a_busy_thread_is_a_full_square() -> None:
+    assert [one.get("class") for one in found(charts.squares(1, 3), "i")] == ["dq-busy", "", ""]
 
 
 def test_an_image_has_a_name_and_a_group_of_links_too() -> None:
@@ -77,10 +95,9 @@ def test_the_table_holds_the_numbers_without_the_empty_lines() -> None:
     assert rows == [["Time", "a", "b"], ["10:00", "1,234", "0"], ["10:10 (not over yet)", "1", "2"]]
 
 
-def test_an_unfinished_bar_is_hatched_and_an_overdue_bar_stands_out() -> None:
-    html = draw(Column("overdue", [1, 1], alert=True), Column("10:00", [1, 0], filling=True))
-    assert len([one for one in tree(html).iter("rect") if one.get("fill") == "url(#dq-x-hatch)"]) == 1
-    assert len(found(html, "rect", "dq-fill-bad")) == 2
+def test_an_unfinished_bar_is_paler() -> None:
+    html = draw(Column("09:55", [1, 1]), Column("10:00", [1, 0], filling=True))
+    assert len(found(html, "rect", "dq-filling")) == 1
 
 
 def test_a_line_has_gaps_and_a_longer_time_is_higher_but_never_outside() -> None:

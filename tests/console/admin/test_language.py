@@ -282,9 +282,9 @@ def test_every_page_speaks_chinese(boss: Client, settings: Any) -> None:
     operation = samples.operation()
     Rollup.objects.create(at=timezone.now(), queue="mails", topic="t.a", consumed=1)
     words = {
-        "dashboard": ("仪表盘", "已调度", "即将到期", "吞吐量", "延误"),
+        "dashboard": ("件事需要您处理", "已调度", "将到期", "过去一小时与未来一小时", "延误"),
         "message": ("延迟消息", "搜索", "活动中", "一个键，若无此键则为主题"),
-        "deadletters": ("死信", "按主题", "按错误类型", "重新入队"),
+        "deadletters": ("失败", "按主题", "按错误类型", "重新入队"),
         "queue": ("已暂停", "下次到期", "暂停…"),
         "topics": ("最繁忙", "哪些变慢了", "灰色：之前同样长的时段", "运行时间 p95"),
         "limits": ("限制", "使用情况", "等待中"),

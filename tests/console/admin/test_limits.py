@@ -9,12 +9,10 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
-from django_delayq import cancel_message, reschedule_message, schedule_message, schedule_messages
+from django_delayq import reschedule_message, schedule_messages
 from django_delayq.console.admin import panels
-from django_delayq.console.statistics.upcoming import count_upcoming
-from django_delayq.inspector.numbers import Capped
 from django_delayq.models import Message
-from django_delayq.record import admission, reads
+from django_delayq.record import admission
 from django_delayq.record.sql.rows import Ticket
 from tests.support.limits import Declare, claim_limited
 from tests.support.no_handlers import forget_handlers
@@ -47,9 +45,9 @@ def in_line(number: int, **options: Any) -> list[Message]:
     return [samples.fresh(message) for message in made]
 
 
-def banners(answer: Any) -> list[Any]:
-    """Return the banners but for the one that calls Redis empty, as it is in these tests."""
-    return [(banner, link.url) for banner, link in answer.context["banners"] if "Redis may lack" not in banner.headline]
+def rows(answer: Any) -> list[Any]:
+    """Return what needs somebody, but for the row that calls Redis empty, as it is in these tests."""
+    return [row for row in answer.context["rows"] if "Redis may lack" not in row.text]
 
 
 def found(client: Client, search: str, tab: str = "all") -> list[int]:
@@ -186,7 +184,7 @@ def test_a_bulk_action_takes_the_limited_messages_of_a_search(chief: Client) -> 
 
 def test_queues_and_dashboard_count_limited_messages_and_do_not_call_them_overdue(viewer: Client) -> None:
     late(*in_line(3)[1:], seconds=1800)
-    without_a_worker = banners(dashboard(viewer))[0][0].text
+    without_a_worker = rows(dashboard(viewer))[0].text
     assert without_a_worker.startswith("No worker is alive, so no message will be delivered: 2")
     worker(topics=[TOPIC])
     page = dashboard(viewer)
@@ -194,35 +192,33 @@ def test_queues_and_dashboard_count_limited_messages_and_do_not_call_them_overdu
     (row,) = [row for row in queues if row.name == "default"]
     assert (row.limited, row.overdue, row.scheduled, row.unserved) == ("2", "0", "2", False)
     assert len(viewer.get(row.limited_url).context["cl"].result_list) == 2
-    tiles = {tile.label: tile for tile in page.context["tiles"]}
-    assert (tiles["Limited"].number, tiles["Limited"].note) == ("2", f"longest line: {LINE}")
-    # No search leaves out what waits for a limit.
-    assert (tiles["Overdue"].number, tiles["Ready"].number, tiles["Ready"].url) == ("0", "0", "")
+    (shown,) = [row for row in page.context["queues"] if row.name == "default"]
+    assert (str(shown.limited), str(shown.overdue)) == ("2", "0")
     assert [(limit.name, limit.use, limit.waiting) for limit in page.context["limits"]] == [(LINE, "1 of 1 run", "2")]
-    assert banners(page) == []
+    assert rows(page) == []
 
 
-def test_limited_messages_are_not_overdue_among_those_that_come() -> None:
-    free = schedule_message("other")
-    late(*in_line(3)[1:], free, seconds=3600)
-    now = reads.now(DB)
-    found = count_upcoming(DB, "hour", now, Capped(1))
-    assert (found.overdue.number, found.overdue.topics) == (Capped(1), {"other": 1})
-    assert cancel_message(free)
-    assert count_upcoming(DB, "hour", now).overdue.number == Capped(0)
-
-
-def test_a_banner_names_a_line_that_is_old_behind_longer_ones(viewer: Client) -> None:
+def test_a_row_names_a_line_that_is_old_behind_longer_ones(viewer: Client) -> None:
     worker(topics=[TOPIC])
     for number in range(10):
         in_line(4, limit_key=f"longer {number}")
     late(*in_line(3)[1:], seconds=7200)
-    ((banner, url),) = banners(dashboard(viewer))
-    assert banner.text == (
-        f"2 wait for {LINE} (1 of 1 run), the oldest for 2 h; "
-        "raise the limit, make its handlers faster, or schedule less"
+    (row,) = rows(dashboard(viewer))
+    assert row.text == f"2 wait for {LINE} (1 of 1 run), the oldest for 2 h"
+    assert row.note == "raise the limit, make its handlers faster, or schedule less"
+    assert row.url == samples.admin_url("limits_changelist")
+
+
+def test_the_lines_of_the_keys_of_a_limit_are_told_together(viewer: Client) -> None:
+    worker(topics=[TOPIC])
+    for number in range(3):
+        late(*in_line(3, limit_key=f"c {number}")[1:], seconds=7200)
+    late(*in_line(3)[1:], seconds=7000)
+    (row,) = rows(dashboard(viewer))
+    assert re.fullmatch(
+        rf"6 wait for {LINE} \(3 keys\), the oldest for 2 h, 2 wait for {LINE} \(1 of 1 run\), the oldest for 1 h 56 m",
+        row.text,
     )
-    assert url == samples.admin_url("limits_changelist")
 
 
 def test_the_limits_page_lists_what_runs_and_what_waits_the_longest_lines_first(viewer: Client, settings: Any) -> None:

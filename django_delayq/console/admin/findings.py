@@ -1,12 +1,15 @@
-"""The findings of the pages: one list of what is known. The worst of them are the banners at the top of each page."""
+"""The findings of the pages: one list of what is known. Those that need somebody are the rows at the top of *Now*."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from django.apps import apps
+from django.http import HttpRequest
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
@@ -18,39 +21,63 @@ from ...inspector.numbers import total
 from ...models import Message, Queue, Worker
 from ...models.workers import WorkerState
 from ..console_tuning import tuning
-from ..models import Health, Limits
-from .explanation import pause_text, span
+from ..models import DeadLetters, Health, Limits
+from ..statistics.throughput import Throughput
+from . import charts, page_data
+from .explanation import clock, pause_facts, span
 from .page_data import PageData
 from .readonly import ReadOnly
 
-# The pages that banners lead to: the text of the link, the list, and the search in it.
-PAGES = {
-    "health": (gettext_lazy("Health"), Health, ""),
-    "limits": (gettext_lazy("Limits"), Limits, ""),
-    "overdue": (gettext_lazy("Overdue messages"), Message, "is:overdue"),
-    "queues": (gettext_lazy("Queues"), Queue, ""),
-    "workers": (gettext_lazy("Workers"), Worker, ""),
+# The pages that findings lead to: the text of the button, the list, and the search in it.
+PAGES: dict[str, tuple[Any, Any, str]] = {
+    "health": (gettext_lazy("See health"), Health, ""),
+    "limits": (gettext_lazy("See limits"), Limits, ""),
+    "overdue": (gettext_lazy("See them"), Message, "is:overdue"),
+    "queues": (gettext_lazy("See queues"), Queue, ""),
+    "schedules": (gettext_lazy("See schedules"), "delayq_recurring.Schedule", ""),
+    "workers": (gettext_lazy("See workers"), Worker, ""),
 }
 
 
-class Link(NamedTuple):
-    """A link with its text. The address is empty for a page that the site does not have."""
+class Row(NamedTuple):
+    """Something that needs somebody: what and how much, since when and by whom, its last hour, and one button.
 
+    The address is empty for a page that the site does not have.
+    """
+
+    level: Level
     text: str
+    note: str
+    label: str
     url: str
+    spark: SafeString = SafeString("")
+
+    @property
+    def kind(self) -> str:
+        """The class of its colour."""
+        return f"dq-{self.level.name.lower()}"
 
 
-def of_page(page: ReadOnly, data: PageData) -> list[tuple[Finding, Link]]:
-    """Return the findings for the top of a page, the worst first."""
-    shown = (finding for finding in findings(data) if finding.is_banner)
-    found = sorted(shown, key=attrgetter("level"), reverse=True)
-    links = {name: Link(str(text), page.list_url(model, query)) for name, (text, model, query) in PAGES.items()}
-    return [(finding, links[finding.link]) for finding in found]
+def rows(page: ReadOnly, request: HttpRequest, data: PageData) -> list[Row]:
+    """Return what needs somebody, the worst first."""
+    hours = page_data.queues(data).value or {}
+    found = [*_of_findings(page, data), *_failing(page, data), *_paused(page, request, data, hours)]
+    return sorted(found, key=attrgetter("level"), reverse=True)
+
+
+def _of_findings(page: ReadOnly, data: PageData) -> Iterator[Row]:
+    for finding in findings(data):
+        if finding.is_banner:
+            label, model, query = PAGES[finding.link]
+            if isinstance(model, str):
+                model = apps.get_model(model)
+            note = "" if finding.headline and finding.advice in finding.headline else finding.advice
+            yield Row(finding.level, finding.headline or finding.detail, note, str(label), page.list_url(model, query))
 
 
 def findings(data: PageData) -> Iterator[Finding]:
-    """Yield what is known of the database, Redis, the workers, the messages and the queues."""
-    for find in (of_database, of_redis, of_redis_values, _unserved, _overdue, _limited, _of_extensions, _paused):
+    """Yield what is known of the database, Redis, the workers and the messages."""
+    for find in (of_database, of_redis, of_redis_values, _unserved, _overdue, _limited, _of_extensions):
         yield from find(data)
 
 
@@ -127,7 +154,7 @@ def _contents(data: PageData) -> Finding:
         level = Level.CRITICAL
         more = _("The record has them all. A worker fills Redis when it starts, and none is alive.")
     value = _("not filled with %(queues)s") % queues
-    return Finding(_("Contents"), level, value, advice=note, link="health", headline=f"{problem % queues} {more}")
+    return Finding(_("Contents"), level, value, advice=f"{more} {note}", link="health", headline=problem % queues)
 
 
 def of_database(data: PageData) -> Iterator[Finding]:
@@ -195,14 +222,21 @@ def _unserved(data: PageData) -> Iterator[Finding]:
 
 
 def _overdue(data: PageData) -> Iterator[Finding]:
-    snapshot, paused = data.snapshot.value, data.paused.value
+    """Yield what is overdue without a cause that another finding names."""
+    snapshot, workers = data.snapshot.value, data.workers.value
     if snapshot is None or has_no_worker(data):
         return
-    oldest = snapshot.without_paused(paused or ()).oldest_overdue
+    unserved = [] if workers is None else [name for name in snapshot.queues if not workers.serving(name)]
+    late = snapshot.without_paused({*(data.paused.value or ()), *unserved})
+    oldest = late.oldest_overdue
     if oldest and snapshot.at - oldest > timedelta(seconds=Thresholds().max_overdue_age):
-        age = span(snapshot.at - oldest)
-        text = _("The oldest overdue message has waited for %(age)s.") % {"age": age}
-        yield Finding(_("Overdue messages"), Level.WARN, text, link="overdue")
+        text = ngettext(
+            "%(count)s message is overdue, for %(age)s.",
+            "%(count)s messages are overdue, the oldest for %(age)s.",
+            late.overdue.count,
+        )
+        values = {"count": late.overdue, "age": span(snapshot.at - oldest)}
+        yield Finding(_("Overdue messages"), Level.WARN, text % values, link="overdue")
 
 
 def _limited(data: PageData) -> Iterator[Finding]:
@@ -216,6 +250,38 @@ def _of_extensions(data: PageData) -> Iterator[Finding]:
         yield finding if finding.link in PAGES else finding._replace(link="workers")
 
 
-def _paused(data: PageData) -> Iterator[Finding]:
-    for queue in (data.paused.value or {}).values():
-        yield Finding(_("Queues"), Level.INFO, pause_text(queue), link="queues")
+def _paused(page: ReadOnly, request: HttpRequest, data: PageData, hours: dict[str, Throughput]) -> Iterator[Row]:
+    """Yield the pauses that keep messages waiting."""
+    snapshot = data.snapshot.value
+    for name, pause in (data.paused.value or {}).items():
+        queue = snapshot.queues.get(name) if snapshot is not None else None
+        if snapshot is None or queue is None or not (waiting := total([queue.ready, queue.overdue])).count:
+            continue
+        text = ngettext(
+            "%(queue)s is paused: %(count)s message waits",
+            "%(queue)s is paused: %(count)s messages wait",
+            waiting.count,
+        )
+        text %= {"queue": name, "count": waiting}
+        if queue.oldest_overdue:
+            text = _("%(text)s, the oldest for %(age)s") % {"text": text, "age": span(data.at - queue.oldest_overdue)}
+        label, url = _("See queues"), page.url(Queue)
+        if page.may(request, "resume"):
+            label, url = _("Resume…"), page.url(Queue, "resume", name)
+        yield Row(Level.WARN, text, pause_facts(pause, data.at), label, url, _spark(hours.get(name), "warn"))
+
+
+def _failing(page: ReadOnly, data: PageData) -> Iterator[Row]:
+    """Yield the topics that fail far more often than the day before."""
+    for failing in page_data.failing(data).value or ():
+        hour = failing.hour
+        text = _("%(topic)s fails: %(share)s of %(runs)s in the last hour")
+        values = {"topic": failing.topic, "share": f"{hour.sum.failed_share:.0%}", "runs": f"{hour.sum.ended:,}"}
+        note = _("%(share)s in the day before · since %(time)s")
+        told = {"share": f"{failing.before:.1%}", "time": clock(failing.since)}
+        spark = charts.spark([step.failed for step in hour.steps[:-1]], "critical")
+        yield Row(Level.CRITICAL, text % values, note % told, _("See failures"), page.list_url(DeadLetters), spark)
+
+
+def _spark(hour: Throughput | None, level: str) -> SafeString:
+    return SafeString("") if hour is None else charts.spark([step.ended for step in hour.steps[:-1]], level)
