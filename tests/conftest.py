@@ -36,7 +36,8 @@ hypothesis_settings.load_profile("unhurried")
 # Fixtures that tests of several folders use.
 _of_redis = ("redis_servers", "the_redis") if settings.HAS_REDIS else ("without_redis",)
 pytest_plugins = [
-    f"tests.support.{module}" for module in ("assembled", "limits", "names", "processes", "together", *_of_redis)
+    f"tests.support.{module}"
+    for module in ("assembled", "limits", "names", "open_connections", "processes", "together", *_of_redis)
 ]
 
 HERE = Path(__file__).parent
