@@ -32,7 +32,6 @@ Redis
     ``the_redis``: fixtures with the Redis of the run; ``without_redis``: in its place where the packages are missing
     ``redis_servers``: servers of a test's own; ``redis_cluster``: nodes of a Redis Cluster
     ``sentinel`` and ``sentinel_settings``: an alias behind a Sentinel
-    ``redis_servers``: servers of a test's own; ``sentinel`` and ``sentinel_settings``: an alias behind a Sentinel
     ``open_connections``: asks after each test for database connections that nobody can close any more
     ``late_puts``: a plugin that finds the tests which look into Redis before a put has come
     ``broker_methods``: a call of each method that asks Redis; ``known_scripts``: scripts whose reply gets lost were run
