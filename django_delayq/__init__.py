@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         run_message,
     )
     from .api.pausing import apause_queue, aresume_queue, pause_queue, resume_queue
+    from .api.repeating import arepeat_message, repeat_message
     from .api.scheduling import (
         aschedule_message,
         aschedule_messages,
@@ -63,6 +64,7 @@ _HOMES = {
         "reschedule_message",
         "run_message",
     ),
+    "api.repeating": ("arepeat_message", "repeat_message"),
     "project.answers": ("Reject", "RetryLater"),
     "core.exceptions": (
         "DelayqError",
@@ -105,6 +107,7 @@ __all__ = [  # noqa: RUF022  grouped by purpose
     "run_message",
     "move_message",
     "requeue_message",
+    "repeat_message",
     "aschedule_message",
     "aschedule_messages",
     "acancel_message",
@@ -112,6 +115,7 @@ __all__ = [  # noqa: RUF022  grouped by purpose
     "arun_message",
     "amove_message",
     "arequeue_message",
+    "arepeat_message",
     "pause_queue",
     "resume_queue",
     "apause_queue",

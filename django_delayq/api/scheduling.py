@@ -23,6 +23,7 @@ from ..core.chunks import chunks
 from ..core.clock import to_us
 from ..core.durations import brief
 from ..core.exceptions import InvalidMessage, KeyConflict, PayloadTooLarge
+from ..core.own_header import OWN_HEADER
 from ..core.states import FINAL, State
 from ..core.twins import async_twin
 from ..models import Message
@@ -93,7 +94,7 @@ def checked(topic: Any, payload: Any, options: Mapping[str, Any]) -> NewMessage:
     columns["key_deliveries"], columns["key_for"] = columns.pop("unique", (None, None))
     if not _OF_ENDS.isdisjoint(given):
         own = {name: columns.pop(name) for name in _OF_ENDS if name in columns}
-        columns["headers"] = validation.headers(decoded(columns.get("headers", "{}")) | {validation.OWN_HEADER: own})
+        columns["headers"] = validation.headers(decoded(columns.get("headers", "{}")) | {OWN_HEADER: own})
     text, value = validation.payload_and_value(payload)
     new = NewMessage(payload=text, value=value, topic=topic, **columns)
     if not _OF_KEYS.isdisjoint(given):
@@ -286,6 +287,11 @@ def write(
         new = new._replace(join=join)
     # An impossible DELAYQ["REDIS"] raises before anything is written.
     publisher.get(using)
+    return write_checked(using, new)
+
+
+def write_checked(using: str, new: NewMessage) -> Message:
+    """Schedule a message as ``write`` does."""
     if chain := middleware.chain():
         return _inside(chain, [new], lambda news: [_schedule(using, news[0])])[0]
     return _schedule(using, new)

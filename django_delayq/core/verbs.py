@@ -171,6 +171,7 @@ VERBS = {
     verb.name: verb
     for verb in (
         *_ACTIONS,
+        Verb("repeat", "", FINAL, like="requeue"),
         Verb("bulk", "Can act on everything that a filter finds"),
         Verb("export", "Can export messages", changes=False),
         Verb("reveal", "Can see payloads unmasked", changes=False),

@@ -18,6 +18,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..core import bounds, names, states, values, verbs
 from ..core.durations import Duration
+from ..core.own_header import own_part
 from ..core.states import State as _State
 from .fields import UTCDateTimeField
 
@@ -281,6 +282,12 @@ class Message(_Record):
             yield min(pause, left)
             pause = min(2 * pause, LAST_LOOK)
         self.refresh_from_db(using=using)
+
+    @property
+    def repeats(self) -> int | None:
+        """The id of the message that this one repeats; None: it repeats none."""
+        found = own_part(self.headers).get("repeats")
+        return found if isinstance(found, int) else None
 
     @property
     def crashes(self) -> int:

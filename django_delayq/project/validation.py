@@ -22,6 +22,7 @@ from ..core.bounds import LENGTHS, PRIORITIES
 from ..core.durations import Duration, seconds
 from ..core.exceptions import InvalidMessage, PayloadTooLarge
 from ..core.outcomes import storable
+from ..core.own_header import OWN_HEADER, without_own_part
 from ..core.text import shown
 from . import conf
 
@@ -177,14 +178,10 @@ def result(value: Any) -> str | None:
     return text
 
 
-# The header in which a message keeps what only the queue has put there: it is no header of the project.
-OWN_HEADER = "delayq"
-
-
 def given_headers(value: Any) -> str:
     """Return the headers of a call as JSON. What the queue noted in those of another message is not passed on."""
     if isinstance(value, Mapping) and OWN_HEADER in value:
-        value = {name: each for name, each in value.items() if name != OWN_HEADER}
+        value = without_own_part(dict(value))
     return headers(value)
 
 

@@ -216,6 +216,19 @@ def _is_replaceable(message: Message) -> bool:
     return message.state == State.SCHEDULED and message.deliveries == message.reported and message.next_id is None
 
 
+def due_times_given(using: str, ids: Sequence[int]) -> dict[int, datetime]:
+    """Return the due time that a call gave last to each of these messages: no retry moves it."""
+    rows = Transition.objects.using(using).filter(message_id__in=ids, to_state=State.SCHEDULED).order_by("number")
+    found: dict[int, datetime] = {}
+    last: dict[int, datetime] = {}
+    for id_, before, due in rows.values_list("message_id", "from_state", "due_at"):
+        # An action that kept the due time of a retry gave none.
+        if before != State.RUNNING and due != last.get(id_):
+            found[id_] = due
+        last[id_] = due
+    return found
+
+
 def _due_mover(using: str, ids: Sequence[int]) -> Callable[[Message, datetime, datetime], dict[str, datetime | None]]:
     """Return a function from one of these messages, a due time and the time now to the values that the message gets.
 
@@ -224,15 +237,7 @@ def _due_mover(using: str, ids: Sequence[int]) -> Callable[[Message, datetime, d
 
     @cache
     def given() -> dict[int, datetime]:
-        rows = Transition.objects.using(using).filter(message_id__in=ids, to_state=State.SCHEDULED).order_by("number")
-        found: dict[int, datetime] = {}
-        last: dict[int, datetime] = {}
-        for id_, before, due in rows.values_list("message_id", "from_state", "due_at"):
-            # An action that kept the due time of a retry gave none.
-            if before != State.RUNNING and due != last.get(id_):
-                found[id_] = due
-            last[id_] = due
-        return found
+        return due_times_given(using, ids)
 
     def moved_due(message: Message, due: datetime, at: datetime) -> dict[str, datetime | None]:
         if due == message.due_at and not message.is_expired(at):

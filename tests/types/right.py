@@ -27,6 +27,7 @@ from django_delayq import (
     cancel_message,
     handler,
     move_message,
+    repeat_message,
     requeue_message,
     reschedule_message,
     run_message,
@@ -140,6 +141,7 @@ def act(message: Message, rows: QuerySet[Message]) -> None:
     assert_type(move_message(topic="orders.close", key="5", queue="b"), Answer)
     assert_type(move_message(rows, queue="b", reason="busy"), Counter[Verdict])
     assert_type(requeue_message(rows, spread="10m"), Counter[Verdict])
+    assert_type(repeat_message(message, delay="10m").repeats, int | None)
 
 
 async def act_from_async_code(message: Message, rows: QuerySet[Message]) -> None:

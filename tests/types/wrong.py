@@ -21,6 +21,7 @@ from django_delayq import (
     cancel_message,
     handler,
     move_message,
+    repeat_message,
     requeue_message,
     reschedule_message,
     run_message,
@@ -123,6 +124,7 @@ reschedule_message(5, "15m")  # type: ignore[call-overload]  # pyright: ignore[r
 reschedule_message(5, delay="15m", due_at=WHEN)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
 move_message(5, to="b")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
 move_message(5, queue=5)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+repeat_message(topic="orders.close", key="5")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 requeue_message(5, spread="10m")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
 
 

@@ -109,6 +109,7 @@ LABELS: dict[str, Text] = {
     "stop": _("Stop"),
     "restore": _("Restore"),
     "reveal": _("Reveal"),
+    "repeat": _("Repeat"),
     "export": _("Export"),
     "acknowledge": _("Acknowledge"),
     "notice": _("Take back an acknowledgement"),
@@ -171,6 +172,7 @@ _OUTCOMES: dict[str, Any] = {
         "count",
     ),
     "exported": ngettext_lazy("%(shown)s exported", "%(shown)s exported", "count"),
+    "repeated": ngettext_lazy("%(shown)s repeated", "%(shown)s repeated", "count"),
     "revealed": ngettext_lazy("%(shown)s revealed", "%(shown)s revealed", "count"),
 }
 _GOOD = {verdict.value for verdict in DONE}

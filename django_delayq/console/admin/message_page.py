@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pprint
+import secrets
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from typing import Any
 from django.contrib import messages
 from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied
+from django.db import IntegrityError
 from django.db.models import Q
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
@@ -18,10 +20,12 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from ...api.repeating import repeat_message
 from ...broker import publisher
 from ...core.durations import brief
-from ...core.exceptions import BrokerUnavailable
-from ...core.states import LIVE, State
+from ...core.exceptions import BrokerUnavailable, InvalidMessage, KeyConflict
+from ...core.own_header import own_part, without_own_part
+from ...core.states import FINAL, LIVE, State
 from ...inspector import stats
 from ...inspector.consistency import Mismatch
 from ...inspector.numbers import capped
@@ -30,9 +34,11 @@ from ...project import conf
 from ...record import reads
 from ...record.sql import statements
 from ...record.sql.expressions import UnderLimits
+from ...record.sql.moves import writing
 from ...restore.engine import Restore
 from ...restore.selection import Selection
 from ..console_tuning import timeouts, tuning
+from ..models import AuditEvent
 from ..search import texts as searches
 from ..statements import in_time
 from ..whereabouts import Whereabouts, locate
@@ -41,9 +47,12 @@ from .action_pages import ActionPages
 from .explanation import moment, span, state_label
 from .limits_page import running_text
 
+# The audit has room for this many characters of a nonce.
+LONGEST_NONCE = 32
+
 
 class MessagePage(ActionPages):
-    """The page of a message, and its buttons that reveal it and put it back into Redis."""
+    """The page of a message, and its buttons that reveal it, put it back into Redis and repeat it."""
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
@@ -74,6 +83,30 @@ class MessagePage(ActionPages):
             self.message_user(request, *self._restored(request, message))
         return HttpResponseRedirect(self.url(Message, "change", pk))
 
+    def repeat_view(self, request: HttpRequest, pk: int) -> HttpResponse:
+        """Schedule a message that has ended once more, as a new one, on POST; and lead to that."""
+        self.require(request, "repeat")
+        back, nonce = HttpResponseRedirect(self.url(Message, "change", pk)), request.POST.get("nonce", "")
+        if request.method != "POST" or not nonce:
+            return back
+        old = self._message(request, pk)
+        # The audit takes each nonce once, so a form that is sent twice makes one message.
+        facts: dict[str, Any] = {"message_id": pk, "outcomes": {"repeated": 1}, "nonce": nonce[:LONGEST_NONCE]}
+        try:
+            with page.acting_as_user(request), writing(self.using):
+                new = repeat_message(old, using=self.using)
+                page.record(request, "repeat", f"{old} → #{new.pk}", **facts)
+        except (InvalidMessage, KeyConflict) as error:
+            text = _("Not repeated: %(error)s") % {"error": error}
+            return self.leave(request, back.url, text, messages.ERROR)
+        except IntegrityError:
+            if not AuditEvent.objects.using(self.using).filter(nonce=facts["nonce"]).exists():
+                raise
+            text = _("This was confirmed already: nothing more was done.")
+            return self.leave(request, back.url, text, messages.WARNING)
+        text = _("This message repeats #%(id)s.") % {"id": pk}
+        return self.leave(request, self.url(Message, "change", new.pk), text, messages.SUCCESS)
+
     def _restored(self, request: HttpRequest, message: Message) -> tuple[str, int]:
         redis_publisher = publisher.get(self.using)
         if redis_publisher is None:
@@ -96,6 +129,9 @@ class MessagePage(ActionPages):
         if done.found:
             return _("The message is due after the horizon: a worker puts it into Redis in time."), messages.INFO
         return _("The message is not scheduled any more: nothing was done."), messages.WARNING
+
+    def _may_repeat(self, request: HttpRequest, message: Message) -> bool:
+        return message.state in FINAL and self.may(request, "repeat")
 
     def _message(self, request: HttpRequest, pk: int) -> Message:
         message: Message | None = self.get_object(request, str(pk))
@@ -128,6 +164,7 @@ class MessagePage(ActionPages):
             "result": result[: tuning.payload_characters],
             "result_cut": len(result) > tuning.payload_characters,
             "masked": masked,
+            "nonce": secrets.token_urlsafe(12) if self._may_repeat(request, message) else "",
             "may_reveal": masked and self.may(request, "reveal"),
             "call": _call(message) if len(content) <= tuning.payload_characters else "",
             "where": where,
@@ -177,6 +214,7 @@ class MessagePage(ActionPages):
             (_("same error"), "error", message.error),
             (_("same queue"), "queue", message.queue),
             (_("same limit key"), "limit_key", message.limit_key),
+            (_("the message that it repeats"), "id", message.repeats and str(message.repeats)),
         )
         texts = [(label, searches.term_text(name, value)) for label, name, value in terms if value]
         if in_line is not None:
@@ -283,7 +321,8 @@ def _call(message: Message) -> str:
         "max_attempts": message.max_attempts,
         "timeout": False if message.timeout == 0 else message.timeout,
         "lease": message.lease,
-        "headers": payload.redacted(message.headers) or None,
+        "headers": payload.redacted(without_own_part(message.headers)) or None,
+        **{name: own_part(message.headers).get(name) for name in ("on_dead", "on_expired")},
     }
     if message.retry:
         terms = {"max_attempts": None, **message.retry}

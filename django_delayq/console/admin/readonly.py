@@ -64,6 +64,7 @@ ROUTES: Mapping[type[Model], Mapping[str, str]] = {
         "export": "export/",
         "reveal": "<int:pk>/reveal/",
         "restore": "<int:pk>/restore/",
+        "repeat": "<int:pk>/repeat/",
         "action": "action/<slug:name>/",
     },
     DeadLetters: {"acknowledge": "acknowledge/"},

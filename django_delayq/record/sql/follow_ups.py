@@ -7,10 +7,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from ...core.own_header import without_own_part
 from ...core.states import State
 from ...models import Message
 from ...project import registry
-from ...project.validation import OWN_HEADER
 from .rows import Inserted, Moved, NewMessage
 
 # Writes messages for an actor.
@@ -61,13 +61,12 @@ def _follow_up(end: End, payload: Any, headers: Any) -> NewMessage:
         "attempts": ended.attempts,
         "deliveries": ended.deliveries,
     }
-    kept = {name: value for name, value in headers.items() if name != OWN_HEADER} if isinstance(headers, dict) else {}
     return NewMessage(
         json.dumps(said),
         said,
         topic=end.topic,
         queue=registry.default_queue(end.topic),
-        headers=json.dumps(kept),
+        headers=json.dumps(without_own_part(headers)),
         # No function of the project is called here: it could fail, or take its time.
         limit_key=ended.limit_key if handler is not None and handler.limit_key is not None else None,
         priority=0 if handler is None else handler.priority,

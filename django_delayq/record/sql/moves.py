@@ -17,11 +17,11 @@ from ...core import in_tests
 from ...core.exceptions import InvalidTransition
 from ...core.known_record import known_identity, learn_identity
 from ...core.outcomes import error_kind, storable
+from ...core.own_header import OWN_HEADER
 from ...core.states import LIVE, State, is_legal
 from ...core.verdicts import Verdict
 from ...models import Message
 from ...project import registry
-from ...project.validation import OWN_HEADER
 from .follow_ups import End, Insert, write_follow_ups
 from .log_in_row import CLEARED, Logged, add_to_log, write_out
 from .rows import Moved

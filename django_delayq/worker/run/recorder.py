@@ -23,10 +23,11 @@ from ...broker.base import IDS_PER_CALL
 from ...core import failpoints
 from ...core.outages import Outage
 from ...core.outcomes import Ack, GiveUp, Outcome, Recorded, Release, Retry, Unentered
+from ...core.own_header import own_part
 from ...core.states import State
 from ...extensions import Service, WorkerExtensions
 from ...models import Transition
-from ...project import registry, validation
+from ...project import registry
 from ...record import admission, reads, transitions
 from ...record.sql import statements
 from ...record.sql.rows import Failure, LeaseRenewal, Moved, Success
@@ -420,9 +421,7 @@ def _failure(ended: Ended) -> Failure:
 
 def _leads_on(delivery: Delivery) -> bool:
     """Return whether a message follows when this one is dead."""
-    headers = delivery.claimed.headers
-    own = headers.get(validation.OWN_HEADER) if isinstance(headers, dict) else None
-    return registry.follows(State.DEAD, delivery.topic, own) is not None
+    return registry.follows(State.DEAD, delivery.topic, own_part(delivery.claimed.headers)) is not None
 
 
 class LeaseRenewer(Service):

@@ -22,7 +22,7 @@ from django_delayq.console.models import AuditEvent
 from django_delayq.core.actors import acting_as
 from django_delayq.core.clock import to_tenths
 from django_delayq.core.retry import as_policy
-from django_delayq.core.states import State
+from django_delayq.core.states import FINAL, State
 from django_delayq.models import Message
 from django_delayq.record import crashes, reads, transitions
 from django_delayq.record.sql.rows import Success, Ticket
@@ -358,6 +358,46 @@ def test_a_purged_message_is_reported_and_leads_to_the_list(boss: Client) -> Non
     assert response.redirect_chain == [(reverse(samples.LIST), 302)]
     assert samples.said(response) == [f"There is no message #{url.split('/')[-3]}. It may have been purged."]
     assert boss.post(reveal).status_code == 404
+    assert not AuditEvent.objects.exists()
+
+
+def repeat_url(message: Message) -> str:
+    return reverse("admin:delayq_message_repeat", args=[message.pk])
+
+
+@pytest.mark.parametrize("state", State)
+def test_a_message_that_has_ended_is_repeated_by_its_button_once(operator: Client, state: State) -> None:
+    message = samples.MAKERS[state]()
+    nonce = re.search(r'name="nonce" value="(\w|-)+"', page_of(operator, message).content.decode())
+    assert (nonce is not None) == (state in FINAL)
+    sent = {"nonce": nonce[0].split('"')[3] if nonce else "made up"}
+    answers = [samples.said(operator.post(repeat_url(message), sent, follow=True)) for _ in range(2)]
+    made = list(Message.objects.filter(pk__gt=message.pk))
+    if state not in FINAL:
+        word = f"Not repeated: message {message.pk} is {state}: only one that has ended is repeated"
+        assert (answers, made) == ([[word]] * 2, [])
+        return
+    (new,) = made
+    assert answers == [
+        [f"This message repeats #{message.pk}."],
+        ["This was confirmed already: nothing more was done."],
+    ]
+    assert (new.topic, new.payload, new.repeats) == (message.topic, message.payload, message.pk)
+    page = page_of(operator, new)
+    related = dict(page.context["related"])["the message that it repeats"]
+    assert [row.pk for row in operator.get(related).context["cl"].result_list] == [message.pk]
+    event = AuditEvent.objects.get()
+    assert (event.action, event.message_id, event.target) == ("repeat", message.pk, f"{message} → #{new.pk}")
+    assert new.transitions.get().actor == event.actor
+    # A call that somebody copies from the page repeats nothing.
+    assert "delayq" not in page.context["call"]
+
+
+def test_a_repeat_is_refused_in_words_while_another_message_has_the_key(operator: Client) -> None:
+    message = samples.dead(key="k")
+    other = samples.scheduled(key="k")
+    (said,) = samples.said(operator.post(repeat_url(message), {"nonce": "one"}, follow=True))
+    assert said.startswith(f"Not repeated: message {other.pk} of topic 't.admin' is live and has this key")
     assert not AuditEvent.objects.exists()
 
 

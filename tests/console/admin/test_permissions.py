@@ -199,8 +199,8 @@ class Form(NamedTuple):
     given: dict[str, str] = {}
 
 
-def of_message(name: str, message: Message) -> Form:
-    return Form(samples.change_url(message), samples.admin_url(f"message_{name}", message.pk))
+def of_message(name: str, message: Message, **given: str) -> Form:
+    return Form(samples.change_url(message), samples.admin_url(f"message_{name}", message.pk), given)
 
 
 def of_queue(name: str) -> Form:
@@ -227,6 +227,7 @@ CHANGING: dict[str, tuple[str, Callable[[], Form]]] = {
     "check": ("restore_message", lambda: of_health("check")),
     "restore": ("restore_message", lambda: of_health("restore", overdue="dead", typed="restore")),
     "put back": ("restore_message", lambda: of_message("restore", *samples.late(samples.scheduled()))),
+    "repeat": ("requeue_message", lambda: of_message("repeat", samples.dead(), nonce="one")),
     "stop": ("cancel_message", lambda: of_operation("stop", samples.operation())),
     "go on": ("cancel_message", lambda: of_operation("resume", stopped())),
 }

@@ -145,6 +145,13 @@ def test_every_other_post_without_writes_is_answered(boss: Client, view: str, re
     assert Message.objects.get().state == "scheduled"
 
 
+def test_a_repeat_without_writes_is_answered(boss: Client) -> None:
+    message = samples.dead()
+    with no_writes():
+        answered(boss.post(samples.admin_url("message_repeat", message.pk), {"nonce": "one"}))
+    assert Message.objects.get() == message
+
+
 def test_a_restore_without_writes_is_answered(boss: Client) -> None:
     asked = boss.get(reverse("admin:delayq_console_health_restore"))
     given = {"overdue": "run", "typed": asked.context["confirm"].expected, "reason": "so"}

@@ -1,0 +1,83 @@
+"""Repeats a message that has ended: its content once more, as a new message that names the old one."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+
+from django.db import router
+
+from ..broker import publisher
+from ..core import names
+from ..core.clock import NO_TIME
+from ..core.durations import Duration
+from ..core.exceptions import InvalidMessage
+from ..core.own_header import OWN_HEADER, own_part, without_own_part
+from ..core.states import LIVE
+from ..core.twins import async_twin
+from ..models import Message
+from ..project import validation
+from ..record import transitions
+from ..record.sql.moves import locked, writing
+from ..record.sql.rows import NewMessage
+from .actions import Target, id_of
+from .scheduling import write_checked
+
+_MEANT = {**names.DELAYS, **dict.fromkeys(("id", "pk", "message", "message_id", "task_id", "job_id"), "target")}
+
+
+@names.with_hints(_MEANT)
+def repeat_message(target: Target, *, delay: Duration | None = None, using: str | None = None) -> Message:
+    """Schedule a message that has ended once more, as a new message, and return that. The old one stays as it is.
+
+    The new message has the payload, the headers and all options of the old one, also its key and its time to live; it
+    is due now, or after ``delay``. Its attempts count from 1. ``message.repeats`` is the id of the old one.
+
+    To try a dead, expired or cancelled message again under its own id, use ``requeue_message``. A message that was
+    consumed can only be repeated: what its handler did is done again.
+
+    Raises ``InvalidMessage`` for a message that is live, ``Message.DoesNotExist`` for one that is not there, and
+    ``KeyConflict`` when another message holds its key, or it holds the key itself for a time after its end.
+    """
+    hints = {"instance": target} if isinstance(target, Message) else {}
+    using = using or router.db_for_write(Message, **hints)
+    wait = NO_TIME if delay is None else validation.delay(delay)
+    rows = Message.objects.using(using).filter(pk=id_of(target))
+    publisher.get(using)
+    with writing(using):
+        # It stays as it is until the new one is written: nobody requeues it meanwhile.
+        old = locked(using, rows, wait=True).get()
+        if old.state in LIVE:
+            raise InvalidMessage(f"message {old.pk} is {old.state}: only one that has ended is repeated")
+        message = write_checked(using, _again(using, old, wait))
+    publisher.run_at_once(using, [message.pk])
+    return message
+
+
+def _again(using: str, old: Message, delay: timedelta) -> NewMessage:
+    """Return a new message like the old one."""
+    own = own_part(old.headers) | {"repeats": old.pk}
+    life = None
+    if old.expires_at is not None:
+        life = old.expires_at - transitions.due_times_given(using, [old.pk]).get(old.pk, old.due_at)
+    return NewMessage(
+        json.dumps(old.payload),
+        None,
+        key=old.key,
+        topic=old.topic,
+        queue=old.queue,
+        headers=validation.headers(without_own_part(old.headers) | {OWN_HEADER: own}),
+        priority=old.priority,
+        delay=delay,
+        expires=life,
+        retry=None if old.retry is None else json.dumps(old.retry),
+        max_attempts=old.max_attempts,
+        timeout=old.timeout,
+        lease=old.lease,
+        limit_key=old.limit_key,
+        key_deliveries=0 if old.unique == "scheduled" else None,
+        key_for=old.key_for,
+    )
+
+
+arepeat_message = async_twin(repeat_message)
