@@ -16,6 +16,7 @@ from django.utils.connection import ConnectionDoesNotExist
 from . import broker, middleware
 from .core.durations import brief
 from .core.names import near
+from .core.pull_queues import matching
 from .project import conf, registry
 from .project.conf import Problem
 from .record.sql import commits_nothing, keeps_ambiguous_times, unsupported, vendor_name
@@ -28,13 +29,13 @@ _SCHEMES = ("redis://", "rediss://", "unix://", "redis+cluster://", "rediss+clus
 
 def register() -> None:
     """Register the checks with Django when the apps are ready."""
-    of_project = (check_project, check_names, check_follow_ups, check_retention)
+    of_project = (check_project, check_names, check_follow_ups, check_pulled, check_retention)
     for check in (check_settings, check_database, check_foreign_keys, *of_project):
         checks.register(check, TAG)
 
 
 def check_settings(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """Check what every call and command needs: ``delayq.E001`` to ``E005``, and ``W007``."""
+    """Check what every call and command needs: ``delayq.E001`` to ``E005``, ``E016``, and ``W007``."""
     _settings, problems = conf.parse(conf.given())
     return [*errors(problems), *_check_names()]
 
@@ -165,6 +166,20 @@ def check_follow_ups(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[c
     hint = "Let the handler of one of them choose no on_dead, or no on_expired."
     told = f"Messages of {', '.join(circle)} would follow each other's ends without end."
     return [checks.Error(told, hint=hint, id="delayq.E015")]
+
+
+def check_pulled(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Find handlers and limits that pulled queues do not have: ``delayq.W008``."""
+    settings, _problems = conf.parse(conf.given())
+    handled = [(handler.queue, topic) for topic, handler in registry.handlers().items() if handler.queue is not None]
+    told = [(queue, f"The handler of {topic!r} has the queue {queue!r}") for queue, topic in handled]
+    told += [(queue, f"DELAYQ['LIMITS'] has a limit for the queue {queue!r}") for queue in settings.LIMITS or ()]
+    hint = "Programs take its messages: no worker delivers them, and no limit holds there."
+    return [
+        checks.Warning(f"{text}, which DELAYQ['PULL_QUEUES'] has.", hint=hint, id="delayq.W008")
+        for queue, text in told
+        if matching(settings.PULL_QUEUES or {}, queue) is not None
+    ]
 
 
 # Messages that are kept for less were probably meant to be kept for longer. Seconds.

@@ -34,7 +34,7 @@ from .core.readable import patched_by
 from .core.worker_options import Options
 from .extensions import WorkerExtensions
 from .models import Message
-from .project import conf
+from .project import conf, pulled
 from .record import crashes
 from .record.sql import commits_nothing, is_in_memory, unsupported
 from .record.sql.troubles import in_words
@@ -310,6 +310,8 @@ def _queues(given: Collection[str]) -> tuple[str, ...]:
     names = tuple(_checked("queue", values.word, name, LENGTHS.queue) for name in given)
     if len(set(names)) != len(names):
         raise ValueError(f"queues must name each queue once, not {', '.join(names)}")
+    if refused := set(names) - set(pulled.without(names)):
+        raise ValueError(f"queues: programs pull {', '.join(sorted(refused))} (DELAYQ['PULL_QUEUES'])")
     return names
 
 

@@ -69,6 +69,14 @@ def test_the_settings_of_a_project_pass_or_have_each_mistake_told() -> None:
         ({"COLOUR": "red"}, ["delayq.E002"]),
         ({"LEASE": -1}, ["delayq.E003"]),
         ({"QUEUES": ["other"]}, ["delayq.E004"]),
+        ({"PULL_QUEUES": ["a", "b.*"], "QUEUES": ["default"]}, []),
+        ({"PULL_QUEUES": {"a": {"max_attempts": 9, "lease": "10m"}}}, []),
+        ({"PULL_QUEUES": "a"}, ["delayq.E003"]),
+        ({"PULL_QUEUES": ["*"]}, ["delayq.E003"]),
+        ({"PULL_QUEUES": [None]}, ["delayq.E003"]),
+        ({"PULL_QUEUES": {"a": {"retries": 9}}}, ["delayq.E003"]),
+        ({"PULL_QUEUES": {"a": {"lease": 0}}}, ["delayq.E003"]),
+        ({"PULL_QUEUES": ["b.*"], "QUEUES": ["default", "b.c"]}, ["delayq.E016"]),
         ({"QUEUES": ["fast", "slow"], "DEFAULT_QUEUE": "slow"}, []),
         ({"MIDDLEWARE": ["django_delayq.middleware.Middleware"]}, []),
         ({"MIDDLEWARE": ["django_delayq.middleware.Draft", "nowhere.Tenants"]}, ["delayq.E012", "delayq.E012"]),
@@ -100,6 +108,26 @@ def test_a_deployment_with_the_settings_of_tests_is_warned() -> None:
     assert (warning.id, bool(warning.hint)) == ("delayq.W001", True)
     with override_settings(DELAYQ={"TESTING": None}):
         assert run_checks(tags=["delayq"], include_deployment_checks=True) == []
+
+
+@pytest.mark.parametrize(
+    ("delayq", "told"),
+    [
+        ({"PULL_QUEUES": ["bills.*"]}, ["handler of 'bills.send' has the queue 'bills.now'"]),
+        ({"PULL_QUEUES": ["goods"], "LIMITS": {"goods": {"limit": 1}}}, ["a limit for the queue 'goods'"]),
+        ({"PULL_QUEUES": ["bills"]}, []),
+    ],
+    ids=repr,
+)
+def test_a_handler_or_a_limit_of_a_pulled_queue_is_a_warning(
+    delayq: Any, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "declared", {})
+    handler("bills.send", queue="bills.now")(lambda message: None)
+    with override_settings(DELAYQ=delayq):
+        found = run_checks(tags=["delayq"])
+    assert [warning.id for warning in found] == ["delayq.W008"] * len(told)
+    assert all(text in one.msg and one.hint for text, one in zip(told, found, strict=True))
 
 
 @pytest.mark.parametrize(

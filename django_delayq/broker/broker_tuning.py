@@ -20,6 +20,10 @@ class BrokerTuning:
     # is due within HORIZON plus this time from now.
     clock_margin: float = 60.0
 
+    # Programs that wait for messages of a pulled queue look this often, and know by then what falls due before the next
+    # look: they are only woken for what is due sooner. Seconds.
+    pullers_look: float = 0.25
+
     # --- the database as the broker -----------------------------------------------------------------------------------
 
     # While a limit is full, its messages are looked for again after this time.

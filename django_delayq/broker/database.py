@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
+from ..project import pulled
 from ..record import admission, transitions
 from ..record.low_water import LowWater
 from ..record.sql import statements
@@ -144,7 +145,7 @@ class DatabaseBroker(Broker):
         """Return the queues that hold messages, or did a while ago."""
         since = time.monotonic() - self.tuning.remembered
         self._walks = {queue: walk for queue, walk in self._walks.items() if walk.last_seen > since}
-        return [*{*self._walks, *statements(self.using).queues(self._walks)}]
+        return pulled.without({*self._walks, *statements(self.using).queues(self._walks)})
 
     def take_many(
         self, due: Sequence[DueQueue], limit: int, within: float = 0.0, *, both_ends: bool = False

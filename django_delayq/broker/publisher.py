@@ -16,7 +16,7 @@ from ..core.commits import on_commit
 from ..core.exceptions import BrokerUnavailable, ForeignBroker, UnusableBroker
 from ..core.known_record import doubt_identity, known_identity, last_identity
 from ..core.outages import Outage
-from ..project import conf
+from ..project import conf, pulled
 from . import RedisBroker, index
 from .base import Entry
 from .broker_tuning import USUAL, BrokerTuning
@@ -59,6 +59,12 @@ class Publisher:
 
     def announce(self, queue: str, entries: list[Entry], *, new: bool = False) -> None:
         """Announce messages that were committed, ``new`` for the first time. Of these a loader brings the late ones."""
+        if pulled.terms(queue) is not None:
+            # Redis holds no ids of it. Who waits there finds by query what falls due later.
+            soon_us = (time.time() + self.tuning.pullers_look) * 1e6
+            if any(entry.due_us <= soon_us for entry in entries):
+                self._try(self._wake, queue, entries)
+            return
         if new:
             # This host's clock is read after the commit. No loader has yet set a horizon as late as this: the one that
             # does so reads the record afterwards, and finds the message.
@@ -67,9 +73,13 @@ class Publisher:
         if entries:
             self._try(self.broker.send_put, queue, entries)
 
+    def _wake(self, queue: str, _entries: list[Entry]) -> None:
+        self.broker.notify([queue])
+
     def remove(self, queue: str, ids: list[int]) -> None:
         """Remove messages whose end was committed."""
-        self._try(self.broker.remove, queue, ids)
+        if pulled.terms(queue) is None:
+            self._try(self.broker.remove, queue, ids)
 
     def _try(self, call: Callable[[str, list[T]], bool | None], queue: str, what: list[T]) -> None:
         """Make a call that returns False when Redis has not answered yet. Log the first of several like failures."""

@@ -13,6 +13,7 @@ from ..core.bounds import PRIORITIES
 from ..core.chunks import chunks
 from ..core.clock import SECOND, us_to_tenths
 from ..core.exceptions import BrokerFailing, ClusterBroker, ForeignBroker
+from ..project import pulled
 from . import scripts
 from .base import IDS_PER_CALL, Entry, Location, Meta, Put, QueueSize, ServerInfo, ServerRun
 from .cluster import SlotPool
@@ -54,6 +55,10 @@ class RedisBroker(RedisSource):
         return self._put({queue: entries}, "set")[queue]
 
     def _put(self, entries: Mapping[str, Sequence[Entry]], mode: str) -> dict[str, Put]:
+        if elsewhere := entries.keys() - set(pulled.without(entries)):
+            # Redis holds no ids of queues that are pulled.
+            rest = {queue: some for queue, some in entries.items() if queue not in elsewhere}
+            return {queue: Put(present=len(entries[queue])) for queue in elsewhere} | self._put(rest, mode)
         how = {"now": self.now_tenths(), "mode": mode, "identity": self.identity()}
         parts = [(queue, part) for queue, some in entries.items() for part in chunks(some, IDS_PER_CALL)]
         answers = self._call_many("put", [(self.keys(queue), {**how, "rest": _flat(part)}) for queue, part in parts])

@@ -240,6 +240,8 @@ def _record(using: str, limits: Thresholds, caps: Caps) -> Iterator[Finding]:
         yield Finding("Paused queues", Level.WARN, since)
     # Messages of a paused queue are meant to wait.
     yield _overdue(stats.oldest_overdue(using, now, paused), now, limits)
+    if conf.get().PULL_QUEUES is not None:
+        yield _pulled(stats.oldest_pulled(using, now), now)
     if (lines := longest_lines(using, caps.lines, caps)).oldest:
         yield of_limited(lines, workers, limits)
     if topics := topics_without_handler(using, workers):
@@ -333,6 +335,12 @@ def _overdue(oldest: list[Message], now: datetime, limits: Thresholds) -> Findin
         for message in oldest
     ]
     return Finding("Overdue", level, _some(described))
+
+
+def _pulled(oldest: list[Message], now: datetime) -> Finding:
+    """Name the pulled queues in which messages are due. That they wait there is no fault of a worker."""
+    due = [f"{message.queue}, the oldest for {brief((now - message.due_at).total_seconds())}" for message in oldest]
+    return Finding("Pulled queues", Level.OK, f"messages wait in {_some(due)}" if due else "no message is due")
 
 
 def of_limited(lines: Lines, workers: WorkerList, limits: Thresholds) -> Finding:

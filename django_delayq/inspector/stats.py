@@ -21,7 +21,7 @@ from ..core.states import FINAL, State
 from ..models import Message, Queue, Transition, Worker
 from ..models.messages import Place
 from ..models.workers import WorkerList, seen_lately
-from ..project import conf, registry
+from ..project import conf, pulled, registry
 from ..record import admission, reads
 from ..record.sql import limit_statements, statements
 from ..record.sql.limited import Count
@@ -29,7 +29,7 @@ from ..record.sql.sessions import without_jit
 from ..restore import reading
 from ..restore.horizon import refuse_foreign
 from .numbers import CAPS, NONE, Capped, Caps, capped, total
-from .waiting import Due, count_waiting, may_be_more, overdue_heads, read_due
+from .waiting import Due, count_waiting, heads, may_be_more, overdue_heads, read_due
 from .worker_list import list_workers
 
 # --- queues: one walk along the index of scheduled messages -----------------------------------------------------------
@@ -52,6 +52,10 @@ class QueueSnapshot(NamedTuple):
     oldest_limited: datetime | None = None
     # Those that are due and wait for the end of a pause alone, which are neither ready nor overdue.
     held: Capped = NONE
+
+    def without_overdue(self) -> QueueSnapshot:
+        """Return the same queue with what is overdue as *ready*."""
+        return self._replace(ready=total([self.ready, self.overdue]), overdue=NONE, oldest_overdue=None)
 
 
 class Snapshot(NamedTuple):
@@ -120,10 +124,13 @@ def overdue_cutoff(now: datetime) -> datetime:
 
 def _queues(using: str, now: datetime, cap: int) -> dict[str, QueueSnapshot]:
     rows = count_waiting(using, now=now, overdue_since=overdue_cutoff(now), limit=cap + 1)
-    return {
+    found = {
         queue: QueueSnapshot(capped(scheduled, cap), capped(ready, cap), capped(overdue, cap), oldest, following)
         for queue, scheduled, ready, overdue, oldest, following in rows
     }
+    served = set(pulled.without(found))
+    # Programs take what is due in a pulled queue whenever they want to.
+    return {name: queue if name in served else queue.without_overdue() for name, queue in found.items()}
 
 
 def _take_limited_out(
@@ -378,10 +385,17 @@ def count_capped(rows: QuerySet[Message], cap: int) -> Capped:
 def oldest_overdue(using: str, now: datetime, without: Collection[str] = ()) -> list[Message]:
     """Return the overdue message of each queue that waits longest, the oldest first, ``without`` some queues.
 
-    Those that wait for limits are not overdue.
+    Those that wait for limits are not overdue, nor are those of queues that are pulled: ``oldest_pulled``.
     """
     found = overdue_heads(using, admission.full_lately(using), overdue_cutoff(now))
-    return sorted((head for head in found if head.queue not in without), key=attrgetter("due_at"))
+    served = set(pulled.without({head.queue for head in found})) - set(without)
+    return sorted((head for head in found if head.queue in served), key=attrgetter("due_at"))
+
+
+def oldest_pulled(using: str, now: datetime) -> list[Message]:
+    """Return the due message of each pulled queue that waits longest for a program to take it, the oldest first."""
+    due = [head for head in heads(using) if head.due_at <= now and pulled.terms(head.queue) is not None]
+    return sorted(due, key=attrgetter("due_at"))
 
 
 def finished(using: str, caps: Caps = CAPS) -> dict[State, Capped]:

@@ -16,6 +16,7 @@ from django.db.models.expressions import RawSQL
 from django.utils.dateparse import parse_datetime
 
 from ..models import Message
+from ..project import pulled
 from ..record import admission
 from ..record.sql import statements
 from ..record.sql.expressions import QUEUES, is_open
@@ -91,9 +92,11 @@ def overdue_heads(using: str, closed: Collection[str], overdue_since: datetime) 
 
 
 def topics_of_next(using: str, limit: int) -> set[str]:
-    """Return the topics of the messages that are due next, up to ``limit`` in each queue."""
-    sql = f"SELECT DISTINCT m.topic FROM {_first(using, 'true', limit)}"  # noqa: S608
-    return {topic for (topic,) in _rows(using, sql)}
+    """Return the topics of the messages that are due next, up to ``limit`` in each queue that workers serve."""
+    sql = f"SELECT DISTINCT m.queue, m.topic FROM {_first(using, 'true', limit)}"  # noqa: S608
+    found = _rows(using, sql)
+    served = set(pulled.without({queue for queue, _topic in found}))
+    return {topic for queue, topic in found if queue in served}
 
 
 def read_due(

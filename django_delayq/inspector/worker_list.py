@@ -11,7 +11,7 @@ from ..core.names import near
 from ..core.states import State
 from ..models import Message, Queue, Worker
 from ..models.workers import WorkerList, WorkerState, seen_lately
-from ..project import registry
+from ..project import pulled, registry
 from ..record import crashes, reads
 from ..record.sql import statements
 from ..restore import reading
@@ -48,7 +48,8 @@ def served_queues(workers: WorkerList) -> set[str]:
 def known_queues(using: str) -> set[str]:
     """Return the queues that something knows: settings, handlers, live workers, waiting messages, and pauses."""
     served = served_queues(list_workers(using, reads.now(using)))
-    return served.union(reading.queues(using), Queue.objects.using(using).values_list("name", flat=True))
+    known = served.union(reading.queues(using), statements(using).queues(), pulled.names())
+    return known.union(Queue.objects.using(using).values_list("name", flat=True))
 
 
 def topics_without_handler(using: str, workers: WorkerList) -> dict[str, str | None]:
@@ -57,9 +58,10 @@ def topics_without_handler(using: str, workers: WorkerList) -> dict[str, str | N
     Each has the known topic whose name is most like it, a possible typing error, or None.
 
     Only the messages that are due next in each queue are read, since no index leads to the topics of waiting messages.
+    Programs pull any topic.
     """
     known = known_topics(workers)
-    queues = statements(using).queues()
+    queues = pulled.without(statements(using).queues())
     limit = max(CAPS.topics, CAPS.rows // max(1, len(queues)))
     return {topic: near(topic, known) for topic in sorted(topics_of_next(using, limit) - known)}
 
@@ -71,8 +73,8 @@ def queues_without_worker(using: str, workers: WorkerList) -> dict[str, str | No
     """
     served = served_queues(workers)
     since = workers.at - timedelta(seconds=AGES.unserved)
-    old = sorted(head.queue for head in heads(using) if head.queue not in served and head.created_at < since)
-    return {queue: near(queue, served) for queue in old}
+    old = {head.queue for head in heads(using) if head.queue not in served and head.created_at < since}
+    return {queue: near(queue, served) for queue in sorted(pulled.without(old))}
 
 
 def asked(unserved: Mapping[str, str | None]) -> list[str]:

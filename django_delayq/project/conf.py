@@ -16,6 +16,7 @@ from ..core import in_tests, names, retry, values
 from ..core.bounds import LENGTHS
 from ..core.durations import seconds
 from ..core.limits import Limit, declare
+from ..core.pull_queues import PREFIX, PullQueue, matching
 from ..core.retry import RetryPolicy
 
 
@@ -107,6 +108,24 @@ def _limits(value: Any) -> dict[str, Limit]:
     return limits
 
 
+def _pull_queues(value: Any) -> dict[str, PullQueue]:
+    given = value if isinstance(value, Mapping) else {name: {} for name in _list(value, "queue names, or a dict")}
+    found = {}
+    for name, options in given.items():
+        is_prefix = isinstance(name, str) and name[1:].endswith(PREFIX)
+        values.word(name[:-1] if is_prefix else name, LENGTHS.queue)
+        if not isinstance(options, Mapping) or not options.keys() <= set(PullQueue._fields):
+            raise ValueError(f"of queue {name!r} must be a dict with {' or '.join(PullQueue._fields)}")
+        found[name] = PullQueue(**{option: _PULL_CHECKS[option](given) for option, given in options.items()})
+    return found
+
+
+_PULL_CHECKS: Mapping[str, Parser] = {
+    "max_attempts": lambda value: values.whole(value, 1, 10_000),
+    "lease": lambda value: values.span(value, 1, values.YEAR),
+}
+
+
 def _policy(value: Any) -> RetryPolicy:
     policy = retry.as_policy(value)
     try:
@@ -166,6 +185,10 @@ class Settings(NamedTuple):
     # The limits of queues, by their names: ``{"emails": {"limit": 5, "rate": "100/m", "burst": 10}}``, a limit, a rate
     # or both.
     LIMITS: Annotated[Mapping[str, Limit] | None, _or_none(_limits)] = None
+    # The queues from which programs take messages (``django_delayq.pull``), and no worker does: names, and beginnings
+    # of names with a ``*`` behind. A list, or a dict, here with the defaults:
+    # ``{"exports": {"max_attempts": 3, "lease": "1m"}}``.
+    PULL_QUEUES: Annotated[Mapping[str, PullQueue] | None, _or_none(_pull_queues)] = None
     # True: a worker logs the exceptions of handlers with text and traceback. False: only their class and a digest, for
     # the text may hold secrets. None: True where Django's ``DEBUG`` is. With ``run_delayq -v 2`` a worker logs them
     # whole in any case.
@@ -283,6 +306,10 @@ def parse(given: Any) -> tuple[Settings, list[Problem]]:
     if settings.QUEUES and settings.DEFAULT_QUEUE not in settings.QUEUES:
         hint = "No worker would serve it unless it is named with --queue."
         problems.append(Problem("E004", "DELAYQ['DEFAULT_QUEUE'] is not one of DELAYQ['QUEUES'].", hint))
+    for queue in settings.QUEUES:
+        if matching(settings.PULL_QUEUES or {}, queue) is not None:
+            told = f"DELAYQ['QUEUES'] names the queue {queue!r}, which DELAYQ['PULL_QUEUES'] has too."
+            problems.append(Problem("E016", told, "No worker serves a queue that programs pull: leave it out of one."))
     return settings, problems
 
 

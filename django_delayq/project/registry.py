@@ -19,7 +19,7 @@ from ..core.durations import Duration
 from ..core.exceptions import HandlerConflict, InvalidMessage
 from ..core.retry import as_policy
 from ..core.states import State
-from . import conf, validation
+from . import conf, pulled, validation
 from .answers import KEPT, REJECTED
 
 if TYPE_CHECKING:
@@ -554,7 +554,7 @@ def queues() -> set[str]:
     """Return the queues that the settings and the handlers name."""
     given = conf.get()
     named = {handler.queue for handler in declared.values() if handler.queue is not None}
-    return {given.DEFAULT_QUEUE, *given.QUEUES, *(given.LIMITS or ()), *named}
+    return {given.DEFAULT_QUEUE, *given.QUEUES, *(given.LIMITS or ()), *pulled.names(), *named}
 
 
 def autodiscover() -> None:

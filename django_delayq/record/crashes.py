@@ -15,9 +15,11 @@ from typing import Any
 from django.db.models import Exists, OuterRef, Q
 
 from ..core.clock import ceil_tenth
+from ..core.pull_queues import PULLER
 from ..core.states import State
 from ..models import Message
 from ..models.messages import Lease, lease_is_over
+from ..project import pulled as pulled_queues
 from ..project import registry
 from .low_water import LowWater
 from .reads import now
@@ -137,9 +139,16 @@ def expired_leases(using: str, *, limit: int = MOVES_PER_TRANSACTION) -> set[Hel
 
 
 def reap(
-    using: str, *, limit: int = MOVES_PER_TRANSACTION, actor: str, among: Collection[Held] | None = None
+    using: str,
+    *,
+    limit: int = MOVES_PER_TRANSACTION,
+    actor: str,
+    among: Collection[Held] | None = None,
+    pulled: bool = False,
 ) -> list[Moved]:
     """End the deliveries whose lease ran out. The message is *scheduled* again. ``among`` (None: all) says which.
+
+    ``pulled``: only those of programs, which renew their leases by hand or not at all.
 
     The supervisor reports the death of a single process, so here the whole worker died or froze. That is no fault of
     its messages, but every fifth time counts as a crash (``CrashRules``).
@@ -148,6 +157,8 @@ def reap(
     where = lease_is_over(at)
     if among is not None:
         where &= Q(pk__in=[pk for pk, _delivery in among])
+    if pulled:
+        where &= Q(worker__startswith=PULLER)
 
     @cache
     def renewed() -> set[Held]:
@@ -160,6 +171,8 @@ def reap(
         held = (message.pk, message.deliveries)
         if held in renewed() or (among is not None and held not in among):
             return LEFT_ALONE
+        if message.worker.startswith(PULLER):
+            return _of_a_puller(message)
         return _of_a_worker(message, at, "lease ran out")
 
     return move_unlocked(using, where, decide, actor=actor, limit=limit)
@@ -203,6 +216,15 @@ def _of_a_worker(message: Message, at: datetime, reason: str) -> Decision:
     if (message.deliveries - message.reported) % RULES.deaths_of_workers == 0:
         judgement = judge(message.crashes + 1, was_alone=was_alone, by_kill=True)
     return _ended(message, at, reason + RAN_ALONE * was_alone, judgement)
+
+
+def _of_a_puller(message: Message) -> Decision:
+    """Decide on a message that a program did not answer, which counts as an attempt."""
+    attempt, reason = message.attempts + message.crashes + 1, "lease ran out"
+    policy = pulled_queues.policy(message.queue, message.retry, message.max_attempts)
+    if policy.delay(attempt) is None and not message.cancel_requested:
+        return Decision(State.DEAD, reason=f"{reason}; that was attempt {attempt}, the last one")
+    return _freed(message, reason, {})
 
 
 def _once(message: Message, reason: str) -> Decision | None:

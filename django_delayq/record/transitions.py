@@ -289,6 +289,18 @@ def claim_asked(using: str, asked: Claiming, taking: Taking | None = None) -> li
     return [rows[pk] for pk in unique if pk in rows]
 
 
+def claim_due(using: str, queue: str, limit: int, lease: float, worker: str) -> list[Claimed]:
+    """Move ``scheduled → running`` due messages of a pulled queue as ``claim`` does, whatever their topics are.
+
+    The most urgent come first. ``lease`` (seconds) is for those that have none of their own.
+    """
+    began = time.monotonic()
+    rows = statements(using).claim_due(queue, limit, lease, worker)
+    if rows:
+        record_clock(using).learn(began, rows[0].claimed_at)
+    return sorted(rows, key=lambda row: (-row.priority, row.due_at, row.id))
+
+
 def succeed(using: str, successes: Iterable[Success], *, wait: bool = True) -> set[int]:
     """Move messages to *consumed*, by any delivery that succeeds while they are live. Return the ids that moved.
     Idempotent.

@@ -28,7 +28,7 @@ from ..core.clock import MICROSECOND, SECOND, ceil_tenth, from_tenths, from_us, 
 from ..core.exceptions import BrokerUnavailable, UnusableBroker
 from ..core.states import State
 from ..models import Message
-from ..project import conf
+from ..project import conf, pulled
 from ..record import reads, transitions
 from ..record.sql import statements
 from ..record.sql.rows import Moved
@@ -308,7 +308,7 @@ class Restore:
                         return
         self.report.position = None
         # Not if a queue got its first message after the preview: this restore has not read that queue.
-        if self._load is not None and self.report.queues.keys() >= set(statements(self.using).queues()):
+        if self._load is not None and self.report.queues.keys() >= set(pulled.without(statements(self.using).queues())):
             self._load.finish()
 
     def _remaining(self) -> Iterator[tuple[Stage, str, BatchEnd | None]]:

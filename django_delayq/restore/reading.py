@@ -17,7 +17,7 @@ from ..broker.publisher import by_queue
 from ..core.chunks import chunks
 from ..core.states import State
 from ..models import Message
-from ..project import registry
+from ..project import pulled, registry
 from ..record.sql import statements
 from ..record.sql.rows import BEGINNING
 
@@ -154,5 +154,8 @@ def _walks(
 
 
 def queues(using: str) -> list[str]:
-    """Return the queues that the settings or handlers name, and those that hold scheduled messages."""
-    return sorted(registry.queues().union(statements(using).queues()))
+    """Return the queues that the settings or handlers name, and those that hold scheduled messages, in Redis too.
+
+    Of those that are pulled Redis holds nothing.
+    """
+    return sorted(pulled.without(registry.queues().union(statements(using).queues())))

@@ -25,7 +25,7 @@ def test_every_public_name_is_there_and_has_a_docstring_of_its_own() -> None:
         assert inspect.getdoc(thing) not in {None, "", *inherited}, name
 
 
-@pytest.mark.parametrize("package", ["embedded", "extensions", "models", "recurring", "testing"])
+@pytest.mark.parametrize("package", ["embedded", "extensions", "models", "pull", "recurring", "testing"])
 def test_every_name_that_a_package_lists_is_there(package: str) -> None:
     module = importlib.import_module(f"django_delayq.{package}")
     assert [name for name in module.__all__ if getattr(module, name, None) is None] == []

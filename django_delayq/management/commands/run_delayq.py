@@ -30,7 +30,7 @@ from ...inspector import diagnostics
 from ...inspector.migrations import pending_migrations
 from ...inspector.worker_list import asked
 from ...models import Message
-from ...project import conf, registry
+from ...project import conf, pulled, registry
 from ...record.sql import has_one_writer
 from ...record.sql.troubles import Trouble, in_words, trouble
 from ...restore import reading
@@ -401,6 +401,8 @@ def _queues(given: Sequence[tuple[str, int]]) -> tuple[tuple[str, ...], tuple[in
     names, weights = tuple(name for name, _weight in given), tuple(weight for _name, weight in given if weight)
     if len(set(names)) != len(names):
         raise common.wrong_usage("--queue names a queue twice.")
+    if refused := set(names) - set(pulled.without(names)):
+        raise common.wrong_usage(f"--queue: programs pull {', '.join(sorted(refused))} (DELAYQ['PULL_QUEUES']).")
     if weights and len(weights) != len(names):
         raise common.wrong_usage("Give all queues a weight (--queue a=3 --queue b=1), or none (strict order).")
     return names, weights

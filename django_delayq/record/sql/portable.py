@@ -154,12 +154,12 @@ class Portable:
                 yield (queue, *place)
 
     def find_candidates(
-        self, begins: Mapping[str, IndexPosition], topics: Iterable[str], closed: Collection[str] = ()
+        self, begins: Mapping[str, IndexPosition], topics: Iterable[str] | None, closed: Collection[str] = ()
     ) -> dict[str, QueueLook]:
         """Find the first message of each queue, behind a position in it, that may begin once it is due.
 
-        That is one of these topics, under none of the limits ``closed``, which is not expired. In a queue that is
-        paused, or under one of these limits, there is none.
+        That is one of these topics (None: of any), under none of the limits ``closed``, which is not expired. In a
+        queue that is paused, or under one of these limits, there is none.
         """
         found = {}
         for queue, begin in begins.items():
@@ -185,7 +185,7 @@ class Portable:
         return rows.order_by("due_at", "id")
 
     def _open(
-        self, queue: str, topics: Iterable[str], closed: Collection[str], after: IndexPosition
+        self, queue: str, topics: Iterable[str] | None, closed: Collection[str], after: IndexPosition
     ) -> tuple[IndexPosition | None, QuerySet[Message]]:
         """Return the position of the last of ``ROWS_PASSED`` messages behind ``after``, and the candidates up to it."""
         rows = self._behind(after, queue).exclude(in_paused_queue(self.using))
@@ -194,7 +194,8 @@ class Portable:
         last = rows.values_list("due_at", "id")[ROWS_PASSED - 1 : ROWS_PASSED].first()
         if last is not None:
             rows = rows.filter(UpTo(*last))
-        return last, rows.filter(not_expired(self.now()), ~Q(UnderLimits(closed)), topic__in=list(topics))
+        chosen = Q() if topics is None else Q(topic__in=list(topics))
+        return last, rows.filter(chosen, not_expired(self.now()), ~Q(UnderLimits(closed)))
 
     def due(
         self,
@@ -209,10 +210,20 @@ class Portable:
         Those that stand under one of the limits ``closed`` are left out, and so is what stands behind ``ROWS_PASSED``
         others.
         """
-        _last, rows = self._open(queue, topics, closed, after)
+        return self._due(self._open(queue, topics, closed, after)[1], limit)
+
+    def _due(self, rows: QuerySet[Message], limit: int) -> list[Ticket]:
         rows = rows.filter(due_at__lte=self.now())
         head = rows.values_list("priority", "due_at", "pk")[:1000]
         return [Ticket(pk) for _priority, _due, pk in sorted(head, key=lambda row: (-row[0], row[1], row[2]))[:limit]]
+
+    def claim_due(self, queue: str, limit: int, lease: float, worker: str) -> list[Claimed]:
+        """Claim due messages of a queue, of any topic, in no order: those that ``due`` returns."""
+        with writing(self.using):
+            tickets = self._due(self._open(queue, None, (), BEGINNING)[1], limit)
+            topics = Message.objects.using(self.using).filter(pk__in=[ticket.id for ticket in tickets])
+            leases = dict.fromkeys(topics.values_list("topic", flat=True), lease)
+            return self.claim(Claiming(tickets, leases, worker, queue, 0.0)) if tickets else []
 
     def claims_under_way(self) -> set[str]:
         """Return the transactions that may be claiming at this moment."""

@@ -33,14 +33,16 @@ from .postgresql_base import (
     LOOKS_LIKE_FEW,
     NOT_EXPIRED,
     NOW,
+    OF_TOPICS,
     PAUSED,
     array,
     texts,
 )
-from .postgresql_delivery import PostgreSQLDelivery
+from .postgresql_delivery import PostgreSQLDelivery, claim_from, claimed
 from .rows import (
     BEGINNING,
     ROWS_PASSED,
+    Claimed,
     Expired,
     Facts,
     IndexPosition,
@@ -113,7 +115,7 @@ SELECT clock_timestamp(), u.message_id, m.queue, (extract(epoch FROM m.due_at) *
 CLOSED = "SELECT unnest(%(closed)s::text[])"
 
 # The first row, and from there on the first one that may begin: dead rows are passed once.
-FIND_CANDIDATES = f"""
+CANDIDATES = f"""
 SELECT q.queue, clock_timestamp(), f.due_at, f.id, s.due_at, s.id, s.is_candidate
   FROM unnest(%(queues)s::text[], %(dues)s::timestamptz[], %(ids)s::bigint[]) q(queue, due, id)
   LEFT JOIN LATERAL (
@@ -124,7 +126,7 @@ SELECT q.queue, clock_timestamp(), f.due_at, f.id, s.due_at, s.id, s.is_candidat
   LEFT JOIN LATERAL (
     SELECT * FROM (
         SELECT due_at, id, row_number() OVER (ORDER BY due_at, id) AS number,
-               topic = ANY(%(topics)s::text[]) AND {OF_TOPIC} NOT IN ({CLOSED}) AND {NOT_EXPIRED} AS is_candidate
+               {{chosen}} AND {NOT_EXPIRED} AS is_candidate
           FROM (SELECT * FROM delayq_message
                  WHERE state = 'scheduled' AND queue = q.queue AND (due_at, id) >= (f.due_at, f.id)
                    AND q.queue NOT IN ({PAUSED}) AND 'queue ' || q.queue NOT IN ({CLOSED})
@@ -133,13 +135,17 @@ SELECT q.queue, clock_timestamp(), f.due_at, f.id, s.due_at, s.id, s.is_candidat
   ) s ON true
 """  # noqa: S608
 
-# What may be claimed of the messages behind a position.
+FIND_CANDIDATES = CANDIDATES.format(chosen=f"{OF_TOPICS} AND {OF_TOPIC} NOT IN ({CLOSED})")
+FIND_ANY_CANDIDATES = CANDIDATES.format(chosen="true")
+
+# What may be claimed of the messages behind a position, of those that are ``chosen``.
 MAY_BEGIN = f"""SELECT id, priority, due_at FROM (
         SELECT * FROM delayq_message
          WHERE state = 'scheduled' AND queue = %(queue)s AND due_at <= {NOW}
            AND (due_at, id) > (%(due)s::timestamptz, %(id)s::bigint) AND %(queue)s NOT IN ({PAUSED})
          ORDER BY due_at, id LIMIT {ROWS_PASSED}
-    ) m WHERE topic = ANY(%(topics)s::text[]) AND {is_open(CLOSED)} AND {NOT_EXPIRED} ORDER BY due_at, id"""  # noqa: S608
+    ) m WHERE {{chosen}} AND {NOT_EXPIRED} ORDER BY due_at, id"""  # noqa: S608
+OPEN = f"{OF_TOPICS} AND {is_open(CLOSED)}"
 
 LOCKED = f"""
     SELECT m.id FROM delayq_message m WHERE m.id = head.id AND {IS_SCHEDULED} FOR NO KEY UPDATE SKIP LOCKED
@@ -148,18 +154,22 @@ LOCKED = f"""
 # Priority counts among the thousand most overdue rows: sorting all due rows of a backlog could not use the index.
 # Only the rows that are returned are locked, one by one until there are enough: another process would pass over the
 # others, and take less urgent ones.
-DUE = f"""
+HEAD_OF_DUE = f"""
 SELECT l.id FROM (
     SELECT * FROM ({MAY_BEGIN} LIMIT 1000) x ORDER BY priority DESC, due_at, id OFFSET 0
 ) head CROSS JOIN LATERAL ({LOCKED}) l LIMIT %(limit)s
 """  # noqa: S608
 
 # For the case that others have locked the thousand most overdue rows: these are the first that are not locked.
-DUE_UNLOCKED = f"""
+UNLOCKED_OF_DUE = f"""
 SELECT id FROM (
     SELECT head.* FROM ({MAY_BEGIN} OFFSET 0) head CROSS JOIN LATERAL ({LOCKED}) l LIMIT 1000
 ) x ORDER BY priority DESC, due_at, id LIMIT %(limit)s
 """  # noqa: S608
+
+DUE, DUE_UNLOCKED = (sql.format(chosen=OPEN) for sql in (HEAD_OF_DUE, UNLOCKED_OF_DUE))
+# The same for programs: of any topic, under no limits, and claimed by the same statement.
+CLAIM_DUE, CLAIM_DUE_UNLOCKED = (claim_from(sql.format(chosen="true")) for sql in (HEAD_OF_DUE, UNLOCKED_OF_DUE))
 
 # The first rows in the order of an index: EXISTS has no order, and the planner reads the table for it, since it
 # believes that the time of every third row is over.
@@ -310,8 +320,6 @@ HEAD = """SELECT * FROM delayq_message m
      WHERE state = 'scheduled' AND queue = q.queue
        AND (due_at, id) > (%(due)s::timestamptz, %(id)s::bigint) AND due_at <= %(end)s::timestamptz"""
 
-OF_TOPICS = "topic = ANY(%(topics)s::text[])"
-
 
 def _heads(chosen: str) -> str:
     """Return the statement that reads the first messages of those that are chosen in each queue ``q``."""
@@ -427,15 +435,15 @@ class PostgreSQL(PostgreSQLDelivery, Portable):
         return [row[0] for row in rows]
 
     def find_candidates(
-        self, begins: Mapping[str, IndexPosition], topics: Iterable[str], closed: Collection[str] = ()
+        self, begins: Mapping[str, IndexPosition], topics: Iterable[str] | None, closed: Collection[str] = ()
     ) -> dict[str, QueueLook]:
         rows = self._rows(
-            FIND_CANDIDATES,
+            FIND_ANY_CANDIDATES if topics is None else FIND_CANDIDATES,
             {
                 "queues": texts(begins),
                 "dues": [due for due, _id in begins.values()],
                 "ids": array([pk for _due, pk in begins.values()]),
-                "topics": texts(topics),
+                "topics": texts(topics or ()),
                 "closed": texts(closed),
             },
         )
@@ -457,6 +465,12 @@ class PostgreSQL(PostgreSQLDelivery, Portable):
         parameters["due"], parameters["id"] = after
         rows = self._rows(DUE, parameters) or self._rows(DUE_UNLOCKED, parameters)
         return [Ticket(row[0]) for row in rows]
+
+    def claim_due(self, queue: str, limit: int, lease: float, worker: str) -> list[Claimed]:
+        terms: dict[str, Any] = {"queue": queue, "limit": limit, "lease": lease, "worker": worker, "ahead": 0.0}
+        terms["due"], terms["id"] = BEGINNING
+        rows = self._rows(CLAIM_DUE, terms) or self._rows(CLAIM_DUE_UNLOCKED, terms)
+        return [claimed(row) for row in rows]
 
     def anything_expired(self, leased_from: datetime, waiting_from: datetime) -> Expired:
         return Expired(*self._rows(ANYTHING_EXPIRED, {"leased": leased_from, "waiting": waiting_from})[0])

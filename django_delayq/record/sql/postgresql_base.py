@@ -44,9 +44,11 @@ NOT_EXPIRED = "(m.expires_at IS NULL OR m.expires_at > clock_timestamp())"
 # Every claim reads this: a transaction that has begun a claim holds a lock on the table of queues until it commits.
 PAUSED = "SELECT name FROM delayq_queue WHERE resumes_at IS NULL OR resumes_at > clock_timestamp()"
 
+OF_TOPICS = "m.topic = ANY(%(topics)s::text[])"
+
 # What may be claimed: what a claim asks of a message besides its state and its due time.
 MAY_CLAIM = f"""{NOT_EXPIRED}
-       AND m.topic = ANY(%(topics)s::text[])
+       AND {OF_TOPICS}
        AND (%(queue)s::text IS NULL OR m.queue = %(queue)s)
        AND m.queue NOT IN ({PAUSED})"""
 

@@ -21,6 +21,7 @@ from .postgresql_base import (
     LOOKS_LIKE_FEW,
     LOST_STATEMENT,
     MAY_CLAIM,
+    OF_TOPICS,
     PostgreSQLSession,
     array,
     texts,
@@ -31,13 +32,16 @@ from .sessions import is_failed
 # The due time that Redis has. Divided as a double it is the same as if it was divided as a numeric, for less work.
 READY = f"to_timestamp(t.ready / {SECOND}::float8)"
 
-CLAIM = f"""
-WITH t AS (
+TICKETS = f"""
     SELECT * FROM unnest(%(ids)s::bigint[], %(ready)s::bigint[]) AS t(id, ready)
      WHERE {LOOKS_LIKE_FEW}
-), x AS (
+"""  # noqa: S608
+LEASE_OF_TOPIC = "(%(leases)s::float8[])[array_position(%(topics)s::text[], m.topic::text)]"
+
+CLAIM = f"""
+WITH t AS ({TICKETS}), x AS (
     SELECT m.id,
-           coalesce(m.lease, (%(leases)s::float8[])[array_position(%(topics)s::text[], m.topic::text)]) AS lease,
+           coalesce(m.lease, {LEASE_OF_TOPIC}) AS lease,
            {READY} AS ready_at
       FROM t JOIN delayq_message m ON m.id = t.id
      WHERE {IS_SCHEDULED}
@@ -55,6 +59,15 @@ RETURNING m.id, m.topic, m.queue, m.key, m.priority, m.payload::text, m.headers:
           m.retry::text, m.max_attempts, m.attempts, m.deliveries, m.reported, m.excused, m.claimed_at, m.timeout,
           m.lease, m.conflicts, m.limit_key
 """  # noqa: S608
+
+
+def claim_from(due: str) -> str:
+    """Return the claim of the messages of any topic whose ids another statement selects."""
+    tickets = f"SELECT id, NULL::bigint AS ready FROM ({due}) due WHERE {LOOKS_LIKE_FEW}"  # noqa: S608
+    any_topic = CLAIM.replace(TICKETS, tickets).replace(LEASE_OF_TOPIC, "%(lease)s::float8")
+    # What locks rows is run once.
+    return any_topic.replace("WITH t AS (", "WITH t AS MATERIALIZED (").replace(OF_TOPICS, "true")
+
 
 SUCCESSES = f"""SELECT * FROM unnest(%(ids)s::bigint[], %(deliveries)s::int[], %(places)s::int[]{{results}})
         AS o(id, delivery, place{{result}})

@@ -24,7 +24,7 @@ from ...core.clock import from_tenths
 from ...core.exceptions import BrokerUnavailable
 from ...core.names import near
 from ...core.states import State
-from ...project import registry
+from ...project import pulled, registry
 from ...record import admission, crashes, reads
 from ...record.sql import statements
 from ...record.sql.rows import Claimed, Facts, Moved, Ticket
@@ -133,6 +133,8 @@ class Blocked:
 
         Where a process has one lane and no limits, the claim alone decides.
         """
+        # What Redis has had since before a queue was declared to be pulled is dropped.
+        tickets = {queue: tickets[queue] for queue in pulled.without(tickets)}
         total = sum(map(len, tickets.values()))
         if not self.limits.any_declared and len(self.wanted.lanes) == 1 and not self.are_most:
             return Split(tickets, total)

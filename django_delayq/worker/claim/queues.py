@@ -12,7 +12,7 @@ from ...api import pausing
 from ...broker.base import Broker, DueQueue, DueQueues, Taken
 from ...core.callables import nothing
 from ...extensions import Service
-from ...project import conf, registry
+from ...project import conf, pulled, registry
 from ...record.sql import statements
 from ...record.sql.rows import Ticket
 from .blocked import Blocked
@@ -86,7 +86,7 @@ class QueueFinder(Service):
     def _order(self, found: set[str]) -> tuple[str, ...]:
         default = conf.get().DEFAULT_QUEUE
         found |= {h.queue for h in registry.handlers().values() if h.queue is not None}
-        return (default, *sorted(found - {default}))
+        return tuple(pulled.without((default, *sorted(found - {default}))))
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ from ...core.exceptions import BrokerFull, BrokerRubbish, BrokerUnavailable, For
 from ...core.known_record import doubt_identity
 from ...extensions import RestoreObservers, RestoreStart, Service
 from ...models import Message
-from ...project import conf
+from ...project import conf, pulled
 from ...record import reads
 from ...record.sql import statements
 from ...restore import reading
@@ -270,7 +270,7 @@ class Loader(Service):
     def _fill(self, load: Load, start: int | None) -> Iterator[dict[str, Put]]:
         """Put the messages of all queues. Yield the answers for each batch."""
         # Read after the horizon was advanced: the producer puts the first message of a queue that is missing here.
-        queues = statements(self.using).queues()
+        queues = pulled.without(statements(self.using).queues())
         batches = self._batches(queues, start, from_tenths(load.horizon_tenths))
         for _batch, answers in fill(self.broker, batches, load=load):
             failpoints.reach("mid_load")

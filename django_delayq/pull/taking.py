@@ -1,0 +1,177 @@
+"""Takes messages of pulled queues: claims what is due, and waits for what falls due."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cache
+from os import getpid
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.db import connections, router
+
+from .. import signals
+from ..core import actors, values
+from ..core.durations import Duration
+from ..core.forks import after_fork
+from ..core.pull_queues import PULLER, PullQueue
+from ..models import Message
+from ..project import pulled, validation
+from ..record import transitions
+from ..record.sql.rows import Claimed
+from .ending import end_what_is_over
+from .receipts import Receipt, signer, text_of
+from .waiters import LOOK_INTERVAL, Waiter, waiting
+
+# The most messages of one call.
+MOST = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """A message that this program has until its lease ends, and the receipt by which any process answers it."""
+
+    id: int
+    topic: str
+    queue: str
+    key: str | None
+    priority: int
+    payload: Any
+    headers: dict[str, Any]
+    due_at: datetime
+    expires_at: datetime | None
+    # Counts from 1; after ``attempts_left`` further ones the message is dead. None: its policy has no end.
+    attempt: int
+    attempts_left: int | None
+    receipt: str = field(repr=False)
+
+
+def take(
+    queue: str | Iterable[str],
+    *,
+    max: int = 1,
+    wait: Duration = 0,
+    lease: Duration | None = None,
+    using: str | None = None,
+) -> list[Pulled]:
+    """Take up to ``max`` messages that are due, the most urgent first; of several queues those of the first go first.
+
+    When none is due, wait for the first up to ``wait``; then return an empty list. What is not answered within
+    ``lease`` (by default that of the message, then that of the queue) is delivered again, which counts as an attempt.
+
+    In a transaction the messages are taken when that commits. Raises ``ValueError`` for a queue that the settings do
+    not declare as pulled.
+    """
+    call = _Call(queue, max, wait, lease, using)
+    found = call.claim()
+    if found or not call.wait:
+        return found
+    if connections[call.using].in_atomic_block:
+        # No other connection sees what this transaction has written.
+        while not found and call.left > 0:
+            time.sleep(min(LOOK_INTERVAL, call.left))
+            found = call.claim()
+        return found
+    with Waiter(waiting(call.using), call.queues) as waiter:
+        while not found and call.left > 0:
+            waiter.sleep(call.left)
+            found = call.claim()
+            waiter.has_looked(takes_all=len(found) == call.most)
+    return found
+
+
+async def atake(
+    queue: str | Iterable[str],
+    *,
+    max: int = 1,
+    wait: Duration = 0,
+    lease: Duration | None = None,
+    using: str | None = None,
+) -> list[Pulled]:
+    """Take messages from async code as ``take`` does. Who waits holds no thread."""
+    call = _Call(queue, max, wait, lease, using)
+    claim = sync_to_async(call.claim)
+    found = await claim()
+    if found or not call.wait:
+        return found
+    if await sync_to_async(lambda: connections[call.using].in_atomic_block)():
+        while not found and call.left > 0:
+            await asyncio.sleep(min(LOOK_INTERVAL, call.left))
+            found = await claim()
+        return found
+    with Waiter(waiting(call.using), call.queues) as waiter:
+        while not found and call.left > 0:
+            await waiter.asleep(call.left)
+            found = await claim()
+            waiter.has_looked(takes_all=len(found) == call.most)
+    return found
+
+
+@cache
+def _run() -> str:
+    return actors.new_run()
+
+
+after_fork(_run.cache_clear)
+
+
+class _Call:
+    """One call: its checked arguments, and its claims."""
+
+    def __init__(
+        self, queue: str | Iterable[str], most: int, wait: Duration, lease: Duration | None, using: str | None
+    ) -> None:
+        self.using = using or router.db_for_write(Message)
+        self.queues = [queue] if isinstance(queue, str) else list(queue)
+        self.terms = [_terms(name) for name in self.queues]
+        self.most = validation.checked("max", values.whole, most, 1, MOST)
+        self.wait = validation.checked("wait", values.span, wait)
+        self.lease = None if lease is None else validation.checked("lease", values.span, lease, 0, values.YEAR)
+        self.until = time.monotonic() + self.wait
+
+    @property
+    def left(self) -> float:
+        """The seconds for which the call may still wait."""
+        return self.until - time.monotonic()
+
+    def claim(self) -> list[Pulled]:
+        """Claim what is due now."""
+        end_what_is_over(self.using)
+        worker = PULLER + actors.worker_name("", getpid(), _run())
+        rows: list[Claimed] = []
+        for queue, terms in zip(self.queues, self.terms, strict=True):
+            if len(rows) < self.most:
+                lease = terms.lease if self.lease is None else self.lease
+                rows += transitions.claim_due(self.using, queue, self.most - len(rows), lease, worker)
+        found = _pulled(self.using, rows)
+        if signals.message_delivered.receivers:
+            for row in rows:
+                late = max(0.0, (row.claimed_at - row.due_at).total_seconds())
+                facts = {**signals.message_arguments(row, self.using), "delivery": row.deliveries, "lateness": late}
+                signals.emit(signals.message_delivered, Message, **facts)
+        return found
+
+
+def _terms(queue: str) -> PullQueue:
+    found = pulled.terms(validation.queue(queue))
+    if found is None:
+        raise ValueError(f"the queue {queue!r} is not pulled: DELAYQ['PULL_QUEUES'] does not declare it")
+    return found
+
+
+def _pulled(using: str, rows: Sequence[Claimed]) -> list[Pulled]:
+    by = signer(using)
+    found = []
+    for row in rows:
+        # Deliveries without an answer are attempts, too: see ``crashes.reap``.
+        attempt = row.attempts + row.deliveries - row.reported - row.excused
+        policy = pulled.policy(row.queue, row.retry, row.max_attempts)
+        delay = policy.delay(attempt)
+        receipt = Receipt(row.id, row.deliveries, None if delay is None else delay.total_seconds())
+        left = None if policy.attempts is None else max(0, policy.attempts - attempt)
+        found.append(Pulled(*row[:9], attempt, left, text_of(receipt, by)))
+    return found
