@@ -8,6 +8,7 @@ for a Redis that answers and that workers do not use.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from django.contrib.auth.decorators import login_not_required
 from django.db import Error as DatabaseError
@@ -68,7 +69,7 @@ def _database(using: str) -> str:
     return "ok"
 
 
-def _redis(using: str, *, is_told_apart: bool) -> dict[str, str]:
+def _redis(using: str, *, is_told_apart: bool) -> dict[str, Any]:
     """Ask what a worker asks before it uses Redis."""
     broker = index(using, timeout=TIMEOUT_MS / 1000)
     if broker is None:
@@ -85,7 +86,10 @@ def _redis(using: str, *, is_told_apart: bool) -> dict[str, str]:
         return {"redis": "unavailable"}
     finally:
         broker.close()
-    return {"redis": "ok"}
+    if (place := broker.cluster.place) is None:
+        return {"redis": "ok"}
+    # No host: anybody may read the page.
+    return {"redis": "ok", "cluster": {"slot": place.slot, "replicas": len(place.replicas)}}
 
 
 app_name = "delayq"

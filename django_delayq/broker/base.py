@@ -14,6 +14,9 @@ from ..record.sql.rows import QueueLook, Ticket
 
 # The most ids in one call to Redis, so that no call keeps others waiting for long.
 IDS_PER_CALL = 1000
+# Redis is too far away when a question and its answer take longer than this: calls that schedule wait 0.25 s at most,
+# and would give up too often. A query each second finds their messages sooner. Seconds.
+FAR_AWAY = 0.15
 # A loader that claims more time than this is ignored, as in load.lua. Seconds.
 LONGEST_LEASE = 60
 
@@ -128,6 +131,8 @@ class Meta:
     is_requested: bool = False
     # When a sweep last put messages that Redis lacked; 0: never since Redis was emptied.
     swept_tenths: int = 0
+    # How long the question and its answer took. Seconds.
+    round_trip: float = field(default=0.0, compare=False)
 
     @property
     def is_loading(self) -> bool:

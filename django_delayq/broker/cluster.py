@@ -94,9 +94,10 @@ class Cluster:
         return self._addresses.get(told, told)
 
     def forget(self, address: Address) -> None:
-        """Have the nodes asked again, this one last."""
+        """Have the nodes asked again if this one was the owner; it is asked last."""
         self._suspects |= {address}
-        self.owner = None
+        if self.owner == address:
+            self.owner = None
 
     def refused(self, address: Address, error: redis.RedisError) -> SlotLost | None:
         """Note an error in reading an answer of a node. Return the error to raise instead, if there is one."""

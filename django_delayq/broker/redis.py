@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -15,7 +16,7 @@ from ..core.clock import SECOND, us_to_tenths
 from ..core.exceptions import BrokerFailing, ClusterBroker, ForeignBroker
 from ..project import pulled
 from . import scripts
-from .base import IDS_PER_CALL, Entry, Location, Meta, Put, QueueSize, ServerInfo, ServerRun
+from .base import FAR_AWAY, IDS_PER_CALL, Entry, Location, Meta, Put, QueueSize, ServerInfo, ServerRun
 from .cluster import SlotPool
 from .connection import all_translated, translated
 from .keys import BAND
@@ -24,6 +25,8 @@ from .redis_source import RedisSource, whole
 
 # The number of members in one reply to a scan, roughly.
 SCAN_COUNT = 1000
+# So many round trips are compared.
+TRIPS = 5
 # The fields that ``read_meta`` reads, in this order.
 META_FIELDS = ("tick", "horizon", "loaded", "run_id", "replid", "identity", "loader_until", "requested", "swept")
 
@@ -109,8 +112,21 @@ class RedisBroker(RedisSource):
 
     def read_meta(self) -> Meta:
         """Read the meta. Writes nothing."""
+        began = time.monotonic()
         fields: Any = self.client.hmget(self.keys("").meta, META_FIELDS)
-        return _meta(self.now_tenths(), fields)
+        return replace(_meta(self.now_tenths(), fields), round_trip=time.monotonic() - began)
+
+    def round_trip(self) -> float:
+        """Return how long a question and its answer take, in seconds: the least of some, unless the first is short.
+
+        A busy process, or a busy Redis, is slow now and then.
+        """
+        least = self.read_meta().round_trip
+        for _look in range(TRIPS - 1):
+            if least <= FAR_AWAY:
+                break
+            least = min(least, self.read_meta().round_trip)
+        return least
 
     def tick(self, *, counts: bool = True) -> Meta:
         """Read the meta, and count one more tick if this ``counts``.

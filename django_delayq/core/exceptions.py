@@ -63,6 +63,10 @@ class ClusterBroker(UnusableBroker):
     """This way to Redis leads to one node of a Redis Cluster; name its nodes: redis+cluster://host:port,host:port."""
 
 
+class FarBroker(UnusableBroker):
+    """Redis is too far away: a round trip takes more than 150 ms; name a nearer one in DELAYQ["REDIS"], or None."""
+
+
 class ForeignBroker(UnusableBroker):
     """This Redis prefix belongs to another database; choose another DELAYQ["PREFIX"]."""
 

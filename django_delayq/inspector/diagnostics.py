@@ -16,7 +16,7 @@ from django.utils.translation import gettext as _
 from .. import extensions
 from ..api import pausing
 from ..broker import RedisBroker, describe
-from ..broker.base import ServerInfo, SlotPlace
+from ..broker.base import FAR_AWAY, ServerInfo, SlotPlace
 from ..core.clock import SECOND
 from ..core.durations import brief
 from ..core.exceptions import BrokerUnavailable, ClusterBroker, ForeignBroker
@@ -201,6 +201,9 @@ def _keys(using: str, broker: RedisBroker) -> Iterator[Finding]:
         yield of_identity(error)
         return
     yield of_identity(None)
+    if meta.round_trip > FAR_AWAY and (trip := broker.round_trip()) > FAR_AWAY:
+        advice = "workers deliver by query as long as it is; name a nearer Redis, or set REDIS to None"
+        yield Finding("Redis distance", Level.WARN, f"a round trip takes {trip * 1000:.0f} ms", advice=advice)
     scheduled = Message.objects.using(using).filter(state=State.SCHEDULED)
     swept = (meta.now_tenths - meta.swept_tenths) / SECOND
     if not is_filled(meta, broker.server()):

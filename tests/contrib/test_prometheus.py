@@ -14,6 +14,7 @@ from datetime import timedelta
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -25,6 +26,7 @@ from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
 from prometheus_client.registry import Collector
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS
 
 from django_delayq import pause_queue, schedule_message, schedule_messages
 from django_delayq.contrib.prometheus import apps as prometheus_apps
@@ -44,6 +46,7 @@ from tests.support.forks import forked
 from tests.support.limits import Declare, admit
 from tests.support.metrics import Samples, samples, scrape
 from tests.support.processes import Start
+from tests.support.redis_cluster import is_ready, node
 from tests.support.rows import unguarded
 from tests.support.transactions import lock_table, make_snapshots_old, unfinished
 from tests.support.workers import PATIENCE, eventually
@@ -408,6 +411,18 @@ def test_the_gauges_of_redis_tell_how_far_it_is_filled(redis_client: redis.Redis
     # The clock of PostgreSQL is that of this machine.
     assert before - 5 < found["delayq_redis_last_load_timestamp_seconds"] < time.time() + 5
     assert 0 < found["delayq_redis_horizon_ahead_seconds"] <= conf.get().HORIZON + 5
+
+
+@RECORD
+def test_the_owner_of_the_slot_in_a_cluster_is_named(settings: Any) -> None:
+    with node() as lone:
+        lone.ask("CLUSTER", "ADDSLOTS", *range(REDIS_CLUSTER_HASH_SLOTS))
+        eventually(lambda: is_ready(lone))
+        settings.DELAYQ = {**settings.DELAYQ, "REDIS": f"redis+cluster://{lone.address}"}
+        schedule(1)
+        assert run("delayq_restore").code == 0
+        found = collected(Gauges("default"))
+    assert found[f"delayq_redis_cluster_replicas{{owner={lone.address},slot=1534}}"] == 0
 
 
 @RECORD

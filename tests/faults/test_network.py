@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +18,10 @@ from django_delayq.models import Message
 from django_delayq.worker.claim.tuning import Tuning
 from testproject.servers import PostgresServer
 from tests.conftest import close_publishers
+from tests.support.commands import run
 from tests.support.processes import Configure, Start
 from tests.support.proxy import Proxy
-from tests.support.record_of import effects_per_message, states, wait_until
+from tests.support.record_of import effects_per_message, log_of, states, wait_until, wait_until_redis_times
 from tests.support.workers import PATIENCE, Worker, eventually, is_quick
 
 from .matrix import HASTY
@@ -85,6 +87,25 @@ def idle_transactions() -> int:
     with connection.cursor() as cursor:
         cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%'")
         return int(cursor.fetchone()[0])
+
+
+def test_a_redis_that_is_too_far_away_is_left_until_it_is_near_again(
+    start: Start, to_redis: Proxy, configure: Configure, set_pace: Callable[[dict[str, float]], None]
+) -> None:
+    """A producer would give up too often: then its messages would wait for a sweep."""
+    set_pace({"process.Parts.upkeep.unusable_interval": 0.5})
+    configure(REDIS=to_redis.url)
+    worker = start(*ARGUMENTS)
+    worker.wait_for("Loaded Redis")
+    to_redis.delay = 0.1
+    worker.wait_for("WARNING.*Redis is too far away: .*150 ms.*Messages are delivered from the database")
+    message = wait_until(schedule_message("t.tx"), State.CONSUMED)
+    assert log_of(message)[1].ready_at is None
+    assert re.search(r"WARN     Redis distance: a round trip takes 2\d\d ms", run("delayq_check").out)
+    to_redis.clear()
+    worker.wait_for("Redis is back")
+    wait_until_redis_times()
+    assert "Redis distance" not in run("delayq_check").out
 
 
 # --- between a worker and Redis ---------------------------------------------------------------------------------------

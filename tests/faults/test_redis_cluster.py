@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -61,30 +63,106 @@ class Load:
 
 
 @pytest.fixture
-def load(start: Start, configure: Configure, cluster: RedisCluster) -> Load:
+def worker(start: Start, configure: Configure, cluster: RedisCluster) -> Worker:
+    """A worker that has loaded the cluster."""
     configure(REDIS=cluster.url)
-    return Load()
+    started = start()
+    started.wait_for("Loaded Redis")
+    return started
 
 
-def begin(load: Load, start: Start) -> Worker:
-    worker = start()
-    worker.wait_for("Loaded Redis")
-    load.until(consumed(50), "the first are delivered")
-    return worker
-
-
-def test_the_owner_of_the_slot_is_killed(load: Load, start: Start, cluster: RedisCluster) -> None:
-    worker = begin(load, start)
-    owner, replicas = cluster.place()
-    owner.kill()
-    load.until(lambda: worker.count("Redis is back"), "the replica has taken over")
-    load.judge()
-    assert cluster.place()[0] in replicas
-    wait_until_redis_times()
-    # The former owner is a replica now, which sends its clients to the new one.
-    owner.start()
+@pytest.fixture
+def load(worker: Worker) -> Iterator[Load]:
+    """A load under way. In the end all is as it should be, and delivery goes through Redis."""
+    began = Load()
+    began.until(consumed(50), "the first are delivered")
+    yield began
+    began.judge()
     wait_until_redis_times()
     assert worker.stop() == 0
+
+
+def is_back(worker: Worker) -> Callable[[], bool]:
+    """Return a function that tells whether the worker has found Redis again since now."""
+    before = worker.count("Redis is back")
+    return lambda: worker.count("Redis is back") > before
+
+
+def test_the_owner_is_killed(load: Load, worker: Worker, cluster: RedisCluster) -> None:
+    owner, replicas = cluster.place()
+    owner.kill()
+    load.until(is_back(worker), "the replica has taken over")
+    assert cluster.owner() in replicas
+    # It is a replica now, which sends its clients to the new owner.
+    owner.start()
+    load.until(lambda: is_ready(owner), "it is back")
+
+
+def test_the_owner_is_frozen(load: Load, worker: Worker, cluster: RedisCluster) -> None:
+    owner, replicas = cluster.place()
+    owner.freeze()
+    load.until(is_back(worker), "the replica has taken over")
+    assert cluster.owner() in replicas
+    owner.thaw()
+    load.until(lambda: is_ready(owner) and owner is not cluster.owner(), "it knows that it is a replica")
+
+
+def test_the_owner_hands_over_to_its_replica(load: Load, worker: Worker, cluster: RedisCluster) -> None:
+    _owner, replicas = cluster.place()
+    replicas[0].ask("CLUSTER", "FAILOVER")
+    load.until(is_back(worker), "the worker follows")
+    assert cluster.owner() in replicas
+
+
+def test_the_slot_moves_key_by_key(load: Load, worker: Worker, cluster: RedisCluster) -> None:
+    owner, replicas = cluster.place()
+    moving = cluster.moving()
+    load.until(lambda: next(moving, "all") == "all", "all keys are moved")
+    load.until(is_back(worker), "the worker follows")
+    assert cluster.owner() not in (owner, *replicas)
+    assert not owner.ask("KEYS", "*")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a node needs a loopback address of its own")
+def test_the_owner_is_apart_from_the_others_and_its_clients_reach_it(
+    load: Load, worker: Worker, cluster: RedisCluster
+) -> None:
+    owner, replicas = cluster.place()
+    cluster.cut_off(owner)
+    load.until(is_back(worker), "the replica has taken over")
+    load.until(lambda: not is_ready(owner), "it knows that it is apart")
+    assert cluster.owner() in replicas
+    cluster.heal()
+    load.until(lambda: is_ready(owner) and owner is not cluster.owner(), "it knows that it is a replica")
+
+
+def test_all_masters_are_away(load: Load, worker: Worker, cluster: RedisCluster) -> None:
+    masters = cluster.masters()
+    for master in masters:
+        master.kill()
+    load.until(consumed(2 * len(load.messages)), "delivery goes on by query")
+    back = is_back(worker)
+    for master in masters:
+        master.start()
+    load.until(back, "the cluster is back")
+
+
+def test_all_nodes_move_to_other_addresses(load: Load, worker: Worker, cluster: RedisCluster) -> None:
+    """One after another: in the end none is where the settings say. Who has begun before knows them."""
+    for each in cluster.nodes:
+        each.move()
+        load.until(lambda: all(map(is_ready, cluster.nodes)), "the nodes have found each other")
+
+
+def test_the_password_changes(
+    load: Load, worker: Worker, cluster: RedisCluster, start: Start, configure: Configure
+) -> None:
+    cluster.set_password("new")
+    load.until(lambda: worker.count("Redis answers, and cannot be used.*Authentication"), "the worker says so")
+    load.until(consumed(2 * len(load.messages)), "delivery goes on by query")
+    configure(REDIS=cluster.url.replace("//", "//:new@"))
+    worker.stop()
+    start()
 
 
 # --- what people see --------------------------------------------------------------------------------------------------
@@ -115,7 +193,10 @@ def test_a_plain_url_of_a_node_works(
     assert f"OK       Redis mode: cluster, slot 1534 at {lone.address}, replicas: none" in ran.out
     assert "WARN     Redis nodes: DELAYQ['REDIS'] names one node of the cluster" in ran.out
     page = Client().get("/ready/").json()
-    assert (page["status"], page["redis"]) == ("ok", "ok")
+    assert page == {"status": "ok", "database": "ok", "redis": "ok", "cluster": {"slot": 1534, "replicas": 0}}
+    assert f", slot 1534 at {lone.address}, replicas: none\n" in run("delayq_stats").out
+    place = json.loads(run("delayq_stats", "--json").out)["redis"]["cluster"]
+    assert place == {"slot": 1534, "owner": lone.address, "replicas": [], "seeds": 1}
     assert run("delayq_restore", "--yes").code == 0
     assert worker.stop() == 0
 

@@ -50,6 +50,7 @@ METHODS: dict[str, Callable[[RedisBroker], object]] = {
     "loaded": lambda broker: broker.loaded(worker="w", upto_tenths=5, lease=None),
     "server": lambda broker: broker.server(),
     "write_nothing": lambda broker: broker.write_nothing(),
+    "round_trip": lambda broker: broker.round_trip(),
     "server_info": lambda broker: broker.server_info(),
     "sizes": lambda broker: broker.sizes([QUEUE]),
     "locations": lambda broker: broker.locations(QUEUE, [7]),

@@ -30,6 +30,8 @@ class Proxy:
         self.lost: list[bytes] = []
         # Set when somebody has said something on a connection that is silenced.
         self.held_back = threading.Event()
+        # Clients at these addresses find nobody.
+        self.shut_out: frozenset[str] = frozenset()
         self._lose: list[bytes] = []
         self._replies = 0
         self._clear = threading.Event()
@@ -66,6 +68,11 @@ class Proxy:
         """Break all connections."""
         for link in self._open():
             link.reset()
+
+    def shut_out_all_of(self, *hosts: str) -> None:
+        """Break all connections, and take none of clients at these addresses from now on."""
+        self.shut_out = frozenset(hosts)
+        self.cut()
 
     def swallow(self) -> None:
         """Hold all data back from now on. Connections stay open, and new ones are accepted."""
@@ -114,9 +121,12 @@ class Proxy:
     def _accept(self) -> None:
         while True:
             try:
-                client, _address = self._listener.accept()
+                client, (host, _port) = self._listener.accept()
             except OSError:
                 return
+            if host in self.shut_out:
+                client.close()
+                continue
             try:
                 server = socket.create_connection(("127.0.0.1", self._upstream), timeout=5)
             except OSError:

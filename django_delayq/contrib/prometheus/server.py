@@ -283,6 +283,14 @@ class Gauges:
             "When the last load began: HORIZON before the horizon.",
             value=meta.horizon_tenths / SECOND - conf.get().HORIZON,
         )
+        if (place := broker.cluster.place) is not None:
+            replicas = GaugeMetricFamily(
+                "delayq_redis_cluster_replicas",
+                "Replicas of the node of a Redis Cluster that has the ids.",
+                labels=["slot", "owner"],
+            )
+            replicas.add_metric([str(place.slot), place.owner], len(place.replicas))
+            yield replicas
 
 
 def _of_queues(snapshot: Snapshot, paused: set[str], most: int) -> list[Metric]:

@@ -132,7 +132,10 @@ def _redis_line(redis: RedisStats) -> str:
     if (health := redis.health) is None:
         return redis.where
     memory = "?" if health.memory is None else f"{health.memory / 2**20:.1f} MiB"
-    return f"{redis.where}, version {health.version or '?'}, {memory}, {health.policy or '?'}"
+    line = f"{redis.where}, version {health.version or '?'}, {memory}, {health.policy or '?'}"
+    if (place := health.place) is None:
+        return line
+    return f"{line}, slot {place.slot} at {place.owner or '?'}, replicas: {', '.join(place.replicas) or 'none'}"
 
 
 def _queue_line(now: datetime, queue: QueueSnapshot, in_redis: QueueInRedis | None) -> str:
@@ -184,6 +187,8 @@ def _plain(using: str, found: Stats, sections: list[StatisticsSection]) -> dict[
             "version": health.version if health else None,
             "memory_bytes": health.memory if health else None,
             "maxmemory_policy": health.policy if health else None,
+            # Of a Redis Cluster only.
+            **({"cluster": health.place._asdict()} if health and health.place else {}),
         },
         "queues": {
             name: _plain_queue(queue, found.in_redis.get(name), found.paused.get(name))

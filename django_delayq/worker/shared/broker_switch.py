@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from ...broker import RedisBroker, index
 from ...broker.base import Broker
 from ...broker.database import DatabaseBroker
-from ...core.exceptions import BrokerFailing, BrokerMoved, BrokerRubbish, BrokerUnavailable, UnusableBroker
+from ...core.exceptions import BrokerFailing, BrokerMoved, BrokerRubbish, BrokerUnavailable, FarBroker, UnusableBroker
 from ...core.outages import Outage
 
 logger = logging.getLogger("django_delayq")
@@ -110,13 +110,14 @@ class BrokerSwitch:
         logger.warning("Redis is back")
 
     def _report_unusable(self, error: UnusableBroker) -> None:
-        """Switch to the database until the loader says otherwise: this Redis is another record's, or a cluster."""
+        """Switch to the database until the loader says otherwise: this Redis is another record's, or far away."""
         with self._lock:
             first, self._is_unusable = not self._is_unusable, True
             self._away_since = time.monotonic()
         if first:
             self.wake()
-            logger.critical("%s Messages are delivered from the database.", error)
+            level = logging.WARNING if isinstance(error, FarBroker) else logging.CRITICAL
+            logger.log(level, "%s Messages are delivered from the database.", error)
 
     def wake(self) -> None:
         """End the wait of the consumer."""

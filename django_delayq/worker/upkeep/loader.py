@@ -14,11 +14,11 @@ from typing import Self
 from django.db import DatabaseError
 
 from ... import signals
-from ...broker.base import IDS_PER_CALL, Meta, Put, ServerRun
+from ...broker.base import FAR_AWAY, IDS_PER_CALL, Meta, Put, ServerRun
 from ...core import actors, bounds, failpoints
 from ...core.clock import SECOND, from_tenths
 from ...core.durations import brief
-from ...core.exceptions import BrokerFull, BrokerRubbish, BrokerUnavailable, ForeignBroker, UnusableBroker
+from ...core.exceptions import BrokerFull, BrokerRubbish, BrokerUnavailable, FarBroker, ForeignBroker, UnusableBroker
 from ...core.known_record import doubt_identity
 from ...extensions import RestoreObservers, RestoreStart, Service
 from ...models import Message
@@ -129,7 +129,7 @@ class Loader(Service):
                 # The identity is read again: somebody may have emptied its table.
                 doubt_identity(self.using)
             self.brokers.report_failure(error)
-            if isinstance(error, BrokerFull):
+            if isinstance(error, BrokerFull | FarBroker):
                 self._make_room()
             return self.tuning.unusable_interval if isinstance(error, UnusableBroker) else self.tuning.meta_interval
         self.brokers.report_answer(began, is_usable=True)
@@ -171,6 +171,8 @@ class Loader(Service):
         # must take the count, since a full one would refuse it.
         self._counts = not self._counts or self.brokers.is_away
         meta = self.broker.tick(counts=self._counts)
+        if meta.round_trip > FAR_AWAY and self.broker.round_trip() > FAR_AWAY:
+            raise FarBroker
         rolled_back = meta.tick < (self._tick or 0) + self._counts
         intact = not rolled_back and meta.horizon_tenths is not None and meta.loaded_tenths is not None
         ours = (meta.run_id, meta.replid) == (server.run_id, server.replid)
