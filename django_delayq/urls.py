@@ -86,10 +86,10 @@ def _redis(using: str, *, is_told_apart: bool) -> dict[str, Any]:
         return {"redis": "unavailable"}
     finally:
         broker.close()
-    if (place := broker.cluster.place) is None:
+    if (found := broker.cluster.hash_slot) is None:
         return {"redis": "ok"}
     # No host: anybody may read the page.
-    return {"redis": "ok", "cluster": {"slot": place.slot, "replicas": len(place.replicas)}}
+    return {"redis": "ok", "cluster": {"slot": found.number, "replicas": len(found.replicas)}}
 
 
 app_name = "delayq"

@@ -152,10 +152,10 @@ class ServerRun:
     policy: str = ""
 
 
-class SlotPlace(NamedTuple):
-    """Where the slot of a database alias is in a Redis Cluster. Addresses are host:port."""
+class HashSlot(NamedTuple):
+    """The hash slot of a database alias in a Redis Cluster, and the nodes that have it. Addresses are host:port."""
 
-    slot: int
+    number: int
     # Empty while it is not known.
     owner: str
     replicas: tuple[str, ...]
@@ -182,7 +182,7 @@ class ServerInfo:
     # True when the server is in cluster mode.
     cluster: bool | None = None
     # None when the server is in no cluster, and when the other nodes cannot be found.
-    place: SlotPlace | None = None
+    hash_slot: HashSlot | None = None
     # Why the server refuses writes; None when it takes them.
     refusal: str | None = None
 

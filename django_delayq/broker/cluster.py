@@ -1,4 +1,4 @@
-"""Leads connections to the node of a Redis Cluster that owns the slot of our keys.
+"""Leads connections to the node of a Redis Cluster that owns the hash slot of our keys.
 
 All keys of a database alias have one hash tag, and so one slot (``keys.py``): one node has all of them.
 A node that fails, or that refuses a command because the slot is elsewhere, is forgotten, and the call fails. The next
@@ -14,7 +14,7 @@ from typing import Any
 import redis
 from redis.crc import key_slot
 
-from .base import SlotPlace
+from .base import HashSlot
 from .nodes import Address, address_of, as_text
 from .timed import ANSWERS, TimedConnection, socket_of
 
@@ -60,12 +60,12 @@ class Cluster:
         self._suspects: frozenset[Address] = frozenset()
 
     @property
-    def place(self) -> SlotPlace | None:
-        """Where the slot is, as far as that is known; None when Redis is no cluster."""
+    def hash_slot(self) -> HashSlot | None:
+        """The slot and its nodes, as far as they are known; None when Redis is no cluster."""
         if not self.is_seen:
             return None
         owner = self.owner and as_text(self.owner)
-        return SlotPlace(self.slot, owner or "", tuple(map(as_text, self.replicas)), len(self.seeds))
+        return HashSlot(self.slot, owner or "", tuple(map(as_text, self.replicas)), len(self.seeds))
 
     def nodes(self) -> list[Address]:
         """Return the nodes to ask, in this order."""
@@ -80,7 +80,7 @@ class Cluster:
         found = [[self._address(node, asked) for node in nodes] for _start, _end, *nodes in ranges]
         ours = [nodes for (start, end, *_), nodes in zip(ranges, found, strict=True) if start <= self.slot <= end]
         if not ours:
-            raise SlotLost(f"it knows no owner of slot {self.slot}")
+            raise SlotLost(f"it knows no owner of hash slot {self.slot}")
         self._suspects -= {asked}
         self._nodes = tuple(address for nodes in found for address in nodes)
         self.owner, *replicas = ours[0]
@@ -109,13 +109,13 @@ class Cluster:
         if word is None:
             return None
         if word != "MOVED":
-            return SlotLost(f"{as_text(address)} does not serve slot {self.slot} now: {error}")
+            return SlotLost(f"{as_text(address)} does not serve hash slot {self.slot} now: {error}")
         # The node that it names is asked first, and tells of the other nodes, too.
         host, port = address_of(str(error).rpartition(" ")[2])
         owner = self._address((host.encode(), port), address)
         self._suspects -= {owner}
         self._nodes = (owner, *self._nodes)
-        return SlotMoved(f"slot {self.slot} was moved from {as_text(address)} to {as_text(owner)}")
+        return SlotMoved(f"hash slot {self.slot} was moved from {as_text(address)} to {as_text(owner)}")
 
     def _refusal(self, error: redis.RedisError) -> str | None:
         """Return the word by which a node says that it does not serve the slot; None for another error."""
@@ -182,7 +182,7 @@ class SlotConnection(TimedConnection):
         self.disconnect()  # type: ignore[no-untyped-call]
         if isinstance(problem, NO_ACCESS):
             raise problem
-        raise SlotLost(f"no node says who owns slot {self._cluster.slot}; {as_text(node)}: {problem}") from problem
+        raise SlotLost(f"no node says who owns hash slot {self._cluster.slot}; {as_text(node)}: {problem}") from problem
 
     def _ask(self, node: Address) -> Address:
         super()._make()

@@ -261,7 +261,7 @@ class RedisBroker(RedisSource):
             max_memory=info.get("maxmemory"),
             policy=_text(info.get("maxmemory_policy")) or _config(self.client, "maxmemory-policy"),
             cluster=bool(info["cluster_enabled"]) if "cluster_enabled" in info else None,
-            place=self.cluster.place,
+            hash_slot=self.cluster.hash_slot,
             evicted=info.get("evicted_keys"),
             persistence="aof" if info.get("aof_enabled") else _snapshots(self.client),
             refusal=refusal,

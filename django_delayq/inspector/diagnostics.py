@@ -16,7 +16,7 @@ from django.utils.translation import gettext as _
 from .. import extensions
 from ..api import pausing
 from ..broker import RedisBroker, describe
-from ..broker.base import FAR_AWAY, ServerInfo, SlotPlace
+from ..broker.base import FAR_AWAY, HashSlot, ServerInfo
 from ..core.clock import SECOND
 from ..core.durations import brief
 from ..core.exceptions import BrokerUnavailable, ClusterBroker, ForeignBroker
@@ -155,8 +155,8 @@ def of_server(health: ServerInfo) -> Iterator[Finding]:
     if _is_unusable(health):
         advice = _("until it is replaced, workers find due messages by query")
         yield Finding(mode, Level.CRITICAL, str(ClusterBroker()).rstrip("."), Cause.MISCONFIGURED, advice)
-    elif health.place is not None:
-        yield from of_place(health.place)
+    elif health.hash_slot is not None:
+        yield from of_hash_slot(health.hash_slot)
     elif health.cluster is None:
         yield Finding(mode, Level.WARN, unknown)
     else:
@@ -180,15 +180,15 @@ def of_server(health: ServerInfo) -> Iterator[Finding]:
 
 def _is_unusable(health: ServerInfo) -> bool:
     """Return whether it is one node of a cluster, and the way to it does not lead to the others."""
-    return bool(health.cluster) and health.place is None
+    return bool(health.cluster) and health.hash_slot is None
 
 
-def of_place(place: SlotPlace) -> Iterator[Finding]:
+def of_hash_slot(found: HashSlot) -> Iterator[Finding]:
     """Say where the ids are in a Redis Cluster."""
-    detail = _("cluster, slot %(slot)s at %(owner)s, replicas: %(replicas)s")
-    detail %= {"slot": place.slot, "owner": place.owner or "?", "replicas": ", ".join(place.replicas) or _("none")}
+    detail = _("cluster, hash slot %(slot)s at %(owner)s, replicas: %(replicas)s")
+    detail %= {"slot": found.number, "owner": found.owner or "?", "replicas": ", ".join(found.replicas) or _("none")}
     yield Finding(_("Redis mode"), Level.OK, detail)
-    if place.seeds == 1:
+    if found.seeds == 1:
         advice = _("name several, as in redis+cluster://host:port,host:port: a process that starts may not find it")
         yield Finding(_("Redis nodes"), Level.WARN, _("DELAYQ['REDIS'] names one node of the cluster"), advice=advice)
 

@@ -74,9 +74,9 @@ def test_every_method_of_a_broker_is_tried_here() -> None:
 
 
 def test_a_node_that_sends_everybody_elsewhere_is_told_in_words() -> None:
-    refused = pytest.raises(BrokerUnavailable, match=r"slot \d+ was moved from .* to 127")
+    refused = pytest.raises(BrokerUnavailable, match=r"hash slot \d+ was moved from .* to 127")
     with broker_told(ANSWERS["moved"], timeout=5.0) as made:
         with refused:
             made.take(QUEUE, 1)
-        with pytest.raises(BrokerUnavailable, match="no node says who owns slot"):
+        with pytest.raises(BrokerUnavailable, match="no node says who owns hash slot"):
             made.take(QUEUE, 1)

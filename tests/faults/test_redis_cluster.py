@@ -190,13 +190,13 @@ def test_a_plain_url_of_a_node_works(
     wait_until_redis_times()
     ran = run("delayq_check")
     assert ran.code == 0
-    assert f"OK       Redis mode: cluster, slot 1534 at {lone.address}, replicas: none" in ran.out
+    assert f"OK       Redis mode: cluster, hash slot 1534 at {lone.address}, replicas: none" in ran.out
     assert "WARN     Redis nodes: DELAYQ['REDIS'] names one node of the cluster" in ran.out
     page = Client().get("/ready/").json()
     assert page == {"status": "ok", "database": "ok", "redis": "ok", "cluster": {"slot": 1534, "replicas": 0}}
-    assert f", slot 1534 at {lone.address}, replicas: none\n" in run("delayq_stats").out
+    assert f", hash slot 1534 at {lone.address}, replicas: none\n" in run("delayq_stats").out
     place = json.loads(run("delayq_stats", "--json").out)["redis"]["cluster"]
-    assert place == {"slot": 1534, "owner": lone.address, "replicas": [], "seeds": 1}
+    assert place == {"number": 1534, "owner": lone.address, "replicas": [], "seeds": 1}
     assert run("delayq_restore", "--yes").code == 0
     assert worker.stop() == 0
 

@@ -283,13 +283,13 @@ class Gauges:
             "When the last load began: HORIZON before the horizon.",
             value=meta.horizon_tenths / SECOND - conf.get().HORIZON,
         )
-        if (place := broker.cluster.place) is not None:
+        if (found := broker.cluster.hash_slot) is not None:
             replicas = GaugeMetricFamily(
                 "delayq_redis_cluster_replicas",
                 "Replicas of the node of a Redis Cluster that has the ids.",
                 labels=["slot", "owner"],
             )
-            replicas.add_metric([str(place.slot), place.owner], len(place.replicas))
+            replicas.add_metric([str(found.number), found.owner], len(found.replicas))
             yield replicas
 
 

@@ -133,9 +133,9 @@ def _redis_line(redis: RedisStats) -> str:
         return redis.where
     memory = "?" if health.memory is None else f"{health.memory / 2**20:.1f} MiB"
     line = f"{redis.where}, version {health.version or '?'}, {memory}, {health.policy or '?'}"
-    if (place := health.place) is None:
+    if (found := health.hash_slot) is None:
         return line
-    return f"{line}, slot {place.slot} at {place.owner or '?'}, replicas: {', '.join(place.replicas) or 'none'}"
+    return f"{line}, hash slot {found.number} at {found.owner or '?'}, replicas: {', '.join(found.replicas) or 'none'}"
 
 
 def _queue_line(now: datetime, queue: QueueSnapshot, in_redis: QueueInRedis | None) -> str:
@@ -188,7 +188,7 @@ def _plain(using: str, found: Stats, sections: list[StatisticsSection]) -> dict[
             "memory_bytes": health.memory if health else None,
             "maxmemory_policy": health.policy if health else None,
             # Of a Redis Cluster only.
-            **({"cluster": health.place._asdict()} if health and health.place else {}),
+            **({"cluster": health.hash_slot._asdict()} if health and health.hash_slot else {}),
         },
         "queues": {
             name: _plain_queue(queue, found.in_redis.get(name), found.paused.get(name))
