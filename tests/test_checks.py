@@ -210,6 +210,15 @@ def test_a_cache_with_impossible_options_is_e008(options: Any) -> None:
         del caches["broken"]
 
 
+@pytest.mark.parametrize("url", [{}, {"url": "redis://localhost:1"}])
+def test_a_cache_with_a_client_of_a_cluster_is_refused_in_words(url: Any) -> None:
+    options = {"REDIS_CLIENT_CLASS": "redis.cluster.RedisCluster", "REDIS_CLIENT_KWARGS": url}
+    with override_settings(DELAYQ={"REDIS": "c"}, CACHES={**LOCMEM, "c": {**DJANGO_REDIS, "OPTIONS": options}}):
+        (message,) = run_checks(tags=["delayq"])
+    assert message.id == "delayq.E008"
+    assert "nodes here instead, as in redis+cluster://host:port,host:port" in str(message.hint)
+
+
 @pytest.mark.parametrize(
     "url",
     [

@@ -41,6 +41,7 @@ def _asked(address: str) -> str:
 
     The sentence shows no password. A worker asks before its processes are forked: each would need memory for it.
     """
+    from redis.exceptions import RedisClusterException
     from redis.sentinel import SentinelConnectionPool
 
     from .connection import connect
@@ -62,6 +63,11 @@ def _asked(address: str) -> str:
         return (
             f"The cache alias {address!r} is none of django-redis with one Redis behind it: its BACKEND is "
             "django_redis.cache.RedisCache, and no ShardClient."
+        )
+    except RedisClusterException:
+        return (
+            f"The cache alias {address!r} has a client of a Redis Cluster, which leads to them by itself: write the "
+            "nodes here instead, as in redis+cluster://host:port,host:port."
         )
     except Exception as error:  # noqa: BLE001
         unknown = re.search(r"unexpected keyword argument ('\w+')", str(error))

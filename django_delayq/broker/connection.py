@@ -129,7 +129,10 @@ def _pool_of(alias: str) -> Any:
     """Return the pool of a django-redis cache. Each thread would make a cache of its own for that."""
     from django_redis import get_redis_connection
 
-    return get_redis_connection(alias).connection_pool
+    client = get_redis_connection(alias)
+    if isinstance(client, redis.RedisCluster):
+        raise redis.exceptions.RedisClusterException
+    return client.connection_pool
 
 
 forget_on_change(_pool_of, "CACHES")

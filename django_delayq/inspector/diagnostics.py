@@ -170,6 +170,9 @@ def of_server(health: ServerInfo) -> Iterator[Finding]:
         yield Finding(_("Redis writes"), Level.CRITICAL, health.refusal, advice=advice)
     if health.policy in (None, "noeviction"):
         yield Finding(policy, Level.OK if health.policy else Level.WARN, health.policy or unknown)
+    elif health.policy.startswith("volatile"):
+        advice = _("Redis may drop wake-ups, and messages then start late: set it to noeviction")
+        yield Finding(policy, Level.WARN, health.policy, advice=advice)
     else:
         advice = _("Redis may drop waiting messages: set it to noeviction")
         yield Finding(policy, Level.CRITICAL, health.policy, advice=advice)

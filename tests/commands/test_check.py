@@ -121,6 +121,17 @@ def test_a_redis_that_may_evict_is_critical(redis_client: redis.Redis) -> None:
     assert (ran.code, "CRITICAL Redis maxmemory-policy: allkeys-lru" in ran.out) == (3, True)
 
 
+def test_a_redis_that_may_evict_keys_with_an_expiry_keeps_the_ids(redis_client: redis.Redis) -> None:
+    """Several clouds have no other."""
+    redis_client.config_set("maxmemory-policy", "volatile-lru")
+    try:
+        ran = run("delayq_check")
+    finally:
+        redis_client.config_set("maxmemory-policy", "noeviction")
+    assert "WARN     Redis maxmemory-policy: volatile-lru; Redis may drop wake-ups" in ran.out
+    assert "CRITICAL" not in ran.out
+
+
 def test_an_unreachable_database_is_exit_code_69(postgres_server: PostgresServer) -> None:
     connections["default"].close()
     postgres_server.kill()

@@ -153,7 +153,7 @@ class Loader(Service):
         if self._server is None or time.monotonic() - self._identified > self.tuning.identity_interval:
             self._server = writable_server(self.broker)
             self._identified = time.monotonic()
-            if self._server.policy not in ("", self._policy):
+            if self._server.policy not in ("", self._policy) and not self._server.policy.startswith("volatile"):
                 self._policy = self._server.policy
                 logger.warning(
                     "Redis may evict the ids of waiting messages, which then start late: set its maxmemory-policy to "
