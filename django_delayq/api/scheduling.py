@@ -89,6 +89,7 @@ def checked(topic: Any, payload: Any, options: Mapping[str, Any]) -> NewMessage:
     columns: dict[str, Any] = {}
     if handler is not None:
         columns = {"priority": handler.priority, "queue": handler.queue, "expires": handler.expires}
+        payload = handler.stored(payload)
     columns |= {name: _CHECKS[name](value) for name, value in given.items()}
     columns["queue"] = columns.get("queue") or conf.get().DEFAULT_QUEUE
     columns["key_deliveries"], columns["key_for"] = columns.pop("unique", (None, None))
@@ -137,6 +138,8 @@ def _with_limit_key(
         raise InvalidMessage(f"limit_key has no effect: the handler of {new.topic!r} has no limit and no rate")
     if new.limit_key is not None or handler.limit_key is None:
         return new
+    if handler.payload is not None:
+        payload = handler.payload.load(payload)
     try:
         found = handler.limit_key(ToSchedule(new.topic, new.queue, new.key, new.priority, payload, headers or {}))
         return new if found is None else new._replace(limit_key=validation.limit_key(found))
@@ -189,8 +192,8 @@ class ManyChecks:
             return NewMessage(text, value, self._due[1], validation.key(key), *alike)
         new = _of_dict(message)
         handler = registry.find(new.topic)
-        is_alike = (handler is None or handler.limit_key is None) and not OnConflict(new.on_conflict).merges
-        if len(self._kinds) < self._most_kinds and is_alike:
+        is_alike = handler is None or (handler.limit_key is None and handler.payload is None)
+        if len(self._kinds) < self._most_kinds and is_alike and not OnConflict(new.on_conflict).merges:
             self._kinds[kind] = new[ALIKE_FROM:]
         return new
 

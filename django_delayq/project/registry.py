@@ -19,7 +19,7 @@ from ..core.durations import Duration
 from ..core.exceptions import HandlerConflict, InvalidMessage
 from ..core.retry import as_policy
 from ..core.states import State
-from . import conf, pulled, validation
+from . import conf, payloads, pulled, validation
 from .answers import KEPT, REJECTED
 
 if TYPE_CHECKING:
@@ -162,6 +162,8 @@ class Handler(NamedTuple):
 
     topic: str
     function: Callable[[Any], Any]
+    # What a worker calls: the function, if need be behind what converts its payloads.
+    called: Callable[[Any], Any]
     # None: the setting counts. A timeout of 0: none.
     own_retry: retry.RetryPolicy | None
     own_lease: float | None
@@ -184,6 +186,8 @@ class Handler(NamedTuple):
     # The topics of the messages that follow when one ends dead or expired.
     on_dead: str | None = None
     on_expired: str | None = None
+    # What the payloads are, when the handler says it.
+    payload: payloads.PayloadType | None = None
 
     @property
     def name(self) -> str:
@@ -196,6 +200,13 @@ class Handler(NamedTuple):
     @property
     def lease(self) -> float:
         return conf.get().LEASE if self.own_lease is None else self.own_lease
+
+    def stored(self, payload: Any) -> Any:
+        """Return the payload of a call as JSON has it, if the handler says what payloads are; else as it is.
+
+        Raises ``InvalidMessage`` for one that does not fit.
+        """
+        return payload if self.payload is None else self.payload.stored(payload)
 
     @property
     def runs_on_loop(self) -> bool:
@@ -305,6 +316,7 @@ def handler(
     redeliver: bool = True,
     on_dead: str | None = None,
     on_expired: str | None = None,
+    payload: payloads.PayloadLike | None = None,
 ) -> Registering:
     """Register the decorated function, sync or async, as the receiver of ``topic``.
 
@@ -352,6 +364,11 @@ def handler(
     ``on_dead``, ``on_expired``
         A topic. When a message of this one ends dead, or expired, a message of that topic follows, exactly one for each
         such end: the transaction that records the end writes it. Its payload says what ended and why.
+    ``payload``
+        The type of the payloads: a dataclass, a TypedDict, a model or any other that pydantic knows (with the extra
+        ``pydantic``); or a pair of functions, one that makes it of JSON values and one that makes JSON values of it.
+        Calls that schedule take it or such JSON values, and raise ``InvalidMessage`` for what does not fit; the handler
+        gets it as ``message.payload``. A message whose payload does not fit any more is dead at once.
 
     The function stays what it is, and gets its ``topic`` and two methods, ``schedule`` and ``aschedule``: they schedule
     a message of the topic.
@@ -388,13 +405,15 @@ def handler(
     own_on_dead, own_on_expired = (None if one is None else validation.topic(one) for one in (on_dead, on_expired))
     if topic in (own_on_dead, own_on_expired):
         raise ValueError(f"on_dead and on_expired lead on to another topic: {topic!r} would follow itself without end")
+    own_payload = payloads.of(payload)
 
     def register(function: Callable[[Any], Any], /) -> Any:
         _check(function)
         own = (own_retry, own_lease, own_timeout, transactional, own_queue, own_priority, keep_result)
         counted = (own_limit, limit_key, size, own_linger)
         ends = (own_expires, redeliver, own_on_dead, own_on_expired)
-        return _add(Handler(topic, function, *own, iscoroutinefunction(function), *counted, *ends))
+        called = function if own_payload is None else own_payload.before(function, batch=size > 1)
+        return _add(Handler(topic, function, called, *own, iscoroutinefunction(function), *counted, *ends, own_payload))
 
     return register
 

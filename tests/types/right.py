@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypedDict, assert_type
 
@@ -91,6 +92,41 @@ async def tell_together(messages: list[Delivered[Order]]) -> int:
     return len(messages)
 
 
+@dataclass
+class Close:
+    order: int
+
+
+def load(found: Any) -> Close:
+    return Close(**found)
+
+
+@handler("orders.typed", payload=Close)
+def close_typed(message: Delivered[Close]) -> None:
+    assert_type(message.payload, Close)
+    assert_type(message.payload.order, int)
+
+
+@handler("orders.typed_list", payload=list[Close], batch=10)
+def close_lists(messages: list[Delivered[list[Close]]]) -> None: ...
+
+
+@handler("orders.typed_dict", payload=Order)
+async def close_dict(message: Delivered[Order]) -> None: ...
+
+
+@handler("orders.typed_union", payload=Close | None)
+def close_any(message: Delivered[Close | None]) -> None: ...
+
+
+@handler("orders.typed_pair", payload=(load, asdict))
+def close_pair(message: Delivered[Close]) -> None: ...
+
+
+@options(batch=10, linger="1s", redeliver=False)
+def index(pages: list[int]) -> None: ...
+
+
 @options(key="order-{order}", unique="1h", on_conflict="keep", expires="1h", retry=DELAYS, limit=5, limit_key=str)
 def total(order: int, shipping: int = 0) -> int:
     return order + shipping
@@ -123,6 +159,10 @@ def schedule() -> None:
     assert_type(close.schedule({"order": 5}, delay="15m", key="5"), Message)
     assert_type(close.topic, str)
     tell.schedule(payload=[1, 2, 3], priority=5)
+    assert_type(close_typed.schedule(Close(5), delay="15m"), Message)
+    close_lists.schedule([Close(5)])
+    close_dict.schedule({"order": 5})
+    close_any.schedule(None)
     assert_type(count_together.schedule({"order": 5}, delay="15m"), Message)
     accept_anything.schedule({"order": 5})
     registered.schedule({"order": 5}, using="other")

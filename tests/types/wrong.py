@@ -30,6 +30,7 @@ from django_delayq import (
 )
 from django_delayq.contrib.tasks import options
 from django_delayq.models import Message
+from tests.types.right import Close, close_typed
 
 WHEN = datetime(2050, 1, 1, tzinfo=UTC)
 
@@ -79,11 +80,15 @@ handler("wrong.limit", rate=100)  # type: ignore[arg-type]  # pyright: ignore[re
 handler("wrong.limit", limit=5, limit_key="customer")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 handler("wrong.follows", on_dead=close)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 handler("wrong.follows", on_expired=False)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+handler("wrong.payload", payload=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+handler("wrong.payload", payload=(int,))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 handler(close)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 options(retires=["1m"])  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 options(key=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 options(key=lambda order: 5)  # type: ignore[arg-type, return-value]  # pyright: ignore[reportArgumentType, reportUnknownLambdaType]
 options(key="5", on_conflict="overwrite")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+options(batch="5")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+options(redeliver="no")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 options(limit="5")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 RetryPolicy.exponential(on=["ConnectionError"])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 RetryPolicy.exponential(never=ValueError())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
@@ -109,6 +114,8 @@ schedule_messages({"topic": "orders.close"})  # type: ignore[dict-item]  # pyrig
 close.schedule({"order": 5}, delya="15m")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 close.schedule({"order": 5}, topic="orders.tell")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 close.schedule({"ordr": 5})  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+close_typed.schedule({"order": 5})  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+close_typed.schedule(Close("5"))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 close.schedule("5")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 close.reschedule(5)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
 

@@ -148,7 +148,7 @@ async def _perform_on_loop(delivery: Delivery) -> Outcome:
 
     async def perform() -> Outcome:
         failpoints.reach("before_handler")
-        returned = await delivery.await_with_timeout(delivery.handler.function)
+        returned = await delivery.await_with_timeout(delivery.handler.called)
         result = None if returned is None else _settle(delivery, returned)
         failpoints.reach("after_handler")
         delivery.decided = Ack(result)
@@ -211,7 +211,7 @@ def call(delivery: Delivery, batch: list[Delivery] | None = None) -> str | None:
 
     Returns the result to keep, as JSON; None: there is none.
     """
-    function = delivery.handler.function if batch is None else lambda _first: delivery.handler.function(batch)
+    function = delivery.handler.called if batch is None else lambda _first: delivery.handler.called(batch)
     failpoints.reach("before_handler")
     try:
         if delivery.handler.is_async:
