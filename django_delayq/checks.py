@@ -17,6 +17,7 @@ from . import broker, middleware
 from .core.durations import brief
 from .core.names import near
 from .core.pull_queues import matching
+from .core.retention import rules
 from .project import conf, registry
 from .project.conf import Problem
 from .record.sql import commits_nothing, keeps_ambiguous_times, unsupported, vendor_name
@@ -191,11 +192,13 @@ def check_retention(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[ch
     settings, _problems = conf.parse(conf.given())
     return [
         checks.Warning(
-            f"DELAYQ[{name!r}] is {brief(kept)}: messages are deleted with their history that soon after their end.",
+            f"DELAYQ[{name!r}]{pattern and f'[{pattern!r}]'} is {brief(kept)}: "
+            "messages are deleted with their history that soon after their end.",
             hint="A number is seconds: write '30d' for days, or False for never. If it is meant, silence this check.",
             id="delayq.W006",
         )
-        for name, kept in (("RETENTION", settings.RETENTION), ("DEAD_RETENTION", settings.DEAD_RETENTION))
+        for name, retention in (("RETENTION", settings.RETENTION), ("DEAD_RETENTION", settings.DEAD_RETENTION))
+        for pattern, kept in rules(retention)
         if kept is not False and kept < SHORT_RETENTION
     ]
 

@@ -155,7 +155,19 @@ def test_a_misspelt_queue_in_the_settings_is_a_warning(
 
 @pytest.mark.parametrize("name", ["RETENTION", "DEAD_RETENTION"])
 @pytest.mark.parametrize(
-    ("value", "is_told"), [(30, True), ("59m", True), ("1h", False), (False, False), (-1, None), ("", None)], ids=repr
+    ("value", "is_told"),
+    [
+        (30, True),
+        ("59m", True),
+        ("1h", False),
+        (False, False),
+        (-1, None),
+        ("", None),
+        ({"mail.*": 30}, True),
+        ({"mail.*": "1h"}, False),
+        ({"mail.*": 0}, None),
+    ],
+    ids=repr,
 )
 def test_a_history_that_is_deleted_within_an_hour_is_a_warning(name: str, value: Any, is_told: bool | None) -> None:
     with override_settings(DELAYQ={name: value}):

@@ -1,4 +1,4 @@
-"""Reads durations as people write them: "90s", "15m", "2h", "7d", "1h30m", "250ms"; and writes them for people."""
+"""Reads durations as people write them: "90s", "15m", "2h", "7d", "1y", "1h30m", and writes them for people."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from datetime import timedelta
 
 from .text import shown
 
-_UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])")
+_UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800, "y": 31_557_600}
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdwy])")
 
 Duration = timedelta | int | float | str
 

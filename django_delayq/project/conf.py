@@ -12,7 +12,7 @@ from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
-from ..core import in_tests, names, retry, values
+from ..core import in_tests, names, retention, retry, values
 from ..core.bounds import LENGTHS
 from ..core.durations import seconds
 from ..core.limits import Limit, declare
@@ -47,6 +47,13 @@ def _or_never(parse: Parser) -> Parser:
         return parse(value, **bounds)
 
     return parse_or_never
+
+
+def _kept(value: Any, rest: float) -> retention.Retention:
+    if isinstance(value, Mapping):
+        return retention.by_names(value, _or_never(values.span), rest)
+    found: retention.Span = _or_never(values.span)(value)
+    return found
 
 
 def _is_zero(value: Any) -> bool:
@@ -176,10 +183,10 @@ class Settings(NamedTuple):
     # Larger payloads are refused at the call. Bytes of JSON.
     PAYLOAD_MAX_BYTES: Annotated[int, values.whole, {"lowest": 1, "highest": 64 * 1024 * 1024}] = 262_144
     # Consumed, cancelled and expired messages are deleted with their log this long after they finished. False: never.
-    # 0 is refused, and less than an hour is warned of.
-    RETENTION: Annotated[float | Literal[False], _or_never(values.span)] = 30 * values.DAY
+    # 0 is refused, and less than an hour is warned of. Or a dict of times by names, ``{"mail.*": "1d", "": "30d"}``.
+    RETENTION: Annotated[retention.Retention, _kept, {"rest": 30 * values.DAY}] = 30 * values.DAY
     # The same for dead messages. False: never.
-    DEAD_RETENTION: Annotated[float | Literal[False], _or_never(values.span)] = 90 * values.DAY
+    DEAD_RETENTION: Annotated[retention.Retention, _kept, {"rest": 90 * values.DAY}] = 90 * values.DAY
     # Dotted paths of the middleware around handlers and around calls that schedule, the outermost first.
     MIDDLEWARE: Annotated[tuple[str, ...], _dotted_paths] = ()
     # The limits of queues, by their names: ``{"emails": {"limit": 5, "rate": "100/m", "burst": 10}}``, a limit, a rate

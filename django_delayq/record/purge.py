@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 
-from django.db.models import Q, QuerySet
+from django.db.models import Q, QuerySet, Value
+from django.db.models.functions import Left
+from django.db.models.lookups import Exact
 
+from ..core import retention
 from ..core.chunks import chunks
 from ..core.states import FINAL, State
 from ..core.verdicts import Verdict
@@ -34,6 +37,29 @@ def finished(using: str, states: Iterable[State], older_than: float) -> QuerySet
         finished_at__lt=now - timedelta(seconds=older_than),
         state__in=sorted(FINAL & set(states)),
     )
+
+
+def of_rule(rules: Sequence[retention.Rule], number: int) -> Q:
+    """Return the condition of the messages that the rule with this number is for, and none before it."""
+    where = Q()
+    for place, rule in enumerate(rules[: number + 1]):
+        # Not by LIKE, for which on SQLite case does not matter.
+        named = Q(Exact(Left(rule.column, len(rule.name)), Value(rule.name))) if rule.name else Q()
+        if not rule.is_prefix:
+            named = Q((rule.column, rule.name))
+        where &= named if place == number else ~named
+    return where
+
+
+def spans(using: str, after: datetime, until: datetime, size: int) -> Iterator[tuple[datetime, datetime]]:
+    """Yield spans of time in each of which about this many messages ended, the latest first."""
+    ended = Message.objects.using(using).order_by("-finished_at").values_list("finished_at", flat=True)
+    while until > after:
+        # Read along the index of finished messages, without their rows.
+        some = ended.filter(finished_at__isnull=False, finished_at__gt=after, finished_at__lt=until)
+        begin = next(iter(some[size - 1 : size]), None) or after
+        yield begin, until
+        until = begin
 
 
 def deletable(rows: QuerySet[Message]) -> QuerySet[Message]:

@@ -103,6 +103,27 @@ def test_an_impossible_value_is_e003_and_named(name: str, value: Any) -> None:
     assert problem.hint
 
 
+@pytest.mark.parametrize(
+    ("kept", "words"),
+    [
+        ({"mail.*": 0}, "of 'mail.*' must not be 0: write False for never"),
+        ({"mail.*": None}, "of 'mail.*' must not be None"),
+        ({"mail.*": "often"}, "of 'mail.*' is"),
+        ({"mail.*.html": "1d"}, "of 'mail.*.html' must be 1 to 100 of the characters"),
+        ({"*": "1d"}, "of '*' must be 1 to 100"),
+        ({"queue=": "1d"}, "of 'queue=' must be 1 to 64"),
+        ({"queue=a:b": "1d"}, "of 'queue=a:b' must be 1 to 64"),
+        ({5: "1d"}, "of 5 is for no name: write a topic"),
+        ({f"topic{number}": "1d" for number in range(101)}, "has more than 100 patterns"),
+    ],
+)
+def test_an_impossible_pattern_of_a_retention_is_named(kept: Any, words: str) -> None:
+    for name in ("RETENTION", "DEAD_RETENTION"):
+        settings, (problem,) = conf.parse({name: kept})
+        assert settings == conf.Settings()
+        assert problem.hint.startswith(words)
+
+
 def test_get_raises_with_every_problem(settings: Settings) -> None:
     settings.DELAYQ = {"HORIZON": 0, "COLOUR": "red"}
     with pytest.raises(ImproperlyConfigured, match=r"HORIZON.*impossible.*COLOUR"):

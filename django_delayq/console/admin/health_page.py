@@ -20,6 +20,7 @@ from ...broker import publisher
 from ...broker.base import QueueSize
 from ...core.exceptions import BrokerUnavailable
 from ...core.findings import Finding, Level
+from ...core.retention import rules
 from ...inspector import consistency as inspected
 from ...inspector import diagnostics, stats
 from ...project import conf, console_conf
@@ -267,7 +268,9 @@ def _table(panel: Panel[TableState]) -> Iterator[Finding]:
         (_("Finished messages are kept"), settings.RETENTION),
         (_("Dead messages are kept"), settings.DEAD_RETENTION),
     ):
-        yield Finding(name, Level.INFO, _("forever") if kept is False else span(timedelta(seconds=kept)))
+        for pattern, seconds in rules(kept):
+            text = _("forever") if seconds is False else span(timedelta(seconds=seconds))
+            yield Finding(f"{name}: {pattern}" if pattern else name, Level.INFO, text)
 
 
 # --- the restore ------------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from ...broker import publisher
 from ...core.durations import brief
 from ...core.exceptions import BrokerUnavailable, InvalidMessage, KeyConflict
 from ...core.own_header import own_part, without_own_part
+from ...core.retention import kept_for
 from ...core.states import FINAL, LIVE, State
 from ...inspector import stats
 from ...inspector.consistency import Mismatch
@@ -376,7 +377,8 @@ def _to_come(message: Message, now: datetime) -> list[SimpleNamespace]:
     if (until := message.lease_ends_at) is not None:
         return [step(until, state_label(State.RUNNING), _("end of the lease"))]
     settings = conf.get()
-    kept = settings.DEAD_RETENTION if message.state == State.DEAD else settings.RETENTION
+    retention = settings.DEAD_RETENTION if message.state == State.DEAD else settings.RETENTION
+    kept = kept_for(retention, message.topic, message.queue)
     if message.finished_at is None or kept is False:
         return []
     held = message.key_for or 0 if message.next_id is None else 0

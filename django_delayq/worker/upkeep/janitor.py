@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import logging
+import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+
+from django.db.models import QuerySet
 
 from ...core.durations import brief
+from ...core.retention import Rule, rules
 from ...core.states import FINAL, State
 from ...extensions import Service
-from ...models import Worker
+from ...models import Message, Worker
 from ...project import conf
 from ...record import admission, crashes, reads, unannounced
-from ...record.purge import finished, passed_over, purge, referred_to
+from ...record.purge import finished, of_rule, passed_over, purge, referred_to, spans
 from .heartbeat import delete_rows
 from .upkeep_tuning import USUAL, UpkeepTuning
 
 logger = logging.getLogger("django_delayq")
+
+# No message ended before.
+EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 class Janitor(Service):
@@ -30,6 +38,10 @@ class Janitor(Service):
         self.tuning = tuning
         # Prunes a batch at each ``next``. None: nothing is being pruned.
         self._pruning: Iterator[int] | None = None
+        # Up to when the messages of each rule are deleted that ended before, but for those that had to stay; and when
+        # (monotonic) all are looked at anew.
+        self._walked: dict[tuple[frozenset[State], Rule], datetime] = {}
+        self._walk_anew_at = 0.0
         # The foreign keys that the log has named.
         self._named: set[str] = set()
 
@@ -40,7 +52,9 @@ class Janitor(Service):
             self._tidy()
             pruning = self._prune()
         began = time.monotonic()
-        if next(pruning, None) is None:
+        while (deleted := next(pruning, None)) == 0 and time.monotonic() < began + self.tuning.walk:
+            pass
+        if deleted is None:
             return self.tuning.prune_interval
         # The next tick goes on with it. After an error the next tick begins anew.
         self._pruning = pruning
@@ -49,18 +63,42 @@ class Janitor(Service):
     def _prune(self) -> Iterator[int]:
         """Delete the messages whose retention time is over; yield the size of each batch."""
         settings = conf.get()
-        kept = ((FINAL - {State.DEAD}, settings.RETENTION), ({State.DEAD}, settings.DEAD_RETENTION))
+        kept = (FINAL - {State.DEAD}, settings.RETENTION), (frozenset({State.DEAD}), settings.DEAD_RETENTION)
         for states, retention in kept:
-            if retention is False:
-                continue
-            deleted = 0
-            doomed = finished(self.using, states, retention)
-            for size in purge(doomed, batch_size=self.tuning.prune_batch):
-                deleted += size
-                yield size
-            if deleted:
-                logger.info("Pruned %d messages that finished more than %s ago", deleted, brief(retention))
-            self._name(referred_to(doomed))
+            # In any order: a process that ticks only once is to come to each of them in time.
+            for number, rule in random.sample([*enumerate(rules(retention))], len(rules(retention))):
+                if rule.span is False:
+                    continue
+                deleted = 0
+                for doomed in self._doomed(states, rules(retention), number):
+                    for size in purge(doomed, batch_size=self.tuning.prune_batch):
+                        deleted += size
+                        yield size
+                    self._name(referred_to(doomed))
+                    if len(rules(retention)) > 1:
+                        yield 0
+                if deleted:
+                    of = f" of {rule.pattern}" if rule.pattern else ""
+                    logger.info("Pruned %d messages%s that finished more than %s ago", deleted, of, brief(rule.span))
+
+    def _doomed(self, states: frozenset[State], kept: Sequence[Rule], number: int) -> Iterator[QuerySet[Message]]:
+        """Yield the messages of a rule whose time is over: of all names together, else of one span after another.
+
+        Of the others that lie between those of one name each is looked at once a day, and not each time.
+        """
+        span = kept[number].span
+        doomed = finished(self.using, states, span)
+        if len(kept) == 1:
+            yield doomed
+            return
+        if time.monotonic() > self._walk_anew_at:
+            self._walk_anew_at = time.monotonic() + self.tuning.walk_anew
+            self._walked.clear()
+        place, until = (states, kept[number]), reads.now(self.using) - timedelta(seconds=span)
+        where = of_rule(kept, number)
+        for begin, end in spans(self.using, self._walked.get(place, EARLIEST), until, self.tuning.walked_together):
+            yield doomed.filter(where, finished_at__gte=begin, finished_at__lt=end)
+        self._walked[place] = until
 
     def _name(self, kept: dict[str, list[int]]) -> None:
         """Log the foreign keys that keep messages, each once."""

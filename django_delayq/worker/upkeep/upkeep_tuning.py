@@ -31,6 +31,12 @@ class UpkeepTuning:
     prune_interval: float = 60.0
     # The number of messages that one transaction deletes.
     prune_batch: int = 200
+    # The number of ended messages between which those of some names are looked for together.
+    walked_together: int = 10_000
+    # How long the janitor looks for them before it rests. Seconds.
+    walk: float = 0.1
+    # How often the ended messages of some names are looked for from the first one: some had to stay. Seconds.
+    walk_anew: float = 86_400.0
     # After a batch the janitor rests for this many times as long as the batch took: messages that fall due meanwhile
     # need the same disk, the same interpreter and the same processors.
     rest: float = 8.0
