@@ -172,6 +172,17 @@ VERBS = {
     for verb in (
         *_ACTIONS,
         Verb("repeat", "", FINAL, like="requeue"),
+        Verb(
+            "rehearse",
+            "",
+            frozenset(State) - {State.RUNNING},
+            changes=False,
+            like="run",
+            help="Run the transactional handler of a message in a transaction, and roll that back: print the outcome, "
+            "the statements and the traceback. Nothing is written, and Redis is told nothing; what the handler does "
+            "outside of its database stays, such as mails. Handlers that are not transactional, and messages that "
+            "run, are refused. Exit code 1: the handler did not succeed.",
+        ),
         Verb("bulk", "Can act on everything that a filter finds"),
         Verb("export", "Can export messages", changes=False),
         Verb("reveal", "Can see payloads unmasked", changes=False),

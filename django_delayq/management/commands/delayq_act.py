@@ -1,4 +1,4 @@
-"""``manage.py delayq_act``: cancel, reschedule, run, move, requeue and purge messages."""
+"""``manage.py delayq_act``: cancel, reschedule, run, move, requeue and purge messages, and rehearse one."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from ...core.chunks import chunks
 from ...core.clock import NO_TIME, iso
 from ...core.durations import brief
 from ...core.states import LIVE, State
-from ...core.verbs import Verb
+from ...core.verbs import VERBS, Verb
 from ...core.verdicts import DONE, Verdict
 from ...models import Message
 from ...record import purge, reads
 from ...record.transitions import ANY, MOVES_PER_TRANSACTION, Answer, DueTimes
+from ...worker.run.rehearsal import NotRehearsable, rehearse
 from .. import _common as common
 
 # --- when messages will be due, in words ------------------------------------------------------------------------------
@@ -83,6 +84,8 @@ _WHEN: dict[str, Callable[[DueTimes, int, ToCome], str]] = {
 
 # --- the command ------------------------------------------------------------------------------------------------------
 
+REHEARSE = VERBS["rehearse"]
+
 # The selectors: the name of an option, and the lookup that it stands for.
 SELECTORS = {
     "topic": "topic__in",
@@ -113,16 +116,23 @@ class Command(common.DelayqCommand):
         common.give_hints(parser, _MEANT)
         # Django's own options may stand before the verb, and after it.
         django = BaseCommand().create_parser("", "", argument_default=argparse.SUPPRESS)
-        verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB", help=", ".join(ACTIONS))
-        for name, action in ACTIONS.items():
-            verb = action.verb
-            added = verbs.add_parser(
-                name, help=verb.help, description=verb.help, epilog=parser.epilog, parents=[django], add_help=False
-            )
+        all_verbs = [*(action.verb for action in ACTIONS.values()), REHEARSE]
+        names = ", ".join(verb.name for verb in all_verbs)
+        verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB", help=names)
+        for verb in all_verbs:
+            described: dict[str, Any] = {"help": verb.help, "description": verb.help, "epilog": parser.epilog}
+            added = verbs.add_parser(verb.name, **described, parents=[django], add_help=False)
             super().add_arguments(added)
-            _add_options(added, verb)
+            if verb is REHEARSE:
+                added.add_argument("id", type=common.message_id, metavar="ID", help="the id of a message")
+                common.add_json(added)
+            else:
+                _add_options(added, verb)
 
     def work(self, using: str, options: dict[str, Any]) -> None:
+        if options["verb"] == REHEARSE.name:
+            self._rehearse(using, options)
+            return
         action = ACTIONS[options["verb"]]
         verb = action.verb
         for name in ("finished_after", "finished_before"):
@@ -172,6 +182,25 @@ class Command(common.DelayqCommand):
             raise CommandError(
                 f"{left:,} of {common.messages(total)} cannot be changed: {verb.refusals}.", returncode=common.PARTIAL
             )
+
+    def _rehearse(self, using: str, options: dict[str, Any]) -> None:
+        try:
+            found = rehearse(using, options["id"])
+        except NotRehearsable as error:
+            raise CommandError(str(error)) from error
+        if options["json"]:
+            wait = None if found.delay is None else found.delay.total_seconds()
+            self.say_json(database=using, id=options["id"], **{**found._asdict(), "delay": wait})
+        else:
+            again = "" if found.delay is None else f" in {brief(found.delay.total_seconds())}"
+            self.say(f"{found.outcome}{again}{found.error and f': {found.error}'}")
+            for number, statement in enumerate(found.statements, 1):
+                self.say(f"{number}. {statement}")
+            if found.traceback:
+                self.say(found.traceback.rstrip())
+            self.say("All was rolled back.")
+        if found.outcome != State.CONSUMED:
+            raise CommandError(f"The handler of topic {found.topic} did not succeed.")
 
     def _say(self, work: _Work, verdicts: Counter[Verdict]) -> None:
         verb, is_dry = work.verb, work.options["dry_run"]

@@ -109,7 +109,7 @@ def _run(delivery: Delivery, actor: str) -> Outcome | BaseException:
     try:
         delivery.begin()
         chain = middleware.chain()
-        with _own_key(delivery):
+        with own_key(delivery):
             return _perform_inside(chain, delivery, actor) if chain else _perform(delivery, actor)
     except BaseException as error:  # noqa: BLE001
         # SystemExit and KeyboardInterrupt too: a handler does not end the worker.
@@ -137,7 +137,7 @@ async def _run_on_loop(delivery: Delivery) -> Outcome | BaseException:
     """Await the handler as ``_run`` runs it."""
     try:
         delivery.begin()
-        with _own_key(delivery):
+        with own_key(delivery):
             return await _perform_on_loop(delivery)
     except BaseException as error:  # noqa: BLE001
         return error
@@ -161,7 +161,7 @@ async def _perform_on_loop(delivery: Delivery) -> Outcome:
     return await perform()
 
 
-def _own_key(delivery: Delivery) -> contextlib.AbstractContextManager[None]:
+def own_key(delivery: Delivery) -> contextlib.AbstractContextManager[None]:
     """Return a context in which the handler may schedule the next message under the key of its own."""
     if delivery.key is None:
         return _NO_KEY
