@@ -20,15 +20,27 @@ from django.dispatch import receiver
 
 
 class Opened(NamedTuple):
-    """A connection, the thread that opened it, the test that ran then, and where that was."""
+    """A connection, the thread that opened it, the test that ran then, and where that was.
+
+    A thread of a worker refers to all of its worker, which must be able to go.
+    """
 
     connection: weakref.ref[Any]
-    thread: threading.Thread
+    thread: weakref.ref[threading.Thread]
     test: str
     where: str
 
+    def is_of(self, thread: threading.Thread) -> bool:
+        """Tell whether this thread opened it."""
+        return self.thread() is thread
+
+    def has_no_thread(self) -> bool:
+        """Tell whether its thread has ended."""
+        thread = self.thread()
+        return thread is None or not thread.is_alive()
+
     def __str__(self) -> str:
-        return f"{self.test}, thread {self.thread.name}:\n{self.where}"
+        return f"{self.test}:\n{self.where}"
 
 
 # Processes that tests fork have their own.
@@ -43,7 +55,8 @@ def note_opened(*, connection: Any, **_named: Any) -> None:
     """Remember a connection, from whichever thread it comes."""
     if connection.vendor == "postgresql" and os.getpid() == _PID:
         where = "".join(traceback.format_stack(limit=20))
-        _opened.append(Opened(weakref.ref(connection.connection), threading.current_thread(), _test, where))
+        thread = weakref.ref(threading.current_thread())
+        _opened.append(Opened(weakref.ref(connection.connection), thread, _test, where))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -65,7 +78,7 @@ def pytest_runtest_teardown() -> Iterator[None]:
         connection = one.connection()
         if connection is None or connection.closed:
             _opened.remove(one)
-        elif not one.thread.is_alive() or (one.thread is threading.current_thread() and connection not in here):
+        elif one.has_no_thread() or (one.is_of(threading.current_thread()) and connection not in here):
             _opened.remove(one)
             left.append(one)
             connection.close()

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -31,13 +32,34 @@ from tests.support.assembled import Assemble, deliver
 from tests.support.claims import claimed, last_move, state
 from tests.support.receivers import receiving
 from tests.support.rows import unguarded
-from tests.support.workers import eventually
+from tests.support.workers import PATIENCE, eventually
 from tests.worker.bench import TOPIC, delivery_to, installed, running
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 # So many deliveries in a row are no accident of a busy machine.
 MANY = 5
+
+
+def test_the_watch_over_the_baton_ends_when_it_is_told_so_while_it_falls_asleep() -> None:
+    class Deliveries(SimpleQueue[Any]):
+        """Finds that one waits, and then that none does; in between the end is told."""
+
+        asked = 0
+
+        def empty(self) -> bool:
+            self.asked += 1
+            if self.asked == 2:
+                baton.stop()
+            return self.asked > 1
+
+    baton = Baton(Deliveries(), 2, RunTuning())
+    (watch,) = baton.members
+    watch.start()
+    assert baton.acquire(0)
+    baton.begin(0, TOPIC)
+    watch.join(PATIENCE)
+    assert not watch.is_alive()
 
 
 def test_a_handler_whose_lease_ran_out_just_before_it_began_does_not_run(parts: Parts) -> None:

@@ -53,7 +53,7 @@ class Baton:
         self._means: defaultdict[str, float] = defaultdict(float)
         # Set while deliveries wait for a quick handler: only then the watch is awake.
         self._is_waited_for = threading.Event()
-        self._stopping = False
+        self._stopping = threading.Event()
         # A single thread always has the baton.
         self.members: Sequence[threading.Thread] = ()
         if threads > 1:
@@ -101,18 +101,20 @@ class Baton:
 
     def stop(self) -> None:
         """End the watch."""
-        self._stopping = True
+        self._stopping.set()
         self._is_waited_for.set()
 
     def _watch(self) -> None:
-        while self._is_waited_for.wait() and not self._stopping:
+        while self._is_waited_for.wait() and not self._stopping.is_set():
             begun = self._begun
             time.sleep(self.tuning.longest_baton)
             running = self._running
             if running is None or self._deliveries.empty():
                 self._is_waited_for.clear()
-                # One may have begun, and a delivery may have come, in between.
+                # One may have begun, a delivery may have come, and the end may have been told, in between.
                 self.note_waiting()
+                if self._stopping.is_set():
+                    return
             elif begun == self._begun:
                 self.pass_on(running)
 
