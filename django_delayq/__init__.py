@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         reschedule_message,
         run_message,
     )
+    from .api.limiting import aoverride_limit, areset_limit, override_limit, reset_limit
     from .api.pausing import apause_queue, aresume_queue, pause_queue, resume_queue
     from .api.repeating import arepeat_message, repeat_message
     from .api.scheduling import (
@@ -76,6 +77,7 @@ _HOMES = {
         "MessageCancelled",
         "PayloadTooLarge",
     ),
+    "api.limiting": ("aoverride_limit", "areset_limit", "override_limit", "reset_limit"),
     "api.pausing": ("apause_queue", "aresume_queue", "pause_queue", "resume_queue"),
     "project.message_options": ("MessageDict", "MessageOptions", "OnConflict"),
     "project.process_start": ("worker_started",),
@@ -120,6 +122,10 @@ __all__ = [  # noqa: RUF022  grouped by purpose
     "resume_queue",
     "apause_queue",
     "aresume_queue",
+    "override_limit",
+    "reset_limit",
+    "aoverride_limit",
+    "areset_limit",
     "Answer",
     "Verdict",
     "OnConflict",

@@ -55,7 +55,7 @@ def pause_queue(
     if like := _meant(using, queue.name):
         unknown = "no setting and no handler names it, and no message waits in it"
         logger.warning("The queue %s is paused: %s. Did you mean %s?", queue.name, unknown, like)
-    _tell(using, "pause", queue.name, queue.reason)
+    tell(using, "pause", queue.name, queue.reason)
     return queue
 
 
@@ -69,7 +69,7 @@ def resume_queue(name: str, *, reason: str = "", using: str | None = None) -> bo
     reason = validation.reason(reason)
     was_paused = resume(using, name)
     if was_paused:
-        _tell(using, "resume", name, reason)
+        tell(using, "resume", name, reason)
     elif like := _meant(using, name, paused(using)):
         logger.warning("The queue %s was not paused. Did you mean %s, which is paused?", name, like)
     return was_paused
@@ -91,7 +91,8 @@ apause_queue = async_twin(pause_queue)
 aresume_queue = async_twin(resume_queue)
 
 
-def _tell(using: str, action: str, name: str, reason: str) -> None:
+def tell(using: str, action: str, name: str, reason: str) -> None:
+    """Tell on commit what was done to a queue or a limit."""
     facts: dict[str, Any] = {"message_id": None, "outcomes": {}, "actor": actors.current()}
     signals.emit_on_commit(
         signals.operator_action, Message, action=action, target=name, reason=reason, using=using, **facts
@@ -112,26 +113,31 @@ def pause(
     It waits for claims that are under way, ``patience`` seconds at most.
     """
     name = validation.queue(name)
-    if until is not None and duration is not None:
-        raise InvalidMessage("give until or duration, not both")
-    if until is not None:
-        until = validation.due(until, "until")
-    lasting = None if duration is None else validation.delay(duration, "duration")
     reason = validation.reason(reason)
     rows = Queue.objects.using(using)
     with writing(using):
         now = reads.now(using)
-        if lasting is not None:
-            until = now + lasting
-        if until is not None and until <= now:
-            raise InvalidMessage("the pause would be over already")
+        until = end_of(now, until, duration, "pause")
         # The row may be left from a pause that is over: this pause has a beginning of its own.
         rows.filter(name=name).exclude(Queue.PAUSED).delete()
         values = {"resumes_at": until, "paused_by": actors.current(), "reason": reason}
         created = {"paused_at": now, **values}
         queue, _created = rows.update_or_create(name=name, defaults=values, create_defaults=created)
-    on_commit(using, lambda: _await_claims(using, patience))
+    on_commit(using, lambda: await_claims(using, patience))
     return queue
+
+
+def end_of(now: datetime, until: datetime | None, duration: Duration | None, what: str) -> datetime | None:
+    """Return the time at which a pause or an override ends by itself; None: never. Raises ``InvalidMessage``."""
+    if until is not None and duration is not None:
+        raise InvalidMessage("give until or duration, not both")
+    if until is not None:
+        until = validation.due(until, "until")
+    if duration is not None:
+        until = now + validation.delay(duration, "duration")
+    if until is not None and until <= now:
+        raise InvalidMessage(f"the {what} would be over already")
+    return until
 
 
 def resume(using: str, name: str) -> bool:
@@ -179,7 +185,7 @@ def hold(using: str, names: Sequence[str], *, holder: str, seconds: float | None
         # Somebody may pause one of them at this moment.
         Queue.objects.using(using).bulk_create(fresh, ignore_conflicts=True)
     if fresh:
-        on_commit(using, lambda: _await_claims(using, PATIENCE))
+        on_commit(using, lambda: await_claims(using, PATIENCE))
 
 
 def take_over(using: str, name: str, holder: str) -> None:
@@ -192,7 +198,7 @@ def release(using: str, holder: str) -> None:
     Queue.objects.using(using).filter(paused_by=holder).delete()
 
 
-def _await_claims(using: str, patience: float, interval: float = 0.005) -> None:
+def await_claims(using: str, patience: float, interval: float = 0.005) -> None:
     """Wait up to ``patience`` seconds for the claims that began before the pause was committed: they do not see it.
 
     The database is asked every ``interval`` seconds whether they have ended.

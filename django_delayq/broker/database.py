@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
+from ..core.limits import any_key
 from ..project import pulled
 from ..record import admission, transitions
 from ..record.low_water import LowWater
@@ -81,7 +82,8 @@ class DatabaseBroker(Broker):
         self, queue: str, limit: int, within: float = 0.0, unblock: Mapping[str, int] = {}, *, both_ends: bool = False
     ) -> Taken:
         """Find due rows. The other arguments mean nothing to a query, which passes over full limits by itself."""
-        closed, topics = self._closed_for([queue]), list(self.topics())
+        closed = self._closed_for([queue])
+        topics = self._topics(closed)
         return self._lock_due(self._look([queue], topics, closed)[queue], limit, topics, closed)
 
     def _closed_for(self, queues: Collection[str]) -> frozenset[str]:
@@ -97,6 +99,9 @@ class DatabaseBroker(Broker):
             if walk.passed - closed:
                 walk.start_over()
         return closed
+
+    def _topics(self, closed: Collection[str]) -> list[str]:
+        return [topic for topic in self.topics() if any_key(topic) not in closed]
 
     def _look(self, queues: Collection[str], topics: Sequence[str], closed: frozenset[str]) -> dict[str, QueueLook]:
         walks = {queue: self._walks.setdefault(queue, Walk(self.tuning.parts_of_time)) for queue in queues}
@@ -135,7 +140,7 @@ class DatabaseBroker(Broker):
         """Look at all queues with one query. ``within`` is ignored, and no more is counted."""
         found = sorted(self._known(), key=lambda queue: (queue <= after, queue)) if queues is None else queues
         closed = self._closed_for(found)
-        looks = self._look(found, list(self.topics()), closed) if found else {}
+        looks = self._look(found, self._topics(closed), closed) if found else {}
         due = [DueQueue(queue, 0, 1, seen=looks[queue], closed=closed) for queue in found if looks[queue].is_due]
         waits = [seen.wait for seen in looks.values() if not seen.is_due]
         next_due = min((wait for wait in waits if wait is not None), default=None)
@@ -151,11 +156,11 @@ class DatabaseBroker(Broker):
         self, due: Sequence[DueQueue], limit: int, within: float = 0.0, *, both_ends: bool = False
     ) -> dict[str, Taken]:
         """Take from one queue after another."""
-        topics = list(self.topics())
         found = {}
         for queue in due:
             # ``due_queues`` has not seen a queue that the caller adds.
             closed = queue.closed if queue.seen else self._closed_for([queue.name])
+            topics = self._topics(closed)
             seen = queue.seen or self._look([queue.name], topics, closed)[queue.name]
             found[queue.name] = taken = self._lock_due(seen, limit, topics, closed)
             limit -= len(taken.tickets)

@@ -61,9 +61,23 @@ def declare(limit: Any = None, rate: Any = None, burst: Any = None) -> Limit | N
     return Limit(limit, None if rate is None else _interval(rate), burst or 1)
 
 
-def _whole(name: str, value: Any) -> None:
+def override(declared: Limit | None, limit: int | None, rate: str, burst: int | None) -> Limit:
+    """Return the limit that an override makes of what the code declares: what it does not say stays as declared.
+
+    Raises ``ValueError`` for what no override may say. A ``limit`` of 0 lets no delivery begin.
+    """
+    code = declared or Limit()
+    if limit is not None:
+        _whole("limit", limit, least=0)
+    if burst is not None:
+        _whole("burst", burst)
+    interval = _interval(rate) if rate else code.interval
+    return Limit(code.count if limit is None else limit, interval, burst or (1 if rate else code.burst))
+
+
+def _whole(name: str, value: Any, least: int = 1) -> None:
     try:
-        values.whole(value, 1, MOST)
+        values.whole(value, least, MOST)
     except ValueError as error:
         raise ValueError(f"{name} {error}") from None
 
@@ -84,6 +98,11 @@ def _interval(rate: Any) -> timedelta:
 def topic_name(topic: str, key: str | None) -> str:
     """Return the name of the limit that counts a topic, or a key of it."""
     return f"topic {topic}" if key is None else f"topic {topic} key {key}"
+
+
+def any_key(topic: str) -> str:
+    """Return what stands, among the names of closed limits, for a topic that may not begin with any key."""
+    return f"topic {topic} *"
 
 
 def queue_name(queue: str) -> str:
@@ -111,9 +130,10 @@ class Usage:
     is_charged: bool = False
 
     def __post_init__(self) -> None:
-        if self.full_at is not None and self.limit.interval is not None:
-            # After a step of the clock nobody waits longer than after a burst.
-            self.full_at = min(self.full_at, self.now + LEAD + self.limit.interval * self.limit.burst)
+        most = self.now + LEAD + (self.limit.interval or timedelta(0)) * self.limit.burst
+        if self.full_at is not None and self.full_at > most:
+            # No burst uses up more: the clock was set back, or the rate was lower then. One may begin.
+            self.full_at = self.now + self.limit.tolerance
 
     @property
     def has_permits(self) -> bool:

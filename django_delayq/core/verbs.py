@@ -189,6 +189,8 @@ VERBS = {
         Verb("restore", "Can restore Redis from the record"),
         Verb("pause", "Can pause and resume queues", model="queue"),
         Verb("resume", "Can pause and resume queues", model="queue", like="pause"),
+        Verb("override", "Can override and reset limits", model="limit"),
+        Verb("reset", "Can override and reset limits", model="limit", like="override"),
     )
 }
 

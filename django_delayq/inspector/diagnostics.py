@@ -14,7 +14,7 @@ from django.utils import translation
 from django.utils.translation import gettext as _
 
 from .. import extensions
-from ..api import pausing
+from ..api import limiting, pausing
 from ..broker import RedisBroker, describe
 from ..broker.base import FAR_AWAY, HashSlot, ServerInfo
 from ..core.clock import SECOND
@@ -244,6 +244,9 @@ def _record(using: str, limits: Thresholds, caps: Caps) -> Iterator[Finding]:
             f"{name} for {brief((now - queue.paused_at).total_seconds())}" for name, queue in paused.items()
         )
         yield Finding("Paused queues", Level.WARN, since)
+    if overridden := limiting.in_force(using):
+        some = [f"{name} ({limiting.described(row)})" for name, row in overridden.items()]
+        yield Finding("Overridden limits", Level.WARN, _some(some))
     # Messages of a paused queue are meant to wait.
     yield _overdue(stats.oldest_overdue(using, now, paused), now, limits)
     if conf.get().PULL_QUEUES is not None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from django.db.models import QuerySet
 
-from ..api import pausing
+from ..api import limiting, pausing
 from ..broker import RedisBroker, describe
 from ..broker.base import ServerInfo
 from ..core import bounds
@@ -18,11 +18,11 @@ from ..core.clock import from_tenths
 from ..core.exceptions import BrokerFailing, BrokerUnavailable, UnusableBroker
 from ..core.limits import Limit, queue_name, topic_name
 from ..core.states import FINAL, State
-from ..models import Message, Queue, Transition, Worker
+from ..models import LimitOverride, Message, Queue, Transition, Worker
 from ..models.messages import Place
 from ..models.workers import WorkerList, seen_lately
 from ..project import conf, pulled, registry
-from ..record import admission, reads
+from ..record import admission, overrides, reads
 from ..record.sql import limit_statements, statements
 from ..record.sql.limited import Count
 from ..record.sql.sessions import without_jit
@@ -181,6 +181,8 @@ class LimitState(NamedTuple):
     # The earliest due time of the messages that wait.
     oldest: datetime | None = None
     running: int = 0
+    # What somebody changed at run time.
+    override: LimitOverride | None = None
     # When one more message may begin by the rate. None: at once.
     slot: datetime | None = None
 
@@ -238,7 +240,7 @@ def known_limits(using: str) -> set[str]:
 
     Those of single keys are known only while messages run under them.
     """
-    found = {queue_name(queue) for queue in conf.get().LIMITS or {}}
+    found = {queue_name(queue) for queue in conf.get().LIMITS or {}} | overrides.known(using).in_force.keys()
     found |= {topic_name(h.topic, None) for h in registry.handlers().values() if h.limit and not h.limit_key}
     return found.union(Place.objects.using(using).order_by("name").values_list("name", flat=True)[: CAPS.rows])
 
@@ -247,7 +249,7 @@ def waits_for(using: str, messages: Iterable[Message], now: datetime) -> dict[in
     """Return the limit for which each of the messages waits, by its id; the others are left out."""
     due = [message for message in messages if message.state == State.SCHEDULED and message.due_at <= now]
     closed = admission.full_lately(using) if due else set()
-    found = {each.pk: admission.refusing(closed, each.topic, each.queue, each.limit_key) for each in due}
+    found = {each.pk: admission.refusing(closed, each.topic, each.queue, each.limit_key, using) for each in due}
     return {pk: name for pk, name in found.items() if name is not None}
 
 
@@ -256,15 +258,16 @@ def read_limits(using: str, names: Collection[str]) -> list[LimitState]:
     if not names:
         return []
     counts = limit_statements(using).counts(names)
-    return [_state(name, counts[name]) for name in names]
+    return [_state(using, name, counts[name]) for name in names]
 
 
-def _state(name: str, count: Count) -> LimitState:
+def _state(using: str, name: str, count: Count) -> LimitState:
     try:
-        limit, is_known = admission.declared(name), True
+        limit, is_known = admission.limit_of(using, name), True
     except KeyError:
         limit, is_known = None, False
-    return LimitState(name, limit, is_known, running=count.running, slot=_slot(limit, count))
+    override = overrides.known(using).in_force.get(name)
+    return LimitState(name, limit, is_known, override=override, running=count.running, slot=_slot(limit, count))
 
 
 def _slot(limit: Limit | None, count: Count) -> datetime | None:
@@ -343,6 +346,8 @@ class Stats(NamedTuple):
     lines: Lines
     # The paused queues, whose due messages the snapshot calls *held*.
     paused: dict[str, Queue]
+    # The limits that somebody changed at run time, by their names.
+    overrides: dict[str, LimitOverride]
 
     @property
     def at(self) -> datetime:
@@ -358,7 +363,7 @@ class Stats(NamedTuple):
 def collect(using: str, broker: RedisBroker | None, caps: Caps = EXACT) -> Stats:
     """Read the record, then Redis. While Redis is away or foreign, ``redis`` says so and ``in_redis`` is empty."""
     with without_jit(using):
-        paused = pausing.paused(using)
+        paused, in_force = pausing.paused(using), limiting.in_force(using)
         snapshot = take_snapshot(using, caps).without_paused(paused)
         lines = longest_lines(using, caps.lines, caps) if snapshot.limited.count else Lines()
         estimate = statements(using).estimated_rows("delayq_message")
@@ -374,7 +379,7 @@ def collect(using: str, broker: RedisBroker | None, caps: Caps = EXACT) -> Stats
                 in_redis[queue] = QueueInRedis(held.delayed, held.ready, horizon)
         except BrokerUnavailable as error:
             redis = RedisStats(redis.where, redis.health if isinstance(error, UnusableBroker) else None, str(error))
-    return Stats(*in_record, redis, in_redis, lines, paused)
+    return Stats(*in_record, redis, in_redis, lines, paused, in_force)
 
 
 def count_capped(rows: QuerySet[Message], cap: int) -> Capped:

@@ -19,7 +19,7 @@ from ..models import Message
 from ..project import pulled
 from ..record import admission
 from ..record.sql import statements
-from ..record.sql.expressions import QUEUES, is_open
+from ..record.sql.expressions import ANY_KEY, QUEUES, is_open
 from .numbers import CAPS, Caps
 
 SCHEDULED = "SELECT 1 FROM delayq_message m WHERE m.state = 'scheduled' AND m.queue = q.queue"
@@ -83,7 +83,9 @@ def overdue_heads(using: str, closed: Collection[str], overdue_since: datetime) 
     """
     # No limit has an empty name.
     names = ["", *closed]
-    first = _first(using, f"m.due_at <= %s AND {is_open('SELECT name FROM closed')}", 1)  # noqa: S608
+    names_closed = "SELECT name FROM closed"
+    chosen = f"m.due_at <= %s AND {is_open(names_closed)} AND {ANY_KEY} NOT IN ({names_closed})"
+    first = _first(using, chosen, 1)
     sql = f"""
         WITH closed(name) AS (VALUES {", ".join(["(%s)"] * len(names))})
         SELECT m.id, m.topic, m.queue, m.due_at, m.created_at FROM {first}
@@ -115,7 +117,7 @@ def read_due(
     ):
         first = _time(using, oldest)
         assert first is not None
-        yield Due(queue, topic, number, late, first, admission.refusing(closed, topic, queue, key))
+        yield Due(queue, topic, number, late, first, admission.refusing(closed, topic, queue, key, using))
 
 
 def may_be_more(due: Iterable[Due], caps: Caps = CAPS) -> bool:

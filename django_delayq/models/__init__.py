@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from .limits import LimitOverride
 from .messages import Message, Transition
 from .queue import Queue
 from .workers import Worker
 
-__all__ = ["Message", "Queue", "Transition", "Worker"]
+__all__ = ["LimitOverride", "Message", "Queue", "Transition", "Worker"]

@@ -11,15 +11,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from django.db import connections
+from django.db import DEFAULT_DB_ALIAS, connections
 
 from ..core import failpoints
 from ..core.bounds import OVERDUE_AFTER
 from ..core.clock import NO_TIME, from_tenths
-from ..core.limits import Limit, Usage, parts, queue_name, topic_name
+from ..core.limits import Limit, Usage, any_key, parts, queue_name, topic_name
 from ..models.messages import Lease
 from ..project import conf, registry
-from . import reads, transitions
+from . import overrides, reads, transitions
 from .sql import limit_statements
 from .sql.limited import Candidate, Count, Taking
 from .sql.moves import writing
@@ -37,27 +37,37 @@ def any_declared() -> bool:
     return bool(conf.get().LIMITS) or any(handler.limit for handler in registry.handlers().values())
 
 
-def limits_of(topic: str, queue: str, key: str | None) -> dict[str, Limit]:
+def any_known(using: str) -> bool:
+    """Return whether this process knows a limit, of the code or one that somebody made at run time."""
+    return bool(overrides.known(using).in_force) or any_declared()
+
+
+def limits_of(topic: str, queue: str, key: str | None, using: str = DEFAULT_DB_ALIAS) -> dict[str, Limit]:
     """Return the limits under which a message stands, by their names."""
-    found = {}
     handler = registry.find(topic)
-    if handler is not None and handler.limit is not None:
-        found[topic_name(topic, key)] = handler.limit
-    of_queue = (conf.get().LIMITS or {}).get(queue)
-    if of_queue is not None:
-        found[queue_name(queue)] = of_queue
+    of_topic, of_queue = topic_name(topic, key), queue_name(queue)
+    found = {
+        of_topic: overrides.over(using, of_topic, None if handler is None else handler.limit),
+        of_queue: overrides.over(using, of_queue, (conf.get().LIMITS or {}).get(queue)),
+    }
+    return {name: limit for name, limit in found.items() if limit is not None}
+
+
+def limit_of(using: str, name: str) -> Limit | None:
+    """Return the limit of this name; None when there is none (any more). Raises ``KeyError`` for an unknown topic."""
+    kind, what, _key = parts(name)
+    handler = registry.find(what)
+    declared = (conf.get().LIMITS or {}).get(what) if kind == "queue" else None if handler is None else handler.limit
+    found = overrides.over(using, name, declared)
+    if found is None and kind == "topic" and handler is None:
+        raise KeyError(what)
     return found
 
 
-def declared(name: str) -> Limit | None:
-    """Return the limit of this name; None when the code has it no more. Raises ``KeyError`` for an unknown topic."""
-    kind, what, _key = parts(name)
-    if kind == "queue":
-        return (conf.get().LIMITS or {}).get(what)
-    handler = registry.find(what)
-    if handler is None:
-        raise KeyError(what)
-    return handler.limit
+def is_paused(using: str, name: str) -> bool:
+    """Return whether somebody lets nothing begin under a limit, as far as this process knows."""
+    in_force = overrides.known(using).in_force
+    return bool(in_force) and getattr(overrides.over(using, name, None), "count", None) == 0
 
 
 def full(using: str) -> set[str]:
@@ -67,7 +77,8 @@ def full(using: str) -> set[str]:
 
 def closed(using: str) -> dict[str, float | None]:
     """Return the limits of ``full``, each with the seconds until its rate has a slot; None: its permits are taken."""
-    return {usage.name: usage.opens_in if usage.has_permits else None for usage in _used(using) if usage.is_full}
+    full = {usage.name: usage.opens_in if usage.has_permits else None for usage in _used(using) if usage.is_full}
+    return full | dict.fromkeys(_paused(using))
 
 
 def full_lately(using: str) -> set[str]:
@@ -76,19 +87,29 @@ def full_lately(using: str) -> set[str]:
     A due message that waits for none of these is overdue: no worker claims it, as when all workers have died. Expired
     leases do not count here; in ``full`` they do until the reaper ends them.
     """
-    return {usage.name for usage in _used(using, LATELY) if usage.is_full}
+    return {usage.name for usage in _used(using, LATELY) if usage.is_full}.union(_paused(using))
 
 
-def refusing(closed: Collection[str], topic: str, queue: str, key: str | None) -> str | None:
+def _paused(using: str) -> Iterator[str]:
+    """Yield the names of the limits under which somebody lets nothing begin."""
+    for name, override in overrides.known(using).in_force.items():
+        if override.is_pause:
+            kind, what, key = parts(name)
+            yield from (name, any_key(what)) if kind == "topic" and key is None else (name,)
+
+
+def refusing(closed: Collection[str], topic: str, queue: str, key: str | None, using: str) -> str | None:
     """Return the first limit of ``closed`` under which a message stands; None: it stands under none of them."""
-    return next((name for name in limits_of(topic, queue, key) if name in closed), None)
+    if any_key(topic) in closed:
+        return topic_name(topic, None)
+    return next((name for name in limits_of(topic, queue, key, using) if name in closed), None)
 
 
 def _used(using: str, since: timedelta | None = None) -> Iterator[Usage]:
     """Yield the usage of the declared limits of which something is used up, or was ``since`` ago."""
-    for name, count in limit_statements(using).used(LIMITS_READ, since).items() if any_declared() else ():
+    for name, count in limit_statements(using).used(LIMITS_READ, since).items() if any_known(using) else ():
         with suppress(KeyError):
-            limit = declared(name)
+            limit = limit_of(using, name)
             if limit is not None:
                 yield Usage(name, limit, count.now - (since or NO_TIME), count.running, count.full_at)
 
@@ -117,6 +138,7 @@ def admit(
     queue: str | None = None,
     ahead: float = 0.0,
     limits: Mapping[int, Collection[str]],
+    known: int | None = None,
 ) -> Admitted:
     """Claim messages as ``transitions.claim`` does, as far as limits allow, and tell which limits refuse the others.
 
@@ -126,14 +148,14 @@ def admit(
     """
     # A message that is not scheduled yet could be when it is claimed, and nothing is known of its limits.
     tickets = [ticket for ticket in tickets if ticket.id in limits]
-    admitted = Admitted()
+    admitted, last = Admitted(), overrides.known(using).last if known is None else known
     free = [ticket for ticket in tickets if not limits[ticket.id]]
     if free:
-        admitted.claimed += transitions.claim(using, free, leases, worker, queue=queue, ahead=ahead)
+        admitted.claimed += transitions.claim(using, free, leases, worker, queue=queue, ahead=ahead, known=last)
     rest = [ticket for ticket in tickets if limits[ticket.id]]
     if rest:
         names = {name for ticket in rest for name in limits[ticket.id]}
-        _admit_limited(using, names, Claiming(rest, leases, worker, queue, ahead), admitted)
+        _admit_limited(using, names, Claiming(rest, leases, worker, queue, ahead, last), admitted)
         order = {ticket.id: number for number, ticket in enumerate(tickets)}
         admitted.claimed.sort(key=lambda row: order[row.id])
     return admitted
@@ -149,7 +171,7 @@ def _admit_limited(using: str, names: Collection[str], asked: Claiming, admitted
     with writing(using):
         statements.lock(None if makes_others else names)
         counts, rows = statements.read_candidates(names, asked)
-        of_kind = {kind: limits_of(*kind) for kind in {row.kind for row in rows}}
+        of_kind = {kind: limits_of(*kind, using) for kind in {row.kind for row in rows}}
         limits = {row.id: of_kind[row.kind] for row in rows}
         # A message that was replaced meanwhile may stand under other limits, which are not locked. One that is due
         # later than Redis said is not claimed, and must use up no rate.

@@ -29,7 +29,7 @@ from ..models import Message, Transition
 from ..models.messages import IN_THE_WAY
 from ..project import validation
 from ..project.validation import FARTHEST
-from . import reads
+from . import overrides, reads
 from .held_keys import CANCELLED, ROWS_TOGETHER, free_key, in_the_way
 from .sql import limit_statements, statements
 from .sql.limited import Taking
@@ -265,15 +265,18 @@ def claim(
     *,
     queue: str | None = None,
     ahead: float = 0.0,
+    known: int | None = None,
 ) -> list[Claimed]:
     """Move ``scheduled → running`` the messages that may start, of the topics in ``leases`` (topic → seconds).
 
     This statement decides every race. It returns no row for a message that is cancelled, finished, running, not due,
     expired, in a paused queue, in another queue than ``queue`` (None: any queue), or locked by another move. By the
     record's clock a message is claimed ``ahead`` seconds before its due time at most, whatever the clock of Redis says.
-    The rows come in the order of the tickets: the most urgent first.
+    The rows come in the order of the tickets: the most urgent first. It returns none while a limit was changed after
+    ``known``, the last change by which the caller goes (None: the last one that this process has read).
     """
-    return claim_asked(using, Claiming(tickets, leases, worker, queue, ahead))
+    last = overrides.known(using).last if known is None else known
+    return claim_asked(using, Claiming(tickets, leases, worker, queue, ahead, last))
 
 
 def claim_asked(using: str, asked: Claiming, taking: Taking | None = None) -> list[Claimed]:

@@ -30,7 +30,7 @@ from ..project.answers import Reject, RetryLater
 from ..record import crashes, reads, transitions
 from ..record.sql import statements
 from ..record.sql.moves import clock
-from ..record.sql.rows import BEGINNING, LeaseRenewal, Ticket
+from ..record.sql.rows import ALL_CHANGES, BEGINNING, LeaseRenewal, Ticket
 from ..worker.run.batches import execute_batch
 from ..worker.run.delivery import MAY_COME_TOGETHER, Delivery
 from ..worker.run.executor import answer, execute
@@ -201,7 +201,7 @@ class Deliverer:
     def _start(self, tickets: Sequence[Ticket], queue: str | None) -> list[LocalDelivery]:
         handlers = registry.handlers()
         leases = {topic: handler.lease for topic, handler in handlers.items()}
-        claimed = transitions.claim(self.using, tickets, leases, self.worker, queue=queue)
+        claimed = transitions.claim(self.using, tickets, leases, self.worker, queue=queue, known=ALL_CHANGES)
         self.extensions.claimed(claimed)
         return [LocalDelivery(row, handlers[row.topic], self.using) for row in claimed]
 

@@ -146,9 +146,15 @@ def test_a_message_that_is_claimed_ahead_counts_for_its_due_time() -> None:
     assert usage.full_at == soon + timedelta(seconds=1)
 
 
-def test_what_is_used_up_lies_never_farther_ahead_than_the_burst() -> None:
+def test_one_may_begin_when_more_is_used_up_than_a_burst() -> None:
+    """The clock was set back, or the rate was lower before."""
     limit = Limit(None, timedelta(seconds=1), 3)
-    assert Usage("l", limit, NOW, full_at=NOW + timedelta(days=1)).full_at == NOW + LEAD + timedelta(seconds=3)
+    usage = Usage("l", limit, NOW, full_at=NOW + timedelta(days=1))
+    assert usage.admits(NOW)
+    usage.begin(NOW)
+    assert not usage.admits(NOW)
+    assert usage.full_at == NOW + timedelta(seconds=3)
+    assert Usage("l", limit, NOW, full_at=NOW + LEAD + timedelta(seconds=3)).opens_in == 2
 
 
 @pytest.mark.parametrize(

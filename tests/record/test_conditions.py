@@ -125,7 +125,7 @@ def test_both_statements_claim_the_same_messages(queue: str | None) -> None:
     rows = that_wait()
     for seconds, is_due in ((None, True), (-120, False), (-1, True), (600, True)):
         ready = None if seconds is None else to_tenths(timezone.now() + timedelta(seconds=seconds))
-        asked = Claiming([Ticket(row.pk, ready) for row in rows], {"t.ok": 60.0}, "w", queue, AHEAD)
+        asked = Claiming([Ticket(row.pk, ready) for row in rows], {"t.ok": 60.0}, "w", queue, AHEAD, 0)
         claimed = []
         for one in both():
             with undone():
@@ -138,7 +138,7 @@ def test_both_statements_claim_the_same_messages(queue: str | None) -> None:
 @pytest.mark.parametrize("queue", [None, "q"])
 def test_both_statements_with_limits_see_the_same_messages(queue: str | None) -> None:
     rows = that_wait()
-    asked = Claiming([Ticket(row.pk) for row in rows], {"t.ok": 60.0}, "w", queue, AHEAD)
+    asked = Claiming([Ticket(row.pk) for row in rows], {"t.ok": 60.0}, "w", queue, AHEAD, 0)
     (_, ours), (_, orm) = [
         one.read_candidates(["topic t.ok"], asked) for one in (limit_statements(DB), PortableLimits(DB))
     ]

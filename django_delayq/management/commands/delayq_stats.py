@@ -9,7 +9,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from ... import extensions
-from ...api import pausing
+from ...api import limiting, pausing
 from ...broker import index
 from ...core.clock import iso
 from ...core.durations import brief
@@ -91,7 +91,9 @@ def _paused(found: Stats) -> Iterator[str]:
 
 
 def _limits(found: Stats) -> Iterator[str]:
-    """Yield the longest lines. Nothing while no message is limited."""
+    """Yield the overrides, then the longest lines. Nothing while there are none."""
+    for name, row in found.overrides.items():
+        yield f"Override     {name}: {limiting.described(row)}"
     if not found.lines.longest:
         return
     age = brief(found.lines.oldest[0].waited(found.at))
@@ -163,6 +165,7 @@ def _plain(using: str, found: Stats, sections: list[StatisticsSection]) -> dict[
         "held": found.snapshot.held.as_json(),
         "paused": [*found.paused],
         "next_due": iso(found.snapshot.next_due),
+        "overrides": [limiting.facts(row) for row in found.overrides.values()],
         "limits": [_plain_limit(line) for line in found.lines.longest],
         "lateness": {"of": found.lateness.of, "p50": found.lateness.p50, "p95": found.lateness.p95},
         **{name: fact for section in sections for name, fact in section.facts().items()},

@@ -26,6 +26,8 @@ QUEUES = """
 
 # The name under which limits of its topic count a message ``m``: see ``core/limits.py``.
 OF_TOPIC = "'topic ' || m.topic || coalesce(' key ' || m.limit_key, '')"
+# The name of a topic that may not begin with any key: see ``limits.any_key``.
+ANY_KEY = "'topic ' || m.topic || ' *'"
 
 
 def is_open(names: str) -> str:
@@ -112,7 +114,8 @@ class UnderLimits(Func):
         topic, key, queue = (compiler.compile(part)[0] for part in self.get_source_expressions())
         marks = ", ".join(["%s"] * len(names))
         of_topic = f"'topic ' || {topic} || coalesce(' key ' || {key}, '') IN ({marks})"
-        return f"({of_topic} OR 'queue ' || {queue} IN ({marks}))", names * 2
+        any_key = f"'topic ' || {topic} || ' *' IN ({marks})"
+        return f"({of_topic} OR {any_key} OR 'queue ' || {queue} IN ({marks}))", names * 3
 
 
 class HasKey(Func):

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from django.db.models import Exists, OuterRef, Q, QuerySet
 
+from ...core.limits import parts, topic_name
 from ...core.states import State
-from ...models import Message
+from ...models import LimitOverride, Message
 from ...models.messages import Lease, LogRow, Place, Rate, lease_is_over
 from .moves import clock
 from .portable import Portable, may_claim
@@ -135,6 +136,18 @@ class PortableLimits:
             update_fields=["full_at"],
         )
         return claimed
+
+    def lock_overrides(self) -> None:
+        """Keep other transactions from changing limits until this one ends: ids are committed in their order."""
+
+    def take_permits(self, override: LimitOverride) -> None:
+        """Have the deliveries that run under an overridden limit count: they may have begun without one."""
+        kind, what, key = parts(override.name)
+        rows = Message.objects.using(self.using).filter(**{kind: what}, state=State.RUNNING)
+        found = (rows if key is None else rows.filter(limit_key=key)).values_list("pk", "deliveries", "limit_key")
+        names = ((topic_name(what, of) if kind == "topic" else override.name, pk, number) for pk, number, of in found)
+        places = [Place(name=name, message_id=pk, delivery=number) for name, pk, number in names]
+        Place.objects.using(self.using).bulk_create(places, ignore_conflicts=True)
 
     def drop_permits(self) -> None:
         """Delete all permits whose deliveries have ended."""

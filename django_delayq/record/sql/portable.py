@@ -8,12 +8,13 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import connections
-from django.db.models import Q, QuerySet
+from django.db.models import Exists, Q, QuerySet
 
 from ...core.clock import ceil_tenth, from_tenths, to_us
 from ...core.limits import queue_name
 from ...core.states import LIVE, State
 from ...models import Message
+from ...models.limits import LimitOverride
 from ...models.messages import HOLDS_KEY, IN_THE_WAY, WAITS_AGAIN, Lease, LogRow, lease_is_over, not_expired
 from ...models.queue import RecordNow, in_paused_queue
 from .expressions import QUEUES, After, UnderLimits, UpTo
@@ -50,6 +51,7 @@ def may_claim(using: str, asked: Claiming) -> Q:
         topic__in=list(asked.leases),
     )
     where &= ~in_paused_queue(using)
+    where &= ~Q(Exists(LimitOverride.objects.using(using).filter(pk__gt=asked.overrides)))
     return where if asked.queue is None else where & Q(queue=asked.queue)
 
 

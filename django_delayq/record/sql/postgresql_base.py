@@ -50,7 +50,8 @@ OF_TOPICS = "m.topic = ANY(%(topics)s::text[])"
 MAY_CLAIM = f"""{NOT_EXPIRED}
        AND {OF_TOPICS}
        AND (%(queue)s::text IS NULL OR m.queue = %(queue)s)
-       AND m.queue NOT IN ({PAUSED})"""
+       AND m.queue NOT IN ({PAUSED})
+       AND NOT EXISTS (SELECT FROM delayq_limit_override WHERE id > %(overrides)s)"""
 
 
 def array(numbers: Iterable[float | None]) -> str:

@@ -349,6 +349,7 @@ def claiming(asked: Claiming) -> dict[str, Any]:
         "worker": asked.worker,
         "queue": asked.queue,
         "ahead": asked.ahead,
+        "overrides": asked.overrides,
     }
 
 

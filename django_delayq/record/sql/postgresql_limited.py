@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from datetime import timedelta
 
-from .limited import LOCKS, LONGEST_PAUSE, Candidate, Count, PortableLimits, Taking, stripes
+from .limited import LOCKS, LONGEST_PAUSE, STRIPES, Candidate, Count, PortableLimits, Taking, stripes
 from .postgresql_base import (
     IS_RUNNING,
     IS_SCHEDULED,
@@ -111,7 +111,9 @@ class PostgreSQLLimits(PostgreSQLSession, PortableLimits):
     def read_candidates(self, names: Collection[str], asked: Claiming) -> tuple[dict[str, Count], list[Candidate]]:
         ids = array([ticket.id for ticket in asked.tickets])
         parameters = {"names": texts(names), "ids": ids, "topics": texts(asked.leases)}
-        rows = self._rows(LOOK, {**parameters, "queue": asked.queue, "ahead": float(asked.ahead)})
+        rows = self._rows(
+            LOOK, {**parameters, "queue": asked.queue, "ahead": float(asked.ahead), "overrides": asked.overrides}
+        )
         counts = {row[6]: Count._make(row[7:]) for row in rows if row[0] is None}
         return counts, [Candidate._make(row[:6]) for row in rows if row[0] is not None]
 
@@ -134,6 +136,9 @@ class PostgreSQLLimits(PostgreSQLSession, PortableLimits):
             "with_dead_permits": texts(taking.with_dead_permits),
         }
         return [claimed(row) for row in self._rows(CLAIM_AND_TAKE, parameters)]
+
+    def lock_overrides(self) -> None:
+        self._rows(f"SELECT pg_advisory_xact_lock({LOCKS}, {STRIPES})", keep=False)
 
     def drop_permits(self) -> None:
         self._rows(DROP_PLACES, None)

@@ -178,11 +178,15 @@ class Ticket(NamedTuple):
     until: float = 0.0
 
 
+# As ``Claiming.overrides``: the claim heeds no change of limits.
+ALL_CHANGES = 2**63 - 1
+
+
 class Claiming(NamedTuple):
     """What a claim asks for: messages by their tickets, of the topics in ``leases`` (topic → seconds).
 
     ``queue`` None: they may be in any. None is claimed more than ``ahead`` seconds before its due time, whatever its
-    ticket says.
+    ticket says. None is claimed either while the record has a change of limits later than ``overrides``.
     """
 
     tickets: Sequence[Ticket]
@@ -190,6 +194,7 @@ class Claiming(NamedTuple):
     worker: str
     queue: str | None
     ahead: float
+    overrides: int
 
 
 class Facts(NamedTuple):

@@ -25,7 +25,7 @@ from ...core.exceptions import BrokerUnavailable
 from ...core.names import near
 from ...core.states import State
 from ...project import pulled, registry
-from ...record import admission, crashes, reads
+from ...record import admission, crashes, overrides, reads
 from ...record.sql import statements
 from ...record.sql.rows import Claimed, Facts, Moved, Ticket
 from ..shared.broker_switch import BrokerSwitch
@@ -119,8 +119,14 @@ class Blocked:
     def _retry_limits(self) -> None:
         self._look_at = time.monotonic() + self.tuning.look_interval
         self.limits.ask_again(self.tuning.look_interval)
+        if self.limits.closed or self.limits.overrides.in_force:
+            # No claim that is tried would tell of a change.
+            overrides.read(self.using)
+            self.limits.learn_overrides()
         closed = self.limits.closed
-        self._limits = {name: limit for name, limit in self._limits.items() if limit in closed}
+        self._limits = {
+            name: limit for name, limit in self._limits.items() if limit in closed or not self.limits.room_under(limit)
+        }
 
     # --- which may be claimed -----------------------------------------------------------------------------------------
 
@@ -136,7 +142,7 @@ class Blocked:
         # What Redis has had since before a queue was declared to be pulled is dropped.
         tickets = {queue: tickets[queue] for queue in pulled.without(tickets)}
         total = sum(map(len, tickets.values()))
-        if not self.limits.any_declared and len(self.wanted.lanes) == 1 and not self.are_most:
+        if not self.limits.any_known and len(self.wanted.lanes) == 1 and not self.are_most:
             return Split(tickets, total)
         facts = statements(self.using).facts([ticket.id for some in tickets.values() for ticket in some])
         found = Split(defaultdict(list), total, gone=total)
@@ -155,7 +161,7 @@ class Blocked:
                 found.blocked[queue][HANDLER + row.topic].append(ticket)
                 continue
             if kind not in limits:
-                limits[kind] = admission.limits_of(*kind).keys() if self.limits.any_declared else ()
+                limits[kind] = admission.limits_of(*kind, self.using).keys() if self.limits.any_known else ()
             refused[kind] = name = refused.get(kind) or self.limits.refusing(limits[kind])
             if name:
                 found.blocked[queue][name].append(ticket)

@@ -296,6 +296,8 @@ class Consumer(threading.Thread):
         self.orphaned_claims.note_answered(claimed)
         if claimed and self._outage.end():
             logger.info("The consumer claims again")
+        if not (claimed or split.blocked or self.blocked.holds_ids):
+            self.pauses.look()
         self.extensions.claimed(claimed)
         mine = {row.id: row for row in claimed}
         self._hand_over(tickets, mine, asked, took)
@@ -316,7 +318,7 @@ class Consumer(threading.Thread):
         leases, ahead = self.wanted.leases, self.blocked.earliest
         claimed: list[Claimed] = []
         for queue, some in parts:
-            if self.limits.any_declared:
+            if self.limits.any_known:
                 others_wait = any(split.left.values())
                 admitted = self.limits.admit(
                     some, leases, queue=queue, ahead=ahead, limits=split.limits, others_wait=others_wait
@@ -324,7 +326,10 @@ class Consumer(threading.Thread):
                 split.refuse(admitted.refused)
                 claimed += admitted.claimed
             else:
-                claimed += transitions.claim(self.using, some, leases, self.worker, queue=queue, ahead=ahead)
+                known = self.limits.overrides.last
+                claimed += transitions.claim(
+                    self.using, some, leases, self.worker, queue=queue, ahead=ahead, known=known
+                )
         failpoints.reach("after_claim")
         return claimed
 

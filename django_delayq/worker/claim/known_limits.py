@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+from ...api.limiting import described
 from ...broker.base import IDS_PER_CALL
 from ...core.callables import nothing
 from ...extensions import WorkerExtension
-from ...record import admission
+from ...record import admission, overrides
 from ...record.admission import Admitted
 from ...record.sql.rows import Moved, Ticket
 from ...signals import MessageFacts
 from .tuning import Tuning
+
+logger = logging.getLogger("django_delayq")
 
 
 class KnownLimits(WorkerExtension):
@@ -29,6 +33,8 @@ class KnownLimits(WorkerExtension):
         super().__init__(using, worker)
         self.tuning = tuning
         self.any_declared = admission.any_declared()
+        # What the record says of limits that somebody changed, as this round goes by it.
+        self.overrides = overrides.known(using)
         # Set before the threads start: called when a permit became free for which a message may wait.
         self.on_freed: Callable[[], None] = nothing
         self._lock = threading.Lock()
@@ -50,8 +56,15 @@ class KnownLimits(WorkerExtension):
         """Return the first of these limits that is known to have no room; "" when a claim is worth a try."""
         return next((name for name in names if self.room_under(name) <= 0), "")
 
+    @property
+    def any_known(self) -> bool:
+        """True when the code declares a limit, or somebody made one at run time."""
+        return self.any_declared or bool(self.overrides.in_force)
+
     def room_under(self, name: str) -> int:
         """Return how many messages are worth a try under a limit."""
+        if admission.is_paused(self.using, name):
+            return 0
         if name in self._opens_at and self._opens_at[name] > time.monotonic():
             return 0
         return self._freed[name] if name in self._full and not self._by_query else IDS_PER_CALL
@@ -74,8 +87,24 @@ class KnownLimits(WorkerExtension):
         ``by_query``: a query finds the messages of this round, and leaves out those under full limits itself.
         """
         self._by_query = by_query
+        self.learn_overrides()
         now = time.monotonic()
         self._opens_at = {name: at for name, at in self._opens_at.items() if at > now}
+
+    def learn_overrides(self) -> None:
+        """Go by what this process has read last of limits that somebody changed."""
+        before, self.overrides = self.overrides.in_force, overrides.known(self.using)
+        if (now := self.overrides.in_force) == before:
+            return
+        for name, override in now.items():
+            if before.get(name) != override:
+                logger.info("The limit %s is overridden: %s", name, described(override))
+        for name in before.keys() - now.keys():
+            logger.info("The limit %s is overridden no more: the code decides", name)
+        # What was full under the limits before may have room now.
+        self._opens_at.clear()
+        with self._lock:
+            self._full.clear()
 
     def ask_again(self, after: float) -> None:
         """Ask the record about the limits that were found full ``after`` seconds ago: others may have freed permits."""
@@ -123,7 +152,10 @@ class KnownLimits(WorkerExtension):
         """
         with self._lock:
             self._is_asked = True
-        admitted = admission.admit(self.using, tickets, leases, self.worker, queue=queue, ahead=ahead, limits=limits)
+        known = self.overrides.last
+        admitted = admission.admit(
+            self.using, tickets, leases, self.worker, queue=queue, ahead=ahead, limits=limits, known=known
+        )
         refused = admitted.refused
         closed = {name: admitted.opens.get(name) for name in refused.values()}
         if closed and others_wait:
@@ -165,6 +197,8 @@ class KnownLimits(WorkerExtension):
         self._free(move.id for move in moves)
 
     def _free(self, ids: Iterable[int]) -> None:
+        if not self._held:
+            return
         with self._lock:
             names = [name for pk in ids for name in self._held.pop(pk, ())]
             self._freed.update(name for name in names if self._is_asked or name in self._full)

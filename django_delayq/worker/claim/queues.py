@@ -13,6 +13,7 @@ from ...broker.base import Broker, DueQueue, DueQueues, Taken
 from ...core.callables import nothing
 from ...extensions import Service
 from ...project import conf, pulled, registry
+from ...record import overrides
 from ...record.sql import statements
 from ...record.sql.rows import Ticket
 from .blocked import Blocked
@@ -140,7 +141,7 @@ class Found:
 
 
 class KnownPauses:
-    """Remembers paused queues, so that a consumer takes no ids there that could not start.
+    """Remembers paused queues, so that a consumer takes no ids there that could not start. Reads changed limits, too.
 
     The claim obeys a pause by itself; this only saves work. Used by the thread that makes the consumer's rounds.
     """
@@ -177,10 +178,16 @@ class KnownPauses:
         self._read()
         return sorted(self.known)
 
+    def look(self) -> None:
+        """Have the record asked in the next round: a claim by query took nothing of what the query had found."""
+        self._check_at = time.monotonic()
+
     def _read(self) -> None:
         before, paused = self.known, pausing.paused(self.using)
+        overrides.read(self.using)
         self.known = paused.keys() & set(self.queues())
-        wait = self.tuning.pause_check_interval if self.known else self.tuning.idle_wait
+        is_changed = self.known or overrides.known(self.using).in_force
+        wait = self.tuning.pause_check_interval if is_changed else self.tuning.idle_wait
         self._check_at = time.monotonic() + wait
         for queue in sorted(self.known - before):
             pausing.log_paused(paused[queue])

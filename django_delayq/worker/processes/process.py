@@ -103,7 +103,7 @@ class Parts:
         using = options.using
         tuning = tuning or replace(self.tuning)
         limits = KnownLimits(using, name, tuning)
-        self.extensions = WorkerExtensions(using, name, (limits,) if limits.any_declared else ())
+        self.extensions = WorkerExtensions(using, name, (limits,))
         run_tuning = run_tuning or replace(self.run_tuning)
         self.recorder = Recorder(using, self.extensions, HeldByProcess(), run_tuning)
         tasks = options.async_concurrency if any(one.runs_on_loop for one in registry.handlers().values()) else 0

@@ -308,7 +308,7 @@ class Delivery:
         """Whether the delivery waited for a slot under a rate, which counted it at its claim: others may begin now."""
         if time.monotonic() - max(self.queued_mono, self.due_mono) <= PUNCTUAL.total_seconds():
             return False
-        limits = admission.limits_of(self.topic, self.queue, None).values()
+        limits = admission.limits_of(self.topic, self.queue, self.claimed.limit_key, self.using).values()
         return any(limit.interval is not None for limit in limits)
 
     @property

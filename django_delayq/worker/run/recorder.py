@@ -487,7 +487,7 @@ class LeaseRenewer(Service):
 
 
 def _is_limited(delivery: Delivery) -> bool:
-    return bool(admission.limits_of(delivery.topic, delivery.queue, None))
+    return bool(admission.limits_of(delivery.topic, delivery.queue, delivery.claimed.limit_key, delivery.using))
 
 
 def _is_half_over(delivery: Delivery, now: float) -> bool:

@@ -84,7 +84,7 @@ class Trial:
             self._say("the old version alone")
             self.migrate()
             self.run_both(worker)
-            self._migrate("delayq", "0003")
+            self._migrate("delayq", "0004")
             self._say("removed the index and the column")
             self.goes_on("the old version after the way back")
             self._end_producer(self.old, producer)
@@ -111,12 +111,12 @@ class Trial:
                 assert "lock timeout" in process.log, process.log
 
     def _meet_a_long_reader(self) -> None:
-        with self._reader(), self.new.command("migrate", "delayq", "0004") as refused:
+        with self._reader(), self.new.command("migrate", "delayq", "0005") as refused:
             assert refused.wait() == 1
             assert "lock timeout" in refused.log, refused.log
             self.goes_on("the column could not be added while somebody reads")
         self._say("gave up adding the column while somebody reads")
-        self._migrate("delayq", "0004")
+        self._migrate("delayq", "0005")
         self._say("added the column")
         with self._reader(), self.new.command("migrate", "delayq") as broken:
             self._until(lambda: self.count(BUILD_WAITS) > 0, "the index waits for the reader")

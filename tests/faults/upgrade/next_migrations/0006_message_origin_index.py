@@ -29,6 +29,6 @@ class AddIndexOnline(AddIndexConcurrently):
 class Migration(migrations.Migration):
     atomic = False
 
-    dependencies = [("delayq", "0004_message_origin")]
+    dependencies = [("delayq", "0005_message_origin")]
 
     operations = [AddIndexOnline("message", models.Index(fields=["origin", "id"], name="delayq_origin"))]

@@ -14,7 +14,7 @@ def wait_for_a_moment_only(apps: Any, schema_editor: Any) -> None:
 
 
 class Migration(migrations.Migration):
-    dependencies = [("delayq", "0003_from_sql")]
+    dependencies = [("delayq", "0004_limit_overrides")]
 
     # With a Value, SQLite adds the column in place. Else Django makes the table anew, which the view on it forbids.
     # The way back runs the operations from the last to the first.

@@ -1,0 +1,59 @@
+"""What this process knows of the limits that somebody changed at run time.
+
+A claim takes nothing while the record has a change that this process has not read: so no delivery begins under a
+limit that holds no more, and nobody has to ask for changes while there are none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from django.db.models import Case, F, Value, When
+
+from ..core.limits import Limit, parts, topic_name
+from ..models.limits import LimitOverride
+
+
+class Known(NamedTuple):
+    """The overrides in force, by the names of their limits, and the id of the last change."""
+
+    last: int = 0
+    in_force: Mapping[str, LimitOverride] = {}
+
+
+# By database alias. Replaced as a whole.
+_known: dict[str, Known] = {}
+NOTHING = Known()
+
+
+def known(using: str) -> Known:
+    """Return what this process has read."""
+    return _known.get(using, NOTHING)
+
+
+def read(using: str) -> bool:
+    """Read the overrides, and return whether others are in force than this process knew."""
+    before = known(using)
+    rows = LimitOverride.objects.using(using).annotate(
+        holds=Case(When(LimitOverride.IN_FORCE, then=Value(True)), default=Value(False))
+    )
+    found = list(rows.order_by(F("pk")))
+    in_force = {row.name: row for row in found if row.holds}
+    _known[using] = Known(max([row.pk for row in found], default=0), in_force)
+    return in_force != before.in_force
+
+
+def over(using: str, name: str, declared: Limit | None) -> Limit | None:
+    """Return the limit of this name that holds: as the code declares it, or as somebody changed it.
+
+    The override of a topic is like another declaration: it counts for each key by itself, unless the key has an
+    override of its own. One that pauses the topic pauses all its keys.
+    """
+    if not (in_force := known(using).in_force):
+        return declared
+    own, (kind, what, _key) = in_force.get(name), parts(name)
+    of_topic = in_force.get(topic_name(what, None)) if kind == "topic" else None
+    if of_topic is not None and (own is None or of_topic.is_pause):
+        own = of_topic
+    return declared if own is None else own.over(declared)
