@@ -128,6 +128,7 @@ def _replace(using: str, row: LimitOverride) -> None:
     limit_statements(using).lock_overrides()
     LimitOverride.objects.using(using).filter(name=row.name).delete()
     row.save(using=using, force_insert=True)
+    overrides.doubt(using)
 
 
 def _obey(using: str, row: LimitOverride) -> None:

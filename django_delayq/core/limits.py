@@ -128,6 +128,8 @@ class Usage:
     full_at: datetime | None = None
     # True when ``begin`` changed ``full_at``.
     is_charged: bool = False
+    # ``is_full`` tells of the moment this long ago.
+    since: timedelta = timedelta(0)
 
     def __post_init__(self) -> None:
         most = self.now + LEAD + (self.limit.interval or timedelta(0)) * self.limit.burst
@@ -155,7 +157,7 @@ class Usage:
     @property
     def is_full(self) -> bool:
         """True when no message that is due may begin."""
-        return not self.has_permits or not self._has_slot(self.now)
+        return not self.has_permits or not self._has_slot(self.now - self.since)
 
     def admits(self, due: datetime) -> bool:
         """Tell whether a message may begin now, or at its due time where that is a moment ahead."""

@@ -17,7 +17,7 @@ class Migration(migrations.Migration):
             fields=[
                 ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
                 ("name", models.CharField(max_length=320, unique=True, verbose_name="name")),
-                ("limit", models.PositiveIntegerField(blank=True, null=True, verbose_name="at once")),
+                ("limit", models.PositiveIntegerField(blank=True, null=True, verbose_name="limit")),
                 ("rate", models.CharField(blank=True, default="", max_length=40, verbose_name="rate")),
                 ("burst", models.PositiveIntegerField(blank=True, null=True, verbose_name="burst")),
                 ("since", models.DateTimeField(default=django.utils.timezone.now, verbose_name="since")),

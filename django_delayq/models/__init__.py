@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .limits import LimitOverride
+from .limit_overrides import LimitOverride
 from .messages import Message, Transition
 from .queue import Queue
 from .workers import Worker

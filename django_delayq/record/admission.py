@@ -87,6 +87,7 @@ def full_lately(using: str) -> set[str]:
     A due message that waits for none of these is overdue: no worker claims it, as when all workers have died. Expired
     leases do not count here; in ``full`` they do until the reaper ends them.
     """
+    overrides.read_again(using)
     return {usage.name for usage in _used(using, LATELY) if usage.is_full}.union(_paused(using))
 
 
@@ -111,7 +112,7 @@ def _used(using: str, since: timedelta | None = None) -> Iterator[Usage]:
         with suppress(KeyError):
             limit = limit_of(using, name)
             if limit is not None:
-                yield Usage(name, limit, count.now - (since or NO_TIME), count.running, count.full_at)
+                yield Usage(name, limit, count.now, count.running, count.full_at, since=since or NO_TIME)
 
 
 def _usage(name: str, limit: Limit, count: Count) -> Usage:

@@ -6,13 +6,14 @@ limit that holds no more, and nobody has to ask for changes while there are none
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from django.db.models import Case, F, Value, When
+from django.db.models import Case, Value, When
 
 from ..core.limits import Limit, parts, topic_name
-from ..models.limits import LimitOverride
+from ..models.limit_overrides import LimitOverride
 
 
 class Known(NamedTuple):
@@ -20,11 +21,15 @@ class Known(NamedTuple):
 
     last: int = 0
     in_force: Mapping[str, LimitOverride] = {}
+    # When it was read (monotonic).
+    at: float = float("-inf")
 
 
 # By database alias. Replaced as a whole.
 _known: dict[str, Known] = {}
 NOTHING = Known()
+# Pages and commands go by what was read this long ago at most. Seconds.
+FRESH = 0.5
 
 
 def known(using: str) -> Known:
@@ -32,16 +37,25 @@ def known(using: str) -> Known:
     return _known.get(using, NOTHING)
 
 
-def read(using: str) -> bool:
-    """Read the overrides, and return whether others are in force than this process knew."""
-    before = known(using)
+def read(using: str) -> None:
+    """Read the overrides."""
     rows = LimitOverride.objects.using(using).annotate(
         holds=Case(When(LimitOverride.IN_FORCE, then=Value(True)), default=Value(False))
     )
-    found = list(rows.order_by(F("pk")))
+    found = list(rows.order_by("pk"))
     in_force = {row.name: row for row in found if row.holds}
-    _known[using] = Known(max([row.pk for row in found], default=0), in_force)
-    return in_force != before.in_force
+    _known[using] = Known(max([row.pk for row in found], default=0), in_force, time.monotonic())
+
+
+def read_again(using: str) -> None:
+    """Read the overrides, unless they were read within ``FRESH``."""
+    if time.monotonic() - known(using).at > FRESH:
+        read(using)
+
+
+def doubt(using: str) -> None:
+    """Have ``read_again`` read them: this process changes one."""
+    _known[using] = known(using)._replace(at=NOTHING.at)
 
 
 def over(using: str, name: str, declared: Limit | None) -> Limit | None:

@@ -569,7 +569,7 @@ def test_the_example_of_signals_counts(run_page: Run) -> None:
 @pytest.mark.console
 def test_the_group_of_operators_has_its_permissions(run_page: Run) -> None:
     run_page("reference/permissions")
-    assert Group.objects.get(name="delayq operators").permissions.count() == 7
+    assert Group.objects.get(name="delayq operators").permissions.count() == 8
 
 
 def test_a_model_keeps_the_id_of_a_message_in_a_plain_column(run_page: Run) -> None:

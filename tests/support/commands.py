@@ -38,6 +38,7 @@ _ARGUMENTS = {
         ["run", "1"],
     ],
     "delayq_check": [[], ["redis"], ["record"], ["handlers"]],
+    "delayq_limit": [["override", "--topic", "t.ok", "--limit", "1"], ["reset", "--topic", "t.ok"], ["list"]],
     "delayq_queue": [["pause", "default"], ["resume", "default"]],
     "delayq_recurring": [["list"]],
     "delayq_schedule": [["t.ok"]],

@@ -106,6 +106,8 @@ LABELS: dict[str, Text] = {
     **{action.name: action.label for action in CONSOLE_ACTIONS.values()},
     "pause": _("Pause"),
     "resume": _("Resume"),
+    "override": _("Override limit"),
+    "reset": _("Reset limit"),
     "stop": _("Stop"),
     "restore": _("Restore"),
     "reveal": _("Reveal"),

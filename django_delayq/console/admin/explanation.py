@@ -96,6 +96,8 @@ def limit_text(limit: LimitState, now: datetime) -> str:
     """Return in a few words how much of a limit is used up, e.g. "5 of 5 run; 100 a minute"."""
     if limit.limit is None:
         return _("removed from the code") if limit.is_known else _("not known to this process")
+    if limit.limit.count == 0:
+        return _("paused")
     said = []
     if limit.limit.count is not None:
         said.append(_("%(running)d of %(most)d run") % {"running": limit.running, "most": limit.limit.count})
@@ -163,6 +165,16 @@ def pause_facts(queue: Queue, now: datetime) -> str:
     if queue.resumes_at is not None:
         said.append(_("until %(until)s") % {"until": moment(queue.resumes_at, "seconds")})
     return " · ".join([*said, f"“{queue.reason}”"] if queue.reason else said)
+
+
+def describe_change(since: datetime, actor: str, until: datetime | None, now: datetime) -> list[str]:
+    """Return in words since when, by whom and until when a pause or an override holds."""
+    parts = [_("since %(since)s") % {"since": moment(since, "seconds")}]
+    if actor:
+        parts.append(_("by %(actor)s") % {"actor": actor})
+    if until is not None:
+        parts.append(_("until %(until)s, in %(span)s") % {"until": moment(until, "seconds"), "span": span(until - now)})
+    return parts
 
 
 def pause_text(queue: Queue) -> str:

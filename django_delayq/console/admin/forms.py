@@ -77,6 +77,26 @@ class ReasonField(forms.CharField):
         super().__init__(label=_("Reason"), max_length=500, required=False, help_text=help_text, widget=widget)
 
 
+class PauseForm(forms.Form):
+    """The reason and the length or end of a pause."""
+
+    duration = DelayField(label=_("For"), help_text=_("For example 30m or 2h."))
+    until = MomentField(label=_("Or until"))
+    reason = ReasonField(_("Shown with the queue and written to the audit."))
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        zone = timezone.get_current_timezone_name()
+        text = gettext("In the time zone %(zone)s. If both are empty, it lasts until somebody ends it.")
+        self.fields["until"].help_text = text % {"zone": zone}
+
+    def clean(self) -> dict[str, Any]:
+        cleaned = super().clean() or self.cleaned_data
+        if cleaned.get("duration") is not None and cleaned.get("until") is not None:
+            raise forms.ValidationError(gettext("Give a length of time or an end, not both."))
+        return cleaned
+
+
 class ReasonForm(forms.Form):
     """The reason of an action. It is required for more than one message; many messages need their number typed too."""
 

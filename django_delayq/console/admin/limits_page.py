@@ -1,4 +1,4 @@
-"""The list of limits: how much of each is used up, and who waits for it."""
+"""The list of limits: how much of each is used up, and who waits for it; and the page that overrides one."""
 
 from __future__ import annotations
 
@@ -6,22 +6,79 @@ from collections.abc import Iterable
 from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlencode
 
-from django.http import HttpRequest
+from django import forms
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed
+from django.template.response import TemplateResponse
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
+from ...api import limiting
+from ...core import limits
+from ...core.exceptions import InvalidMessage
 from ...core.limits import parts
 from ...core.states import State
 from ...inspector import stats
 from ...inspector.stats import LimitState
 from ...models import Message
+from ...record.sql.moves import writing
+from ..models import Limits
 from ..search import texts as searches
-from . import page_data, panels
-from .explanation import limit_text, span
+from . import page, page_data, panels
+from .explanation import describe_change, limit_text, span
+from .forms import PauseForm
 from .page import Page
 from .readonly import Links
 
 # A page names this many limits at most.
 MOST = 100
+
+
+class OverrideForm(PauseForm):
+    """The limit that is meant, what holds of it instead of what the code declares, and for how long."""
+
+    topic = forms.CharField(label=gettext_lazy("Topic"), required=False)
+    limit_key = forms.CharField(
+        label=gettext_lazy("Limit key"),
+        required=False,
+        help_text=gettext_lazy("Empty: each key of the topic by itself."),
+    )
+    queue = forms.CharField(label=gettext_lazy("Or queue"), required=False)
+    limit = forms.IntegerField(
+        label=gettext_lazy("At once"),
+        required=False,
+        min_value=0,
+        max_value=limits.MOST,
+        help_text=gettext_lazy("0 pauses: nothing begins. Empty: as the code declares it."),
+    )
+    rate = forms.CharField(
+        label=gettext_lazy("Rate"), required=False, max_length=40, help_text=gettext_lazy("For example 100/m or 5/10s.")
+    )
+    burst = forms.IntegerField(label=gettext_lazy("Burst"), required=False, min_value=1, max_value=limits.MOST)
+    field_order = ("topic", "limit_key", "queue", "limit", "rate", "burst", "duration", "until", "reason")
+
+    def clean_rate(self) -> str | None:
+        rate: str = self.cleaned_data["rate"].strip()
+        try:
+            limits.override(None, None, rate, None)
+        except ValueError:
+            raise forms.ValidationError(_("This is not a rate. Write for example 100/m, 2/s or 5/10s.")) from None
+        return rate or None
+
+    def clean(self) -> dict[str, Any]:
+        cleaned = super().clean()
+        if self.errors:
+            return cleaned
+        if all(cleaned[name] is None for name in ("limit", "rate", "burst")):
+            raise forms.ValidationError(_("Give a number at once, a rate or a burst."))
+        try:
+            meant = {name: cleaned.pop(name) or None for name in ("topic", "limit_key", "queue")}
+            cleaned["name"] = limiting.name_of(**meant)
+        except InvalidMessage:
+            raise forms.ValidationError(_("Give a topic, with a limit key or without, or a queue.")) from None
+        return cleaned
 
 
 class LimitsAdmin(Page):
@@ -32,22 +89,65 @@ class LimitsAdmin(Page):
 
     def content(self, request: HttpRequest) -> dict[str, Any]:
         data = page_data.gather()
-        using = data.using
+        using, may_override = data.using, self.may(request, "override")
+        # Read anew for each page, because a user who has just overridden a limit wants to see it.
+        overrides = panels.load("overrides", using, limiting.in_force, using, kept=0.0)
         found = panels.load("all limits", using, stats.all_limits, using, self.list_per_page)
-        limits = found.value.longest if found.value else ()
+        known = found.value.longest if found.value else ()
         return {
             "lines": found,
-            "limits": rows(limits, data.at, self.list_url),
-            "partial": len(limits) == self.list_per_page,
+            "limits": rows(known, data.at, self.list_url, self.url(Limits, "override") if may_override else ""),
+            "partial": len(known) == self.list_per_page,
             "most": self.list_per_page,
+            "override_url": self.url(Limits, "override") if may_override else "",
+            "reset_url": self.url(Limits, "reset") if may_override else "",
+            "problem": overrides.problem,
         }
 
+    def override_view(self, request: HttpRequest) -> HttpResponse:
+        """Ask for the override of a limit on GET; override it on POST."""
+        self.require(request, "override")
+        kind, what, key = parts(request.GET.get("name") or "topic ")
+        form = OverrideForm(request.POST if request.method == "POST" else None, initial={kind: what, "limit_key": key})
+        if form.is_valid():
+            given, name = form.cleaned_data, form.cleaned_data.pop("name")
+            try:
+                with page.acting_as_user(request), writing(self.using):
+                    limiting.override(self.using, name, **given)
+                    page.record(request, "override", name, reason=given["reason"])
+            except InvalidMessage:
+                form.add_error(None, _("The override would have ended already."))
+            else:
+                return self._done(request, _("The limit %(limit)s holds in all workers."), name)
+        shown = {"form": form, "url": request.get_full_path(), "back": self.url(Limits)}
+        shown |= page.context(self, request, _("Override a limit"))
+        return TemplateResponse(request, "delayq_console/limit_override.html", shown)
 
-def rows(limits: Iterable[LimitState], now: datetime, links: Links) -> list[SimpleNamespace]:
+    def reset_view(self, request: HttpRequest) -> HttpResponse:
+        """Reset a limit to what the code declares."""
+        self.require(request, "reset")
+        if request.method != "POST":
+            return HttpResponseNotAllowed(["POST"])
+        name = request.POST.get("name", "")
+        with page.acting_as_user(request), writing(self.using):
+            if was_overridden := limiting.reset(self.using, name):
+                page.record(request, "reset", name)
+        done = _("The limit %(limit)s is as the code declares it.")
+        return self._done(request, done if was_overridden else _("The limit %(limit)s was not overridden."), name)
+
+    def _done(self, request: HttpRequest, text: str, name: str) -> HttpResponse:
+        panels.forget()
+        return self.leave(request, self.url(Limits), text % {"limit": name}, messages.SUCCESS)
+
+
+def rows(states: Iterable[LimitState], now: datetime, links: Links, override_url: str = "") -> list[SimpleNamespace]:
     """Return limits as pages show them, with the addresses of the lists of those that run and those that wait."""
     return [
         SimpleNamespace(
             name=limit.name,
+            overridden=(row := limit.override) and describe_change(row.since, row.set_by, row.until, now),
+            reason=row.reason if row else "",
+            override_url=override_url and f"{override_url}?{urlencode({'name': limit.name})}",
             use=limit_text(limit, now),
             running=f"{limit.running:,}",
             running_url=links(Message, running_text(limit.name)) if limit.running else "",
@@ -55,7 +155,7 @@ def rows(limits: Iterable[LimitState], now: datetime, links: Links) -> list[Simp
             waiting_url=links(Message, searches.term_text("limit", limit.name)) if limit.waiting.count else "",
             oldest="–" if limit.oldest is None else span(now - limit.oldest),
         )
-        for limit in limits
+        for limit in states
     ]
 
 

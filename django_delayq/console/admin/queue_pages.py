@@ -12,7 +12,6 @@ from django.contrib import messages
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
-from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
@@ -35,32 +34,12 @@ from ..operations.work import Scope, holder
 from ..statements import in_time, statement_timeout
 from ..whereabouts import sizes
 from . import action_table, page, page_data, panels, topic_pages
-from .explanation import moment, span
-from .forms import DelayField, MomentField, ReasonField, SpreadForm
+from .explanation import describe_change, span
+from .forms import DelayField, PauseForm, ReasonField, SpreadForm
 from .page import Page
 from .page_data import PageData
 from .panels import Panel
 from .readonly import Links
-
-
-class PauseForm(forms.Form):
-    """The reason and the length or end of a pause."""
-
-    duration = DelayField(label=gettext_lazy("For"), help_text=gettext_lazy("For example 30m or 2h."))
-    until = MomentField(label=gettext_lazy("Or until"))
-    reason = ReasonField(gettext_lazy("Shown with the queue and written to the audit."))
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        zone = timezone.get_current_timezone_name()
-        text = _("In the time zone %(zone)s. If both are empty, the pause lasts until somebody resumes the queue.")
-        self.fields["until"].help_text = text % {"zone": zone}
-
-    def clean(self) -> dict[str, Any]:
-        cleaned = super().clean() or self.cleaned_data
-        if cleaned.get("duration") is not None and cleaned.get("until") is not None:
-            raise forms.ValidationError(_("Give a length of time or an end, not both."))
-        return cleaned
 
 
 class ResumeForm(SpreadForm):
@@ -291,13 +270,7 @@ def facts_of(name: str, data: PageData, paused: Collection[str], links: Links) -
 
 def describe(pause: Queue, now: datetime) -> list[str]:
     """Return in words since when, by whom and until when a queue is paused, without the reason."""
-    parts = [_("since %(since)s") % {"since": moment(pause.paused_at, "seconds")}]
-    if pause.paused_by:
-        parts.append(_("by %(actor)s") % {"actor": pause.paused_by})
-    if pause.resumes_at is not None:
-        until = moment(pause.resumes_at, "seconds")
-        parts.append(_("until %(until)s, in %(span)s") % {"until": until, "span": span(pause.resumes_at - now)})
-    return parts
+    return describe_change(pause.paused_at, pause.paused_by, pause.resumes_at, now)
 
 
 def _waiting(number: int | None) -> str:

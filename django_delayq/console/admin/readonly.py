@@ -24,7 +24,7 @@ from ...core.verbs import VERBS
 from ...models import Message, Queue
 from ...project import console_conf
 from ..console_tuning import tuning
-from ..models import DeadLetters, Health, Operation, Topics
+from ..models import DeadLetters, Health, Limits, Operation, Topics
 
 
 class CappedCount(int):
@@ -70,6 +70,7 @@ ROUTES: Mapping[type[Model], Mapping[str, str]] = {
     DeadLetters: {"acknowledge": "acknowledge/"},
     Topics: {"detail": "<path:topic>/detail/"},
     Queue: {"detail": "<str:queue>/detail/", "pause": "<str:queue>/pause/", "resume": "<str:queue>/resume/"},
+    Limits: {"override": "override/", "reset": "reset/"},
     Health: {"check": "check/", "restore": "restore/"},
     Operation: {"stop": "<int:number>/stop/", "resume": "<int:number>/resume/"},
 }

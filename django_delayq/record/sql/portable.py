@@ -14,7 +14,7 @@ from ...core.clock import ceil_tenth, from_tenths, to_us
 from ...core.limits import queue_name
 from ...core.states import LIVE, State
 from ...models import Message
-from ...models.limits import LimitOverride
+from ...models.limit_overrides import LimitOverride
 from ...models.messages import HOLDS_KEY, IN_THE_WAY, WAITS_AGAIN, Lease, LogRow, lease_is_over, not_expired
 from ...models.queue import RecordNow, in_paused_queue
 from .expressions import QUEUES, After, UnderLimits, UpTo
@@ -22,6 +22,7 @@ from .holders import Holder
 from .log_in_row import add_to_log, first_row
 from .moves import LEFT_ALONE, Decision, clock, locked, move, moved, writing
 from .rows import (
+    ALL_CHANGES,
     BEGINNING,
     ROWS_PASSED,
     Claimed,
@@ -225,7 +226,7 @@ class Portable:
             tickets = self._due(self._open(queue, None, (), BEGINNING)[1], limit)
             topics = Message.objects.using(self.using).filter(pk__in=[ticket.id for ticket in tickets])
             leases = dict.fromkeys(topics.values_list("topic", flat=True), lease)
-            return self.claim(Claiming(tickets, leases, worker, queue, 0.0)) if tickets else []
+            return self.claim(Claiming(tickets, leases, worker, queue, 0.0, ALL_CHANGES)) if tickets else []
 
     def claims_under_way(self) -> set[str]:
         """Return the transactions that may be claiming at this moment."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from django.test import Client
@@ -11,14 +13,16 @@ from django.urls import reverse
 
 from django_delayq import reschedule_message, schedule_messages
 from django_delayq.console.admin import panels
-from django_delayq.models import Message
-from django_delayq.record import admission
+from django_delayq.console.models import AuditEvent
+from django_delayq.models import LimitOverride, Message
+from django_delayq.record import admission, overrides
 from django_delayq.record.sql.rows import Ticket
 from tests.support.limits import Declare, claim_limited
 from tests.support.no_handlers import forget_handlers
 from tests.support.statements import count_statements
 
 from . import asking, samples
+from .conftest import logged_in, person
 from .samples import DB, TOPIC, late, text, why, worker
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -255,3 +259,71 @@ def test_the_numbers_of_the_limits_page_lead_to_as_many(viewer: Client, declare:
 def test_the_page_without_limits_says_how_to_declare_one(viewer: Client) -> None:
     forget_handlers()
     assert "There are no limits." in text(viewer.get(samples.admin_url("limits_changelist")))
+
+
+# --- overrides --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def _known() -> Iterator[None]:
+    yield
+    overrides._known.clear()
+
+
+@pytest.fixture
+def limiter(db: None, _known: None) -> Client:
+    return logged_in(person("lena", "view_message", "override_limit"))
+
+
+def override_url(**query: str) -> str:
+    return samples.admin_url("limits_override") + (f"?{urlencode(query)}" if query else "")
+
+
+def test_a_limit_is_overridden_and_reset_with_one_click(limiter: Client) -> None:
+    page = limiter.get(override_url(name=f"{LINE} key a"))
+    assert (page.context["form"].initial["topic"], page.context["form"].initial["limit_key"]) == (TOPIC, "a")
+    given = {"topic": TOPIC, "limit": "0", "duration": "1h", "reason": "the provider is down"}
+    answer = limiter.post(override_url(), given, follow=True)
+    assert f"The limit {LINE} holds in all workers." in text(answer)
+    row = LimitOverride.objects.get()
+    assert (row.name, row.limit, row.set_by, row.reason) == (LINE, 0, "user:lena", "the provider is down")
+    shown = text(answer)
+    assert "paused" in shown
+    assert "by user:lena until" in shown
+    answer = limiter.post(samples.admin_url("limits_reset"), {"name": LINE}, follow=True)
+    assert f"The limit {LINE} is as the code declares it." in text(answer)
+    answer = limiter.post(samples.admin_url("limits_reset"), {"name": LINE}, follow=True)
+    assert f"The limit {LINE} was not overridden." in text(answer)
+    events = AuditEvent.objects.order_by("pk").values_list("action", "target", "reason", "actor")
+    assert list(events) == [
+        ("override", LINE, "the provider is down", "user:lena"),
+        ("reset", LINE, "", "user:lena"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"topic": TOPIC},
+        {"topic": "no topic", "limit": "1"},
+        {"topic": TOPIC, "queue": "q", "limit": "1"},
+        {"topic": TOPIC, "limit": "-1"},
+        {"topic": TOPIC, "rate": "often"},
+        {"topic": TOPIC, "limit": "1", "duration": "0"},
+    ],
+)
+def test_an_impossible_override_is_asked_for_again(limiter: Client, given: dict[str, str]) -> None:
+    answer = limiter.post(override_url(), given)
+    assert answer.context["form"].errors
+    assert not LimitOverride.objects.exists()
+
+
+def test_nobody_overrides_a_limit_without_the_permission(viewer: Client, limiter: Client) -> None:
+    limiter.post(override_url(), {"topic": TOPIC, "limit": "3"})
+    assert "Override" not in text(viewer.get(samples.admin_url("limits_changelist")))
+    assert viewer.get(override_url()).status_code == 403
+    assert viewer.post(override_url(), {"topic": TOPIC, "limit": "0"}).status_code == 403
+    assert viewer.post(samples.admin_url("limits_reset"), {"name": LINE}).status_code == 403
+    assert limiter.get(samples.admin_url("limits_reset")).status_code == 405
+    assert LimitOverride.objects.get().limit == 3

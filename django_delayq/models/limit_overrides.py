@@ -26,7 +26,7 @@ class LimitOverride(models.Model):
     # The name of the limit: ``limits.topic_name`` or ``limits.queue_name``.
     name = models.CharField(_("name"), max_length=bounds.LENGTHS.limit, unique=True)
     # NULL or empty: as the code declares it. A limit of 0 lets no delivery begin.
-    limit = models.PositiveIntegerField(_("at once"), null=True, blank=True)
+    limit = models.PositiveIntegerField(_("limit"), null=True, blank=True)
     rate = models.CharField(_("rate"), max_length=40, default="", blank=True)
     burst = models.PositiveIntegerField(_("burst"), null=True, blank=True)
     since = UTCDateTimeField(_("since"), default=timezone.now)
