@@ -40,6 +40,7 @@ from .postgresql_base import (
 )
 from .postgresql_delivery import PostgreSQLDelivery, claim_from, claimed
 from .rows import (
+    ALL_CHANGES,
     BEGINNING,
     ROWS_PASSED,
     Claimed,
@@ -469,6 +470,8 @@ class PostgreSQL(PostgreSQLDelivery, Portable):
     def claim_due(self, queue: str, limit: int, lease: float, worker: str) -> list[Claimed]:
         terms: dict[str, Any] = {"queue": queue, "limit": limit, "lease": lease, "worker": worker, "ahead": 0.0}
         terms["due"], terms["id"] = BEGINNING
+        # No limit applies to what programs pull.
+        terms["overrides"] = ALL_CHANGES
         rows = self._rows(CLAIM_DUE, terms) or self._rows(CLAIM_DUE_UNLOCKED, terms)
         return [claimed(row) for row in rows]
 
