@@ -235,6 +235,17 @@ def test_overdue_messages_end_and_leave_redis_and_can_be_requeued(state: State) 
     assert requeue_message(Message.objects.filter(pk__in=overdue)) == {Verdict.REQUEUED: 7}
 
 
+def test_what_follows_overdue_messages_that_end_is_in_redis() -> None:
+    ended = schedule(2, due=-20, on_dead="t.effect", on_expired="t.ok")
+    expired = schedule(2, due=-20, on_dead="t.effect", on_expired="t.ok", expires="10s")
+    with heard(signals.message_scheduled) as told:
+        assert run("delayq_restore", "--no-expired", "--overdue", "dead", "--yes").code == 0
+    followed = Message.objects.exclude(pk__in=ended + expired).order_by("topic", "pk")
+    found = [(message.topic, message.payload and message.payload["id"]) for message in followed]
+    assert found == [*(("t.effect", pk) for pk in ended), *(("t.ok", pk) for pk in expired)]
+    assert held().keys() == {message.pk for message in followed} == {facts["message_id"] for facts in told}
+
+
 def test_overdue_spread_spreads_due_times_evenly() -> None:
     overdue = schedule(10, due=-100, queue="a") + schedule(10, due=-100, queue="b")
     soon = schedule(2)

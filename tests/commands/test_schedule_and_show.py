@@ -27,11 +27,13 @@ def test_the_id_is_all_that_is_printed() -> None:
 
 def test_all_options_are_those_of_the_call() -> None:
     words = "--due-at 2090-01-01T00:00:00Z --queue mail --priority -5 --key k --unique scheduled --expires 1h"
+    words += " --on-dead t.reject --on-expired t.tx"
     assert run("delayq_schedule", "t.ok", *words.split(), "--max-attempts", "3").code == 0
     message = Message.objects.get()
     assert (message.payload, message.queue, message.priority, message.max_attempts) == (None, "mail", -5, 3)
     assert (message.unique, message.due_at.year) == ("scheduled", 2090)
     assert message.expires_at == message.due_at + timedelta(hours=1)
+    assert message.headers == {"delayq": {"on_dead": "t.reject", "on_expired": "t.tx"}}
 
 
 def test_the_payload_may_come_from_stdin(monkeypatch: pytest.MonkeyPatch) -> None:

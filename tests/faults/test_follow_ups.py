@@ -103,3 +103,15 @@ def test_what_follows_runs_though_its_process_dies_before_redis_is_told_of_it(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     end_and_die(start, "before_put", monkeypatch)
+
+
+@BOTH
+def test_a_worker_that_runs_once_runs_what_follows_too(start: Start) -> None:
+    ended = [schedule_message("t.reject", on_dead="t.tx"), *schedule_messages(ending(4))]
+    assert start("--once").wait() == 0
+    followed = Message.objects.filter(topic="t.tx", state=State.CONSUMED)
+    expired = [message for message in ended if message.topic == "t.ok"]
+    given_up = [message for message in ended if message not in expired]
+    found = set(followed.values_list("payload__id", flat=True))
+    # It may end before it expires what nobody can start any more.
+    assert {message.pk for message in given_up} <= found <= {message.pk for message in ended}

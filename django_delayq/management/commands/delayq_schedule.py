@@ -18,7 +18,10 @@ from ...record import reads
 from .. import _common as common
 
 # The options of the command that are those of the call.
-_OPTIONS = ("delay", "due_at", "queue", "priority", "key", "on_conflict", "unique", "expires", "max_attempts")
+_OPTIONS = (
+    *("delay", "due_at", "queue", "priority", "key", "on_conflict", "unique", "expires", "max_attempts"),
+    *("on_dead", "on_expired"),
+)
 
 
 class Command(common.DelayqCommand):
@@ -49,6 +52,9 @@ class Command(common.DelayqCommand):
             "--expires", type=common.span, metavar="TIME", help="do not start it this long after its due time"
         )
         parser.add_argument("--max-attempts", type=int, metavar="NUMBER", help="give up after this number of attempts")
+        for name, end in (("--on-dead", "dead"), ("--on-expired", "expired")):
+            told = f"the topic of the message that follows if it ends {end} (default: the handler's)"
+            parser.add_argument(name, type=common.topic_name, metavar="TOPIC", help=told)
         common.add_yes(parser)
         common.add_json(parser)
 
