@@ -17,7 +17,8 @@ from django_delayq.models import Message
 from tests.console.admin.samples import admin_url as url
 from tests.support.rows import unguarded
 
-from .chromium import inaccessible, settle
+from . import busy_day
+from .chromium import expect, inaccessible, settle
 from .conftest import DESKTOP, Open
 from .seed import LONG, installation
 
@@ -118,6 +119,38 @@ def test_the_overview_pages_are_sound(tour: Tour) -> None:
     tour.visit("health", url("health_changelist"))
     tour.visit("restore", url("health_restore"))
     tour.end()
+
+
+def test_now_is_sound_on_a_busy_day_and_short_on_a_phone(open_page: Open, configure: Callable[..., None]) -> None:
+    configure(LIMITS=busy_day.LIMITS)
+    busy_day.happen()
+    tour = Tour(open_page())
+    tour.visit("now", url("dashboard_changelist"))
+    tour.visit("now-week", f"{url('dashboard_changelist')}?window=week", dark=False)
+    page = tour.page
+    page.goto(url("dashboard_changelist"))
+    expect(page.get_by_role("heading", level=1)).to_have_text("2 things need you")
+    page.set_viewport_size(SIZES["phone"])
+    assert page.evaluate("document.documentElement.scrollHeight") <= 2400
+    tour.end()
+
+
+def test_the_keys_lead_to_the_search_and_tell_what_they_do(open_page: Open) -> None:
+    page = open_page(url("queue_changelist"))
+    page.keyboard.press("?")
+    dialog = page.get_by_role("dialog", name="Keys")
+    expect(dialog).to_contain_text("search for messages")
+    page.keyboard.press("Escape")
+    expect(dialog).to_be_hidden()
+    with page.expect_navigation():
+        page.keyboard.press("/")
+    box = page.get_by_label("Search", exact=True)
+    expect(box).to_be_focused()
+    page.keyboard.type("a/b?")
+    expect(box).to_have_value("a/b?")
+    box.blur()
+    page.keyboard.press("/")
+    expect(box).to_be_focused()
 
 
 def test_the_lists_of_messages_are_sound(tour: Tour) -> None:

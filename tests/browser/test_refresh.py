@@ -62,7 +62,7 @@ class Live(Watched):
 
     def __init__(self, page: Any) -> None:
         super().__init__(page, admin_url("dashboard_changelist"))
-        self.number = page.locator(".dq-tile").filter(has_text="Scheduled").locator(".dq-tile-number")
+        self.number = page.locator(".dq-rows tbody tr").filter(has_text="default").locator("[data-label=Scheduled]")
         expect(self.number).to_have_text("0")
 
     def schedule(self) -> None:
@@ -132,11 +132,11 @@ def test_the_page_says_since_when_it_is_stale_and_recovers(live: Live) -> None:
 
 
 def test_a_region_with_the_focus_is_left_alone(live: Live) -> None:
-    live.page.locator(".dq-tile").first.focus()
+    live.page.locator(".dq-rows a").first.focus()
     live.schedule()
     live.refresh()
-    assert live.page.evaluate("document.activeElement.classList.contains('dq-tile')")
-    region = live.page.locator("[data-dq-region=tiles]")
+    assert live.page.evaluate("document.activeElement.matches('.dq-rows a')")
+    region = live.page.locator("[data-dq-region=queues]")
     expect(live.number).to_have_text("0")
     expect(region.get_by_text("As it was at")).to_be_visible()
     expect(live.page.get_by_role("status").filter(has_text="except for what is marked")).to_be_visible()

@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 LAPTOP = {"width": 1366, "height": 768}
 THEMES = [
     pytest.param(name, marks=pytest.mark.skipif(find_spec(name) is None, reason=f"needs {name}"))
-    for name in ("unfold", "grappelli")
+    for name in ("unfold", "grappelli", "jazzmin")
 ]
 PAGES = ("dashboard", "message", "deadletters", "queue", "worker", "health", "operation")
 # Tells of each element whether the middle of it can be seen and clicked, once it was scrolled to.
@@ -98,7 +98,7 @@ def reachable(page: Any, selector: str) -> None:
 def test_each_page_has_navigation_and_refresh_and_a_row_changes_without_a_reload(page: Any) -> None:
     for name in PAGES:
         page.goto(admin_url(f"{name}_changelist"))
-        expect(page.locator(".dq-nav li a")).to_have_count(9)
+        expect(page.locator(".dq-nav li a")).to_have_count(11)
         reachable(page, ".dq-nav li a")
         expect(page.get_by_label("Refresh every")).to_be_visible()
         reachable(page, ".dq-live select, .dq-live a")

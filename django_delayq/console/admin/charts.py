@@ -142,7 +142,7 @@ def nice(highest: float) -> int:
     if highest <= 4:
         return max(2, 2 * math.ceil(highest / 2))
     scale = 10.0 ** math.floor(math.log10(highest))
-    step = next(step for step in (1, 1.5, 2, 3, 4, 5, 6, 8, 10) if step * scale >= highest)
+    step = next(step for step in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10) if step * scale >= highest)
     return math.ceil(step * scale)
 
 
@@ -207,8 +207,12 @@ def _plot(
 def _ticks(columns: Sequence[Column]) -> SafeString:
     named = [(place, column.tick) for place, column in enumerate(columns) if column.tick]
     every = max(1, math.ceil(len(named) / _TICKS))
-    shown = [(_percent(place + 0.5, columns), HEIGHT - 6, tick) for place, tick in named[::every]]
-    return format_html_join("", '<text x="{}" y="{}" text-anchor="middle">{}</text>', shown)
+    # A narrow window has room for every second.
+    shown = [
+        ("dq-wide" if number % 2 else "", _percent(place + 0.5, columns), HEIGHT - 6, tick)
+        for number, (place, tick) in enumerate(named[::every])
+    ]
+    return format_html_join("", '<text class="{}" x="{}" y="{}" text-anchor="middle">{}</text>', shown)
 
 
 def _percent(place: float, columns: Sequence[Column]) -> str:

@@ -232,7 +232,7 @@ def _ahead(bar: Bar, place: int, window: str, links: Links) -> Column:
 
 
 # The bars beside the line of now that get no text under the axis: the time of now stands there.
-_NEAR = 8
+_NEAR = 10
 
 
 def _due(start: datetime, end: datetime) -> str:

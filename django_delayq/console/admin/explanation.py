@@ -159,7 +159,7 @@ def _obstacles(message: Message, now: datetime, where: Whereabouts | None, *, is
 
 def pause_facts(queue: Queue, now: datetime) -> str:
     """Return in a few words by whom, since when, until when and why a queue is paused."""
-    said = [_("by %(actor)s") % {"actor": queue.paused_by}] if queue.paused_by else []
+    said = [_("by %(actor)s") % {"actor": queue.paused_by.removeprefix("user:")}] if queue.paused_by else []
     assert queue.paused_at is not None
     said.append(_("%(span)s ago") % {"span": span(now - queue.paused_at)})
     if queue.resumes_at is not None:

@@ -51,6 +51,7 @@ def navigation(model_admin: ReadOnly, request: HttpRequest) -> dict[str, Any]:
             for model in _linked()
             if may_view(model_admin, model, request)
         ],
+        "search_url": model_admin.url(Message),
         "environment": settings.ENVIRONMENT,
         "read_only": settings.READ_ONLY,
         "takes_no_writes": panels.load("writes", using, _takes_writes, using).value is False,

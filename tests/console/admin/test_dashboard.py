@@ -470,7 +470,7 @@ def test_a_pause_with_a_backlog_says_by_whom_and_why_and_has_a_button(viewer: Cl
     page = viewer.get(URL)
     [row] = page.context["rows"]
     assert re.fullmatch(r"mail is paused: 2 messages wait, the oldest for 4 m [1-5]\d s", row.text)
-    assert re.fullmatch(rf"by user:anna · [\d.]+ m?s ago · “{HOSTILE}”", row.note)
+    assert re.fullmatch(rf"by anna · [\d.]+ m?s ago · “{HOSTILE}”", row.note)
     assert "dq-spark dq-warn" in row.spark
     assert HOSTILE not in page.content.decode()
     assert (row.label, row.url) == ("See queues", "/admin/delayq/queue/")

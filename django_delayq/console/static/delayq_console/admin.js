@@ -169,3 +169,21 @@
     status.classList.toggle("dq-stale", stale);
   }
 })();
+
+// Two keys: "/" leads to the search for messages, "?" shows what the keys do.
+(function () {
+  "use strict";
+  const keys = document.querySelector("[data-dq-keys]");
+  if (!keys) return;
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea, dialog")) return;
+    if (event.key === "?") keys.showModal();
+    if (event.key !== "/") return;
+    const box = document.querySelector("#searchbar");
+    event.preventDefault();
+    if (box) box.focus();
+    else if (keys.dataset.dqKeys) location.assign(keys.dataset.dqKeys + "#searchbar");
+  });
+  const box = location.hash === "#searchbar" && document.querySelector("#searchbar");
+  if (box) box.focus();
+})();
