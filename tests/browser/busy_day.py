@@ -91,7 +91,7 @@ def _of(at: datetime, seconds: int, minutes: int, back: int) -> Iterator[Rollup]
         day = 0.62 + 0.38 * math.sin(math.tau * (at.hour + at.minute / 60 - 8) / 24)
         number = round(rate * minutes * day * _curve(back / 7 + place))
         failed = round(number * (0.005 + 0.005 * _curve(back / 3 + place)))
-        dead = failed // 3
+        dead = failed // 3 or int((back + 3 * place) % 23 == 0)
         if queue == "emails" and back < 64:
             number = failed = dead = 0
         if queue == "payments" and back < 23:
@@ -101,7 +101,7 @@ def _of(at: datetime, seconds: int, minutes: int, back: int) -> Iterator[Rollup]
         if queue == "webhooks":
             late = {"late_500": number * 6 // 10, "late_1000": number // 12}
         ran = {"run_20": number * 6 // 10, "run_100": number // 3, "run_us": number * 31_000}
-        done = {"consumed": number - failed, "retried": failed - dead, "dead": dead}
+        done = {"consumed": max(0, number - failed), "retried": max(0, failed - dead), "dead": dead}
         yield Rollup(at=at, seconds=seconds, queue=queue, topic=topic, **done, **late, **ran)
 
 

@@ -121,21 +121,23 @@ def test_the_overview_pages_are_sound(tour: Tour) -> None:
     tour.end()
 
 
-def test_now_is_sound_on_a_busy_day_and_short_on_a_phone(open_page: Open, configure: Callable[..., None]) -> None:
+def test_now_is_sound_on_a_busy_day_and_short_on_a_phone(
+    boss: User, open_page: Open, configure: Callable[..., None]
+) -> None:
     configure(LIMITS=busy_day.LIMITS)
     busy_day.happen()
     tour = Tour(open_page())
-    tour.visit("now", url("dashboard_changelist"))
-    tour.visit("now-week", f"{url('dashboard_changelist')}?window=week", dark=False)
     page = tour.page
     page.goto(url("dashboard_changelist"))
     expect(page.get_by_role("heading", level=1)).to_have_text("2 things need you")
+    tour.visit("now", url("dashboard_changelist"))
+    tour.visit("now-week", f"{url('dashboard_changelist')}?window=week", dark=False)
     page.set_viewport_size(SIZES["phone"])
     assert page.evaluate("document.documentElement.scrollHeight") <= 2400
     tour.end()
 
 
-def test_the_keys_lead_to_the_search_and_tell_what_they_do(open_page: Open) -> None:
+def test_the_keys_lead_to_the_search_and_tell_what_they_do(boss: User, open_page: Open) -> None:
     page = open_page(url("queue_changelist"))
     page.keyboard.press("?")
     dialog = page.get_by_role("dialog", name="Keys")
@@ -210,7 +212,7 @@ def heights(page: Any, rows: str) -> list[float]:
     return found
 
 
-def test_lists_have_one_line_a_row_on_a_laptop_and_on_a_phone(open_page: Open, seeded: dict[State, Message]) -> None:
+def test_lists_have_short_rows_on_a_laptop_and_on_a_phone(open_page: Open, seeded: dict[State, Message]) -> None:
     message = seeded[State.DEAD]
     long = "ValueError: " + "x" * 150
     unguarded(Message).filter(pk=message.pk).update(error=long, payload={"note": "wait " * 60})
@@ -220,8 +222,9 @@ def test_lists_have_one_line_a_row_on_a_laptop_and_on_a_phone(open_page: Open, s
         page.goto(f"{url('message_changelist')}?state=all")
         assert max(heights(page, "#result_list tbody tr")) < 40
         page.goto(url("deadletters_changelist"))
-        assert max(heights(page, ".dq-dead tbody tr")) < 44
-    cell = page.locator(".dq-dead th.dq-error-kind", has_text="x" * 150)
+        # On a phone, the name stands above the numbers and the buttons.
+        assert max(heights(page, ".dq-dead tbody tr")) < {"laptop": 48, "phone": 110}[size]
+    cell = page.locator(".dq-dead .dq-error-kind", has_text="x" * 150)
     assert cell.get_attribute("title") == long
     page.set_viewport_size(SIZES["laptop"])
     page.goto(f"{url('message_changelist')}?q={message.pk}")

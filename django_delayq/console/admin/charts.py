@@ -95,9 +95,9 @@ def spark(values: Sequence[float | None], level: str = "") -> SafeString:
     numbers = [value or 0.0 for value in values]
     if len(numbers) < 2:
         return _NOTHING
-    top, step = max(numbers) or 1, _SPARK_WIDTH / (len(numbers) - 1)
+    top, step = 1.1 * max(numbers) or 1, _SPARK_WIDTH / (len(numbers) - 1)
     points = "L".join(
-        f"{_short(place * step)} {_short(_SPARK_HEIGHT - 1 - min(number / top, 1) * (_SPARK_HEIGHT - 3))}"
+        f"{_short(place * step)} {_short(_SPARK_HEIGHT - 1 - number / top * (_SPARK_HEIGHT - 3))}"
         for place, number in enumerate(numbers)
     )
     return format_html(

@@ -148,6 +148,8 @@ def _change(now: int, before: int, kind: str = "dq-ok") -> dict[str, str]:
     if not before:
         return {"note": _("none in the day before") if now else ""}
     ratio = now / before
+    if abs(ratio - 1) < 0.005:
+        return {"note": _("as on the day before")}
     change = f"▲ {ratio:.0f} ×" if ratio >= 2 else f"{'▲' if ratio >= 1 else '▼'} {abs(ratio - 1):.0%}"
     return {"change": change, "kind": kind if ratio > 1.05 else "", "note": _("on the day before")}
 

@@ -54,7 +54,7 @@ def test_marks_stand_over_the_bars_and_the_most_sets_the_axis_unless_it_is_far_h
 
 def test_a_sparkline_is_as_high_as_its_highest_number() -> None:
     _area, line = found(charts.spark([0, 5, None, 10], "warn"), "path")
-    assert re.findall(r" ([\d.]+)", line.get("d", "")) == ["25", "13.5", "25", "2"]
+    assert re.findall(r" ([\d.]+)", line.get("d", "")) == ["25", "14.55", "25", "4.09"]
     assert charts.spark([1]) == ""
 
 
