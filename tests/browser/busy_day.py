@@ -67,7 +67,7 @@ def _hold_back() -> None:
 
 def _coming() -> None:
     """Schedule what falls due in the next hour, and less of it later."""
-    terms: list[dict[str, Any]] = []
+    terms: list[Any] = []
     for minute in range(1, 62):
         for queue, (topic, rate) in TRAFFIC.items():
             number = round(rate * _curve(minute / 15 + len(topic)) * math.exp(-minute / 60) / 2)
