@@ -28,6 +28,7 @@ from ..record.sql.limited import Count
 from ..record.sql.sessions import without_jit
 from ..restore import reading
 from ..restore.horizon import refuse_foreign
+from .coming import Coming, TopicDue, due_by_topic, due_soon
 from .numbers import CAPS, NONE, Capped, Caps, capped, total
 from .waiting import Due, count_waiting, heads, may_be_more, overdue_heads, read_due
 from .worker_list import list_workers
@@ -348,6 +349,10 @@ class Stats(NamedTuple):
     paused: dict[str, Queue]
     # The limits that somebody changed at run time, by their names.
     overrides: dict[str, LimitOverride]
+    # What is due of each topic, those with most first.
+    topics: dict[str, TopicDue]
+    # What falls due soon, by queue and by the name of the span.
+    coming: dict[str, dict[str, Coming]]
 
     @property
     def at(self) -> datetime:
@@ -366,6 +371,8 @@ def collect(using: str, broker: RedisBroker | None, caps: Caps = EXACT) -> Stats
         paused, in_force = pausing.paused(using), limiting.in_force(using)
         snapshot = take_snapshot(using, caps).without_paused(paused)
         lines = longest_lines(using, caps.lines, caps) if snapshot.limited.count else Lines()
+        topics = due_by_topic(using, snapshot.at, overdue_cutoff(snapshot.at), paused)
+        coming = due_soon(using, snapshot.at, snapshot.queues)
         estimate = statements(using).estimated_rows("delayq_message")
         in_record = (snapshot, finished(using, caps), estimate, lateness(using), list_workers(using, snapshot.at))
     redis = ask_redis(broker)
@@ -379,7 +386,7 @@ def collect(using: str, broker: RedisBroker | None, caps: Caps = EXACT) -> Stats
                 in_redis[queue] = QueueInRedis(held.delayed, held.ready, horizon)
         except BrokerUnavailable as error:
             redis = RedisStats(redis.where, redis.health if isinstance(error, UnusableBroker) else None, str(error))
-    return Stats(*in_record, redis, in_redis, lines, paused, in_force)
+    return Stats(*in_record, redis, in_redis, lines, paused, in_force, topics, coming)
 
 
 def count_capped(rows: QuerySet[Message], cap: int) -> Capped:

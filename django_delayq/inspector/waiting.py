@@ -6,7 +6,7 @@ Each function asks one statement for all queues.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -118,6 +118,21 @@ def read_due(
         first = _time(using, oldest)
         assert first is not None
         yield Due(queue, topic, number, late, first, admission.refusing(closed, topic, queue, key, using))
+
+
+def read_coming(using: str, now: datetime, ends: Sequence[datetime], rows: int) -> Iterator[tuple[str, str, list[int]]]:
+    """Yield how many messages fall due from ``now`` until each of these times, by queue and topic.
+
+    Looks at the next ``rows`` of each queue.
+    """
+    counted = ", ".join(["count(CASE WHEN m.due_at <= %s THEN 1 END)"] * len(ends))
+    sql = f"""
+        SELECT m.queue, m.topic, {counted}
+          FROM {_first(using, "m.due_at > %s AND m.due_at <= %s", rows)} GROUP BY m.queue, m.topic
+        """  # noqa: S608
+    moments = [_moment(using, moment) for moment in (*ends, now, max(ends))]
+    for queue, topic, *numbers in _rows(using, sql, moments):
+        yield queue, topic, numbers
 
 
 def may_be_more(due: Iterable[Due], caps: Caps = CAPS) -> bool:

@@ -14,7 +14,8 @@ from django_delayq import cancel_message, pause_queue
 from django_delayq.core.clock import to_tenths
 from django_delayq.core.states import State
 from django_delayq.inspector import stats
-from django_delayq.inspector.numbers import Caps
+from django_delayq.inspector.coming import due_by_topic, due_soon
+from django_delayq.inspector.numbers import CAPS, Capped, Caps
 from django_delayq.models import Message, Worker
 from django_delayq.models.messages import LogRow
 from django_delayq.record import reads, transitions
@@ -53,6 +54,58 @@ def test_messages_are_counted_by_state_and_queue() -> None:
     assert found["queues"]["default"]["horizon"] > found["at"]
     assert found["redis"]["reachable"] is True
     assert found["redis"]["maxmemory_policy"] == "noeviction"
+
+
+def test_what_is_due_is_counted_by_topic_and_what_falls_due_soon_by_queue() -> None:
+    schedule(2, due=-1)
+    schedule(3, due=-100, topic="t.effect")
+    schedule(1, due=-100, topic="t.effect", queue="slow")
+    for due, queue in ((30, "default"), (200, "default"), (3000, "default"), (200, "slow"), (4000, "slow")):
+        schedule(1, due=due, queue=queue, topic="t.effect")
+    pause_queue("slow")
+
+    found = run("delayq_stats", "--json").json
+
+    assert {
+        topic: {name: number["count"] for name, number in due.items()} for topic, due in found["topics"].items()
+    } == {
+        "t.effect": {"due": 4, "ready": 0, "overdue": 3},
+        "t.ok": {"due": 2, "ready": 2, "overdue": 0},
+    }
+    coming = {name: queue["coming"] for name, queue in found["queues"].items() if queue["scheduled"]["count"]}
+    assert {name: [one["count"] for one in spans.values()] for name, spans in coming.items()} == {
+        "default": [1, 2, 3],
+        "slow": [0, 1, 1],
+    }
+    assert coming["slow"]["5m"] == {"count": 1, "exact": True, "seconds": None}
+
+
+RUNS = (("t.ok", 2), ("t.ok", 4), ("t.effect", 10))
+
+
+def test_the_work_that_falls_due_is_that_of_the_mean_run_time_of_each_topic() -> None:
+    ran = {schedule(1, due=-1, topic=topic)[0]: seconds for topic, seconds in RUNS}
+    claim(*ran)
+    transitions.succeed("default", [Success(pk, 1, "test") for pk in ran])
+    write_out_log()
+    for pk, seconds in ran.items():
+        ended = unguarded(LogRow).get(message_id=pk, to_state="consumed").at
+        began = unguarded(LogRow).filter(message_id=pk, to_state="running")
+        began.update(at=ended - timedelta(seconds=seconds))
+    for topic, number in (("t.ok", 10), ("t.effect", 3), ("t.new", 2)):
+        schedule(number, due=30, topic=topic)
+    coming = run("delayq_stats", "--json").json["queues"]["default"]["coming"]
+    # A topic of which none has run counts with the mean of all.
+    assert coming["1m"]["seconds"] == pytest.approx(10 * 3 + 3 * 10 + 2 * 16 / 3, abs=0.01)
+
+
+def test_numbers_of_what_falls_due_end_at_a_limit() -> None:
+    schedule(5, due=30)
+    found = due_soon("default", timezone.now(), ["default"], CAPS._replace(rows=4, topics=2))
+    assert found["default"]["1m"].number == Capped(4, more=True)
+    schedule(5, due=-30)
+    topics = due_by_topic("default", timezone.now(), timezone.now(), [], CAPS._replace(rows=4, topics=2))
+    assert topics["t.ok"].due == Capped(4, more=True)
 
 
 def test_messages_of_a_paused_queue_are_held_and_not_overdue() -> None:

@@ -158,15 +158,28 @@ def test_cron_alone_delivers_and_is_well_without_a_worker(recipes: dict[str, Any
 
 def test_the_query_for_keda_counts_what_is_due_in_queues_that_are_not_paused() -> None:
     (block,) = [block for block in blocks(DOCS / "howto/recipes.rst") if block.language == "yaml"]
-    (trigger,) = yaml.safe_load(block.text)["spec"]["triggers"]
-    summed = re.fullmatch(r"max\(sum by \(instance\) \((.+)\)\)", trigger["metadata"]["query"])
-    assert summed is not None
+    triggers = yaml.safe_load(block.text)["spec"]["triggers"]
+    summed = [re.fullmatch(r"max\(sum by \(instance\) \((.+)\)\)", one["metadata"]["query"]) for one in triggers]
+    due, coming = (re.sub(r'{within="5m"}| on \(instance, queue\)', "", found[1]) for found in summed if found)
+    deliver_one("docs.ok")
     pause_queue("mail")
     schedule_messages({"topic": "docs.ok", "queue": queue} for queue in ("mail", "mail", "default"))
+    schedule_messages({"topic": "docs.ok", "queue": queue, "delay": "4m"} for queue in ("mail", "default"))
+    schedule_message("docs.ok", delay="6m")
     of_queues: dict[str, dict[str, float]] = defaultdict(dict)
     for sample in (sample for family in Gauges("default").collect() for sample in family.samples):
-        of_queues[sample.labels.get("queue", "")][sample.name] = sample.value
-    assert {queue: eval(summed[1], of_queues[queue]) for queue in ("mail", "default")} == {"mail": 0, "default": 1}
+        if sample.labels.get("within", "5m") == "5m":
+            of_queues[sample.labels.get("queue", "")][sample.name] = sample.value
+    assert {queue: eval(due, of_queues[queue]) for queue in ("mail", "default")} == {"mail": 0, "default": 1}
+    assert eval(coming, of_queues["mail"]) == 0
+    assert eval(coming, of_queues["default"]) == of_queues["default"]["delayq_due_seconds"] > 0
+
+
+def deliver_one(topic: str) -> None:
+    """Deliver a message, so that the mean run time of the topic is known."""
+    handler(topic)(lambda message: None)
+    schedule_message(topic)
+    deliver()
 
 
 def test_admins_get_a_mail_while_no_worker_runs(recipes: dict[str, Any], settings: Any) -> None:

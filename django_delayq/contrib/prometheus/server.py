@@ -8,7 +8,8 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import partial
@@ -31,13 +32,16 @@ from ...core.states import State
 from ...core.worker_options import Options
 from ...extensions import Service
 from ...inspector import stats
+from ...inspector.coming import Coming, TopicDue, due_by_topic, due_soon
 from ...inspector.numbers import CAPS
 from ...inspector.stats import QueueSnapshot, Snapshot, take_snapshot
 from ...models import Message
 from ...project import conf
+from ...record import reads
 from ...record.sql import statements
 from ...record.sql.holders import Holder, oldest
 from ...record.sql.sessions import TooSlow, statement_timeout
+from ...restore import reading
 from ...restore.horizon import refuse_foreign
 from .counts import MOST_QUEUES, OTHER, Counting, SharedCounts
 
@@ -232,6 +236,8 @@ class Gauges:
             connections[self.using].close()
         yield GaugeMetricFamily("delayq_database_up", "1 when the database answers in time.", value=bool(found))
         yield from found
+        with suppress(DatabaseError, TooSlow):
+            yield from self._read_due()
         broker = index(self.using, timeout=self._timeout)
         if broker is not None:
             yield from self._read_redis(broker)
@@ -255,6 +261,16 @@ class Gauges:
             GaugeMetricFamily("delayq_dead_messages", "Dead messages in the record.", value=dead.count),
             GaugeMetricFamily("delayq_workers_alive", "Worker processes that are alive.", value=alive),
         ]
+
+    def _read_due(self) -> list[Metric]:
+        try:
+            with statement_timeout(self.using, int(self._timeout * 1000)):
+                now, paused = reads.now(self.using), pausing.paused(self.using)
+                topics = due_by_topic(self.using, now, stats.overdue_cutoff(now), paused)
+                coming = due_soon(self.using, now, sorted(reading.queues(self.using)))
+        finally:
+            connections[self.using].close()
+        return [*_of_topics(topics, self._most_queues), *_of_coming(coming, self._most_queues)]
 
     def _read_redis(self, broker: RedisBroker) -> Iterator[Metric]:
         """Yield the gauges of Redis. One that takes no writes, or holds the ids of another database, counts as down."""
@@ -316,6 +332,42 @@ def _of_queues(snapshot: Snapshot, paused: set[str], most: int) -> list[Metric]:
         for family, number in zip(families, numbers, strict=True):
             family.add_metric([label], number)
     return [*families]
+
+
+def _of_topics(topics: Mapping[str, TopicDue], most: int) -> list[Metric]:
+    """Return what is due of each topic. Topics beyond ``most`` share the label ``other``."""
+    about = {
+        "delayq_topic_due_messages": "Messages of a topic that are due.",
+        "delayq_topic_ready_messages": "Messages of a topic that are due and not yet overdue.",
+        "delayq_topic_overdue_messages": "Messages of a topic that should have been claimed by now.",
+    }
+    families = [GaugeMetricFamily(name, text, labels=["topic"]) for name, text in about.items()]
+    sums: defaultdict[str, list[int]] = defaultdict(lambda: [0] * len(families))
+    for place, (topic, due) in enumerate(topics.items()):
+        label = topic if place < most else OTHER
+        sums[label] = [before + number.count for before, number in zip(sums[label], due, strict=True)]
+    for label, numbers in sums.items():
+        for family, number in zip(families, numbers, strict=True):
+            family.add_metric([label], number)
+    return [*families]
+
+
+def _of_coming(coming: Mapping[str, Mapping[str, Coming]], most: int) -> list[Metric]:
+    """Return what falls due soon of each queue. Queues beyond ``most`` share the label ``other``."""
+    numbers: Counter[tuple[str, str]] = Counter()
+    work: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for place, (queue, spans) in enumerate(coming.items()):
+        for within, soon in spans.items():
+            each = (queue if place < most else OTHER, within)
+            numbers[each] += soon.number.count
+            work[each] += soon.seconds or 0.0
+    labels = ["queue", "within"]
+    messages = GaugeMetricFamily("delayq_due_messages", "Messages that fall due within this time.", labels=labels)
+    seconds = GaugeMetricFamily("delayq_due_seconds", "How long handlers will run for these messages.", labels=labels)
+    for each, number in numbers.items():
+        messages.add_metric([*each], number)
+        seconds.add_metric([*each], work[each])
+    return [messages, seconds]
 
 
 def _of_holders(holders: list[Holder]) -> Metric:

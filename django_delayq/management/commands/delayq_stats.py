@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
+from itertools import islice
 from typing import Any
 
 from django.core.management.base import CommandParser
@@ -183,6 +184,10 @@ def _plain(using: str, found: Stats, sections: list[StatisticsSection]) -> dict[
             }
             for worker in found.workers.workers
         ],
+        "topics": {
+            topic: {name: number.as_json() for name, number in due._asdict().items()}
+            for topic, due in islice(found.topics.items(), CAPS.lines)
+        },
         "redis": {
             "where": found.redis.where,
             "reachable": found.redis.reachable,
@@ -194,7 +199,13 @@ def _plain(using: str, found: Stats, sections: list[StatisticsSection]) -> dict[
             **({"cluster": health.hash_slot._asdict()} if health and health.hash_slot else {}),
         },
         "queues": {
-            name: _plain_queue(queue, found.in_redis.get(name), found.paused.get(name))
+            name: {
+                **_plain_queue(queue, found.in_redis.get(name), found.paused.get(name)),
+                "coming": {
+                    within: {**coming.number.as_json(), "seconds": coming.seconds and round(coming.seconds, 3)}
+                    for within, coming in found.coming[name].items()
+                },
+            }
             for name, queue in found.snapshot.queues.items()
         },
     }
