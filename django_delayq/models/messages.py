@@ -65,8 +65,8 @@ AModel = TypeVar("AModel", bound=models.Model)
 def _refuse_write(rows: Any, *args: Any, **kwargs: Any) -> NoReturn:
     raise TypeError(
         f"rows of {getattr(rows, 'model', type(rows)).__name__} are not written directly, for that would bypass the "
-        "log and Redis: schedule_message() makes a message; reschedule_message(), run_message(), cancel_message() and "
-        "requeue_message() change one"
+        "log and Redis: schedule_message() makes a message; reschedule_message(), run_message(), move_message(), "
+        "cancel_message() and requeue_message() change one"
     )
 
 
@@ -104,6 +104,7 @@ class _Record(models.Model):
 _MEANT = {
     **dict.fromkeys(("abort", "cancel", "revoke"), "cancel_message(message)"),
     "reschedule": 'reschedule_message(message, delay="5m")',
+    "move": 'move_message(message, queue="other")',
     **dict.fromkeys(("requeue", "restart"), "requeue_message(message)"),
     **dict.fromkeys(("enqueue", "perform", "run", "run_now"), "run_message(message)"),
     **dict.fromkeys(

@@ -10,11 +10,13 @@ import pytest
 from django.db import connection, transaction
 
 from django_delayq import Reject, RetryLater, cancel_message, handler, pause_queue, schedule_message
+from django_delayq.contrib.tasks.compat import TaskResultStatus, task_finished
 from django_delayq.core.states import State
 from django_delayq.middleware import Middleware, install, remove
 from django_delayq.models import Message, Transition
 from django_delayq.project.registry import Delivered
 from django_delayq.signals import message_dead, message_failed, message_scheduled, operator_action
+from tests.app import tasks
 from tests.app.models import Effect
 from tests.support.claims import needs_row_locks
 from tests.support.commands import held, run
@@ -183,6 +185,17 @@ def test_a_handler_may_extend_its_time_and_runs_inside_of_the_middleware() -> No
     finally:
         remove(note)
     assert seen == ["consumed"]
+
+
+@pytest.mark.parametrize(("note", "outcome"), [("fine", "consumed"), ("later", "retried"), ("fail", "retried")])
+def test_a_task_is_rehearsed_and_does_not_end(note: str, outcome: str) -> None:
+    with heard(task_finished) as finished:
+        result = tasks.affect.enqueue(note)
+        before = everything()
+        assert rehearse(int(result.id), "--json").json["outcome"] == outcome
+    assert (everything(), finished) == (before, [])
+    result.refresh()
+    assert result.status == TaskResultStatus.READY
 
 
 def test_what_cannot_be_rehearsed_is_refused_in_words() -> None:

@@ -656,3 +656,38 @@ def test_a_purge_passes_over_a_message_that_a_row_refers_to_and_says_so(chief: C
         said = samples.text(confirm(chief, "purge", kept, gone))
         assert "Purge, 2 messages: 1 purged, 1 not purged: another table refers to it." in said
         assert Message.objects.get() == kept
+
+
+# --- a move -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("across", [False, True])
+def test_messages_are_moved_to_a_queue_that_something_knows(chief: Client, across: bool) -> None:
+    made, there = [samples.scheduled() for _number in range(3)], samples.scheduled(queue="slow", key="there")
+    asked = ask_for_search(chief, "move", "queue:default") if across else select(chief, "move", *made)
+    assert {"", "default", "slow"} <= {name for name, _shown in asked.context["form"].fields["queue"].choices}
+    response = answer(chief, "move", asked, queue="slow", priority="-5")
+    worked_off()
+    rows = [samples.fresh(message) for message in made]
+    assert {(row.queue, row.priority) for row in rows} == {("slow", -5)}
+    assert samples.fresh(there).priority == 0
+    if across:
+        shown = samples.text(chief.get(response.redirect_chain[-1][0]))
+        assert "3 moved" in shown
+        assert "Queue slow Priority -5" in shown
+    else:
+        assert samples.said(response) == ["Move, 3 messages: 3 moved."]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "Give a queue, a priority, or both."),
+        ({"queue": "solw"}, "solw is not one of the available choices"),
+        ({"priority": "101"}, "less than or equal to 100"),
+    ],
+)
+def test_a_move_to_nowhere_is_asked_about_again(operator: Client, given: dict[str, Any], said: str) -> None:
+    message = samples.scheduled(queue="slow")
+    assert said in samples.text(answer(operator, "move", ask(operator, "move", message), **given))
+    assert samples.fresh(message).moves == 1
