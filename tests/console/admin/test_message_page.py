@@ -403,7 +403,8 @@ def test_a_repeat_is_refused_in_words_while_another_message_has_the_key(operator
 
 @pytest.mark.parametrize("state", State)
 def test_a_message_is_offered_the_actions_that_change_it(operator: Client, state: State) -> None:
-    offered = {State.SCHEDULED: ["cancel", "reschedule", "run"], State.RUNNING: ["cancel"], State.CONSUMED: []}
+    of_waiting = ["cancel", "reschedule", "run", "move"]
+    offered = {State.SCHEDULED: of_waiting, State.RUNNING: ["cancel"], State.CONSUMED: []}
     html = page_of(operator, samples.MAKERS[state]()).content.decode()
     buttons = re.findall(r'action="/admin/delayq/message/action/(\w+)/"', html)
     assert buttons == offered.get(state, ["requeue"])
