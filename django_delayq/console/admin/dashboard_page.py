@@ -23,10 +23,10 @@ from ..console_tuning import tuning
 from ..models import Dashboard, DeadLetters, Health, Limits, Rollup, Topics
 from ..statistics.throughput import RollupSum, Throughput
 from ..statistics.upcoming import Bar, Upcoming
-from . import charts, findings, limits_page, page, page_data, past_charts, worker_pages
+from . import charts, limits_page, needs, page, page_data, past_charts, worker_pages
 from .charts import Column, Marks
 from .explanation import moment
-from .findings import Row
+from .needs import Need
 from .page import Page
 from .page_data import PageData
 from .readonly import Links
@@ -52,7 +52,7 @@ class DashboardAdmin(Page):
         coming, past, hours = page_data.coming(data, window), page_data.past(data, window), page_data.queues(data)
         asked = (data.snapshot, data.workers, data.paused, data.lines, data.redis, past, page_data.failing(data))
         problems = sorted({panel.problem for panel in asked if panel.problem})
-        rows = findings.rows(self, request, data)
+        rows = needs.rows(self, request, data)
         _show_counts(self.using, data, rows, past.value)
         queues = _queues(self, request, data, hours.value or {})
         return {
@@ -76,14 +76,14 @@ class DashboardAdmin(Page):
             "workers": _workers(data),
             "workers_url": links(Worker),
             "servers": [
-                _worst(_("Redis"), [*findings.of_redis(data), *findings.of_redis_values(data)]),
-                _worst(_("Database"), findings.of_database(data)),
+                _worst(_("Redis"), [*needs.of_redis(data), *needs.of_redis_values(data)]),
+                _worst(_("Database"), needs.of_database(data)),
             ],
             "health_url": links(Health),
         }
 
 
-def _verdict(rows: list[Row], past: dict[str, Throughput] | None, *, known: bool) -> str:
+def _verdict(rows: list[Need], past: dict[str, Throughput] | None, *, known: bool) -> str:
     """Return the opening sentence."""
     if rows:
         return ngettext("One thing needs you", "%(count)d things need you", len(rows)) % {"count": len(rows)}
@@ -92,7 +92,7 @@ def _verdict(rows: list[Row], past: dict[str, Throughput] | None, *, known: bool
     return _("All is well: %(consumed)s delivered in 24 h") % {"consumed": f"{past['day'].sum['consumed']:,}"}
 
 
-def _show_counts(using: str, data: PageData, rows: list[Row], past: dict[str, Throughput] | None) -> None:
+def _show_counts(using: str, data: PageData, rows: list[Need], past: dict[str, Throughput] | None) -> None:
     """Have the navigation show the numbers that this page has read."""
     worst = max((row.level for row in rows), default=Level.OK)
     page.count(using, Dashboard, len(rows), worst.name.lower())

@@ -36,7 +36,7 @@ from ..operations.work import RestoreWork, arguments_of, results_of, scope_of
 from ..statements import TooSlow, console_statements, statement_timeout
 from ..statements.portable_console import Vacuum
 from ..whereabouts import sizes
-from . import findings, page_data, panels
+from . import needs, page_data, panels
 from .explanation import moment, span
 from .forms import DelayField, ReasonField, ReasonForm
 from .page import Page, acting_as_user, context, operation_url, start_operation
@@ -130,10 +130,10 @@ class HealthAdmin(Page):
         may_restore = self.may_restore(request)
         last_restore = _("Last restore: #%(number)d by %(actor)s, %(state)s %(span)s ago (%(at)s).")
         return {
-            "has_worker": not findings.has_no_worker(data),
-            "redis": [*findings.of_redis(data), *findings.of_redis_values(data)],
+            "has_worker": not needs.has_no_worker(data),
+            "redis": [*needs.of_redis(data), *needs.of_redis_values(data)],
             "held": sorted((held.value or {}).items()),
-            "database": [*findings.of_database(data), *_table(table)],
+            "database": [*needs.of_database(data), *_table(table)],
             "problems": sorted({panel.problem for panel in asked if panel.problem}),
             "configured": conf.get().REDIS is not None,
             "stuck": None if stuck.value is None else stuck.value.count,

@@ -64,7 +64,7 @@ def _linked() -> Iterator[type[Model]]:
     """Yield the models of the pages in the order of their links, schedules among them where they are installed."""
     for model in PAGES:
         yield model
-        if model is Limits and apps.is_installed("django_delayq.recurring"):
+        if model is Limits and "delayq_recurring" in apps.app_configs:
             yield apps.get_model("delayq_recurring", "Schedule")
 
 

@@ -39,7 +39,7 @@ PAGES: dict[str, tuple[Any, Any, str]] = {
 }
 
 
-class Row(NamedTuple):
+class Need(NamedTuple):
     """Something that needs somebody: what and how much, since when and by whom, its last hour, and one button.
 
     The address is empty for a page that the site does not have.
@@ -58,21 +58,21 @@ class Row(NamedTuple):
         return f"dq-{self.level.name.lower()}"
 
 
-def rows(page: ReadOnly, request: HttpRequest, data: PageData) -> list[Row]:
+def rows(page: ReadOnly, request: HttpRequest, data: PageData) -> list[Need]:
     """Return what needs somebody, the worst first."""
     hours = page_data.queues(data).value or {}
     found = [*_of_findings(page, data), *_failing(page, data), *_paused(page, request, data, hours)]
     return sorted(found, key=attrgetter("level"), reverse=True)
 
 
-def _of_findings(page: ReadOnly, data: PageData) -> Iterator[Row]:
+def _of_findings(page: ReadOnly, data: PageData) -> Iterator[Need]:
     for finding in findings(data):
         if finding.is_banner:
             label, model, query = PAGES[finding.link]
             if isinstance(model, str):
                 model = apps.get_model(model)
             note = "" if finding.headline and finding.advice in finding.headline else finding.advice
-            yield Row(finding.level, finding.headline or finding.detail, note, str(label), page.list_url(model, query))
+            yield Need(finding.level, finding.headline or finding.detail, note, str(label), page.list_url(model, query))
 
 
 def findings(data: PageData) -> Iterator[Finding]:
@@ -250,7 +250,7 @@ def _of_extensions(data: PageData) -> Iterator[Finding]:
         yield finding if finding.link in PAGES else finding._replace(link="workers")
 
 
-def _paused(page: ReadOnly, request: HttpRequest, data: PageData, hours: dict[str, Throughput]) -> Iterator[Row]:
+def _paused(page: ReadOnly, request: HttpRequest, data: PageData, hours: dict[str, Throughput]) -> Iterator[Need]:
     """Yield the pauses that keep messages waiting."""
     snapshot = data.snapshot.value
     for name, pause in (data.paused.value or {}).items():
@@ -268,10 +268,10 @@ def _paused(page: ReadOnly, request: HttpRequest, data: PageData, hours: dict[st
         label, url = _("See queues"), page.url(Queue)
         if page.may(request, "resume"):
             label, url = _("Resume…"), page.url(Queue, "resume", name)
-        yield Row(Level.WARN, text, pause_facts(pause, data.at), label, url, _spark(hours.get(name), "warn"))
+        yield Need(Level.WARN, text, pause_facts(pause, data.at), label, url, _spark(hours.get(name), "warn"))
 
 
-def _failing(page: ReadOnly, data: PageData) -> Iterator[Row]:
+def _failing(page: ReadOnly, data: PageData) -> Iterator[Need]:
     """Yield the topics that fail far more often than the day before."""
     for failing in page_data.failing(data).value or ():
         hour = failing.hour
@@ -280,7 +280,7 @@ def _failing(page: ReadOnly, data: PageData) -> Iterator[Row]:
         note = _("%(share)s in the day before · since %(time)s")
         told = {"share": f"{failing.before:.1%}", "time": clock(failing.since)}
         spark = charts.spark([step.failed for step in hour.steps[:-1]], "critical")
-        yield Row(Level.CRITICAL, text % values, note % told, _("See failures"), page.list_url(DeadLetters), spark)
+        yield Need(Level.CRITICAL, text % values, note % told, _("See failures"), page.list_url(DeadLetters), spark)
 
 
 def _spark(hour: Throughput | None, level: str) -> SafeString:
