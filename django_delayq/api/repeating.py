@@ -23,6 +23,8 @@ from ..record.sql.rows import NewMessage
 from .actions import Target, id_of
 from .scheduling import write_checked
 
+# What a new message takes from the row of the old one as it is.
+AS_BEFORE = "topic", "queue", "key", "priority", "max_attempts", "timeout", "lease", "limit_key", "key_for"
 _MEANT = {**names.DELAYS, **dict.fromkeys(("id", "pk", "message", "message_id", "task_id", "job_id"), "target")}
 
 
@@ -57,26 +59,16 @@ def repeat_message(target: Target, *, delay: Duration | None = None, using: str 
 def _again(using: str, old: Message, delay: timedelta) -> NewMessage:
     """Return a new message like the old one."""
     own = own_part(old.headers) | {"repeats": old.pk}
-    life = None
-    if old.expires_at is not None:
-        life = old.expires_at - transitions.due_times_given(using, [old.pk]).get(old.pk, old.due_at)
+    given = transitions.due_times_given(using, [old.pk]).get(old.pk, old.due_at)
     return NewMessage(
         json.dumps(old.payload),
         None,
-        key=old.key,
-        topic=old.topic,
-        queue=old.queue,
-        headers=validation.headers(without_own_part(old.headers) | {OWN_HEADER: own}),
-        priority=old.priority,
         delay=delay,
-        expires=life,
+        headers=validation.headers(without_own_part(old.headers) | {OWN_HEADER: own}),
+        expires=None if old.expires_at is None else old.expires_at - given,
         retry=None if old.retry is None else json.dumps(old.retry),
-        max_attempts=old.max_attempts,
-        timeout=old.timeout,
-        lease=old.lease,
-        limit_key=old.limit_key,
         key_deliveries=0 if old.unique == "scheduled" else None,
-        key_for=old.key_for,
+        **{name: getattr(old, name) for name in AS_BEFORE},
     )
 
 

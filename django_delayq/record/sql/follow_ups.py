@@ -17,15 +17,16 @@ from .rows import Inserted, Moved, NewMessage
 Insert = Callable[[Sequence[NewMessage], str], Iterable[tuple[NewMessage, Inserted]]]
 
 
+# What its payload says of the message that ended, beside the payload of that.
+OF_MESSAGE = "id", "topic", "queue", "key", "state", "attempts", "deliveries"
+
+
 class End(NamedTuple):
-    """The end of a message, and the topic of the message that follows it."""
+    """The end of a message, and the topic of the message that follows it. ``said`` tells why it ended."""
 
     message: Message
     topic: str
-    after: State
-    reason: str
-    error: str
-    exception: str
+    said: dict[str, str]
     actor: str
 
 
@@ -48,19 +49,7 @@ def write_follow_ups(using: str, ends: Sequence[End], insert: Insert) -> dict[in
 def _follow_up(end: End, payload: Any, headers: Any) -> NewMessage:
     """Return the message that follows an end. It is due at once, with the queue and the like that its handler gives."""
     ended, handler = end.message, registry.find(end.topic)
-    said = {
-        "id": ended.pk,
-        "topic": ended.topic,
-        "queue": ended.queue,
-        "key": ended.key,
-        "payload": payload,
-        "state": end.after.value,
-        "reason": end.reason,
-        "error": end.error,
-        "exception": end.exception,
-        "attempts": ended.attempts,
-        "deliveries": ended.deliveries,
-    }
+    said = {name: getattr(ended, name) for name in OF_MESSAGE} | {"payload": payload, **end.said}
     return NewMessage(
         json.dumps(said),
         said,

@@ -204,12 +204,15 @@ def _write(using: str, plans: list[_Plan]) -> list[_Plan]:
     return [p for p in plans if rows.filter(pk=p.message.pk, moves=p.message.moves - 1).update(**p.values)]
 
 
+def _said(made: Decision) -> dict[str, str]:
+    return {"reason": storable(made.reason), "error": made.error, "exception": made.exception}
+
+
 def _lead_on(using: str, plans: list[_Plan], actor: str, insert: Insert) -> None:
     """Write the messages that follow the ends of others."""
     ends = [
-        End(plan.message, topic, plan.after, made.reason, made.error, made.exception, made.actor or actor)
+        End(plan.message, topic, _said(plan.decision), plan.decision.actor or actor)
         for plan in plans
-        for made in [plan.decision]
         if (topic := registry.follows(plan.after, plan.message.topic, getattr(plan.message, OWN_HEADER)))
     ]
     if ends:
