@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from testproject.settings import *  # noqa: F403
+from testproject.settings import DELAYQ
 
 DEBUG = False
 INSTALLED_APPS = ["django.contrib.auth", "django.contrib.contenttypes", "django_delayq", "benchmarks.app"]
@@ -15,3 +16,4 @@ TEMPLATES = []
 MIDDLEWARE = []
 # The worker writes its log as for a project that has set up none.
 LOGGING = {}
+DELAYQ = {**DELAYQ, "PULL_QUEUES": ["bench.pull"]}

@@ -48,7 +48,7 @@ failpoints.install()
 SECRET_KEY = "only-for-tests"
 DEBUG = False
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
-INSTALLED_APPS = [*INSTALLED_APPS, "django_delayq.contrib.prometheus", "tests.app"]
+INSTALLED_APPS = [*INSTALLED_APPS, "django_delayq.contrib.prometheus", "django_delayq.http", "tests.app"]
 if django.VERSION < (6, 0):
     INSTALLED_APPS.append("django_tasks")
 TASKS = {

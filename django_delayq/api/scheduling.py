@@ -367,7 +367,11 @@ def write_all(using: str | None, messages: Iterable[MessageDict], bulk: Bulk = B
     while unchecked := list(islice(numbered, bulk.collected)):
         with _without_garbage_collection():
             checked += [check.message(number, message) for number, message in unchecked]
-    using = using or router.db_for_write(Message)
+    return write_all_checked(using or router.db_for_write(Message), checked, bulk)
+
+
+def write_all_checked(using: str, checked: list[NewMessage], bulk: Bulk = BULK) -> list[Message]:
+    """Schedule messages that were checked before, all or none."""
     publisher.get(using)
     if chain := middleware.chain():
         written = _inside(chain, checked, partial(_schedule_all, using, bulk))

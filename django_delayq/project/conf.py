@@ -204,8 +204,8 @@ class Settings(NamedTuple):
 
 PARSERS = values.checks_of(Settings)
 
-# Parts of the dict that others read and check: the console and ``django_delayq.testing``.
-ELSEWHERE = frozenset({"CONSOLE", "TESTING"})
+# Parts of the dict that others read and check: the console, the HTTP door and ``django_delayq.testing``.
+ELSEWHERE = frozenset({"CONSOLE", "HTTP", "TESTING"})
 
 
 # What other queues call the settings, without the prefixes that they put before them.

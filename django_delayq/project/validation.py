@@ -165,6 +165,11 @@ def payload_and_value(value: Any) -> tuple[str, dict[str, Any] | None]:
     return text, value.copy() if is_flat else None
 
 
+def payload_of_any_size(value: Any) -> str:
+    """Return the payload as JSON text, however large it is: for a caller that has a bound of its own."""
+    return _encode("payload", value, PAYLOAD_MAX_DEPTH)[0]
+
+
 def result(value: Any) -> str | None:
     """Return what a handler returned as JSON text, under the same rules as a payload; None for None."""
     if value is None:

@@ -67,19 +67,19 @@ def take(
     not declare as pulled.
     """
     call = _Call(queue, max, wait, lease, using)
-    found = call.claim()
+    found = call.fetch()
     if found or not call.wait:
         return found
     if connections[call.using].in_atomic_block:
         # No other connection sees what this transaction has written.
         while not found and call.left > 0:
             time.sleep(min(LOOK_INTERVAL, call.left))
-            found = call.claim()
+            found = call.fetch()
         return found
     with Waiter(waiting(call.using), call.queues) as waiter:
         while not found and call.left > 0:
             waiter.sleep(call.left)
-            found = call.claim()
+            found = call.fetch()
             waiter.has_looked(takes_all=len(found) == call.most)
     return found
 
@@ -94,19 +94,19 @@ async def atake(
 ) -> list[Pulled]:
     """Take messages from async code as ``take`` does. Who waits holds no thread."""
     call = _Call(queue, max, wait, lease, using)
-    claim = sync_to_async(call.claim)
-    found = await claim()
+    fetch = sync_to_async(call.fetch)
+    found = await fetch()
     if found or not call.wait:
         return found
     if await sync_to_async(lambda: connections[call.using].in_atomic_block)():
         while not found and call.left > 0:
             await asyncio.sleep(min(LOOK_INTERVAL, call.left))
-            found = await claim()
+            found = await fetch()
         return found
     with Waiter(waiting(call.using), call.queues) as waiter:
         while not found and call.left > 0:
             await waiter.asleep(call.left)
-            found = await claim()
+            found = await fetch()
             waiter.has_looked(takes_all=len(found) == call.most)
     return found
 
@@ -138,7 +138,7 @@ class _Call:
         """The seconds for which the call may still wait."""
         return self.until - time.monotonic()
 
-    def claim(self) -> list[Pulled]:
+    def fetch(self) -> list[Pulled]:
         """Claim what is due now."""
         end_what_is_over(self.using)
         worker = PULLER + actors.worker_name("", getpid(), _run())

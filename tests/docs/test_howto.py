@@ -117,6 +117,22 @@ def test_the_handlers_of_the_guide_to_batches_do_what_it_says(run_page: Run) -> 
     assert (result.testsRun, result.failures, result.errors) == (1, [], [])
 
 
+# --- programs that pull -----------------------------------------------------------------------------------------------
+
+
+def test_the_program_of_the_guide_takes_and_answers(run_page: Run, settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "PULL_QUEUES": ["exports"]}
+    for payload in ({"row": 7}, {}, {"row": -1}):
+        schedule_message("exports.row", payload, queue="exports")
+    assert len(run_page("howto/pull")["done"]) == 1
+    assert list(Message.objects.order_by("pk").values_list("state", flat=True)) == ["consumed", "dead", "scheduled"]
+
+
+def test_the_addresses_of_the_guide_to_http_are_there(run_page: Run) -> None:
+    names = run_page("howto/http")
+    assert [str(pattern.pattern) for pattern in names["urlpatterns"][0].url_patterns][1:] == ["version", "info"]
+
+
 # --- limits -----------------------------------------------------------------------------------------------------------
 
 

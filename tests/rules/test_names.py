@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from .sources import SOURCES
 
 # Django looks for these in each app.
-DJANGOS_MODULES = {"admin", "apps", "checks", "commands", "management", "models"}
+DJANGOS_MODULES = {"admin", "apps", "checks", "commands", "management", "models", "urls"}
 DJANGOS_CLASSES = {"Command", "Meta"}
 
 

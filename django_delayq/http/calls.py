@@ -1,0 +1,434 @@
+"""The calls of lmstfy's wire, each by the calls of the queue: publish, consume, acknowledge, peek, dead letters."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from math import ceil
+from typing import Any, ClassVar, Literal
+
+from django.db import router, transaction
+from django.db.models import QuerySet
+from django.http import HttpRequest, UnreadablePostError
+
+from ..api import actions, scheduling
+from ..core import actors
+from ..core.durations import Duration
+from ..core.exceptions import PayloadTooLarge
+from ..core.states import State
+from ..core.values import CENTURY, YEAR
+from ..models import Message
+from ..models.messages import not_expired
+from ..project import pulled
+from ..pull import Pulled
+from ..pull.ending import end_what_is_over
+from ..record import reads, transitions
+from ..record.sql import statements
+from ..record.sql.rows import NewMessage, Success
+from . import jobs, tokens
+
+# Bytes; the most of one request.
+LARGEST_BODY = 1_048_576
+MOST_JOBS, MOST_ATTRIBUTES = 64, 16
+# The characters that are kept of the name and of the value of an attribute.
+NAME_KEPT, VALUE_KEPT = 32, 128
+UINT16, UINT32 = 2**16 - 1, 2**32 - 1
+_DIGITS = re.compile("[0-9]+", re.ASCII)
+
+Answer = tuple[int] | tuple[int, Any]
+
+
+def token_of(request: HttpRequest) -> str:
+    """Return the token that a request gives."""
+    return request.headers.get("X-Token") or request.GET.get("token", "")
+
+
+def queues_of(namespace: str) -> list[str]:
+    """Return the queues of a namespace in which messages wait."""
+    start = f"{namespace}{jobs.SEPARATOR}"
+    found = statements(router.db_for_write(Message)).queues()
+    return [queue.removeprefix(start) for queue in found if queue.startswith(start)]
+
+
+class Call:
+    """One request: its namespace, queues and parameters. ``let_in`` checks these, and ``answer`` answers."""
+
+    # The right that its token needs; "": everybody may.
+    right: ClassVar[str] = "consume"
+
+    def __init__(self, request: HttpRequest, namespace: str, names: Sequence[str], job: str) -> None:
+        self.request, self.namespace, self.names = request, namespace, names
+        self.queues = [jobs.queue_of(namespace, name) for name in names]
+        self.job = job
+        self.using = router.db_for_write(Message)
+
+    @property
+    def queue(self) -> str:
+        return self.queues[0]
+
+    def let_in(self) -> None:
+        """Check the token and the parameters. Raises ``RequestRefused``."""
+        if self.right:
+            tokens.check(self.namespace, token_of(self.request), self.right)
+        self.check()
+
+    def check(self) -> None:
+        """Check the parameters."""
+
+    def answer(self, *found: Any) -> Answer:
+        """Do what was asked for; return the status and the content."""
+        raise NotImplementedError
+
+    def number(self, name: str, default: int, most: int = UINT32, least: int = 0) -> int:
+        """Return a parameter that is a whole number."""
+        text = self.request.GET.get(name)
+        if text is None:
+            return default
+        if not _DIGITS.fullmatch(text) or not least <= int(text) <= most:
+            raise tokens.RequestRefused(400, f"invalid {name}")
+        return int(text)
+
+    def named(self, **facts: Any) -> dict[str, Any]:
+        """Return an answer that names the queue."""
+        return {"namespace": self.namespace, "queue": self.names[0], **facts}
+
+    @property
+    def rows(self) -> QuerySet[Message]:
+        """The messages of the queue."""
+        return Message.objects.using(self.using).filter(queue=self.queue)
+
+    @property
+    def due(self) -> QuerySet[Message]:
+        """The messages of the queue that may be taken now."""
+        now = reads.now(self.using)
+        return self.rows.filter(not_expired(now), state=State.SCHEDULED, due_at__lte=now).order_by("due_at", "id")
+
+    @property
+    def message(self) -> Message | None:
+        """The message of the job that is named."""
+        pk = jobs.message_id(self.job)
+        return None if pk is None else self.rows.filter(pk=pk).first()
+
+    def acting(self) -> Any:
+        """Return a context in which the log names the namespace as the actor."""
+        return actors.acting_as(f"http:{self.namespace}")
+
+
+def facts_of(message: Message | Pulled, created_at: datetime, now: datetime) -> dict[str, Any]:
+    """Return what every answer says of a job."""
+    left = 0 if message.expires_at is None else max(1, ceil((message.expires_at - now).total_seconds()))
+    return {
+        "attributes": jobs.attributes_of(message.headers),
+        "data": base64.b64encode(jobs.body_of(message.payload, message.headers)).decode(),
+        "elapsed_ms": max(0, int((now - created_at).total_seconds() * 1000)),
+        "job_id": jobs.job_id(message.id, created_at, message.headers),
+        "ttl": left,
+    }
+
+
+class Publish(Call):
+    """PUT of one job."""
+
+    right = "publish"
+
+    def check(self) -> None:
+        self.delay = self.number("delay", 0)
+        ttl = self.number("ttl", 86_400)
+        self.tries = self.number("tries", 1, UINT16)
+        if self.tries == 0:
+            raise tokens.RequestRefused(400, "tries shouldn't be zero")
+        if self.delay > CENTURY:
+            raise tokens.RequestRefused(400, "invalid delay")
+        if 0 < ttl < self.delay:
+            raise tokens.RequestRefused(400, "ttl is shorter than delay")
+        # It counts from the publish, and an expiry from the due time.
+        self.expires: Duration | bool = min(max(ttl - self.delay, 0.001), CENTURY) if ttl else False
+        if not jobs.has_receiver(self.queue):
+            raise tokens.RequestRefused(400, f"nobody receives the queue {self.queue}: it is declared nowhere")
+        self.attributes = self._attributes()
+        self.bodies = self.read()
+
+    def read(self) -> list[bytes]:
+        """Return the bodies of the jobs."""
+        return [self.body()]
+
+    def body(self) -> bytes:
+        """Return the body of the request, of which no more is read than may be."""
+        length = self.request.META.get("CONTENT_LENGTH") or "0"
+        if not _DIGITS.fullmatch(length):
+            raise tokens.RequestRefused(400, "failed to read body")
+        if int(length) > LARGEST_BODY:
+            raise tokens.RequestRefused(413, "body too large")
+        try:
+            found: bytes = self.request.read(LARGEST_BODY + 1)
+        except UnreadablePostError:
+            raise tokens.RequestRefused(400, "failed to read body") from None
+        if len(found) > LARGEST_BODY:
+            raise tokens.RequestRefused(413, "body too large")
+        return found
+
+    def _attributes(self) -> dict[str, str] | None:
+        if self.request.headers.get("Enable-Job-Version", "").upper() != "YES":
+            return None
+        start, given = "job-attr-", self.request.headers.items()
+        found = {
+            name.lower().removeprefix(start)[:NAME_KEPT]: value[:VALUE_KEPT]
+            for name, value in given
+            if name.lower().startswith(start)
+        }
+        if len(found) > MOST_ATTRIBUTES:
+            raise tokens.RequestRefused(400, "too many attributes, cannot exceed 16")
+        return found
+
+    def publish(self) -> list[str]:
+        """Schedule the jobs, and return their ids."""
+        with self.acting():
+            written = scheduling.write_all_checked(self.using, [self._new(body) for body in self.bodies])
+        return [jobs.job_id(message.pk, message.created_at, message.headers) for message in written]
+
+    def _new(self, body: bytes) -> NewMessage:
+        job, topic = jobs.stored(body, self.attributes), jobs.topic_of(self.queue)
+        options = {"queue": self.queue, "delay": self.delay, "expires": self.expires, "headers": job.headers}
+        options["max_attempts"] = min(self.tries, 10_000)
+        try:
+            return scheduling.checked(topic, json.loads(job.payload), options)
+        except PayloadTooLarge:
+            # This door has a bound of its own.
+            return scheduling.checked(topic, None, options)._replace(payload=job.payload, value=None)
+
+    def answer(self, *found: Any) -> Answer:
+        return 201, {"job_id": self.publish()[0], "msg": "published"}
+
+
+class PublishBulk(Publish):
+    """PUT of many jobs, each of which is an element of an array."""
+
+    def read(self) -> list[bytes]:
+        text = self.body().decode("utf-8", "surrogateescape")
+        try:
+            found = [*_elements(text)]
+        except ValueError:
+            raise tokens.RequestRefused(400, "request body should be an array of objects") from None
+        if not found:
+            raise tokens.RequestRefused(400, "no jobs")
+        if len(found) > MOST_JOBS:
+            raise tokens.RequestRefused(400, "too many jobs")
+        return [element.encode("utf-8", "surrogateescape") for element in found]
+
+    def answer(self, *found: Any) -> Answer:
+        return 201, {"job_ids": self.publish(), "msg": "published"}
+
+
+_BLANK = re.compile(r"[ \t\r\n]*")
+_decode = json.JSONDecoder().raw_decode
+
+
+def _elements(text: str) -> Iterator[str]:
+    """Yield the texts of the elements of a JSON array. Raises ``ValueError`` for anything else."""
+
+    def past_blanks(at: int) -> int:
+        found = _BLANK.match(text, at)
+        assert found is not None
+        return found.end()
+
+    at, sign = past_blanks(0), "["
+    if text[at : at + 1] == "[" and text[(end := past_blanks(at + 1)) : end + 1] == "]":
+        at, sign = end, "]"
+    while text[at : at + 1] == sign and sign != "]":
+        begin = past_blanks(at + 1)
+        try:
+            _value, end = _decode(text, begin)
+        except RecursionError:
+            raise ValueError from None
+        yield text[begin:end]
+        at = past_blanks(end)
+        sign = "]" if text[at : at + 1] == "]" else ","
+    if text[at : at + 1] != "]" or past_blanks(at + 1) != len(text):
+        raise ValueError
+
+
+class Republish(Publish):
+    """PUT of a job in the place of another one: both or neither."""
+
+    def answer(self, *found: Any) -> Answer:
+        with transaction.atomic(using=self.using):
+            end(self)
+            return super().answer()
+
+
+class Consume(Call):
+    """GET of jobs: they are taken before ``answer`` is called."""
+
+    def check(self) -> None:
+        self.ttr = min(self.number("ttr", 120), YEAR)
+        self.timeout = min(self.number("timeout", 0), YEAR)
+        self.count = self.number("count", 1, 100, 1)
+        for queue in self.queues:
+            if pulled.terms(queue) is None:
+                raise tokens.RequestRefused(
+                    400, f"the queue {queue} is not pulled: DELAYQ['PULL_QUEUES'] does not declare it"
+                )
+
+    def answer(self, *found: Any) -> Answer:
+        (taken,) = found
+        if not taken:
+            return 404, {"msg": "no job available"}
+        rows = Message.objects.using(self.using).filter(pk__in=[each.id for each in taken])
+        created = dict(rows.values_list("pk", "created_at"))
+        now, names = reads.now(self.using), dict(zip(self.queues, self.names, strict=True))
+        made = [
+            {
+                **facts_of(each, created[each.id], now),
+                "msg": "new job",
+                "namespace": self.namespace,
+                "queue": names[each.queue],
+                "remain_tries": each.attempts_left or 0,
+            }
+            for each in taken
+        ]
+        return 200, made if self.count > 1 else made[0]
+
+
+def end(call: Call) -> None:
+    """End a job as its acknowledgement does: one that was never taken is cancelled."""
+    message = call.message
+    if message is None:
+        return
+    with call.acting():
+        if message.state == State.SCHEDULED and message.deliveries == 0:
+            actions.cancel_message(message.pk, reason="deleted by HTTP", using=call.using)
+        else:
+            transitions.succeed(call.using, [Success(message.pk, message.deliveries, actors.current())])
+
+
+class Acknowledge(Call):
+    """DELETE of a job."""
+
+    def answer(self, *found: Any) -> Answer:
+        end(self)
+        return (204,)
+
+
+class PeekJob(Call):
+    """GET of a job, which stays as it is."""
+
+    def answer(self, *found: Any) -> Answer:
+        message = self.message
+        if message is None or message.state in (State.CONSUMED, State.CANCELLED, State.EXPIRED):
+            return 404, {"error": "job not found"}
+        return 200, self.shown(message, 0)
+
+    def shown(self, message: Message, tries: int) -> dict[str, Any]:
+        """Return a job with the tries that it has left."""
+        facts = facts_of(message, message.created_at, reads.now(self.using))
+        return self.named(**facts, remain_tries=tries)
+
+
+class Peek(PeekJob):
+    """GET of the first job that is due, which stays as it is."""
+
+    def answer(self, *found: Any) -> Answer:
+        message = self.due.first()
+        if message is None:
+            return 404, {"error": "the queue is empty"}
+        used = message.attempts + message.deliveries - message.reported - message.excused
+        attempts = pulled.policy(self.queue, message.retry, message.max_attempts).attempts
+        return 200, self.shown(message, max(0, (attempts or UINT16) - used))
+
+
+class Size(Call):
+    """GET of the number of jobs that are due. Everybody may."""
+
+    right = ""
+
+    def answer(self, *found: Any) -> Answer:
+        return 200, self.named(size=self.due.count())
+
+
+class Destroy(Call):
+    """DELETE of the jobs that are due."""
+
+    right = "manage"
+
+    def answer(self, *found: Any) -> Answer:
+        with self.acting():
+            actions.cancel_message(self.due, reason="the queue was destroyed by HTTP", using=self.using)
+        return (204,)
+
+
+class PeekDead(Call):
+    """GET of the oldest dead letter, and of their number."""
+
+    @property
+    def dead(self) -> QuerySet[Message]:
+        """The dead letters, the oldest first."""
+        end_what_is_over(self.using)
+        return self.rows.filter(state=State.DEAD).order_by("finished_at", "id")
+
+    def answer(self, *found: Any) -> Answer:
+        head, size = self.dead.first(), self.dead.count()
+        shown = "" if head is None else jobs.job_id(head.pk, head.created_at, head.headers)
+        return 200, self.named(deadletter_head=shown, deadletter_size=size)
+
+
+class DeadLetterSize(PeekDead):
+    """GET of the number of dead letters. Everybody may."""
+
+    right = ""
+
+    def answer(self, *found: Any) -> Answer:
+        return 200, self.named(size=self.dead.count())
+
+
+class DeleteDead(PeekDead):
+    """DELETE of the oldest dead letters."""
+
+    right = "manage"
+
+    def check(self) -> None:
+        self.limit = self.number("limit", 1, least=1)
+
+    def act(self, action: actions.Action, times: transitions.DueTimes = transitions.NO_TIMES) -> int:
+        """Apply an action to the oldest dead letters; return to how many."""
+        ids = list(self.dead.values_list("pk", flat=True)[: self.limit])
+        with self.acting():
+            batches = action.apply_in_batches(self.using, ids, times=times, reason="by HTTP")
+            return sum(bool(answer) for answers in batches for answer in answers)
+
+    def answer(self, *found: Any) -> Answer:
+        self.act(actions.PURGE)
+        return (204,)
+
+
+class Respawn(DeleteDead):
+    """PUT of the oldest dead letters into their queue."""
+
+    def check(self) -> None:
+        super().check()
+        self.ttl = self.number("ttl", 86_400)
+
+    def answer(self, *found: Any) -> Answer:
+        expires: timedelta | Literal[False] = timedelta(seconds=min(self.ttl, CENTURY)) if self.ttl else False
+        number = self.act(actions.REQUEUE, transitions.DueTimes(expires=expires))
+        return 200, {"count": number, "msg": "respawned"}
+
+
+# By the method, and what stands behind the queue.
+ROUTES: Mapping[tuple[str, str], type[Call]] = {
+    ("PUT", ""): Publish,
+    ("GET", ""): Consume,
+    ("DELETE", ""): Destroy,
+    ("PUT", "bulk"): PublishBulk,
+    ("GET", "peek"): Peek,
+    ("GET", "size"): Size,
+    ("PUT", "job/*"): Republish,
+    ("GET", "job/*"): PeekJob,
+    ("DELETE", "job/*"): Acknowledge,
+    ("GET", "deadletter"): PeekDead,
+    ("GET", "deadletter/size"): DeadLetterSize,
+    ("PUT", "deadletter"): Respawn,
+    ("DELETE", "deadletter"): DeleteDead,
+}

@@ -1,0 +1,125 @@
+"""What a job of lmstfy's wire is here: its queue, its id, its body and its attributes."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from ..core.bounds import LENGTHS
+from ..core.exceptions import InvalidMessage
+from ..project import conf, pulled, registry, validation
+
+# Between a namespace and a queue, neither of which can hold it.
+SEPARATOR = "."
+# What such a queue is called here: the usual names as they are.
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+# The alphabet of job ids: that of ULIDs, which the clients know.
+_ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_JOB_ID = re.compile(f"1?([{_ALPHABET}]{{26}})")
+# The header of a message in which the rest of a job stands.
+HEADER = "http"
+# A JSON body of up to this size comes back with its own white space. Characters.
+EXACT_UP_TO = 8_000
+
+
+class Job(NamedTuple):
+    """A body with its attributes, as a message keeps them."""
+
+    payload: str
+    headers: dict[str, Any]
+
+
+def queue_of(namespace: str, queue: str) -> str:
+    """Return the queue here for a queue of a namespace. Long and unusual names become digests."""
+    name = f"{namespace}{SEPARATOR}{queue}"
+    if len(name) <= LENGTHS.queue and _PLAIN.fullmatch(name):
+        return name
+    plain = namespace if len(namespace) < LENGTHS.queue // 2 and _PLAIN.fullmatch(namespace) else "http"
+    return f"{plain}{SEPARATOR}{hashlib.blake2b(name.encode(), digest_size=15).hexdigest()}"
+
+
+def topic_of(queue: str) -> str:
+    """Return the topic of the messages of a queue."""
+    topics: Mapping[str, str] = (conf.section("HTTP") or {}).get("TOPICS", {})
+    return topics.get(queue, queue)
+
+
+def has_receiver(queue: str) -> bool:
+    """Return whether anybody receives the messages of a queue: programs that pull, or a handler."""
+    return pulled.terms(queue) is not None or registry.find(topic_of(queue)) is not None
+
+
+# --- bodies -----------------------------------------------------------------------------------------------------------
+
+
+def stored(body: bytes, attributes: Mapping[str, str] | None) -> Job:
+    """Return how a message keeps a body: JSON as the payload, and any other bytes in it."""
+    kept: dict[str, Any] = {} if attributes is None else {"attributes": attributes}
+    payload = _json(body)
+    if payload is None:
+        kept["bytes"] = True
+        payload = json.dumps({"base64": base64.b64encode(body).decode()})
+    elif len(json.dumps(body.decode())) <= EXACT_UP_TO:
+        kept["body"] = body.decode()
+    return Job(payload, {HEADER: kept})
+
+
+def _json(body: bytes) -> str | None:
+    """Return a body as a payload; None when it is no JSON that a payload can be."""
+    try:
+        value = json.loads(body)
+        return validation.payload_of_any_size(value)
+    except (ValueError, RecursionError, InvalidMessage):
+        return None
+
+
+def body_of(payload: Any, headers: Mapping[str, Any]) -> bytes:
+    """Return the body of a message. One that this door has not written has its payload as JSON."""
+    kept = headers.get(HEADER) or {}
+    if kept.get("bytes"):
+        return base64.b64decode(payload["base64"])
+    if "body" in kept:
+        return str(kept["body"]).encode()
+    return json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def attributes_of(headers: Mapping[str, Any]) -> Any:
+    """Return the attributes of a message; None: it has none."""
+    return (headers.get(HEADER) or {}).get("attributes") or None
+
+
+# --- ids --------------------------------------------------------------------------------------------------------------
+
+
+def _text(number: int, length: int) -> str:
+    return "".join(_ALPHABET[number >> 5 * place & 31] for place in reversed(range(length)))
+
+
+def job_id(message_id: int, created_at: datetime, headers: Mapping[str, Any]) -> str:
+    """Return the id of a job: a ULID of the time of its creation and the number of its message."""
+    milliseconds = int(created_at.timestamp() * 1000)
+    version = "1" if "attributes" in (headers.get(HEADER) or {}) else ""
+    return version + _text(milliseconds << 80 | message_id, 26)
+
+
+def message_id(job: str) -> int | None:
+    """Return the number of the message of a job; None for a text that is no id."""
+    found = _JOB_ID.fullmatch(job)
+    if found is None:
+        return None
+    number = 0
+    for letter in found[1]:
+        number = number << 5 | _ALPHABET.index(letter)
+    return number & 2**63 - 1
+
+
+def request_id() -> str:
+    """Return a new id for a request."""
+    return _text(int(time.time() * 1000) << 80 | secrets.randbits(80), 26)

@@ -1,0 +1,75 @@
+"""Makes tokens, and lets in who has one. A token has 160 random bits, so its plain digest gives it away to nobody."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Collection
+from datetime import timedelta
+
+from django.db import router
+from django.utils import timezone
+
+from .. import signals
+from .models import Token
+
+RIGHTS = ("publish", "consume", "manage")
+
+
+class RequestRefused(Exception):
+    """A request is refused: the status and the words of the answer."""
+
+    def __init__(self, status: int, error: str) -> None:
+        super().__init__(error)
+        self.status, self.error = status, error
+
+
+def digest_of(text: str) -> str:
+    """Return what is kept of a token."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def make(
+    namespace: str, rights: Collection[str] = RIGHTS, *, lasts: timedelta | None = None, description: str = ""
+) -> tuple[Token, str]:
+    """Make a token of a namespace. Return its row, and the token itself, which nobody can read again."""
+    text = secrets.token_urlsafe(20)
+    token = Token.objects.create(
+        namespace=namespace,
+        digest=digest_of(text),
+        beginning=text[:8],
+        rights=",".join(right for right in RIGHTS if right in rights),
+        description=description,
+        expires_at=None if lasts is None else timezone.now() + lasts,
+    )
+    _tell("token add", token)
+    return token, text
+
+
+def delete(token: Token) -> None:
+    """Let nobody in by a token any more."""
+    _tell("token delete", token)
+    token.delete()
+
+
+def _tell(action: str, token: Token) -> None:
+    signals.emit_action(Token, router.db_for_write(Token), action, str(token), reason=token.description)
+
+
+def check(namespace: str, given: str, right: str) -> Token:
+    """Return the token of a request. Raises ``RequestRefused``."""
+    pool, colon, text = given.rpartition(":")
+    if colon and pool != "default":
+        raise RequestRefused(404, "pool not found")
+    if not text:
+        raise RequestRefused(401, "token not found")
+    digest = digest_of(text)
+    token = Token.objects.filter(digest=digest, namespace=namespace).first()
+    if token is None or not hmac.compare_digest(token.digest, digest):
+        raise RequestRefused(401, "invalid token")
+    if token.expires_at is not None and token.expires_at <= timezone.now():
+        raise RequestRefused(401, "invalid token")
+    if right not in token.rights.split(","):
+        raise RequestRefused(403, f"the token has no right to {right}")
+    return token
