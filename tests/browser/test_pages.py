@@ -111,7 +111,11 @@ def tour(open_page: Open, seeded: dict[State, Message]) -> Tour:
 def test_the_overview_pages_are_sound(tour: Tour) -> None:
     tour.visit("dashboard", url("dashboard_changelist"))
     tour.visit("dead-letters", url("deadletters_changelist"))
+    tour.visit("dead-letter", url("deadletters_changelist"), do=lambda page: page.locator("summary").first.click())
     tour.visit("queues", url("queue_changelist"))
+    tour.visit("queue", url("queue_detail", "mail"))
+    tour.visit("topics", f"{url('topics_changelist')}?order=slower")
+    tour.visit("topic", f"{url('topics_detail', LONG)}?window=day")
     tour.visit("pause", url("queue_pause", "default"))
     tour.visit("resume", url("queue_resume", "mail"))
     tour.visit("limits", url("limits_changelist"))

@@ -32,7 +32,7 @@ from ..console_tuning import timeouts, tuning
 from ..models import Acknowledgement, DeadLetters
 from ..search import texts
 from ..statements import TooSlow, in_time, statement_timeout
-from . import page
+from . import charts, page
 from .action_table import CONSOLE_ACTIONS
 from .explanation import moment, span
 from .page import Page
@@ -242,6 +242,7 @@ class DeadLettersAdmin(Page):
             recent=[(group.recent[period], links(f"{group.search} finished:<{period}")) for period in PERIODS],
             topics=[(each.topic, each.count, links(each.search)) for each in group.topics],
             samples=[(pk, self.url(Message, "change", pk)) for pk in group.samples],
+            spark=charts.spark(group.trend, "critical"),
             frame=frames.get(group.samples[0], ""),
             noted="" if group.noted is None else moment(group.noted.at, "seconds"),
             first=moment(group.first, "seconds"),

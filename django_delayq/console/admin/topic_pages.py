@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
-from typing import Any, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
@@ -25,6 +25,9 @@ from . import limits_page, page, panels, past_charts
 from .charts import bound
 from .page import Page
 from .panels import Panel
+
+if TYPE_CHECKING:
+    from django.utils.functional import _StrPromise as StrPromise
 
 T = TypeVar("T")
 Given = TypeVarTuple("Given")
@@ -48,7 +51,11 @@ _NONE = {
     "slower": gettext_lazy("Nothing got slower: no mean run time is half as long again as in the time before."),
     "failing": gettext_lazy("No handler failed in this time."),
 }
-_CHARTS = (past_charts.throughput, past_charts.lateness, past_charts.runtimes)
+_CHARTS = (
+    (gettext_lazy("Throughput"), past_charts.throughput),
+    (gettext_lazy("Lateness"), past_charts.lateness),
+    (gettext_lazy("Run time"), past_charts.runtimes),
+)
 
 
 class TopicsAdmin(Page):
@@ -90,13 +97,13 @@ def detail(shown: Page, request: HttpRequest, kind: str, given: str) -> HttpResp
         "problems": sorted({panel.problem for panel in (found, limits) if panel.problem}),
         "windows": page.choices(request, "window", window, _WINDOWS),
         "measures": _measures(whole),
-        "charts": [draw(past) for draw in _CHARTS] if past else [],
+        "charts": [(heading, draw(past)) for heading, draw in _CHARTS] if past else [],
         "heading": _("Queues") if kind == "topic" else _("Topics"),
         "rows": _rows(shown, by_other, "queue" if kind == "topic" else "topic", window, "busiest")[
             : shown.list_per_page
         ],
         "limits": limits_page.rows(of_it, timezone.now(), shown.list_url),
-        "links": [
+        "beside": [
             (_("Messages"), shown.list_url(Message, search, state="all")),
             (_("Dead messages"), shown.list_url(Message, f"state:dead {search}", state="all")),
             (_("All topics"), shown.url(Topics)),
@@ -124,7 +131,7 @@ def _rows(shown: Page, found: Mapping[str, Compared], kind: str, window: str, or
         SimpleNamespace(
             name=name,
             url=f"{shown.url(model, 'detail', name)}?window={window}",
-            measures=_measures(found[name]),
+            measures=[measure for measure in _measures(found[name]) if measure[-1]],
             slower=f"{found[name].slowdown:.1f}" if found[name].slowdown >= tuning.slower else "",
         )
         for rank, name in ranked
@@ -132,17 +139,23 @@ def _rows(shown: Page, found: Mapping[str, Compared], kind: str, window: str, or
     ]
 
 
-def _measures(each: Compared) -> list[tuple[str, str, str]]:
-    """Return the label of each measure, and its values in the window and before it."""
-    measures: tuple[tuple[str, Callable[[RollupSum], str]], ...] = (
-        (_("Consumed"), lambda sums: f"{sums['consumed']:,}"),
-        (_("Failed"), lambda sums: f"{sums.failed:,} ({sums.failed_share:.1%})" if sums.failed else "–"),
-        (_("Retried"), lambda sums: f"{sums['retried']:,}" if sums["retried"] else "–"),
-        (_("Dead"), lambda sums: f"{sums['dead']:,}" if sums["dead"] else "–"),
-        (_("Run time p50"), lambda sums: bound(sums.runtime(50))),
-        (_("Run time p95"), lambda sums: bound(sums.runtime(95))),
-        (_("Mean run time"), lambda sums: "–" if sums.mean_runtime is None else brief(sums.mean_runtime)),
-        (_("Lateness p50"), lambda sums: bound(sums.lateness(50))),
-        (_("Lateness p95"), lambda sums: bound(sums.lateness(95))),
-    )
-    return [(label, say(each.now), say(each.before)) for label, say in measures]
+def _measures(each: Compared) -> list[tuple[str, str, str, bool]]:
+    """Return the label of each measure, its values in the window and before it, and whether lists show it."""
+    return [(str(label), say(each.now), say(each.before), listed) for label, say, listed in _MEASURES]
+
+
+def _counted(name: str) -> Callable[[RollupSum], str]:
+    return lambda sums: f"{sums[name]:,}" if sums[name] else "–"
+
+
+_MEASURES: tuple[tuple[StrPromise, Callable[[RollupSum], str], bool], ...] = (
+    (gettext_lazy("Consumed"), lambda sums: f"{sums['consumed']:,}", True),
+    (gettext_lazy("Failed"), lambda sums: f"{sums.failed:,} ({sums.failed_share:.1%})" if sums.failed else "–", True),
+    (gettext_lazy("Retried"), _counted("retried"), False),
+    (gettext_lazy("Dead"), _counted("dead"), False),
+    (gettext_lazy("Run time p50"), lambda sums: bound(sums.runtime(50)), True),
+    (gettext_lazy("Run time p95"), lambda sums: bound(sums.runtime(95)), True),
+    (gettext_lazy("Mean run time"), lambda sums: "–" if sums.mean_runtime is None else brief(sums.mean_runtime), True),
+    (gettext_lazy("Lateness p50"), lambda sums: bound(sums.lateness(50)), False),
+    (gettext_lazy("Lateness p95"), lambda sums: bound(sums.lateness(95)), True),
+)

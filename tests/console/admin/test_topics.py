@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -43,7 +44,7 @@ def names(page: Any) -> list[str]:
 
 def measures(page: Any) -> dict[str, tuple[str, str]]:
     """Return the values of each measure: in the window, and before it."""
-    return {label: (now, before) for label, now, before in page.context["measures"]}
+    return {label: (now, before) for label, now, before, _listed in page.context["measures"]}
 
 
 def test_what_got_slower_names_the_topics_whose_runs_take_longer_than_before(viewer: Client) -> None:
@@ -107,7 +108,9 @@ def test_a_topic_has_a_page_with_each_window_beside_the_one_before(
     assert found["Mean run time"] == ("20 ms", "10 ms")
     assert found["Lateness p95"] == ("≤ 5 ms", "≤ 1 ms")
     assert page.content.decode().count("<svg") >= 3
-    assert [(row.name, row.measures[0]) for row in page.context["rows"]] == [("default", ("Consumed", "40", "80"))]
+    # The page has the links of all others, and its own.
+    assert {"Health", "Dead messages"} <= set(re.findall(r">([\w ]+)</a>", page.content.decode()))
+    assert [(row.name, row.measures[0][:3]) for row in page.context["rows"]] == [("default", ("Consumed", "40", "80"))]
 
 
 def test_run_times_that_nobody_counted_are_not_told_as_zero(viewer: Client) -> None:
