@@ -44,4 +44,5 @@ def _of_queues(act: Callable[[], object], queues: int) -> list[str]:
     schedule_messages({"topic": "t", "queue": f"q{number % queues}", "delay": "1h"} for number in range(240))
     with CaptureQueriesContext(connection) as captured:
         act()
-    return [entry["sql"] for entry in captured]
+    # A process reads the overrides of limits once a second, whatever it is asked.
+    return [entry["sql"] for entry in captured if "delayq_limit_override" not in entry["sql"]]
