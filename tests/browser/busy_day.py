@@ -72,7 +72,8 @@ def _coming() -> None:
         for queue, (topic, rate) in TRAFFIC.items():
             number = round(rate * _curve(minute / 15 + len(topic)) * math.exp(-minute / 60) / 2)
             due = {"topic": topic, "queue": queue, "delay": timedelta(minutes=minute)}
-            terms += [{**due, "payload": {"order": minute * 10 + place}} for place in range(number)]
+            orders = [4000 + minute * 100 + place for place in range(number)]
+            terms += [{**due, "key": f"{topic}-{order}", "payload": {"order": order}} for order in orders]
     schedule_messages(terms)
 
 

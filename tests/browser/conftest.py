@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from django.conf import settings as django_settings
 from django.contrib.auth.models import User
+from django.db import connections
 from django.test import Client, override_settings
 from pytest_django.live_server_helper import LiveServer
 
@@ -35,6 +36,8 @@ def browser() -> Iterator[Any]:
         pytest.skip(MISSING)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(os.environ, "DJANGO_ALLOW_ASYNC_UNSAFE", "1")
+        # Beside an event loop, Django has connections of its own: nobody could close those from before.
+        connections.close_all()
         with launched() as running:
             yield running
 
