@@ -16,6 +16,7 @@ from django.utils.translation import ngettext
 
 from ...core.values import row_id
 from ...inspector import stats
+from ...models import Message
 from ...project import console_conf
 from ...record import reads
 from ...record.sql.moves import writing
@@ -23,7 +24,7 @@ from ..console_tuning import timeouts
 from ..models import Operation, OperationState
 from ..operations import lifecycle
 from ..operations.lifecycle import ENDED_EARLY, OPEN
-from ..operations.work import WORKS
+from ..operations.work import UNDONE_BY, WORKS
 from ..statements import statement_timeout
 from . import action_table, page
 from .explanation import moment, span
@@ -41,7 +42,7 @@ def operation_row(operation: Operation, url: str, now: datetime) -> SimpleNamesp
     return SimpleNamespace(
         operation=operation,
         url=url,
-        action=action_table.label(operation.action),
+        action=name_of(operation),
         progress=_progress(operation),
         percent=min(100, operation.done * 100 // total) if total else None,
         outcomes=action_table.outcomes_text(operation.outcomes),
@@ -50,6 +51,13 @@ def operation_row(operation: Operation, url: str, now: datetime) -> SimpleNamesp
         rate=_("%(number)s a second") % {"number": action_table.number(round(rate))} if rate >= 1 else "",
         eta=span(timedelta(seconds=left)) if left is not None else "",
     )
+
+
+def name_of(operation: Operation) -> str:
+    """Return in words what an operation does."""
+    if operation.arguments.get("resume"):
+        return _("Gentle resume")
+    return _("Undo") if operation.arguments.get("undoes") else action_table.label(operation.action)
 
 
 def _progress(operation: Operation) -> str:
@@ -97,7 +105,7 @@ class OperationAdmin(Page):
         is_stopping = operation.stop_requested and operation.state == OperationState.RUNNING and is_held
         is_unstoppable = is_stopping or (is_held and operation.worker.startswith(lifecycle.LOADER))
         context = {
-            **page.context(self, request, f"{action_table.label(operation.action)} #{operation.pk}"),
+            **page.context(self, request, f"{name_of(operation)} #{operation.pk}"),
             "row": operation_row(operation, "", now),
             "operation": operation,
             "arguments": _arguments(operation),
@@ -105,6 +113,10 @@ class OperationAdmin(Page):
             "is_stopping": is_stopping,
             "may_stop": operation.state in OPEN and not is_unstoppable and self.may_stop(request, operation),
             "may_resume": operation.state in ENDED_EARLY and self.may_resume(request, operation),
+            "may_undo": self.may_undo(request, operation),
+            "messages_url": self.list_url(Message, f"operation:{operation.pk}", state="all")
+            if "ids" in operation.scope
+            else "",
             "list": self.url(Operation),
         }
         return TemplateResponse(request, "delayq_console/operation/detail.html", context)
@@ -116,6 +128,43 @@ class OperationAdmin(Page):
     def resume_view(self, request: HttpRequest, number: int) -> HttpResponse:
         """Let an operation go on where it stopped, on POST."""
         return self._act_on(request, number, "resume", _("The operation goes on where it stopped."))
+
+    def may_undo(self, request: HttpRequest, operation: Operation) -> bool:
+        """Tell whether the user may undo an operation: it has ended, and nobody has undone it, or does so now."""
+        by = UNDONE_BY.get(operation.action)
+        is_special = "undoes" in operation.arguments or "resume" in operation.arguments
+        if by is None or is_special or operation.state in OPEN or not self.may(request, by, "bulk"):
+            return False
+        others = Operation.objects.using(self.using).filter(arguments__undoes=operation.pk)
+        return not others.filter(state__in=[*OPEN, OperationState.DONE]).exists()
+
+    def undo_view(self, request: HttpRequest, number: int) -> HttpResponse:
+        """Start an operation that undoes another one, on POST."""
+        self.require(request)
+        operation, url = self._find(request, str(number)), self.url(Operation, "change", number)
+        by = UNDONE_BY.get(operation.action)
+        if by is None:
+            raise Http404
+        self.require(request, by, "bulk")
+        if request.method != "POST":
+            return HttpResponseRedirect(url)
+        # Two users do this one after the other: the second finds what the first has started.
+        with lifecycle.starting(self.using):
+            if not self.may_undo(request, operation):
+                text = _("Nothing was done: the operation is in another state by now.")
+                return self.leave(request, url, text, messages.WARNING)
+            described = _("undo of operation #%(id)d: %(messages)s")
+            undo = page.start_operation(
+                request,
+                by,
+                operation.scope,
+                {"undoes": operation.pk},
+                described=described % {"id": operation.pk, "messages": operation.described},
+                reason=_("undo of operation #%(id)d") % {"id": operation.pk},
+            )
+        text = _("Operation #%(id)d is queued: a worker takes back what operation #%(undone)d did.")
+        url = self.url(Operation, "change", undo.pk)
+        return self.leave(request, url, text % {"id": undo.pk, "undone": number}, messages.SUCCESS)
 
     def _act_on(self, request: HttpRequest, number: int, action: str, done: str) -> HttpResponse:
         may, act = (self.may_stop, lifecycle.stop) if action == "stop" else (self.may_resume, lifecycle.resume)

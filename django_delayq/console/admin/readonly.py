@@ -72,7 +72,7 @@ ROUTES: Mapping[type[Model], Mapping[str, str]] = {
     Queue: {"detail": "<str:queue>/detail/", "pause": "<str:queue>/pause/", "resume": "<str:queue>/resume/"},
     Limits: {"override": "override/", "reset": "reset/"},
     Health: {"check": "check/", "restore": "restore/"},
-    Operation: {"stop": "<int:number>/stop/", "resume": "<int:number>/resume/"},
+    Operation: {"stop": "<int:number>/stop/", "resume": "<int:number>/resume/", "undo": "<int:number>/undo/"},
 }
 # In the address that the login leads back to, for a form that was sent when the session had ended.
 UNSENT_VAR = "unsent"

@@ -41,6 +41,7 @@ HELP = (
     ("worker:web-1", _("running on a worker whose name begins with this")),
     ('limit:"queue mails"', _("waiting for this limit")),
     ("limit_key:c-1", _("a limit key")),
+    ("operation:5", _("an operation")),
     ("payload.order.id:42", _("a value in the payload")),
     ('key:"two words"', _("quotation marks around a value with blanks")),
 )

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import logging
 import os
 import secrets
 import time
-import zlib
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from itertools import accumulate, pairwise
 from typing import Any, ClassVar
 
 from django.db import DatabaseError, InterfaceError
@@ -32,6 +29,7 @@ from ...core.bounds import LENGTHS
 from ...core.clock import NO_TIME
 from ...core.exceptions import BrokerUnavailable
 from ...core.outcomes import storable
+from ...core.states import State
 from ...extensions import RestoreObserver, RestoreStart
 from ...inspector.consistency import ConsistencyCheck, Mismatch, queues, stuck
 from ...models import Message
@@ -43,6 +41,7 @@ from ...record.transitions import DueTimes
 from ...restore.engine import Restore, without_redis
 from ...restore.selection import Overdue, Selection, Tally
 from ..console_tuning import timeouts, tuning
+from ..id_lists import packed, unpacked
 from ..models import Operation, OperationState
 from ..search import language
 from ..search.conditions import of_states
@@ -166,7 +165,7 @@ class Scope:
         """Read a scope that ``to_json`` wrote."""
         at = datetime.fromisoformat(value["at"]) if value.get("at") else None
         if "ids" in value:
-            ids, later, moves = (_unpacked(value.get(name, "")) for name in ("ids", "later", "moves"))
+            ids, later, moves = (unpacked(value.get(name, "")) for name in ("ids", "later", "moves"))
             return cls(ids=ids, at=at, later=later, moves=moves)
         return cls(search=str(value["search"]), upto=int(value["upto"]), at=at)
 
@@ -174,7 +173,7 @@ class Scope:
         """Return the scope for ``Operation.scope`` and for a token."""
         at = {} if self.at is None else {"at": self.at.isoformat()}
         if self.search is None:
-            return {"ids": _packed(self.ids), "later": _packed(self.later), "moves": _packed(self.moves), **at}
+            return {"ids": packed(self.ids), "later": packed(self.later), "moves": packed(self.moves), **at}
         return {"search": self.search, "upto": self.upto, **at}
 
     def condition(self) -> Q:
@@ -219,31 +218,21 @@ def _unchanged_since(at: datetime, now: datetime) -> Q:
     )
 
 
-def _packed(ids: Sequence[int]) -> str:
-    """Return ids, or other numbers, as a short text: the differences between them, compressed."""
-    differences = ",".join(str(after - before) for before, after in pairwise((0, *ids)))
-    return base64.b85encode(zlib.compress(differences.encode())).decode()
-
-
-def _unpacked(text: str) -> tuple[int, ...]:
-    differences = zlib.decompress(base64.b85decode(text)).decode() if text else ""
-    return tuple(accumulate(map(int, differences.split(",")))) if differences else ()
-
-
 class BulkAction(OperationWork):
     """An action on many messages. ``arguments`` give the due times, and say what happens when all is done.
 
     Due times: "due" (ISO 8601), or "shift" (seconds from each message's own due time), for a reschedule; "now" for a
     requeue that gives up due times which are still to come; "spread" (seconds). A move has a "queue", a "priority", or
     both. "resume" names a queue whose pause the
-    operation took over: it is resumed when all is done.
+    operation took over: it is resumed when all is done. "undoes" is the id of an operation, whose moves are taken back
+    where they are the last ones of their messages.
     """
 
     action: ClassVar[Action]
 
     def __init__(self, scope: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
         super().__init__(scope, arguments)
-        self.ids = _unpacked(scope["ids"])
+        self.ids = unpacked(scope["ids"])
         self.times = DueTimes(
             due_at=datetime.fromisoformat(arguments["due"]) if arguments.get("due") else None,
             delay=NO_TIME if arguments.get("now") else None,
@@ -253,8 +242,9 @@ class BulkAction(OperationWork):
             priority=arguments.get("priority"),
         )
         # Those over which no spread goes.
-        self.keeping = _unpacked(scope.get("later", "")) if self.times.name_none else ()
-        if "shift" in self.action.verb.options and (self.times.due_at is None) == (self.times.shift is None):
+        self.keeping = unpacked(scope.get("later", "")) if self.times.name_none else ()
+        is_timed = "shift" in self.action.verb.options and not arguments.get("undoes")
+        if is_timed and (self.times.due_at is None) == (self.times.shift is None):
             raise ValueError(f"{self.name} needs either due or shift")
 
     @classmethod
@@ -272,12 +262,50 @@ class BulkAction(OperationWork):
     def step(self, using: str, operation: Operation) -> Step:
         place = bisect_right(self.ids, int(operation.position or 0))
         page = self.ids[place : place + tuning.step_messages]
-        times = actions.spread_among(self.times, self.ids, self.keeping)
-        outcomes = self.act(using, page, times, operation.reason)
+        if self.arguments.get("undoes"):
+            outcomes = self._undo(using, page, operation)
+        else:
+            times = actions.spread_among(self.times, self.ids, self.keeping)
+            outcomes = self.act(using, page, times, operation.reason)
         is_finished = place + len(page) >= len(self.ids)
         if is_finished and self.arguments.get("resume"):
             pausing.release(using, holder(operation))
         return Step(len(page), outcomes, str(page[-1]) if page else operation.position, is_finished)
+
+    def _undo(self, using: str, ids: Sequence[int], operation: Operation) -> Counter[str]:
+        undone = Operation.objects.using(using).filter(pk=self.arguments["undoes"]).first()
+        former = {} if undone is None else due_before(using, undone, ids)
+        outcomes = Counter({"changed": len(ids) - len(former)})
+        now = reads.now(using)
+        # Those that are due at one moment together: all of them after a cancel, whose due times are over.
+        moments: defaultdict[datetime, list[int]] = defaultdict(list)
+        for pk, due in former.items():
+            moments[max(due, now)].append(pk)
+        for due, some in moments.items():
+            outcomes += self.act(using, some, replace(self.times, due_at=due), operation.reason)
+        return outcomes
+
+
+def due_before(using: str, operation: Operation, ids: Sequence[int]) -> dict[int, datetime]:
+    """Return the due times that an operation has found at these messages: at those that have not moved since."""
+    rows = LogRow.objects.using(using).filter(
+        message_id__in=ids,
+        number=F("message__moves"),
+        actor=operation.started_by,
+        reason=operation.reason,
+        from_state=State.SCHEDULED,
+        to_state=State.CANCELLED if operation.action == "cancel" else State.SCHEDULED,
+        at__gte=operation.created_at,
+        at__lte=operation.finished_at or reads.now(using),
+    )
+    numbers = dict(rows.values_list("message_id", "number"))
+    before = LogRow.objects.using(using).filter(message_id__in=numbers).order_by("number")
+    found = before.values_list("message_id", "number", "due_at")
+    return {pk: due for pk, number, due in found if number == numbers[pk] - 1}
+
+
+# The action that undoes another one.
+UNDONE_BY = {"cancel": "requeue", "reschedule": "reschedule", "run": "reschedule"}
 
 
 def _bulk(action: Action) -> type[BulkAction]:

@@ -16,6 +16,8 @@ from ...core.limits import parts
 from ...core.states import FINAL, State
 from ...record import admission
 from ...record.sql.expressions import UnderLimits
+from ..id_lists import unpacked
+from ..models import Operation
 from ..statements import console_statements
 from ..statements.portable_console import Scalar
 
@@ -71,6 +73,23 @@ def of_states(states: frozenset[State]) -> Q:
         finished = Q(finished_at__isnull=False)
         return finished if states == FINAL else finished & chosen
     return chosen
+
+
+class OfOperation(Func):
+    """True for the messages that an operation was to change; for none, when there is no such operation."""
+
+    output_field = BooleanField()
+
+    def __init__(self, number: int) -> None:
+        super().__init__(F("pk"))
+        self._number = number
+
+    def as_sql(self, compiler: Any, connection: Any, **extra: Any) -> tuple[str, Any]:  # type: ignore[override]
+        rows = Operation.objects.using(connection.alias).filter(pk=self._number)
+        ids = unpacked((rows.values_list("scope", flat=True).first() or {}).get("ids", ""))
+        column, _none = compiler.compile(self.get_source_expressions()[0])
+        # Whole numbers need no parameters, of which SQLite takes some thousand.
+        return f"({column} IN ({', '.join(map(str, ids)) or 'NULL'}))", []
 
 
 class PayloadHas(Func):

@@ -27,7 +27,7 @@ from ..console_tuning import timeouts, tuning
 from ..statements import in_time
 from ..statements.portable_console import Scalar
 from . import periods
-from .conditions import ALL_STATES, NOTHING, SCHEDULED, PayloadHas, limited, of_states, overdue
+from .conditions import ALL_STATES, NOTHING, SCHEDULED, OfOperation, PayloadHas, limited, of_states, overdue
 from .texts import exact_error_text, quoted, term_text
 
 _TOKEN = re.compile(r'(?:[^\s"]|"(?:[^"\\]|\\.)*")+')
@@ -249,6 +249,15 @@ def _id(name: str, value: Value, now: datetime) -> Term:
     return Term(condition, _("id %(ids)s") % {"ids": written.replace(",", ", ")}, f"id:{written}", selective=True)
 
 
+def _operation(name: str, value: Value, now: datetime) -> Term:
+    try:
+        number = row_id(value.text.removeprefix("#"))
+    except ValueError:
+        raise _Problem(_("not an operation. Write operation:5.")) from None
+    described = _("of operation #%(id)d") % {"id": number}
+    return Term(Q(OfOperation(number)), described, f"operation:{number}", selective=True)
+
+
 def _limit(name: str, value: Value, now: datetime) -> Term:
     whole = value.prefix is None
     text = value.text if value.prefix is None else value.prefix
@@ -404,4 +413,5 @@ _QUALIFIERS: dict[str, Callable[[str, Value, datetime], Term]] = {
     "worker": _worker,
     "limit": _limit,
     "limit_key": _text,
+    "operation": _operation,
 }
