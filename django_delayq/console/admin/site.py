@@ -33,6 +33,8 @@ _HOME = {
     "OperationAdmin": "operation_pages",
     "AuditEventAdmin": "audit_pages",
     "visit": "troubled",
+    "show_timeline": "timeline_page",
+    "cancel_from_timeline": "timeline_page",
 }
 load = at_first_use(__package__, _HOME)
 
