@@ -45,7 +45,7 @@ def test_the_page_of_an_order_shows_what_will_happen_to_it_and_what_did(clerk: C
     schedule_message("orders.close", key="order-99", delay="2h")
     page = clerk.get(page_of(order))
     shown = text(page)
-    assert re.search(r"orders\.close: scheduled, in .*orders\.remind: cancelled, ended .* ago", shown)
+    assert re.search(r"orders\.close ?: scheduled, in .*orders\.remind ?: cancelled, ended .* ago", shown)
     assert page.content.decode().count("/cancel/") == 1
     assert f"/delayq/{waiting.pk}/cancel/" in page.content.decode()
 
