@@ -288,9 +288,10 @@ class BulkAction(OperationWork):
 
 def due_before(using: str, operation: Operation, ids: Sequence[int]) -> dict[int, datetime]:
     """Return the due times that an operation has found at these messages: at those that have not moved since."""
-    rows = LogRow.objects.using(using).filter(
+    moves = dict(Message.objects.using(using).filter(pk__in=ids).values_list("pk", "moves"))
+    log = LogRow.objects.using(using)
+    rows = log.filter(
         message_id__in=ids,
-        number=F("message__moves"),
         actor=operation.started_by,
         reason=operation.reason,
         from_state=State.SCHEDULED,
@@ -298,10 +299,9 @@ def due_before(using: str, operation: Operation, ids: Sequence[int]) -> dict[int
         at__gte=operation.created_at,
         at__lte=operation.finished_at or reads.now(using),
     )
-    numbers = dict(rows.values_list("message_id", "number"))
-    before = LogRow.objects.using(using).filter(message_id__in=numbers).order_by("number")
-    found = before.values_list("message_id", "number", "due_at")
-    return {pk: due for pk, number, due in found if number == numbers[pk] - 1}
+    last = {pk for pk, number in rows.values_list("message_id", "number") if number == moves.get(pk)}
+    before = log.filter(message_id__in=last).values_list("message_id", "number", "due_at")
+    return {pk: due for pk, number, due in before if number == moves[pk] - 1}
 
 
 # The action that undoes another one.
