@@ -71,9 +71,11 @@ def _coming() -> None:
     for minute in range(1, 62):
         for queue, (topic, rate) in TRAFFIC.items():
             number = round(rate * _curve(minute / 15 + len(topic)) * math.exp(-minute / 60) / 2)
-            due = {"topic": topic, "queue": queue, "delay": timedelta(minutes=minute)}
-            orders = [4000 + minute * 100 + place for place in range(number)]
-            terms += [{**due, "key": f"{topic}-{order}", "payload": {"order": order}} for order in orders]
+            for place in range(number):
+                due = timedelta(minutes=minute, seconds=60 * place / number)
+                order = 4000 + minute * 100 + place
+                options = {"delay": due, "key": f"{topic}-{order}", "payload": {"order": order}}
+                terms.append({"topic": topic, "queue": queue, **options})
     schedule_messages(terms)
 
 
