@@ -25,7 +25,7 @@ from ..core.outcomes import Outcome, Retry
 from ..core.states import State
 from ..extensions import WorkerExtensions
 from ..models import Message, Transition
-from ..project import conf, registry, validation
+from ..project import conf, pulled, registry, validation
 from ..project.answers import Reject, RetryLater
 from ..record import crashes, reads, transitions
 from ..record.sql import statements
@@ -199,6 +199,13 @@ class Deliverer:
         return next(iter(self._start([Ticket(message_id)], None)), None)
 
     def _start(self, tickets: Sequence[Ticket], queue: str | None) -> list[LocalDelivery]:
+        if conf.get().PULL_QUEUES is not None:
+            served = {
+                pk
+                for pk, row in statements(self.using).facts([t.id for t in tickets]).items()
+                if pulled.without([row.queue])
+            }
+            tickets = [ticket for ticket in tickets if ticket.id in served]
         handlers = registry.handlers()
         leases = {topic: handler.lease for topic, handler in handlers.items()}
         claimed = transitions.claim(self.using, tickets, leases, self.worker, queue=queue, known=ALL_CHANGES)
@@ -218,7 +225,7 @@ class Deliverer:
 
     def _due_times(self, queue: str | None) -> dict[str, datetime]:
         """Return when the next message of each queue falls due that a handler receives."""
-        queues = statements(self.using).queues() if queue is None else [queue]
+        queues = pulled.without(statements(self.using).queues() if queue is None else [queue])
         if not queues:
             return {}
         received = list(registry.handlers())
@@ -232,9 +239,10 @@ class Deliverer:
         if queue is not None:
             where &= Q(queue=queue)
         rows = Message.objects.using(self.using).filter(where).exclude(topic__in=known).order_by("due_at", "id")
-        topic = rows.values_list("topic", flat=True).first()
-        if topic is not None:
-            check_topic(topic, elsewhere)
+        # Programs take those of pulled queues, which need no handler.
+        for queue_of, topic in rows.values_list("queue", "topic").iterator():
+            if pulled.terms(queue_of) is None:
+                check_topic(topic, elsewhere)
 
     def run(self, deliveries: Sequence[LocalDelivery]) -> list[Ran]:
         """Run the handler of a delivery, or of a batch of them, and record the outcomes."""

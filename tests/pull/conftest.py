@@ -9,7 +9,10 @@ import pytest
 
 from django_delayq import schedule_message
 from django_delayq.models import Message
+from django_delayq.testing.plugin import delayq
 from tests.support.steps import ago
+
+__all__ = ["delayq"]
 
 QUEUE = "exports"
 # No handler receives it.
