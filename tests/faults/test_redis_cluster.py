@@ -112,6 +112,7 @@ def test_the_owner_hands_over_to_its_replica(load: Load, worker: Worker, cluster
     replicas[0].ask("CLUSTER", "FAILOVER")
     load.until(is_back(worker), "the worker follows")
     assert cluster.owner() in replicas
+    assert worker.count("it is loaded again from the record"), "it used ids that may be incomplete"
 
 
 def test_the_slot_moves_key_by_key(load: Load, worker: Worker, cluster: RedisCluster) -> None:

@@ -149,8 +149,9 @@ class Loader(Service):
                         break
 
     def _identify(self) -> ServerRun:
-        """Return the identity of the Redis server."""
-        if self._server is None or time.monotonic() - self._identified > self.tuning.identity_interval:
+        """Return the identity of the Redis server. One that was away may be another one now, which lacks ids."""
+        is_old = time.monotonic() - self._identified > self.tuning.identity_interval
+        if self._server is None or is_old or self.brokers.is_away:
             self._server = writable_server(self.broker)
             self._identified = time.monotonic()
             if self._server.policy not in ("", self._policy) and not self._server.policy.startswith("volatile"):
