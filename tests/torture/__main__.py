@@ -1,4 +1,4 @@
-"""``python -m tests.torture [smoke|nightly|soak|apart] [--seed N] [--minutes M] [--only FAULT]``."""
+"""``python -m tests.torture [smoke|nightly|soak|apart] [--seed N] [--minutes M] [--only FAULT] [--cluster]``."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, help="how long faults go on")
     parser.add_argument("--only", metavar="FAULT", action="append", default=[], help="only this fault (repeatable)")
     parser.add_argument("--keep", type=Path, help="leave journals, logs and a dump of the tables in this new folder")
+    parser.add_argument("--cluster", action="store_true", help="with a Redis Cluster of 3 + 3 nodes, and its faults")
     given = parser.parse_args()
     seed = given.seed or str(random.randrange(10**6))
     size = SIZES[given.size]
@@ -49,16 +50,18 @@ def main() -> int:
         size = dataclasses.replace(size, seconds=given.minutes * 60)
     if given.keep:
         given.keep.mkdir(parents=True)
-        return torture(given.keep, given.size, size, seed, given.only)
+        return torture(given.keep, given.size, size, seed, given.only, is_cluster=given.cluster)
     with tempfile.TemporaryDirectory(prefix="delayq-torture-") as folder:
-        return torture(Path(folder), given.size, size, seed, given.only)
+        return torture(Path(folder), given.size, size, seed, given.only, is_cluster=given.cluster)
 
 
-def torture(folder: Path, name: str, size: Size, seed: str, only: Sequence[str] = ()) -> int:
+def torture(
+    folder: Path, name: str, size: Size, seed: str, only: Sequence[str] = (), *, is_cluster: bool = False
+) -> int:
     """Run the torture: break, heal, wait, and ask the oracle, whose exit code is returned."""
     began = time.time()
     print(f"torture {name}, seed {seed}", flush=True)
-    with Arena(folder, seed, size) as arena:
+    with Arena(folder, seed, size, is_cluster=is_cluster) as arena:
         until = time.time() + size.seconds
         arena.begin(until)
         arena.rest(6)

@@ -26,6 +26,7 @@ from testproject.binaries import PGBOUNCER_ADVICE, find_pgbouncer
 from testproject.cleaner import PID_FILE, family, send
 from testproject.servers import PgBouncerServer, PostgresServer, RedisServer
 from tests.support.proxy import Proxy
+from tests.support.redis_cluster import RedisCluster
 from tests.support.skewed import SkewedRedis, why_no_clock_can_be_set
 from tests.support.workers import PATIENCE, ROOT, eventually
 from tests.torture.full_disk import FillablePostgres, find_compiler
@@ -193,8 +194,10 @@ class Arena:
     The first proxy is everybody's but the workers', of which each place has one to itself.
     """
 
-    def __init__(self, folder: Path, seed: str, size: Size) -> None:
+    def __init__(self, folder: Path, seed: str, size: Size, *, is_cluster: bool = False) -> None:
         self.folder = folder
+        # All processes then use a Redis Cluster, and the single Redis is idle.
+        self.cluster = RedisCluster() if is_cluster else None
         self.seed = seed
         self.size = size
         for name in ("lines", "journals", "logs"):
@@ -229,6 +232,8 @@ class Arena:
             self.redis, self.replica = (
                 stack.enter_context(server("--slowlog-log-slower-than", "10000")) for _ in range(2)
             )
+            if self.cluster is not None:
+                stack.enter_context(self.cluster)
             self.to_master = stack.enter_context(Proxy(self.redis.port))
             self._follow()
             database = PostgresServer if self.is_without("disk-full") else FillablePostgres
@@ -269,7 +274,9 @@ class Arena:
             "PYTHONPATH": str(ROOT),
             "DJANGO_SETTINGS_MODULE": "tests.torture.settings",
             "DATABASE_URL": self.postgres.url.replace(str(self.postgres.port), str(way.port)),
-            "REDIS_URL": self.to_redis[place].url.replace("127.0.0.1", REDIS_HOST),
+            "REDIS_URL": (
+                self.to_redis[place].url.replace("127.0.0.1", REDIS_HOST) if self.cluster is None else self.cluster.url
+            ),
             "TORTURE_DIR": str(self.folder),
             "TORTURE_DELAYQ": json.dumps(DELAYQ),
             "TORTURE_UNTIL": str(self.until),

@@ -17,6 +17,7 @@ import psycopg
 import redis
 
 from tests.support.proxy import Proxy
+from tests.support.redis_cluster import RedisCluster
 from tests.support.workers import eventually
 from tests.torture.arena import Arena, Process, signal_all
 from tests.torture.callers import DID_NOTHING
@@ -39,12 +40,27 @@ redis-failover redis-failover-paused redis-freeze redis-cut redis-evict clock da
 database-kill database-cut database-blackhole database-half-open database-full held-snapshot disk-full pooler
 table-lock long-locks key-actions unread-log redis-unresolved database-read-only small-pool freeze-limited
 """
+# Those of Redis that are called otherwise.
+OF_REDIS = ("clock", "drop-key", "flush", "lost-reply")
+# Instead of those of Redis, where that is a cluster.
+OF_CLUSTER = """
+redis-owner-killed redis-owner-frozen redis-owner-apart redis-owner-handed redis-slot-moved redis-masters-away
+redis-nodes-moved redis-password
+"""
 # Seconds that callers go on who act on keys, and who ask for more time.
 ACTING, EXTENDING = 12, 12
 # No log is read for so many seconds at least: a lease runs out meanwhile that nobody renews, and is taken for lost.
 UNREAD = 15.0
 # A name is looked up in vain for so many seconds at least, for the one who waits to be told from a busy machine.
 UNRESOLVED = 5.0
+
+
+def kinds_of(*, is_cluster: bool) -> list[str]:
+    """Return the kinds of faults, of a single Redis or of a cluster."""
+    kinds = FAULTS.split()
+    if not is_cluster:
+        return kinds
+    return [kind for kind in kinds if not kind.startswith("redis-") and kind not in OF_REDIS] + OF_CLUSTER.split()
 
 
 def _try_until(look: Callable[[], int]) -> int:
@@ -67,13 +83,14 @@ class Nemesis:
         self._thawing: list[threading.Thread] = []
         # Callers at work, by the kind of fault.
         self._calling: dict[str, threading.Thread] = {}
-        if unknown := set(only) - {*FAULTS.split()}:
+        kinds = kinds_of(is_cluster=arena.cluster is not None)
+        if unknown := set(only) - {*kinds}:
             raise SystemExit(f"no such fault: {', '.join(sorted(unknown))}")
         for kind, lack in arena.lacks.items():
             print(f"{kind} is left out: {lack}", flush=True)
         self.faults: dict[str, Callable[[], None]] = {
             kind: getattr(self, kind.replace("-", "_"))
-            for kind in FAULTS.split()
+            for kind in kinds
             if not arena.is_without(kind) and (kind in only or not only)
         }
 
@@ -363,6 +380,82 @@ class Nemesis:
         """Silence the present connections, as a firewall does that has forgotten them. New ones work."""
         with self.fault("redis-half-open") as more:
             more["bite"] = self._forget(self.ways(self.arena.to_redis))
+
+    # --- a Redis Cluster ----------------------------------------------------------------------------------------------
+
+    @property
+    def cluster(self) -> RedisCluster:
+        assert self.arena.cluster is not None
+        return self.arena.cluster
+
+    def _suffer(self) -> None:
+        """Let some time pass in which the cluster has time to choose another owner, or has not."""
+        time.sleep(self.random.uniform(0.5, 6))
+
+    def redis_owner_killed(self) -> None:
+        with self.fault("redis-owner-killed"):
+            owner = self.cluster.owner()
+            owner.kill()
+            self._suffer()
+            owner.start()
+            self.cluster.wait_until_ready()
+
+    def redis_owner_frozen(self) -> None:
+        with self.fault("redis-owner-frozen"):
+            owner = self.cluster.owner()
+            owner.freeze()
+            self._suffer()
+            owner.thaw()
+            self.cluster.wait_until_ready()
+
+    def redis_owner_apart(self) -> None:
+        """Part the owner from the other nodes, while its clients reach it."""
+        with self.fault("redis-owner-apart"):
+            self.cluster.cut_off(self.cluster.owner())
+            self._suffer()
+            self.cluster.heal()
+            self.cluster.wait_until_ready()
+
+    def redis_owner_handed(self) -> None:
+        """Have a replica take over in order."""
+        with self.fault("redis-owner-handed") as more:
+            owner, replicas = self.cluster.place()
+            replicas[0].ask("CLUSTER", "FAILOVER")
+            more["bite"] = _try_until(lambda: self.cluster.owner() is not owner)
+            self.cluster.wait_until_ready()
+
+    def redis_slot_moved(self) -> None:
+        """Move the slot of the keys, one by one."""
+        with self.fault("redis-slot-moved"):
+            for _left in self.cluster.moving():
+                time.sleep(self.random.uniform(0, 0.3))
+
+    def redis_masters_away(self) -> None:
+        """Kill all masters at once: no replica can take over."""
+        with self.fault("redis-masters-away"):
+            masters = self.cluster.masters()
+            for master in masters:
+                master.kill()
+            self._suffer()
+            for master in masters:
+                master.start()
+            self.cluster.wait_until_ready()
+
+    def redis_nodes_moved(self) -> None:
+        """Have two nodes come back at other addresses, the owner among them. The settings name the others."""
+        with self.fault("redis-nodes-moved"):
+            owner = self.cluster.owner()
+            for node in (owner, self.cluster.nodes[-1]):
+                node.move()
+                self.cluster.wait_until_ready()
+
+    def redis_password(self) -> None:
+        """Have the nodes want another password for a while."""
+        with self.fault("redis-password"):
+            self.cluster.set_password("other")
+            self._suffer()
+            self.cluster.set_password("")
+            self.cluster.wait_until_ready()
 
     def ways(self, network: list[Proxy]) -> list[Proxy]:
         """Return all proxies, or that of one worker, while the others go on."""
