@@ -121,7 +121,7 @@ def _timed(kind: type[redis.connection.AbstractConnection]) -> type[Any]:
 @cache
 def _routed(kind: type[redis.connection.AbstractConnection]) -> type[Any]:
     """Return a connection of this kind that leads to the owner of a slot."""
-    return type(kind.__name__, (SlotConnection, kind), {})
+    return type(kind.__name__, (SlotConnection, kind), {"_read": kind.read_response})
 
 
 @lru_cache(maxsize=1)
