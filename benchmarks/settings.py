@@ -12,7 +12,7 @@ INSTALLED_APPS = ["django.contrib.auth", "django.contrib.contenttypes", "django_
 if os.environ.get("BENCH_RECURRING"):
     INSTALLED_APPS.append("django_delayq.recurring")
 if os.environ.get("BENCH_REDIS"):
-    DELAYQ["REDIS"] = os.environ["BENCH_REDIS"]  # noqa: F405
+    DELAYQ["REDIS"] = os.environ["BENCH_REDIS"]
 ROOT_URLCONF = ""
 TEMPLATES = []
 MIDDLEWARE = []
