@@ -34,7 +34,7 @@ class Finding(NamedTuple):
     detail: str
     cause: Cause = Cause.PROBLEM
     advice: str = ""
-    # The page of the console that shows more: a key of ``console/admin/findings.py:PAGES``.
+    # The page of the console that shows more: a key of ``console/admin/needs.py:PAGES``.
     link: str = ""
     # The sentence there, where ``text`` needs its name to be understood.
     headline: str = ""
