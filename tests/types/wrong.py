@@ -130,7 +130,7 @@ reschedule_message(5)  # type: ignore[call-overload]  # pyright: ignore[reportCa
 reschedule_message(5, "15m")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
 reschedule_message(5, delay="15m", due_at=WHEN)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
 move_message(5, to="b")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
-move_message(5, queue=5)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+move_message(5, queue=5)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
 repeat_message(topic="orders.close", key="5")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 requeue_message(5, spread="10m")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
 
