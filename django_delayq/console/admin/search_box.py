@@ -43,6 +43,7 @@ HELP = (
     ("limit_key:c-1", _("a limit key")),
     ("operation:5", _("an operation")),
     ("payload.order.id:42", _("a value in the payload")),
+    ("header.tenant:acme", _("a value in the headers")),
     ('key:"two words"', _("quotation marks around a value with blanks")),
 )
 

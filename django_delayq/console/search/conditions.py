@@ -92,13 +92,13 @@ class OfOperation(Func):
         return f"({column} IN ({', '.join(map(str, ids)) or 'NULL'}))", []
 
 
-class PayloadHas(Func):
-    """True when the payload has ``value`` under a path of names."""
+class JsonHas(Func):
+    """True when a column of JSON, such as the payload, has ``value`` under a path of names."""
 
     output_field = BooleanField()
 
-    def __init__(self, path: tuple[str, ...], value: Scalar) -> None:
-        super().__init__(F("payload"))
+    def __init__(self, column: str, path: tuple[str, ...], value: Scalar) -> None:
+        super().__init__(F(column))
         self.path = path
         self.value = value
 

@@ -27,7 +27,7 @@ from ..console_tuning import timeouts, tuning
 from ..statements import in_time
 from ..statements.portable_console import Scalar
 from . import periods
-from .conditions import ALL_STATES, NOTHING, SCHEDULED, OfOperation, PayloadHas, limited, of_states, overdue
+from .conditions import ALL_STATES, NOTHING, SCHEDULED, JsonHas, OfOperation, limited, of_states, overdue
 from .texts import exact_error_text, quoted, term_text
 
 _TOKEN = re.compile(r'(?:[^\s"]|"(?:[^"\\]|\\.)*")+')
@@ -71,7 +71,7 @@ class Term:
     selective: bool = False
     # The column, or "limit", of which only one value can match, and this value.
     exactly: tuple[str, str] = ("", "")
-    # The names of the path that it reads in payloads.
+    # The names of the path that it reads in payloads and headers.
     payload_names: tuple[str, ...] = ()
     # The column that the term limits to a range, for indexes that begin with it.
     range_column: str = ""
@@ -112,7 +112,7 @@ class Search:
 
     @property
     def payload_names(self) -> frozenset[str]:
-        """The names that the search reads in payloads."""
+        """The names that the search reads in payloads and headers."""
         return frozenset(name for term in self.terms for name in term.payload_names)
 
     @property
@@ -195,8 +195,9 @@ def _term(token: str, now: datetime) -> Term:
         if not value.text and (name.lower() != "limit_key" or not value.quoted):
             raise _Problem(_("the value after the colon is missing."))
         return _QUALIFIERS[name.lower()](name.lower(), value, now)
-    if colon and name.lower().startswith("payload."):
-        return _payload(name, rest)
+    of = name.lower().partition(".")[0]
+    if colon and of in _COLUMNS and of != name.lower():
+        return _in_json(of, name, rest)
     value = _value(token)
     number = "" if value.quoted else value.text.removeprefix("#")
     if number.isascii() and number.isdigit():
@@ -342,18 +343,24 @@ def _error(name: str, value: Value, now: datetime) -> Term:
     return Term(condition, described, term_text("error", value.text), selective=True, has_partial_index=True)
 
 
-def _payload(name: str, rest: str) -> Term:
-    path = tuple(quoted or plain for quoted, plain in _NAME.findall(name[len("payload") :]))
-    if "".join(match[0] for match in _NAME.finditer(name)) != name[len("payload") :]:
-        raise _Problem(_("not a path. Write payload.order.id:42."))
+# What stands before the path of a value, and the column that has it.
+_COLUMNS = {"payload": "payload", "header": "headers"}
+
+
+def _in_json(of: str, name: str, rest: str) -> Term:
+    """Return the term of a value in the payload or in the headers."""
+    path = tuple(quoted or plain for quoted, plain in _NAME.findall(name[len(of) :]))
+    if "".join(match[0] for match in _NAME.finditer(name)) != name[len(of) :]:
+        raise _Problem(_("not a path. Write payload.order.id:42 or header.tenant:acme."))
     if len(path) > tuning.path_names:
         raise _Problem(_("more than %(most)d names in the path.") % {"most": tuning.path_names})
     value = _value(rest)
     if not value.text and not value.quoted:
         raise _Problem(_("the value after the colon is missing."))
-    condition = reduce(or_, (Q(PayloadHas(path, each)) for each in _scalars(value)))
+    condition = reduce(or_, (Q(JsonHas(_COLUMNS[of], path, each)) for each in _scalars(value)))
     # The description is written to the audit and shown on pages, where values of payloads must not appear.
-    described = _("payload %(path)s is a given value") % {"path": ".".join(path)}
+    text = _("payload %(path)s is a given value") if of == "payload" else _("header %(path)s is a given value")
+    described = text % {"path": ".".join(path)}
     return Term(condition, described, f"{name}:{rest}", payload_names=path)
 
 
@@ -394,8 +401,12 @@ def _unknown(term: Term) -> str:
     if near:
         text = _("%(name)s: is unknown. Did you mean %(near)s:? A key with a colon is written %(key)s.")
         return text % {"name": term.unknown, "near": near[0], "key": term.frozen}
-    text = _("%(name)s: is unknown. Write one of %(known)s: or payload.NAME:. A key with a colon is written %(key)s.")
-    return text % {"name": term.unknown, "known": ":, ".join(_QUALIFIERS), "key": term.frozen}
+    text = _("%(name)s: is unknown. Write one of %(known)s:. A key with a colon is written %(key)s.")
+    return text % {
+        "name": term.unknown,
+        "known": ":, ".join([*_QUALIFIERS, *(f"{of}.NAME" for of in _COLUMNS)]),
+        "key": term.frozen,
+    }
 
 
 _QUALIFIERS: dict[str, Callable[[str, Value, datetime], Term]] = {

@@ -288,6 +288,35 @@ def test_payloads_are_searched_by_path(payload: Any, text: str) -> None:
 
 
 @pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("headers", "text"),
+    [
+        ({"tenant": "acme"}, "header.tenant:acme"),
+        ({"tenant": "acme"}, "HEADER.tenant:acme state:scheduled"),
+        ({"tenant": 5}, "header.tenant:5"),
+        ({"trace": {"id": "x' OR 1=1 --"}}, 'header.trace.id:"x\' OR 1=1 --"'),
+        ({"a.b": "%s"}, 'header."a.b":"%s"'),
+    ],
+)
+def test_headers_are_searched_by_path(headers: Any, text: str) -> None:
+    message = samples.scheduled(headers={**headers, "more": 1})
+    samples.scheduled({"tenant": "acme", "trace": {"id": "x"}}, headers={"tenant": "other"})
+    samples.scheduled()
+    assert found(text) == {message.pk}
+
+
+@pytest.mark.django_db
+def test_a_path_of_headers_that_cannot_be_is_a_problem_and_a_key_may_begin_with_the_word() -> None:
+    search = parse("header.:x header.tenant:")
+    assert [problem.partition(": ")[2] for problem in search.problems] == [
+        "not a path. Write payload.order.id:42 or header.tenant:acme.",
+        "the value after the colon is missing.",
+    ]
+    message = samples.scheduled(key="header:5")
+    assert found("header:5") == {message.pk}
+
+
+@pytest.mark.django_db
 @pytest.mark.parametrize("text", ['payload.id:"42"', "payload.id:true", "payload.id:1", "payload.id:null"])
 def test_a_payload_value_of_another_type_is_not_found(text: str) -> None:
     samples.scheduled({"id": 42})
