@@ -28,7 +28,7 @@ from ..models import Limits
 from ..search import texts as searches
 from . import page, page_data, panels
 from .explanation import describe_change, limit_text, span
-from .forms import PauseForm
+from .forms import PauseForm, ReasonField
 from .page import Page
 from .readonly import Links
 
@@ -57,6 +57,7 @@ class OverrideForm(PauseForm):
         label=gettext_lazy("Rate"), required=False, max_length=40, help_text=gettext_lazy("For example 100/m or 5/10s.")
     )
     burst = forms.IntegerField(label=gettext_lazy("Burst"), required=False, min_value=1, max_value=limits.MOST)
+    reason = ReasonField(gettext_lazy("Written to the audit."))
     field_order = ("topic", "limit_key", "queue", "limit", "rate", "burst", "duration", "until", "reason")
 
     def clean_rate(self) -> str | None:
