@@ -155,7 +155,6 @@ def _queue_line(now: datetime, queue: QueueSnapshot, in_redis: QueueInRedis | No
 
 
 def _plain(using: str, found: Stats, sections: list[StatisticsSection]) -> dict[str, Any]:
-    health = found.redis.health
     return {
         "database": using,
         "at": iso(found.at),
@@ -188,16 +187,7 @@ def _plain(using: str, found: Stats, sections: list[StatisticsSection]) -> dict[
             topic: {name: number.as_json() for name, number in due._asdict().items()}
             for topic, due in islice(found.topics.items(), CAPS.lines)
         },
-        "redis": {
-            "where": found.redis.where,
-            "reachable": found.redis.reachable,
-            "error": found.redis.error,
-            "version": health.version if health else None,
-            "memory_bytes": health.memory if health else None,
-            "maxmemory_policy": health.policy if health else None,
-            # Of a Redis Cluster only.
-            **({"cluster": health.hash_slot._asdict()} if health and health.hash_slot else {}),
-        },
+        "redis": _plain_redis(found.redis),
         "queues": {
             name: {
                 **_plain_queue(queue, found.in_redis.get(name), found.paused.get(name)),
@@ -208,6 +198,20 @@ def _plain(using: str, found: Stats, sections: list[StatisticsSection]) -> dict[
             }
             for name, queue in found.snapshot.queues.items()
         },
+    }
+
+
+def _plain_redis(redis: RedisStats) -> dict[str, Any]:
+    health = redis.health
+    return {
+        "where": redis.where,
+        "reachable": redis.reachable,
+        "error": redis.error,
+        "version": health.version if health else None,
+        "memory_bytes": health.memory if health else None,
+        "maxmemory_policy": health.policy if health else None,
+        # Of a Redis Cluster only.
+        **({"cluster": health.hash_slot._asdict()} if health and health.hash_slot else {}),
     }
 
 
