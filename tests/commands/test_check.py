@@ -216,9 +216,9 @@ def test_pending_migrations_of_the_console_are_found_too(caplog: pytest.LogCaptu
     try:
         ran = run("delayq_check")
         assert ran.code == 78
-        assert "pending: delayq_console.0001_initial; run migrate" in ran.out
+        assert re.search(r"pending: delayq_console\.0001_initial, .*; run migrate", ran.out)
         assert run("run_delayq", "--once").code == 0
-        assert "Migrations are not applied yet (delayq_console.0001_initial)" in caplog.text
+        assert "Migrations are not applied yet (delayq_console.0001_initial, " in caplog.text
     finally:
         call_command("migrate", verbosity=0)
 

@@ -147,8 +147,7 @@ def test_the_console_shows_the_finding_in_the_language_of_the_user() -> None:
     client.force_login(User.objects.create_superuser("anna"))
     # The requests leave their language active.
     with translation.override("en"):
-        for page in ("/admin/delayq_console/dashboard/", "/admin/delayq_console/health/"):
-            for language, words in (("en", "No live worker has the role scheduler"), ("zh-hans", "scheduler 角色")):
-                shown = client.get(page, headers={"accept-language": language}).content.decode()
-                assert words in shown
+        for language, words in (("en", "No live worker has the role scheduler"), ("zh-hans", "scheduler 角色")):
+            shown = client.get("/admin/delayq_console/dashboard/", headers={"accept-language": language})
+            assert words in shown.content.decode()
     panels.forget()
