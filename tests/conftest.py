@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import pytest
 from django.apps import apps
 from django.db import connection, connections, transaction
+from django.utils import translation
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
@@ -206,6 +207,13 @@ def redis_has_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def _no_handlers_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget the handlers that a test registers when it is over."""
     monkeypatch.setattr(registry, "declared", registry.handlers())
+
+
+@pytest.fixture(autouse=True)
+def _no_language_of_other_tests() -> Iterator[None]:
+    """Speak the language of the settings again: a request leaves its own active."""
+    yield
+    translation.deactivate()
 
 
 @pytest.fixture(autouse=True)
