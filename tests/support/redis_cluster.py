@@ -41,6 +41,8 @@ class Node(RedisServer):
         program, *options = super()._command()
         program = self._program or program
         options += ["--bind", *dict.fromkeys([self.host, "127.0.0.1"]), "--cluster-announce-ip", "127.0.0.1"]
+        # Redis 7 takes 127.0.0.2 for another machine.
+        options += ["--protected-mode", "no"]
         if self.bus is not None:
             options += ["--cluster-announce-bus-port", str(self.bus.port)]
         if _takes_source(program):
