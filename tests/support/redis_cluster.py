@@ -146,6 +146,7 @@ class RedisCluster:
         for replica, master in zip(self.nodes[MASTERS:], masters, strict=True):
             replica.ask("CLUSTER", "REPLICATE", master.ask("CLUSTER", "MYID"))
         self.wait_until_ready()
+        eventually(lambda: all(map(_knows_replicas, self.nodes)), "all nodes know the replicas")
 
     def _knows_all(self, node: Node) -> bool:
         return f"cluster_known_nodes:{len(self.nodes)}" in node.ask("CLUSTER", "INFO")
@@ -210,6 +211,10 @@ class RedisCluster:
             node.password = password
             node.ask("CLIENT", "KILL", "TYPE", "normal")
             node.ask("CLIENT", "KILL", "TYPE", "replica")
+
+
+def _knows_replicas(node: Node) -> bool:
+    return all(len(nodes) == 2 for _start, _end, *nodes in node.ask("CLUSTER", "SLOTS"))
 
 
 def is_ready(node: Node) -> bool:
