@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,6 +22,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from .. import signals
 from ..core import actors
+from ..core.durations import brief
 from ..core.exceptions import InvalidMessage
 from ..core.outcomes import storable
 from ..core.verbs import VERBS
@@ -30,8 +32,9 @@ from ..project.message_options import OnConflict
 from ..record import reads
 from ..record.sql.moves import writing
 from . import definition as definitions
-from . import schedules
+from . import runs, schedules
 from .models import Schedule
+from .schedule_tuning import tuning
 from .services import why_nothing
 from .times import shown
 
@@ -138,7 +141,7 @@ class ScheduleAdmin(_ModelAdmin):
     list_filter = ("paused", "declared", "ended")
     search_fields = ("name", "topic")
     actions = ("pause", "resume", "run")
-    readonly_fields = ("state", "next_times", "last_message", "declared", "created_at")
+    readonly_fields = ("state", "next_times", "last_runs", "last_message", "declared_in_code", "created_at")
     view_on_site = False
 
     # --- who may do what ----------------------------------------------------------------------------------------------
@@ -223,13 +226,38 @@ class ScheduleAdmin(_ModelAdmin):
 
     @admin.display(description=gettext_lazy("last message"))
     def last_message(self, schedule: Schedule) -> SafeString | str:
-        if schedule.message_id is None:
-            return "–"
+        return "–" if schedule.message_id is None else self._link(schedule.message_id)
+
+    def _link(self, message_id: int) -> SafeString | str:
         try:
-            url = reverse("admin:delayq_message_change", args=[schedule.message_id], current_app=self.admin_site.name)
+            url = reverse("admin:delayq_message_change", args=[message_id], current_app=self.admin_site.name)
         except NoReverseMatch:
-            return f"#{schedule.message_id}"
-        return format_html('<a href="{}">#{}</a>', url, schedule.message_id)
+            return f"#{message_id}"
+        return format_html('<a href="{}">#{}</a>', url, message_id)
+
+    @admin.display(description=gettext_lazy("last runs"))
+    def last_runs(self, schedule: Schedule) -> SafeString | str:
+        """The last runs as a table, with the numbers of times between them that have no message."""
+        found = runs.last_runs(_using(), schedule, vars(schedule)["now"])
+        if not found:
+            return "–"
+        lines = format_html_join("", "{}{}", ((_without(run), self._run(schedule, run)) for run in found))
+        heads = (_("at"), _("outcome"), _("began"), _("duration"), _("message"))
+        head = format_html_join("", '<th scope="col">{}</th>', ((text,) for text in heads))
+        return format_html("<table><thead><tr>{}</tr></thead><tbody>{}</tbody></table>", head, lines)
+
+    def _run(self, schedule: Schedule, run: runs.PastRun) -> SafeString:
+        message = run.message
+        began = _moment(schedule, run.began_at) if run.began_at else "–"
+        took = brief(run.took.total_seconds()) if run.took is not None else "–"
+        cells = (_moment(schedule, run.at), message.get_state_display(), began, took, self._link(message.pk))
+        return format_html("<tr>{}</tr>", format_html_join("", "<td>{}</td>", ((cell,) for cell in cells)))
+
+    @admin.display(description=gettext_lazy("declared in code"))
+    def declared_in_code(self, schedule: Schedule) -> str:
+        if not schedule.declared:
+            return _("no")
+        return _declared()
 
     # --- what is done -------------------------------------------------------------------------------------------------
 
@@ -253,6 +281,16 @@ class ScheduleAdmin(_ModelAdmin):
 
     def delete_model(self, request: HttpRequest, obj: Schedule) -> None:
         self._do(request, "delete", obj.pk, lambda: schedules.delete_schedule(obj.pk, using=_using()))
+
+    def get_deleted_objects(
+        self, objs: Any, request: HttpRequest
+    ) -> tuple[list[Any], dict[str, int], set[str], list[Any]]:
+        """Say of each declared schedule why it is not deleted: Django would name a permission that nobody can have."""
+        declared = [schedule for schedule in objs if schedule.declared]
+        others = [schedule for schedule in objs if not schedule.declared]
+        deleted, counts, needed, protected = super().get_deleted_objects(others, request)
+        told = [_("Schedule %(name)s: %(error)s") % {"name": row.pk, "error": _declared()} for row in declared]
+        return deleted, counts, needed, [*protected, *told]
 
     def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Schedule]) -> None:
         for schedule in queryset:
@@ -296,6 +334,30 @@ class ScheduleAdmin(_ModelAdmin):
                 made = done.pk if isinstance(done, Message) else None
                 signals.emit_action(Message, using, f"{verb} schedule", name, message_id=made)
         return done
+
+
+def _declared() -> str:
+    return _("The code declares it: change or delete it by its @recurring there. Here it can be paused.")
+
+
+def _without(run: runs.PastRun) -> SafeString | str:
+    """Return a line of the table for the times after a run that have no message, if there are any."""
+    if not run.without:
+        return ""
+    count = f"{run.without}+" if run.without >= tuning.times_counted else run.without
+    text = ngettext(
+        "%(count)s time without a message: missed, skipped, paused, or purged since",
+        "%(count)s times without a message: missed, skipped, paused, or purged since",
+        run.without,
+    )
+    return format_html('<tr><td colspan="5" class="quiet">{}</td></tr>', text % {"count": count})
+
+
+def _moment(schedule: Schedule, at: datetime) -> str:
+    try:
+        return shown(at, schedule.time_zone)
+    except InvalidMessage:
+        return shown(at, "UTC")
 
 
 def _times(schedule: Schedule, count: int) -> list[str]:

@@ -33,6 +33,15 @@ class ScheduleTuning:
     # Occurrences whose messages were deleted are deleted at this interval. Seconds.
     prune_interval: float = 600.0
 
+    # --- the page of a schedule ---------------------------------------------------------------------------------------
+
+    # The page shows this many last runs.
+    runs_shown: int = 10
+    # Between two runs it counts this many times without a message at most.
+    times_counted: int = 100
+    # The start of the last delivery is looked for among this many last moves of a message.
+    moves_looked_at: int = 20
+
     # --- declarations -------------------------------------------------------------------------------------------------
 
     # A worker announces the declarations that it knows at this interval. Seconds.

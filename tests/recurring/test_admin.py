@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -12,12 +13,13 @@ from django.test import Client
 from django.urls import reverse
 
 from django_delayq.models import Message
+from django_delayq.models.messages import LogRow
 from django_delayq.recurring import Schedule, create_schedule, schedules
 from django_delayq.recurring.definition import checked
 from django_delayq.recurring.models import Occurrence
 from tests.support.rows import unguarded
 
-from .conftest import DB, NOON, live
+from .conftest import DB, NOON, Clock, deliver, later, live
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("without_redis", "clock")]
 
@@ -67,6 +69,12 @@ def act(client: Client, action: str, *names: str) -> Any:
     return client.post(reverse(LIST), {"action": action, "_selected_action": names, "index": "0"}, follow=True)
 
 
+def last_runs(client: Client) -> list[str]:
+    """Return the lines of the table of last runs, the cells of each with a bar between them."""
+    lines = re.findall(r"<tr><td.*?</tr>", text(client.get(page())))
+    return [" | ".join(re.sub("<[^>]+>", "", cell) for cell in re.findall("<td.*?</td>", line)) for line in lines]
+
+
 def test_a_schedule_is_added_with_its_message(chief: Client) -> None:
     assert 'value="UTC"' in text(chief.get(reverse(ADD)))
     chief.post(reverse(ADD), FORM)
@@ -84,6 +92,32 @@ def test_the_page_of_a_schedule_shows_its_next_ten_times(chief: Client) -> None:
     assert "2050-03-02 02:30:00 CET" in shown
     assert "2050-03-02 02:30:00 CET" in text(chief.get(reverse(LIST)))
     assert "t.ok" in text(chief.get(reverse(LIST)))
+
+
+def test_the_page_of_a_schedule_shows_its_last_runs(chief: Client, clock: Clock) -> None:
+    create_schedule("s", "t.ok", every="1h", tz="UTC")
+    assert last_runs(chief) == []
+    first = Message.objects.get()
+    later(clock, minutes=61)
+    assert last_runs(chief) == [f"2050-03-01 13:00:00 UTC | scheduled | – | – | #{first.pk}"]
+    deliver(clock)
+    unguarded(LogRow).filter(message=first, to_state="consumed").update(at=clock.now + timedelta(seconds=3))
+    assert last_runs(chief) == [
+        f"2050-03-01 13:00:00 UTC | consumed | 2050-03-01 13:01:00 UTC | 3.0 s | #{first.pk}",
+    ]
+
+
+def test_times_without_a_message_are_told_between_the_runs(chief: Client, clock: Clock) -> None:
+    create_schedule("s", "t.ok", every="1h", tz="UTC")
+    later(clock, hours=3.5)
+    deliver(clock)
+    later(clock, hours=1)
+    shown = last_runs(chief)
+    assert [line[:30] for line in shown] == [
+        "2050-03-01 16:00:00 UTC | sche",
+        "2 times without a message: mis",
+        "2050-03-01 13:00:00 UTC | cons",
+    ]
 
 
 @pytest.mark.parametrize("every", ["1h", "2h"])
@@ -216,8 +250,13 @@ def test_a_declared_schedule_can_be_paused_but_not_changed(chief: Client) -> Non
     assert 'name="every"' not in text(chief.get(page()))
     assert chief.post(page(), FORM).status_code == 403
     assert chief.post(page(view="delete"), {"post": "yes"}).status_code == 403
-    chief.post(reverse(LIST), {"action": "delete_selected", "_selected_action": ["s"], "post": "yes"})
-    assert Schedule.objects.get().every == "1h"
+    why = "The code declares it: change or delete it by its @recurring there. Here it can be paused."
+    assert why in text(chief.get(page()))
+    create_schedule("other", "t.ok", every="1h")
+    chosen = {"action": "delete_selected", "_selected_action": ["s", "other"], "post": "yes"}
+    assert f"Schedule s: {why}" in text(chief.post(reverse(LIST), chosen))
+    assert set(Schedule.objects.values_list("name", "every")) == {("s", "1h"), ("other", "1h")}
+    chief.post(page("other", "delete"), {"post": "yes"})
     act(chief, "pause", "s")
     assert Schedule.objects.get().paused
 

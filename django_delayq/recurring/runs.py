@@ -1,0 +1,79 @@
+"""The last runs of a schedule: what became of the messages of its occurrences, and how long their handlers took."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import islice, takewhile
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db.models import Q
+
+from ..core.exceptions import InvalidMessage
+from ..core.states import State
+from ..models import Message, Transition
+from .models import Occurrence, Schedule
+from .schedule_tuning import tuning
+
+
+@dataclass(frozen=True, slots=True)
+class PastRun:
+    """An occurrence whose time has come, or whose delivery has begun before that.
+
+    ``began_at`` is the start of the last delivery, None before the first; ``took`` its duration, None while it goes on.
+    ``without`` counts the times between this run and the next one that have no message, ``times_counted`` at most.
+    """
+
+    at: datetime
+    message: Message
+    began_at: datetime | None
+    took: timedelta | None
+    without: int
+
+
+def last_runs(using: str, schedule: Schedule, now: datetime) -> list[PastRun]:
+    """Return the last runs of a schedule whose messages are still there, the latest first."""
+    rows = Occurrence.objects.using(using).filter(schedule=schedule.pk)
+    some = list(rows.order_by("-at").values_list("at", "message_id")[: tuning.runs_shown + 1])
+    ids = [message_id for _at, message_id in some]
+    messages = Message.objects.using(using).defer("payload", "headers", "result").in_bulk(ids)
+    there = [(at, messages[pk]) for at, pk in some if pk in messages]
+    there = [(at, message) for at, message in there if at <= now or message.deliveries][: tuning.runs_shown]
+    deliveries = _last_deliveries(using, [message for _at, message in there])
+    ends = [now, *(at for at, _message in there)]
+    found = []
+    for (at, message), end in zip(there, ends, strict=False):
+        began_at, took = deliveries.get(message.pk, (None, None))
+        found.append(PastRun(at, message, began_at, took, _between(schedule, at, end)))
+    return found
+
+
+def _last_deliveries(using: str, messages: list[Message]) -> dict[int, tuple[datetime, timedelta | None]]:
+    """Return when the last delivery of each message began, and its duration, if it has ended."""
+    ends = Q()
+    for message in messages:
+        ends |= Q(message_id=message.pk, number__gt=message.moves - tuning.moves_looked_at)
+    # The ids by themselves, too: the view of the log reads the rows of these messages alone.
+    moves = Transition.objects.using(using).filter(ends, message_id__in=[message.pk for message in messages])
+    found: dict[int, tuple[datetime, timedelta | None]] = {}
+    former = ""
+    for pk, state, at in moves.order_by("message_id", "number").values_list("message_id", "to_state", "at"):
+        if state == State.RUNNING:
+            found[pk] = (at, None)
+        elif former == State.RUNNING and pk in found:
+            found[pk] = (found[pk][0], at - found[pk][0])
+        former = state
+    return found
+
+
+def _between(schedule: Schedule, after: datetime, before: datetime) -> int:
+    """Count the times of a schedule, by its present definition, between two moments."""
+    return sum(1 for _at in islice(_times(schedule, after, before), tuning.times_counted))
+
+
+def _times(schedule: Schedule, after: datetime, before: datetime) -> Iterator[datetime]:
+    # The page says elsewhere what is wrong with a definition.
+    with suppress(InvalidMessage, ImproperlyConfigured, OverflowError):
+        yield from takewhile(lambda at: at < before, schedule.definition.times.following(after))
