@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -12,6 +13,7 @@ from django.db import transaction
 from django_delayq import (
     InvalidMessage,
     KeyConflict,
+    PayloadTooLarge,
     RetryPolicy,
     arepeat_message,
     cancel_message,
@@ -41,6 +43,13 @@ OPTIONS: dict[str, Any] = {
     "on_dead": "t.gave_up",
     "expires": "1h",
 }
+
+
+@dataclass
+class Order:
+    number: int
+
+
 KEPT = ("topic", "queue", "priority", "key", "payload", "retry", "max_attempts", "timeout", "lease", "limit_key")
 
 
@@ -118,6 +127,37 @@ def test_the_time_to_live_counts_from_the_due_time_that_a_call_gave() -> None:
     new = repeat_message(pk, delay="1d")
     assert new.expires_at is not None
     assert new.expires_at - new.due_at == timedelta(hours=1)
+
+
+def test_a_message_is_repeated_with_another_payload() -> None:
+    handler(TOPIC, limit=1, limit_key=lambda message: message.payload and message.payload["customer"])(lambda m: None)
+    pk = bring(State.DEAD, payload={"customer": "acme", "sum": 5}, priority=3)
+    assert message(pk).limit_key == "acme"
+    new = repeat_message(pk, payload={"customer": "zoo", "sum": timedelta(seconds=5)})
+    row = message(new.pk)
+    assert (row.payload, row.limit_key) == ({"customer": "zoo", "sum": "P0DT00H00M05S"}, "zoo")
+    assert (row.repeats, row.priority, message(pk).payload) == (pk, 3, {"customer": "acme", "sum": 5})
+    # None is a payload like any other.
+    assert message(repeat_message(pk, payload=None).pk).payload is None
+    assert message(async_to_sync(arepeat_message)(pk, payload={"customer": 7}).pk).limit_key == "7"
+
+
+def test_a_limit_key_that_a_call_gave_stays_with_another_payload() -> None:
+    handler(TOPIC, limit=1)(lambda message: None)
+    pk = bring(State.CONSUMED, limit_key="acme")
+    assert repeat_message(pk, payload=[1]).limit_key == "acme"
+
+
+def test_another_payload_is_checked_as_at_any_call(settings: Any) -> None:
+    handler(TOPIC, payload=Order)(lambda message: None)
+    pk = bring(State.CONSUMED, payload={"number": 1})
+    for wrong in ({"name": 1}, object(), {"number": float("nan")}):
+        with pytest.raises(InvalidMessage):
+            repeat_message(pk, payload=wrong)
+    settings.DELAYQ = {**settings.DELAYQ, "PAYLOAD_MAX_BYTES": 5}
+    with pytest.raises(PayloadTooLarge):
+        repeat_message(pk, payload={"number": 12})
+    assert Message.objects.count() == 1
 
 
 def test_the_new_message_exists_exactly_when_the_transaction_commits() -> None:

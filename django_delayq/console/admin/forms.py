@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from datetime import datetime, timedelta
@@ -20,6 +21,7 @@ from ...core.exceptions import InvalidMessage
 from ...inspector import worker_list
 from ...models import Message
 from ...project import validation
+from . import payload
 from .explanation import moment
 
 
@@ -95,6 +97,25 @@ class PauseForm(forms.Form):
         if cleaned.get("duration") is not None and cleaned.get("until") is not None:
             raise forms.ValidationError(gettext("Give a length of time or an end, not both."))
         return cleaned
+
+
+class PayloadForm(forms.Form):
+    """The payload of a message that is repeated. A mask in it stands for the value that it hides."""
+
+    payload = forms.CharField(label=_("Payload"), widget=forms.Textarea(attrs={"rows": "12", "spellcheck": "false"}))
+
+    def __init__(self, data: Any, old: Any, *, masked: bool = True) -> None:
+        super().__init__(data, initial={"payload": payload.pretty(old, masked=masked)})
+        self._old = old
+
+    def clean_payload(self) -> Any:
+        try:
+            return payload.unmasked(json.loads(self.cleaned_data["payload"]), self._old)
+        except LookupError as error:
+            problem = gettext("A mask stands for the value at its own place only. Write the value there.")
+            raise forms.ValidationError(problem) from error
+        except (ValueError, RecursionError) as error:
+            raise forms.ValidationError(gettext("This is not JSON: %(error)s") % {"error": error}) from error
 
 
 class ReasonForm(forms.Form):

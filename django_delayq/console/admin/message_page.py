@@ -46,10 +46,15 @@ from ..whereabouts import Whereabouts, locate
 from . import explanation, page, payload
 from .action_pages import ActionPages
 from .explanation import moment, span, state_label
+from .forms import PayloadForm
 from .limits_page import running_text
 
 # The audit has room for this many characters of a nonce.
 LONGEST_NONCE = 32
+# Why a message is not repeated.
+_REFUSALS = (InvalidMessage, KeyConflict)
+# What a handler's function for limit keys may raise, too, for a payload that somebody has edited.
+_REFUSALS_OF_EDITED = (*_REFUSALS, AttributeError, LookupError, TypeError, ValueError)
 
 
 class MessagePage(ActionPages):
@@ -91,14 +96,27 @@ class MessagePage(ActionPages):
         if request.method != "POST" or not nonce:
             return back
         old = self._message(request, pk)
+        edited: dict[str, Any] = {}
+        if "payload" in request.POST:
+            # Who writes a payload may also read what is masked in it.
+            self.require(request, "repeat", "reveal")
+            form = PayloadForm(request.POST, old.payload)
+            if not form.is_valid():
+                return self._page(request, old, masked=True, form=form)
+            edited = {"payload": form.cleaned_data["payload"]}
         # The audit takes each nonce once, so a form that is sent twice makes one message.
         facts: dict[str, Any] = {"message_id": pk, "outcomes": {"repeated": 1}, "nonce": nonce[:LONGEST_NONCE]}
+        refusals = _REFUSALS_OF_EDITED if edited else _REFUSALS
         try:
             with page.acting_as_user(request), writing(self.using):
-                new = repeat_message(old, using=self.using)
-                page.record(request, "repeat", f"{old} → #{new.pk}", **facts)
-        except (InvalidMessage, KeyConflict) as error:
+                new = repeat_message(old, using=self.using, **edited)
+                target = f"{old} → #{new.pk}"
+                page.record(request, "repeat", f"{target}, with an edited payload" if edited else target, **facts)
+        except refusals as error:
             text = _("Not repeated: %(error)s") % {"error": error}
+            if edited:
+                form.add_error(None, text)
+                return self._page(request, old, masked=True, form=form)
             return self.leave(request, back.url, text, messages.ERROR)
         except IntegrityError:
             if not AuditEvent.objects.using(self.using).filter(nonce=facts["nonce"]).exists():
@@ -134,6 +152,13 @@ class MessagePage(ActionPages):
     def _may_repeat(self, request: HttpRequest, message: Message) -> bool:
         return message.state in FINAL and self.may(request, "repeat")
 
+    def _again(self, request: HttpRequest, message: Message, *, masked: bool) -> PayloadForm | None:
+        """Return the form that repeats a message with an edited payload, if that is wholly shown."""
+        if not self._may_repeat(request, message) or not self.may(request, "reveal"):
+            return None
+        form = PayloadForm(None, message.payload, masked=masked)
+        return form if len(form.initial["payload"]) <= tuning.payload_characters else None
+
     def _message(self, request: HttpRequest, pk: int) -> Message:
         message: Message | None = self.get_object(request, str(pk))
         if message is None:
@@ -141,7 +166,13 @@ class MessagePage(ActionPages):
         return message
 
     def _page(
-        self, request: HttpRequest, message: Message, *, masked: bool, extra: dict[str, Any] | None = None
+        self,
+        request: HttpRequest,
+        message: Message,
+        *,
+        masked: bool,
+        extra: dict[str, Any] | None = None,
+        form: PayloadForm | None = None,
     ) -> HttpResponse:
         now = reads.now(message._state.db or "default")
         moves = log(message)
@@ -165,6 +196,8 @@ class MessagePage(ActionPages):
             "result": result[: tuning.payload_characters],
             "result_cut": len(result) > tuning.payload_characters,
             "masked": masked,
+            "again": form or self._again(request, message, masked=masked),
+            "again_nonce": secrets.token_urlsafe(12),
             "nonce": secrets.token_urlsafe(12) if self._may_repeat(request, message) else "",
             "may_reveal": masked and self.may(request, "reveal"),
             "call": _call(message) if len(content) <= tuning.payload_characters else "",

@@ -50,6 +50,26 @@ def redacted(value: Any) -> Any:
     return _redacted(value, _hidden())
 
 
+def unmasked(given: Any, old: Any) -> Any:
+    """Return an edited value with what the masks in it stand for: the part of ``old`` that was shown at that place.
+
+    Raises ``LookupError`` for a mask at another place, also for one in a list that was changed.
+    """
+    shown = redacted(old)
+    return given if shown == old else _unmasked(given, shown, old)
+
+
+def _unmasked(given: Any, shown: Any, old: Any) -> Any:
+    # As text: 1, 1.0 and true are equal values.
+    if json.dumps(given) == json.dumps(shown):
+        return old
+    if isinstance(given, dict) and isinstance(shown, dict):
+        return {name: _unmasked(inner, shown.get(name), old.get(name)) for name, inner in given.items()}
+    if f'"{MASK}"' in json.dumps(given):
+        raise LookupError(MASK)
+    return given
+
+
 def is_secret(name: str, hidden: re.Pattern[str] | None = None) -> bool:
     """Tell whether the value under this name is masked; ``hidden`` are the names that Django hides, if known."""
     return bool((hidden or _hidden()).search(name) or _ALSO_SECRET.search(name))

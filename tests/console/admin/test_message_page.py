@@ -14,7 +14,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from django_delayq import RetryPolicy, cancel_message
+from django_delayq import RetryPolicy, cancel_message, handler
 from django_delayq.api import pausing
 from django_delayq.broker.base import Entry
 from django_delayq.console.admin import explanation, payload
@@ -391,6 +391,97 @@ def test_a_message_that_has_ended_is_repeated_by_its_button_once(operator: Clien
     assert new.transitions.get().actor == event.actor
     # A call that somebody copies from the page repeats nothing.
     assert "delayq" not in page.context["call"]
+
+
+SECRET = {"order": 1, "api_key": "leak", "cards": [{"pin": 1}, {"pin": 2}]}
+
+
+def reader(*more: str) -> Client:
+    return logged_in(person("reader", "view_message", "requeue_message", "reveal_message", *more))
+
+
+def edited(client: Client, message: Message, payload: str) -> Any:
+    return client.post(repeat_url(message), {"nonce": f"n {payload}"[:32], "payload": payload}, follow=True)
+
+
+@pytest.mark.parametrize("state", State)
+def test_a_message_that_has_ended_runs_again_with_an_edited_payload(db: None, state: State) -> None:
+    message = samples.MAKERS[state]()
+    client = reader()
+    assert ('id="again"' in page_of(client, message).content.decode()) == (state in FINAL)
+    answers = [edited(client, message, '{"order": 2}') for _ in range(2)]
+    made = list(Message.objects.filter(pk__gt=message.pk))
+    if state not in FINAL:
+        assert "only one that has ended is repeated" in answers[0].content.decode()
+        assert made == []
+        return
+    (new,) = made
+    assert (new.payload, new.topic, new.repeats) == ({"order": 2}, message.topic, message.pk)
+    assert samples.said(answers[1]) == ["This was confirmed already: nothing more was done."]
+    event = AuditEvent.objects.get()
+    assert (event.action, event.target) == ("repeat", f"{message} → #{new.pk}, with an edited payload")
+    assert (event.message_id, new.transitions.get().actor) == (message.pk, event.actor)
+
+
+def test_a_masked_value_of_an_edited_payload_stays_where_its_mask_is(db: None) -> None:
+    message, client = samples.dead(SECRET), reader()
+    html = page_of(client, message).content.decode()
+    assert ("leak" in html, html.count(payload.MASK) >= 3) == (False, True)
+    shown = payload.pretty(SECRET).replace('"order": 1', '"order": 2')
+    assert edited(client, message, shown).status_code == 200
+    assert Message.objects.latest("pk").payload == SECRET | {"order": 2}
+    assert edited(client, message, '{"order": true, "api_key": "other"}').status_code == 200
+    # 1 and true are equal, and are not the same.
+    assert repr(Message.objects.latest("pk").payload) == repr({"order": True, "api_key": "other"})
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ("", "This field is required"),
+        ("{order: 1}", "This is not JSON"),
+        ("[" * 100_000, "This is not JSON"),
+        ("[" * 500 + "]" * 500, "Not repeated"),
+        ('{"order": NaN}', "Not repeated"),
+        ('{"order": "\\u0000"}', "Not repeated"),
+        (f'{{"order": "{payload.MASK}"}}', "A mask stands for"),
+        (f'{{"key": "{payload.MASK}"}}', "A mask stands for"),
+        (f'{{"cards": [{{"pin": "{payload.MASK}"}}]}}', "A mask stands for"),
+    ],
+)
+def test_an_edited_payload_that_cannot_be_is_told_and_kept_in_the_form(db: None, given: str, problem: str) -> None:
+    message, client = samples.dead(SECRET), reader()
+    response = edited(client, message, given)
+    html = response.content.decode()
+    assert (problem in html, "leak" in html) == (True, False)
+    assert '<details class="dq-panel" id="again" open>' in html
+    assert response.context["again"]["payload"].value() == given
+    assert Message.objects.count() == 1
+    assert not AuditEvent.objects.exists()
+
+
+def test_a_payload_that_the_limit_key_of_its_handler_does_not_take_is_told(db: None) -> None:
+    handler("t.admin", limit=1, limit_key=lambda message: message.payload["customer"])(lambda message: None)
+    message = samples.dead({"customer": "acme"})
+    assert "Not repeated: &#x27;customer&#x27;" in edited(reader(), message, '{"shop": 1}').content.decode()
+
+
+@pytest.mark.parametrize("permissions", [(), ("requeue_message",), ("reveal_message",)])
+def test_an_edited_payload_needs_both_permissions(db: None, permissions: tuple[str, ...]) -> None:
+    message, user = samples.dead(), logged_in(person("half", "view_message", *permissions))
+    assert 'id="again"' not in page_of(user, message).content.decode()
+    assert edited(user, message, "{}").status_code == 403
+    assert (Message.objects.count(), AuditEvent.objects.count()) == (1, 0)
+
+
+def test_an_edited_payload_is_not_taken_by_a_read_only_admin_nor_without_its_token(settings: Any, db: None) -> None:
+    message, client = samples.dead(), reader()
+    user = logged_in(person("forged", "view_message", "requeue_message", "reveal_message"), enforce_csrf_checks=True)
+    assert edited(user, message, "{}").status_code == 403
+    settings.DELAYQ = {**settings.DELAYQ, "CONSOLE": {"READ_ONLY": True}}
+    assert 'id="again"' not in page_of(client, message).content.decode()
+    assert edited(client, message, "{}").status_code == 403
+    assert Message.objects.count() == 1
 
 
 def test_a_repeat_is_refused_in_words_while_another_message_has_the_key(operator: Client) -> None:
