@@ -12,8 +12,9 @@ from django.conf import settings
 from django.contrib import admin, messages
 from django.core.exceptions import ImproperlyConfigured
 from django.db import router
-from django.db.models import QuerySet, Value
+from django.db.models import OuterRef, QuerySet, Subquery, Value
 from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
 from django.urls import NoReverseMatch, reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
@@ -25,6 +26,7 @@ from ..core import actors
 from ..core.durations import brief
 from ..core.exceptions import InvalidMessage
 from ..core.outcomes import storable
+from ..core.states import State
 from ..core.verbs import VERBS
 from ..models import Message
 from ..project import console_conf
@@ -140,7 +142,7 @@ class ScheduleAdmin(_ModelAdmin):
     list_display = ("name", "topic", "rule", "missed", "state", "next_time", "declared")
     list_filter = ("paused", "declared", "ended")
     search_fields = ("name", "topic")
-    actions = ("pause", "resume", "run")
+    actions = ("pause", "resume", "skip", "run")
     readonly_fields = ("state", "next_times", "last_runs", "last_message", "declared_in_code", "created_at")
     view_on_site = False
 
@@ -178,7 +180,8 @@ class ScheduleAdmin(_ModelAdmin):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Schedule]:
         # The clock of this host may differ from that by which messages are made.
         now = Value(reads.now(_using()), Schedule._meta.get_field("last_at"))
-        return Schedule.objects.using(_using()).annotate(now=now)
+        last_state = Subquery(Message.objects.filter(pk=OuterRef("message_id")).values("state"))
+        return Schedule.objects.using(_using()).annotate(now=now, last_state=last_state)
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Schedule | None:
         """Find the schedule of an address, which may have characters that PostgreSQL does not take."""
@@ -218,11 +221,14 @@ class ScheduleAdmin(_ModelAdmin):
     def next_time(self, schedule: Schedule) -> str:
         if schedule.paused:
             return "–"
-        return next(iter(_times(schedule, 1)), "–")
+        return next(iter(_times(schedule, 1, after=_skipped(schedule))), "–")
 
     @admin.display(description=gettext_lazy("next times"))
     def next_times(self, schedule: Schedule) -> SafeString | str:
-        return format_html_join("", "{}<br>", ((text,) for text in _times(schedule, TIMES_SHOWN))) or "–"
+        times = _times(schedule, TIMES_SHOWN, after=_skipped(schedule))
+        if (at := _skipped(schedule)) is not None:
+            times = [_("%(time)s: skipped") % {"time": _moment(schedule, at)}, *times]
+        return format_html_join("", "{}<br>", ((text,) for text in times)) or "–"
 
     @admin.display(description=gettext_lazy("last message"))
     def last_message(self, schedule: Schedule) -> SafeString | str:
@@ -308,11 +314,35 @@ class ScheduleAdmin(_ModelAdmin):
         text = ngettext("%(count)d schedule is resumed.", "%(count)d schedules are resumed.", done) % {"count": done}
         self.message_user(request, text, messages.SUCCESS if done else messages.WARNING)
 
+    @admin.action(description=gettext_lazy("Skip the next run of selected schedules"), permissions=["pause"])
+    def skip(self, request: HttpRequest, queryset: QuerySet[Schedule]) -> HttpResponse | None:
+        if "confirmed" not in request.POST:
+            return self._question(request, queryset, "skip", _("Skip the next run of these schedules?"))
+        done = self._do_all(request, "skip", queryset, schedules.skip_next)
+        text = ngettext("%(count)d run is skipped.", "%(count)d runs are skipped.", done) % {"count": done}
+        self.message_user(request, text, messages.SUCCESS if done else messages.WARNING)
+        return None
+
     @admin.action(description=gettext_lazy("Run selected schedules now"), permissions=["run"])
-    def run(self, request: HttpRequest, queryset: QuerySet[Schedule]) -> None:
+    def run(self, request: HttpRequest, queryset: QuerySet[Schedule]) -> HttpResponse | None:
+        if "confirmed" not in request.POST:
+            return self._question(request, queryset, "run", _("Run these schedules now?"))
         done = self._do_all(request, "run", queryset, schedules.run_schedule)
         text = ngettext("%(count)d message is due now.", "%(count)d messages are due now.", done) % {"count": done}
         self.message_user(request, text, messages.SUCCESS if done else messages.WARNING)
+        return None
+
+    def _question(self, request: HttpRequest, rows: Iterable[Schedule], action: str, title: str) -> HttpResponse:
+        """Ask before an action whether it is meant; the answer is the same POST with the field ``confirmed``."""
+        request.current_app = self.admin_site.name
+        context = {
+            **self.admin_site.each_context(request),
+            "opts": self.opts,
+            "title": title,
+            "action": action,
+            "schedules": [(row.pk, self.next_time(row)) for row in rows],
+        }
+        return TemplateResponse(request, "delayq_recurring/confirm.html", context)
 
     def _do_all(self, request: HttpRequest, verb: str, rows: Iterable[Schedule], act: Callable[..., Any]) -> int:
         done = 0
@@ -360,10 +390,18 @@ def _moment(schedule: Schedule, at: datetime) -> str:
         return shown(at, "UTC")
 
 
-def _times(schedule: Schedule, count: int) -> list[str]:
+def _skipped(schedule: Schedule) -> datetime | None:
+    """Return the next time if its message was cancelled, so that it does not run; None otherwise."""
+    read = vars(schedule)
+    return schedule.last_at if read["last_state"] == State.CANCELLED and schedule.last_at > read["now"] else None
+
+
+def _times(schedule: Schedule, count: int, *, after: datetime | None = None) -> list[str]:
     """Return the next times as the clocks of the schedule's time zone show them."""
     try:
-        return [shown(at, schedule.time_zone) for at in schedule.next_times(count, after=vars(schedule)["now"])]
+        return [
+            shown(at, schedule.time_zone) for at in schedule.next_times(count, after=after or vars(schedule)["now"])
+        ]
     except (InvalidMessage, ImproperlyConfigured) as error:
         return [str(error)]
 

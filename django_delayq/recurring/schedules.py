@@ -128,6 +128,23 @@ def run_schedule(name: str, *, using: str | None = None) -> Message:
     return schedule_message(**content(schedule), headers={"schedule": name}, using=using)
 
 
+def skip_next(name: str, *, using: str | None = None) -> Message:
+    """Cancel the message of a schedule's next time, and return it. The time has its occurrence, and is not made again.
+
+    Raises ``InvalidMessage`` when no message waits for a time to come, and ``Schedule.DoesNotExist``.
+    """
+    using = _using(using)
+    with writing(using):
+        schedule = _existing(using, name)
+        ahead = Occurrence.objects.using(using).filter(schedule=schedule.pk, at__gt=reads.now(using))
+        waiting = Message.objects.using(using).filter(WAITS, pk__in=ahead.values("message_id")).order_by("due_at")
+        message = locked(using, waiting, wait=True).first()
+        if message is None:
+            raise InvalidMessage("no next run waits: it is paused, has ended, or its next run is skipped already")
+        CANCEL.apply(using, [message.pk], reason=f"schedule {schedule.pk} skips this run")
+    return message
+
+
 # --- what a worker does -----------------------------------------------------------------------------------------------
 
 

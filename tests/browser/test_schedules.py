@@ -61,6 +61,9 @@ def test_a_schedule_is_made_and_run(open_page: Open, start: Start) -> None:
     assert inaccessible(page) == []
     start("--threads", "2")
     act(page, "Run selected schedules now")
+    expect(page.locator("#content")).to_contain_text(times[0])
+    assert inaccessible(page) == []
+    page.get_by_role("button", name="Run now").click()
     expect(page.locator(".messagelist")).to_contain_text("1 message is due now")
     wait_until(Message.objects.latest("pk"), State.CONSUMED)
     assert states() == ["scheduled", "consumed"]

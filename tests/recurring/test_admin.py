@@ -19,7 +19,7 @@ from django_delayq.recurring.definition import checked
 from django_delayq.recurring.models import Occurrence
 from tests.support.rows import unguarded
 
-from .conftest import DB, NOON, Clock, deliver, later, live
+from .conftest import DB, NOON, Clock, deliver, later, live, look
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("without_redis", "clock")]
 
@@ -66,7 +66,8 @@ def text(response: Any) -> str:
 
 
 def act(client: Client, action: str, *names: str) -> Any:
-    return client.post(reverse(LIST), {"action": action, "_selected_action": names, "index": "0"}, follow=True)
+    given = {"action": action, "_selected_action": names, "index": "0", "confirmed": "1"}
+    return client.post(reverse(LIST), given, follow=True)
 
 
 def last_runs(client: Client) -> list[str]:
@@ -186,6 +187,43 @@ def test_schedules_are_paused_resumed_and_run(chief: Client) -> None:
     assert Message.objects.latest("pk").headers == {"schedule": "s"}
 
 
+@pytest.mark.parametrize(("action", "button"), [("run", "Run now"), ("skip", "Skip the next run")])
+def test_a_run_and_a_skip_are_done_when_somebody_confirms_them(chief: Client, action: str, button: str) -> None:
+    create_schedule("s", "t.ok", every="1h", tz="UTC")
+    asked = chief.post(reverse(LIST), {"action": action, "_selected_action": ["s"], "index": "0"})
+    assert f'value="{button}"' in text(asked)
+    assert "2050-03-01 13:00:00 UTC" in text(asked)
+    assert (live(), Message.objects.count()) == (["13:00"], 1)
+    answer = re.findall(r'type="hidden" name="(\w+)" value="(\w+)"', text(asked))
+    chief.post(reverse(LIST), {name: value for name, value in answer if name != "csrfmiddlewaretoken"})
+    assert (live(), Message.objects.count()) == {"run": (["13:00"], 2), "skip": ([], 1)}[action]
+
+
+@pytest.mark.parametrize("missed", ["once", "all", "skip"])
+def test_the_next_run_is_skipped_and_the_one_after_it_is_made(chief: Client, clock: Clock, missed: str) -> None:
+    create_schedule("s", "t.ok", every="1h", tz="UTC", missed=missed)
+    assert "1 run is skipped" in text(act(chief, "skip", "s"))
+    message = Message.objects.get()
+    assert message.state == "cancelled"
+    assert message.transitions.latest("number").actor == "user:anna"
+    assert "2050-03-01 14:00:00 UTC" in text(chief.get(reverse(LIST)))
+    assert "2050-03-01 13:00:00 UTC" not in text(chief.get(reverse(LIST)))
+    assert "2050-03-01 13:00:00 UTC: skipped" in text(chief.get(page()))
+    again = text(act(chief, "skip", "s"))
+    assert "Schedule s: no next run waits" in again
+    assert "0 runs are skipped" in again
+    look()
+    assert live() == []
+    later(clock, minutes=61)
+    assert live() == ["14:00"]
+    assert last_runs(chief)[0].startswith("2050-03-01 13:00:00 UTC | cancelled | –")
+
+
+def test_a_paused_schedule_has_no_run_to_skip(chief: Client) -> None:
+    create_schedule("s", "t.ok", every="1h", paused=True)
+    assert "Schedule s: no next run waits" in text(act(chief, "skip", "s"))
+
+
 @pytest.mark.parametrize("action", ["run", "resume"])
 def test_schedules_that_fail_are_named_and_the_others_are_done(
     chief: Client, keyed: None, action: str, settings: Any
@@ -220,11 +258,11 @@ def test_every_action_is_written_to_the_audit(chief: Client) -> None:
     chief.post(page(), {**FORM, "every": "30m"})
     # It changes nothing.
     chief.post(page(), {**FORM, "every": "30m"})
-    for action in ("pause", "resume", "run"):
+    for action in ("pause", "resume", "skip", "run"):
         act(chief, action, "s")
     chief.post(page(view="delete"), {"post": "yes"})
     events = AuditEvent.objects.order_by("pk").values_list("actor", "action", "target")
-    verbs = ("create", "change", "pause", "resume", "run", "delete")
+    verbs = ("create", "change", "pause", "resume", "skip", "run", "delete")
     assert list(events) == [("user:anna", f"{verb} schedule", "s") for verb in verbs]
 
 
@@ -261,13 +299,23 @@ def test_a_declared_schedule_can_be_paused_but_not_changed(chief: Client) -> Non
     assert Schedule.objects.get().paused
 
 
-@pytest.mark.parametrize("action", ["pause", "resume", "run"])
+@pytest.mark.parametrize("action", ["pause", "resume", "skip", "run"])
 def test_an_action_needs_its_permission_when_it_is_posted(action: str) -> None:
     create_schedule("s", "t.ok", every="1h", paused=action == "resume")
     client = client_with("view_schedule", "change_schedule", "run_schedule" if action != "run" else "pause_schedule")
     act(client, action, "s")
     assert Schedule.objects.get().paused == (action == "resume")
-    assert Occurrence.objects.count() == Message.objects.count()
+    assert Occurrence.objects.count() == Message.objects.filter(state="scheduled").count()
+
+
+@pytest.mark.parametrize("action", ["pause", "resume", "skip", "run"])
+def test_who_may_only_view_does_nothing_by_a_forged_post(action: str) -> None:
+    create_schedule("s", "t.ok", every="1h", paused=action == "resume")
+    client = client_with("view_schedule")
+    before = (live(), Message.objects.count(), Schedule.objects.get().paused)
+    act(client, action, "s")
+    client.get(reverse(LIST), {"action": action, "_selected_action": "s", "confirmed": "1"})
+    assert (live(), Message.objects.count(), Schedule.objects.get().paused) == before
 
 
 def test_viewers_change_nothing_and_see_no_payload() -> None:
