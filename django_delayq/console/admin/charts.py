@@ -23,6 +23,7 @@ _FLOOR = HEIGHT - _BOTTOM
 _SPARK_WIDTH, _SPARK_HEIGHT = 96, 26
 
 _NOTHING = SafeString("")
+_LEGEND_ENTRY = '<li><svg viewBox="0 0 14 14" aria-hidden="true">{}</svg> {}</li>'
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,27 @@ def gauge(share: float) -> SafeString:
     """Draw which share of something is used up."""
     used = min(1.0, max(0.0, share))
     return mix([("1" if used >= 1 else "0", used), ("none", 1 - used)], kind="gauge")
+
+
+def life(title: str, parts: Sequence[tuple[str, float, float, str]], legend: Sequence[tuple[str, str]]) -> SafeString:
+    """Draw parts of a time side by side: colour class, start and length as shares of the whole, and words for each."""
+    drawn = format_html_join(
+        "",
+        "<g><title>{}</title>{}</g>",
+        # A run of a millisecond in a day is to be seen, too.
+        (
+            (text, _rect(f"dq-fill-{fill}", 100 * start, 0, max(0.3, 100 * length), 1))
+            for fill, start, length, text in parts
+        ),
+    )
+    return format_html(
+        '<figure class="dq-chart"><figcaption>{title}</figcaption>'
+        '<svg class="dq-mix dq-life" viewBox="0 0 100 1" preserveAspectRatio="none" role="img" aria-label="{title}">'
+        '{}</svg><ul class="dq-legend">{}</ul></figure>',
+        drawn,
+        format_html_join("", _LEGEND_ENTRY, ((_square(fill), label) for fill, label in legend)),
+        title=title,
+    )
 
 
 def squares(busy: int, of: int, most: int = 48) -> SafeString:
@@ -302,8 +324,7 @@ def _figure(
 def _legend(items: Sequence[tuple[SafeString, str]]) -> SafeString:
     if len(items) < 2:
         return _NOTHING
-    entry = '<li><svg viewBox="0 0 14 14" aria-hidden="true">{}</svg> {}</li>'
-    return format_html('<ul class="dq-legend">{}</ul>', format_html_join("", entry, items))
+    return format_html('<ul class="dq-legend">{}</ul>', format_html_join("", _LEGEND_ENTRY, items))
 
 
 def _square(fill: str) -> SafeString:

@@ -43,7 +43,7 @@ from ..models import AuditEvent
 from ..search import texts as searches
 from ..statements import in_time
 from ..whereabouts import Whereabouts, locate
-from . import explanation, page, payload
+from . import explanation, life, page, payload
 from .action_pages import ActionPages
 from .explanation import moment, span, state_label
 from .forms import PayloadForm
@@ -184,6 +184,7 @@ class MessagePage(ActionPages):
             "original": message,
             "state": State(message.state),
             "explanation": explanation.explain(message, moves[-1] if moves else None, now, where, in_line),
+            "life": life.line(message, moves, now),
             "timeline": steps(message, moves, now),
             "earlier": max(0, message.moves - len(moves)),
             "deliveries": deliveries(moves, now),

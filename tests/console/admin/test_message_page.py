@@ -393,6 +393,43 @@ def test_a_message_that_has_ended_is_repeated_by_its_button_once(operator: Clien
     assert "delayq" not in page.context["call"]
 
 
+def life_of(client: Client, message: Message) -> tuple[list[tuple[str, float]], list[str], str]:
+    """Return the colour and the width of each part of the drawn life, the words for each, and its legend."""
+    html = page_of(client, message).content.decode()
+    figure = re.search(r'<figure class="dq-chart">.*?</figure>', html, re.DOTALL)
+    assert figure is not None
+    drawing, legend = figure[0].split('<ul class="dq-legend">')
+    parts = re.findall(r'<rect class="dq-fill-(\w+)" x="[\d.]+" y="0" width="([\d.]+)"', drawing)
+    words = re.findall(r"<title>(.*?)</title>", drawing)
+    return [(fill, float(width)) for fill, width in parts], words, samples.without_tags(legend)
+
+
+def test_the_life_of_a_message_is_drawn_to_scale(viewer: Client) -> None:
+    parts, words, legend = life_of(viewer, samples.scheduled(delay="2d"))
+    assert [fill for fill, _width in parts] == ["due", "none"]
+    assert parts[0][1] < 2
+    assert parts[1][1] > 98
+    assert re.fullmatch(r"until it is due next: (2 d|1 d 23 h.*)", words[1])
+    assert "until it is due next" in legend
+
+
+def test_the_life_of_a_message_tells_its_runs_and_those_that_failed(viewer: Client) -> None:
+    message = samples.failed(samples.running(), delay=timedelta(hours=1), error="Timeout: 5", reason="retry")
+    parts, words, legend = life_of(viewer, message)
+    assert [fill for fill, _width in parts if fill in ("bad", "none")] == ["bad", "none"]
+    (run,) = (text for text in words if text.startswith("delivery 1, failed: "))
+    assert run.endswith(", Timeout: 5")
+    assert all(name in legend for name in ("failed", "until it is due next"))
+    parts, words, legend = life_of(viewer, samples.consumed())
+    assert parts[-1][0] == "0"
+    assert "until it is due next" not in legend
+    # A run that somebody wants to end is one run.
+    running = samples.running()
+    cancel_message(running)
+    parts, words, legend = life_of(viewer, running)
+    assert [text.partition(",")[0] for text in words if text.startswith("delivery")] == ["delivery 1"]
+
+
 SECRET = {"order": 1, "api_key": "leak", "cards": [{"pin": 1}, {"pin": 2}]}
 
 

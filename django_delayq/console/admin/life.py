@@ -1,0 +1,82 @@
+"""The life of a message as a line of time, to scale: its waits, its runs, and the wait for its next step."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from ...core.states import State
+from ...models import Message, Transition
+from . import charts
+from .explanation import moment, span
+
+# The kinds of parts, in the order of the legend: the colour class, and the name.
+_KINDS = {
+    "delayed": ("due", gettext_lazy("before its due time")),
+    "waiting": ("3", gettext_lazy("due, waiting to start")),
+    "run": ("0", gettext_lazy("running")),
+    "failed": ("bad", gettext_lazy("failed")),
+    "next": ("none", gettext_lazy("until it is due next")),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a life; ``delivery`` is the number of a run."""
+
+    kind: str
+    start: datetime
+    end: datetime
+    delivery: int = 0
+    error: str = ""
+
+    @property
+    def length(self) -> timedelta:
+        """How long it was; nothing where two clocks differ."""
+        return max(timedelta(0), self.end - self.start)
+
+    @property
+    def text(self) -> str:
+        """The part in words, for a note under the mouse."""
+        text = f"{_KINDS[self.kind][1]}: {span(self.length)}"
+        if self.delivery:
+            text = _("delivery %(number)s") % {"number": self.delivery} + f", {text}"
+        return f"{text}, {self.error}" if self.error else text
+
+
+def line(message: Message, moves: Sequence[Transition], now: datetime) -> SafeString:
+    """Draw the life of a message from these transitions, its latest ones, in order."""
+    parts = [part for part in _parts(message, moves, now) if part.length]
+    if not parts:
+        return SafeString("")
+    start, lengths = parts[0].start, defaultdict[str, timedelta](timedelta)
+    for part in parts:
+        lengths[part.kind] += part.length
+    whole = max(timedelta(microseconds=1), parts[-1].end - start)
+    return charts.life(
+        _("From %(start)s to %(end)s, to scale") % {"start": moment(start), "end": moment(parts[-1].end)},
+        [(_KINDS[each.kind][0], (each.start - start) / whole, each.length / whole, each.text) for each in parts],
+        [(fill, f"{name}: {span(lengths[kind])}") for kind, (fill, name) in _KINDS.items() if kind in lengths],
+    )
+
+
+def _parts(message: Message, moves: Sequence[Transition], now: datetime) -> Iterator[Part]:
+    # A request to cancel is a move, too, and ends no run.
+    steps = [move for move in moves if move.from_state != move.to_state or move.to_state != State.RUNNING]
+    for move, after in zip(steps, (*steps[1:], None), strict=True):
+        end = now if after is None else after.at
+        if move.to_state == State.SCHEDULED:
+            due = min(max(move.at, move.due_at), end)
+            yield Part("delayed", move.at, due)
+            yield Part("waiting", due, end)
+        elif move.to_state == State.RUNNING:
+            error = "" if after is None else after.error
+            yield Part("failed" if error else "run", move.at, end, move.delivery, error)
+    if message.state == State.SCHEDULED:
+        yield Part("next", now, message.due_at)
