@@ -18,7 +18,7 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.utils import timezone
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, ngettext
 
 from ...api.repeating import repeat_message
 from ...broker import publisher
@@ -184,6 +184,8 @@ class MessagePage(ActionPages):
             "original": message,
             "state": State(message.state),
             "explanation": explanation.explain(message, moves[-1] if moves else None, now, where, in_line),
+            "alike": _alike(message, now),
+            "alike_url": self.list_url(Message, f"{_alike_text(message)} finished:<1h", state="all"),
             "life": life.line(message, moves, now),
             "timeline": steps(message, moves, now),
             "earlier": max(0, message.moves - len(moves)),
@@ -256,6 +258,29 @@ class MessagePage(ActionPages):
             texts.append((_("running under its limit"), running_text(in_line.limit.name)))
             texts.append((_("waiting for the same limit"), searches.term_text("limit", in_line.limit.name)))
         return [(label, self.list_url(Message, text, state="all")) for label, text in texts]
+
+
+def _alike_text(message: Message) -> str:
+    """Return the text of a search for the dead messages with the last error of this one."""
+    return f"state:{State.DEAD} {searches.exact_error_text(message.error)}"
+
+
+def _alike(message: Message, now: datetime) -> str:
+    """Return in words how many messages died of the last error of this one in an hour; empty: none, or unknown."""
+    if not message.error:
+        return ""
+    using = message._state.db or "default"
+    died = Message.objects.using(using).filter(~Q(error=""), error=message.error, state=State.DEAD)
+    died = died.filter(finished_at__gte=now - timedelta(hours=1)).order_by()
+    count = in_time(using, timeouts.beside, died.values("pk")[: tuning.counted + 1].count)
+    if not count:
+        return ""
+    text = ngettext(
+        "%(count)s message died of this error in the last hour",
+        "%(count)s messages died of this error in the last hour",
+        count,
+    )
+    return text % {"count": capped(count, tuning.counted)}
 
 
 def _in_line(message: Message, now: datetime) -> explanation.InLine | None:

@@ -430,6 +430,19 @@ def test_the_life_of_a_message_tells_its_runs_and_those_that_failed(viewer: Clie
     assert [text.partition(",")[0] for text in words if text.startswith("delivery")] == ["delivery 1"]
 
 
+def test_the_page_links_the_messages_that_died_of_the_same_error_in_the_last_hour(viewer: Client) -> None:
+    message, other, older = samples.dead(), samples.dead(), samples.dead()
+    unguarded(Message).filter(pk=older.pk).update(finished_at=timezone.now() - timedelta(minutes=61))
+    samples.failed(samples.running(), dead=True, reason="given up", error="KeyError: another")
+    retrying = samples.failed(samples.running(), delay=timedelta(hours=1), error=message.error, reason="retry")
+    for each in (message, retrying):
+        page = page_of(viewer, each)
+        assert "2 messages died of this error in the last hour" in page.content.decode()
+        found = viewer.get(page.context["alike_url"]).context["cl"].result_list
+        assert {row.pk for row in found} == {message.pk, other.pk}
+    assert "died of this error" not in page_of(viewer, samples.consumed()).content.decode()
+
+
 SECRET = {"order": 1, "api_key": "leak", "cards": [{"pin": 1}, {"pin": 2}]}
 
 
