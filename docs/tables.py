@@ -26,7 +26,7 @@ django.setup()
 from django_delayq.core import states, verdicts  # noqa: E402
 from django_delayq.core.retry import RetryPolicy  # noqa: E402
 from django_delayq.management import _common as commands  # noqa: E402
-from django_delayq.project import conf, console_conf  # noqa: E402
+from django_delayq.project import conf, console_conf, http_conf  # noqa: E402
 
 from . import findings  # noqa: E402
 
@@ -109,6 +109,7 @@ def all_findings(names: list[str]) -> tuple[Row, list[Row]]:
 TABLES: Mapping[str, Callable[[list[str]], tuple[Row, list[Row]]]] = {
     "settings": partial(settings, conf, conf.Settings),
     "console-settings": partial(settings, console_conf, console_conf.ConsoleSettings),
+    "http-settings": partial(settings, http_conf, http_conf.HttpSettings),
     "moves": moves,
     "verdicts": all_verdicts,
     "exit-codes": exit_codes,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ..core.bounds import LENGTHS
 from ..core.exceptions import InvalidMessage
-from ..project import conf, pulled, registry, validation
+from ..project import http_conf, pulled, registry, validation
 
 # Between a namespace and a queue, neither of which can hold it.
 SEPARATOR = "."
@@ -47,8 +47,7 @@ def queue_of(namespace: str, queue: str) -> str:
 
 def topic_of(queue: str) -> str:
     """Return the topic of the messages of a queue."""
-    topics: Mapping[str, str] = (conf.section("HTTP") or {}).get("TOPICS", {})
-    return topics.get(queue, queue)
+    return http_conf.get().TOPICS.get(queue, queue)
 
 
 def has_receiver(queue: str) -> bool:

@@ -90,6 +90,12 @@ def _route(request: HttpRequest, path: str) -> calls.Call:
 
 
 @_door
+async def unknown(request: HttpRequest) -> HttpResponse:
+    """Answer a request for an address that is not there."""
+    return _error(404, "api not found")
+
+
+@_door
 async def version(request: HttpRequest) -> HttpResponse:
     """Name the version."""
     return _answer(200, {"build_commit": "", "build_date": "", "version": __version__})

@@ -25,7 +25,7 @@ from ..record import transitions
 from ..record.sql.rows import Claimed
 from .ending import end_what_is_over
 from .receipts import Receipt, signer, text_of
-from .waiters import LOOK_INTERVAL, Waiter, waiting
+from .waiters import LOOK_INTERVAL, Waiter, has_ended, waiting
 
 # The most messages of one call.
 MOST = 1000
@@ -136,7 +136,7 @@ class _Call:
     @property
     def left(self) -> float:
         """The seconds for which the call may still wait."""
-        return self.until - time.monotonic()
+        return 0.0 if has_ended() else self.until - time.monotonic()
 
     def fetch(self) -> list[Pulled]:
         """Claim what is due now."""

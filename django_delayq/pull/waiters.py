@@ -121,6 +121,13 @@ class Waiting:
                 if takes_all:
                     self._call(queue)
 
+    def wake_all(self) -> None:
+        """Have all callers look."""
+        with self._lock:
+            for waiters in self._waiters.values():
+                for waiter in waiters:
+                    waiter.wake()
+
     def _call(self, queue: str) -> None:
         """Wake one waiter of a queue, unless one was woken a moment ago that has not looked yet."""
         called = self._called.get(queue)
@@ -223,10 +230,28 @@ def waiting(using: str) -> Waiting:
         return _all[using]
 
 
+# Set: no call of this process waits any more.
+_waits_ended = threading.Event()
+
+
+def end_waits() -> None:
+    """Have the calls that wait look once more and return, and later ones return at once: the process ends."""
+    _waits_ended.set()
+    with _making:
+        there = [*_all.values()]
+    for each in there:
+        each.wake_all()
+
+
+def has_ended() -> bool:
+    """Return whether no call of this process may wait any more."""
+    return _waits_ended.is_set()
+
+
 def _forget() -> None:
     """Begin anew in a forked process, which has none of the threads."""
-    global _making  # noqa: PLW0603
-    _making = threading.Lock()
+    global _making, _waits_ended
+    _making, _waits_ended = threading.Lock(), threading.Event()
     _all.clear()
 
 

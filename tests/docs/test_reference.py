@@ -51,7 +51,7 @@ from .conftest import deliver
 
 COMMANDS = sorted(
     path.stem
-    for app in ("", "recurring/")
+    for app in ("", "http/", "recurring/")
     for path in (ROOT / f"django_delayq/{app}management/commands").glob("[!_]*.py")
 )
 # Those of every Django command.
@@ -288,7 +288,8 @@ OF_A_SHELL = [
     for block in blocks(page)
     if block.language == "console"
     for command, _output in block.commands
-    if command.startswith("python manage.py delayq_") and "|" not in command
+    # A server does not end by itself.
+    if command.startswith("python manage.py delayq_") and "delayq_http" not in command and "|" not in command
 ]
 
 

@@ -9,12 +9,16 @@ from typing import Any
 import pytest
 
 from django_delayq import RetryPolicy
-from django_delayq.project import conf, console_conf
+from django_delayq.project import conf, console_conf, http_conf
 from docs import tables
 
 from .blocks import text_of
 
-ALL: dict[str, Any] = {**conf.Settings._field_defaults, **console_conf.ConsoleSettings._field_defaults}
+ALL: dict[str, Any] = {
+    **conf.Settings._field_defaults,
+    **console_conf.ConsoleSettings._field_defaults,
+    **http_conf.HttpSettings._field_defaults,
+}
 
 
 @pytest.mark.parametrize("path", tables.pages(), ids=lambda path: path.stem)
@@ -31,4 +35,4 @@ def test_every_setting_has_one_row() -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_a_default_means_itself_as_the_table_writes_it(name: str) -> None:
     written = eval(tables.default(ALL[name]), {"RetryPolicy": RetryPolicy})
-    assert {**conf.PARSERS, **console_conf.PARSERS}[name](written) == ALL[name]
+    assert {**conf.PARSERS, **console_conf.PARSERS, **http_conf.PARSERS}[name](written) == ALL[name]
