@@ -265,6 +265,18 @@ class ScheduleAdmin(_ModelAdmin):
             return _("no")
         return _declared()
 
+    def render_change_form(
+        self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> HttpResponse:
+        """Show the page of a schedule, with a button for each action of the list that the user may do to it."""
+        schedule = context.get("original")
+        if schedule is not None:
+            labels = {"run": _("Run now"), "skip": _("Skip the next run")}
+            labels |= {"resume": _("Resume")} if schedule.paused else {"pause": _("Pause")}
+            allowed = self.get_actions(request)
+            context["steps"] = [(action, label) for action, label in labels.items() if action in allowed]
+        return super().render_change_form(request, context, *args, **kwargs)
+
     # --- what is done -------------------------------------------------------------------------------------------------
 
     def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:

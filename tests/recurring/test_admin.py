@@ -199,6 +199,19 @@ def test_a_run_and_a_skip_are_done_when_somebody_confirms_them(chief: Client, ac
     assert (live(), Message.objects.count()) == {"run": (["13:00"], 2), "skip": ([], 1)}[action]
 
 
+def buttons(client: Client) -> list[str]:
+    return re.findall(r'<button class="button" name="action" value="(\w+)">', text(client.get(page())))
+
+
+def test_the_page_of_a_schedule_has_a_button_for_each_action_that_is_allowed(chief: Client) -> None:
+    create_schedule("s", "t.ok", every="1h")
+    assert buttons(chief) == ["run", "skip", "pause"]
+    act(chief, "pause", "s")
+    assert buttons(chief) == ["run", "skip", "resume"]
+    assert buttons(client_with("view_schedule", "run_schedule", name="ben")) == ["run"]
+    assert buttons(client_with("view_schedule", name="eva")) == []
+
+
 @pytest.mark.parametrize("missed", ["once", "all", "skip"])
 def test_the_next_run_is_skipped_and_the_one_after_it_is_made(chief: Client, clock: Clock, missed: str) -> None:
     create_schedule("s", "t.ok", every="1h", tz="UTC", missed=missed)
