@@ -27,7 +27,7 @@ TAB_VAR = "state"
 LONGER_VAR = "longer"
 
 HELP = (
-    ("12345", _("an id, also #12345")),
+    ("12345", _("an id or a key; #12345 is an id only")),
     ("order-17", _("a key, or else a topic")),
     ("key:order-17", _("a key, in every state")),
     ("topic:mail.*", _("a topic, or every topic that begins with this")),
@@ -35,6 +35,7 @@ HELP = (
     ("state:dead,expired", _("states")),
     ("is:overdue", _("also is:live, is:finished, is:retrying")),
     ("due:<1h", _("due before an hour from now; also due:>2d, due:today, due:2026-01-02..2026-01-03")),
+    ("late:5m", _("waiting, more than 5 minutes after its due time; also in a paused queue")),
     ("finished:24h", _("finished within the last day; created: works the same way")),
     ("attempts:>3", _("failed more than three times")),
     ("error:Timeout", _("the last error contains this")),

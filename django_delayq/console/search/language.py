@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import reduce
 from operator import or_
 
@@ -19,6 +19,7 @@ from django.db.models import Q
 from django.utils.translation import gettext as _
 
 from ...core import bounds
+from ...core.durations import brief, seconds
 from ...core.outcomes import storable
 from ...core.states import FINAL, LIVE, State
 from ...core.values import row_id
@@ -79,6 +80,8 @@ class Term:
     has_partial_index: bool = False
     # A value that was given without a name, so that it may be a key or a topic.
     key_or_topic: str | None = None
+    # A number that was given without a name, so that it may be an id, a key, or both.
+    number: str = ""
     # The name before the colon, if no term has it: the whole is a key, or else a mistake.
     unknown: str = ""
 
@@ -201,7 +204,8 @@ def _term(token: str, now: datetime) -> Term:
     value = _value(token)
     number = "" if value.quoted else value.text.removeprefix("#")
     if number.isascii() and number.isdigit():
-        return _id("id", value, now)
+        # Pages write #12345 for an id alone.
+        return replace(_id("id", value, now), number=value.text if number == value.text else "")
     if not value.text:
         raise _Problem(_("the text between the quotation marks is missing."))
     if colon and not value.quoted and _WORD.fullmatch(name):
@@ -323,6 +327,18 @@ def _time(name: str, value: Value, now: datetime) -> Term:
     return Term(condition, f"{label} {period.described()}", f"{name}:{period.frozen()}", states, range_column=field)
 
 
+def _late(name: str, value: Value, now: datetime) -> Term:
+    text = value.text.removeprefix(">")
+    try:
+        length = timedelta(seconds=seconds(text))
+        end = now - length
+    except (ValueError, OverflowError):
+        raise _Problem(_("not a length of time. Write late:5m.")) from None
+    described = _("waiting, more than %(span)s after its due time") % {"span": brief(length.total_seconds())}
+    frozen = f"state:{State.SCHEDULED} {_due_before(end)}"
+    return Term(Q(due_at__lt=end), described, frozen, SCHEDULED, range_column="due_at")
+
+
 def _attempts(name: str, value: Value, now: datetime) -> Term:
     comparison = _COMPARISON.fullmatch(value.text)
     if comparison is None:
@@ -381,7 +397,20 @@ def _bare(value: Value) -> Term:
     return Term(condition, described, quoted(value.text), key_or_topic=value.text)
 
 
+def _with_keys(term: Term, using: str) -> Term:
+    """Return the term of an id with the messages, too, whose key is that number."""
+    rows = Message.objects.using(using).filter(key=term.number).order_by("-pk").values_list("pk", flat=True)
+    found = in_time(using, timeouts.page, lambda: list(rows[: tuning.term_ids - 1]))
+    if not found:
+        return term
+    ids = sorted({int(term.number), *found})
+    described = _("id or key is %(number)s") % {"number": term.number}
+    return replace(term, condition=Q(pk__in=ids), described=described, frozen=f"id:{','.join(map(str, ids))}")
+
+
 def _resolved(term: Term, using: str) -> Term:
+    if term.number:
+        return _with_keys(term, using)
     key = term.exactly[1] if term.unknown else term.key_or_topic
     if key is None:
         return term
@@ -417,6 +446,7 @@ _QUALIFIERS: dict[str, Callable[[str, Value, datetime], Term]] = {
     "state": _state,
     "is": _is,
     "due": _time,
+    "late": _late,
     "created": _time,
     "finished": _time,
     "attempts": _attempts,

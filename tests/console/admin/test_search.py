@@ -35,6 +35,34 @@ def found(text: str, now: datetime | None = None) -> set[int]:
     return set(Message.objects.using(samples.DB).filter(asked.condition()).values_list("pk", flat=True))
 
 
+def test_a_number_finds_the_message_with_this_id_and_those_with_this_key(db: None) -> None:
+    one = samples.scheduled()
+    number = str(one.pk)
+    named, other = samples.consumed(key=number), schedule_message("t.other", key=number)
+    samples.scheduled(key=f"{number}0")
+    resolved = parse_now(number).resolved(samples.DB)
+    assert (resolved.described, resolved.problems) == (f"id or key is {number}", ())
+    every = {one.pk, named.pk, other.pk}
+    assert (
+        found(resolved.frozen)
+        == set(Message.objects.filter(resolved.condition()).values_list("pk", flat=True))
+        == every
+    )
+    for exact in (f"#{number}", f"id:{number}"):
+        assert found(parse_now(exact).resolved(samples.DB).frozen) == {one.pk}
+    assert parse_now(f"{number}0").resolved(samples.DB).described == f"id or key is {number}0"
+    assert parse_now("987654321").resolved(samples.DB).described == "id 987654321"
+
+
+def parse_now(text: str) -> Search:
+    return language.parse(text, now=timezone.now())
+
+
+@pytest.mark.parametrize("text", ["late:soon", "late:<5m", "late:-5m", "late:5m..6m", "late:999999999d"])
+def test_a_lateness_is_a_length_of_time(text: str) -> None:
+    assert parse(text).problems == (f"{text}: not a length of time. Write late:5m.",)
+
+
 # --- parsing ----------------------------------------------------------------------------------------------------------
 
 
@@ -56,6 +84,8 @@ DESCRIBED = [
     ("state:expired,dead", "dead or expired"),
     ("is:overdue", "overdue"),
     ("is:retrying", "retrying"),
+    ("late:5m", "waiting, more than 5 m after its due time"),
+    ("late:>1h30m", "waiting, more than 1 h 30 m after its due time"),
     ("attempts:>3", "failed attempts > 3"),
     ("attempts:3", "failed attempts = 3"),
     ("error:Timeout", "error contains “Timeout”"),
@@ -340,6 +370,9 @@ def test_overdue_retrying_running_and_finished_messages_are_found(monkeypatch: p
     consumed = samples.consumed()
     assert found("is:overdue") == {overdue.pk}
     assert found("due:<1m state:scheduled") == {overdue.pk, waiting.pk}
+    assert found("late:30s") == {overdue.pk}
+    assert found("late:1d") == set()
+    assert found(parse_now("late:30s").frozen) == {overdue.pk}
     assert found("is:retrying") == {retrying.pk}
     assert found("attempts:1") == {retrying.pk}
     assert found("attempts:>1") == set()
