@@ -101,7 +101,7 @@ def return_anything(what: str) -> Any:
 
 
 @task
-@options(key=lambda order: f"order-{order}", limit=1, limit_key=lambda order: "all", on_conflict="keep")
+@options(key=lambda order: f"order-{order}", on_conflict="keep")
 def close_once(order: int) -> int:
     return order
 

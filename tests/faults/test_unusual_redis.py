@@ -138,7 +138,8 @@ def test_a_redis_that_refuses_is_not_called_away(start: Start, configure: Config
         assert re.search(r"^Redis .*: refuses \(AuthenticationError", run("delayq_stats").out, re.MULTILINE)
         page = admin_client.get("/admin/delayq_console/health/").content.decode()
         assert "refuses: AuthenticationError" in page
-        assert "Redis cannot be used: messages are delivered from the database" in page
-        for text in (worker.log, page, run("delayq_stats").out):
+        now = admin_client.get("/admin/delayq_console/dashboard/").content.decode()
+        assert "Redis cannot be used: messages are delivered from the database" in now
+        for text in (worker.log, page, now, run("delayq_stats").out):
             assert "does not answer" not in text
             assert "Redis is away" not in text

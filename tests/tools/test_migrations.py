@@ -16,7 +16,7 @@ def test_released_migrations_are_as_they_were_released() -> None:
 
 def test_the_migrations_of_all_apps_are_found() -> None:
     apps = {Path(path).parent.as_posix() for path in migrations.digests(ROOT)}
-    assert apps == {f"django_delayq{place}/migrations" for place in ("", "/console", "/recurring")}
+    assert apps == {f"django_delayq{place}/migrations" for place in ("", "/console", "/http", "/recurring")}
 
 
 @pytest.fixture
