@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from django.db import models
-from django.db.models import Q
+from django.db.models import F, Q
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
@@ -20,8 +20,9 @@ class LimitOverride(models.Model):
     Each change makes a new row, and a reset one that is over: so a greater id tells a worker to read them again.
     """
 
-    # The overrides that are in force, by the database's clock.
-    IN_FORCE = Q(until__isnull=True) | Q(until__gt=RecordNow())
+    # The overrides that are in force, by the database's clock. One that was reset ends when it begins: SQLite's clock
+    # counts whole ms, and would find it in force for the rest of one.
+    IN_FORCE = Q(until__isnull=True) | (Q(until__gt=RecordNow()) & Q(until__gt=F("since")))
 
     # The name of the limit: ``limits.topic_name`` or ``limits.queue_name``.
     name = models.CharField(_("name"), max_length=bounds.LENGTHS.limit, unique=True)

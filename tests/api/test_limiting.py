@@ -88,7 +88,8 @@ def test_a_limit_of_zero_pauses_a_topic_with_all_its_keys(declare: Declare, opti
 
 def test_a_limit_of_zero_pauses_one_customer(declare: Declare) -> None:
     declare("l.one", limit=1, limit_key=lambda message: message.payload)
-    one, other = (schedule_message("l.one", key, limit_key=key, due_at=timezone.now()) for key in ("a", "b"))
+    past = timezone.now() - timedelta(seconds=1)
+    one, other = (schedule_message("l.one", key, limit_key=key, due_at=past) for key in ("a", "b"))
     override_limit(topic="l.one", limit_key="a", limit=0)
     look()
     assert admit(one, other) == [other.pk]
@@ -122,7 +123,8 @@ def test_an_override_ends_by_itself(declare: Declare) -> None:
     override_limit(topic="l.free", limit=0, duration="1h")
     look()
     assert admit(*made) == []
-    LimitOverride.objects.update(until=timezone.now())
+    # SQLite's clock counts whole ms.
+    LimitOverride.objects.update(until=timezone.now() - timedelta(seconds=1), since=timezone.now() - timedelta(hours=1))
     look()
     assert admit(*made) == [made[0].pk]
 
