@@ -186,16 +186,16 @@ class ActionPages(ReadOnly):
                 return self._do_in_batches(request, question, form)
             return self._do_at_once(request, question, form)
         except IntegrityError:
-            if not self._is_answered(question):
+            if not self._is_answered(question.nonce):
                 raise
-            return self._tell_answered(request, scope)
+            return self._tell_answered(request, self._back(request, scope))
 
-    def _is_answered(self, question: Question) -> bool:
-        return AuditEvent.objects.using(self.using).filter(nonce=question.nonce).exists()
+    def _is_answered(self, nonce: str) -> bool:
+        return AuditEvent.objects.using(self.using).filter(nonce=nonce).exists()
 
-    def _tell_answered(self, request: HttpRequest, scope: Scope) -> HttpResponse:
+    def _tell_answered(self, request: HttpRequest, back: str) -> HttpResponse:
         text = _("This was confirmed already: nothing more was done.")
-        return self.leave(request, self._back(request, scope), text, messages.WARNING)
+        return self.leave(request, back, text, messages.WARNING)
 
     def _frozen(self, request: HttpRequest, question: Question) -> tuple[Scope, Mapping[str, int]]:
         """Return the messages that have not changed since the question, and the number of the others by reason."""
@@ -209,8 +209,8 @@ class ActionPages(ReadOnly):
     def _do_in_batches(self, request: HttpRequest, question: Question, form: ReasonForm) -> HttpResponse:
         """Start the action on the messages that the question has counted and that have not changed since."""
         scope, counted = question.scope, question.number or 0
-        if self._is_answered(question):
-            return self._tell_answered(request, scope)
+        if self._is_answered(question.nonce):
+            return self._tell_answered(request, self._back(request, scope))
         if counted > tuning.most_messages:
             return self._ask(request, question.action, scope)
         found = in_time(self.using, timeouts.long, self._frozen, request, question)

@@ -190,7 +190,7 @@ def _gone(overdue: Capped, hour: Throughput) -> str:
 def _river(past: dict[str, Throughput], coming: Upcoming, data: PageData, window: str, links: Links) -> SafeString:
     """Draw the time behind, left of the line of now, and the time ahead."""
     back, day = past[window], past["day"]
-    behind = [_behind(back, place) for place in range(len(back.steps))]
+    behind = past_charts.steps(back, _delivered, near=_NEAR)
     ahead = [_ahead(bar, place, window, links) for place, bar in enumerate(coming.bars)]
     flag, snapshot = "", data.snapshot.value
     if snapshot is not None:
@@ -213,15 +213,11 @@ def _river(past: dict[str, Throughput], coming: Upcoming, data: PageData, window
     )
 
 
-def _behind(back: Throughput, place: int) -> Column:
-    tally = back.steps[place]
-    start, end = (timezone.localtime(back.start + n * back.step) for n in (place, place + 1))
-    values = [tally["consumed"], tally["retried"], tally["dead"], 0]
+def _delivered(tally: RollupSum) -> tuple[list[float | None], str]:
+    values: list[float | None] = [tally["consumed"], tally["retried"], tally["dead"], 0]
     names = (_("delivered"), _("retried"), _("dead"))
     text = ", ".join(f"{number:,} {name}" for number, name in zip(values, names, strict=False) if number)
-    is_last = place == len(back.steps) - 1
-    tick = "" if len(back.steps) - place < _NEAR else past_charts.tick(start, back.window)
-    return Column(past_charts.clock_span(start, end), values, text or _("nothing"), tick, filling=is_last)
+    return values, text or _("nothing")
 
 
 def _ahead(bar: Bar, place: int, window: str, links: Links) -> Column:
@@ -250,11 +246,10 @@ def _queues(shown: Page, request: HttpRequest, data: PageData, hours: dict[str, 
     snapshot, paused = data.snapshot.value, data.paused.value or {}
     if snapshot is None:
         return []
-    may_resume = shown.may(request, "resume")
+    may_resume, unserved = shown.may(request, "resume"), page_data.unserved(data)
     rows = []
     for name, queue in snapshot.queues.items():
-        hour = hours.get(name)
-        row = _queue(name, queue, hour, data)
+        row = _queue(name, queue, hours.get(name), unserved=name in unserved)
         row.url = shown.url(Queue, "detail", name)
         row.paused = name in paused
         row.resume = shown.url(Queue, "resume", name) if row.paused and may_resume else ""
@@ -263,19 +258,18 @@ def _queues(shown: Page, request: HttpRequest, data: PageData, hours: dict[str, 
     return [row for *_order, row in sorted(rows, key=lambda each: each[:-1])]
 
 
-def _queue(name: str, queue: QueueSnapshot, hour: Throughput | None, data: PageData) -> SimpleNamespace:
-    workers = data.workers.value
+def _queue(name: str, queue: QueueSnapshot, hour: Throughput | None, *, unserved: bool) -> SimpleNamespace:
     done = RollupSum() if hour is None else hour.sum
     due = queue.overdue.count + queue.limited.count
     later = max(0, queue.scheduled.count - due)
     return SimpleNamespace(
         name=name,
-        unserved=bool(queue.overdue.count) and workers is not None and not workers.serving(name),
+        unserved=unserved,
         mix=charts.mix([("0", later), ("3", queue.limited.count), ("bad", queue.overdue.count)]),
         scheduled=queue.scheduled,
         overdue=queue.overdue,
         limited=queue.limited,
-        spark="" if hour is None else charts.spark([step.ended for step in hour.steps[:-1]]),
+        spark=needs.spark(hour),
         rate="0" if hour is None else _rate(hour),
         p95=charts.bound(done.lateness(95)),
         failed=f"{done.failed_share:.1%}" if done.ended else "–",

@@ -20,7 +20,6 @@ from ...core import limits
 from ...core.exceptions import InvalidMessage
 from ...core.limits import parts
 from ...core.states import State
-from ...inspector import stats
 from ...inspector.stats import LimitState
 from ...models import Message
 from ...record.sql.moves import writing
@@ -31,9 +30,6 @@ from .explanation import describe_change, limit_text, span
 from .forms import PauseForm, ReasonField
 from .page import Page
 from .readonly import Links
-
-# A page names this many limits at most.
-MOST = 100
 
 
 class OverrideForm(PauseForm):
@@ -86,23 +82,23 @@ class LimitsAdmin(Page):
     """The limits, for users who may view messages."""
 
     template = "delayq_console/limits.html"
-    list_per_page = MOST
+    list_per_page = page_data.MOST_LIMITS
 
     def content(self, request: HttpRequest) -> dict[str, Any]:
         data = page_data.gather()
-        using, may_override = data.using, self.may(request, "override")
-        # Read anew for each page, because a user who has just overridden a limit wants to see it.
-        overrides = panels.load("overrides", using, limiting.in_force, using, kept=0.0)
-        found = panels.load("all limits", using, stats.all_limits, using, self.list_per_page)
+        may_override = self.may(request, "override")
+        override_url = self.url(Limits, "override") if may_override else ""
+        # What the limits go by: read anew for each page, because a user who has just overridden one wants to see it.
+        panels.load("overrides", data.using, limiting.in_force, data.using, kept=0.0)
+        found = page_data.limits(data.using)
         known = found.value.longest if found.value else ()
         return {
             "lines": found,
-            "limits": rows(known, data.at, self.list_url, self.url(Limits, "override") if may_override else ""),
+            "limits": rows(known, data.at, self.list_url, override_url),
             "partial": len(known) == self.list_per_page,
             "most": self.list_per_page,
-            "override_url": self.url(Limits, "override") if may_override else "",
+            "override_url": override_url,
             "reset_url": self.url(Limits, "reset") if may_override else "",
-            "problem": overrides.problem,
         }
 
     def override_view(self, request: HttpRequest) -> HttpResponse:

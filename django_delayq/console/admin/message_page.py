@@ -29,7 +29,6 @@ from ...core.retention import kept_for
 from ...core.states import FINAL, LIVE, State
 from ...inspector import stats
 from ...inspector.consistency import Mismatch
-from ...inspector.numbers import capped
 from ...models import Message, Transition
 from ...project import conf
 from ...record import reads
@@ -39,7 +38,6 @@ from ...record.sql.moves import writing
 from ...restore.engine import Restore
 from ...restore.selection import Selection
 from ..console_tuning import timeouts, tuning
-from ..models import AuditEvent
 from ..search import texts as searches
 from ..statements import in_time
 from ..whereabouts import Whereabouts, locate
@@ -119,10 +117,9 @@ class MessagePage(ActionPages):
                 return self._page(request, old, masked=True, form=form)
             return self.leave(request, back.url, text, messages.ERROR)
         except IntegrityError:
-            if not AuditEvent.objects.using(self.using).filter(nonce=facts["nonce"]).exists():
+            if not self._is_answered(facts["nonce"]):
                 raise
-            text = _("This was confirmed already: nothing more was done.")
-            return self.leave(request, back.url, text, messages.WARNING)
+            return self._tell_answered(request, back.url)
         text = _("This message repeats #%(id)s.") % {"id": pk}
         return self.leave(request, self.url(Message, "change", new.pk), text, messages.SUCCESS)
 
@@ -271,16 +268,16 @@ def _alike(message: Message, now: datetime) -> str:
         return ""
     using = message._state.db or "default"
     died = Message.objects.using(using).filter(~Q(error=""), error=message.error, state=State.DEAD)
-    died = died.filter(finished_at__gte=now - timedelta(hours=1)).order_by()
-    count = in_time(using, timeouts.beside, died.values("pk")[: tuning.counted + 1].count)
-    if not count:
+    died = died.filter(finished_at__gte=now - timedelta(hours=1))
+    found = in_time(using, timeouts.beside, stats.count_capped, died, tuning.counted)
+    if found is None or not found.count:
         return ""
     text = ngettext(
         "%(count)s message died of this error in the last hour",
         "%(count)s messages died of this error in the last hour",
-        count,
+        found.count,
     )
-    return text % {"count": capped(count, tuning.counted)}
+    return text % {"count": found}
 
 
 def _in_line(message: Message, now: datetime) -> explanation.InLine | None:
@@ -298,8 +295,7 @@ def _in_line(message: Message, now: datetime) -> explanation.InLine | None:
         | (same & Q(due_at__lt=message.due_at))
         | (same & Q(due_at=message.due_at, pk__lt=message.pk))
     )
-    count = in_time(using, timeouts.beside, before.order_by().values("pk")[: tuning.counted + 1].count)
-    return explanation.InLine(limit, None if count is None else capped(count, tuning.counted))
+    return explanation.InLine(limit, in_time(using, timeouts.beside, stats.count_capped, before, tuning.counted))
 
 
 _ABSENT = gettext_lazy("not in Redis")

@@ -193,8 +193,8 @@ def some(names: Sequence[str]) -> str:
 
 
 def _unserved(data: PageData) -> Iterator[Finding]:
-    snapshot, workers, paused = data.snapshot.value, data.workers.value, data.paused.value or {}
-    if snapshot is None or workers is None:
+    snapshot, paused = data.snapshot.value, data.paused.value or {}
+    if snapshot is None:
         return
     queues = {name: queue for name, queue in snapshot.queues.items() if name not in paused}
     scheduled = total(queue.scheduled for queue in queues.values())
@@ -209,7 +209,7 @@ def _unserved(data: PageData) -> Iterator[Finding]:
             text = _("No worker is alive, so no message will be delivered: %(scheduled)s are scheduled.")
             yield Finding(_("Workers"), Level.WARN, text % {"scheduled": scheduled}, link="workers")
         return
-    unserved = [name for name, queue in queues.items() if queue.overdue.count and not workers.serving(name)]
+    unserved = [name for name in page_data.unserved(data) if name in queues]
     if unserved:
         text = ngettext(
             "No live worker serves queue %(queues)s, and %(count)s of its messages are overdue.",
@@ -223,11 +223,10 @@ def _unserved(data: PageData) -> Iterator[Finding]:
 
 def _overdue(data: PageData) -> Iterator[Finding]:
     """Yield what is overdue without a cause that another finding names."""
-    snapshot, workers = data.snapshot.value, data.workers.value
+    snapshot = data.snapshot.value
     if snapshot is None or has_no_worker(data):
         return
-    unserved = [] if workers is None else [name for name in snapshot.queues if not workers.serving(name)]
-    late = snapshot.without_paused({*(data.paused.value or ()), *unserved})
+    late = snapshot.without_paused({*(data.paused.value or ()), *page_data.unserved(data)})
     oldest = late.oldest_overdue
     if oldest and snapshot.at - oldest > timedelta(seconds=Thresholds().max_overdue_age):
         text = ngettext(
@@ -252,10 +251,12 @@ def _of_extensions(data: PageData) -> Iterator[Finding]:
 
 def _paused(page: ReadOnly, request: HttpRequest, data: PageData, hours: dict[str, Throughput]) -> Iterator[Need]:
     """Yield the pauses that keep messages waiting."""
-    snapshot = data.snapshot.value
-    for name, pause in (data.paused.value or {}).items():
-        queue = snapshot.queues.get(name) if snapshot is not None else None
-        if snapshot is None or queue is None or not (waiting := total([queue.ready, queue.overdue])).count:
+    snapshot, paused = data.snapshot.value, data.paused.value or {}
+    if snapshot is None:
+        return
+    held = snapshot.without_paused(paused).queues
+    for name, pause in paused.items():
+        if not (waiting := held[name].held).count:
             continue
         text = ngettext(
             "%(queue)s is paused: %(count)s message waits",
@@ -263,12 +264,12 @@ def _paused(page: ReadOnly, request: HttpRequest, data: PageData, hours: dict[st
             waiting.count,
         )
         text %= {"queue": name, "count": waiting}
-        if queue.oldest_overdue:
-            text = _("%(text)s, the oldest for %(age)s") % {"text": text, "age": span(data.at - queue.oldest_overdue)}
+        if oldest := snapshot.queues[name].oldest_overdue:
+            text = _("%(text)s, the oldest for %(age)s") % {"text": text, "age": span(data.at - oldest)}
         label, url = _("See queues"), page.url(Queue)
         if page.may(request, "resume"):
             label, url = _("Resume…"), page.url(Queue, "resume", name)
-        yield Need(Level.WARN, text, pause_facts(pause, data.at), label, url, _spark(hours.get(name), "warn"))
+        yield Need(Level.WARN, text, pause_facts(pause, data.at), label, url, spark(hours.get(name), "warn"))
 
 
 def _failing(page: ReadOnly, data: PageData) -> Iterator[Need]:
@@ -279,9 +280,10 @@ def _failing(page: ReadOnly, data: PageData) -> Iterator[Need]:
         values = {"topic": failing.topic, "share": f"{hour.sum.failed_share:.0%}", "runs": f"{hour.sum.ended:,}"}
         note = _("%(share)s in the day before · since %(time)s")
         told = {"share": f"{failing.before:.1%}", "time": clock(failing.since)}
-        spark = charts.spark([step.failed for step in hour.steps[:-1]], "critical")
-        yield Need(Level.CRITICAL, text % values, note % told, _("See failures"), page.list_url(DeadLetters), spark)
+        line = charts.spark([step.failed for step in hour.steps[:-1]], "critical")
+        yield Need(Level.CRITICAL, text % values, note % told, _("See failures"), page.list_url(DeadLetters), line)
 
 
-def _spark(hour: Throughput | None, level: str) -> SafeString:
+def spark(hour: Throughput | None, level: str = "") -> SafeString:
+    """Draw the runs that ended in each minute of the last hour."""
     return SafeString("") if hour is None else charts.spark([step.ended for step in hour.steps[:-1]], level)

@@ -26,6 +26,9 @@ from ..whereabouts import unfilled
 from . import panels
 from .panels import Panel
 
+# A page names this many limits at most.
+MOST_LIMITS = 100
+
 
 @dataclass(frozen=True, slots=True)
 class PageData:
@@ -93,6 +96,14 @@ def redis() -> RedisStats:
     return stats.ask_redis(None if redis_publisher is None else redis_publisher.broker)
 
 
+def unserved(data: PageData) -> list[str]:
+    """Return the queues with overdue messages that no live worker serves; none where either is not known."""
+    snapshot, workers = data.snapshot.value, data.workers.value
+    if snapshot is None or workers is None:
+        return []
+    return [name for name, queue in snapshot.queues.items() if queue.overdue.count and not workers.serving(name)]
+
+
 def coming(data: PageData, window: str) -> Panel[Upcoming]:
     """Return what falls due in the window."""
     name = f"upcoming {window} {timezone.get_current_timezone_name()}"
@@ -120,6 +131,11 @@ def failing(data: PageData) -> Panel[list[Failing]]:
 def running(data: PageData) -> Panel[tuple[dict[str, list[tuple[int, str]]], bool]]:
     """Return the messages that each worker runs."""
     return panels.load("running", data.using, worker_list.running, data.using)
+
+
+def limits(using: str) -> Panel[Lines]:
+    """Return the limits, those with the longest lines first."""
+    return panels.load("all limits", using, stats.all_limits, using, MOST_LIMITS)
 
 
 def is_empty(data: PageData) -> bool:

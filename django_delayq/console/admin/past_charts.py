@@ -49,7 +49,7 @@ def throughput(past: Throughput) -> SafeString:
         name: f"{number:,}" for name, number in past.sum.outcomes.items()
     }
     fills = ("0", "1", "bad", "3")
-    return charts.bars("dq-throughput", _("Throughput"), description, names, _steps(past, column), fills=fills)
+    return charts.bars("dq-throughput", _("Throughput"), description, names, steps(past, column), fills=fills)
 
 
 def lateness(past: Throughput) -> SafeString:
@@ -69,16 +69,20 @@ def _lengths(
         return [p50, p95], _("no delivery") if p50 is None else text
 
     series = [_("half of them (p50)"), _("%(share)d %% of them (p95)") % {"share": 95}]
-    return charts.lines(name, title, description, series, _steps(past, column))
+    return charts.lines(name, title, description, series, steps(past, column))
 
 
-def _steps(past: Throughput, column: Callable[[RollupSum], tuple[list[float | None], str]]) -> list[Column]:
+def steps(
+    past: Throughput, column: Callable[[RollupSum], tuple[list[float | None], str]], near: int = 0
+) -> list[Column]:
+    """Return a column for each step; those that are fewer than ``near`` from the end get no text under the axis."""
     columns = []
     for place, tally in enumerate(past.steps):
         start, end = (timezone.localtime(past.start + n * past.step) for n in (place, place + 1))
         values, text = column(tally)
-        filling = place == len(past.steps) - 1
-        columns.append(Column(clock_span(start, end), values, text, tick(start, past.window), filling=filling))
+        left = len(past.steps) - place
+        below = "" if left < near else tick(start, past.window)
+        columns.append(Column(clock_span(start, end), values, text, below, filling=left == 1))
     return columns
 
 

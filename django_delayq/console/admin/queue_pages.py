@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -39,7 +39,6 @@ from .forms import DelayField, PauseForm, ReasonField, SpreadForm
 from .page import Page
 from .page_data import PageData
 from .panels import Panel
-from .readonly import Links
 
 
 class ResumeForm(SpreadForm):
@@ -98,26 +97,43 @@ class QueueAdmin(Page):
         names = _names(data, paused.value or {})
         held = panels.load("held", data.using, sizes, self.using, names)
         asked: tuple[Panel[Any], ...] = (data.snapshot, data.workers, paused, held)
-        may_pause = self.may(request, "pause")
+        may_pause, unserved = self.may(request, "pause"), page_data.unserved(data)
         return {
-            "queues": [self._row(name, data, paused.value or {}, held.value, may_pause) for name in names],
+            "queues": [
+                self._row(name, data, (paused.value or {}).get(name), held.value, may_pause, unserved=name in unserved)
+                for name in names
+            ],
             "may_pause": may_pause,
             "problems": sorted({panel.problem for panel in asked if panel.problem}),
         }
 
     def _row(
-        self, name: str, data: PageData, paused: dict[str, Queue], held: dict[str, QueueSize] | None, may_pause: bool
+        self,
+        name: str,
+        data: PageData,
+        pause: Queue | None,
+        held: dict[str, QueueSize] | None,
+        may_pause: bool,
+        *,
+        unserved: bool,
     ) -> SimpleNamespace:
-        pause, snapshot, workers = paused.get(name), data.snapshot.value, data.workers.value
+        """Return what the table shows of a queue; "?" where the value is not known."""
+        snapshot, workers = data.snapshot.value, data.workers.value
         queue = QueueSnapshot() if snapshot is None else snapshot.queues.get(name, QueueSnapshot())
         ids, unknown = (held or {}).get(name), "?" if held is None else "–"
-        unserved = workers is not None and not workers.serving(name)
         return SimpleNamespace(
-            **facts_of(name, data, paused, self.list_url),
+            name=name,
+            url=self.list_url(Message, f"queue:{name}"),
+            paused=pause is not None,
+            scheduled="?" if snapshot is None else str(queue.scheduled),
+            limited="?" if snapshot is None else str(queue.limited),
+            overdue="?" if snapshot is None else str(queue.overdue),
+            oldest="?" if snapshot is None else _since(queue.oldest_overdue, data.at),
+            workers="?" if workers is None else f"{workers.serving(name):,}",
             detail_url=self.url(Queue, "detail", name),
             pause=[] if pause is None else describe(pause, data.at),
             reason="" if pause is None else pause.reason,
-            unserved=unserved and queue.overdue.count > 0 and pause is None,
+            unserved=unserved and pause is None,
             limited_url=self.list_url(Message, f"is:limited queue:{name}") if queue.limited.count else "",
             following="?" if snapshot is None else _until(queue.next_due, data.at),
             in_redis=unknown if ids is None else f"{ids.delayed:,} / {ids.ready:,}",
@@ -250,22 +266,6 @@ class QueueAdmin(Page):
     def _done(self, request: HttpRequest, text: str, level: int) -> HttpResponse:
         panels.forget()
         return self.leave(request, self.url(Queue), text, level)
-
-
-def facts_of(name: str, data: PageData, paused: Collection[str], links: Links) -> dict[str, Any]:
-    """Return what every table of queues shows of one; "?" where the value is not known."""
-    snapshot, workers = data.snapshot.value, data.workers.value
-    queue = None if snapshot is None else snapshot.queues.get(name, QueueSnapshot())
-    return {
-        "name": name,
-        "url": links(Message, f"queue:{name}"),
-        "paused": name in paused,
-        "scheduled": "?" if queue is None else str(queue.scheduled),
-        "limited": "?" if queue is None else str(queue.limited),
-        "overdue": "?" if queue is None else str(queue.overdue),
-        "oldest": "?" if queue is None else _since(queue.oldest_overdue, data.at),
-        "workers": "?" if workers is None else f"{workers.serving(name):,}",
-    }
 
 
 def describe(pause: Queue, now: datetime) -> list[str]:

@@ -15,13 +15,12 @@ from django.utils.translation import gettext_lazy
 from ...core.durations import brief
 from ...core.limits import parts
 from ...core.outcomes import storable
-from ...inspector import stats
 from ...models import Message, Queue
 from ..console_tuning import tuning
 from ..models import Topics
 from ..search import texts
 from ..statistics.throughput import Compared, RollupSum, add_up, compare, read_traffic
-from . import limits_page, page, panels, past_charts
+from . import limits_page, page, page_data, panels, past_charts
 from .charts import bound
 from .page import Page
 from .panels import Panel
@@ -87,7 +86,7 @@ def detail(shown: Page, request: HttpRequest, kind: str, given: str) -> HttpResp
     name, using, window = storable(given), shown.using, page.chosen(request, "window", _WINDOWS)
     found = _load(read_traffic, using, window, kind, name)
     past, by_other = found.value or (None, {})
-    limits = panels.load("all limits", using, stats.all_limits, using, limits_page.MOST)
+    limits = page_data.limits(using)
     of_it = [limit for limit in (limits.value.longest if limits.value else ()) if parts(limit.name)[:2] == (kind, name)]
     whole = Compared(*(add_up(getattr(each, time) for each in by_other.values()) for time in ("now", "before")))
     title = _("Topic %(name)s") if kind == "topic" else _("Queue %(name)s")

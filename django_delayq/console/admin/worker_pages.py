@@ -12,11 +12,10 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ...inspector import worker_list
 from ...models import Message, Worker
 from ...models.workers import WorkerList, WorkerState, state_of
 from ...record import reads
-from . import page_data, panels
+from . import page_data
 from .explanation import moment, span
 from .page import Page, navigation
 
@@ -37,8 +36,7 @@ class WorkerAdmin(Page):
 
     def content(self, request: HttpRequest) -> dict[str, Any]:
         data = page_data.gather()
-        using = data.using
-        running = panels.load("running", using, worker_list.running, using)
+        running = page_data.running(data)
         there = data.workers.value
         found, partial = running.value or ({}, False)
         return {
