@@ -111,10 +111,10 @@ def coming(data: PageData, window: str) -> Panel[Upcoming]:
 
 
 def past(data: PageData, window: str) -> Panel[dict[str, Throughput]]:
-    """Return what was delivered in this window, and in those that the tiles show."""
+    """Return what was delivered in this window and in those of the tiles, and in as long a time before their day."""
     name, windows = f"past {window} {timezone.get_current_timezone_name()}", ("hour", "day", window)
     read = throughput.read_throughput
-    return panels.load(name, data.using, read, data.using, data.at, windows, kept=tuning.rollups_kept)
+    return panels.load(name, data.using, read, data.using, data.at, windows, ("day",), kept=tuning.rollups_kept)
 
 
 def queues(data: PageData) -> Panel[dict[str, Throughput]]:

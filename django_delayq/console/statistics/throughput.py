@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
@@ -110,7 +110,7 @@ class Throughput:
     start: datetime
     step: timedelta
     steps: list[RollupSum]
-    # The sum of as long a time before it.
+    # The sum of as long a time before it; empty unless it is compared.
     before: RollupSum = field(default_factory=RollupSum)
     # The most runs that ended in one minute, as far as rollups of minutes are kept.
     most: int = 0
@@ -129,20 +129,25 @@ def add_up(sums: Iterable[RollupSum]) -> RollupSum:
     return RollupSum(sum(sums, Counter()))
 
 
-def read_throughput(using: str, now: datetime, windows: Iterable[str], **only: str) -> dict[str, Throughput]:
-    """Sum the rollups of these windows by their steps. ``only`` names a topic or a queue."""
+def read_throughput(
+    using: str, now: datetime, windows: Iterable[str], compared: Collection[str] = (), **only: str
+) -> dict[str, Throughput]:
+    """Sum the rollups of these windows by their steps. ``only`` names a topic or a queue.
+
+    Of the ``compared`` windows, as long a time before is summed, too.
+    """
     found = {name: _empty(name, now) for name in windows}
     whole_hours = all(past.step >= timedelta(hours=1) for past in found.values())
     column = TruncHour("at", tzinfo=UTC) if whole_hours else "at"
-    since = min(past.start - len(past.steps) * past.step for past in found.values())
+    since = min(past.start - len(past.steps) * past.step * (name in compared) for name, past in found.items())
     for at, seconds, counts in _sums(using, (column, "seconds"), since, **only):
-        for past in found.values():
+        for name, past in found.items():
             place = (at - past.start) // past.step
             if place >= 0:
                 # The clock of a worker may be ahead: a step beyond the last one counts for the last.
                 past.steps[min(place, len(past.steps) - 1)].update(counts)
                 past.most = max(past.most, 0 if whole_hours or seconds != MINUTE_SECONDS else counts.ended)
-            elif place >= -len(past.steps):
+            elif name in compared and place >= -len(past.steps):
                 past.before.update(counts)
     return found
 

@@ -27,7 +27,6 @@ class Bar:
 class Upcoming:
     """The bars in the order of time."""
 
-    window: str
     bars: list[Bar]
 
 
@@ -44,7 +43,7 @@ def count_upcoming(using: str, window: str, now: datetime) -> Upcoming:
     if full := [bar for bar in bars if bar.number.more]:
         _count(using, full, max(_share(whole, whole // 3, queues), tuning.recounted // len(full) // queues))
     _estimate(using, [bar for bar in bars if bar.number.more])
-    return Upcoming(window, bars)
+    return Upcoming(bars)
 
 
 def _count(using: str, bars: Sequence[Bar], cap: int) -> None:

@@ -323,7 +323,8 @@ def test_rollups_are_summed_into_the_steps_of_each_window() -> None:
     rolled(now - timedelta(minutes=61), consumed=8)
     rolled((now - timedelta(days=4)).replace(minute=0), seconds=3600, consumed=16)
     rolled(now - timedelta(days=8), seconds=3600, consumed=32)
-    found = throughput.read_throughput(samples.DB, now, ("hour", "day", "week"))
+    windows = ("hour", "day", "week")
+    found = throughput.read_throughput(samples.DB, now, windows, windows)
     assert {name: one.sum.outcomes["consumed"] for name, one in found.items()} == {"hour": 7, "day": 15, "week": 31}
     hour = found["hour"]
     assert [tally.outcomes["consumed"] for tally in (hour.steps[-1], hour.steps[-2], hour.steps[0])] == [1, 2, 4]
