@@ -144,13 +144,15 @@ def in_force(using: str) -> dict[str, LimitOverride]:
 
 def described(row: LimitOverride) -> str:
     """Return in one line what an override says, until when it holds, by whom it was made and why."""
-    values: dict[str, Any] = {"limit": row.limit, "rate": row.rate or None, "burst": row.burst}
-    said = "paused" if row.is_pause else ", ".join(f"{name} {value}" for name, value in values.items() if value)
-    text = f"{said} until {iso(row.until) or 'it is reset'}" + (f", by {row.set_by}" if row.set_by else "")
-    return f"{text}: {' '.join(row.reason.split())}" if row.reason else text
+    said = "paused" if row.is_pause else ", ".join(f"{name} {value}" for name, value in _values(row).items() if value)
+    return f"{said} {pausing.lasting(row.until, 'it is reset', row.set_by, row.reason)}"
 
 
 def facts(row: LimitOverride) -> dict[str, Any]:
     """Return an override for ``--json``."""
-    values = {"name": row.name, "limit": row.limit, "rate": row.rate or None, "burst": row.burst}
-    return {**values, "since": iso(row.since), "until": iso(row.until), "by": row.set_by, "reason": row.reason}
+    times = {"since": iso(row.since), "until": iso(row.until)}
+    return {"name": row.name, **_values(row), **times, "by": row.set_by, "reason": row.reason}
+
+
+def _values(row: LimitOverride) -> dict[str, Any]:
+    return {"limit": row.limit, "rate": row.rate or None, "burst": row.burst}

@@ -155,9 +155,13 @@ def paused(using: str) -> dict[str, Queue]:
 
 def described(queue: Queue) -> str:
     """Return in one line until when a queue is paused, by whom and why."""
-    text = f"until {iso(queue.resumes_at) or 'it is resumed'}"
-    text += f", by {queue.paused_by}" if queue.paused_by else ""
-    return f"{text}: {' '.join(queue.reason.split())}" if queue.reason else text
+    return lasting(queue.resumes_at, "it is resumed", queue.paused_by, queue.reason)
+
+
+def lasting(until: datetime | None, ended_by: str, actor: str, reason: str) -> str:
+    """Return in one line until when something holds, by whom it was made and why. ``ended_by`` ends it otherwise."""
+    text = f"until {iso(until) or ended_by}" + (f", by {actor}" if actor else "")
+    return f"{text}: {' '.join(reason.split())}" if reason else text
 
 
 def log_paused(queue: Queue) -> None:

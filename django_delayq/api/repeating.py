@@ -71,13 +71,15 @@ def repeat_message(
 def _again(using: str, old: Message, delay: timedelta) -> NewMessage:
     """Return a new message like the old one."""
     own = own_part(old.headers) | {"repeats": old.pk}
-    given = transitions.due_times_given(using, [old.pk]).get(old.pk, old.due_at)
+    expires = None
+    if old.expires_at is not None:
+        expires = old.expires_at - transitions.due_times_given(using, [old.pk]).get(old.pk, old.due_at)
     return NewMessage(
         json.dumps(old.payload),
         None,
         delay=delay,
         headers=validation.headers(without_own_part(old.headers) | {OWN_HEADER: own}),
-        expires=None if old.expires_at is None else old.expires_at - given,
+        expires=expires,
         retry=None if old.retry is None else json.dumps(old.retry),
         key_deliveries=0 if old.unique == "scheduled" else None,
         **{name: getattr(old, name) for name in AS_BEFORE},

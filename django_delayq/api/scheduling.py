@@ -87,9 +87,10 @@ def checked(topic: Any, payload: Any, options: Mapping[str, Any]) -> NewMessage:
     if "delay" in given and "due_at" in given:
         raise InvalidMessage("give delay or due_at, not both")
     columns: dict[str, Any] = {}
+    loaded = payload
     if handler is not None:
         columns = {"priority": handler.priority, "queue": handler.queue, "expires": handler.expires}
-        payload = handler.stored(payload)
+        payload, loaded = handler.stored(payload)
     columns |= {name: _CHECKS[name](value) for name, value in given.items()}
     columns["queue"] = columns.get("queue") or conf.get().DEFAULT_QUEUE
     columns["key_deliveries"], columns["key_for"] = columns.pop("unique", (None, None))
@@ -104,7 +105,7 @@ def checked(topic: Any, payload: Any, options: Mapping[str, Any]) -> NewMessage:
         asking.ask("A message is scheduled for", new.topic, new.queue)
     if handler is None or (handler.limit_key is None and new.limit_key is None):
         return new
-    return _with_limit_key(new, handler, payload, options.get("headers"))
+    return _with_limit_key(new, handler, loaded, options.get("headers"))
 
 
 def _check_choices(new: NewMessage) -> None:
@@ -138,8 +139,6 @@ def _with_limit_key(
         raise InvalidMessage(f"limit_key has no effect: the handler of {new.topic!r} has no limit and no rate")
     if new.limit_key is not None or handler.limit_key is None:
         return new
-    if handler.payload is not None:
-        payload = handler.payload.load(payload)
     try:
         found = handler.limit_key(ToSchedule(new.topic, new.queue, new.key, new.priority, payload, headers or {}))
         return new if found is None else new._replace(limit_key=validation.limit_key(found))

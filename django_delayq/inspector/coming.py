@@ -55,7 +55,7 @@ def due_by_topic(
 
     Those of paused queues and those that wait for limits are neither ready nor overdue.
     """
-    caps = _shared(using, caps)
+    caps = caps.shared(len(statements(using).queues()))
     counts: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
     rows = [*read_due(using, admission.full_lately(using), now=now, overdue_since=overdue_since, caps=caps)]
     for each in rows:
@@ -70,7 +70,7 @@ def due_by_topic(
 
 def due_soon(using: str, now: datetime, queues: Collection[str], caps: Caps = CAPS) -> dict[str, dict[str, Coming]]:
     """Return what falls due of these queues within each span of ``WITHIN``, by queue and by the name of the span."""
-    caps, runtimes = _shared(using, caps), mean_runtimes(using)
+    caps, runtimes = caps.shared(len(statements(using).queues())), mean_runtimes(using)
     ends = [now + timedelta(seconds=seconds) for seconds in WITHIN.values()]
     numbers: defaultdict[str, list[int]] = defaultdict(lambda: [0] * len(WITHIN))
     work: defaultdict[str, list[float]] = defaultdict(lambda: [0.0] * len(WITHIN))
@@ -102,8 +102,3 @@ def mean_runtimes(using: str) -> Runtimes:
             spans[topics[pk]] += (ended - begun) // timedelta(microseconds=1)
     means = {topic: spans[topic] / 1e6 / number for topic, number in runs.items()}
     return Runtimes(means, sum(spans.values()) / 1e6 / runs.total() if runs else None)
-
-
-def _shared(using: str, caps: Caps) -> Caps:
-    """Return the caps with fewer rows of each queue where there are many queues."""
-    return caps._replace(rows=max(caps.topics, caps.rows // max(1, len(statements(using).queues()))))

@@ -30,6 +30,10 @@ class Caps(NamedTuple):
     # Messages, topics, queues or ids that one text names.
     named: int = 5
 
+    def shared(self, queues: int) -> Caps:
+        """Return the caps with fewer rows of each queue where there are many queues."""
+        return self._replace(rows=max(self.topics, self.rows // max(1, queues)))
+
 
 CAPS = Caps()
 

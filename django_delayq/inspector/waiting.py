@@ -96,9 +96,7 @@ def overdue_heads(using: str, closed: Collection[str], overdue_since: datetime) 
 def topics_of_next(using: str, limit: int) -> set[str]:
     """Return the topics of the messages that are due next, up to ``limit`` in each queue that workers serve."""
     sql = f"SELECT DISTINCT m.queue, m.topic FROM {_first(using, 'true', limit)}"  # noqa: S608
-    found = _rows(using, sql)
-    served = set(pulled.without({queue for queue, _topic in found}))
-    return {topic for queue, topic in found if queue in served}
+    return {topic for queue, topic in _rows(using, sql) if pulled.terms(queue) is None}
 
 
 def read_due(

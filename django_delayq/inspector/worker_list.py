@@ -61,9 +61,8 @@ def topics_without_handler(using: str, workers: WorkerList) -> dict[str, str | N
     Programs pull any topic.
     """
     known = known_topics(workers)
-    queues = pulled.without(statements(using).queues())
-    limit = max(CAPS.topics, CAPS.rows // max(1, len(queues)))
-    return {topic: near(topic, known) for topic in sorted(topics_of_next(using, limit) - known)}
+    rows = CAPS.shared(len(pulled.without(statements(using).queues()))).rows
+    return {topic: near(topic, known) for topic in sorted(topics_of_next(using, rows) - known)}
 
 
 def queues_without_worker(using: str, workers: WorkerList) -> dict[str, str | None]:

@@ -28,16 +28,15 @@ class PayloadType(NamedTuple):
     load: Callable[[Any], Any]
     dump: Callable[[Any], Any]
 
-    def stored(self, payload: Any) -> Any:
-        """Return a payload as JSON has it. Raises ``InvalidMessage`` for one that the handler would not get."""
+    def stored(self, payload: Any) -> tuple[Any, Any]:
+        """Return a payload as JSON has it, and as the handler gets it. Raises ``InvalidMessage`` if it does not fit."""
         try:
             found = json.loads(validation.payload(self.dump(payload)))
-            self.load(found)
+            return found, self.load(found)
         except InvalidMessage:
             raise
         except Exception as error:
             raise InvalidMessage(f"the payload does not fit {self.name}: {error}") from error
-        return found
 
     def loaded(self, payload: Any) -> Any:
         """Return the payload of a delivery as its handler gets it. Raises ``Reject`` when it does not fit any more."""

@@ -201,12 +201,13 @@ class Handler(NamedTuple):
     def lease(self) -> float:
         return conf.get().LEASE if self.own_lease is None else self.own_lease
 
-    def stored(self, payload: Any) -> Any:
-        """Return the payload of a call as JSON has it, if the handler says what payloads are; else as it is.
+    def stored(self, payload: Any) -> tuple[Any, Any]:
+        """Return the payload of a call as JSON has it, and as this handler gets it.
 
-        Raises ``InvalidMessage`` for one that does not fit.
+        Where the handler does not say what payloads are, both are the payload as it is. Raises ``InvalidMessage`` for
+        one that does not fit.
         """
-        return payload if self.payload is None else self.payload.stored(payload)
+        return (payload, payload) if self.payload is None else self.payload.stored(payload)
 
     @property
     def runs_on_loop(self) -> bool:

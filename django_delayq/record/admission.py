@@ -56,18 +56,19 @@ def limits_of(topic: str, queue: str, key: str | None, using: str = DEFAULT_DB_A
 def limit_of(using: str, name: str) -> Limit | None:
     """Return the limit of this name; None when there is none (any more). Raises ``KeyError`` for an unknown topic."""
     kind, what, _key = parts(name)
+    if kind == "queue":
+        return overrides.over(using, name, (conf.get().LIMITS or {}).get(what))
     handler = registry.find(what)
-    declared = (conf.get().LIMITS or {}).get(what) if kind == "queue" else None if handler is None else handler.limit
-    found = overrides.over(using, name, declared)
-    if found is None and kind == "topic" and handler is None:
+    found = overrides.over(using, name, None if handler is None else handler.limit)
+    if found is None and handler is None:
         raise KeyError(what)
     return found
 
 
 def is_paused(using: str, name: str) -> bool:
     """Return whether somebody lets nothing begin under a limit, as far as this process knows."""
-    in_force = overrides.known(using).in_force
-    return bool(in_force) and getattr(overrides.over(using, name, None), "count", None) == 0
+    override = overrides.deciding(using, name)
+    return override is not None and override.is_pause
 
 
 def full(using: str) -> set[str]:
@@ -112,11 +113,11 @@ def _used(using: str, since: timedelta | None = None) -> Iterator[Usage]:
         with suppress(KeyError):
             limit = limit_of(using, name)
             if limit is not None:
-                yield Usage(name, limit, count.now, count.running, count.full_at, since=since or NO_TIME)
+                yield _usage(name, limit, count, since or NO_TIME)
 
 
-def _usage(name: str, limit: Limit, count: Count) -> Usage:
-    return Usage(name, limit, count.now, count.running, count.full_at)
+def _usage(name: str, limit: Limit, count: Count, since: timedelta = NO_TIME) -> Usage:
+    return Usage(name, limit, count.now, count.running, count.full_at, since=since)
 
 
 @dataclass(slots=True)

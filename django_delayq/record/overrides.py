@@ -58,16 +58,20 @@ def doubt(using: str) -> None:
     _known[using] = known(using)._replace(at=NOTHING.at)
 
 
-def over(using: str, name: str, declared: Limit | None) -> Limit | None:
-    """Return the limit of this name that holds: as the code declares it, or as somebody changed it.
+def deciding(using: str, name: str) -> LimitOverride | None:
+    """Return the override that decides on the limit of this name; None: the code decides.
 
     The override of a topic is like another declaration: it counts for each key by itself, unless the key has an
     override of its own. One that pauses the topic pauses all its keys.
     """
     if not (in_force := known(using).in_force):
-        return declared
+        return None
     own, (kind, what, _key) = in_force.get(name), parts(name)
     of_topic = in_force.get(topic_name(what, None)) if kind == "topic" else None
-    if of_topic is not None and (own is None or of_topic.is_pause):
-        own = of_topic
-    return declared if own is None else own.over(declared)
+    return of_topic if of_topic is not None and (own is None or of_topic.is_pause) else own
+
+
+def over(using: str, name: str, declared: Limit | None) -> Limit | None:
+    """Return the limit of this name that holds: as the code declares it, or as somebody changed it."""
+    override = deciding(using, name)
+    return declared if override is None else override.over(declared)

@@ -34,7 +34,6 @@ from .held_keys import CANCELLED, ROWS_TOGETHER, free_key, in_the_way
 from .sql import limit_statements, statements
 from .sql.limited import Taking
 from .sql.moves import Decide, Decision, move, moved, writing
-from .sql.portable import Portable
 from .sql.rows import Claimed, Claiming, Failure, Inserted, Moved, NewMessage, Success, Ticket
 from .sql.sessions import own_transaction
 
@@ -333,9 +332,6 @@ def fail(using: str, failures: Iterable[Failure], *, wait: bool = True) -> list[
     """
     # Only the later of two deliveries of one message can be the current one.
     unique = {failure.id: failure for failure in sorted(failures, key=attrgetter("delivery"))}
-    if any(failure.leads_on for failure in unique.values()):
-        # In one transaction, if not in one statement.
-        return Portable.fail(statements(using), list(unique.values()), wait=wait)
     return statements(using).fail(list(unique.values()), wait=wait) if unique else []
 
 

@@ -150,7 +150,7 @@ def checked(
     definition = Definition(
         topic,
         # As the database will return it.
-        json.loads(validation.payload(payload if handler is None else handler.stored(payload))),
+        json.loads(validation.payload(payload if handler is None else handler.stored(payload)[0])),
         "" if queue is None else validation.queue(queue),
         None if priority is None else validation.priority(priority),
         "" if cron is None else _text("cron", cron, CRON_LENGTH),

@@ -465,7 +465,7 @@ class Delayq:
         if not (isinstance(payloads, list | tuple) and payloads):
             raise ValueError(f"the handler of {first.topic} takes batches: give perform() a list of payloads")
         rows = [
-            first._replace(id=first.id + number, payload=json.loads(validation.payload(handler.stored(one))))
+            first._replace(id=first.id + number, payload=json.loads(validation.payload(handler.stored(one)[0])))
             for number, one in enumerate(payloads)
         ]
         return [_Made(row, handler, self.using) for row in rows]

@@ -46,8 +46,10 @@ from .rows import (
     Claimed,
     Expired,
     Facts,
+    Failure,
     IndexPosition,
     Inserted,
+    Moved,
     NewMessage,
     QueueLook,
     Ticket,
@@ -393,6 +395,12 @@ class PostgreSQL(PostgreSQLDelivery, Portable):
         if not knows:
             learn_identity(self.using, rows[0][3])
         return Inserted(*rows[0][:3])
+
+    def fail(self, failures: Sequence[Failure], *, wait: bool) -> list[Moved]:
+        if any(failure.leads_on for failure in failures):
+            # The statement writes no message that follows.
+            return Portable.fail(self, failures, wait=wait)
+        return super().fail(failures, wait=wait)
 
     def keep_waiting(self, message_id: int, *, is_next: bool) -> bool:
         sql = KEEP_WAITING.format(in_the_way=text_of(IN_THE_WAY, self.using))

@@ -317,6 +317,7 @@ class PostgreSQLDelivery(PostgreSQLSession):
                 raise psycopg.errors.ReadOnlySqlTransaction("the server takes no writes")
 
     def fail(self, failures: Sequence[Failure], *, wait: bool) -> list[Moved]:
+        """Record failures after which nothing follows."""
         columns = _columns(Failure, failures)
         columns["delay"] = [None if delay is None else delay.total_seconds() for delay in columns["delay"]]
         columns["kind"] = [error_kind(error) for error in columns["error"]]

@@ -421,8 +421,7 @@ def _failure(ended: Ended) -> Failure:
 
 def _leads_on(delivery: Delivery) -> bool:
     """Return whether a message follows when this one is dead."""
-    own = own_part(delivery.claimed.headers)
-    return bool(own or delivery.handler.on_dead) and registry.follows(State.DEAD, delivery.topic, own) is not None
+    return registry.follows(State.DEAD, delivery.topic, own_part(delivery.claimed.headers)) is not None
 
 
 class LeaseRenewer(Service):

@@ -65,17 +65,18 @@ class Janitor(Service):
         settings = conf.get()
         kept = (FINAL - {State.DEAD}, settings.RETENTION), (frozenset({State.DEAD}), settings.DEAD_RETENTION)
         for states, retention in kept:
+            every = rules(retention)
             # In any order: a process that ticks only once is to come to each of them in time.
-            for number, rule in random.sample([*enumerate(rules(retention))], len(rules(retention))):
+            for number, rule in random.sample([*enumerate(every)], len(every)):
                 if rule.span is False:
                     continue
                 deleted = 0
-                for doomed in self._doomed(states, rules(retention), number):
+                for doomed in self._doomed(states, every, number):
                     for size in purge(doomed, batch_size=self.tuning.prune_batch):
                         deleted += size
                         yield size
                     self._name(referred_to(doomed))
-                    if len(rules(retention)) > 1:
+                    if len(every) > 1:
                         yield 0
                 if deleted:
                     of = f" of {rule.pattern}" if rule.pattern else ""
