@@ -400,8 +400,7 @@ def oldest_overdue(using: str, now: datetime, without: Collection[str] = ()) -> 
     Those that wait for limits are not overdue, nor are those of queues that are pulled: ``oldest_pulled``.
     """
     found = overdue_heads(using, admission.full_lately(using), overdue_cutoff(now))
-    served = set(pulled.without({head.queue for head in found})) - set(without)
-    return sorted((head for head in found if head.queue in served), key=attrgetter("due_at"))
+    return sorted((head for head in found if head.queue not in without), key=attrgetter("due_at"))
 
 
 def oldest_pulled(using: str, now: datetime) -> list[Message]:

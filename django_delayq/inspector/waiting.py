@@ -79,7 +79,8 @@ def heads(using: str) -> list[Message]:
 def overdue_heads(using: str, closed: Collection[str], overdue_since: datetime) -> list[Message]:
     """Return of each queue what ``heads`` does, among the messages that were due by ``overdue_since``.
 
-    ``closed`` has the names of the limits for which messages wait: those messages are passed over.
+    ``closed`` has the names of the limits for which messages wait: those messages are passed over, and so are queues
+    that programs pull.
     """
     # No limit has an empty name.
     names = ["", *closed]
@@ -90,7 +91,8 @@ def overdue_heads(using: str, closed: Collection[str], overdue_since: datetime) 
         WITH closed(name) AS (VALUES {", ".join(["(%s)"] * len(names))})
         SELECT m.id, m.topic, m.queue, m.due_at, m.created_at FROM {first}
         """  # noqa: S608
-    return list(Message.objects.using(using).raw(sql, [*names, _moment(using, overdue_since)]))
+    found = Message.objects.using(using).raw(sql, [*names, _moment(using, overdue_since)])
+    return [head for head in found if pulled.terms(head.queue) is None]
 
 
 def topics_of_next(using: str, limit: int) -> set[str]:
@@ -115,7 +117,9 @@ def read_due(
     ):
         first = _time(using, oldest)
         assert first is not None
-        yield Due(queue, topic, number, late, first, admission.refusing(closed, topic, queue, key, using))
+        # Programs take what they pull whenever they want to.
+        overdue = late if pulled.terms(queue) is None else 0
+        yield Due(queue, topic, number, overdue, first, admission.refusing(closed, topic, queue, key, using))
 
 
 def read_coming(using: str, now: datetime, ends: Sequence[datetime], rows: int) -> Iterator[tuple[str, str, list[int]]]:

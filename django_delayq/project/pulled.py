@@ -22,6 +22,11 @@ def names() -> list[str]:
     return [name for name in conf.get().PULL_QUEUES or () if not name.endswith(PREFIX)]
 
 
+def beginnings() -> list[str]:
+    """Return the beginnings of names by which the settings declare pulled queues."""
+    return [name.removesuffix(PREFIX) for name in conf.get().PULL_QUEUES or () if name.endswith(PREFIX)]
+
+
 def without(queues: Iterable[str]) -> list[str]:
     """Return those of the queues that workers serve."""
     return list(queues) if conf.get().PULL_QUEUES is None else [queue for queue in queues if terms(queue) is None]

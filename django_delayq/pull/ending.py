@@ -9,6 +9,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+from django.db.models import Q
+
 from .. import signals
 from ..api.actions import publish_follow_ups
 from ..broker import publisher
@@ -18,6 +20,7 @@ from ..core.commits import on_commit
 from ..core.forks import after_fork
 from ..core.states import State
 from ..models import Message
+from ..project import pulled
 from ..record import crashes, transitions
 from ..record.low_water import LowWater
 from ..record.sql.rows import Moved
@@ -53,16 +56,24 @@ def end_what_is_over(using: str) -> None:
         if leased:
             report(using, crashes.reap(using, actor=actor, pulled=True))
         if expiring:
-            report(using, transitions.expire(using, actor=actor))
+            report(using, transitions.expire(using, actor=actor, among=_of_pulled_queues()))
     finally:
         upkeep.lock.release()
 
 
+def _of_pulled_queues() -> Q:
+    """Return the condition of messages that programs pull: a worker ends those of its own queues in its way."""
+    found = Q(queue__in=pulled.names())
+    for beginning in pulled.beginnings():
+        found |= Q(queue__startswith=beginning)
+    return found
+
+
 def report(using: str, moves: Sequence[Moved], errors: Mapping[int, str] = MappingProxyType({})) -> None:
     """Tell everybody of messages that have moved: who waits, the log, and the receivers of signals."""
-    for m in moves:
-        if m.after == State.SCHEDULED:
-            publisher.announce_on_commit(using, m.queue, [Entry.at(m.id, m.due_at, m.priority)])
+    waiting = [(m.queue, Entry.at(m.id, m.due_at, m.priority)) for m in moves if m.after == State.SCHEDULED]
+    for queue, entries in publisher.by_queue(waiting).items():
+        publisher.announce_on_commit(using, queue, entries)
     publish_follow_ups(using, moves)
     if moves:
         on_commit(using, lambda: _tell(using, moves, errors))

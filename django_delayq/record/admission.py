@@ -18,7 +18,7 @@ from ..core.bounds import OVERDUE_AFTER
 from ..core.clock import NO_TIME, from_tenths
 from ..core.limits import Limit, Usage, any_key, parts, queue_name, topic_name
 from ..models.messages import Lease
-from ..project import conf, registry
+from ..project import conf, pulled, registry
 from . import overrides, reads, transitions
 from .sql import limit_statements
 from .sql.limited import Candidate, Count, Taking
@@ -102,6 +102,9 @@ def _paused(using: str) -> Iterator[str]:
 
 def refusing(closed: Collection[str], topic: str, queue: str, key: str | None, using: str) -> str | None:
     """Return the first limit of ``closed`` under which a message stands; None: it stands under none of them."""
+    if pulled.terms(queue) is not None:
+        # No limit holds there.
+        return None
     if any_key(topic) in closed:
         return topic_name(topic, None)
     return next((name for name in limits_of(topic, queue, key, using) if name in closed), None)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from django.conf import settings
 
-from django_delayq import schedule_message
+from django_delayq import override_limit, schedule_message
 from django_delayq.core.states import State
 from django_delayq.pull import ack, take
 from tests.pull.conftest import QUEUE, TOPIC, put
@@ -156,5 +156,15 @@ def test_the_check_names_what_waits_and_calls_it_neither_overdue_nor_unserved() 
     ran = run("delayq_check", "--min-workers", "0")
     assert f"messages wait in {QUEUE}, the oldest for" in ran.out
     assert TOPIC not in ran.out
-    queue = run("delayq_stats", "--json").json["queues"][QUEUE]
+    found = run("delayq_stats", "--json").json
+    queue, topic = found["queues"][QUEUE], found["topics"][TOPIC]
     assert (queue["scheduled"]["count"], queue["overdue"]["count"]) == (1, 0)
+    assert (topic["ready"]["count"], topic["overdue"]["count"]) == (1, 0)
+
+
+@pytest.mark.usefixtures("redis_client")
+def test_no_limit_holds_where_programs_take() -> None:
+    put(due_at=ago(50))
+    override_limit(topic=TOPIC, limit=0)
+    queue = run("delayq_stats", "--json").json["queues"][QUEUE]
+    assert (queue["overdue"]["count"], queue["limited"]["count"]) == (0, 0)

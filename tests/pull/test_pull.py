@@ -21,7 +21,7 @@ from tests.pull.conftest import QUEUE, TOPIC, Declare, put
 from tests.support.receivers import heard
 from tests.support.rows import unguarded
 from tests.support.statements import count_statements
-from tests.support.steps import ago, at_once, log, message, moves, state
+from tests.support.steps import ago, at_once, log, message, moves, somebody_waits, state
 from tests.support.workers import ROOT, eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -126,6 +126,13 @@ def test_a_pause_an_expiry_a_cancel_and_a_new_due_time_keep_messages_from_being_
     assert take(QUEUE) == []
 
 
+def test_a_program_ends_no_message_of_a_queue_that_workers_serve() -> None:
+    """The worker that does has Redis forget the id, and counts the end."""
+    of_a_worker, ours = put(queue="mail", due_at=ago(30), expires=1), put(due_at=ago(30), expires=1)
+    eventually(lambda: take(QUEUE) or state(ours.pk) == State.EXPIRED)
+    assert state(of_a_worker.pk) == State.SCHEDULED
+
+
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 
@@ -222,7 +229,7 @@ def test_an_extended_lease_outlives_the_first_one() -> None:
     put()
     found = one(lease=1)
     assert extend(found.receipt, "1h")
-    unguarded(Message).filter(pk=found.id).update(leased_until=ago(5))
+    run_out(found.id)
     assert state(found.id) == State.RUNNING
     answer = extend(found.receipt, "1m")
     assert not answer.cancel_requested
@@ -299,7 +306,7 @@ def test_a_take_waits_for_a_message_that_comes() -> None:
     waiting = threading.Thread(target=wait)
     waiting.start()
     try:
-        eventually(lambda: any(thread.name == "delayq-pull" for thread in threading.enumerate()))
+        eventually(somebody_waits)
         scheduled = put()
     finally:
         waiting.join(60)
@@ -322,7 +329,7 @@ def test_each_message_wakes_one_of_many() -> None:
     ids: list[int] = []
 
     def publish() -> None:
-        eventually(lambda: any(thread.name == "delayq-pull" for thread in threading.enumerate()))
+        eventually(somebody_waits)
         ids.extend(put(number).pk for number in range(10))
         connections.close_all()
 

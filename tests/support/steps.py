@@ -114,6 +114,11 @@ def snapshot(id_: int) -> tuple[list[Any], list[Any]]:
     return list(Message.objects.filter(pk=id_).values()), list(log)
 
 
+def somebody_waits() -> bool:
+    """Return whether a thread of this process looks for those who wait for messages of pulled queues."""
+    return any(thread.name == "delayq-pull" for thread in threading.enumerate())
+
+
 def at_once(count: int, work: Callable[[int], T]) -> list[T | BaseException]:
     """Run ``work`` in ``count`` threads that start together; return its answers, or the exceptions it raised."""
     start = threading.Barrier(count)
