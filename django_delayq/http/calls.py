@@ -24,10 +24,12 @@ from ..models import Message
 from ..models.messages import not_expired
 from ..project import pulled
 from ..pull import Pulled
+from ..pull.answering import succeed
 from ..pull.ending import end_what_is_over
+from ..pull.receipts import Receipt
 from ..record import reads, transitions
 from ..record.sql import statements
-from ..record.sql.rows import NewMessage, Success
+from ..record.sql.rows import NewMessage
 from . import jobs, tokens
 
 # Bytes; the most of one request.
@@ -194,7 +196,7 @@ class Publish(Call):
         options = {"queue": self.queue, "delay": self.delay, "expires": self.expires, "headers": job.headers}
         options["max_attempts"] = min(self.tries, 10_000)
         try:
-            return scheduling.checked(topic, json.loads(job.payload), options)
+            return scheduling.checked(topic, job.value, options)
         except PayloadTooLarge:
             # This door has a bound of its own.
             return scheduling.checked(topic, None, options)._replace(payload=job.payload, value=None)
@@ -301,7 +303,7 @@ def end(call: Call) -> None:
         if message.state == State.SCHEDULED and message.deliveries == 0:
             actions.cancel_message(message.pk, reason="deleted by HTTP", using=call.using)
         else:
-            transitions.succeed(call.using, [Success(message.pk, message.deliveries, actors.current())])
+            succeed(call.using, [Receipt(message.pk, message.deliveries)])
 
 
 class Acknowledge(Call):
@@ -334,7 +336,7 @@ class Peek(PeekJob):
         message = self.due.first()
         if message is None:
             return 404, {"error": "the queue is empty"}
-        used = message.attempts + message.deliveries - message.reported - message.excused
+        used = message.attempts + message.crashes
         attempts = pulled.policy(self.queue, message.retry, message.max_attempts).attempts
         return 200, self.shown(message, max(0, (attempts or UINT16) - used))
 

@@ -30,8 +30,9 @@ EXACT_UP_TO = 8_000
 
 
 class Job(NamedTuple):
-    """A body with its attributes, as a message keeps them."""
+    """A body with its attributes, as a message keeps them: the payload as a value, and as JSON."""
 
+    value: Any
     payload: str
     headers: dict[str, Any]
 
@@ -61,22 +62,19 @@ def has_receiver(queue: str) -> bool:
 def stored(body: bytes, attributes: Mapping[str, str] | None) -> Job:
     """Return how a message keeps a body: JSON as the payload, and any other bytes in it."""
     kept: dict[str, Any] = {} if attributes is None else {"attributes": attributes}
-    payload = _json(body)
-    if payload is None:
-        kept["bytes"] = True
-        payload = json.dumps({"base64": base64.b64encode(body).decode()})
-    elif len(json.dumps(body.decode())) <= EXACT_UP_TO:
-        kept["body"] = body.decode()
-    return Job(payload, {HEADER: kept})
-
-
-def _json(body: bytes) -> str | None:
-    """Return a body as a payload; None when it is no JSON that a payload can be."""
     try:
-        value = json.loads(body)
-        return validation.payload_of_any_size(value)
+        # Bytes that are no UTF-8 stay bytes: json.loads would guess another encoding.
+        text = body.decode()
+        value = json.loads(text)
+        payload = validation.payload_of_any_size(value)
     except (ValueError, RecursionError, InvalidMessage):
-        return None
+        kept["bytes"] = True
+        value = {"base64": base64.b64encode(body).decode()}
+        payload = json.dumps(value)
+    else:
+        if len(json.dumps(text)) <= EXACT_UP_TO:
+            kept["body"] = text
+    return Job(value, payload, {HEADER: kept})
 
 
 def body_of(payload: Any, headers: Mapping[str, Any]) -> bytes:

@@ -59,14 +59,10 @@ def ack(receipt: str | Many, result: Any = None, *, using: str | None = None) ->
     The success of an earlier delivery counts, too, while the message is live: its effect has happened. To repeat an
     answer does no harm.
     """
-    text, actor = validation.result(result), actors.current()
+    text = validation.result(result)
 
     def write(using: str, receipts: Sequence[Receipt]) -> dict[int, Answered]:
-        successes = [Success(each.id, each.delivery, actor, text) for each in receipts]
-        done = transitions.succeed(using, successes)
-        if done and signals.message_succeeded.receivers:
-            on_commit(using, lambda: _tell_of_success(using, {each.id: each.delivery for each in receipts}, done))
-        return {pk: Answered(pk, done=True, state=State.CONSUMED) for pk in done}
+        return {pk: Answered(pk, done=True, state=State.CONSUMED) for pk in succeed(using, receipts, text)}
 
     return _answer(receipt, using, write, {State.CONSUMED})
 
@@ -181,6 +177,15 @@ def _refused(receipt: Receipt, state: State | None, deliveries: int) -> Answered
     else:
         reason = f"message {pk} is {state} already"
     return Answered(pk, done=False, state=state, reason=reason)
+
+
+def succeed(using: str, receipts: Sequence[Receipt], result: str | None = None) -> set[int]:
+    """Record successes, and tell of them. Return the messages whose success was recorded by this."""
+    actor = actors.current()
+    done = transitions.succeed(using, [Success(each.id, each.delivery, actor, result) for each in receipts])
+    if done and signals.message_succeeded.receivers:
+        on_commit(using, lambda: _tell_of_success(using, {each.id: each.delivery for each in receipts}, done))
+    return done
 
 
 def _tell_of_success(using: str, deliveries: dict[int, int], done: set[int]) -> None:

@@ -22,11 +22,13 @@ from django_delayq.http import jobs, tokens
 from django_delayq.http.models import Token
 from django_delayq.models import Message
 from django_delayq.pull import take
+from django_delayq.signals import message_succeeded
 from tests.http.conftest import Wire
 from tests.support.claims import DB
 from tests.support.commands import run
+from tests.support.receivers import heard
 from tests.support.rows import unguarded
-from tests.support.steps import ago
+from tests.support.steps import ago, somebody_waits
 from tests.support.workers import eventually
 
 NONE = (404, {"msg": "no job available"})
@@ -147,6 +149,14 @@ def test_a_job_goes_through(wire: Wire) -> None:
     assert taken == {**named, "msg": "new job", "remain_tries": 2, "ttl": 100}
     assert wire("DELETE", f"/api/ns1/q1/job/{job}") == (204, None)
     assert Message.objects.get().state == "consumed"
+
+
+def test_an_acknowledgement_is_told_as_that_of_a_program(wire: Wire) -> None:
+    job = publish(wire)
+    consume(wire)
+    with heard(message_succeeded) as told:
+        assert wire("DELETE", f"/api/ns1/q1/job/{job}") == (204, None)
+    assert [(each["message_id"], each["delivery"]) for each in told] == [(jobs.message_id(job), 1)]
 
 
 def test_a_job_with_the_defaults_and_an_empty_body(wire: Wire) -> None:
@@ -309,7 +319,12 @@ def test_an_expired_job_eats_no_call_so_peek_and_two_consumes_differ(wire: Wire)
 
 
 @pytest.mark.parametrize(
-    "body", [b'{"b": 1, "a": 2}', b"\xff\x00", b"NaN", b'{"base64": "eA=="}', b'"\\u0000"', b" 1 "]
+    "body",
+    [
+        *(b'{"b": 1, "a": 2}', b"\xff\x00", b"NaN", b'{"base64": "eA=="}', b'"\\u0000"', b" 1 "),
+        # Python reads both as JSON in UTF-16.
+        *('{"a": 1}'.encode("utf-16"), b"1\x00"),
+    ],
 )
 def test_a_body_comes_back_exact(wire: Wire, body: bytes) -> None:
     publish(wire, body=body)
@@ -392,7 +407,7 @@ def test_a_late_acknowledgement_counts_and_one_of_another_queue_does_not(wire: W
 
 def test_a_poll_waits(wire: Wire) -> None:
     def later() -> None:
-        eventually(lambda: any(thread.name == "delayq-pull" for thread in threading.enumerate()))
+        eventually(somebody_waits)
         schedule_message("x", 1, queue="ns1.q1")
         connections.close_all()
 
@@ -439,7 +454,7 @@ def test_polls_under_asgi_wait_together(wire: Wire, monkeypatch: pytest.MonkeyPa
 
     async def poll() -> list[tuple[int, Any]]:
         polls = [asyncio.create_task(ask("/api/ns1/q1?timeout=60", wire.token)) for _ in range(3)]
-        while not any(thread.name == "delayq-pull" for thread in threading.enumerate()):
+        while not somebody_waits():
             await asyncio.sleep(0.01)
         for number in range(3):
             await aschedule_message("x", number, queue="ns1.q1")
