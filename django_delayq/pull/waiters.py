@@ -19,6 +19,7 @@ from django.db import Error as DatabaseError
 from django.db import connections
 
 from ..broker import RedisBroker, index
+from ..broker.broker_tuning import USUAL
 from ..core.exceptions import BrokerUnavailable
 from ..core.forks import after_fork
 from ..core.outages import Outage
@@ -28,8 +29,8 @@ from .ending import end_what_is_over
 
 logger = logging.getLogger("django_delayq")
 
-# The longest time between two looks while somebody waits. Seconds.
-LOOK_INTERVAL = 0.25
+# The longest time between two looks while somebody waits: Redis wakes for what is due sooner. Seconds.
+LOOK_INTERVAL = USUAL.pullers_look
 # A caller that begins to wait has the thread look, but not sooner than this after the last look. Seconds.
 LOOK_PAUSE = 0.005
 # The thread ends when nobody has waited for this time. Seconds.

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from redis.crc import REDIS_CLUSTER_HASH_SLOTS
 
 from django_delayq.broker.redis import RedisBroker
 from django_delayq.core.exceptions import BrokerFailing, BrokerUnavailable
 from django_delayq.project import conf
-from tests.support.redis_cluster import Node, RedisCluster, is_ready, node
+from tests.support.redis_cluster import Node, RedisCluster, lone_node
 from tests.support.tls import OPENSSL, Authority, Front
 from tests.support.workers import PATIENCE, eventually
 
@@ -34,9 +33,7 @@ def make() -> Iterator[Make]:
 @pytest.fixture(scope="module")
 def lone() -> Iterator[Node]:
     """A cluster of one node."""
-    with node() as server:
-        server.ask("CLUSTER", "ADDSLOTS", *range(REDIS_CLUSTER_HASH_SLOTS))
-        eventually(lambda: is_ready(server))
+    with lone_node() as server:
         yield server
 
 

@@ -26,7 +26,6 @@ from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
 from prometheus_client.registry import Collector
-from redis.crc import REDIS_CLUSTER_HASH_SLOTS
 
 from django_delayq import pause_queue, schedule_message, schedule_messages
 from django_delayq.contrib.prometheus import apps as prometheus_apps
@@ -46,7 +45,7 @@ from tests.support.forks import forked
 from tests.support.limits import Declare, admit
 from tests.support.metrics import Samples, samples, scrape
 from tests.support.processes import Start
-from tests.support.redis_cluster import is_ready, node
+from tests.support.redis_cluster import lone_node
 from tests.support.rows import unguarded
 from tests.support.transactions import lock_table, make_snapshots_old, unfinished
 from tests.support.workers import PATIENCE, eventually
@@ -424,9 +423,7 @@ def test_the_gauges_of_redis_tell_how_far_it_is_filled(redis_client: redis.Redis
 
 @RECORD
 def test_the_owner_of_the_slot_in_a_cluster_is_named(settings: Any) -> None:
-    with node() as lone:
-        lone.ask("CLUSTER", "ADDSLOTS", *range(REDIS_CLUSTER_HASH_SLOTS))
-        eventually(lambda: is_ready(lone))
+    with lone_node() as lone:
         settings.DELAYQ = {**settings.DELAYQ, "REDIS": f"redis+cluster://{lone.address}"}
         schedule(1)
         assert run("delayq_restore").code == 0

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from django.test import Client
-from redis.crc import REDIS_CLUSTER_HASH_SLOTS
 
 from django_delayq import cancel_message, schedule_message
 from django_delayq.core.states import State
@@ -26,8 +25,8 @@ from tests.support.record_of import (
     wait_until_all,
     wait_until_redis_times,
 )
-from tests.support.redis_cluster import Node, RedisCluster, find_valkey, is_ready, node
-from tests.support.workers import PATIENCE, Worker, eventually
+from tests.support.redis_cluster import Node, RedisCluster, find_valkey, is_ready, lone_node
+from tests.support.workers import PATIENCE, Worker
 
 pytestmark = pytest.mark.usefixtures("transactional_db", "puts_are_flushed")
 
@@ -178,9 +177,7 @@ CANNOT = "This way to Redis leads to one node of a Redis Cluster"
 @pytest.fixture(scope="module")
 def lone() -> Iterator[Node]:
     """A cluster of one node."""
-    with node() as server:
-        server.ask("CLUSTER", "ADDSLOTS", *range(REDIS_CLUSTER_HASH_SLOTS))
-        eventually(lambda: is_ready(server))
+    with lone_node() as server:
         yield server
 
 
@@ -211,9 +208,7 @@ def test_a_way_that_leads_to_one_node_is_refused_in_words_and_delivery_goes_on_b
     start: Start, configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("django_delayq.urls.TIMEOUT_MS", 60_000)
-    with node("--unixsocket", "redis.sock") as lone:
-        lone.ask("CLUSTER", "ADDSLOTS", *range(REDIS_CLUSTER_HASH_SLOTS))
-        eventually(lambda: is_ready(lone))
+    with lone_node("--unixsocket", "redis.sock") as lone:
         configure(REDIS=f"unix://{lone.directory}/redis.sock")
         worker = start()
         worker.wait_for(f"CRITICAL.*{CANNOT}.*delivered from the database")

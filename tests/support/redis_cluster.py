@@ -113,18 +113,26 @@ def node(*options: str, program: str | None = None, host: str = "127.0.0.1", bus
                 return
 
 
+@contextmanager
+def lone_node(*options: str) -> Iterator[Node]:
+    """Run a cluster of one node."""
+    with node(*options) as server:
+        server.ask("CLUSTER", "ADDSLOTS", *range(REDIS_CLUSTER_HASH_SLOTS))
+        eventually(lambda: is_ready(server))
+        yield server
+
+
 class RedisCluster:
     """Nodes that form a cluster, and talk to each other by proxies. ``program``: another one than the usual."""
 
-    def __init__(self, *options: str, program: str | None = None) -> None:
-        self._options = options
+    def __init__(self, program: str | None = None) -> None:
         self._program = program
         self.nodes: list[Node] = []
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             for number in range(2 * MASTERS):
-                one = node(*self._options, program=self._program, host=f"127.0.0.{number + 2}", bus=True)
+                one = node(program=self._program, host=f"127.0.0.{number + 2}", bus=True)
                 self.nodes.append(stack.enter_context(one))
             self._join()
             self._stack = stack.pop_all()

@@ -9,7 +9,7 @@ import socket
 import struct
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import partial
@@ -228,19 +228,24 @@ class Gauges:
     def collect(self) -> Iterator[Metric]:
         """Yield the gauges. Those that cannot be read are left out; ``delayq_database_up`` and its like say so."""
         try:
-            found = self._read_record()
-        except (DatabaseError, TooSlow):
-            found = []
+            found, due = self._tried(self._read_record), self._tried(self._read_due)
         finally:
             # Until the next scrape the server needs no session for this thread.
             connections[self.using].close()
         yield GaugeMetricFamily("delayq_database_up", "1 when the database answers in time.", value=bool(found))
         yield from found
-        with suppress(DatabaseError, TooSlow):
-            yield from self._read_due()
+        yield from due
         broker = index(self.using, timeout=self._timeout)
         if broker is not None:
             yield from self._read_redis(broker)
+
+    def _tried(self, read: Callable[[], list[Metric]]) -> list[Metric]:
+        try:
+            return read()
+        except (DatabaseError, TooSlow):
+            # The next question needs one that is not broken.
+            connections[self.using].close()
+            return []
 
     def _read_record(self) -> list[Metric]:
         with statement_timeout(self.using, int(self._timeout * 1000)):
@@ -263,13 +268,10 @@ class Gauges:
         ]
 
     def _read_due(self) -> list[Metric]:
-        try:
-            with statement_timeout(self.using, int(self._timeout * 1000)):
-                now, paused = reads.now(self.using), pausing.paused(self.using)
-                topics = due_by_topic(self.using, now, stats.overdue_cutoff(now), paused)
-                coming = due_soon(self.using, now, sorted(reading.queues(self.using)))
-        finally:
-            connections[self.using].close()
+        with statement_timeout(self.using, int(self._timeout * 1000)):
+            now, paused = reads.now(self.using), pausing.paused(self.using)
+            topics = due_by_topic(self.using, now, stats.overdue_cutoff(now), paused)
+            coming = due_soon(self.using, now, reading.queues(self.using))
         return [*_of_topics(topics, self._most_queues), *_of_coming(coming, self._most_queues)]
 
     def _read_redis(self, broker: RedisBroker) -> Iterator[Metric]:
