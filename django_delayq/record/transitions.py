@@ -6,6 +6,7 @@ move was first.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -409,6 +410,18 @@ def reschedule(
         return Decision(State.SCHEDULED, moved_due(message, moment, at), reason, Verdict.RESCHEDULED)
 
     return _act(using, ids, decide, among)
+
+
+# What the log says of a move to another queue, another priority, or both, and then the reason that was given.
+_TRANSFERRED = re.compile(r"(?:queue ([\w.-]+) → [\w.-]+)?(?:, )?(?:priority (-?\d+) → -?\d+)?(?:: (.*))?", re.DOTALL)
+
+
+def times_before(transferred: str, reason: str) -> DueTimes | None:
+    """Return what moves a message back that ``transfer`` moved for a reason, by what the log says of that move."""
+    found = _TRANSFERRED.fullmatch(transferred)
+    if found is None or (found[3] or "") != reason:
+        return None
+    return DueTimes(queue=found[1], priority=None if found[2] is None else int(found[2]))
 
 
 def transfer(

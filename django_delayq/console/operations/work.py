@@ -36,8 +36,9 @@ from ...models import Message
 from ...models.messages import LogRow
 from ...project import conf
 from ...record import reads
+from ...record.sql.moves import locked
 from ...record.sql.sessions import own_transaction
-from ...record.transitions import DueTimes
+from ...record.transitions import DueTimes, times_before
 from ...restore.engine import Restore, without_redis
 from ...restore.selection import Overdue, Selection, Tally
 from ..console_tuning import timeouts, tuning
@@ -274,38 +275,42 @@ class BulkAction(OperationWork):
 
     def _undo(self, using: str, ids: Sequence[int], operation: Operation) -> Counter[str]:
         undone = Operation.objects.using(using).filter(pk=self.arguments["undoes"]).first()
-        former = {} if undone is None else due_before(using, undone, ids)
+        former = {} if undone is None else before(using, undone, ids)
         outcomes = Counter({"changed": len(ids) - len(former)})
-        now = reads.now(using)
-        # Those that are due at one moment together: all of them after a cancel, whose due times are over.
-        moments: defaultdict[datetime, list[int]] = defaultdict(list)
-        for pk, due in former.items():
-            moments[max(due, now)].append(pk)
-        for due, some in moments.items():
-            outcomes += self.act(using, some, replace(self.times, due_at=due), operation.reason)
+        # All of a cancel together, whose due times are over.
+        alike: defaultdict[DueTimes, list[int]] = defaultdict(list)
+        for pk, times in former.items():
+            alike[times].append(pk)
+        for times, some in alike.items():
+            outcomes += self.act(using, some, times, operation.reason)
         return outcomes
 
 
-def due_before(using: str, operation: Operation, ids: Sequence[int]) -> dict[int, datetime]:
-    """Return the due times that an operation has found at these messages: at those that have not moved since."""
-    moves = dict(Message.objects.using(using).filter(pk__in=ids).values_list("pk", "moves"))
+def before(using: str, operation: Operation, ids: Sequence[int]) -> dict[int, DueTimes]:
+    """Lock messages, and return what takes back the move that an operation made: of those that have not moved since."""
+    locks = locked(using, Message.objects.using(using).filter(pk__in=ids).order_by("pk"), wait=True)
+    moves = dict(locks.values_list("pk", "moves"))
     log = LogRow.objects.using(using)
     rows = log.filter(
         message_id__in=ids,
         actor=operation.started_by,
-        reason=operation.reason,
         from_state=State.SCHEDULED,
         to_state=State.CANCELLED if operation.action == "cancel" else State.SCHEDULED,
         at__gte=operation.created_at,
         at__lte=operation.finished_at or reads.now(using),
     )
-    last = {pk for pk, number in rows.values_list("message_id", "number") if number == moves.get(pk)}
-    before = log.filter(message_id__in=last).values_list("message_id", "number", "due_at")
-    return {pk: due for pk, number, due in before if number == moves[pk] - 1}
+    read = rows.values_list("message_id", "number", "reason")
+    last = {pk: reason for pk, number, reason in read if number == moves.get(pk)}
+    if operation.action == actions.MOVE.name:
+        found = {pk: times_before(reason, operation.reason) for pk, reason in last.items()}
+        return {pk: times for pk, times in found.items() if times is not None}
+    now, own = reads.now(using), [pk for pk, reason in last.items() if reason == operation.reason]
+    dues = log.filter(message_id__in=own).values_list("message_id", "number", "due_at")
+    return {pk: DueTimes(due_at=max(due, now)) for pk, number, due in dues if number == moves[pk] - 1}
 
 
 # The action that undoes another one.
-UNDONE_BY = {"cancel": "requeue", "reschedule": "reschedule", "run": "reschedule"}
+UNDONE_BY = {"cancel": "requeue", "reschedule": "reschedule", "run": "reschedule", "move": "move"}
 
 
 def _bulk(action: Action) -> type[BulkAction]:
