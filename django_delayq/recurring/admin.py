@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,6 +16,7 @@ from django.db.models import OuterRef, QuerySet, Subquery, Value
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import NoReverseMatch, reverse
+from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
@@ -23,6 +24,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from .. import signals
 from ..core import actors
+from ..core.bounds import LENGTHS
 from ..core.durations import brief
 from ..core.exceptions import InvalidMessage
 from ..core.outcomes import storable
@@ -72,6 +74,48 @@ class PayloadField(forms.JSONField):
 
     def prepare_value(self, value: Any) -> Any:
         return value if isinstance(value, AsWritten) else super().prepare_value(value)
+
+
+class PauseForm(forms.Form):
+    """How long a schedule is paused, and why."""
+
+    span = forms.ChoiceField(
+        label=gettext_lazy("Pause"),
+        choices=[
+            ("", gettext_lazy("until somebody resumes it")),
+            ("hour", gettext_lazy("for an hour")),
+            ("day", gettext_lazy("until tomorrow")),
+            ("date", gettext_lazy("until this time:")),
+        ],
+        required=False,
+        widget=forms.RadioSelect,
+    )
+    until = forms.DateTimeField(
+        label=gettext_lazy("Time"),
+        required=False,
+        widget=forms.DateTimeInput(attrs={"type": "datetime-local"}, format="%Y-%m-%dT%H:%M"),
+    )
+    reason = forms.CharField(label=gettext_lazy("Reason"), required=False, max_length=LENGTHS.text)
+
+    def __init__(self, data: Any = None) -> None:
+        super().__init__(data)
+        zone = {"zone": timezone.get_current_timezone_name()}
+        self.fields["until"].help_text = _("In the time zone %(zone)s.") % zone
+
+    def clean(self) -> dict[str, Any]:
+        """Add the end of the pause to the given values: a time, a length of time, or neither."""
+        cleaned = super().clean() or self.cleaned_data
+        span = cleaned.get("span")
+        cleaned["duration"] = timedelta(hours=1) if span == "hour" else None
+        if span == "day":
+            cleaned["until"] = (timezone.localtime() + timedelta(days=1)).replace(
+                hour=0, minute=0, second=0, microsecond=0
+            )
+        elif span != "date":
+            cleaned["until"] = None
+        elif not cleaned.get("until") or cleaned["until"] <= timezone.now():
+            self.add_error("until", _("Give a time that is to come."))
+        return cleaned
 
 
 class Refused(Exception):
@@ -213,19 +257,20 @@ class ScheduleAdmin(_ModelAdmin):
 
     @admin.display(description=gettext_lazy("state"))
     def state(self, schedule: Schedule) -> str:
-        if schedule.paused:
-            return _("paused")
+        if _is_paused(schedule):
+            at = schedule.resumes_at
+            return _("paused until %(time)s") % {"time": _moment(schedule, at)} if at else _("paused")
         return _("ended") if schedule.ended else _("active")
 
     @admin.display(description=gettext_lazy("next time"))
     def next_time(self, schedule: Schedule) -> str:
-        if schedule.paused:
+        if _is_paused(schedule) and schedule.resumes_at is None:
             return "–"
-        return next(iter(_times(schedule, 1, after=_skipped(schedule))), "–")
+        return next(iter(_times(schedule, 1)), "–")
 
     @admin.display(description=gettext_lazy("next times"))
     def next_times(self, schedule: Schedule) -> SafeString | str:
-        times = _times(schedule, TIMES_SHOWN, after=_skipped(schedule))
+        times = _times(schedule, TIMES_SHOWN)
         if (at := _skipped(schedule)) is not None:
             times = [_("%(time)s: skipped") % {"time": _moment(schedule, at)}, *times]
         return format_html_join("", "{}<br>", ((text,) for text in times)) or "–"
@@ -272,7 +317,9 @@ class ScheduleAdmin(_ModelAdmin):
         schedule = context.get("original")
         if schedule is not None:
             labels = {"run": _("Run now"), "skip": _("Skip the next run")}
-            labels |= {"resume": _("Resume")} if schedule.paused else {"pause": _("Pause")}
+            labels["pause"] = _("Pause…")
+            if _is_paused(schedule):
+                labels |= {"pause": _("Change the pause…"), "resume": _("Resume")}
             allowed = self.get_actions(request)
             context["steps"] = [(action, label) for action, label in labels.items() if action in allowed]
         return super().render_change_form(request, context, *args, **kwargs)
@@ -315,10 +362,15 @@ class ScheduleAdmin(_ModelAdmin):
             self.delete_model(request, schedule)
 
     @admin.action(description=gettext_lazy("Pause selected schedules"), permissions=["pause"])
-    def pause(self, request: HttpRequest, queryset: QuerySet[Schedule]) -> None:
-        done = self._do_all(request, "pause", queryset, schedules.pause_schedule)
+    def pause(self, request: HttpRequest, queryset: QuerySet[Schedule]) -> HttpResponse | None:
+        form = PauseForm(request.POST if "confirmed" in request.POST else None)
+        if not form.is_valid():
+            return self._question(request, queryset, "pause", _("Pause these schedules?"), form)
+        reason, end = form.cleaned_data["reason"], {name: form.cleaned_data[name] for name in ("until", "duration")}
+        done = self._do_all(request, "pause", queryset, partial(schedules.pause_schedule, **end), reason)
         text = ngettext("%(count)d schedule is paused.", "%(count)d schedules are paused.", done) % {"count": done}
         self.message_user(request, text, messages.SUCCESS if done else messages.WARNING)
+        return None
 
     @admin.action(description=gettext_lazy("Resume selected schedules"), permissions=["pause"])
     def resume(self, request: HttpRequest, queryset: QuerySet[Schedule]) -> None:
@@ -344,7 +396,9 @@ class ScheduleAdmin(_ModelAdmin):
         self.message_user(request, text, messages.SUCCESS if done else messages.WARNING)
         return None
 
-    def _question(self, request: HttpRequest, rows: Iterable[Schedule], action: str, title: str) -> HttpResponse:
+    def _question(
+        self, request: HttpRequest, rows: Iterable[Schedule], action: str, title: str, form: Any = None
+    ) -> HttpResponse:
         """Ask before an action whether it is meant; the answer is the same POST with the field ``confirmed``."""
         request.current_app = self.admin_site.name
         context = {
@@ -352,29 +406,32 @@ class ScheduleAdmin(_ModelAdmin):
             "opts": self.opts,
             "title": title,
             "action": action,
+            "form": form,
             "schedules": [(row.pk, self.next_time(row)) for row in rows],
         }
         return TemplateResponse(request, "delayq_recurring/confirm.html", context)
 
-    def _do_all(self, request: HttpRequest, verb: str, rows: Iterable[Schedule], act: Callable[..., Any]) -> int:
+    def _do_all(
+        self, request: HttpRequest, verb: str, rows: Iterable[Schedule], act: Callable[..., Any], reason: str = ""
+    ) -> int:
         done = 0
         for name in [schedule.pk for schedule in rows]:
             try:
-                done += bool(self._do(request, verb, name, partial(act, name, using=_using())))
+                done += bool(self._do(request, verb, name, partial(act, name, using=_using()), reason))
             except Exception as error:  # noqa: BLE001
                 text = _("Schedule %(name)s: %(error)s") % {"name": name, "error": why_nothing(name, error)}
                 self.message_user(request, text, messages.ERROR)
         return done
 
     @staticmethod
-    def _do(request: HttpRequest, verb: str, name: str, act: Callable[[], Any]) -> Any:
+    def _do(request: HttpRequest, verb: str, name: str, act: Callable[[], Any], reason: str = "") -> Any:
         """Act in the name of the user, and tell receivers such as the audit, in one transaction."""
         using = _using()
         with actors.acting_as(f"user:{request.user.get_username()}"), writing(using):
             done = act()
             if done:
                 made = done.pk if isinstance(done, Message) else None
-                signals.emit_action(Message, using, f"{verb} schedule", name, message_id=made)
+                signals.emit_action(Message, using, f"{verb} schedule", name, message_id=made, reason=reason)
         return done
 
 
@@ -402,18 +459,23 @@ def _moment(schedule: Schedule, at: datetime) -> str:
         return shown(at, "UTC")
 
 
+def _is_paused(schedule: Schedule) -> bool:
+    return schedule.is_paused(vars(schedule)["now"])
+
+
 def _skipped(schedule: Schedule) -> datetime | None:
     """Return the next time if its message was cancelled, so that it does not run; None otherwise."""
     read = vars(schedule)
     return schedule.last_at if read["last_state"] == State.CANCELLED and schedule.last_at > read["now"] else None
 
 
-def _times(schedule: Schedule, count: int, *, after: datetime | None = None) -> list[str]:
-    """Return the next times as the clocks of the schedule's time zone show them."""
+def _times(schedule: Schedule, count: int) -> list[str]:
+    """Return the next times as the clocks of the schedule's time zone show them, those after a skip or a pause."""
+    after = _skipped(schedule) or vars(schedule)["now"]
+    if _is_paused(schedule) and schedule.resumes_at is not None:
+        after = max(after, schedule.resumes_at - timedelta.resolution)
     try:
-        return [
-            shown(at, schedule.time_zone) for at in schedule.next_times(count, after=after or vars(schedule)["now"])
-        ]
+        return [shown(at, schedule.time_zone) for at in schedule.next_times(count, after=after)]
     except (InvalidMessage, ImproperlyConfigured) as error:
         return [str(error)]
 

@@ -55,6 +55,8 @@ class Schedule(models.Model):
     declared = models.BooleanField(_("declared in code"), default=False)
     created_at = UTCDateTimeField(_("created"), default=timezone.now)
     paused = models.BooleanField(_("paused"), default=False)
+    # None: the pause lasts until somebody resumes the schedule.
+    resumes_at = UTCDateTimeField(_("resumes"), null=True, blank=True)
     # True: it has no time any more.
     ended = models.BooleanField(_("ended"), default=False)
     # All times up to this one are decided: they have their message, or were missed, or came before the schedule.
@@ -77,6 +79,7 @@ class Schedule(models.Model):
         ]
         indexes: ClassVar = [
             models.Index(fields=["last_at"], name="delayq_next", condition=Q(paused=False, ended=False)),
+            models.Index(fields=["resumes_at"], name="delayq_resumes", condition=Q(paused=True)),
         ]
         constraints: ClassVar = [
             models.CheckConstraint(
@@ -90,6 +93,10 @@ class Schedule(models.Model):
     @property
     def definition(self) -> Definition:
         return Definition(*(getattr(self, field) for field in Definition.__dataclass_fields__))
+
+    def is_paused(self, now: datetime) -> bool:
+        """Tell whether it is paused: ``paused`` stays true until a scheduler has seen that the pause is over."""
+        return self.paused and (self.resumes_at is None or self.resumes_at > now)
 
     @property
     def rule(self) -> str:

@@ -199,6 +199,52 @@ def test_a_run_and_a_skip_are_done_when_somebody_confirms_them(chief: Client, ac
     assert (live(), Message.objects.count()) == {"run": (["13:00"], 2), "skip": ([], 1)}[action]
 
 
+@pytest.mark.parametrize(
+    ("span", "until", "words"),
+    [
+        ("hour", "", "paused until 2050-03-01 13:00:00 UTC"),
+        ("date", "2050-03-04T09:30", "paused until 2050-03-04 09:30:00 UTC"),
+        ("", "", "paused"),
+    ],
+)
+def test_a_schedule_is_paused_for_a_time(chief: Client, span: str, until: str, words: str) -> None:
+    create_schedule("s", "t.ok", every="1h", tz="UTC")
+    asked = text(chief.post(reverse(LIST), {"action": "pause", "_selected_action": ["s"], "index": "0"}))
+    assert "until tomorrow" in asked
+    assert live() == ["13:00"]
+    given = {"action": "pause", "_selected_action": ["s"], "index": "0", "confirmed": "1"}
+    chief.post(reverse(LIST), {**given, "span": span, "until": until, "reason": "the bank is down"})
+    assert words in re.sub("<[^>]+>", "", text(chief.get(page())))
+
+
+@pytest.mark.parametrize("until", ["", "2020-01-01T00:00", "soon"])
+def test_a_pause_until_no_time_to_come_is_asked_for_again(chief: Client, until: str) -> None:
+    create_schedule("s", "t.ok", every="1h")
+    given = {"action": "pause", "_selected_action": ["s"], "index": "0", "confirmed": "1", "span": "date"}
+    assert "errorlist" in text(chief.post(reverse(LIST), {**given, "until": until}))
+    assert live() == ["13:00"]
+
+
+@pytest.mark.console
+def test_the_audit_has_the_reason_of_a_pause(chief: Client) -> None:
+    from django_delayq.console.models import AuditEvent
+
+    create_schedule("s", "t.ok", every="1h")
+    given = {"action": "pause", "_selected_action": ["s"], "index": "0", "confirmed": "1", "span": "hour"}
+    chief.post(reverse(LIST), {**given, "reason": "the bank is down"})
+    event = AuditEvent.objects.get()
+    assert (event.actor, event.action, event.reason) == ("user:anna", "pause schedule", "the bank is down")
+
+
+def test_the_page_tells_that_a_pause_is_over_before_a_scheduler_has_seen_it(chief: Client, clock: Clock) -> None:
+    create_schedule("s", "t.ok", every="1h", tz="UTC")
+    schedules.pause_schedule("s", duration="2h")
+    assert "2050-03-01 14:00:00 UTC" in text(chief.get(reverse(LIST)))
+    clock.advance(hours=2, minutes=30)
+    assert "paused until" not in text(chief.get(page()))
+    assert "2050-03-01 15:00:00 UTC" in text(chief.get(reverse(LIST)))
+
+
 def buttons(client: Client) -> list[str]:
     return re.findall(r'<button class="button" name="action" value="(\w+)">', text(client.get(page())))
 
@@ -207,7 +253,7 @@ def test_the_page_of_a_schedule_has_a_button_for_each_action_that_is_allowed(chi
     create_schedule("s", "t.ok", every="1h")
     assert buttons(chief) == ["run", "skip", "pause"]
     act(chief, "pause", "s")
-    assert buttons(chief) == ["run", "skip", "resume"]
+    assert buttons(chief) == ["run", "skip", "pause", "resume"]
     assert buttons(client_with("view_schedule", "run_schedule", name="ben")) == ["run"]
     assert buttons(client_with("view_schedule", name="eva")) == []
 

@@ -82,6 +82,17 @@ def test_schedules_are_paused_and_resumed() -> None:
     assert live() == ["13:00"]
 
 
+def test_a_schedule_is_paused_until_a_time() -> None:
+    assert run("delayq_recurring", "pause", "s", "--until", "2h").out == "s: paused\n"
+    assert ", paused until 2050-03-01T14:00:00.000Z," in run("delayq_recurring", "list", "s").out
+    [found] = run("delayq_recurring", "list", "s", "--json").json["schedules"]
+    assert (found["paused"], found["resumes_at"]) == (True, "2050-03-01T14:00:00.000Z")
+    assert run("delayq_recurring", "pause", "s", "--until", "2050-03-02T00:00:00Z").out == "s: paused\n"
+    assert run("delayq_recurring", "resume", "s", "--until", "2h").code == 2
+    assert run("delayq_recurring", "pause", "s", "--until", "2049-03-02T00:00:00Z").code == 4
+    assert run("delayq_recurring", "resume", "s").out == "s: resumed\n"
+
+
 def test_a_schedule_is_run_now() -> None:
     ran = run("delayq_recurring", "run", "digest")
     message = Message.objects.latest("pk")

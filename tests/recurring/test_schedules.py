@@ -371,6 +371,85 @@ def test_a_paused_schedule_makes_nothing_until_it_is_resumed(clock: Clock) -> No
     assert occurrences() == live() == ["18:00"]
 
 
+@pytest.mark.parametrize(
+    ("missed", "seen_after", "made"),
+    [
+        ("once", 0, ["14:00"]),
+        *((missed, 0, ["14:00", "15:00"]) for missed in ("all", "skip")),
+        ("once", 150, ["14:00"]),
+        ("all", 150, ["14:00", "15:00", "16:00", "17:00"]),
+        ("skip", 120, ["16:00", "17:00"]),
+    ],
+)
+def test_a_pause_ends_by_itself_and_only_times_after_it_count_as_missed(
+    clock: Clock, missed: str, seen_after: int, made: list[str]
+) -> None:
+    hourly(missed=missed)
+    assert pause_schedule("s", duration="2h")
+    assert (live(), schedules.until_next(DB)) == ([], 7200)
+    later(clock, minutes=119)
+    assert live() == []
+    # No scheduler looks for a while.
+    clock.advance(minutes=1 + seen_after)
+    schedule = Schedule.objects.get()
+    # Processes of an older version read this alone, and leave it to the others.
+    assert (schedule.paused, schedule.is_paused(clock.now)) == (True, False)
+    look()
+    assert live() == made
+    schedule = Schedule.objects.get()
+    assert (schedule.paused, schedule.resumes_at) == (False, None)
+
+
+def test_a_paused_schedule_gets_another_end(clock: Clock) -> None:
+    hourly()
+    assert pause_schedule("s", duration="1h")
+    assert pause_schedule("s", until=clock.now + timedelta(hours=3))
+    assert not pause_schedule("s", until=clock.now + timedelta(hours=3))
+    later(clock, hours=2)
+    assert live() == []
+    assert pause_schedule("s")
+    later(clock, hours=4)
+    assert live() == []
+    assert resume_schedule("s")
+    assert live() == ["19:00"]
+
+
+def test_a_pause_that_is_over_is_ended_by_hand_as_by_a_scheduler(clock: Clock) -> None:
+    hourly(missed="all")
+    pause_schedule("s", duration="90m")
+    clock.advance(hours=3, minutes=30)
+    assert not resume_schedule("s")
+    assert live() == ["14:00", "15:00", "16:00"]
+
+
+def test_a_schedule_that_changes_in_a_pause_that_ends_misses_nothing_in_it(clock: Clock) -> None:
+    hourly(missed="all")
+    pause_schedule("s", duration="2h")
+    later(clock, minutes=45)
+    hourly(every="30m", missed="all", on_conflict="replace")
+    later(clock, minutes=75)
+    assert live() == ["14:00", "14:30"]
+
+
+def test_the_end_of_a_pause_that_an_older_version_has_ended_ends_no_later_pause(clock: Clock) -> None:
+    hourly()
+    pause_schedule("s", duration="3h")
+    # What the version before wrote.
+    unguarded(Schedule).update(paused=False, last_at=clock.now)
+    later(clock, hours=1)
+    unguarded(Schedule).update(paused=True)
+    later(clock, hours=6)
+    assert Schedule.objects.get().paused
+
+
+@pytest.mark.parametrize("end", [{"duration": 0}, {"until": NOON}, {"until": NOON, "duration": "1h"}])
+def test_a_pause_without_a_time_to_come_is_refused(clock: Clock, end: dict[str, Any]) -> None:
+    hourly()
+    with pytest.raises(InvalidMessage):
+        pause_schedule("s", **end)
+    assert live() == ["13:00"]
+
+
 def test_a_schedule_may_begin_paused(clock: Clock) -> None:
     assert hourly(paused=True).next_times(1, after=NOON) == [NOON + timedelta(hours=1)]
     later(clock, hours=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -40,11 +41,19 @@ class Command(common.DelayqCommand):
         parser.add_argument(
             "names", nargs="*", type=_name, metavar="NAME", help="the names of schedules (list: default all)"
         )
+        parser.add_argument(
+            "--until",
+            type=common.due_or_delay,
+            metavar="TIME",
+            help="pause: end it at this time (ISO 8601 with time zone), or after this time from now, e.g. 30m",
+        )
         parser.add_argument("--reason", default="", help="recorded with the action")
         common.add_json(parser)
 
     def work(self, using: str, options: dict[str, Any]) -> None:
         names = sorted(set(options["names"]))
+        if options["action"] != "pause" and options["until"] is not None:
+            raise common.wrong_usage("--until belongs to pause.")
         rows = Schedule.objects.using(using)
         schedules = list(rows.filter(pk__in=names) if names else rows)
         if options["action"] == "list":
@@ -79,8 +88,11 @@ class Command(common.DelayqCommand):
         answer: bool | int
         if action == "run":
             answer = message_id = run_schedule(name, using=using).pk
+        elif action == "pause":
+            end = "duration" if isinstance(options["until"], timedelta) else "until"
+            answer = pause_schedule(name, using=using, **{end: options["until"]})
         else:
-            answer = (pause_schedule if action == "pause" else resume_schedule)(name, using=using)
+            answer = resume_schedule(name, using=using)
         if answer:
             facts = {"message_id": message_id, "reason": options["reason"]}
             signals.emit_action(Message, using, f"{action} schedule", name, **facts)
@@ -94,6 +106,8 @@ class Command(common.DelayqCommand):
                 schedules=[
                     {
                         **{field: getattr(schedule, field) for field in FACTS},
+                        "paused": schedule.is_paused(now),
+                        "resumes_at": iso(schedule.resumes_at),
                         "next": [iso(at) for at in self._next(schedule, now)],
                     }
                     for schedule in schedules
@@ -103,7 +117,9 @@ class Command(common.DelayqCommand):
         if not schedules and not options["names"]:
             self.say("There are no schedules. Workers write those that the code declares when they start.")
         for schedule in schedules:
-            state = "paused" if schedule.paused else "ended" if schedule.ended else "active"
+            state = "ended" if schedule.ended else "active"
+            if schedule.is_paused(now):
+                state = "paused" + (f" until {iso(schedule.resumes_at)}" if schedule.resumes_at else "")
             whose = "declared in code" if schedule.declared else "made at run time"
             facts = (schedule.rule, f"topic {schedule.topic}", f"missed: {schedule.missed}", state, whose)
             self.say(f"{schedule.pk}: {', '.join(facts)}")
@@ -120,7 +136,7 @@ class Command(common.DelayqCommand):
 
 FACTS = (
     *("name", "topic", "queue", "priority", "cron", "every", "time_zone", "missed", "expires"),
-    *("declared", "paused", "ended", "message_id"),
+    *("declared", "ended", "message_id"),
 )
 
 
