@@ -76,7 +76,7 @@ class PayloadField(forms.JSONField):
         return value if isinstance(value, AsWritten) else super().prepare_value(value)
 
 
-class PauseForm(forms.Form):
+class SchedulePauseForm(forms.Form):
     """How long a schedule is paused, and why."""
 
     span = forms.ChoiceField(
@@ -363,7 +363,7 @@ class ScheduleAdmin(_ModelAdmin):
 
     @admin.action(description=gettext_lazy("Pause selected schedules"), permissions=["pause"])
     def pause(self, request: HttpRequest, queryset: QuerySet[Schedule]) -> HttpResponse | None:
-        form = PauseForm(request.POST if "confirmed" in request.POST else None)
+        form = SchedulePauseForm(request.POST if "confirmed" in request.POST else None)
         if not form.is_valid():
             return self._question(request, queryset, "pause", _("Pause these schedules?"), form)
         reason, end = form.cleaned_data["reason"], {name: form.cleaned_data[name] for name in ("until", "duration")}
