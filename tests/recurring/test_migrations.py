@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from django.core.management import call_command
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 def test_the_end_of_a_pause_comes_and_goes_and_schedules_stay() -> None:
     create_schedule("s", "t.ok", every="1h")
     pause_schedule("s", duration="1h")
-    before: dict[str, Any] = Schedule.objects.values().get()
+    before = cast("dict[str, Any]", Schedule.objects.values().get())
     call_command("migrate", "delayq_recurring", "0001", verbosity=0)
     try:
         with connection.cursor() as cursor:
