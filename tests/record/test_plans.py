@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -10,13 +11,13 @@ import pytest
 from django.db import DataError, connection, transaction
 
 from django_delayq import schedule_message, schedule_messages
-from django_delayq.record import crashes, reads
+from django_delayq.record import crashes, reads, transitions
 from django_delayq.record.sql import statements
 from django_delayq.record.sql.postgresql_base import MOST_ROWS_KEPT
-from django_delayq.record.sql.rows import LeaseRenewal
+from django_delayq.record.sql.rows import BEGINNING, LeaseRenewal
 from django_delayq.record.sql.sessions import known_session
 from tests.support.limits import Declare, admit_rows
-from tests.support.steps import TOPIC, claim, due, fail, succeed
+from tests.support.steps import TOPIC, ago, claim, due, fail, succeed
 
 pytestmark = pytest.mark.django_db
 
@@ -49,6 +50,7 @@ def plan(words: str) -> str:
 
 CLAIM, SUCCEED, FAIL = "AS t(id, ready)", "AS o(id, delivery, place)", "AS o(id, delivery, actor"
 EXTEND = "AS o(id, delivery, lease)"
+OVERDUE, OVER = "x ORDER BY priority DESC, due_at, id OFFSET 0", "ORDER BY leased_until LIMIT 1"
 
 
 @pytest.mark.parametrize("batch", [1, 20])
@@ -63,6 +65,21 @@ def test_claims_and_their_ends_are_not_planned_each_time(words: str, batch: int)
     for number in range(ROUNDS):
         for row in claim(*(due().pk for _ in range(batch))):
             assert fail(row.id, dead=True) if number % 2 else succeed(row.id)
+    assert kept(words) > before
+
+
+@pytest.mark.parametrize(("words", "call"), [
+    ("t AS MATERIALIZED", lambda: transitions.claim_due("default", "default", 1, 60.0, "pull:tests")),
+    (OVERDUE, lambda: statements("default").due("default", [TOPIC], 10)),
+    ("AS is_candidate", lambda: statements("default").find_candidates({"default": BEGINNING}, None)),
+])  # fmt: skip
+@pytest.mark.postgresql
+def test_searches_in_a_backlog_are_not_planned_each_time(words: str, call: Callable[[], object]) -> None:
+    schedule_messages([{"topic": TOPIC, "due_at": ago()}] * 3_000)
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE delayq_message")
+    before = kept(words)
+    assert all(call() for _ in range(ROUNDS))
     assert kept(words) > before
 
 
@@ -95,9 +112,6 @@ def test_rows_are_found_by_id_although_nothing_was_scheduled_at_the_last_analyze
         assert "delayq_message_pkey" in found
         assert "delayq_todo" not in found
         assert "delayq_leased" not in found
-
-
-OVERDUE, OVER = "x ORDER BY priority DESC, due_at, id OFFSET 0", "ORDER BY leased_until LIMIT 1"
 
 
 @pytest.mark.parametrize(("words", "searched"), [(OVERDUE, {"due_at"}), (OVER, {"leased_until", "expires_at"})])

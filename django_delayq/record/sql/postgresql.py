@@ -117,7 +117,8 @@ SELECT clock_timestamp(), u.message_id, m.queue, (extract(epoch FROM m.due_at) *
 # The names of the limits that are full. The server looks up a name in a table of hashes, however many there are.
 CLOSED = "SELECT unnest(%(closed)s::text[])"
 
-# The first row, and from there on the first one that may begin: dead rows are passed once.
+# The first row, and from there on the first one that may begin: dead rows are passed once. The condition is true for
+# every position, and the server keeps the plan: see ``LOOKS_LIKE_FEW``.
 CANDIDATES = f"""
 SELECT q.queue, clock_timestamp(), f.due_at, f.id, s.due_at, s.id, s.is_candidate
   FROM unnest(%(queues)s::text[], %(dues)s::timestamptz[], %(ids)s::bigint[]) q(queue, due, id)
@@ -136,43 +137,52 @@ SELECT q.queue, clock_timestamp(), f.due_at, f.id, s.due_at, s.id, s.is_candidat
                  ORDER BY due_at, id LIMIT {ROWS_PASSED}) m
     ) m WHERE is_candidate OR number = {ROWS_PASSED} ORDER BY due_at, id LIMIT 1
   ) s ON true
+ WHERE q.id BETWEEN 0 AND 9223372036854775807
 """  # noqa: S608
 
 FIND_CANDIDATES = CANDIDATES.format(chosen=f"{OF_TOPICS} AND {OF_TOPIC} NOT IN ({CLOSED})")
 FIND_ANY_CANDIDATES = CANDIDATES.format(chosen="true")
 
-# What may be claimed of the messages behind a position, of those that are ``chosen``.
-MAY_BEGIN = f"""SELECT id, priority, due_at FROM (
-        SELECT * FROM delayq_message
+# What may be claimed of the messages behind a position.
+WAITING = f"""FROM delayq_message
          WHERE state = 'scheduled' AND queue = %(queue)s AND due_at <= {NOW}
            AND (due_at, id) > (%(due)s::timestamptz, %(id)s::bigint) AND %(queue)s NOT IN ({PAUSED})
-         ORDER BY due_at, id LIMIT {ROWS_PASSED}
-    ) m WHERE {{chosen}} AND {NOT_EXPIRED} ORDER BY due_at, id"""  # noqa: S608
-OPEN = f"{OF_TOPICS} AND {is_open(CLOSED)}"
+         ORDER BY due_at, id LIMIT"""
+MAY_BEGIN = f"""SELECT id, priority, due_at FROM (SELECT * {WAITING} {ROWS_PASSED}) m
+     WHERE {OF_TOPICS} AND {is_open(CLOSED)} AND {NOT_EXPIRED} ORDER BY due_at, id LIMIT"""  # noqa: S608
+# The same of any topic and under no limits, for programs. One of them may take its messages one by one, and each of its
+# claims compares priorities: so these are read from the index alone.
+MAY_BE_PULLED = f"SELECT id, priority, due_at {WAITING}"
 
 LOCKED = f"""
-    SELECT m.id FROM delayq_message m WHERE m.id = head.id AND {IS_SCHEDULED} FOR NO KEY UPDATE SKIP LOCKED
+    SELECT m.id FROM delayq_message m
+     WHERE m.id = head.id AND {IS_SCHEDULED} AND {NOT_EXPIRED} FOR NO KEY UPDATE SKIP LOCKED
 """  # noqa: S608
+
+# True for every id, as ``LOOKS_LIKE_FEW``, where the server has statistics of the ids, but none of this sum.
+HEAD_LOOKS_SHORT = f"head.id + 0{LOOKS_LIKE_FEW.removeprefix('id')}"
 
 # Priority counts among the thousand most overdue rows: sorting all due rows of a backlog could not use the index.
 # Only the rows that are returned are locked, one by one until there are enough: another process would pass over the
 # others, and take less urgent ones.
 HEAD_OF_DUE = f"""
 SELECT l.id FROM (
-    SELECT * FROM ({MAY_BEGIN} LIMIT 1000) x ORDER BY priority DESC, due_at, id OFFSET 0
-) head CROSS JOIN LATERAL ({LOCKED}) l LIMIT %(limit)s
+    SELECT * FROM ({{may_begin}} 1000) x ORDER BY priority DESC, due_at, id OFFSET 0
+) head CROSS JOIN LATERAL ({LOCKED}) l WHERE {HEAD_LOOKS_SHORT} LIMIT %(limit)s
 """  # noqa: S608
 
 # For the case that others have locked the thousand most overdue rows: these are the first that are not locked.
 UNLOCKED_OF_DUE = f"""
 SELECT id FROM (
-    SELECT head.* FROM ({MAY_BEGIN} OFFSET 0) head CROSS JOIN LATERAL ({LOCKED}) l LIMIT 1000
+    SELECT head.* FROM ({{may_begin}} {ROWS_PASSED}) head CROSS JOIN LATERAL ({LOCKED}) l
+     WHERE {HEAD_LOOKS_SHORT} LIMIT 1000
 ) x ORDER BY priority DESC, due_at, id LIMIT %(limit)s
 """  # noqa: S608
 
-DUE, DUE_UNLOCKED = (sql.format(chosen=OPEN) for sql in (HEAD_OF_DUE, UNLOCKED_OF_DUE))
-# The same for programs: of any topic, under no limits, and claimed by the same statement.
-CLAIM_DUE, CLAIM_DUE_UNLOCKED = (claim_from(sql.format(chosen="true")) for sql in (HEAD_OF_DUE, UNLOCKED_OF_DUE))
+DUE, DUE_UNLOCKED = (sql.format(may_begin=MAY_BEGIN) for sql in (HEAD_OF_DUE, UNLOCKED_OF_DUE))
+CLAIM_DUE, CLAIM_DUE_UNLOCKED = (
+    claim_from(sql.format(may_begin=MAY_BE_PULLED)) for sql in (HEAD_OF_DUE, UNLOCKED_OF_DUE)
+)
 
 # The first rows in the order of an index: EXISTS has no order, and the planner reads the table for it, since it
 # believes that the time of every third row is over.
