@@ -52,6 +52,8 @@ logger = logging.getLogger("django_delayq")
 
 _SALT = "django_delayq.action"
 _SELECT_ACROSS = "select_across"
+# Django's name in addresses for the query string of the list that led there.
+LIST_VAR = "_changelist_filters"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +108,26 @@ class ActionPages(ReadOnly):
             raise Http404
         self.require(request, name)
         if request.method != "POST":
-            return HttpResponseRedirect(self.url(Message))
+            return HttpResponseRedirect(self.list_as_it_was(request))
         if "token" in request.POST:
             return self._answer(request, action)
         if "search" in request.POST:
             given = {SEARCH_VAR: request.POST["search"], search_box.TAB_VAR: "all"}
             return self._ask_for_search(request, action, given)
         return self._ask(request, action, Scope(ids=_ids(request.POST.get("ids", ""))))
+
+    def resend(self, request: HttpRequest, form: QueryDict, name: str = "", **kwargs: Any) -> HttpResponse:
+        """Ask once more what was asked, with the answer, or ask what a button asks."""
+        action, scope = CONSOLE_ACTIONS.get(name), None
+        if action is not None and "ids" in form:
+            scope = Scope(ids=_ids(str(form["ids"])))
+        elif action is not None and (question := _read(request, action, form)) is not None:
+            scope = question.scope
+        if action is None or scope is None:
+            return super().resend(request, form)
+        self.require(request, name)
+        request.POST = QueryDict(form.urlencode())
+        return self._ask(request, action, scope, form if "token" in form else None)
 
     # --- the question -------------------------------------------------------------------------------------------------
 
@@ -149,8 +164,9 @@ class ActionPages(ReadOnly):
             "action": action,
             "form": form,
             "token": Question(action, str(request.user.pk), scope, shown.number).sign(),
-            "filters": _filters(request),
-            "origin": request.POST.get("origin", ""),
+            "live": "",
+            "kept": self.kept(request),
+            "origin": _origin(request),
             "preview": shown,
             "in_batches": _is_work_for_a_worker(scope),
             "most": action_table.number(tuning.most_messages),
@@ -165,11 +181,8 @@ class ActionPages(ReadOnly):
     # --- the answer ---------------------------------------------------------------------------------------------------
 
     def _answer(self, request: HttpRequest, action: ConsoleAction) -> HttpResponse:
-        try:
-            question = Question.read(request.POST["token"])
-        except signing.BadSignature as error:
-            raise BadRequest("token") from error
-        if question.action is not action or question.user != str(request.user.pk):
+        question = _read(request, action, request.POST)
+        if question is None:
             raise BadRequest("token")
         scope = question.scope
         if _is_work_for_a_worker(scope):
@@ -287,15 +300,36 @@ class ActionPages(ReadOnly):
     def _rows(self, request: HttpRequest) -> QuerySet[Message]:
         return self.get_queryset(request).using(self.using)
 
-    def _back(self, request: HttpRequest, scope: Scope, *, gone: bool = False) -> str:
-        """Return the address where the action began: another page, the list with its filters, or the message."""
-        if request.POST.get("origin") == "deadletters":
-            return self.url(DeadLetters)
-        filters = _filters(request)
-        if filters is None and len(scope.ids) == 1 and not gone:
-            return self.url(Message, "change", scope.ids[0])
-        query = QueryDict(filters or "").urlencode()
+    def kept(self, request: HttpRequest) -> str:
+        """Return the query string that leads through pages of messages back to the list, as the reader left it."""
+        found = self.get_preserved_filters(request)
+        return f"?{found}" if found else ""
+
+    def list_as_it_was(self, request: HttpRequest) -> str:
+        """Return the address of the list with the search, the page and the order in which the reader left it."""
+        query = QueryDict(QueryDict(self.kept(request)[1:]).get(LIST_VAR, "")).urlencode()
         return self.url(Message) + (f"?{query}" if query else "")
+
+    def message_url(self, request: HttpRequest, pk: int) -> str:
+        """Return the address of the page of a message, from which the way back leads to the list as it was."""
+        return self.url(Message, "change", pk) + self.kept(request)
+
+    def _back(self, request: HttpRequest, scope: Scope, *, gone: bool = False) -> str:
+        """Return the address where the action began: another page, the list as it was, or the message."""
+        origin = _origin(request)
+        if origin == "deadletters":
+            return self.url(DeadLetters)
+        is_of_one = len(scope.ids) == 1 and origin != "list" and not gone
+        return self.message_url(request, scope.ids[0]) if is_of_one else self.list_as_it_was(request)
+
+
+def _read(request: HttpRequest, action: ConsoleAction, form: QueryDict) -> Question | None:
+    """Return the question whose token is in a form; None when it is not of this action and user, or forged."""
+    try:
+        question = Question.read(form.get("token", ""))
+    except signing.BadSignature:
+        return None
+    return question if question.action is action and question.user == str(request.user.pk) else None
 
 
 def _is_work_for_a_worker(scope: Scope) -> bool:
@@ -310,11 +344,9 @@ def _form(action: ConsoleAction, scope: Scope, number: int | None, to_come: ToCo
     return action.form(data, many=many, number=found, to_come=to_come, typed=typed)
 
 
-def _filters(request: HttpRequest) -> str | None:
-    """Return the filters of the list where the action began; None when it began elsewhere."""
-    if "action" in request.POST:
-        return request.GET.urlencode()
-    return request.POST.get("filters")
+def _origin(request: HttpRequest) -> str:
+    """Return the word for the page where the action began; "" for the page of a message."""
+    return "list" if "action" in request.POST else request.POST.get("origin", "")
 
 
 def _named(scope: Scope) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -10,6 +11,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from ...core.durations import brief
+from ...core.retry import RetryPolicy
 from ...core.states import State
 from ...inspector import diagnostics
 from ...inspector.consistency import Mismatch
@@ -17,6 +19,7 @@ from ...inspector.numbers import Capped
 from ...inspector.stats import LimitState
 from ...models import Message, Queue, Transition, Worker
 from ...models.workers import seen_lately
+from ...project import registry
 from ..whereabouts import Whereabouts
 
 
@@ -209,12 +212,33 @@ def _running(message: Message, now: datetime) -> list[str]:
     }
     if until > now:
         sentences = [_("Running on %(worker)s (delivery %(delivery)d), whose lease lasts until %(until)s.") % values]
+        sentences.append(_attempt(message))
     else:
         text = _("Claimed by %(worker)s, whose lease ran out %(span)s ago: another worker will take it over.")
         sentences = [text % values]
     if message.cancel_requested:
         sentences.append(_("A cancel was requested: the handler can see it, and no retry follows."))
     return sentences
+
+
+def _attempt(message: Message) -> str:
+    """Return which attempt a running message is at, of how many as far as this process knows."""
+    handler, most = registry.find(message.topic), message.max_attempts
+    policy = None if handler is None else handler.retry
+    with suppress(ValueError):
+        policy = policy if message.retry is None else RetryPolicy.from_json(message.retry)
+    if policy is not None:
+        most = policy.limited(most).max_attempts
+    if most is None:
+        return _("It is attempt %(number)d.") % {"number": message.attempts + 1}
+    return _("It is attempt %(number)d of %(most)d.") % {"number": message.attempts + 1, "most": most}
+
+
+def timeout_of(message: Message) -> timedelta | None:
+    """Return after which time the handler of a message is ended; None: never, or not known to this process."""
+    handler = registry.find(message.topic)
+    found = (handler and handler.timeout) if message.timeout is None else message.timeout
+    return timedelta(seconds=found) if found else None
 
 
 def _why(last: Transition) -> str:

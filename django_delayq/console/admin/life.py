@@ -23,6 +23,7 @@ _KINDS = {
     "run": ("0", gettext_lazy("running")),
     "failed": ("bad", gettext_lazy("failed")),
     "next": ("none", gettext_lazy("until it is due next")),
+    "lease": ("none", gettext_lazy("until its lease ends")),
 }
 
 
@@ -34,7 +35,7 @@ class Part:
     start: datetime
     end: datetime
     delivery: int = 0
-    error: str = ""
+    note: str = ""
 
     @property
     def length(self) -> timedelta:
@@ -47,7 +48,7 @@ class Part:
         text = f"{_KINDS[self.kind][1]}: {span(self.length)}"
         if self.delivery:
             text = _("delivery %(number)s") % {"number": self.delivery} + f", {text}"
-        return f"{text}, {self.error}" if self.error else text
+        return f"{text}, {self.note}" if self.note else text
 
 
 def line(message: Message, moves: Sequence[Transition], now: datetime) -> SafeString:
@@ -80,3 +81,10 @@ def _parts(message: Message, moves: Sequence[Transition], now: datetime) -> Iter
             yield Part("failed" if error else "run", move.at, end, move.delivery, error)
     if message.state == State.SCHEDULED:
         yield Part("next", now, message.due_at)
+    elif (until := message.lease_ends_at) is not None:
+        yield Part("lease", now, until, note=after_lease(message))
+
+
+def after_lease(message: Message) -> str:
+    """Return in words what follows when the lease of a running message ends."""
+    return _("then delivery %(number)d, unless its worker renews it") % {"number": message.deliveries + 1}

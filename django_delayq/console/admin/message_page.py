@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pprint
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -73,7 +74,7 @@ class MessagePage(ActionPages):
         """Show the page once without masks, on POST, and write that to the audit."""
         self.require(request, "reveal")
         if request.method != "POST":
-            return HttpResponseRedirect(self.url(Message, "change", pk))
+            return HttpResponseRedirect(self.message_url(request, pk))
         message = self._message(request, pk)
         page.record(request, "reveal", str(message), message_id=pk, outcomes={"revealed": 1})
         # Browsers and proxies do not cache it, as they cache no page of the admin.
@@ -85,12 +86,12 @@ class MessagePage(ActionPages):
         if request.method == "POST":
             message = self._message(request, pk)
             self.message_user(request, *self._restored(request, message))
-        return HttpResponseRedirect(self.url(Message, "change", pk))
+        return HttpResponseRedirect(self.message_url(request, pk))
 
     def repeat_view(self, request: HttpRequest, pk: int) -> HttpResponse:
         """Schedule a message that has ended once more, as a new one, on POST; and lead to that."""
         self.require(request, "repeat")
-        back, nonce = HttpResponseRedirect(self.url(Message, "change", pk)), request.POST.get("nonce", "")
+        back, nonce = HttpResponseRedirect(self.message_url(request, pk)), request.POST.get("nonce", "")
         if request.method != "POST" or not nonce:
             return back
         old = self._message(request, pk)
@@ -121,7 +122,7 @@ class MessagePage(ActionPages):
                 raise
             return self._tell_answered(request, back.url)
         text = _("This message repeats #%(id)s.") % {"id": pk}
-        return self.leave(request, self.url(Message, "change", new.pk), text, messages.SUCCESS)
+        return self.leave(request, self.message_url(request, new.pk), text, messages.SUCCESS)
 
     def _restored(self, request: HttpRequest, message: Message) -> tuple[str, int]:
         redis_publisher = publisher.get(self.using)
@@ -173,23 +174,27 @@ class MessagePage(ActionPages):
     ) -> HttpResponse:
         now = reads.now(message._state.db or "default")
         moves = log(message)
+        told = deliveries(moves, now)
         where, in_line = locate(message), _in_line(message, now)
         content = payload.pretty(message.payload, masked=masked)
         result = "" if message.result is None else payload.pretty(message.result, masked=masked)
         context = {
             **page.context(self, request, str(message)),
             "original": message,
+            "kept": self.kept(request),
+            "back": self.list_as_it_was(request),
             "state": State(message.state),
             "explanation": explanation.explain(message, moves[-1] if moves else None, now, where, in_line),
             "alike": _alike(message, now),
             "alike_url": self.list_url(Message, f"{_alike_text(message)} finished:<1h", state="all"),
             "life": life.line(message, moves, now),
-            "timeline": steps(message, moves, now),
+            "timeline": steps(message, moves, told, now),
             "earlier": max(0, message.moves - len(moves)),
-            "deliveries": deliveries(moves, now),
+            "deliveries": told,
             "zone": timezone.get_current_timezone_name(),
             "actions": self.offered(request, message),
             "facts": self._facts(message, in_line),
+            "copied": (_("id"), _("key")),
             "payload": content[: tuning.payload_characters],
             "cut": len(content) > tuning.payload_characters,
             "headers": payload.pretty(message.headers, masked=masked) if message.headers else "",
@@ -388,7 +393,7 @@ def _call(message: Message) -> str:
     return "schedule_message(\n    " + ",\n    ".join(given) + ",\n)"
 
 
-# --- the history, from the log: every transition as a step, every delivery as a row -----------------------------------
+# --- the history, from the log: every delivery as a row, every other transition as a step -----------------------------
 
 
 def log(message: Message) -> list[Transition]:
@@ -397,32 +402,40 @@ def log(message: Message) -> list[Transition]:
     return list(moves.order_by("-number")[: tuning.steps_shown])[::-1]
 
 
-def steps(message: Message, moves: Sequence[Transition], now: datetime) -> list[SimpleNamespace]:
-    """Return the transitions as steps, the due time only where it is new; then the steps that are expected next."""
-    found = [
-        SimpleNamespace(
-            at=move.at,
-            moment=moment(move.at),
-            before=state_label(move.from_state),
-            after=state_label(move.to_state),
-            delivery=move.delivery,
-            took=span(move.at - previous.at) if previous else "",
-            waited=_waited(move, previous),
-            due="" if previous and previous.due_at == move.due_at else moment(move.due_at),
-            actor=move.actor,
-            reason=move.reason,
-            error=move.error,
-            future=False,
+def steps(
+    message: Message, moves: Sequence[Transition], told: Iterable[SimpleNamespace], now: datetime
+) -> list[SimpleNamespace]:
+    """Return the moves that none of the deliveries ``told`` has, as steps; then the steps that are expected next.
+
+    A step has its due time where that is new.
+    """
+    numbers = {number for delivery in told for number in delivery.moves}
+    found: list[SimpleNamespace] = []
+    for previous, move in zip((None, *moves), moves, strict=False):
+        if move.number in numbers:
+            continue
+        found.append(
+            SimpleNamespace(
+                at=move.at,
+                moment=moment(move.at),
+                before=state_label(move.from_state),
+                after=state_label(move.to_state),
+                took=span(move.at - found[-1].at) if found else "",
+                due="" if previous and previous.due_at == move.due_at else moment(move.due_at),
+                actor=move.actor,
+                reason=move.reason,
+                error=move.error,
+                future=False,
+            )
         )
-        for previous, move in zip((None, *moves), moves, strict=False)
-    ]
-    return found + [step for step in _to_come(message, now) if step.at > now]
+    began = next((move.at for move in reversed(moves) if move.to_state == State.RUNNING != move.from_state), None)
+    return found + [step for step in _to_come(message, began, now) if step.at > now]
 
 
-def _to_come(message: Message, now: datetime) -> list[SimpleNamespace]:
-    def step(at: datetime, before: str, after: str) -> SimpleNamespace:
-        texts = {"moment": moment(at), "before": before, "after": after, "took": span(at - now)}
-        return SimpleNamespace(at=at, **texts, delivery=0, waited="", due="", future=True)
+def _to_come(message: Message, began: datetime | None, now: datetime) -> list[SimpleNamespace]:
+    def step(at: datetime, before: str, after: str, reason: str = "") -> SimpleNamespace:
+        texts = {"moment": moment(at), "before": before, "after": after, "took": span(at - now), "reason": reason}
+        return SimpleNamespace(at=at, future=True, **texts)
 
     if message.state == State.SCHEDULED:
         coming = [step(message.due_at, state_label(message.state), _("due"))]
@@ -430,7 +443,11 @@ def _to_come(message: Message, now: datetime) -> list[SimpleNamespace]:
             coming.append(step(message.expires_at, state_label(message.state), state_label(State.EXPIRED)))
         return coming
     if (until := message.lease_ends_at) is not None:
-        return [step(until, state_label(State.RUNNING), _("end of the lease"))]
+        running, timeout = state_label(State.RUNNING), explanation.timeout_of(message)
+        coming = [step(until, running, _("end of the lease"), life.after_lease(message))]
+        if timeout is not None and began is not None:
+            coming.append(step(began + timeout, running, _("timeout")))
+        return sorted(coming, key=attrgetter("at"))
     settings = conf.get()
     retention = settings.DEAD_RETENTION if message.state == State.DEAD else settings.RETENTION
     kept = kept_for(retention, message.topic, message.queue)
@@ -441,7 +458,10 @@ def _to_come(message: Message, now: datetime) -> list[SimpleNamespace]:
 
 
 def deliveries(moves: Sequence[Transition], now: datetime) -> list[SimpleNamespace]:
-    """Return the deliveries that began within these transitions, in order. The outcome of one that runs is empty."""
+    """Return the deliveries that began within these transitions, in order. The outcome of one that runs is empty.
+
+    ``moves`` are the numbers of the moves by which each began and ended.
+    """
     found = []
     for place, move in enumerate(moves):
         if move.from_state != State.SCHEDULED or move.to_state != State.RUNNING:
@@ -449,6 +469,7 @@ def deliveries(moves: Sequence[Transition], now: datetime) -> list[SimpleNamespa
         end = next((m for m in moves[place + 1 :] if m.to_state != State.RUNNING), None)
         found.append(
             SimpleNamespace(
+                moves=(move.number, end and end.number),
                 number=move.delivery,
                 at=move.at,
                 started=moment(move.at),
@@ -457,6 +478,8 @@ def deliveries(moves: Sequence[Transition], now: datetime) -> list[SimpleNamespa
                 took=span((end.at if end else now) - move.at),
                 worker=move.actor,
                 outcome=_outcome(end, move.delivery) if end else "",
+                due=moment(end.due_at) if end and end.to_state == State.SCHEDULED else "",
+                actor=end.actor if end and _worker(end) != _worker(move) else "",
                 error=end.error if end else "",
                 traceback=end.traceback if end else "",
             )
@@ -470,9 +493,11 @@ def _outcome(end: Transition, delivery: int) -> str:
     return text if end.delivery == delivery else f"{text} (#{end.delivery})"
 
 
+def _worker(move: Transition) -> str:
+    return move.actor.removeprefix("worker:")
+
+
 def _waited(move: Transition, before: Transition | None) -> str:
     """Return how long a message was ready before its claim: since it was due, and scheduled by the move before."""
-    if move.to_state != State.RUNNING:
-        return ""
     ready_at = move.ready_at or move.due_at
     return span(move.at - (ready_at if before is None else max(ready_at, before.at)))

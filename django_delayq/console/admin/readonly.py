@@ -46,11 +46,15 @@ class CappedPaginator(Paginator):  # type: ignore[type-arg]
 
 
 def _unsent(request: HttpRequest) -> str:
-    """Return what is kept of a form until its user has logged in again."""
-    kept = {name: request.POST[name][:KEPT] for name in ("reason", "search", "filters") if request.POST.get(name)}
-    if request.META.get("QUERY_STRING"):
-        kept["filters"] = request.META["QUERY_STRING"][:KEPT]
-    return urlencode(kept)
+    """Return the query string with what is kept of a form until its user has logged in again.
+
+    Of a form that answers no question, little is kept: its fields may be secret, and this becomes an address.
+    """
+    names = list(request.POST) if "token" in request.POST else ["reason", "search", "ids"]
+    fields = ((name, request.POST.get(name, "")[:KEPT]) for name in names if name != "csrfmiddlewaretoken")
+    query = request.GET.copy()
+    query[UNSENT_VAR] = urlencode({name: value for name, value in fields if value or name in request.POST})
+    return query.urlencode()
 
 
 View = Callable[..., HttpResponseBase]
@@ -149,6 +153,14 @@ class ReadOnly(admin.ModelAdmin):  # type: ignore[type-arg]
         self.message_user(request, text, level)
         return HttpResponseRedirect(url)
 
+    def resend(self, request: HttpRequest, form: QueryDict, *args: Any, **kwargs: Any) -> HttpResponse:
+        """Answer a form that was sent when the session had ended, now that its user has logged in again."""
+        if reason := form.get("reason"):
+            messages.info(request, _("The reason that you gave: “%(reason)s”") % {"reason": reason})
+        return HttpResponseRedirect(
+            self.list_url(Message, str(form["search"]), state="all") if "search" in form else request.get_full_path()
+        )
+
     def get_urls(self) -> list[URLPattern]:
         routes = ROUTES.get(self.model, {}).items()
         ours = [path(route, self._served(f"{name}_view"), name=url_name(self.model, name)) for name, route in routes]
@@ -171,19 +183,15 @@ class ReadOnly(admin.ModelAdmin):  # type: ignore[type-arg]
         def inner(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
             if request.method == "POST" and not site.has_permission(request):
                 # The login leads back to the full path of the request.
-                request.META["QUERY_STRING"] = urlencode({UNSENT_VAR: _unsent(request)})
+                request.META["QUERY_STRING"] = _unsent(request)
             elif UNSENT_VAR in request.GET and site.has_permission(request):
                 text = _("Nothing was done: your session had ended before the form was sent. Please do it again.")
                 messages.warning(request, text)
-                form = QueryDict(request.GET[UNSENT_VAR])
-                if reason := form.get("reason"):
-                    messages.info(request, _("The reason that you gave: “%(reason)s”") % {"reason": reason})
-                if "search" in form:
-                    return HttpResponseRedirect(self.list_url(Message, form["search"], state="all"))
-                query = QueryDict(form.get("filters", "")).urlencode()
-                # The filters are those of the list, where an action begins.
-                path = self.url(self.model) if query else request.path
-                return HttpResponseRedirect(f"{path}?{query}" if query else path)
+                query = request.GET.copy()
+                form = QueryDict(query.pop(UNSENT_VAR)[-1])
+                request.META["QUERY_STRING"] = query.urlencode()
+                request.GET = QueryDict(request.META["QUERY_STRING"])
+                return self.view("resend")(request, form, *args, **kwargs)
             return served(request, *args, **kwargs)
 
         return inner

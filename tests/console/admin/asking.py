@@ -46,9 +46,8 @@ def answer(client: Client, action: str, asked: Any, *, follow: bool = True, **da
     assert asked.status_code == 200, asked.status_code
     form = asked.context["form"]
     given: dict[str, Any] = {"token": asked.context["token"], "reason": "because", "typed": form.expected}
-    if asked.context["filters"] is not None:
-        given["filters"] = asked.context["filters"]
-    return client.post(samples.action_url(action), {**given, **data}, follow=follow)
+    given["origin"] = asked.context["origin"]
+    return client.post(samples.action_url(action) + asked.context["kept"], {**given, **data}, follow=follow)
 
 
 def confirm(client: Client, action: str, *messages: Message, **data: Any) -> Any:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pytest
 from django.contrib.auth.models import User
@@ -277,11 +277,34 @@ def test_an_answer_after_the_end_of_the_session_is_told_to_be_lost(operator: Cli
     said = operator.post(
         login.redirect_chain[0][0], {"username": "otto", "password": "secret", "next": following}, follow=True
     )
-    assert samples.said(said) == [UNSENT, "The reason that you gave: “because”"]
-    assert said.redirect_chain[-1][0] == reverse(samples.LIST)
+    # The question is there again, with the reason that was given.
+    assert samples.said(said) == [UNSENT]
+    assert said.context["form"]["reason"].value() == "because"
     assert samples.fresh(message).state == State.SCHEDULED
-    # The note is not repeated.
     assert samples.said(operator.get(reverse(samples.LIST))) == []
+    answer(operator, "cancel", said)
+    assert samples.fresh(message).state == State.CANCELLED
+
+
+def test_a_question_that_somebody_else_left_is_not_asked_after_the_login(operator: Client, boss: Client) -> None:
+    message = samples.scheduled()
+    asked = ask(operator, "cancel", message)
+    operator.logout()
+    page = boss.get(answer(operator, "cancel", asked).context["next"], follow=True)
+    assert samples.said(page) == [UNSENT, "The reason that you gave: “because”"]
+    assert page.redirect_chain[-1][0] == reverse(samples.LIST)
+
+
+def test_a_button_pressed_after_the_end_of_the_session_asks_after_the_login(operator: Client, boss: Client) -> None:
+    message = samples.scheduled()
+    where = f"{samples.action_url('cancel')}?_changelist_filters=state%3Dall"
+    operator.logout()
+    login = operator.post(where, {"ids": message.pk}, follow=True)
+    page = boss.get(login.context["next"], follow=True)
+    assert samples.said(page) == [UNSENT]
+    assert page.context["back"] == f"{samples.change_url(message)}?_changelist_filters=state%3Dall"
+    answer(boss, "cancel", page)
+    assert samples.fresh(message).state == State.CANCELLED
 
 
 def test_a_question_holds_good_for_a_while_only(operator: Client, tuned: Callable[..., None]) -> None:
@@ -594,7 +617,7 @@ def test_an_impossible_time_is_told_and_changes_nothing(
     response = confirm(operator, "reschedule", message, **given)
     assert complaint in samples.text(response)
     assert response.context["preview"].rows[0][0] == message.pk
-    assert response.context["filters"] == "state=all"
+    assert response.context["back"] == reverse(samples.LIST) + "?state=all"
     assert samples.record() == before
 
 
@@ -640,10 +663,35 @@ def test_the_way_back_leads_to_where_it_began(operator: Client) -> None:
     assert answer(operator, "run", asked, follow=False).url == reverse(samples.LIST) + "?state=all&q=key%3Aa"
 
 
+def test_the_way_from_a_message_leads_back_to_the_list_as_it_was(chief: Client) -> None:
+    message = samples.dead(key="a")
+    query = "state=dead&q=key%3Aa&p=1"
+    page = chief.get(f"{reverse(samples.LIST)}?{query}").content.decode()
+    (link,) = re.findall(rf'href="({samples.change_url(message)}[^"]*)"', page)
+    shown = chief.get(link)
+    assert shown.context["back"] == f"{reverse(samples.LIST)}?{query}"
+    assert (
+        f'<a href="{reverse(samples.LIST)}?state=dead&amp;q=key%3Aa&amp;p=1">Back to the search</a>'
+        in shown.content.decode()
+    )
+    # Through a question, its answer and a new message.
+    asked = chief.post(samples.action_url("requeue") + shown.context["kept"], {"ids": message.pk})
+    assert asked.context["back"] == link
+    assert answer(chief, "requeue", asked, follow=False).url == link
+    new = chief.post(samples.admin_url("message_repeat", samples.dead().pk) + shown.context["kept"], {"nonce": "n"}).url
+    assert new.endswith(shown.context["kept"])
+    # What is purged has no page any more.
+    asked = chief.post(samples.action_url("purge") + shown.context["kept"], {"ids": samples.dead().pk})
+    assert answer(chief, "purge", asked, follow=False).url == f"{reverse(samples.LIST)}?{query}"
+    assert "Back to the search" not in chief.get(samples.change_url(message)).content.decode()
+
+
 @pytest.mark.parametrize("filters", ["//evil.example", "\r\nLocation: //evil.example", "https://evil.example/?a"])
 def test_the_way_back_never_leads_elsewhere(operator: Client, filters: str) -> None:
     asked = ask(operator, "run", samples.scheduled())
-    response = answer(operator, "run", asked, follow=False, filters=filters, origin="//evil.example")
+    where = f"{samples.action_url('run')}?{urlencode({'_changelist_filters': filters})}"
+    given = {"token": asked.context["token"], "origin": "list", "reason": "so"}
+    response = operator.post(where, given)
     assert response.url.startswith(reverse(samples.LIST) + "?")
     assert "\n" not in response.url
 

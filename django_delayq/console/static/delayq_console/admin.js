@@ -187,3 +187,14 @@
   const box = location.hash === "#searchbar" && document.querySelector("#searchbar");
   if (box) box.focus();
 })();
+
+// Copies what is before a button, on HTTP too.
+document.addEventListener("click", (event) => {
+  const button = event.target.closest("[data-dq-copy]"), chosen = getSelection();
+  if (!button) return;
+  const word = button.textContent;
+  chosen.selectAllChildren(button.previousElementSibling);
+  if (document.execCommand("copy")) button.textContent = button.dataset.dqCopy;
+  chosen.removeAllRanges();
+  setTimeout(() => { button.textContent = word; }, 1000);
+});
