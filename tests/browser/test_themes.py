@@ -31,12 +31,12 @@ ROOT = Path(__file__).parents[2]
 LAPTOP = {"width": 1366, "height": 768}
 THEMES = [
     pytest.param(name, marks=pytest.mark.skipif(find_spec(name) is None, reason=f"needs {name}"))
-    for name in ("unfold", "grappelli")
+    for name in ("unfold", "grappelli", "jazzmin")
 ]
 PAGES = ("dashboard", "message", "deadletters", "queue", "worker", "health", "operation")
-# Tells of each element whether the middle of it can be seen and clicked, once it was scrolled to.
+# Tells of each element whether the middle of it can be seen and clicked, once it was scrolled to (smoothly in themes).
 COVERED = """(elements) => elements.filter((one) => {
-  one.scrollIntoView({ block: "center", inline: "nearest" });
+  one.scrollIntoView({ block: "center", inline: "nearest", behavior: "instant" });
   const box = one.getBoundingClientRect();
   if (box.left < 0 || box.right > window.innerWidth + 1 || !box.width) return true;
   const top = document.elementFromPoint(box.left + box.width / 2, box.top + box.height / 2);
