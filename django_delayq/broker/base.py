@@ -141,6 +141,13 @@ class Meta:
         return self.loaded_tenths is None and 0 < left <= LONGEST_LEASE * SECOND
 
 
+class CallCount(NamedTuple):
+    """The window in which a call was counted, "" when it is full; and in how many milliseconds it ends."""
+
+    window: str
+    left_ms: int
+
+
 @dataclass(frozen=True, slots=True)
 class ServerRun:
     """Identifies one run of one Redis server. ``run_id`` changes with a restart, ``replid`` with a failover."""

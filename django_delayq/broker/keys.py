@@ -22,6 +22,7 @@ class Keys:
     wake_all: str  # of all queues; list: holds one token while a worker that serves all queues should take
     blocked_counts: str  # of all queues; hash: queue, colon, name → number of ids that are blocked there
     duty: str  # of all queues, and followed by the digest of a duty; string: the worker that has it
+    calls: str  # of all queues, and followed by the digest of a token and a verb; hash: window, count
     # of all queues; hash: horizon, loaded, run_id, replid, identity, tick, cleared, requested, loader, loader_until,
     # swept
     meta: str
@@ -45,6 +46,7 @@ def keys(namespace: str, queue: str) -> Keys:
         f"{tag}:wake",
         f"{tag}:asides",
         f"{tag}:duty",
+        f"{tag}:calls",
         f"{tag}:meta",
     )
 

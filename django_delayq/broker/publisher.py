@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from django.db import connections
 
@@ -18,7 +18,7 @@ from ..core.known_record import doubt_identity, known_identity, last_identity
 from ..core.outages import Outage
 from ..project import conf, pulled
 from . import RedisBroker, index
-from .base import Entry
+from .base import CallCount, Entry
 from .broker_tuning import USUAL, BrokerTuning
 
 logger = logging.getLogger("django_delayq")
@@ -80,6 +80,16 @@ class Publisher:
         """Remove messages whose end was committed."""
         if pulled.terms(queue) is None:
             self._try(self.broker.remove, queue, ids)
+
+    def count_call(self, *call: Any) -> CallCount | None:
+        """Count a call, or take one back: see ``RedisBroker``. None: Redis does not answer."""
+        answers: list[CallCount] = []
+
+        def ask(_queue: str, call: list[Any]) -> None:
+            answers.append(self.broker.count_call(*call))
+
+        self._try(ask, "", [*call])
+        return answers[0] if answers else None
 
     def _try(self, call: Callable[[str, list[T]], bool | None], queue: str, what: list[T]) -> None:
         """Make a call that returns False when Redis has not answered yet. Log the first of several like failures."""

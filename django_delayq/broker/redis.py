@@ -16,7 +16,7 @@ from ..core.clock import SECOND, us_to_tenths
 from ..core.exceptions import BrokerFailing, ClusterBroker, ForeignBroker
 from ..project import pulled
 from . import scripts
-from .base import FAR_AWAY, IDS_PER_CALL, Entry, Location, Meta, Put, QueueSize, ServerInfo, ServerRun
+from .base import FAR_AWAY, IDS_PER_CALL, CallCount, Entry, Location, Meta, Put, QueueSize, ServerInfo, ServerRun
 from .cluster import SlotPool
 from .connection import all_translated, translated
 from .keys import BAND
@@ -210,6 +210,22 @@ class RedisBroker(RedisSource):
         k = self.keys("")
         named = replace(k, duty=f"{k.duty}:{duty}")
         return bool(scripts.load("duty")(self.client, named, worker=worker, lease=milliseconds))
+
+    def count_call(self, name: str, window: str, step: int, most: int, interval_ms: int) -> CallCount:
+        """Count a call (``step`` 1) in a window, unless it has ``most`` calls; or take one back (-1) from ``window``.
+
+        A window begins with its first call, gets the name that this brings, and ends after the interval.
+        """
+        k = self.keys("")
+        counted_in, left_ms = scripts.load("count_call")(
+            self._scripted,
+            replace(k, calls=f"{k.calls}:{name}"),
+            window=window,
+            step=step,
+            most=most,
+            interval=interval_ms,
+        )
+        return CallCount(counted_in.decode(), left_ms)
 
     def server(self) -> ServerRun:
         """Ask the server for its identity and the identity of its present run.

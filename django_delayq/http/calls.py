@@ -30,7 +30,7 @@ from ..pull.receipts import Receipt
 from ..record import reads, transitions
 from ..record.sql import statements
 from ..record.sql.rows import NewMessage
-from . import jobs, tokens
+from . import jobs, rates, tokens
 
 # Bytes; the most of one request.
 LARGEST_BODY = 1_048_576
@@ -60,6 +60,9 @@ class Call:
 
     # The right that its token needs; "": everybody may.
     right: ClassVar[str] = "consume"
+    # What a limit of its token counts it as, if at all.
+    verb: ClassVar[str] = ""
+    counted: rates.Counted | None = None
 
     def __init__(self, request: HttpRequest, namespace: str, names: Sequence[str], job: str) -> None:
         self.request, self.namespace, self.names = request, namespace, names
@@ -74,7 +77,9 @@ class Call:
     def let_in(self) -> None:
         """Check the token and the parameters. Raises ``RequestRefused``."""
         if self.right:
-            tokens.check(self.namespace, token_of(self.request), self.right)
+            given = token_of(self.request)
+            token = tokens.check(self.namespace, given, self.right)
+            self.counted = rates.count(token, self.verb, given) if self.verb else None
         self.check()
 
     def check(self) -> None:
@@ -134,7 +139,7 @@ def facts_of(message: Message | Pulled, created_at: datetime, now: datetime) -> 
 class Publish(Call):
     """PUT of one job."""
 
-    right = "publish"
+    right, verb = "publish", rates.PRODUCE
 
     def check(self) -> None:
         self.delay = self.number("delay", 0)
@@ -255,6 +260,8 @@ def _elements(text: str) -> Iterator[str]:
 class Republish(Publish):
     """PUT of a job in the place of another one: both or neither."""
 
+    verb = ""
+
     def answer(self, *found: Any) -> Answer:
         with transaction.atomic(using=self.using):
             end(self)
@@ -263,6 +270,8 @@ class Republish(Publish):
 
 class Consume(Call):
     """GET of jobs: they are taken before ``answer`` is called."""
+
+    verb = rates.CONSUME
 
     def check(self) -> None:
         self.ttr = min(self.number("ttr", 120), YEAR)

@@ -5,28 +5,42 @@ from __future__ import annotations
 from typing import ClassVar
 
 from django.db import models
+from django.utils.translation import gettext_lazy as _
 
 
 class Token(models.Model):
     """A token of a namespace. Only its digest is kept: the token itself is shown once."""
 
-    namespace = models.CharField(max_length=255)
+    namespace = models.CharField(_("namespace"), max_length=255)
     # SHA-256 of the token, in hexadecimal digits.
     digest = models.CharField(max_length=64, unique=True)
     # Its first characters, by which people tell tokens apart.
-    beginning = models.CharField(max_length=8)
+    beginning = models.CharField(_("beginning"), max_length=8)
     # The rights, with commas between them: publish, consume, manage.
-    rights = models.CharField(max_length=40)
-    description = models.CharField(max_length=200, blank=True)
-    created_at = models.DateTimeField(auto_now_add=True)
+    rights = models.CharField(_("rights"), max_length=40)
+    description = models.CharField(_("description"), max_length=200, blank=True)
+    created_at = models.DateTimeField(_("created at"), auto_now_add=True)
     # The token is good until then; NULL: for ever.
-    expires_at = models.DateTimeField(null=True)
+    expires_at = models.DateTimeField(_("expires at"), null=True)
+    # The most calls in an interval that take jobs, and that publish some; NULL: any number.
+    reads = models.IntegerField(_("reads"), null=True)
+    writes = models.IntegerField(_("writes"), null=True)
+    # Seconds; NULL when there is no limit.
+    interval = models.IntegerField(_("interval in seconds"), null=True)
 
     objects: ClassVar[models.Manager[Token]] = models.Manager()
 
     class Meta:
         db_table = "delayq_token"
-        default_permissions = ()
+        verbose_name = _("token")
+        verbose_name_plural = _("tokens")
 
     def __str__(self) -> str:
         return f"{self.beginning}… of {self.namespace}"
+
+    @property
+    def limits(self) -> str:
+        """The limits in words; "" when there is none."""
+        most = {"reads": self.reads, "writes": self.writes}
+        parts = [f"{number} {name}" for name, number in most.items() if number is not None]
+        return f"{', '.join(parts)} in {self.interval} s" if parts else ""

@@ -18,11 +18,12 @@ RIGHTS = ("publish", "consume", "manage")
 
 
 class RequestRefused(Exception):
-    """A request is refused: the status and the words of the answer."""
+    """A request is refused: the status, the content and the headers of the answer."""
 
     def __init__(self, status: int, error: str) -> None:
         super().__init__(error)
-        self.status, self.error = status, error
+        self.status, self.content = status, {"error": error}
+        self.headers: dict[str, str] = {}
 
 
 def digest_of(text: str) -> str:
@@ -45,6 +46,13 @@ def make(
     )
     _tell("token add", token)
     return token, text
+
+
+def limit(token: Token, reads: int | None, writes: int | None, interval: int | None) -> None:
+    """Change how many calls of a token count in an interval (seconds). It holds from the next request on."""
+    token.reads, token.writes, token.interval = reads, writes, interval
+    token.save(update_fields=["reads", "writes", "interval"])
+    _tell("token limit", token)
 
 
 def delete(token: Token) -> None:

@@ -51,21 +51,39 @@ def _error(status: int, error: str) -> HttpResponse:
     return _answer(status, {"error": error})
 
 
+def _refused(error: tokens.RequestRefused) -> HttpResponse:
+    response = _answer(error.status, error.content)
+    for name, value in error.headers.items():
+        response[name] = value
+    return response
+
+
 @_door
 async def api(request: HttpRequest, path: str) -> HttpResponse:
     """Answer a request of a namespace."""
     try:
         call = _route(request, path)
-        await sync_to_async(call.let_in)()
-        if isinstance(call, calls.Consume):
-            found = await atake(call.queues, max=call.count, wait=call.timeout, lease=call.ttr)
-            return _answer(*await sync_to_async(call.answer)(found))
-        return _answer(*await sync_to_async(call.answer)())
+        return _answer(*await _answered(call))
     except tokens.RequestRefused as error:
-        return _error(error.status, error.error)
+        return _refused(error)
     except DatabaseError:
         logger.exception("A request by HTTP failed")
         return _error(500, "internal error")
+
+
+async def _answered(call: calls.Call) -> calls.Answer:
+    """Let a request in and answer it. One that has published nothing and got nothing is counted no longer."""
+    answer: calls.Answer = (500,)
+    try:
+        await sync_to_async(call.let_in)()
+        found = []
+        if isinstance(call, calls.Consume):
+            found = [await atake(call.queues, max=call.count, wait=call.timeout, lease=call.ttr)]
+        answer = await sync_to_async(call.answer)(*found)
+        return answer
+    finally:
+        if call.counted is not None and answer[0] not in (200, 201):
+            await sync_to_async(call.counted.take_back)()
 
 
 def _route(request: HttpRequest, path: str) -> calls.Call:
@@ -112,5 +130,5 @@ def _info(request: HttpRequest) -> HttpResponse:
     try:
         tokens.check(namespace, calls.token_of(request), "manage")
     except tokens.RequestRefused as error:
-        return _error(error.status, error.error)
+        return _refused(error)
     return _answer(200, {namespace: calls.queues_of(namespace)})

@@ -1,16 +1,21 @@
-"""A client of the HTTP door, with a token of the namespace ``ns1``."""
+"""A client of the HTTP door, with a token of the namespace ``ns1``; and the door as a server by itself."""
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
+import sys
+from contextlib import closing
 from typing import Any
 
 import pytest
+from django.conf import settings as django_settings
 from django.test import Client
 
 from django_delayq.http import tokens
 from tests.http.answers import ROWS, Row
+from tests.support.workers import PATIENCE, Worker
 
 
 class Wire:
@@ -58,6 +63,29 @@ class Wire:
             if found := re.search('"job_id":"(.*?)"', answer.content.decode()):
                 self.ids[row.name] = found[1]
         return self.told[row.name]
+
+
+class Server(Worker):
+    """A ``delayq_http`` in a process of its own, at a port that is free."""
+
+    def __init__(self, *arguments: str, token: str = "") -> None:
+        self.token = token
+        self._start(
+            [sys.executable, "-m", "django", "delayq_http", "--port", "0", *arguments],
+            {"DELAYQ_TEST_SETTINGS": json.dumps(django_settings.DELAYQ)},
+        )
+        found = self.wait_for(r"^Serves http://(.+):(\d+)$")
+        self.host, self.port = found[1], int(found[2])
+
+    def connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection(self.host, self.port, timeout=PATIENCE)
+
+    def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, Any]:
+        with closing(self.connect()) as connection:
+            connection.request(method, path, body, {"X-Token": self.token})
+            answer = connection.getresponse()
+            text = answer.read()
+        return answer.status, json.loads(text) if text else None
 
 
 @pytest.fixture

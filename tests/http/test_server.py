@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import http.client
 import json
 import signal
 import sys
@@ -13,40 +12,16 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from django.conf import settings as django_settings
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 
 from django_delayq.http import jobs
 from django_delayq.models import Message
-from tests.http.conftest import Wire
+from tests.http.conftest import Server, Wire
 from tests.support.commands import run
-from tests.support.workers import PATIENCE, Worker
+from tests.support.workers import PATIENCE
 
 NONE = (404, {"msg": "no job available"})
-
-
-class Server(Worker):
-    """A ``delayq_http`` in a process of its own, at a port that is free."""
-
-    def __init__(self, *arguments: str, token: str = "") -> None:
-        self.token = token
-        self._start(
-            [sys.executable, "-m", "django", "delayq_http", "--port", "0", *arguments],
-            {"DELAYQ_TEST_SETTINGS": json.dumps(django_settings.DELAYQ)},
-        )
-        found = self.wait_for(r"^Serves http://(.+):(\d+)$")
-        self.host, self.port = found[1], int(found[2])
-
-    def connect(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection(self.host, self.port, timeout=PATIENCE)
-
-    def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, Any]:
-        with closing(self.connect()) as connection:
-            connection.request(method, path, body, {"X-Token": self.token})
-            answer = connection.getresponse()
-            text = answer.read()
-        return answer.status, json.loads(text) if text else None
 
 
 @pytest.fixture

@@ -48,6 +48,7 @@ METHODS: dict[str, Callable[[RedisBroker], object]] = {
         ahead=60, worker="w", lease=10, identity="i", server=broker.server(), lost=False
     ),
     "loaded": lambda broker: broker.loaded(worker="w", upto_tenths=5, lease=None),
+    "count_call": lambda broker: broker.count_call("t:consume", "w", 1, 5, 1000),
     "server": lambda broker: broker.server(),
     "write_nothing": lambda broker: broker.write_nothing(),
     "round_trip": lambda broker: broker.round_trip(),

@@ -9,26 +9,34 @@ from django.core.management.base import CommandParser
 
 from ....core.clock import iso
 from ....management import _common as common
+from ....project import conf
 from ... import tokens
 from ...models import Token
 
 
 class Command(common.DelayqCommand):
     help = (
-        "Add a token for a namespace of the HTTP door, list the tokens, or delete one. A token is shown once, when it "
-        "is added; the list shows how it begins."
+        "Add a token for a namespace of the HTTP door, list the tokens, change the limit of one, or delete one. A "
+        "token is shown once, when it is added; the list shows how it begins."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument("action", choices=["add", "list", "delete"], metavar="ACTION", help="add, list or delete")
+        actions = ["add", "list", "limit", "delete"]
+        parser.add_argument("action", choices=actions, metavar="ACTION", help="add, list, limit or delete")
         parser.add_argument("namespace", nargs="?", default="", metavar="NAMESPACE", help="the namespace")
         parser.add_argument(
             "--rights", default=",".join(tokens.RIGHTS), metavar="RIGHTS", help="add: of publish,consume,manage"
         )
         parser.add_argument("--lasts", type=common.span, metavar="TIME", help="add: how long it is good, e.g. 90d")
         parser.add_argument("--description", default="", help="add: what it is for")
-        parser.add_argument("--beginning", default="", metavar="TEXT", help="delete: how the token begins")
+        parser.add_argument("--beginning", default="", metavar="TEXT", help="limit, delete: how the token begins")
+        for name, calls in (("--reads", "take jobs"), ("--writes", "publish jobs")):
+            text = f"add, limit: the most calls that {calls} in an interval; without it any number"
+            parser.add_argument(name, type=common.positive, metavar="N", help=text)
+        parser.add_argument(
+            "--interval", type=common.positive, default=1, metavar="SECONDS", help="add, limit: by default 1"
+        )
 
     def work(self, using: str, options: dict[str, Any]) -> None:
         getattr(self, f"_{options['action']}")(options["namespace"], options)
@@ -38,19 +46,30 @@ class Command(common.DelayqCommand):
         if not namespace or not set(rights) <= set(tokens.RIGHTS):
             raise common.wrong_usage("add takes a namespace, and --rights of publish, consume and manage.")
         lasts: timedelta | None = options["lasts"]
-        _token, text = tokens.make(namespace, rights, lasts=lasts, description=options["description"])
+        token, text = tokens.make(namespace, rights, lasts=lasts, description=options["description"])
+        if options["reads"] or options["writes"]:
+            tokens.limit(token, options["reads"], options["writes"], options["interval"])
         self.say(text)
 
     def _list(self, namespace: str, options: dict[str, Any]) -> None:
         found = Token.objects.order_by("namespace", "id")
+        where = "" if conf.get().REDIS else ", counted in each process by itself: there is no Redis"
         for token in found.filter(namespace=namespace) if namespace else found:
             until = "" if token.expires_at is None else f", until {iso(token.expires_at)}"
-            self.say(f"{token}: {token.rights}{until} {token.description}".rstrip())
+            limits = f", at most {token.limits}{where}" if token.limits else ""
+            self.say(f"{token}: {token.rights}{until}{limits} {token.description}".rstrip())
+
+    def _limit(self, namespace: str, options: dict[str, Any]) -> None:
+        tokens.limit(self._named(namespace, options), options["reads"], options["writes"], options["interval"])
 
     def _delete(self, namespace: str, options: dict[str, Any]) -> None:
+        tokens.delete(self._named(namespace, options))
+
+    @staticmethod
+    def _named(namespace: str, options: dict[str, Any]) -> Token:
         found = list(Token.objects.filter(namespace=namespace, beginning__startswith=options["beginning"]))
         if len(found) != 1 or not options["beginning"]:
             raise common.wrong_usage(
-                f"delete takes a namespace and the --beginning of one of its tokens, not {len(found)}."
+                f"{options['action']} takes a namespace and the --beginning of one of its tokens, not {len(found)}."
             )
-        tokens.delete(found[0])
+        return found[0]
