@@ -5,22 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django import forms
 from django.conf import settings
 from django.contrib import admin, messages
+from django.contrib.admin.utils import quote
 from django.core.exceptions import ImproperlyConfigured
 from django.db import router
-from django.db.models import OuterRef, QuerySet, Subquery, Value
+from django.db.models import Case, OuterRef, QuerySet, Subquery, Value, When
 from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
 from django.template.response import TemplateResponse
-from django.urls import NoReverseMatch, reverse
+from django.urls import NoReverseMatch, URLPattern, reverse
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
 
 from .. import signals
 from ..core import actors
@@ -190,6 +193,59 @@ class ScheduleAdmin(_ModelAdmin):
     readonly_fields = ("state", "next_times", "last_runs", "last_message", "declared_in_code", "created_at")
     view_on_site = False
 
+    # --- as pages of the console, where the site has it ---------------------------------------------------------------
+
+    def get_urls(self) -> list[URLPattern]:
+        for name in ("changelist_view", "add_view", "change_view", "delete_view", "history_view"):
+            setattr(self, name, partial(self._visit, name))
+        return super().get_urls()
+
+    def _visit(self, name: str, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        view, host = getattr(type(self), name).__get__(self), self._host
+        response: HttpResponseBase = (
+            host(self, view, request, *args, **kwargs) if host else view(request, *args, **kwargs)
+        )
+        return response
+
+    @property
+    def _host(self) -> Callable[..., HttpResponseBase] | None:
+        """What answers a view as a page of the console; None where the site has no console."""
+        site = self.admin_site
+        return getattr(site.get_model_admin(Message), "host", None) if site.is_registered(Message) else None
+
+    def get_ordering(self, request: HttpRequest) -> tuple[str, ...]:
+        return ("rank", "last_at", "name") if self._host else ()
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        """Return the list: that of Django's admin, or in the console one with the last runs, what is late first."""
+        response = super().changelist_view(request, extra_context)
+        shown = (response.context_data or {}) if isinstance(response, TemplateResponse) else {}
+        if extra_context and "cl" in shown:
+            response.template_name = "delayq_recurring/schedules.html"  # type: ignore[attr-defined]
+            # The scripts of Django's own list miss parts of it.
+            shown["media"] = ""
+            shown["title"] = str(self.opts.verbose_name_plural).capitalize()
+            shown["rows"] = self._rows(list(shown["cl"].result_list), extra_context["spark"])
+            shown["steps"] = [(action, _STEPS[action]) for action in _STEPS if action in self.get_actions(request)]
+        return response
+
+    def _rows(self, found: list[Schedule], spark: Callable[..., SafeString]) -> list[SimpleNamespace]:
+        past, rows = runs.of_each(_using(), found), []
+        for schedule in found:
+            messages, took = past.get(schedule.pk, ([], None))
+            known = [ran.total_seconds() for message in reversed(messages) if (ran := runs.took(message)) is not None]
+            last = messages[0] if messages else None
+            row = SimpleNamespace(name=schedule.pk, topic=schedule.topic, rule=self.rule(schedule), last=last)
+            row.url = reverse(
+                "admin:delayq_recurring_schedule_change", args=[quote(schedule.pk)], current_app=self.admin_site.name
+            )
+            row.paused, row.state = _is_paused(schedule), self.state(schedule)
+            row.late = vars(schedule)["rank"] == 0
+            row.next, row.took = self.next_time(schedule), "" if took is None else brief(took.total_seconds())
+            row.spark = spark(known, "critical" if last and last.state == State.DEAD else "")
+            rows.append(row)
+        return rows
+
     # --- who may do what ----------------------------------------------------------------------------------------------
 
     def has_add_permission(self, request: HttpRequest) -> bool:
@@ -225,7 +281,13 @@ class ScheduleAdmin(_ModelAdmin):
         # The clock of this host may differ from that by which messages are made.
         now = Value(reads.now(_using()), Schedule._meta.get_field("last_at"))
         last_state = Subquery(Message.objects.filter(pk=OuterRef("message_id")).values("state"))
-        return Schedule.objects.using(_using()).annotate(now=now, last_state=last_state)
+        rows = Schedule.objects.using(_using()).annotate(now=now, last_state=last_state)
+        # What is late comes first, then what is paused; what has ended comes last.
+        late, whens = (
+            When(last_at__lte=now.value - tuning.late, then=0),
+            (When(ended=True, then=3), When(paused=True, then=1)),
+        )
+        return rows.annotate(rank=Case(*whens, late, default=2))
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Schedule | None:
         """Find the schedule of an address, which may have characters that PostgreSQL does not take."""
@@ -237,6 +299,14 @@ class ScheduleAdmin(_ModelAdmin):
         if obj is not None and not may_see:
             shown.remove("payload")
         return shown if obj is None else [*shown, *self.readonly_fields]
+
+    def get_fieldsets(self, request: HttpRequest, obj: Schedule | None = None) -> Any:
+        fields = self.get_fields(request, obj)
+        if obj is None or self._host is None:
+            return [(None, {"fields": fields})]
+        first = ("state", "next_times", "last_runs")
+        rest = [field for field in fields if field not in first]
+        return [(None, {"fields": first}), (_("Definition"), {"fields": rest})]
 
     def get_readonly_fields(self, request: HttpRequest, obj: Schedule | None = None) -> tuple[str, ...]:
         return self.readonly_fields if obj is None else ("name", *self.readonly_fields)
@@ -295,13 +365,17 @@ class ScheduleAdmin(_ModelAdmin):
         lines = format_html_join("", "{}{}", ((_without(run), self._run(schedule, run)) for run in found))
         heads = (_("at"), _("outcome"), _("began"), _("duration"), _("message"))
         head = format_html_join("", '<th scope="col">{}</th>', ((text,) for text in heads))
-        return format_html("<table><thead><tr>{}</tr></thead><tbody>{}</tbody></table>", head, lines)
+        return format_html(
+            '<table class="dq-table dq-rows"><thead><tr>{}</tr></thead><tbody>{}</tbody></table>', head, lines
+        )
 
     def _run(self, schedule: Schedule, run: runs.PastRun) -> SafeString:
         message = run.message
         began = _moment(schedule, run.began_at) if run.began_at else "–"
         took = brief(run.took.total_seconds()) if run.took is not None else "–"
-        cells = (_moment(schedule, run.at), message.get_state_display(), began, took, self._link(message.pk))
+        badge = '<span class="dq-badge dq-state-{}">{}</span>'
+        outcome = format_html(badge, message.state, message.get_state_display())
+        cells = (_moment(schedule, run.at), outcome, began, took, self._link(message.pk))
         return format_html("<tr>{}</tr>", format_html_join("", "<td>{}</td>", ((cell,) for cell in cells)))
 
     @admin.display(description=gettext_lazy("declared in code"))
@@ -316,12 +390,9 @@ class ScheduleAdmin(_ModelAdmin):
         """Show the page of a schedule, with a button for each action of the list that the user may do to it."""
         schedule = context.get("original")
         if schedule is not None:
-            labels = {"run": _("Run now"), "skip": _("Skip the next run")}
-            labels["pause"] = _("Pause…")
-            if _is_paused(schedule):
-                labels |= {"pause": _("Change the pause…"), "resume": _("Resume")}
+            labels = _STEPS | ({"pause": _("Change the pause…")} if _is_paused(schedule) else {"resume": ""})
             allowed = self.get_actions(request)
-            context["steps"] = [(action, label) for action, label in labels.items() if action in allowed]
+            context["steps"] = [(action, label) for action, label in labels.items() if action in allowed and label]
         return super().render_change_form(request, context, *args, **kwargs)
 
     # --- what is done -------------------------------------------------------------------------------------------------
@@ -337,15 +408,14 @@ class ScheduleAdmin(_ModelAdmin):
     def save_model(self, request: HttpRequest, obj: Schedule, form: Any, change: bool) -> None:
         if change and not form.has_changed():
             return
-        on_conflict = OnConflict.REPLACE if change else OnConflict.ERROR
-        verb = "change" if change else "create"
+        given = {"definition": form.definition, "on_conflict": OnConflict.REPLACE if change else OnConflict.ERROR}
         try:
-            self._do(request, verb, obj.pk, lambda: schedules.save(_using(), obj.pk, form.definition, on_conflict))
+            self._do(request, "change" if change else "create", obj.pk, schedules.save, **given)
         except Exception as error:
             raise Refused(why_nothing(obj.pk, error)) from error
 
     def delete_model(self, request: HttpRequest, obj: Schedule) -> None:
-        self._do(request, "delete", obj.pk, lambda: schedules.delete_schedule(obj.pk, using=_using()))
+        self._do(request, "delete", obj.pk, schedules.delete_schedule)
 
     def get_deleted_objects(
         self, objs: Any, request: HttpRequest
@@ -366,35 +436,24 @@ class ScheduleAdmin(_ModelAdmin):
         form = SchedulePauseForm(request.POST if "confirmed" in request.POST else None)
         if not form.is_valid():
             return self._question(request, queryset, "pause", _("Pause these schedules?"), form)
-        reason, end = form.cleaned_data["reason"], {name: form.cleaned_data[name] for name in ("until", "duration")}
-        done = self._do_all(request, "pause", queryset, partial(schedules.pause_schedule, **end), reason)
-        text = ngettext("%(count)d schedule is paused.", "%(count)d schedules are paused.", done) % {"count": done}
-        self.message_user(request, text, messages.SUCCESS if done else messages.WARNING)
-        return None
+        given = {name: form.cleaned_data[name] for name in ("reason", "until", "duration")}
+        return self._do_all(request, "pause", queryset, schedules.pause_schedule, **given)
 
     @admin.action(description=gettext_lazy("Resume selected schedules"), permissions=["pause"])
-    def resume(self, request: HttpRequest, queryset: QuerySet[Schedule]) -> None:
-        done = self._do_all(request, "resume", queryset, schedules.resume_schedule)
-        text = ngettext("%(count)d schedule is resumed.", "%(count)d schedules are resumed.", done) % {"count": done}
-        self.message_user(request, text, messages.SUCCESS if done else messages.WARNING)
+    def resume(self, request: HttpRequest, queryset: QuerySet[Schedule]) -> HttpResponse | None:
+        return self._do_all(request, "resume", queryset, schedules.resume_schedule)
 
     @admin.action(description=gettext_lazy("Skip the next run of selected schedules"), permissions=["pause"])
     def skip(self, request: HttpRequest, queryset: QuerySet[Schedule]) -> HttpResponse | None:
         if "confirmed" not in request.POST:
             return self._question(request, queryset, "skip", _("Skip the next run of these schedules?"))
-        done = self._do_all(request, "skip", queryset, schedules.skip_next)
-        text = ngettext("%(count)d run is skipped.", "%(count)d runs are skipped.", done) % {"count": done}
-        self.message_user(request, text, messages.SUCCESS if done else messages.WARNING)
-        return None
+        return self._do_all(request, "skip", queryset, schedules.skip_next)
 
     @admin.action(description=gettext_lazy("Run selected schedules now"), permissions=["run"])
     def run(self, request: HttpRequest, queryset: QuerySet[Schedule]) -> HttpResponse | None:
         if "confirmed" not in request.POST:
             return self._question(request, queryset, "run", _("Run these schedules now?"))
-        done = self._do_all(request, "run", queryset, schedules.run_schedule)
-        text = ngettext("%(count)d message is due now.", "%(count)d messages are due now.", done) % {"count": done}
-        self.message_user(request, text, messages.SUCCESS if done else messages.WARNING)
-        return None
+        return self._do_all(request, "run", queryset, schedules.run_schedule)
 
     def _question(
         self, request: HttpRequest, rows: Iterable[Schedule], action: str, title: str, form: Any = None
@@ -412,27 +471,44 @@ class ScheduleAdmin(_ModelAdmin):
         return TemplateResponse(request, "delayq_recurring/confirm.html", context)
 
     def _do_all(
-        self, request: HttpRequest, verb: str, rows: Iterable[Schedule], act: Callable[..., Any], reason: str = ""
-    ) -> int:
+        self, request: HttpRequest, verb: str, rows: Iterable[Schedule], act: Callable[..., Any], **given: Any
+    ) -> HttpResponse | None:
+        """Act on each of these schedules, and tell the user to how many it was done, and why not to the others."""
         done = 0
         for name in [schedule.pk for schedule in rows]:
             try:
-                done += bool(self._do(request, verb, name, partial(act, name, using=_using()), reason))
+                done += bool(self._do(request, verb, name, act, **given))
             except Exception as error:  # noqa: BLE001
                 text = _("Schedule %(name)s: %(error)s") % {"name": name, "error": why_nothing(name, error)}
                 self.message_user(request, text, messages.ERROR)
-        return done
+        self.message_user(request, _DONE[verb] % {"count": done}, messages.SUCCESS if done else messages.WARNING)
+        # The list is shown again.
+        return None
 
     @staticmethod
-    def _do(request: HttpRequest, verb: str, name: str, act: Callable[[], Any], reason: str = "") -> Any:
+    def _do(request: HttpRequest, verb: str, name: str, act: Callable[..., Any], reason: str = "", **given: Any) -> Any:
         """Act in the name of the user, and tell receivers such as the audit, in one transaction."""
         using = _using()
         with actors.acting_as(f"user:{request.user.get_username()}"), writing(using):
-            done = act()
+            done = act(name=name, using=using, **given)
             if done:
                 made = done.pk if isinstance(done, Message) else None
                 signals.emit_action(Message, using, f"{verb} schedule", name, message_id=made, reason=reason)
         return done
+
+
+_STEPS = {
+    "run": gettext_lazy("Run now…"),
+    "skip": gettext_lazy("Skip the next run…"),
+    "pause": gettext_lazy("Pause…"),
+    "resume": gettext_lazy("Resume"),
+}
+_DONE = {
+    "pause": ngettext_lazy("%(count)d schedule is paused.", "%(count)d schedules are paused.", "count"),
+    "resume": ngettext_lazy("%(count)d schedule is resumed.", "%(count)d schedules are resumed.", "count"),
+    "skip": ngettext_lazy("%(count)d run is skipped.", "%(count)d runs are skipped.", "count"),
+    "run": ngettext_lazy("%(count)d message is due now.", "%(count)d messages are due now.", "count"),
+}
 
 
 def _declared() -> str:

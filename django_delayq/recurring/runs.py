@@ -6,14 +6,15 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from itertools import islice, takewhile
+from itertools import chain, islice, takewhile
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db.models import Q
+from django.db.models import OuterRef, Q, Subquery, Value
 
 from ..core.exceptions import InvalidMessage
 from ..core.states import State
 from ..models import Message, Transition
+from ..record import reads
 from .models import Occurrence, Schedule
 from .schedule_tuning import tuning
 
@@ -48,6 +49,31 @@ def last_runs(using: str, schedule: Schedule, now: datetime) -> list[PastRun]:
         began_at, took = deliveries.get(message.pk, (None, None))
         found.append(PastRun(at, message, began_at, took, _between(schedule, at, end)))
     return found
+
+
+def of_each(using: str, found: list[Schedule]) -> dict[str, tuple[list[Message], timedelta | None]]:
+    """Return the messages of the last runs of each of these schedules, the latest first, and how long the latest took.
+
+    The lists lack messages that are purged.
+    """
+    past = Occurrence.objects.filter(schedule=OuterRef("pk"), at__lte=OuterRef("now")).order_by("-at")
+    # Each is a look into an index: a window would read all occurrences.
+    last = [Subquery(past.values("message_id")[place : place + 1]) for place in range(tuning.runs_shown)]
+    rows = Schedule.objects.using(using).filter(pk__in=[schedule.pk for schedule in found])
+    ids = {name: some for name, *some in rows.annotate(now=Value(reads.now(using))).values_list("pk", *last)}
+    messages = (
+        Message.objects.using(using).defer("payload", "headers", "result").in_bulk({*chain(*ids.values())} - {None})
+    )
+    there = {name: [messages[pk] for pk in some if pk in messages] for name, some in ids.items()}
+    deliveries = _last_deliveries(using, [some[0] for some in there.values() if some])
+    return {name: (some, deliveries.get(some[0].pk, (None, None))[1]) for name, some in there.items() if some}
+
+
+def took(message: Message) -> timedelta | None:
+    """Return how long the handler of a message ran, if it succeeded at once; None: only the log knows."""
+    if message.claimed_at is None or message.finished_at is None:
+        return None
+    return message.finished_at - message.claimed_at
 
 
 def _last_deliveries(using: str, messages: list[Message]) -> dict[int, tuple[datetime, timedelta | None]]:

@@ -211,8 +211,10 @@ class Declarer(Service):
 
 def _concerns_all(error: Exception) -> bool:
     """Tell whether an error is one of the database itself, and not of a project's query for one schedule."""
+    kind = trouble(error)
     # Of a table that is missing SQLite says no other kind of error.
-    return isinstance(error, OperationalError | InterfaceError) and trouble(error) != Trouble.OUTDATED
+    is_down = isinstance(error, OperationalError | InterfaceError) and kind != Trouble.OUTDATED
+    return is_down or kind == Trouble.READ_ONLY
 
 
 def _foreign(error: Exception) -> Exception | None:

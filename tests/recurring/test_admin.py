@@ -245,8 +245,42 @@ def test_the_page_tells_that_a_pause_is_over_before_a_scheduler_has_seen_it(chie
     assert "2050-03-01 15:00:00 UTC" in text(chief.get(reverse(LIST)))
 
 
+def rows(client: Client) -> list[str]:
+    """Return the rows of the list in the console, as somebody reads them."""
+    shown = text(client.get(reverse(LIST)))
+    assert 'class="dq-nav"' in shown
+    found = re.findall("<tr[ >].*?</tr>", shown, re.DOTALL)[1:]
+    return [re.sub(r"\s+", " ", re.sub("<[^>]+>", " ", row)).strip() for row in found]
+
+
+@pytest.mark.console
+def test_the_console_lists_what_is_late_and_what_is_paused_first(chief: Client, clock: Clock) -> None:
+    for name in "abcd":
+        create_schedule(name, "t.ok", every="1h", tz="UTC", missed="all")
+    clock.advance(minutes=60)
+    schedules.advance(DB, "a", "b", "d")
+    deliver(clock, "d")
+    clock.advance(minutes=2)
+    schedules.pause_schedule("b", duration="2h")
+    assert [re.sub(r"2050-03-01 (\d\d:\d\d):00 UTC", r"\1", row) for row in rows(chief)] == [
+        "c t.ok missed every 1h 14:00 scheduled –",
+        "b t.ok paused until 15:02 every 1h 16:00 – –",
+        "a t.ok active every 1h 14:00 scheduled –",
+        "d t.ok active every 1h 14:00 consumed 0 ms",
+    ]
+
+
+@pytest.mark.console
+def test_a_user_who_may_only_view_ticks_nothing_in_the_console(chief: Client) -> None:
+    create_schedule("s", "t.ok", every="1h")
+    shown = text(client_with("view_schedule", name="eva").get(reverse(LIST)))
+    assert "action-select" not in shown
+    assert 'name="action"' not in shown
+    assert "action-select" in text(chief.get(reverse(LIST)))
+
+
 def buttons(client: Client) -> list[str]:
-    return re.findall(r'<button class="button" name="action" value="(\w+)">', text(client.get(page())))
+    return re.findall(r'<button class="(?:dq-)?button" name="action" value="(\w+)">', text(client.get(page())))
 
 
 def test_the_page_of_a_schedule_has_a_button_for_each_action_that_is_allowed(chief: Client) -> None:

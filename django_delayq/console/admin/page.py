@@ -35,8 +35,11 @@ from .site import PAGES
 Row = TypeVar("Row", bound=Model)
 
 
-def navigation(model_admin: ReadOnly, request: HttpRequest) -> dict[str, Any]:
-    """Return the context of ``delayq_console/nav.html``, which pages based on Django's own templates include."""
+def navigation(model_admin: ReadOnly, request: HttpRequest, here: type[Model] | None = None) -> dict[str, Any]:
+    """Return the context of ``delayq_console/nav.html``, which pages based on Django's own templates include.
+
+    ``here`` is the model of the page where another app has it.
+    """
     settings, using = console_conf.get(), model_admin.using
     return {
         "is_nav_sidebar_enabled": model_admin.admin_site.enable_nav_sidebar and _is_replaced("admin/nav_sidebar.html"),
@@ -44,7 +47,7 @@ def navigation(model_admin: ReadOnly, request: HttpRequest) -> dict[str, Any]:
             {
                 "label": label_of(model),
                 "url": model_admin.url(model),
-                "here": model is model_admin.model,
+                "here": model is (here or model_admin.model),
                 # Called when the page is written, which may have read the numbers meanwhile.
                 "count": partial(_count, using, model),
             }

@@ -33,6 +33,7 @@ _HOME = {
     "OperationAdmin": "operation_pages",
     "AuditEventAdmin": "audit_pages",
     "visit": "troubled",
+    "host": "troubled",
     "show_timeline": "timeline_page",
     "cancel_from_timeline": "timeline_page",
 }
@@ -52,6 +53,11 @@ class OnDemand(ReadOnly):
         for name in ("changelist_view", "add_view", "change_view", "delete_view", "history_view"):
             setattr(self, name, self.view(name))
         return super().get_urls()
+
+    def host(self, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        """Answer a view of another app's pages as one of these: ``host(model_admin, view, request, …)``."""
+        response: HttpResponseBase = load("host")(self.page, *args, **kwargs)
+        return response
 
     def view(self, name: str) -> View:
         return partial(self._visit, name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Any
 
+from django.contrib import admin
 from django.db import DatabaseError, InterfaceError
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
@@ -14,8 +15,8 @@ from django.utils.translation import gettext as _
 from ...record.sql.troubles import Trouble, trouble
 from ..console_tuning import timeouts
 from ..statements import TooSlow, answering_within, statement_timeout
-from . import page
-from .readonly import ReadOnly
+from . import charts, page
+from .readonly import ReadOnly, View
 from .search_box import LONGER_VAR
 
 # The views that read one row and what belongs to it, and write nothing. Others limit each of their parts.
@@ -24,13 +25,36 @@ OF_ONE_ROW = ("change_view",)
 
 def visit(shown: ReadOnly, view: str, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
     """Return what a view of a page answers, or a page with the reason why the database could not serve it."""
+    return _answer(shown, shown.view(view), view in OF_ONE_ROW, request, *args, **kwargs)
+
+
+def host(
+    shown: ReadOnly, guest: admin.ModelAdmin[Any], view: View, request: HttpRequest, *args: Any, **kwargs: Any
+) -> HttpResponseBase:
+    """Return what a view of another app answers as one of these pages, with their context as ``extra_context``."""
+
+    def within(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        frame = {**page.navigation(shown, request, guest.model), "spark": charts.spark}
+        response = view(request, *args, **{"extra_context": frame, **kwargs})
+        if isinstance(response, TemplateResponse):
+            response.context_data = {**(response.context_data or {}), **frame}
+            response.render()
+        return response
+
+    return _answer(shown, within, request.method != "POST", request, *args, **kwargs)
+
+
+def _answer(
+    shown: ReadOnly, view: View, is_limited: bool, request: HttpRequest, *args: Any, **kwargs: Any
+) -> HttpResponseBase:
+    """Let a view answer in time. ``is_limited``: its statements have no time limits of their own."""
     try:
         with ExitStack() as limits:
             if request.method != "POST" and LONGER_VAR not in request.GET:
                 limits.enter_context(answering_within(timeouts.answer))
-            if view in OF_ONE_ROW:
+            if is_limited:
                 limits.enter_context(statement_timeout(shown.get_queryset(request).db, timeouts.page))
-            return shown.view(view)(request, *args, **kwargs)
+            return view(request, *args, **kwargs)
     except TooSlow:
         text = _("The database did not answer in time. A table may be locked, or the server is busy: try again.")
     except (DatabaseError, InterfaceError) as error:

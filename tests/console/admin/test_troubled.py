@@ -17,6 +17,7 @@ from django_delayq import pause_queue
 from django_delayq.console.admin import panels
 from django_delayq.console.statements import answering_within
 from django_delayq.models import Message
+from django_delayq.recurring import Schedule, create_schedule
 from tests.support.transactions import lock_table, unfinished
 
 from . import samples
@@ -33,6 +34,7 @@ PAGES = [
     samples.admin_url("queue_detail", "default"),
     samples.admin_url("queue_resume", "default"),
     samples.admin_url("health_restore"),
+    *(reverse(f"admin:delayq_recurring_schedule_{view}") for view in ("changelist", "add")),
 ]
 
 
@@ -42,19 +44,21 @@ def boss() -> Client:
 
 
 def tables() -> list[str]:
-    found = apps.get_app_config("delayq").get_models(), apps.get_app_config("delayq_console").get_models()
+    found = [apps.get_app_config(name).get_models() for name in ("delayq", "delayq_console", "delayq_recurring")]
     known = {model._meta.db_table for models in found for model in models if model._meta.managed}
     return sorted(known & set(connection.introspection.table_names()))
 
 
 @pytest.mark.postgresql("locks tables")
-@pytest.mark.parametrize("address", [*PAGES, "message", "operation", "ask"])
+@pytest.mark.parametrize("address", [*PAGES, "message", "operation", "schedule", "ask"])
 def test_a_page_waits_for_no_lock(boss: Client, timed: Callable[..., None], address: str) -> None:
     message, operation = samples.scheduled(), samples.operation()
+    schedule = create_schedule("s", samples.TOPIC, every="1h")
     pause_queue("default")
     urls = {
         "message": samples.change_url(message),
         "operation": samples.admin_url("operation_change", operation.pk),
+        "schedule": reverse("admin:delayq_recurring_schedule_change", args=[schedule.pk]),
     }
     boss.get(samples.admin_url("limits_changelist"))
     panels.forget()
@@ -110,6 +114,14 @@ def test_every_page_says_that_the_database_takes_no_writes(boss: Client, address
 def answered(response: Any) -> None:
     assert response.status_code == 503
     assert f"{NO_WRITES}: nothing was done." in samples.without_tags(response.content.decode())
+
+
+def test_an_action_on_a_schedule_without_writes_is_answered(boss: Client) -> None:
+    create_schedule("s", samples.TOPIC, every="1h")
+    with no_writes():
+        given = {"action": "pause", "_selected_action": ["s"], "index": "0", "confirmed": "1"}
+        answered(boss.post(reverse("admin:delayq_recurring_schedule_changelist"), given))
+    assert not Schedule.objects.get().paused
 
 
 @pytest.mark.parametrize("action", ACTIONS)
