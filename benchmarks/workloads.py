@@ -209,6 +209,14 @@ WORKLOADS = (
     Workload(
         "batch", "drain, a transactional handler of batches of 500", RATE, batch, _only_ours, environment=_does("batch")
     ),
+    Workload(
+        "savepoints",
+        "drain, batches of 50 with a savepoint and one INSERT for each message",
+        RATE,
+        batch,
+        _only_ours,
+        environment=_does("savepoints"),
+    ),
     Workload("lines", "drain, a line in the log for each message", RATE, drain, _among("graphile"), environment=LINES),
     Workload("query", "drain without Redis", RATE, drain, _only_ours, environment={"REDIS_URL": ""}),
     Workload(

@@ -6,6 +6,8 @@ import os
 import time
 from datetime import datetime
 
+from django.db import transaction
+
 from benchmarks.peers.adapter_process import AT_ONCE, DOES, THREADS, block, mark, wait
 from django_delayq import Delivered, RetryLater, handler
 from django_delayq.models import Message
@@ -68,6 +70,17 @@ if DOES:
         """Insert a row for each message by one statement, in the transaction that records their successes."""
         Effect.objects.bulk_create([Effect(number=one.payload["n"], payload=one.payload) for one in messages])
         for one in messages:
+            mark(one.payload)
+
+    @handler("bench.savepoints", batch=50, transactional=True)
+    def savepoints(messages: list[Delivered]) -> None:
+        """Insert a row for each message, each after a savepoint, in the transaction that records their successes."""
+        for one in messages:
+            try:
+                with transaction.atomic():
+                    Effect.objects.create(number=one.payload["n"], payload=one.payload)
+            except Exception as error:  # noqa: BLE001
+                one.fail(error)
             mark(one.payload)
 
 

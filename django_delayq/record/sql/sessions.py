@@ -210,7 +210,7 @@ def breaks_by_errors(connection: BaseDatabaseWrapper) -> bool:
 def is_failed(connection: BaseDatabaseWrapper) -> bool:
     """Return whether a statement failed in the open transaction, so that the database takes only a rollback."""
     raw = connection.connection
-    return connection.vendor == "postgresql" and raw is not None and raw.info.transaction_status == FAILED
+    return connection.vendor == "postgresql" and raw is not None and raw.pgconn.transaction_status == FAILED
 
 
 def conflict_in(error: BaseException | None) -> BaseException | None:

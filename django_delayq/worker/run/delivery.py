@@ -384,20 +384,22 @@ class Delivery:
         The transaction begins at once, and not with the handler's first statement: a pooler, for example, connects to
         the server only then, and what it answers is no error of the handler.
         """
-        with contextlib.ExitStack() as stack:
-            try:
-                self.has_own_transaction = not connections[self.using].in_atomic_block
-                stack.enter_context(transaction.atomic(using=self.using, durable=self.is_outermost))
+        has_begun, using = False, self.using
+        self.has_own_transaction = not connections[using].in_atomic_block
+        try:
+            with transaction.atomic(using=using, durable=self.is_outermost):
                 if self.has_own_transaction:
-                    statements(self.using).begin()
-            except (DatabaseError, HandlerTimeout) as error:
+                    statements(using).begin()
+                if self.is_outermost:
+                    # Called before the functions that the handler has called on commit: when one of them fails, the
+                    # outcome is known.
+                    transaction.on_commit(self._note_commit, using=using)
+                has_begun = True
+                yield
+        except (DatabaseError, HandlerTimeout) as error:
+            if not has_begun:
                 self.entry_error = error
-                raise
-            if self.is_outermost:
-                # Called before the functions that the handler has called on commit: when one of them fails, the
-                # outcome is known.
-                transaction.on_commit(self._note_commit, using=self.using)
-            yield
+            raise
 
     def _note_commit(self) -> None:
         self.is_committed = True
