@@ -103,15 +103,19 @@ def test_the_guide_to_embedded_workers_starts_and_ends_them(run_page: Run) -> No
 
 def test_the_handlers_of_the_guide_to_batches_do_what_it_says(run_page: Run) -> None:
     names = run_page("howto/batches")
-    orders = [new_order() for _ in range(3)]
-    for order in orders:
+    orders = [new_order() for _ in range(4)]
+    for order in orders[:3]:
         names["close_many"].schedule({"order": order.pk})
+    for order in ("no number", orders[3].pk):
+        names["close_each"].schedule({"order": order})
     for payload in ({"text": "…"}, {}, {"text": "…", "locked": True}):
         names["index"].schedule({"order": 5, **payload})
     deliver()
     assert {Order.objects.get(pk=order.pk).status for order in orders} == {"closed"}
     states = Message.objects.filter(topic="search.index").order_by("pk").values_list("state", flat=True)
     assert list(states) == ["consumed", "dead", "scheduled"]
+    states = Message.objects.filter(topic="orders.close_each").order_by("pk").values_list("state", flat=True)
+    assert list(states) == ["scheduled", "consumed"]
     result = unittest.TestResult()
     unittest.defaultTestLoader.loadTestsFromTestCase(names["Indexing"]).run(result)
     assert (result.testsRun, result.failures, result.errors) == (1, [], [])

@@ -10,12 +10,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
-from django.db import transaction
+from django.db import IntegrityError, OperationalError, transaction
 from django.utils import timezone
 
-from django_delayq import Delivered, cancel_message, handler, schedule_message, schedule_messages
-from django_delayq.core.outcomes import Ack, GiveUp, Recorded, Release
+from django_delayq import Delivered, Reject, RetryLater, cancel_message, handler, schedule_message, schedule_messages
+from django_delayq.core.outcomes import Ack, GiveUp, Recorded, Release, Retry
 from django_delayq.core.states import State
 from django_delayq.middleware import Handled, Middleware, install, remove
 from django_delayq.models import Message
@@ -223,6 +224,13 @@ def taken(transactional_db: None) -> Callable[..., list[Delivery]]:
     return take
 
 
+def serialization_failure() -> OperationalError:
+    """Return what Django raises when another transaction got in the way."""
+    error = OperationalError("could not serialize access")
+    error.__cause__ = psycopg.errors.SerializationFailure()
+    return error
+
+
 def leave(messages: list[Delivered]) -> None:
     Effect.objects.bulk_create(Effect(message_id=message.id, delivery=message.deliveries) for message in messages)
 
@@ -242,6 +250,35 @@ def test_a_transaction_with_a_message_that_was_taken_over_is_undone(taken: Calla
     again = execute_batch([batch[0], batch[2]], "worker:w/0")
     assert [type(outcome) for outcome in again] == [Recorded] * 2
     assert effects_per_message() == Counter([batch[0].id, batch[2].id])
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (ValueError("bad"), GiveUp),
+        (RetryLater("5m"), Retry),
+        (Reject("no"), GiveUp),
+        (serialization_failure(), Release),
+    ],
+)
+def test_a_savepoint_for_each_message_undoes_what_one_wrote_and_keeps_the_others(
+    taken: Callable[..., list[Delivery]], error: Exception, outcome: type
+) -> None:
+    def work(messages: list[Delivered]) -> None:
+        for message in messages:
+            try:
+                with transaction.atomic():
+                    leave([message])
+                    if message is messages[1]:
+                        Effect.objects.create(pk=Effect.objects.get(message_id=message.id).pk)
+            except IntegrityError:
+                message.fail(error)
+
+    batch = taken(work, transactional=True)
+    found = [type(one) for one in execute_batch(batch, "worker:w/0")]
+    assert found == [Recorded, outcome, Recorded]
+    assert effects_per_message() == Counter([batch[0].id, batch[2].id])
+    assert [state(one) for one in batch] == [State.CONSUMED, State.RUNNING, State.CONSUMED]
 
 
 def test_what_a_transactional_handler_does_on_commit_cannot_undo_its_successes(
