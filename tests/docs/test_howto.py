@@ -106,8 +106,8 @@ def test_the_handlers_of_the_guide_to_batches_do_what_it_says(run_page: Run) -> 
     orders = [new_order() for _ in range(4)]
     for order in orders[:3]:
         names["close_many"].schedule({"order": order.pk})
-    for order in ("no number", orders[3].pk):
-        names["close_each"].schedule({"order": order})
+    for number in ("none", orders[3].pk):
+        names["close_each"].schedule({"order": number})
     for payload in ({"text": "…"}, {}, {"text": "…", "locked": True}):
         names["index"].schedule({"order": 5, **payload})
     deliver()

@@ -32,7 +32,9 @@ local function add()
     return
   end
   if mode == "set" then
-    redis.call("ZREM", ready, unpack(ids))
+    if any_ready then
+      redis.call("ZREM", ready, unpack(ids))
+    end
     redis.call("ZADD", delayed, unpack(scores))
     put = put + #ids
   else

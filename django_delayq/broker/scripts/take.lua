@@ -67,10 +67,11 @@ if both_ends == "1" and redis.call("ZCARD", ready) > limit then
     redis.call("ZREM", ready, unpack(ids))
   end
 end
-local room, early = limit - #last / 2, 0
+local room, early, is_empty = limit - #last / 2, 0, false
 while room > 0 and early < batch do
   local popped = redis.call("ZPOPMIN", ready, math.min(room, batch - early))
   if #popped == 0 then
+    is_empty = true
     break
   end
   for i = 1, #popped, 2 do
@@ -106,7 +107,7 @@ if room > 0 and within > 0 then
     redis.call("ZREM", delayed, unpack(ids))
   end
 end
-answer[2] = redis.call("ZCARD", ready)
+answer[2] = is_empty and 0 or redis.call("ZCARD", ready)
 local head = redis.call("ZRANGE", delayed, 0, 0, "WITHSCORES")
 if head[2] then
   answer[3] = string.format("%.0f", math.floor(tonumber(head[2])))
