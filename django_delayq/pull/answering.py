@@ -108,11 +108,11 @@ def release(
 ) -> Answered | list[Answered]:
     """Give a message back unfinished, which costs no attempt: it is due at once, or after ``delay``."""
     after = None if delay is None else validation.delay(delay)
-    return _answer(
-        receipt,
-        using,
-        _failing(lambda each: Failure(each.id, each.delivery, "", False, after, counts=False, reason="given back")),
-    )
+
+    def failure(each: Receipt) -> Failure:
+        return Failure(each.id, each.delivery, "", False, after, counts=False, reason="given back")
+
+    return _answer(receipt, using, _failing(failure))
 
 
 @overload
@@ -166,17 +166,14 @@ def _answer(
 
 
 def _refused(receipt: Receipt, state: State | None, deliveries: int) -> Answered:
-    """Say why an answer did not hold. A success that was recorded before holds."""
-    pk, delivery = receipt.id, receipt.delivery
-    if state is None:
-        return Answered(pk, done=False, state=None, reason=f"there is no message {pk} any more")
-    if state == State.RUNNING:
-        reason = f"delivery {delivery} of message {pk} is over: delivery {deliveries} has it now"
-    elif state == State.SCHEDULED:
-        reason = f"delivery {delivery} of message {pk} is over: it waits to be delivered again"
-    else:
-        reason = f"message {pk} is {state} already"
-    return Answered(pk, done=False, state=state, reason=reason)
+    """Say why an answer did not hold."""
+    pk, over = receipt.id, f"delivery {receipt.delivery} of message {receipt.id} is over:"
+    reasons = {
+        None: f"there is no message {pk} any more",
+        State.RUNNING: f"{over} delivery {deliveries} has it now",
+        State.SCHEDULED: f"{over} it waits to be delivered again",
+    }
+    return Answered(pk, done=False, state=state, reason=reasons.get(state, f"message {pk} is {state} already"))
 
 
 def succeed(using: str, receipts: Sequence[Receipt], result: str | None = None) -> set[int]:

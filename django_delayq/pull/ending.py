@@ -71,23 +71,22 @@ def _of_pulled_queues() -> Q:
 
 def report(using: str, moves: Sequence[Moved], errors: Mapping[int, str] = MappingProxyType({})) -> None:
     """Tell everybody of messages that have moved: who waits, the log, and the receivers of signals."""
-    waiting = [(m.queue, Entry.at(m.id, m.due_at, m.priority)) for m in moves if m.after == State.SCHEDULED]
-    for queue, entries in publisher.by_queue(waiting).items():
-        publisher.announce_on_commit(using, queue, entries)
     publish_follow_ups(using, moves)
     if moves:
         on_commit(using, lambda: _tell(using, moves, errors))
 
 
 def _tell(using: str, moves: Sequence[Moved], errors: Mapping[int, str]) -> None:
+    waiting = [(m.queue, Entry.at(m.id, m.due_at, m.priority)) for m in moves if m.after == State.SCHEDULED]
+    publisher.announce(using, waiting)
     for m in moves:
-        error, is_retried = errors.get(m.id, ""), m.after == State.SCHEDULED
-        word = ("retried" if m.id in errors else "released") if is_retried else m.after.value
+        word, error = m.after.value, errors.get(m.id, "")
+        if m.after == State.SCHEDULED:
+            word = "retried" if m.id in errors else "released"
         level = logging.ERROR if m.after == State.DEAD else logging.INFO
         # The text of an error may hold secrets.
         logger.log(level, "message %s id=%d topic=%s delivery=%d", word, m.id, m.topic, m.deliveries)
         if word == "retried":
             facts = {"delivery": m.deliveries, "due_at": m.due_at, "error": error}
             signals.emit(signals.message_retried, Message, **signals.message_arguments(m, using), **facts)
-        elif not is_retried:
-            signals.emit_end(Message, m, using, error)
+        signals.emit_end(Message, m, using, error)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -25,7 +23,7 @@ from ..record import transitions
 from ..record.sql.rows import Claimed
 from .ending import end_what_is_over
 from .receipts import Receipt, signer, text_of
-from .waiters import LOOK_INTERVAL, Waiter, has_ended, waiting
+from .waiters import Waiter
 
 # The most messages of one call.
 MOST = 1000
@@ -66,21 +64,9 @@ def take(
     In a transaction the messages are taken when that commits. Raises ``ValueError`` for a queue that the settings do
     not declare as pulled.
     """
-    call = _Call(queue, max, wait, lease, using)
-    found = call.fetch()
-    if found or not call.wait:
-        return found
-    if connections[call.using].in_atomic_block:
-        # No other connection sees what this transaction has written.
-        while not found and call.left > 0:
-            time.sleep(min(LOOK_INTERVAL, call.left))
-            found = call.fetch()
-        return found
-    with Waiter(waiting(call.using), call.queues) as waiter:
-        while not found and call.left > 0:
-            waiter.sleep(call.left)
-            found = call.fetch()
-            waiter.has_looked(takes_all=len(found) == call.most)
+    with _Call(queue, max, wait, lease, using) as call:
+        while not (found := call.fetch()) and call.left > 0:
+            call.sleep()
     return found
 
 
@@ -93,67 +79,49 @@ async def atake(
     using: str | None = None,
 ) -> list[Pulled]:
     """Take messages from async code as ``take`` does. Who waits holds no thread."""
-    call = _Call(queue, max, wait, lease, using)
-    fetch = sync_to_async(call.fetch)
-    found = await fetch()
-    if found or not call.wait:
-        return found
-    if await sync_to_async(lambda: connections[call.using].in_atomic_block)():
-        while not found and call.left > 0:
-            await asyncio.sleep(min(LOOK_INTERVAL, call.left))
-            found = await fetch()
-        return found
-    with Waiter(waiting(call.using), call.queues) as waiter:
-        while not found and call.left > 0:
-            await waiter.asleep(call.left)
-            found = await fetch()
-            waiter.has_looked(takes_all=len(found) == call.most)
+    with _Call(queue, max, wait, lease, using) as call:
+        fetch = sync_to_async(call.fetch)
+        while not (found := await fetch()) and call.left > 0:
+            await call.asleep()
     return found
 
 
 @cache
-def _run() -> str:
-    return actors.new_run()
+def _name() -> str:
+    return PULLER + actors.worker_name("", getpid(), actors.new_run())
 
 
-after_fork(_run.cache_clear)
+after_fork(_name.cache_clear)
 
 
-class _Call:
+class _Call(Waiter):
     """One call: its checked arguments, and its claims."""
 
     def __init__(
         self, queue: str | Iterable[str], most: int, wait: Duration, lease: Duration | None, using: str | None
     ) -> None:
-        self.using = using or router.db_for_write(Message)
-        self.queues = [queue] if isinstance(queue, str) else list(queue)
-        self.terms = [_terms(name) for name in self.queues]
+        queues = [queue] if isinstance(queue, str) else list(queue)
+        self.terms = [_terms(name) for name in queues]
         self.most = validation.checked("max", values.whole, most, 1, MOST)
-        self.wait = validation.checked("wait", values.span, wait)
         self.lease = None if lease is None else validation.checked("lease", values.span, lease, 0, values.YEAR)
-        self.until = time.monotonic() + self.wait
-
-    @property
-    def left(self) -> float:
-        """The seconds for which the call may still wait."""
-        return 0.0 if has_ended() else self.until - time.monotonic()
+        seconds = validation.checked("wait", values.span, wait)
+        super().__init__(using or router.db_for_write(Message), queues, seconds)
 
     def fetch(self) -> list[Pulled]:
         """Claim what is due now."""
         end_what_is_over(self.using)
-        worker = PULLER + actors.worker_name("", getpid(), _run())
         rows: list[Claimed] = []
         for queue, terms in zip(self.queues, self.terms, strict=True):
             if len(rows) < self.most:
                 lease = terms.lease if self.lease is None else self.lease
-                rows += transitions.claim_due(self.using, queue, self.most - len(rows), lease, worker)
-        found = _pulled(self.using, rows)
-        if signals.message_delivered.receivers:
-            for row in rows:
-                late = max(0.0, (row.claimed_at - row.due_at).total_seconds())
-                facts = {**signals.message_arguments(row, self.using), "delivery": row.deliveries, "lateness": late}
-                signals.emit(signals.message_delivered, Message, **facts)
-        return found
+                rows += transitions.claim_due(self.using, queue, self.most - len(rows), lease, _name())
+        self.is_in_transaction = connections[self.using].in_atomic_block
+        self.note_look(took_all=len(rows) == self.most)
+        for row in rows:
+            late = max(0.0, (row.claimed_at - row.due_at).total_seconds())
+            facts = {**signals.message_arguments(row, self.using), "delivery": row.deliveries, "lateness": late}
+            signals.emit(signals.message_delivered, Message, **facts)
+        return _pulled(self.using, rows)
 
 
 def _terms(queue: str) -> PullQueue:

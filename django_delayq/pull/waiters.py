@@ -40,40 +40,62 @@ RETRY_REDIS = 1.0
 
 
 class Waiter:
-    """A caller that waits for a message of one of its queues, in a thread or in a coroutine."""
+    """A call that may wait for a message of one of its queues, in a thread or in a coroutine. It looks by itself."""
 
-    def __init__(self, waiting: Waiting, queues: Sequence[str]) -> None:
-        self._waiting, self.queues = waiting, queues
+    def __init__(self, using: str, queues: Sequence[str], seconds: float) -> None:
+        self.using, self.queues = using, queues
+        self._until = time.monotonic() + seconds
         self._woken: Future[None] = Future()
+        # It was woken and has not looked yet: nobody else is woken before this time (monotonic).
+        self.looks_by = 0.0
+        self._joined: Waiting | None = None
+        # No other connection sees what the transaction has written in which the call was made.
+        self.is_in_transaction = False
 
     def __enter__(self) -> Self:
-        self._waiting.add(self)
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self._waiting.remove(self)
+        if self._joined is not None:
+            self._joined.remove(self)
+
+    @property
+    def left(self) -> float:
+        """The seconds for which the call may still wait."""
+        return 0.0 if _waits_ended.is_set() else self._until - time.monotonic()
 
     def wake(self) -> None:
         """Have the caller look."""
+        self.looks_by = time.monotonic() + LOOK_INTERVAL
         # It may have been woken already, or have stopped to wait.
         with contextlib.suppress(InvalidStateError):
             self._woken.set_result(None)
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self) -> None:
         """Wait in a thread until the caller is woken."""
         with contextlib.suppress(TimeoutError):
-            self._woken.result(seconds)
+            self._woken.result(self._longest_sleep())
         self._woken = Future()
 
-    async def asleep(self, seconds: float) -> None:
+    async def asleep(self) -> None:
         """Wait in a coroutine until the caller is woken."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.wrap_future(self._woken), seconds)
+            await asyncio.wait_for(asyncio.wrap_future(self._woken), self._longest_sleep())
         self._woken = Future()
 
-    def has_looked(self, *, takes_all: bool) -> None:
-        """Say that the caller has looked, and that it took all it could: then there may be more for the next one."""
-        self._waiting.note_look(self, takes_all=takes_all)
+    def _longest_sleep(self) -> float:
+        if self.is_in_transaction:
+            return min(LOOK_INTERVAL, self.left)
+        if self._joined is None:
+            self._joined = _all.setdefault(self.using, Waiting(self.using))
+            self._joined.add(self)
+        return self.left
+
+    def note_look(self, *, took_all: bool) -> None:
+        """Take note that the caller has looked, and whether it took all it wanted: then there may be more."""
+        self.looks_by = 0.0
+        if took_all and self._joined is not None:
+            self._joined.call(self.queues)
 
 
 class Waiting:
@@ -85,10 +107,9 @@ class Waiting:
     def __init__(self, using: str) -> None:
         self.using = using
         self._lock = threading.Lock()
-        # By queue, in the order in which they came.
+        # By queue, in the order in which they came, and the one of each that was woken last.
         self._waiters: defaultdict[str, dict[Waiter, None]] = defaultdict(dict)
-        # The waiter of a queue that was woken and has not looked yet, and when it was woken (monotonic).
-        self._called: dict[str, tuple[Waiter, float]] = {}
+        self._called: dict[str, Waiter] = {}
         self._thread: threading.Thread | None = None
         self._poked = threading.Event()
         self._broker: RedisBroker | None = None
@@ -103,24 +124,31 @@ class Waiting:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="delayq-pull", daemon=True)
                 self._thread.start()
-            self._poke()
+            self._poked.set()
+            if self._broker is not None:
+                self._broker.wake()
 
     def remove(self, waiter: Waiter) -> None:
-        """Wake the waiter no more."""
+        """Wake the waiter no more. What it was woken for is for the next one."""
         with self._lock:
             for queue in waiter.queues:
                 self._waiters[queue].pop(waiter, None)
                 if not self._waiters[queue]:
                     del self._waiters[queue]
-        self.note_look(waiter, takes_all=True)
+                    self._called.pop(queue, None)
+        if waiter.looks_by:
+            waiter.note_look(took_all=True)
 
-    def note_look(self, waiter: Waiter, *, takes_all: bool) -> None:
-        """Take note that a waiter that was woken has looked, or left; wake the next one if there may be more."""
+    def call(self, queues: Sequence[str]) -> None:
+        """Wake one waiter of each queue, unless one was woken a moment ago that has not looked yet."""
         with self._lock:
-            for queue in [queue for queue, (called, _at) in self._called.items() if called is waiter]:
-                del self._called[queue]
-                if takes_all:
-                    self._call(queue)
+            for queue in queues:
+                waiters, called = self._waiters.get(queue), self._called.get(queue)
+                if waiters and (called is None or called.looks_by < time.monotonic()):
+                    # The next call is for another one.
+                    waiter = self._called[queue] = next(iter(waiters))
+                    waiters[waiter] = waiters.pop(waiter)
+                    waiter.wake()
 
     def wake_all(self) -> None:
         """Have all callers look."""
@@ -129,60 +157,38 @@ class Waiting:
                 for waiter in waiters:
                     waiter.wake()
 
-    def _call(self, queue: str) -> None:
-        """Wake one waiter of a queue, unless one was woken a moment ago that has not looked yet."""
-        called = self._called.get(queue)
-        if called is not None and time.monotonic() - called[1] < LOOK_INTERVAL:
-            return
-        waiters = self._waiters.get(queue)
-        if waiters:
-            # The next call is for another one.
-            waiter = next(iter(waiters))
-            waiters[waiter] = waiters.pop(waiter)
-            self._called[queue] = (waiter, time.monotonic())
-            waiter.wake()
-
-    def _poke(self) -> None:
-        self._poked.set()
-        if self._broker is not None:
-            self._broker.wake()
-
     def _run(self) -> None:
         """Look for all who wait, until nobody does."""
-        idle_at = time.monotonic() + LINGER
         try:
-            while queues := self._queues(idle_at):
+            while queues := self._queues():
                 looked = time.monotonic()
                 if not self._sleep(queues, self._look(queues)):
                     # Somebody began to wait, or it is time: tokens come in any case.
                     time.sleep(max(0.0, looked + LOOK_PAUSE - time.monotonic()))
-                idle_at = time.monotonic() + LINGER
         finally:
             with self._lock:
                 if self._thread is threading.current_thread():
                     self._end()
             connections.close_all()
 
-    def _queues(self, idle_at: float) -> list[str]:
-        """Return the queues for which somebody waits. When nobody has until ``idle_at``, end."""
-        while True:
-            with self._lock:
-                if self._waiters:
-                    return sorted(self._waiters)
-                if time.monotonic() >= idle_at:
-                    self._end()
-                    return []
-            if self._broker is not None:
-                with contextlib.suppress(BrokerUnavailable):
-                    self._broker.stop_listening()
-            self._poked.wait(max(0.0, idle_at - time.monotonic()))
-            self._poked.clear()
-
     def _end(self) -> None:
         self._thread = None
         if self._broker is not None:
             self._broker.close()
             self._broker = None
+
+    def _queues(self) -> list[str]:
+        """Return the queues for which somebody waits; none when nobody does for a while: then the thread ends."""
+        self._poked.clear()
+        if not self._waiters:
+            with contextlib.suppress(BrokerUnavailable):
+                if self._broker is not None:
+                    self._broker.stop_listening()
+            self._poked.wait(LINGER)
+        with self._lock:
+            if not self._waiters:
+                self._end()
+            return sorted(self._waiters)
 
     def _look(self, queues: Sequence[str]) -> float:
         """Wake a waiter of each queue in which a message is due. Return how long to sleep."""
@@ -195,41 +201,28 @@ class Waiting:
                 logger.warning("Nobody is woken who waits for messages, and the look is tried again: %s", error)
             connections[self.using].close()
             return LOOK_INTERVAL
-        wait = LOOK_INTERVAL
-        with self._lock:
-            for queue, look in found.items():
-                if look.is_due and look.is_candidate:
-                    self._call(queue)
-                elif look.wait is not None and look.is_candidate:
-                    wait = min(wait, max(0.0, look.wait))
-        return wait
+        looks = {queue: look for queue, look in found.items() if look.is_candidate}
+        self.call([queue for queue, look in looks.items() if look.is_due])
+        waits = [look.wait for look in looks.values() if not look.is_due and look.wait is not None]
+        return max(0.0, min([LOOK_INTERVAL, *waits]))
 
     def _sleep(self, queues: Sequence[str], seconds: float) -> bool:
         """Sleep until somebody begins to wait, or a token comes; return whether one did."""
         if time.monotonic() >= self._redis_at:
             self._broker = self._broker or index(self.using)
-        if self._broker is not None and time.monotonic() >= self._redis_at:
             try:
-                return self._broker.listen(queues, seconds)
+                if self._broker is not None and not self._poked.is_set():
+                    return self._broker.listen(queues, seconds)
             except BrokerUnavailable:
                 # The next look comes by itself.
                 self._redis_at = time.monotonic() + RETRY_REDIS
         self._poked.wait(seconds)
-        self._poked.clear()
         return False
 
 
 _all: dict[str, Waiting] = {}
-_making = threading.Lock()
-
-
-def waiting(using: str) -> Waiting:
-    """Return those who wait for messages of a database alias in this process."""
-    with _making:
-        if using not in _all:
-            _all[using] = Waiting(using)
-        return _all[using]
-
+# A forked process has none of the threads.
+after_fork(_all.clear)
 
 # Set: no call of this process waits any more.
 _waits_ended = threading.Event()
@@ -238,22 +231,5 @@ _waits_ended = threading.Event()
 def end_waits() -> None:
     """Have the calls that wait look once more and return, and later ones return at once: the process ends."""
     _waits_ended.set()
-    with _making:
-        there = [*_all.values()]
-    for each in there:
+    for each in [*_all.values()]:
         each.wake_all()
-
-
-def has_ended() -> bool:
-    """Return whether no call of this process may wait any more."""
-    return _waits_ended.is_set()
-
-
-def _forget() -> None:
-    """Begin anew in a forked process, which has none of the threads."""
-    global _making, _waits_ended
-    _making, _waits_ended = threading.Lock(), threading.Event()
-    _all.clear()
-
-
-after_fork(_forget)
