@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from django.template.loader import render_to_string
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
-from django.utils.translation import gettext as _
 
 from ...core.durations import brief
 
@@ -23,7 +24,6 @@ _FLOOR = HEIGHT - _BOTTOM
 _SPARK_WIDTH, _SPARK_HEIGHT = 96, 26
 
 _NOTHING = SafeString("")
-_LEGEND_ENTRY = '<li><svg viewBox="0 0 14 14" aria-hidden="true">{}</svg> {}</li>'
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,11 @@ class Column:
     tick: str = ""
     url: str = ""
     filling: bool = False
+
+    @property
+    def link(self) -> str:
+        """Where the bar leads; a column without one leads nowhere."""
+        return self.url if any(self.values) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,27 +73,39 @@ def bars(
     highest = max((sum(value or 0 for value in column.values) for column in columns), default=0)
     most = marks.most if marks is not None and marks.most <= 2 * highest else 0
     top = nice(max(highest, most * 1.1))
-    levels = [(_y(share), f"{top * share:,.1f}".removesuffix(".0")) for share in (0, 0.5, 1)]
-    drawn = [_bar(column, place, top, fills) for place, column in enumerate(columns)]
-    over = _NOTHING if marks is None else _marks(marks, len(columns), _y(most / top) if most else None)
-    plot = _plot(name, title, description, levels, columns, drawn, over)
-    flag = format_html('<p class="dq-flag">{}</p>', marks.flag) if marks is not None and marks.flag else _NOTHING
     legend = [(_square(fills[place]), label) for place, label in enumerate(series)]
     if marks is not None and most:
         legend.append((_stroke("most"), marks.most_text))
-    return _figure(plot, flag, legend, _table(title, series, columns, rounded))
+    return _figure(
+        columns,
+        [_stack(column, place, top, fills) for place, column in enumerate(columns)],
+        [(_y(share), f"{top * share:,.1f}".removesuffix(".0")) for share in (0, 0.5, 1)],
+        rounded,
+        name=name,
+        title=title,
+        description=description,
+        series=series,
+        legend=legend,
+        marks=marks,
+        now_x="" if marks is None else _percent(marks.now, columns),
+        most_y=_short(_y(most / top)) if most else "",
+    )
 
 
 def lines(name: str, title: str, description: str, series: Sequence[str], columns: Sequence[Column]) -> SafeString:
     """Draw lines of lengths of time in seconds, on a logarithmic scale from 1 ms to 10 minutes and more."""
-    drawn = [
-        *(_line(place, columns) for place in range(len(series))),
-        *(_marker(column, place) for place, column in enumerate(columns)),
-    ]
-    levels = [(_log_y(seconds), brief(seconds)) for seconds in _DECADES]
-    plot = _plot(name, title, description, levels, columns, drawn)
-    legend = [(_stroke(place), label) for place, label in enumerate(series)]
-    return _figure(plot, _NOTHING, legend, _table(title, series, columns, bound))
+    return _figure(
+        columns,
+        [_NOTHING] * len(columns),
+        [(_log_y(seconds), brief(seconds)) for seconds in _DECADES],
+        bound,
+        name=name,
+        title=title,
+        description=description,
+        series=series,
+        legend=[(_stroke(place), label) for place, label in enumerate(series)],
+        paths=[_path([column.values[place] for column in columns]) for place in range(len(series))],
+    )
 
 
 def spark(values: Sequence[float | None], level: str = "") -> SafeString:
@@ -132,23 +149,13 @@ def gauge(share: float) -> SafeString:
 
 def life(title: str, parts: Sequence[tuple[str, float, float, str]], legend: Sequence[tuple[str, str]]) -> SafeString:
     """Draw parts of a time side by side: colour class, start and length as shares of the whole, and words for each."""
-    drawn = format_html_join(
-        "",
-        "<g><title>{}</title>{}</g>",
-        # A run of a millisecond in a day is to be seen, too.
-        (
-            (text, _rect(f"dq-fill-{fill}", 100 * start, 0, max(0.3, 100 * length), 1))
-            for fill, start, length, text in parts
-        ),
-    )
-    return format_html(
-        '<figure class="dq-chart"><figcaption>{title}</figcaption>'
-        '<svg class="dq-mix dq-life" viewBox="0 0 100 1" preserveAspectRatio="none" role="img" aria-label="{title}">'
-        '{}</svg><ul class="dq-legend">{}</ul></figure>',
-        drawn,
-        format_html_join("", _LEGEND_ENTRY, ((_square(fill), label) for fill, label in legend)),
-        title=title,
-    )
+    # A run of a millisecond in a day is to be seen, too.
+    drawn = [
+        (text, _rect(f"dq-fill-{fill}", 100 * start, 0, max(0.3, 100 * length), 1))
+        for fill, start, length, text in parts
+    ]
+    shown = {"title": title, "parts": drawn, "legend": [(_square(fill), label) for fill, label in legend]}
+    return render_to_string("delayq_console/chart_life.html", {"chart": shown})
 
 
 def squares(busy: int, of: int, most: int = 48) -> SafeString:
@@ -193,89 +200,49 @@ def _log_y(seconds: float) -> float:
     return _y((math.log10(min(max(seconds, _DECADES[0]), _DECADES[-1])) - low) / (high - low))
 
 
-def _plot(
-    name: str,
-    title: str,
-    description: str,
-    levels: Sequence[tuple[float, str]],
+def _figure(
     columns: Sequence[Column],
-    drawn: Iterable[SafeString],
-    over: SafeString = _NOTHING,
+    stacks: Iterable[SafeString],
+    levels: Iterable[tuple[float, str]],
+    show: Callable[[float | None], str],
+    **shown: Any,
 ) -> SafeString:
-    """Draw the axis with its texts, the grid, what is stretched, and what stands over it."""
-    # Assistive technology reaches nothing within an image, so a chart with links is a group.
-    return format_html(
-        '<div class="dq-plot"><svg aria-hidden="true">{}</svg>'
-        '<svg role="{}" aria-labelledby="{name}-title {name}-text">'
-        '<title id="{name}-title">{}</title><desc id="{name}-text">{}</desc>{}'
-        '<svg width="100%" height="{height}" viewBox="0 0 {} {height}" preserveAspectRatio="none">{}</svg>'
-        "{}{}</svg></div>",
-        _joined(
-            format_html('<text x="38" y="{}" text-anchor="end">{}</text>', _short(y + 4), text) for y, text in levels
-        ),
-        "group" if any(column.url for column in columns) else "img",
-        title,
-        description,
-        _joined(format_html('<line class="dq-grid" x2="100%" y1="{y}" y2="{y}"/>', y=_short(y)) for y, _text in levels),
-        max(1, len(columns)),
-        _joined(drawn),
-        _ticks(columns),
-        over,
-        name=name,
-        height=HEIGHT,
-    )
+    """Return a chart with its grid, the texts beside it, and its numbers in a table."""
+    shown |= {
+        "height": str(HEIGHT),
+        "width": str(max(1, len(columns))),
+        "floor": str(_FLOOR),
+        "below": str(HEIGHT - 6),
+        "levels": [(_short(y), text) for y, text in levels],
+        "columns": [
+            (column, _rect("dq-hit", place, _TOP, 1, _FLOOR) + stack)
+            for place, (column, stack) in enumerate(zip(columns, stacks, strict=True))
+        ],
+        "ticks": _ticks(columns),
+        # Assistive technology reaches nothing within an image, so a chart with links is a group.
+        "role": "group" if any(column.url for column in columns) else "img",
+        "rows": [(column, [show(value) for value in column.values]) for column in columns if any(column.values)],
+    }
+    return render_to_string("delayq_console/chart.html", {"chart": shown})
 
 
-def _ticks(columns: Sequence[Column]) -> SafeString:
-    named = [(place, column.tick) for place, column in enumerate(columns) if column.tick]
-    every = max(1, math.ceil(len(named) / _TICKS))
-    # A narrow window has room for every second.
-    shown = [
-        ("dq-wide" if number % 2 else "", _percent(place + 0.5, columns), HEIGHT - 6, tick)
-        for number, (place, tick) in enumerate(named[::every])
-    ]
-    return format_html_join("", '<text class="{}" x="{}" y="{}" text-anchor="middle">{}</text>', shown)
+def _ticks(columns: Sequence[Column]) -> list[tuple[str, str]]:
+    named = [(_percent(place + 0.5, columns), column.tick) for place, column in enumerate(columns) if column.tick]
+    return named[:: max(1, math.ceil(len(named) / _TICKS))]
 
 
 def _percent(place: float, columns: Sequence[Column]) -> str:
     return f"{_short(100 * place / max(1, len(columns)))}%"
 
 
-def _marks(marks: Marks, columns: int, most_y: float | None) -> SafeString:
-    x, most = f"{_short(100 * marks.now / max(1, columns))}%", _NOTHING
-    if most_y is not None:
-        most = format_html('<line class="dq-line-most" x2="100%" y1="{y}" y2="{y}"/>', y=_short(most_y))
-    return format_html(
-        '{}<line class="dq-now" x1="{x}" x2="{x}" y1="8" y2="{}"/>'
-        '<text class="dq-now" x="{x}" y="{}" text-anchor="middle">{}</text>',
-        most,
-        _FLOOR,
-        HEIGHT - 6,
-        marks.now_text,
-        x=x,
-    )
-
-
-def _bar(column: Column, left: float, top: float, fills: Sequence[str]) -> SafeString:
-    parts, seen = [_hit(left)], 0.0
+def _stack(column: Column, left: float, top: float, fills: Sequence[str]) -> SafeString:
+    parts, seen = [], 0.0
     filling = " dq-filling" if column.filling else ""
     for place, value in enumerate(column.values):
         if value:
             low, seen = seen, seen + value
-            kind = f"dq-fill-{fills[place]}{filling}"
-            parts.append(_rect(kind, left + 0.08, _y(seen / top), 0.84, _y(low / top)))
-    inside = format_html("<title>{}: {}</title>{}", column.label, _text(column), _joined(parts))
-    if not column.url or not seen:
-        return format_html("<g>{}</g>", inside)
-    return format_html('<a href="{}" aria-label="{}: {}">{}</a>', column.url, column.label, _text(column), inside)
-
-
-def _text(column: Column) -> str:
-    return _unfinished(column.text) if column.filling else column.text
-
-
-def _unfinished(text: str) -> str:
-    return _("%(text)s (not over yet)") % {"text": text}
+            parts.append(_rect(f"dq-fill-{fills[place]}{filling}", left + 0.08, _y(seen / top), 0.84, _y(low / top)))
+    return _joined(parts)
 
 
 def _rect(kind: str, left: float, top: float, width: float, bottom: float) -> SafeString:
@@ -283,48 +250,16 @@ def _rect(kind: str, left: float, top: float, width: float, bottom: float) -> Sa
     return format_html('<rect class="{}" x="{}" y="{}" width="{}" height="{}"/>', kind, *box)
 
 
-def _hit(left: float) -> SafeString:
-    """Draw nothing in the whole height of a column, for the mouse."""
-    return _rect("dq-hit", left, _TOP, 1, _FLOOR)
-
-
-def _line(series: int, columns: Sequence[Column]) -> SafeString:
+def _path(values: Iterable[float | None]) -> str:
     drawn, pen = [], "M"
-    for place, column in enumerate(columns):
-        value = column.values[series]
+    for place, value in enumerate(values):
         if value is None:
             pen = "M"
             continue
         # A move alone draws nothing, so a point without neighbours gets a short dash.
         drawn.append(f"{pen}{_short(place + 0.5)} {_short(_log_y(value))}" + ("h.1" if pen == "M" else ""))
         pen = "L"
-    return format_html('<path class="dq-line-{}" d="{}"/>', series, "".join(drawn)) if drawn else _NOTHING
-
-
-def _marker(column: Column, left: float) -> SafeString:
-    return format_html("<g><title>{}: {}</title>{}</g>", column.label, _text(column), _hit(left))
-
-
-# --- the parts around the drawing -------------------------------------------------------------------------------------
-
-
-def _figure(
-    plot: SafeString, flag: SafeString, legend: Sequence[tuple[SafeString, str]], table: SafeString
-) -> SafeString:
-    return format_html(
-        '<figure class="dq-chart">{}{}{}<details><summary>{}</summary>{}</details></figure>',
-        flag,
-        plot,
-        _legend(legend),
-        _("Show the numbers"),
-        table,
-    )
-
-
-def _legend(items: Sequence[tuple[SafeString, str]]) -> SafeString:
-    if len(items) < 2:
-        return _NOTHING
-    return format_html('<ul class="dq-legend">{}</ul>', format_html_join("", _LEGEND_ENTRY, items))
+    return "".join(drawn)
 
 
 def _square(fill: str) -> SafeString:
@@ -333,29 +268,6 @@ def _square(fill: str) -> SafeString:
 
 def _stroke(place: object) -> SafeString:
     return format_html('<path class="dq-line-{}" d="M0 7h14"/>', place)
-
-
-def _table(
-    title: str, series: Sequence[str], columns: Sequence[Column], show: Callable[[float | None], str]
-) -> SafeString:
-    heads = format_html_join("", '<th scope="col" class="dq-number">{}</th>', ((label,) for label in series))
-    rows = _joined(
-        format_html(
-            '<tr><th scope="row">{}</th>{}</tr>',
-            _unfinished(column.label) if column.filling else column.label,
-            format_html_join("", '<td class="dq-number">{}</td>', ((show(value),) for value in column.values)),
-        )
-        for column in columns
-        if any(column.values)
-    )
-    return format_html(
-        '<table class="dq-table"><caption class="dq-hidden">{}</caption>'
-        '<thead><tr><th scope="col">{}</th>{}</tr></thead><tbody>{}</tbody></table>',
-        title,
-        _("Time"),
-        heads,
-        rows,
-    )
 
 
 def _joined(parts: Iterable[SafeString]) -> SafeString:
