@@ -71,7 +71,7 @@ class ConsoleExtension(WorkerExtension):
 def _observe_restore(start: RestoreStart) -> RestoreObserver:
     from .operations.work import RestoreOperation
 
-    return RestoreOperation.begin(start)
+    return RestoreOperation(start)
 
 
 def _statistics(using: str, now: datetime) -> StatisticsSection:

@@ -255,11 +255,7 @@ class ActionPages(ReadOnly):
     def _do_at_once(self, request: HttpRequest, question: Question, form: ReasonForm) -> HttpResponse:
         action, scope, reason = question.action, question.scope, form.cleaned_data["reason"]
         try:
-            with (
-                page.acting_as_user(request),
-                writing(self.using),
-                statement_timeout(self.using, timeouts.long),
-            ):
+            with page.acting_as_user(request), writing(self.using), statement_timeout(self.using, timeouts.long):
                 self._lock(scope)
                 frozen, left = self._frozen(request, question)
                 work = WORKS[action.name](frozen.to_json(), form.arguments(reads.now(self.using)))

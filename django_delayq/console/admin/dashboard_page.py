@@ -22,7 +22,7 @@ from ...models.workers import WorkerState
 from ..console_tuning import tuning
 from ..models import Dashboard, DeadLetters, Health, Limits, Rollup, Topics
 from ..statistics.throughput import RollupSum, Throughput
-from ..statistics.upcoming import Bar, Upcoming
+from ..statistics.upcoming import Bar
 from . import charts, limits_page, needs, page, page_data, past_charts, worker_pages
 from .charts import Column, Marks
 from .explanation import moment
@@ -187,11 +187,11 @@ def _gone(overdue: Capped, hour: Throughput) -> str:
 # --- the river: what was delivered, and what falls due ----------------------------------------------------------------
 
 
-def _river(past: dict[str, Throughput], coming: Upcoming, data: PageData, window: str, links: Links) -> SafeString:
+def _river(past: dict[str, Throughput], coming: list[Bar], data: PageData, window: str, links: Links) -> SafeString:
     """Draw the time behind, left of the line of now, and the time ahead."""
     back, day = past[window], past["day"]
     behind = past_charts.steps(back, _delivered, near=_NEAR)
-    ahead = [_ahead(bar, place, window, links) for place, bar in enumerate(coming.bars)]
+    ahead = [_ahead(bar, place, window, links) for place, bar in enumerate(coming)]
     flag, snapshot = "", data.snapshot.value
     if snapshot is not None:
         seen = snapshot.without_paused(data.paused.value or ())
@@ -200,7 +200,7 @@ def _river(past: dict[str, Throughput], coming: Upcoming, data: PageData, window
     most = day.most * back.step.total_seconds() / 60
     text = _("most that the workers did: %(number)s a minute") % {"number": f"{day.most:,}"}
     now = timezone.localtime(data.at)
-    due = total(bar.number for bar in coming.bars)
+    due = total(bar.number for bar in coming)
     description = _("%(runs)s runs ended in this time, and %(due)s messages fall due.")
     return charts.bars(
         "dq-river",

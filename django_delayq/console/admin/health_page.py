@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +14,7 @@ from django.db import DatabaseError, InterfaceError
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext_lazy
 
 from ...broker import publisher
 from ...broker.base import QueueSize
@@ -138,8 +138,8 @@ class HealthAdmin(Page):
             "configured": conf.get().REDIS is not None,
             "stuck": None if stuck.value is None else stuck.value.count,
             "mismatches": sorted(results.items()),
-            "agrees": last is not None and all(found.agrees for found in results.values()),
-            "total": None if last is None else sum(found.compared for found in results.values()),
+            "agrees": last is not None and all(sum(found.values()) == found["compared"] for found in results.values()),
+            "total": None if last is None else sum(found["compared"] for found in results.values()),
             "checked": last and _ended(_("Checked %(span)s ago (%(at)s) by %(actor)s."), last, data),
             "checking": current,
             "checking_url": operation_url(self, request, current),
@@ -297,7 +297,9 @@ def _preview(using: str, form: RestoreForm) -> dict[str, Any]:
     return {
         "rows": [_row(name, tally, now) for name, tally in sorted(report.queues.items())],
         "total": _row(_("all"), total, now),
-        "overdue": _overdue_text(form, total.overdue),
+        "overdue": f"{total.overdue:,}",
+        "policy": form.cleaned_data["overdue"].value,
+        "spread": span(form.cleaned_data["spread"] or timedelta(0)),
     }
 
 
@@ -308,36 +310,6 @@ def _row(name: str, tally: Tally, now: datetime) -> SimpleNamespace:
         missing=max(0, tally.found - tally.beyond - tally.held),
         oldest="–" if tally.oldest is None else span(now - tally.oldest),
     )
-
-
-def _overdue_text(form: RestoreForm, number: int) -> str:
-    """Return in words what happens to the overdue messages."""
-    policy = form.cleaned_data["overdue"]
-    if not number:
-        return _("Nothing is overdue.")
-    texts: Mapping[Overdue, str] = {
-        Overdue.RUN: ngettext(
-            "%(number)s overdue message starts at once.", "%(number)s overdue messages start at once.", number
-        ),
-        Overdue.CANCEL: ngettext(
-            "%(number)s overdue message is cancelled: it does not run unless somebody requeues it.",
-            "%(number)s overdue messages are cancelled: they do not run unless somebody requeues them.",
-            number,
-        ),
-        Overdue.DEAD: ngettext(
-            "%(number)s overdue message is given up: it stays dead until somebody requeues it.",
-            "%(number)s overdue messages are given up: they stay dead until somebody requeues them.",
-            number,
-        ),
-        Overdue.SPREAD: ngettext(
-            "%(number)s overdue message gets a new due time within %(spread)s. Its queue is paused until it has it.",
-            "%(number)s overdue messages get new due times, evenly over %(spread)s. Their queues are paused until they "
-            "have them.",
-            number,
-        ),
-    }
-    spread = span(form.cleaned_data["spread"]) if form.cleaned_data["spread"] else ""
-    return texts[policy] % {"number": f"{number:,}", "spread": spread}
 
 
 def alive(using: str) -> int | None:

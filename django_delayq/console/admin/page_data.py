@@ -21,7 +21,7 @@ from ...project import conf
 from ..console_tuning import tuning
 from ..statistics import throughput, upcoming
 from ..statistics.throughput import Failing, Throughput
-from ..statistics.upcoming import Upcoming
+from ..statistics.upcoming import Bar
 from ..whereabouts import unfilled
 from . import panels
 from .panels import Panel
@@ -104,7 +104,7 @@ def unserved(data: PageData) -> list[str]:
     return [name for name, queue in snapshot.queues.items() if queue.overdue.count and not workers.serving(name)]
 
 
-def coming(data: PageData, window: str) -> Panel[Upcoming]:
+def coming(data: PageData, window: str) -> Panel[list[Bar]]:
     """Return what falls due in the window."""
     name = f"upcoming {window} {timezone.get_current_timezone_name()}"
     return panels.load(name, data.using, upcoming.count_upcoming, data.using, window, data.at)

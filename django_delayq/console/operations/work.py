@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
@@ -323,22 +323,6 @@ def _bulk(action: Action) -> type[BulkAction]:
 # --- the consistency check --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class QueueCheck:
-    """The result for one queue: how many messages were compared, and how many mismatch in which way."""
-
-    compared: int
-    missing: int
-    extra: int
-    different: int
-    stuck: int
-
-    @property
-    def agrees(self) -> bool:
-        """True when no mismatch was found."""
-        return not (self.missing or self.extra or self.different or self.stuck)
-
-
 class CheckWork(RedisWork):
     """Compares the record with Redis and changes nothing. The position of the operation keeps the results."""
 
@@ -364,15 +348,15 @@ class CheckWork(RedisWork):
             check = ConsistencyCheck(using, broker, left[0], pause=min(conf.get().GRACE, tuning.lease / 2))
             found = check.run(renew)
         counts = {mismatch.value: found.counts[mismatch] for mismatch in Mismatch}
-        results[left[0]] = QueueCheck(found.compared, **counts, stuck=stuck(using, left[:1]).count)
+        results[left[0]] = {"compared": found.compared, **counts, "stuck": stuck(using, left[:1]).count}
         outcomes = {word: number for word, number in counts.items() if number}
-        position = json.dumps({queue: asdict(result) for queue, result in results.items()})
-        return Step(found.compared, outcomes, position, finished=len(left) == 1)
+        return Step(found.compared, outcomes, json.dumps(results), finished=len(left) == 1)
 
 
-def results_of(operation: Operation) -> dict[str, QueueCheck]:
-    """Return what a check has found so far, by queue."""
-    return {queue: QueueCheck(**facts) for queue, facts in json.loads(operation.position or "{}").items()}
+def results_of(operation: Operation) -> dict[str, dict[str, int]]:
+    """Return what a check has found so far, by queue: how many messages it compared, and how many mismatch how."""
+    results: dict[str, dict[str, int]] = json.loads(operation.position or "{}")
+    return results
 
 
 # --- restores ---------------------------------------------------------------------------------------------------------
@@ -492,13 +476,8 @@ class RestoreOperation(RestoreObserver):
         # None: there is none yet, or it could not be written.
         self._operation: Operation | None = None
 
-    @classmethod
-    def begin(cls, start: RestoreStart) -> RestoreOperation:
-        """Write the operation of a restore that begins."""
-        shown = cls(start)
-
         def write(now: datetime) -> None:
-            shown._operation = Operation.objects.using(start.using).create(
+            self._operation = Operation.objects.using(start.using).create(
                 action=RestoreWork.name,
                 scope=scope_of(start.selection),
                 arguments=arguments_of(start.overdue, start.spread, no_expired=start.no_expired),
@@ -506,14 +485,13 @@ class RestoreOperation(RestoreObserver):
                 started_by=actors.current(),
                 state=OperationState.RUNNING,
                 total=start.total,
-                worker=shown.worker,
+                worker=self.worker,
                 created_at=now,
                 started_at=now,
                 leased_until=lease_from(now),
             )
 
-        shown._try(write)
-        return shown
+        self._try(write)
 
     def progress(self, messages: int, tally: Tally, position: str | None) -> bool:
         self._done += messages

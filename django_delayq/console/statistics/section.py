@@ -15,7 +15,7 @@ from ...core.durations import brief
 from ...extensions import StatisticsSection
 from ...inspector.numbers import total
 from .throughput import RollupSum, Throughput, read_throughput
-from .upcoming import Upcoming, count_upcoming
+from .upcoming import Bar, count_upcoming
 
 # The times that throughput is shown for. Full minutes.
 SPANS = (1, 15, 60)
@@ -32,7 +32,7 @@ class FlowSection(StatisticsSection):
     """The section. ``past`` has the windows "hour" and "day"."""
 
     past: dict[str, Throughput]
-    upcoming: Upcoming
+    upcoming: list[Bar]
 
     def lines(self) -> Iterator[str]:
         yield from self._coming()
@@ -40,7 +40,7 @@ class FlowSection(StatisticsSection):
 
     def _coming(self) -> Iterator[str]:
         """Yield a line for every five minutes, with a bar of 40 characters at most."""
-        bars = self.upcoming.bars
+        bars = self.upcoming
         size = len(bars) // 12
         groups = [bars[start : start + size] for start in range(0, len(bars), size)]
         numbers = [total(bar.number for bar in group) for group in groups]
@@ -69,7 +69,7 @@ class FlowSection(StatisticsSection):
                 "24h": _ended(self.past["day"].sum),
             },
             "upcoming": [
-                {"start": iso(bar.start), "end": iso(bar.end), **bar.number.as_json()} for bar in self.upcoming.bars
+                {"start": iso(bar.start), "end": iso(bar.end), **bar.number.as_json()} for bar in self.upcoming
             ],
         }
 

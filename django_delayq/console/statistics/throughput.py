@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
-from django.db.models import Q, QuerySet, Sum
+from django.db.models import Sum
 from django.db.models.functions import TruncHour
 from django.utils import timezone
 
@@ -179,17 +179,12 @@ class Failing(NamedTuple):
 def read_failing(using: str, now: datetime) -> list[Failing]:
     """Return the topics that fail far more often than the day before, those with the most failures first."""
     hour = now - timedelta(hours=1)
-    names = ("consumed", "retried", "dead")
-    sums = {
-        f"sum_{name}_{part}": Sum(name, filter=of, default=0)
-        for part, of in (("last", Q(at__gte=hour)), ("before", Q(at__lt=hour)))
-        for name in names
-    }
     before: dict[str, float] = {}
-    for topic, *counts in _rows(using, hour - timedelta(days=1)).values_list("topic").annotate(**sums):
-        last, day = (RollupSum(dict(zip(names, part, strict=True))) for part in (counts[:3], counts[3:]))
-        if last.failed >= tuning.failed_least and last.failed_share > _usual(day.failed_share):
-            before[topic] = day.failed_share
+    names = ("consumed", "retried", "dead")
+    for topic, each in _compared(using, "topic", hour - timedelta(days=1), hour, names).items():
+        share = each.before.failed_share
+        if each.now.failed >= tuning.failed_least and each.now.failed_share > _usual(share):
+            before[topic] = share
     if not before:
         return []
     hours = read_last_hour(using, now, "topic", topic__in=list(before))
@@ -219,11 +214,17 @@ class Compared:
 def compare(using: str, window: str, column: str, kind: str = "", name: str = "") -> dict[str, Compared]:
     """Sum the rollups of a window and of the time before it by topic or queue; all, or of one queue or topic."""
     past, only = _empty(window, reads.now(using)), {kind: name} if kind else {}
+    return _compared(using, column, past.start - (len(past.steps) - 1) * past.step, past.start, **only)
+
+
+def _compared(
+    using: str, column: str, begin: datetime, middle: datetime, names: Sequence[str] = Rollup.COUNTS, **only: Any
+) -> dict[str, Compared]:
+    """Sum the rollups of two times by a column: from ``begin`` to ``middle``, and from then on."""
     found: defaultdict[str, Compared] = defaultdict(Compared)
-    for value, counts in _sums(using, (column,), past.start, **only):
+    for value, counts in _sums(using, (column,), middle, names, **only):
         found[value].now = counts
-    begin = past.start - (len(past.steps) - 1) * past.step
-    for value, counts in _sums(using, (column,), begin, at__lt=past.start, **only):
+    for value, counts in _sums(using, (column,), begin, names, at__lt=middle, **only):
         found[value].before = counts
     return dict(found)
 
@@ -234,15 +235,14 @@ def read_traffic(using: str, window: str, kind: str, name: str) -> tuple[Through
     return past, compare(using, window, "queue" if kind == "topic" else "topic", kind, name)
 
 
-def _sums(using: str, columns: tuple[str | TruncHour, ...], since: datetime, **only: Any) -> Iterator[Any]:
-    """Have the database sum all counts by columns; yield the values of these and the sums."""
-    sums = {f"sum_{name}": Sum(name) for name in Rollup.COUNTS}
-    for row in _rows(using, since).filter(**only).values_list(*columns).annotate(**sums):
-        yield *row[: len(columns)], RollupSum(dict(zip(Rollup.COUNTS, row[len(columns) :], strict=True)))
-
-
-def _rows(using: str, since: datetime) -> QuerySet[Rollup]:
-    return Rollup.objects.using(using).filter(seconds__in=(MINUTE_SECONDS, HOUR_SECONDS), at__gte=since)
+def _sums(
+    using: str, columns: tuple[str | TruncHour, ...], since: datetime, names: Sequence[str] = Rollup.COUNTS, **only: Any
+) -> Iterator[Any]:
+    """Have the database sum counts by columns; yield the values of these and the sums."""
+    sums = {f"sum_{name}": Sum(name) for name in names}
+    rows = Rollup.objects.using(using).filter(seconds__in=(MINUTE_SECONDS, HOUR_SECONDS), at__gte=since, **only)
+    for row in rows.values_list(*columns).annotate(**sums):
+        yield *row[: len(columns)], RollupSum(dict(zip(names, row[len(columns) :], strict=True)))
 
 
 def _empty(name: str, now: datetime) -> Throughput:

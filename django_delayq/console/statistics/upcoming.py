@@ -23,15 +23,8 @@ class Bar:
     number: Capped = NONE
 
 
-@dataclass(frozen=True, slots=True)
-class Upcoming:
-    """The bars in the order of time."""
-
-    bars: list[Bar]
-
-
-def count_upcoming(using: str, window: str, now: datetime) -> Upcoming:
-    """Count the messages that fall due in each bar of the window. Overdue ones are in none."""
+def count_upcoming(using: str, window: str, now: datetime) -> list[Bar]:
+    """Count the messages that fall due in each bar of the window, in the order of time. Overdue ones are in none."""
     size = timedelta(seconds=WINDOWS[window].seconds)
     begin = floor(now, size)
     bars = [Bar(begin + place * size, begin + (place + 1) * size) for place in range(WINDOWS[window].steps)]
@@ -43,7 +36,7 @@ def count_upcoming(using: str, window: str, now: datetime) -> Upcoming:
     if full := [bar for bar in bars if bar.number.more]:
         _count(using, full, max(_share(whole, whole // 3, queues), tuning.recounted // len(full) // queues))
     _estimate(using, [bar for bar in bars if bar.number.more])
-    return Upcoming(bars)
+    return bars
 
 
 def _count(using: str, bars: Sequence[Bar], cap: int) -> None:

@@ -126,7 +126,7 @@ def test_what_is_due_a_moment_ago_is_not_late_but_about_to_begin(
     page = viewer.get(URL)
     waiting = tiles(page)[WAITING]
     assert (waiting.number, waiting.note) == ("0", "every message is on time")
-    assert upcoming.count_upcoming(samples.DB, "hour", ago(seconds=0)).bars[0].number == Capped(3)
+    assert upcoming.count_upcoming(samples.DB, "hour", ago(seconds=0))[0].number == Capped(3)
 
 
 def test_the_tiles_count_up_to_a_cap() -> None:
@@ -199,21 +199,19 @@ def test_each_message_is_in_the_bar_of_its_due_time(window: str, bars: int) -> N
         samples.scheduled(delay=size * place)
     late(2)
     found = upcoming.count_upcoming(samples.DB, window, now)
-    assert len(found.bars) == bars
-    assert (
-        found.bars[-1].end - timedelta(seconds=size) <= now + timedelta(seconds=size * (bars - 1)) < found.bars[-1].end
-    )
-    for bar in found.bars:
+    assert len(found) == bars
+    assert found[-1].end - timedelta(seconds=size) <= now + timedelta(seconds=size * (bars - 1)) < found[-1].end
+    for bar in found:
         rows = Message.objects.filter(due_at__gte=bar.start, due_at__lt=bar.end, due_at__gt=now)
         assert bar.number == Capped(rows.count())
-    assert total(bar.number for bar in found.bars) == Capped(4)
+    assert total(bar.number for bar in found) == Capped(4)
 
 
 def test_all_queues_are_in_it() -> None:
     for place in range(6):
         schedule_message("t", delay="30m", queue=("one", "two")[place % 2])
     found = upcoming.count_upcoming(samples.DB, "hour", ago(seconds=0))
-    assert total(bar.number for bar in found.bars) == Capped(6)
+    assert total(bar.number for bar in found) == Capped(6)
 
 
 @pytest.mark.parametrize("state", [State.CONSUMED, State.CANCELLED])
@@ -231,8 +229,8 @@ def test_a_full_bar_counts_only_what_still_waits(tuned: Callable[..., None], sta
         with connection.cursor() as cursor:
             cursor.execute("ANALYZE delayq_message")
     found = upcoming.count_upcoming(samples.DB, "day", now)
-    assert found.bars[0].number == Capped(30)
-    assert found.bars[0].start == stats.overdue_cutoff(now)
+    assert found[0].number == Capped(30)
+    assert found[0].start == stats.overdue_cutoff(now)
 
 
 @pytest.mark.postgresql("estimates what was not counted")
@@ -246,8 +244,8 @@ def test_the_estimate_of_the_first_bar_begins_now(tuned: Callable[..., None]) ->
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE delayq_message")
     found = upcoming.count_upcoming(samples.DB, "day", now)
-    assert found.bars[0].number.about
-    assert 10 < found.bars[0].number.count < 100
+    assert found[0].number.about
+    assert 10 < found[0].number.count < 100
 
 
 def test_a_full_bar_is_a_guess_or_a_limit(tuned: Callable[..., None]) -> None:
@@ -257,7 +255,7 @@ def test_a_full_bar_is_a_guess_or_a_limit(tuned: Callable[..., None]) -> None:
         with connection.cursor() as cursor:
             cursor.execute("ANALYZE delayq_message")
     found = upcoming.count_upcoming(samples.DB, "day", ago(seconds=0))
-    peak = max(found.bars, key=lambda bar: bar.number.count)
+    peak = max(found, key=lambda bar: bar.number.count)
     if connection.vendor == "postgresql":
         assert peak.number.about or peak.number.more
         assert 5 <= peak.number.count <= 40
