@@ -13,9 +13,8 @@ from django.utils.translation import gettext_lazy
 
 from ...core.outcomes import storable
 from ...core.values import row_id
-from ...models import Message
 from ..console_tuning import timeouts
-from ..models import AuditEvent, Operation
+from ..models import AuditEvent
 from ..statements import in_time
 from . import action_table
 from .explanation import moment
@@ -46,7 +45,7 @@ class AuditEventAdmin(Page):
         query = request.GET.copy()
         query["before"] = str(older)
         return {
-            "events": [self._show(event) for event in shown],
+            "events": [_shown(event) for event in shown],
             "older": query.urlencode() if older else "",
             "asked": asked,
             "filtered": any(asked.values()),
@@ -58,19 +57,18 @@ class AuditEventAdmin(Page):
     def change_view(self, request: HttpRequest, object_id: str, *args: Any, **kwargs: Any) -> HttpResponse:
         return HttpResponseRedirect(self.url(AuditEvent))
 
-    def _show(self, event: AuditEvent) -> SimpleNamespace:
-        outcomes = event.outcomes
-        if event.operation is not None and event.operation.action == event.action:
-            # The operation has the outcomes while it is being done.
-            outcomes = outcomes or event.operation.outcomes
-        return SimpleNamespace(
-            event=event,
-            at=moment(event.at, "seconds"),
-            action=action_table.label(event.action),
-            outcomes=action_table.outcomes_text(outcomes),
-            message_url=self.url(Message, "change", event.message_id) if event.message_id else "",
-            operation_url=self.url(Operation, "change", event.operation_id) if event.operation_id else "",
-        )
+
+def _shown(event: AuditEvent) -> SimpleNamespace:
+    outcomes = event.outcomes
+    if event.operation is not None and event.operation.action == event.action:
+        # The operation has the outcomes while it is being done.
+        outcomes = outcomes or event.operation.outcomes
+    return SimpleNamespace(
+        event=event,
+        at=moment(event.at, "seconds"),
+        action=action_table.label(event.action),
+        outcomes=action_table.outcomes_text(outcomes),
+    )
 
 
 def _found(rows: QuerySet[AuditEvent], asked: dict[str, str]) -> QuerySet[AuditEvent]:

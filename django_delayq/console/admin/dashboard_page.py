@@ -20,7 +20,7 @@ from ...inspector.stats import LimitState, QueueSnapshot
 from ...models import Message, Queue, Worker
 from ...models.workers import WorkerState
 from ..console_tuning import tuning
-from ..models import Dashboard, DeadLetters, Health, Limits, Rollup, Topics
+from ..models import Dashboard, DeadLetters, Limits, Rollup
 from ..statistics.throughput import RollupSum, Throughput
 from ..statistics.upcoming import Bar
 from . import charts, limits_page, needs, page, page_data, past_charts, worker_pages
@@ -69,17 +69,12 @@ class DashboardAdmin(Page):
             "river_problem": coming.problem or past.problem,
             "queues": queues[:_QUEUES],
             "more_queues": max(0, len(queues) - _QUEUES),
-            "queues_url": links(Queue),
-            "topics_url": links(Topics),
             "limits": _limits(data, links),
-            "limits_url": links(Limits),
             "workers": _workers(data),
-            "workers_url": links(Worker),
             "servers": [
                 _worst(_("Redis"), [*needs.of_redis(data), *needs.of_redis_values(data)]),
                 _worst(_("Database"), needs.of_database(data)),
             ],
-            "health_url": links(Health),
         }
 
 

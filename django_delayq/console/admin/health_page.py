@@ -127,7 +127,6 @@ class HealthAdmin(Page):
         last, current = checks.value or (None, None)
         restored, restoring = restores.value or (None, None)
         results = {} if last is None else results_of(last)
-        may_restore = self.may_restore(request)
         last_restore = _("Last restore: #%(number)d by %(actor)s, %(state)s %(span)s ago (%(at)s).")
         return {
             "has_worker": not needs.has_no_worker(data),
@@ -143,8 +142,7 @@ class HealthAdmin(Page):
             "checked": last and _ended(_("Checked %(span)s ago (%(at)s) by %(actor)s."), last, data),
             "checking": current,
             "checking_url": operation_url(self, request, current),
-            "check_url": self.url(Health, "check") if may_restore and current is None else "",
-            "restore_url": self.url(Health, "restore") if may_restore else "",
+            "may_restore": self.may_restore(request),
             "restoring": restoring,
             "restoring_url": operation_url(self, request, restoring),
             "restored": restored and _ended(last_restore, restored, data),
@@ -197,8 +195,6 @@ class HealthAdmin(Page):
             "running": running,
             "running_url": operation_url(self, request, running),
             "workers": has_workers,
-            "url": self.url(Health, "restore"),
-            "back": self.url(Health),
         }
         return TemplateResponse(request, "delayq_console/restore.html", shown)
 

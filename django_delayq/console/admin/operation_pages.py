@@ -31,7 +31,7 @@ from .explanation import moment, span
 from .page import Page
 
 
-def operation_row(operation: Operation, url: str, now: datetime) -> SimpleNamespace:
+def operation_row(operation: Operation, now: datetime) -> SimpleNamespace:
     """Return an operation as pages show it at the moment ``now``. What has no value is empty."""
     end = operation.finished_at or now
     took = end - operation.started_at if operation.started_at else None
@@ -41,7 +41,6 @@ def operation_row(operation: Operation, url: str, now: datetime) -> SimpleNamesp
     left = max(0, total - operation.done) / rate if total is not None and rate and is_running else None
     return SimpleNamespace(
         operation=operation,
-        url=url,
         action=name_of(operation),
         progress=_progress(operation),
         percent=min(100, operation.done * 100 // total) if total else None,
@@ -89,7 +88,7 @@ class OperationAdmin(Page):
             shown, older = page.newest(request, rows, self.list_per_page)
             now = reads.now(rows.db)
             return {
-                "operations": [operation_row(row, self.url(Operation, "change", row.pk), now) for row in shown],
+                "operations": [operation_row(row, now) for row in shown],
                 "older": older,
                 "is_unserved": self._is_unserved(shown, rows.db, now),
             }
@@ -106,7 +105,7 @@ class OperationAdmin(Page):
         is_unstoppable = is_stopping or (is_held and operation.worker.startswith(lifecycle.LOADER))
         context = {
             **page.context(self, request, f"{name_of(operation)} #{operation.pk}"),
-            "row": operation_row(operation, "", now),
+            "row": operation_row(operation, now),
             "operation": operation,
             "arguments": _arguments(operation),
             "is_unserved": self._is_unserved([operation], using, now),
@@ -117,7 +116,6 @@ class OperationAdmin(Page):
             "messages_url": self.list_url(Message, f"operation:{operation.pk}", state="all")
             if "ids" in operation.scope
             else "",
-            "list": self.url(Operation),
         }
         return TemplateResponse(request, "delayq_console/operation/detail.html", context)
 

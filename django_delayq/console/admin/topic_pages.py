@@ -105,8 +105,6 @@ def detail(shown: Page, request: HttpRequest, kind: str, given: str) -> HttpResp
         "beside": [
             (_("Messages"), shown.list_url(Message, search, state="all")),
             (_("Dead messages"), shown.list_url(Message, f"state:dead {search}", state="all")),
-            (_("All topics"), shown.url(Topics)),
-            (_("All queues"), shown.url(Queue)),
         ],
     }
     return TemplateResponse(request, "delayq_console/topic.html", context)
