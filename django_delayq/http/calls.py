@@ -27,6 +27,7 @@ from ..pull import Pulled
 from ..pull.answering import succeed
 from ..pull.ending import end_what_is_over
 from ..pull.receipts import Receipt
+from ..pull.taking import Taking
 from ..record import reads, transitions
 from ..record.sql import statements
 from ..record.sql.rows import NewMessage
@@ -85,7 +86,20 @@ class Call:
     def check(self) -> None:
         """Check the parameters."""
 
-    def answer(self, *found: Any) -> Answer:
+    def settle(self, status: int) -> None:
+        """Count the request no longer when it has published nothing and got nothing."""
+        if self.counted is not None and status not in (200, 201):
+            self.counted.take_back()
+
+    def begin(self) -> None:
+        """Take what there is without waiting."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether the answer has to wait."""
+        return False
+
+    def answer(self) -> Answer:
         """Do what was asked for; return the status and the content."""
         raise NotImplementedError
 
@@ -206,7 +220,7 @@ class Publish(Call):
             # This door has a bound of its own.
             return scheduling.checked(topic, None, options)._replace(payload=job.payload, value=None)
 
-    def answer(self, *found: Any) -> Answer:
+    def answer(self) -> Answer:
         return 201, {"job_id": self.publish()[0], "msg": "published"}
 
 
@@ -225,7 +239,7 @@ class PublishBulk(Publish):
             raise tokens.RequestRefused(400, "too many jobs")
         return [element.encode("utf-8", "surrogateescape") for element in found]
 
-    def answer(self, *found: Any) -> Answer:
+    def answer(self) -> Answer:
         return 201, {"job_ids": self.publish(), "msg": "published"}
 
 
@@ -262,29 +276,43 @@ class Republish(Publish):
 
     verb = ""
 
-    def answer(self, *found: Any) -> Answer:
+    def answer(self) -> Answer:
         with transaction.atomic(using=self.using):
             end(self)
             return super().answer()
 
 
 class Consume(Call):
-    """GET of jobs: they are taken before ``answer`` is called."""
+    """GET of jobs: ``found`` holds them before ``answer`` is called."""
 
     verb = rates.CONSUME
+    found: Sequence[Pulled] = ()
 
     def check(self) -> None:
-        self.ttr = min(self.number("ttr", 120), YEAR)
-        self.timeout = min(self.number("timeout", 0), YEAR)
+        ttr = min(self.number("ttr", 120), YEAR)
+        timeout = min(self.number("timeout", 0), YEAR)
         self.count = self.number("count", 1, 100, 1)
         for queue in self.queues:
             if pulled.terms(queue) is None:
                 raise tokens.RequestRefused(
                     400, f"the queue {queue} is not pulled: DELAYQ['PULL_QUEUES'] does not declare it"
                 )
+        self.taking = Taking(self.queues, self.count, timeout, ttr, self.using)
 
-    def answer(self, *found: Any) -> Answer:
-        (taken,) = found
+    def begin(self) -> None:
+        self.found = self.taking.fetch()
+
+    @property
+    def waits(self) -> bool:
+        return not self.found and self.taking.left > 0
+
+    def abandon(self) -> None:
+        """Give back what was taken: the client is gone."""
+        self.taking.give_back(self.found)
+        self.settle(499)
+
+    def answer(self) -> Answer:
+        taken = self.found
         if not taken:
             return 404, {"msg": "no job available"}
         rows = Message.objects.using(self.using).filter(pk__in=[each.id for each in taken])
@@ -318,7 +346,7 @@ def end(call: Call) -> None:
 class Acknowledge(Call):
     """DELETE of a job."""
 
-    def answer(self, *found: Any) -> Answer:
+    def answer(self) -> Answer:
         end(self)
         return (204,)
 
@@ -326,7 +354,7 @@ class Acknowledge(Call):
 class PeekJob(Call):
     """GET of a job, which stays as it is."""
 
-    def answer(self, *found: Any) -> Answer:
+    def answer(self) -> Answer:
         message = self.message
         if message is None or message.state in (State.CONSUMED, State.CANCELLED, State.EXPIRED):
             return 404, {"error": "job not found"}
@@ -341,7 +369,7 @@ class PeekJob(Call):
 class Peek(PeekJob):
     """GET of the first job that is due, which stays as it is."""
 
-    def answer(self, *found: Any) -> Answer:
+    def answer(self) -> Answer:
         message = self.due.first()
         if message is None:
             return 404, {"error": "the queue is empty"}
@@ -355,7 +383,7 @@ class Size(Call):
 
     right = ""
 
-    def answer(self, *found: Any) -> Answer:
+    def answer(self) -> Answer:
         return 200, self.named(size=self.due.count())
 
 
@@ -364,7 +392,7 @@ class Destroy(Call):
 
     right = "manage"
 
-    def answer(self, *found: Any) -> Answer:
+    def answer(self) -> Answer:
         with self.acting():
             actions.cancel_message(self.due, reason="the queue was destroyed by HTTP", using=self.using)
         return (204,)
@@ -379,7 +407,7 @@ class PeekDead(Call):
         end_what_is_over(self.using)
         return self.rows.filter(state=State.DEAD).order_by("finished_at", "id")
 
-    def answer(self, *found: Any) -> Answer:
+    def answer(self) -> Answer:
         head, size = self.dead.first(), self.dead.count()
         shown = "" if head is None else jobs.job_id(head.pk, head.created_at, head.headers)
         return 200, self.named(deadletter_head=shown, deadletter_size=size)
@@ -390,7 +418,7 @@ class DeadLetterSize(PeekDead):
 
     right = ""
 
-    def answer(self, *found: Any) -> Answer:
+    def answer(self) -> Answer:
         return 200, self.named(size=self.dead.count())
 
 
@@ -409,7 +437,7 @@ class DeleteDead(PeekDead):
             batches = action.apply_in_batches(self.using, ids, times=times, reason="by HTTP")
             return sum(bool(answer) for answers in batches for answer in answers)
 
-    def answer(self, *found: Any) -> Answer:
+    def answer(self) -> Answer:
         self.act(actions.PURGE)
         return (204,)
 
@@ -421,7 +449,7 @@ class Respawn(DeleteDead):
         super().check()
         self.ttl = self.number("ttl", 86_400)
 
-    def answer(self, *found: Any) -> Answer:
+    def answer(self) -> Answer:
         expires: timedelta | Literal[False] = timedelta(seconds=min(self.ttl, CENTURY)) if self.ttl else False
         number = self.act(actions.REQUEUE, transitions.DueTimes(expires=expires))
         return 200, {"count": number, "msg": "respawned"}

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import socket
 
-from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
-from django.core.handlers.asgi import ASGIHandler, ASGIRequest
-from django.db import connections
 from django.urls import re_path
 
 from ..management._common import Interruptible
 from ..pull import waiters
 from . import urls, views
+from .asgi import Door
 
 try:
     import uvicorn
@@ -25,24 +23,6 @@ except ImportError as error:
 GRACEFUL_TIMEOUT = 30
 
 urlpatterns = [*urls.urlpatterns, re_path("", views.unknown)]
-
-
-class _Request(ASGIRequest):
-    # Django resolves the address of a request by this module.
-    urlconf = __name__
-
-
-class _Door(ASGIHandler):
-    request_class = _Request
-
-
-def application() -> ASGIHandler:
-    """Return the ASGI application of the door, around which no middleware of the project runs."""
-    middleware, settings.MIDDLEWARE = settings.MIDDLEWARE, []
-    try:
-        return _Door()
-    finally:
-        settings.MIDDLEWARE = middleware
 
 
 class _DoorServer(uvicorn.Server):
@@ -69,11 +49,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 def serve(listener: socket.socket, interrupted: Interruptible) -> None:
     """Answer requests until SIGTERM or SIGINT. What waits then is answered first; a second SIGINT ends it at once."""
-    # As Django asks for under ASGI, where the threads of requests come and go.
-    for database in connections.settings.values():
-        database["CONN_MAX_AGE"] = 0
     config = uvicorn.Config(
-        application(),
+        Door(urlconf=__name__),
         # Not Uvicorn's own log: a token may stand in the query of an address.
         access_log=False,
         log_config=None,

@@ -1,31 +1,37 @@
-"""Answers requests of lmstfy's wire. Who polls under ASGI holds no thread while it waits."""
+"""Answers requests of lmstfy's wire."""
 
 from __future__ import annotations
 
 import json
 import logging
 import re
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
-from asgiref.sync import sync_to_async
 from django.contrib.auth.decorators import login_not_required
 from django.db import DatabaseError, connections, transaction
 from django.http import HttpRequest, HttpResponse
 from django.views.decorators.csrf import csrf_exempt
 
 from .. import __version__
-from ..pull import atake
+from ..core import once
 from . import calls, jobs, tokens
 
 logger = logging.getLogger("django_delayq")
 
-View = Callable[..., Coroutine[Any, Any, HttpResponse]]
+P = ParamSpec("P")
+T = TypeVar("T")
+View = Callable[..., HttpResponse]
+# A request that was let in, and its response. A poll that waits has none yet.
+Attempt = tuple[calls.Call | None, HttpResponse | None]
 
 LONGEST_NAME = 255
 _NAME = re.compile(r"[-_A-Za-z0-9]+")
 # What Go writes in JSON instead of these signs.
 _ESCAPED = {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"}
+# The views of the door.
+DOOR: set[View] = set()
 
 
 def _door(view: View) -> View:
@@ -33,60 +39,100 @@ def _door(view: View) -> View:
     door: View = login_not_required(csrf_exempt(view))
     for alias in connections:
         transaction.non_atomic_requests(using=alias)(door)
+    DOOR.add(door)
     return door
 
 
-def _answer(status: int, content: Any = None) -> HttpResponse:
+def answer(status: int, content: Any = None) -> HttpResponse:
+    """Return a response as lmstfy writes it."""
     if content is None:
         response = HttpResponse(status=status)
         del response["Content-Type"]
     else:
         text = json.dumps(content, ensure_ascii=False, sort_keys=True, separators=(",", ":")).translate(_ESCAPED)
         response = HttpResponse(text, status=status, content_type="application/json; charset=utf-8")
+        response["Content-Length"] = str(len(response.content))
     response["X-Request-Id"] = jobs.request_id()
     return response
 
 
-def _error(status: int, error: str) -> HttpResponse:
-    return _answer(status, {"error": error})
-
-
-def _refused(error: tokens.RequestRefused) -> HttpResponse:
-    response = _answer(error.status, error.content)
+def refused(error: tokens.RequestRefused) -> HttpResponse:
+    """Return the response that says why a request is refused."""
+    response = answer(error.status, error.content)
     for name, value in error.headers.items():
         response[name] = value
     return response
 
 
+def failed() -> HttpResponse:
+    """Log the error that is handled, and return the response that tells of it."""
+    logger.exception("A request by HTTP failed")
+    return refused(tokens.RequestRefused(500, "internal error"))
+
+
+def _safely(act: Callable[P, T]) -> Callable[P, T | HttpResponse]:
+    """Make a call that returns the response which says why it failed."""
+
+    @wraps(act)
+    def made(*args: P.args, **kwargs: P.kwargs) -> T | HttpResponse:
+        try:
+            return act(*args, **kwargs)
+        except tokens.RequestRefused as error:
+            return refused(error)
+        except DatabaseError:
+            return failed()
+
+    return made
+
+
 @_door
-async def api(request: HttpRequest, path: str) -> HttpResponse:
-    """Answer a request of a namespace."""
-    try:
-        call = _route(request, path)
-        return _answer(*await _answered(call))
-    except tokens.RequestRefused as error:
-        return _refused(error)
-    except DatabaseError:
-        logger.exception("A request by HTTP failed")
-        return _error(500, "internal error")
+def api(request: HttpRequest, path: str) -> HttpResponse:
+    """Answer a request of a namespace. A poll waits in this thread."""
+    if hasattr(request, "scope") and once.is_first("holds a thread", "http"):
+        logger.warning("Polls by HTTP hold threads: wrap the application of asgi.py in django_delayq.http.asgi.Door")
+    call, response = attempt(api, request, {"path": path})
+    if response is None:
+        assert isinstance(call, calls.Consume)
+        response = finish(call, _wait(call))
+    return response
 
 
-async def _answered(call: calls.Call) -> calls.Answer:
-    """Let a request in and answer it. One that has published nothing and got nothing is counted no longer."""
-    answer: calls.Answer = (500,)
-    try:
-        await sync_to_async(call.let_in)()
-        found = []
-        if isinstance(call, calls.Consume):
-            found = [await atake(call.queues, max=call.count, wait=call.timeout, lease=call.ttr)]
-        answer = await sync_to_async(call.answer)(*found)
-        return answer
-    finally:
-        if call.counted is not None and answer[0] not in (200, 201):
-            await sync_to_async(call.counted.take_back)()
+def attempt(view: View, request: HttpRequest, names: Mapping[str, str]) -> Attempt:
+    """Answer a request as far as it goes without waiting: a poll that waits has no response yet."""
+    if view is not api:
+        return None, view(request, **names)
+    call = _call(request, **names)
+    if isinstance(call, HttpResponse):
+        return None, call
+    refusal = _begin(call)
+    return call, None if refusal is None and call.waits else finish(call, refusal)
 
 
-def _route(request: HttpRequest, path: str) -> calls.Call:
+def finish(call: calls.Call, refusal: HttpResponse | None = None) -> HttpResponse:
+    """Answer a request that waits for nothing any more."""
+    response = _finish(call) if refusal is None else refusal
+    call.settle(response.status_code)
+    return response
+
+
+@_safely
+def _begin(call: calls.Call) -> None:
+    call.let_in()
+    call.begin()
+
+
+@_safely
+def _wait(call: calls.Consume) -> None:
+    call.found = call.taking.later()
+
+
+@_safely
+def _finish(call: calls.Call) -> HttpResponse:
+    return answer(*call.answer())
+
+
+@_safely
+def _call(request: HttpRequest, path: str) -> calls.Call:
     """Return what a request asks for, with names that are right."""
     namespace, *rest = path.split("/")
     queue, *verb = rest or [""]
@@ -108,27 +154,21 @@ def _route(request: HttpRequest, path: str) -> calls.Call:
 
 
 @_door
-async def unknown(request: HttpRequest) -> HttpResponse:
+def unknown(request: HttpRequest) -> HttpResponse:
     """Answer a request for an address that is not there."""
-    return _error(404, "api not found")
+    return refused(tokens.RequestRefused(404, "api not found"))
 
 
 @_door
-async def version(request: HttpRequest) -> HttpResponse:
+def version(request: HttpRequest) -> HttpResponse:
     """Name the version."""
-    return _answer(200, {"build_commit": "", "build_date": "", "version": __version__})
+    return answer(200, {"build_commit": "", "build_date": "", "version": __version__})
 
 
 @_door
-async def info(request: HttpRequest) -> HttpResponse:
-    """Name the queues of each namespace in which messages wait, to who has a token that manages it."""
-    return await sync_to_async(_info)(request)
-
-
-def _info(request: HttpRequest) -> HttpResponse:
+@_safely
+def info(request: HttpRequest) -> HttpResponse:
+    """Name the queues of a namespace in which messages wait, to who has a token that manages it."""
     namespace = request.GET.get("namespace", "")
-    try:
-        tokens.check(namespace, calls.token_of(request), "manage")
-    except tokens.RequestRefused as error:
-        return _refused(error)
-    return _answer(200, {namespace: calls.queues_of(namespace)})
+    tokens.check(namespace, calls.token_of(request), "manage")
+    return answer(200, {namespace: calls.queues_of(namespace)})

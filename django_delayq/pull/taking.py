@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cache
+from functools import cache, partial
 from os import getpid
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.db import connections, router
@@ -21,12 +22,21 @@ from ..models import Message
 from ..project import pulled, validation
 from ..record import transitions
 from ..record.sql.rows import Claimed
+from .answering import release
 from .ending import end_what_is_over
 from .receipts import Receipt, signer, text_of
 from .waiters import Waiter
 
+T = TypeVar("T")
+
 # The most messages of one call.
 MOST = 1000
+
+
+class Run(Protocol):
+    """Makes a call in a thread that has connections to the databases."""
+
+    def __call__(self, act: Callable[[], T], /) -> Awaitable[T]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +74,8 @@ def take(
     In a transaction the messages are taken when that commits. Raises ``ValueError`` for a queue that the settings do
     not declare as pulled.
     """
-    with _Call(queue, max, wait, lease, using) as call:
-        while not (found := call.fetch()) and call.left > 0:
-            call.sleep()
-    return found
+    call = Taking(queue, max, wait, lease, using)
+    return call.fetch() or call.later()
 
 
 async def atake(
@@ -78,12 +86,16 @@ async def atake(
     lease: Duration | None = None,
     using: str | None = None,
 ) -> list[Pulled]:
-    """Take messages from async code as ``take`` does. Who waits holds no thread."""
-    with _Call(queue, max, wait, lease, using) as call:
-        fetch = sync_to_async(call.fetch)
-        while not (found := await fetch()) and call.left > 0:
-            await call.asleep()
-    return found
+    """Take messages from async code as ``take`` does. Who waits holds no thread.
+
+    What a call claims that is cancelled goes back, and costs no attempt.
+    """
+    call = Taking(queue, max, wait, lease, using)
+    return await call.afetch(_in_thread) or await call.alater(_in_thread)
+
+
+async def _in_thread(act: Callable[[], T]) -> T:
+    return await sync_to_async(act)()
 
 
 @cache
@@ -94,8 +106,8 @@ def _name() -> str:
 after_fork(_name.cache_clear)
 
 
-class _Call(Waiter):
-    """One call: its checked arguments, and its claims."""
+class Taking(Waiter):
+    """One call that takes: its checked arguments, its claims, and its wait when the first claim finds nothing."""
 
     def __init__(
         self, queue: str | Iterable[str], most: int, wait: Duration, lease: Duration | None, using: str | None
@@ -106,6 +118,39 @@ class _Call(Waiter):
         self.lease = None if lease is None else validation.checked("lease", values.span, lease, 0, values.YEAR)
         seconds = validation.checked("wait", values.span, wait)
         super().__init__(using or router.db_for_write(Message), queues, seconds)
+
+    def later(self) -> list[Pulled]:
+        """Wait in this thread, and claim what falls due meanwhile."""
+        found: list[Pulled] = []
+        with self:
+            while not found and self.left > 0:
+                self.sleep()
+                found = self.fetch()
+        return found
+
+    async def alater(self, run: Run) -> list[Pulled]:
+        """Wait in a coroutine, and claim what falls due meanwhile."""
+        found: list[Pulled] = []
+        with self:
+            while not found and self.left > 0:
+                await self.asleep()
+                found = await self.afetch(run)
+        return found
+
+    async def afetch(self, run: Run) -> list[Pulled]:
+        """Claim what is due now, in a thread. When the caller is cancelled meanwhile, give back what was claimed."""
+        claims = asyncio.ensure_future(run(self.fetch))
+        try:
+            return await asyncio.shield(claims)
+        except asyncio.CancelledError:
+            found = await claims
+            await run(partial(self.give_back, found))
+            raise
+
+    def give_back(self, found: Sequence[Pulled]) -> None:
+        """Release what was claimed and reaches nobody."""
+        if found:
+            release([each.receipt for each in found], using=self.using)
 
     def fetch(self) -> list[Pulled]:
         """Claim what is due now."""

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import re
-import sys
-from contextlib import closing
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from django.conf import settings as django_settings
 from django.test import Client
 
 from django_delayq.http import tokens
 from tests.http.answers import ROWS, Row
-from tests.support.workers import PATIENCE, Worker
+from tests.http.servers import DOOR, PROJECT, Server
 
 
 class Wire:
@@ -65,31 +62,22 @@ class Wire:
         return self.told[row.name]
 
 
-class Server(Worker):
-    """A ``delayq_http`` in a process of its own, at a port that is free."""
-
-    def __init__(self, *arguments: str, token: str = "") -> None:
-        self.token = token
-        self._start(
-            [sys.executable, "-m", "django", "delayq_http", "--port", "0", *arguments],
-            {"DELAYQ_TEST_SETTINGS": json.dumps(django_settings.DELAYQ)},
-        )
-        found = self.wait_for(r"^Serves http://(.+):(\d+)$")
-        self.host, self.port = found[1], int(found[2])
-
-    def connect(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection(self.host, self.port, timeout=PATIENCE)
-
-    def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, Any]:
-        with closing(self.connect()) as connection:
-            connection.request(method, path, body, {"X-Token": self.token})
-            answer = connection.getresponse()
-            text = answer.read()
-        return answer.status, json.loads(text) if text else None
-
-
 @pytest.fixture
 def wire(settings: Any, transactional_db: None) -> Wire:
     settings.ROOT_URLCONF = "tests.http.urls"
     settings.DELAYQ = {**settings.DELAYQ, "PULL_QUEUES": {"ns1.*": {}}}
     return Wire()
+
+
+@pytest.fixture
+def server(wire: Wire) -> Iterator[Server]:
+    """``delayq_http``."""
+    with Server(token=wire.token) as started:
+        yield started
+
+
+@pytest.fixture(params=[DOOR, PROJECT], ids=["delayq_http", "asgi.py"])
+def asgi_server(request: pytest.FixtureRequest, wire: Wire) -> Iterator[Server]:
+    """The door as a server by itself, and in a project."""
+    with Server(token=wire.token, module=request.param) as started:
+        yield started

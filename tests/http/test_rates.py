@@ -14,7 +14,8 @@ from django_delayq.broker import publisher
 from django_delayq.http import rates, tokens
 from django_delayq.http.models import Token
 from tests import settings as test_settings
-from tests.http.conftest import Server, Wire
+from tests.http.conftest import Wire
+from tests.http.servers import Server
 from tests.support.commands import run
 from tests.support.workers import eventually
 

@@ -6,7 +6,6 @@ import base64
 import json
 import signal
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
@@ -17,17 +16,12 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_delayq.http import jobs
 from django_delayq.models import Message
-from tests.http.conftest import Server, Wire
+from tests.http.conftest import Wire
+from tests.http.servers import Server
 from tests.support.commands import run
 from tests.support.workers import PATIENCE
 
 NONE = (404, {"msg": "no job available"})
-
-
-@pytest.fixture
-def server(wire: Wire) -> Iterator[Server]:
-    with Server(token=wire.token) as started:
-        yield started
 
 
 def test_a_program_publishes_polls_and_acknowledges(server: Server) -> None:

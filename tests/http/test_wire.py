@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 import shutil
@@ -17,14 +16,14 @@ from asgiref.testing import ApplicationCommunicator
 from django.core.asgi import get_asgi_application
 from django.db import connections
 
-from django_delayq import aschedule_message, schedule_message
+from django_delayq import schedule_message
+from django_delayq.core import once
 from django_delayq.http import jobs, tokens
 from django_delayq.http.models import Token
 from django_delayq.models import Message
 from django_delayq.pull import take
 from django_delayq.signals import message_succeeded
 from tests.http.conftest import Wire
-from tests.support.claims import DB
 from tests.support.commands import run
 from tests.support.receivers import heard
 from tests.support.steps import ago, somebody_waits
@@ -284,21 +283,12 @@ async def ask(path: str, token: str) -> tuple[int, Any]:
     return start["status"], json.loads(body["body"])
 
 
-def test_polls_under_asgi_wait_together(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    # As Django asks of a project under ASGI.
-    monkeypatch.setitem(connections.settings[DB], "CONN_MAX_AGE", 0)
-
-    async def poll() -> list[tuple[int, Any]]:
-        polls = [asyncio.create_task(ask("/api/ns1/q1?timeout=60", wire.token)) for _ in range(3)]
-        while not somebody_waits():
-            await asyncio.sleep(0.01)
-        for number in range(3):
-            await aschedule_message("x", number, queue="ns1.q1")
-        return await asyncio.gather(*polls)
-
-    answers = async_to_sync(poll)()
-    assert [status for status, _job in answers] == [200] * 3
-    assert sorted(data(job) for _status, job in answers) == [b"0", b"1", b"2"]
+def test_without_the_door_in_asgi_py_the_log_warns(wire: Wire, caplog: pytest.LogCaptureFixture) -> None:
+    once.logged.clear()
+    assert [async_to_sync(ask)("/api/ns1/q1", wire.token) for _ in range(2)] == [NONE, NONE]
+    assert [record.message for record in caplog.records if "hold threads" in record.message] == [
+        "Polls by HTTP hold threads: wrap the application of asgi.py in django_delayq.http.asgi.Door"
+    ]
 
 
 NODE = """

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -349,6 +351,22 @@ def test_async_code_takes_waits_and_answers() -> None:
         return found.id, (await aack(found.receipt)).done, await atake(QUEUE, wait=0.3)
 
     assert work() == (scheduled.pk, True, [])
+
+
+def test_what_a_cancelled_call_claims_goes_back() -> None:
+    scheduled = put()
+
+    @async_to_sync
+    async def give_up(seconds: float) -> list[Pulled]:
+        with suppress(TimeoutError):
+            return await asyncio.wait_for(atake(QUEUE), seconds)
+        return []
+
+    for number in range(40):
+        for found in give_up(number / 10_000):
+            release(found.receipt)
+        scheduled.refresh_from_db()
+        assert (scheduled.state, scheduled.attempts) == ("scheduled", 0)
 
 
 @pytest.mark.django_db(transaction=False)

@@ -1,0 +1,155 @@
+"""The door under ASGI: a poll that waits holds no thread, and a body that is too large is not read."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Awaitable, Callable, MutableMapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from django.core.handlers.asgi import ASGIRequest
+from django.db import DatabaseError, close_old_connections, connections
+from django.http import HttpResponse
+from django.urls import Resolver404, ResolverMatch, resolve
+
+from . import calls, tokens, views
+
+T = TypeVar("T")
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Scope]]
+Send = Callable[[Scope], Awaitable[None]]
+# Of any server and framework, whose types differ.
+Application = Callable[[Any, Any, Any], Awaitable[None]]
+
+# The threads in which requests ask the database, each with connections of its own.
+THREADS = 4
+# The threads do not end with a request, as those of Django do, so they keep their connections. Seconds.
+CONNECTION_MAX_AGE = 60
+# The most time until a body is there. Seconds.
+BODY_TIMEOUT = 60
+
+
+class _Gone(Exception):
+    """The client is gone."""
+
+
+class Door:
+    """Answers requests for the addresses of the door, and has ``project`` answer all others.
+
+    In asgi.py: ``application = Door(get_asgi_application())``. No middleware of the project runs for the door.
+    """
+
+    def __init__(self, project: Application | None = None, urlconf: str | None = None) -> None:
+        self._project, self._urlconf = project, urlconf
+        self._threads = ThreadPoolExecutor(THREADS, "delayq-http", _keep_connections)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        match = self._match(scope) if scope["type"] == "http" else None
+        if match is not None:
+            await self._serve(match, scope, receive, send)
+        elif self._project is not None:
+            await self._project(scope, receive, send)
+
+    def _match(self, scope: Scope) -> ResolverMatch | None:
+        """Return the view of the door for an address."""
+        try:
+            match = resolve(scope["path"].removeprefix(scope.get("root_path", "")), self._urlconf)
+        except Resolver404:
+            return None
+        return match if match.func in views.DOOR else None
+
+    async def _serve(self, match: ResolverMatch, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            request = ASGIRequest(scope, io.BytesIO(await _read(scope, receive)))
+        except _Gone:
+            return
+        except UnicodeDecodeError:
+            response: HttpResponse | None = views.refused(tokens.RequestRefused(400, "invalid query"))
+        except tokens.RequestRefused as error:
+            response = views.refused(error)
+            if scope["http_version"].startswith("1"):
+                # What follows is the rest of the body, and no next request.
+                response["Connection"] = "close"
+        else:
+            response = await self._answer(match, request, receive)
+        if response is not None:
+            await _send(response, send)
+
+    async def _answer(self, match: ResolverMatch, request: ASGIRequest, receive: Receive) -> HttpResponse | None:
+        """Return the answer. None: the client is gone, and what was claimed for it went back."""
+        call, response = await self.run(views.attempt, match.func, request, match.kwargs)
+        if not isinstance(call, calls.Consume):
+            return response
+        gone = asyncio.ensure_future(receive())
+        try:
+            # If it is gone already, this is known after it.
+            await asyncio.sleep(0)
+            if response is None:
+                response = await self._poll(call, gone)
+            if gone.done():
+                await self.run(call.abandon)
+                return None
+            return response
+        finally:
+            gone.cancel()
+
+    async def _poll(self, call: calls.Consume, gone: asyncio.Future[Any]) -> HttpResponse | None:
+        """Wait until there are jobs, or the client is gone."""
+        found = asyncio.ensure_future(call.taking.alater(self.run))
+        try:
+            await asyncio.wait((found, gone), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            # It gives back what it is about to claim.
+            found.cancel()
+        try:
+            call.found = await found
+        except asyncio.CancelledError:
+            return None
+        except DatabaseError:
+            return views.failed()
+        return await self.run(views.finish, call)
+
+    def run(self, act: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+        """Make a call in a thread that has connections to the databases."""
+        return asyncio.get_running_loop().run_in_executor(self._threads, _with_connections, act, *args)
+
+
+def _keep_connections() -> None:
+    for alias in connections:
+        connection = connections[alias]
+        connection.settings_dict = {**connection.settings_dict, "CONN_MAX_AGE": CONNECTION_MAX_AGE}
+
+
+def _with_connections(act: Callable[..., T], *args: Any) -> T:
+    # One that broke, or is old.
+    close_old_connections()
+    return act(*args)
+
+
+async def _read(scope: Scope, receive: Receive) -> bytes:
+    """Return the body of a request, of which no more is read than may be. Raises ``RequestRefused`` and ``_Gone``."""
+    if any(name == b"content-length" and int(value) > calls.LARGEST_BODY for name, value in scope["headers"]):
+        raise tokens.RequestRefused(413, "body too large")
+    read = bytearray()
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT):
+            while len(read) <= calls.LARGEST_BODY:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise _Gone
+                read += message.get("body", b"")
+                if not message.get("more_body"):
+                    break
+    except TimeoutError:
+        raise tokens.RequestRefused(400, "failed to read body") from None
+    if len(read) > calls.LARGEST_BODY:
+        raise tokens.RequestRefused(413, "body too large")
+    return bytes(read)
+
+
+async def _send(response: HttpResponse, send: Send) -> None:
+    headers = [(name.lower().encode(), value.encode()) for name, value in response.items()]
+    await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
+    await send({"type": "http.response.body", "body": response.content})
