@@ -11,6 +11,8 @@ DEBUG = False
 INSTALLED_APPS = ["django.contrib.auth", "django.contrib.contenttypes", "django_delayq", "benchmarks.app"]
 if os.environ.get("BENCH_RECURRING"):
     INSTALLED_APPS.append("django_delayq.recurring")
+if os.environ.get("BENCH_HTTP"):
+    INSTALLED_APPS.append("django_delayq.http")
 if os.environ.get("BENCH_REDIS"):
     DELAYQ["REDIS"] = os.environ["BENCH_REDIS"]
 ROOT_URLCONF = ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -22,6 +22,9 @@ Receive = Callable[[], Awaitable[Scope]]
 Send = Callable[[Scope], Awaitable[None]]
 # Of any server and framework, whose types differ.
 Application = Callable[[Any, Any, Any], Awaitable[None]]
+
+# Whether the connection of a request is closing: a server tells of it some moments later, and drops what is sent then.
+Closing = Callable[[Mapping[str, Any]], bool]
 
 # The threads in which requests ask the database, each with connections of its own.
 THREADS = 4
@@ -41,8 +44,10 @@ class Door:
     In asgi.py: ``application = Door(get_asgi_application())``. No middleware of the project runs for the door.
     """
 
-    def __init__(self, project: Application | None = None, urlconf: str | None = None) -> None:
-        self._project, self._urlconf = project, urlconf
+    def __init__(
+        self, project: Application | None = None, urlconf: str | None = None, closing: Closing = lambda scope: False
+    ) -> None:
+        self._project, self._urlconf, self._closing = project, urlconf, closing
         self._threads = ThreadPoolExecutor(THREADS, "delayq-http", _keep_connections)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -88,7 +93,7 @@ class Door:
             await asyncio.sleep(0)
             if response is None:
                 response = await self._poll(call, gone)
-            if gone.done():
+            if gone.done() or self._closing(request.scope):
                 await self.run(call.abandon)
                 return None
             return response

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+from collections.abc import Mapping
+from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.urls import re_path
@@ -14,6 +17,7 @@ from .asgi import Door
 
 try:
     import uvicorn
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
 except ImportError as error:
     raise ImproperlyConfigured(
         "The HTTP server needs the package uvicorn: pip install 'django-delayq[http]'"
@@ -23,6 +27,28 @@ except ImportError as error:
 GRACEFUL_TIMEOUT = 30
 
 urlpatterns = [*urls.urlpatterns, re_path("", views.unknown)]
+
+
+# The connections of clients, by their addresses.
+_open: dict[tuple[Any, ...], asyncio.BaseTransport] = {}
+
+
+class _Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """Knows which connections are open."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._address = tuple(transport.get_extra_info("peername", ())[:2])
+        _open[self._address] = transport
+
+    def connection_lost(self, error: Exception | None) -> None:
+        super().connection_lost(error)
+        _open.pop(self._address, None)
+
+
+def _closing(scope: Mapping[str, Any]) -> bool:
+    found = _open.get(scope["client"] or ())
+    return found is None or found.is_closing()
 
 
 class _DoorServer(uvicorn.Server):
@@ -50,7 +76,10 @@ def listen(host: str, port: int) -> socket.socket:
 def serve(listener: socket.socket, interrupted: Interruptible) -> None:
     """Answer requests until SIGTERM or SIGINT. What waits then is answered first; a second SIGINT ends it at once."""
     config = uvicorn.Config(
-        Door(urlconf=__name__),
+        Door(urlconf=__name__, closing=_closing),
+        http=_Protocol,
+        # A proxy's header would give a request another address.
+        proxy_headers=False,
         # Not Uvicorn's own log: a token may stand in the query of an address.
         access_log=False,
         log_config=None,
