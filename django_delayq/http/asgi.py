@@ -113,7 +113,7 @@ class Door:
         except asyncio.CancelledError:
             return None
         except DatabaseError:
-            return views.failed()
+            return await self.run(views.finish, call, views.failed())
         return await self.run(views.finish, call)
 
     def run(self, act: Callable[..., T], *args: Any) -> asyncio.Future[T]:

@@ -12,6 +12,8 @@ import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from django_delayq.http import tokens
+from django_delayq.http.models import Token
 from django_delayq.models import Message
 from tests.support.rows import unguarded
 from tests.support.steps import ago
@@ -109,6 +111,11 @@ def two_are_dead(wire: Any) -> None:
     three_are_dead(wire)
     wire("PUT", "/api/ns1/qbatch/deadletter")
     wire("GET", "/api/ns1/qbatch")
+
+
+def one_of_each(wire: Any) -> None:
+    """Limit the token to one write and one read."""
+    tokens.limit(Token.objects.get(), 1, 1, 3600)
 
 
 # --- the rows ---------------------------------------------------------------------------------------------------------
@@ -417,9 +424,30 @@ EXPIRING = [
     ),
 ]
 
-ANSWERS = [
-    row
-    for part in (OF_ADMINISTRATION, REFUSED, PUBLISH, LOOK, CONSUME, BATCHES, JOBS, IN_BULK, ATTRIBUTED, DEAD, EXPIRING)
-    for row in part
+_THROTTLED = '{{"msg":"token(<token>) {} reach the limit rate, please retry later"}}'
+
+THROTTLED = [
+    published("throttle 1", "/api/ns1/qthr", b"x", after=(one_of_each,)),
+    same("throttle 2", "PUT /api/ns1/qthr", 429, _THROTTLED.format("produce"), after=("throttle 1",)),
+    same(
+        "throttle read ok",
+        "GET /api/ns1/qthr",
+        200,
+        taken("qthr", "<id of throttle 1>", b"x"),
+        after=("throttle 1", "throttle 2"),
+    ),
+    same(
+        "throttle read 404 refunds? (empty)",
+        "GET /api/ns1/qthr",
+        429,
+        _THROTTLED.format("consume"),
+        after=("throttle 1", "throttle read ok"),
+    ),
 ]
+
+PARTS_OF_TABLE = (
+    *(OF_ADMINISTRATION, REFUSED, PUBLISH, LOOK, CONSUME, BATCHES),
+    *(JOBS, IN_BULK, ATTRIBUTED, DEAD, EXPIRING, THROTTLED),
+)
+ANSWERS = [row for part in PARTS_OF_TABLE for row in part]
 ROWS = {row.name: row for row in [*ANSWERS, *_PREPARED]}
