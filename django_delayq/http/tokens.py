@@ -35,17 +35,22 @@ def make(
     namespace: str, rights: Collection[str] = RIGHTS, *, lasts: timedelta | None = None, description: str = ""
 ) -> tuple[Token, str]:
     """Make a token of a namespace. Return its row, and the token itself, which nobody can read again."""
-    text = secrets.token_urlsafe(20)
-    token = Token.objects.create(
+    token = Token(
         namespace=namespace,
-        digest=digest_of(text),
-        beginning=text[:8],
         rights=",".join(right for right in RIGHTS if right in rights),
         description=description,
         expires_at=None if lasts is None else timezone.now() + lasts,
     )
+    return token, issue(token)
+
+
+def issue(token: Token) -> str:
+    """Save a new token. Return the token itself."""
+    text = secrets.token_urlsafe(20)
+    token.digest, token.beginning = digest_of(text), text[:8]
+    token.save(force_insert=True)
     _tell("token add", token)
-    return token, text
+    return text
 
 
 def limit(token: Token, reads: int | None, writes: int | None, interval: int | None) -> None:

@@ -232,7 +232,7 @@ def test_a_list_of_the_reference_has_all_that_there_is_and_nothing_else(what: st
 @pytest.mark.console
 def test_every_permission_is_documented_and_no_other() -> None:
     given = set()
-    for label in ("delayq", "delayq_console", "delayq_recurring"):
+    for label in ("delayq", "delayq_console", "delayq_http", "delayq_recurring"):
         for model in apps.get_app_config(label).get_models():
             given |= {f"{word}_{model._meta.model_name}" for word in model._meta.default_permissions}
             given |= {codename for codename, _name in model._meta.permissions}

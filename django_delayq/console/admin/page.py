@@ -34,6 +34,9 @@ from .site import PAGES
 
 Row = TypeVar("Row", bound=Model)
 
+# The models of the pages that other apps of this package have.
+ELSEWHERE = (("delayq_recurring", "Schedule"), ("delayq_http", "Token"))
+
 
 def navigation(model_admin: ReadOnly, request: HttpRequest, here: type[Model] | None = None) -> dict[str, Any]:
     """Return the context of ``delayq_console/nav.html``, which pages based on Django's own templates include.
@@ -64,11 +67,11 @@ def navigation(model_admin: ReadOnly, request: HttpRequest, here: type[Model] | 
 
 
 def _linked() -> Iterator[type[Model]]:
-    """Yield the models of the pages in the order of their links, schedules among them where they are installed."""
+    """Yield the models of the pages in the order of their links, among them those of other apps that are installed."""
     for model in PAGES:
         yield model
-        if model is Limits and "delayq_recurring" in apps.app_configs:
-            yield apps.get_model("delayq_recurring", "Schedule")
+        if model is Limits:
+            yield from (apps.get_model(*name) for name in ELSEWHERE if name[0] in apps.app_configs)
 
 
 def label_of(model: type[Model]) -> str:

@@ -175,8 +175,9 @@ def all_marked(app: Path) -> Iterator[tuple[Key, str]]:
             source = path.read_text(encoding="utf-8")
             # Most of the queue has no texts, and takes seconds to parse.
             yield from marked_in_python(source) if "gettext" in source else ()
-    for path in sorted((app / "templates").rglob("*.html")):
-        yield from marked_in_template(path.read_text(encoding="utf-8"))
+    for path in sorted(app.rglob("templates/**/*.html")):
+        if not any(path.is_relative_to(other) for other in others):
+            yield from marked_in_template(path.read_text(encoding="utf-8"))
 
 
 @cache

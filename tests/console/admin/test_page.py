@@ -81,8 +81,8 @@ def test_each_page_links_to_all_others_and_marks_itself(boss: Client) -> None:
     for page in REFRESHED:
         html = boss.get(page).content.decode()
         assert list(links(html)) == [
-            "Now", "Messages", "Failures", "Queues", "Topics", "Limits", "Schedules", "Workers", "Health", "Operations",
-            "Audit",
+            "Now", "Messages", "Failures", "Queues", "Topics", "Limits", "Schedules", "Tokens", "Workers", "Health",
+            "Operations", "Audit",
         ]  # fmt: skip
         assert re.findall(r'<a href="([^"]*)" aria-current="page"', navigation(html)) == [page]
         regions = re.findall(r'data-dq-region="([^"]*)"', html)
