@@ -10,14 +10,9 @@ from io import StringIO
 from typing import Any
 
 from django.contrib import messages
+from django.core.exceptions import BadRequest
 from django.db.models import QuerySet
-from django.http import (
-    HttpRequest,
-    HttpResponseBadRequest,
-    HttpResponseBase,
-    HttpResponseRedirect,
-    StreamingHttpResponse,
-)
+from django.http import HttpRequest, HttpResponseBase, HttpResponseRedirect, StreamingHttpResponse
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
@@ -31,24 +26,8 @@ from .readonly import ReadOnly
 # The columns that are redacted.
 _JSON_FIELDS = ("payload", "headers", "result")
 _FIELDS = (
-    "id",
-    "topic",
-    "queue",
-    "key",
-    "limit_key",
-    "state",
-    "priority",
-    "due_at",
-    "created_at",
-    "expires_at",
-    "finished_at",
-    "attempts",
-    "max_attempts",
-    "timeout",
-    "lease",
-    "deliveries",
-    "worker",
-    "error",
+    *("id", "topic", "queue", "key", "limit_key", "state", "priority", "due_at", "created_at", "expires_at"),
+    *("finished_at", "attempts", "max_attempts", "timeout", "lease", "deliveries", "worker", "error"),
     *_JSON_FIELDS,
 )
 # A spreadsheet takes a cell that begins with one of these for a formula.
@@ -65,7 +44,7 @@ class ExportView(ReadOnly):
             return HttpResponseRedirect(self.url(Message))
         form = _FORMATS.get(request.POST.get("format", ""))
         if form is None:
-            return HttpResponseBadRequest("format")
+            raise BadRequest("format")
         rows = self.get_queryset(request)
         asked = search_box.read_search(request, request.POST, rows.db)
         if asked.box.problems:

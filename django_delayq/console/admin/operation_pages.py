@@ -194,22 +194,9 @@ class OperationAdmin(Page):
         return any(row.state in OPEN for row in shown) and not stats.alive(using, now)
 
 
-def _arguments(operation: Operation) -> list[tuple[str, str]]:
-    """Return the arguments of an operation, in words."""
-    given, named = operation.arguments, []
-    if given.get("due"):
-        named.append((_("New due time"), moment(datetime.fromisoformat(given["due"]), "seconds")))
-    if given.get("shift") is not None:
-        sign = "-" if given["shift"] < 0 else "+"
-        named.append((_("Later by"), sign + span(timedelta(seconds=abs(given["shift"])))))
-    if given.get("now"):
-        named.append((_("Due"), _("at once")))
-    if given.get("queue"):
-        named.append((_("Queue"), given["queue"]))
-    if given.get("priority") is not None:
-        named.append((_("Priority"), str(given["priority"])))
-    if given.get("spread"):
-        named.append((_("Spread over"), span(timedelta(seconds=given["spread"]))))
-    if given.get("resume"):
-        named.append((_("Then resumes queue"), given["resume"]))
-    return named
+def _arguments(operation: Operation) -> dict[str, Any]:
+    """Return the arguments of an operation, lengths and moments in words."""
+    given = operation.arguments
+    told = {name: span(timedelta(seconds=abs(given.get(name) or 0))) for name in ("shift", "spread")}
+    due = moment(datetime.fromisoformat(given["due"]), "seconds") if given.get("due") else ""
+    return {**given, "due": due, "later": ("-" if (given.get("shift") or 0) < 0 else "+") + told["shift"], **told}

@@ -57,18 +57,15 @@ class WorkerAdmin(Page):
     def _row(self, worker: Worker, held: list[tuple[int, str]], now: datetime) -> SimpleNamespace:
         health = state_of(worker, now)
         return SimpleNamespace(
-            name=worker.name,
-            place=f"{worker.host}:{worker.pid}",
+            worker=worker,
             health=health,
             label=str(LABELS[health]),
             queues=self.serves(worker),
-            threads=worker.threads,
             started=moment(worker.started_at, "seconds"),
             seen=_("%(span)s ago") % {"span": span(now - worker.seen_at)},
             # The labels of its messages, with their addresses.
             running=[(f"{topic} #{pk}", self.url(Message, "change", quote(pk))) for pk, topic in held[:5]],
             more=max(0, len(held) - 5),
-            url=self.url(Worker, "change", quote(worker.name)),
         )
 
     def change_view(self, request: HttpRequest, object_id: str, *args: Any, **kwargs: Any) -> HttpResponse:

@@ -395,7 +395,7 @@ class RestoreWork(RedisWork):
     def __init__(self, scope: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
         super().__init__(scope, arguments)
         chosen: dict[str, Any] = {name: tuple(scope.get(name, ())) for name in ("queues", "topics", "ids")}
-        chosen |= {name: _moment(scope.get(name)) for name in ("due_after", "due_before")}
+        chosen |= {name: datetime.fromisoformat(at) for name in ("due_after", "due_before") if (at := scope.get(name))}
         self.selection = Selection(**chosen)
         self.options: dict[str, Any] = {
             "overdue": Overdue(arguments.get("overdue", Overdue.RUN)),
@@ -537,10 +537,6 @@ class RestoreOperation(RestoreObserver):
 
 def _iso(when: datetime | None) -> str | None:
     return None if when is None else when.astimezone(UTC).isoformat()
-
-
-def _moment(text: str | None) -> datetime | None:
-    return None if text is None else datetime.fromisoformat(text)
 
 
 _KINDS: list[type[OperationWork]] = [*map(_bulk, actions.ACTIONS.values()), CheckWork, RestoreWork]
