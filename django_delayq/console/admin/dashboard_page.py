@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from datetime import datetime
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -310,5 +311,5 @@ def _workers(data: PageData) -> SimpleNamespace:
 
 def _worst(name: str, found: Iterable[Finding]) -> SimpleNamespace:
     """Return what is worst about a server, in one line."""
-    worst = max(found, key=lambda finding: finding.level, default=Finding(name, Level.INFO, "?"))
+    worst = max(found, key=attrgetter("level"), default=Finding(name, Level.INFO, "?"))
     return SimpleNamespace(name=name, kind=f"dq-{worst.level.name.lower()}", text=f"{worst.name}: {worst.detail}")

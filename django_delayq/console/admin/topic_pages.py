@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
+from typing import Any, TypeVar, TypeVarTuple
 
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
@@ -24,9 +24,6 @@ from . import limits_page, page, page_data, panels, past_charts
 from .charts import bound
 from .page import Page
 from .panels import Panel
-
-if TYPE_CHECKING:
-    from django.utils.functional import _StrPromise as StrPromise
 
 T = TypeVar("T")
 Given = TypeVarTuple("Given")
@@ -117,12 +114,7 @@ def _load(read: Callable[[str, *Given], T], using: str, *given: *Given) -> Panel
 
 def _rows(shown: Page, found: Mapping[str, Compared], kind: str, window: str, order: str) -> list[SimpleNamespace]:
     """Return what a table shows of topics or queues, in an order; those to which it does not apply are left out."""
-    ranks: dict[str, Callable[[Compared], float]] = {
-        "busiest": lambda each: each.now["consumed"] + each.now.failed + each.before["consumed"],
-        "slower": lambda each: each.slowdown if each.slowdown >= tuning.slower else 0.0,
-        "failing": lambda each: each.now.failed,
-    }
-    ranked = sorted(((ranks[order](each), name) for name, each in found.items()), reverse=True)
+    ranked = sorted(((_rank(each, order), name) for name, each in found.items()), reverse=True)
     model = Topics if kind == "topic" else Queue
     return [
         SimpleNamespace(
@@ -136,23 +128,29 @@ def _rows(shown: Page, found: Mapping[str, Compared], kind: str, window: str, or
     ]
 
 
+def _rank(each: Compared, order: str) -> float:
+    """Return by how much an order puts a topic or a queue first; 0 where the order does not apply to it."""
+    if order == "slower":
+        return each.slowdown if each.slowdown >= tuning.slower else 0.0
+    return each.now.failed if order == "failing" else each.now.ended + each.before["consumed"]
+
+
 def _measures(each: Compared) -> list[tuple[str, str, str, bool]]:
     """Return the label of each measure, its values in the window and before it, and whether lists show it."""
-    return [(str(label), say(each.now), say(each.before), listed) for label, say, listed in _MEASURES]
+    both = zip(_told(each.now), _told(each.before), strict=True)
+    return [(label, now, before, listed) for (label, now, listed), (_label, before, _listed) in both]
 
 
-def _counted(name: str) -> Callable[[RollupSum], str]:
-    return lambda sums: f"{sums[name]:,}" if sums[name] else "–"
-
-
-_MEASURES: tuple[tuple[StrPromise, Callable[[RollupSum], str], bool], ...] = (
-    (gettext_lazy("Consumed"), lambda sums: f"{sums['consumed']:,}", True),
-    (gettext_lazy("Failed"), lambda sums: f"{sums.failed:,} ({sums.failed_share:.1%})" if sums.failed else "–", True),
-    (gettext_lazy("Retried"), _counted("retried"), False),
-    (gettext_lazy("Dead"), _counted("dead"), False),
-    (gettext_lazy("Run time p50"), lambda sums: bound(sums.runtime(50)), True),
-    (gettext_lazy("Run time p95"), lambda sums: bound(sums.runtime(95)), True),
-    (gettext_lazy("Mean run time"), lambda sums: "–" if sums.mean_runtime is None else brief(sums.mean_runtime), True),
-    (gettext_lazy("Lateness p50"), lambda sums: bound(sums.lateness(50)), False),
-    (gettext_lazy("Lateness p95"), lambda sums: bound(sums.lateness(95)), True),
-)
+def _told(sums: RollupSum) -> list[tuple[str, str, bool]]:
+    mean = sums.mean_runtime
+    return [
+        (_("Consumed"), f"{sums['consumed']:,}", True),
+        (_("Failed"), f"{sums.failed:,} ({sums.failed_share:.1%})" if sums.failed else "–", True),
+        (_("Retried"), f"{sums['retried']:,}" if sums["retried"] else "–", False),
+        (_("Dead"), f"{sums['dead']:,}" if sums["dead"] else "–", False),
+        (_("Run time p50"), bound(sums.runtime(50)), True),
+        (_("Run time p95"), bound(sums.runtime(95)), True),
+        (_("Mean run time"), "–" if mean is None else brief(mean), True),
+        (_("Lateness p50"), bound(sums.lateness(50)), False),
+        (_("Lateness p95"), bound(sums.lateness(95)), True),
+    ]

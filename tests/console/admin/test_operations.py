@@ -366,6 +366,25 @@ def test_the_page_shows_an_operation_and_its_outcomes(chief: Client) -> None:
     assert "Due at once" in samples.text(page(chief, start("requeue", "state:cancelled", now=True)))
 
 
+@pytest.mark.parametrize(
+    ("action", "given", "told"),
+    [
+        ("reschedule", {"shift": -1800}, ["Later by -30 m"]),
+        ("reschedule", {"shift": 0}, ["Later by +0"]),
+        ("run", {"resume": "mail", "spread": 60}, ["Spread over 1 m", "Then resumes queue mail"]),
+        ("move", {"queue": "b", "priority": 0}, ["Queue b", "Priority 0"]),
+    ],
+)
+def test_the_page_tells_what_an_operation_was_given(
+    chief: Client, action: str, given: dict[str, Any], told: list[str]
+) -> None:
+    samples.scheduled()
+    text = samples.text(page(chief, start(action, "is:live", **given)))
+    assert [part for part in told if part not in text] == []
+    names = {"New due time", "Later by", "Spread over", "Then resumes queue", "Priority"}
+    assert {name for name in names if name in text} == {name for name in names if name in " ".join(told)}
+
+
 def test_the_time_left_counts_no_time_for_which_it_stood_still(chief: Client) -> None:
     scheduled(10)
     operation = start("cancel", "is:live")
