@@ -496,33 +496,31 @@ class RestoreOperation(RestoreObserver):
     def progress(self, messages: int, tally: Tally, position: str | None) -> bool:
         self._done += messages
         if time.monotonic() - self._written >= 1.0:
-            self._write(tally, position, {})
+            self._write(outcomes=outcomes_of(tally), position=position or "")
         return self._stop_requested
 
     def ended(self, tally: Tally, position: str | None, error: str) -> None:
         state = OperationState.DONE if position is None else OperationState.STOPPED
         if error:
             state = OperationState.FAILED
-        values: dict[str, Any] = {"state": state, "error": storable(error), **FREE}
+        outcomes = outcomes_of(tally)
         if state == OperationState.DONE and self._total is not None:
-            outcomes = outcomes_of(tally)
-            values["outcomes"] = outcomes | _gone(outcomes, self._done, self._total)
+            outcomes |= _gone(outcomes, self._done, self._total)
             self._done = max(self._done, self._total)
-        self._write(tally, position, values, ended=True)
+        self._write(outcomes=outcomes, position=position or "", state=state, error=storable(error), **FREE)
         self._operation = None
 
-    def _write(self, tally: Tally, position: str | None, values: dict[str, Any], *, ended: bool = False) -> None:
+    def _write(self, **values: Any) -> None:
+        """Write what is known, and renew the lease; with a state, the restore has ended."""
         self._written = time.monotonic()
-        operation = self._operation
-        if operation is None:
+        if self._operation is None:
             return
-        rows = Operation.objects.using(self.using).filter(pk=operation.pk, worker=self.worker)
+        rows = Operation.objects.using(self.using).filter(pk=self._operation.pk, worker=self.worker)
 
         def write(now: datetime) -> None:
-            times = {"finished_at": now} if ended else {"leased_until": lease_from(now)}
-            counted = {"done": self._done, "outcomes": outcomes_of(tally), "position": position or ""}
-            rows.update(**{**counted, **values, **times})
-            if not ended:
+            times = {"finished_at": now} if "state" in values else {"leased_until": lease_from(now)}
+            rows.update(**{"done": self._done, **values, **times})
+            if "state" not in values:
                 self._stop_requested = rows.filter(stop_requested=True).exists()
 
         self._try(write)
