@@ -77,10 +77,10 @@ class ConsoleTuning:
     # The first rows of this many queues are merged: of each queue, only the rows before the last one of the page are
     # read. The plan takes a part of a millisecond for each queue.
     merged_queues: int = 50
-    # To offer searches for an e-mail address, this many of the newest payloads are read.
-    payloads_read: int = 300
-    # This many such searches are offered, with as many names in a path.
-    searches_offered: int = 5
+    # A number or an e-mail address is searched in the keys and payloads of this many of the newest messages.
+    values_read: int = 10_000
+    # The number is put in the place of that in the keys of this many of the newest messages, to find older keys.
+    keys_read: int = 300
 
     # --- actions and operations ---------------------------------------------------------------------------------------
 

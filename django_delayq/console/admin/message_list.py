@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import re
 from collections.abc import Iterator
+from datetime import datetime
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlencode
 
 from django.contrib import admin
 from django.contrib.admin.exceptions import DisallowedModelAdminLookup
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
-from django.contrib.admin.views.main import PAGE_VAR, SEARCH_VAR, ChangeList
+from django.contrib.admin.views.main import ORDER_VAR, PAGE_VAR, SEARCH_VAR, ChangeList
 from django.core.paginator import Paginator
 from django.db.models import F, QuerySet
 from django.http import HttpRequest, HttpResponse
@@ -21,7 +22,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ...core import names
-from ...core.states import State
+from ...core.states import FINAL, State
 from ...inspector import stats, worker_list
 from ...inspector.numbers import Capped, total
 from ...inspector.worker_list import list_workers
@@ -33,7 +34,7 @@ from ..search import listing
 from ..search.conditions import StoredSize, small
 from ..search.language import Search
 from ..search.listing import Listing
-from ..search.texts import payload_text, term_text
+from ..search.texts import term_text
 from ..statements import TooSlow, in_time
 from . import explanation, page, payload, search_box
 from .export import ExportView
@@ -58,14 +59,31 @@ class MessageList(ChangeList):
         self.has_filters = False
         self.has_active_filters = bool(self.asked.box.text)
         self.clear_all_filters_qs = "?"
+        if self.asked.whole.states <= FINAL:
+            self.list_display = ["ended" if name == "due" else name for name in self.list_display]
+        self.order = self._chosen_order() or self.asked.whole.order
         found: QuerySet[Message] = self.root_queryset.filter(self.asked.whole.condition())
-        return found.order_by(*self.asked.whole.order)
+        return found.order_by(*self.order)
+
+    def _chosen_order(self) -> tuple[str, ...]:
+        """Return the order by the column that the reader has chosen; empty when there is none."""
+        given = re.match(r"(-?)(\d{1,2})(?!\d)", self.params.get(ORDER_VAR, ""))
+        fields = dict(enumerate(map(self.get_ordering_field, self.list_display)))
+        if given is None or (field := fields.get(int(given[2]))) is None:
+            return ()
+        return tuple(dict.fromkeys((f"{given[1]}{field}", f"{given[1]}id")))
+
+    def get_ordering_field_columns(self) -> dict[int, Literal["asc", "desc"]]:
+        """Return the place of the column by which the list is sorted, and how: no list is sorted by several."""
+        field = self.order[0].removeprefix("-")
+        places = (place for place, name in enumerate(self.list_display) if self.get_ordering_field(name) == field)
+        return dict.fromkeys(places, "asc" if field == self.order[0] else "desc")
 
     def get_results(self, request: HttpRequest) -> None:
         if not 1 <= self.page_num <= max(1, tuning.counted // self.list_per_page):
             self.page_num = 1
         rows: QuerySet[Message] = self.root_queryset
-        found, offset = Listing(rows, self.asked.whole), (self.page_num - 1) * self.list_per_page
+        found, offset = Listing(rows, self.asked.whole, self.order), (self.page_num - 1) * self.list_per_page
         # True when the search is slow: the page then does not refresh itself.
         self.slow = self.params.get(search_box.LONGER_VAR) == "1"
         # The times after which the search is ended, and one that may take longer, in words.
@@ -79,9 +97,6 @@ class MessageList(ChangeList):
             # Messages have left the search, and the page is empty. Django would drop the search and the action on it.
             self.page_num, offset = 1, 0
             ids = self._ids(found, offset, most)
-        # Searches in payloads for an e-mail address that is no key: texts and query strings.
-        address = "" if ids else next(filter(is_address, self.asked.box.bare), "")
-        self.suggestions = [_link(text) for text in searches(rows, address)] if address else []
         # Searches for a topic, queue or limit that is like the one of a search without results: likewise.
         self.near = [] if ids else in_time(rows.db, timeouts.rows, _near, rows.db, self.asked.box) or []
         now = reads.now(rows.db)
@@ -92,8 +107,13 @@ class MessageList(ChangeList):
             # The list shows them.
             message.waits_for, message.read_at = limited.get(message.pk), now
         self.result_count = self._count(found, offset, len(ids))
-        self.paginator = Paginator(range(self.result_count), self.list_per_page)
-        self.multi_page = self.result_count > self.list_per_page
+        reached, most = self.result_count, tuning.nearest_rows
+        # How many messages are sorted, in words; empty for all.
+        self.sorted_among = ""
+        if found.is_sorted_apart and (reached > most or isinstance(reached, CappedCount)):
+            reached, self.sorted_among = min(reached, most), f"{most:,}"
+        self.paginator = Paginator(range(reached), self.list_per_page)
+        self.multi_page = reached > self.list_per_page
         self.show_full_result_count = self.can_show_all = False
         self.full_result_count = None
         self.show_admin_actions = bool(ids)
@@ -111,21 +131,19 @@ class MessageList(ChangeList):
 
     def _count(self, found: Listing, offset: int, page: int) -> int:
         """Return the number of rows in all; ``page`` is the number found on this page, up to one more than it shows."""
-        if page <= self.list_per_page and not self.too_slow:
+        if page <= self.list_per_page and not self.too_slow and not found.is_sorted_apart:
             return offset + page
         if self.too_slow:
             return CappedCount(offset + page)
         counted = self.tab_count(self.asked.tab)
-        if counted is None or (counted.more and counted.count < tuning.counted):
-            counted = found.count() or Capped(counted.count if counted else 0, more=True)
+        if counted.more and counted.count < tuning.counted:
+            counted = found.count() or counted
         if counted.more or counted.count < offset + page:
             return CappedCount(max(counted.count, offset + page))
         return counted.count
 
-    def tab_count(self, tab: search_box.Tab) -> Capped | None:
-        """Return how many messages of a tab match the search box; None when the number is not known."""
-        if self.counts is None:
-            return None
+    def tab_count(self, tab: search_box.Tab) -> Capped:
+        """Return how many messages of a tab match the search box."""
         states = tab.states & self.asked.box.states
         if tab.name in ("overdue", "limited"):
             return self.counts[tab.name] if states else Capped(0)
@@ -141,15 +159,16 @@ class MessageList(ChangeList):
                     f"{self.result_count}" if isinstance(self.result_count, CappedCount) else f"{self.result_count:,}"
                 )
             else:
-                shown = "" if count is None or (count.more and not count.count) else str(count)
-            query = self.get_query_string({search_box.TAB_VAR: tab.name}, [PAGE_VAR, search_box.LONGER_VAR])
+                shown = "" if count.more and not count.count else str(count)
+            others = [PAGE_VAR, ORDER_VAR, search_box.LONGER_VAR]
+            query = self.get_query_string({search_box.TAB_VAR: tab.name}, others)
             yield SimpleNamespace(
                 label=str(tab.label),
                 query=query,
                 count=shown,
                 here=here,
                 # The only messages that need attention.
-                alert=tab.name == "overdue" and bool(count and count.count),
+                alert=tab.name == "overdue" and bool(count.count),
             )
 
 
@@ -182,39 +201,6 @@ def _rows(rows: QuerySet[Message], ids: list[int]) -> list[Message]:
     return [found[pk] for pk in ids if pk in found]
 
 
-# --- searches in payloads for an e-mail address, which is seldom a key and never a topic ------------------------------
-
-
-def is_address(text: str) -> bool:
-    """Tell whether a text looks like an e-mail address."""
-    name, at, host = text.partition("@")
-    return bool(at and name and "." in host) and not any(character.isspace() for character in text)
-
-
-def searches(rows: QuerySet[Message], address: str) -> list[str]:
-    """Return the texts of searches for the address under the paths where the newest payloads have addresses.
-
-    When they have none, it is an example.
-    """
-    paths: Counter[tuple[str, ...]] = Counter()
-    newest = rows.filter(pk__in=rows.order_by("-id").values("pk")[: tuning.payloads_read]).order_by()
-    contents = newest.annotate(small_payload=small(tuning.small_payload // 4)).values_list("small_payload", flat=True)
-    for content in in_time(rows.db, timeouts.beside, list, contents) or ():
-        paths.update(set(_paths(content)))
-    found = sorted(paths, key=lambda path: (-paths[path], path))[: tuning.searches_offered]
-    return [payload_text(path, address) for path in found or [("email",)]]
-
-
-def _paths(content: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    if isinstance(content, dict) and len(above) < tuning.searches_offered:
-        for name, inner in content.items():
-            # A masked value may not be searched for, and a path has no words for these characters.
-            if name and name.isprintable() and not set(name) & {"\\", '"'} and not payload.is_secret(name):
-                yield from _paths(inner, (*above, name))
-    elif above and isinstance(content, str) and is_address(content):
-        yield above
-
-
 # A text of Django's admin, which has the translations.
 _SELECT = "Select this object for an action - {}"
 
@@ -226,6 +212,7 @@ class MessageAdmin(ExportView, MessagePage):
     # Makes Django show the search box; ``search_box.read_search`` reads the search.
     search_fields = ("=id",)
     change_list_template = "delayq_console/message/change_list.html"
+    sortable_by = ("ident", "due", "ended", "tries")
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return MessageList
@@ -248,7 +235,7 @@ class MessageAdmin(ExportView, MessagePage):
             format_html(gettext(_SELECT), obj),
         )
 
-    @admin.display(description=_("id"))
+    @admin.display(description=_("id"), ordering="id")
     def ident(self, message: Message) -> str:
         return f"#{message.pk}"
 
@@ -273,17 +260,15 @@ class MessageAdmin(ExportView, MessagePage):
     def place(self, message: Message) -> str:
         return _cut(message.queue)
 
-    @admin.display(description=_("due"))
+    @admin.display(description=_("due"), ordering="due_at")
     def due(self, message: Message) -> str:
-        return format_html(
-            '<time class="nowrap" datetime="{}" title="{}">{}</time> <span class="dq-muted nowrap">{}</span>',
-            message.due_at.isoformat(),
-            explanation.universal(message.due_at),
-            explanation.moment(message.due_at, "seconds"),
-            explanation.timing(message, vars(message)["read_at"], getattr(message, "waits_for", None)),
-        )
+        return _when(message, message.due_at)
 
-    @admin.display(description=_("attempts"))
+    @admin.display(description=_("finished"), ordering="finished_at")
+    def ended(self, message: Message) -> str:
+        return _when(message, message.finished_at or message.due_at)
+
+    @admin.display(description=_("attempts"), ordering="attempts")
     def tries(self, message: Message) -> str:
         return f"{message.attempts}" if message.max_attempts is None else f"{message.attempts}/{message.max_attempts}"
 
@@ -300,6 +285,16 @@ class MessageAdmin(ExportView, MessagePage):
             return format_html('<code title="{}">{}</code>', payload.hover(content), payload.preview(content))
         size = getattr(message, "payload_size", None)
         return gettext("large") if size and size > 100 else None
+
+
+def _when(message: Message, at: datetime) -> str:
+    return format_html(
+        '<time class="nowrap" datetime="{}" title="{}">{}</time> <span class="dq-muted nowrap">{}</span>',
+        at.isoformat(),
+        explanation.universal(at),
+        explanation.moment(at, "seconds"),
+        explanation.timing(message, vars(message)["read_at"], getattr(message, "waits_for", None)),
+    )
 
 
 def _cut(text: str) -> str:

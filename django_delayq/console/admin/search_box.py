@@ -27,7 +27,7 @@ TAB_VAR = "state"
 LONGER_VAR = "longer"
 
 HELP = (
-    ("12345", _("an id or a key; #12345 is an id only")),
+    ("12345", _("an id, or a number in keys and payloads; #12345 is an id only")),
     ("order-17", _("a key, or else a topic")),
     ("key:order-17", _("a key, in every state")),
     ("topic:mail.*", _("a topic, or every topic that begins with this")),
@@ -99,7 +99,7 @@ def read_search(request: HttpRequest, given: Mapping[str, str], using: str) -> R
     A search for what is masked is written to the audit.
     """
     now = reads.now(using)
-    box = parse(given.get(SEARCH_VAR, ""), now=now).resolved(using)
+    box = parse(given.get(SEARCH_VAR, ""), now=now).resolved(using, payload.redacted)
     secret = sorted(name for name in box.payload_names if payload.is_secret(name))
     if secret and not request.user.has_perm(VERBS["reveal"].permission):
         text = gettext("The values of %(names)s are masked, so you may not search for them.")

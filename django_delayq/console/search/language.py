@@ -29,6 +29,7 @@ from ..statements import in_time
 from ..statements.portable_console import Scalar
 from . import periods
 from .conditions import ALL_STATES, NOTHING, SCHEDULED, JsonHas, OfOperation, limited, of_states, overdue
+from .holders import Shown, holders
 from .texts import exact_error_text, quoted, term_text
 
 _TOKEN = re.compile(r'(?:[^\s"]|"(?:[^"\\]|\\.)*")+')
@@ -80,7 +81,7 @@ class Term:
     has_partial_index: bool = False
     # A value that was given without a name, so that it may be a key or a topic.
     key_or_topic: str | None = None
-    # A number that was given without a name, so that it may be an id, a key, or both.
+    # A number that was given without a name, so that it may be an id, or stand in keys and payloads.
     number: str = ""
     # The name before the colon, if no term has it: the whole is a key, or else a mistake.
     unknown: str = ""
@@ -93,6 +94,8 @@ class Search:
     text: str
     terms: tuple[Term, ...] = ()
     problems: tuple[str, ...] = ()
+    # What was searched in part only, in words.
+    notes: tuple[str, ...] = ()
 
     @property
     def states(self) -> frozenset[State]:
@@ -149,24 +152,24 @@ class Search:
         """Return the condition without the states."""
         return reduce(Q.__and__, (term.condition for term in self.terms), Q())
 
-    @property
-    def bare(self) -> tuple[str, ...]:
-        """The values without a name."""
-        return tuple(term.key_or_topic for term in self.terms if term.key_or_topic is not None)
-
-    def resolved(self, using: str) -> Search:
+    def resolved(self, using: str, shown: Shown) -> Search:
         """Return the search with each "key or topic" replaced by the one that it is, since no index answers an "or".
+
+        Payloads are searched as ``shown`` shows them, with masks, for numbers and e-mail addresses.
 
         A name that no term has becomes a problem, unless it begins a key that exists.
         """
         terms: list[Term] = []
-        problems = list(self.problems)
+        problems, notes = list(self.problems), []
         for term in self.terms:
             try:
-                terms.append(_resolved(term, using))
+                found, note = _resolved(term, using, shown)
             except _Problem as problem:
                 problems.append(str(problem))
-        return replace(self, terms=tuple(terms), problems=tuple(problems))
+            else:
+                terms.append(found)
+                notes.append(note)
+        return replace(self, terms=tuple(terms), problems=tuple(problems), notes=tuple(filter(None, notes)))
 
 
 def parse(text: str, *, now: datetime) -> Search:
@@ -397,32 +400,26 @@ def _bare(value: Value) -> Term:
     return Term(condition, described, quoted(value.text), key_or_topic=value.text)
 
 
-def _with_keys(term: Term, using: str) -> Term:
-    """Return the term of an id with the messages, too, whose key is that number."""
-    rows = Message.objects.using(using).filter(key=term.number).order_by("-pk").values_list("pk", flat=True)
-    found = in_time(using, timeouts.page, lambda: list(rows[: tuning.term_ids - 1]))
-    if not found:
-        return term
-    ids = sorted({int(term.number), *found})
-    described = _("id or key is %(number)s") % {"number": term.number}
-    return replace(term, condition=Q(pk__in=ids), described=described, frozen=f"id:{','.join(map(str, ids))}")
-
-
-def _resolved(term: Term, using: str) -> Term:
-    if term.number:
-        return _with_keys(term, using)
-    key = term.exactly[1] if term.unknown else term.key_or_topic
+def _resolved(term: Term, using: str, shown: Shown) -> tuple[Term, str]:
+    """Return the term as what it is, and what of the record was not searched for that."""
+    key, note = term.exactly[1] if term.unknown else term.key_or_topic, ""
+    if text := term.number or (key if key and "@" in key and not term.unknown else ""):
+        ids, note = holders(using, text, shown)
+        if ids:
+            ids |= {int(text)} if term.number else set()
+            described = _("“%(text)s” is the id, or is in the key or the payload") % {"text": text}
+            return Term(Q(pk__in=ids), described, f"id:{','.join(map(str, sorted(ids)))}", selective=True), note
     if key is None:
-        return term
+        return term, note
     is_key = in_time(using, timeouts.page, Message.objects.using(using).filter(key=key).exists)
     if is_key is None:
         # It may be one or the other.
-        return term
+        return term, note
     if term.unknown:
         if is_key:
-            return replace(term, unknown="")
+            return replace(term, unknown=""), note
         raise _Problem(_unknown(term))
-    return replace(_text("key" if is_key else "topic", Value(key, quoted=True)), key_or_topic=key)
+    return replace(_text("key" if is_key else "topic", Value(key, quoted=True)), key_or_topic=key), note
 
 
 def _unknown(term: Term) -> str:

@@ -74,8 +74,8 @@ class IndexPart:
     def first(self, rows: QuerySet[Message], most: int) -> QuerySet[Message]:
         """Return the first of these rows of the part in its order: those of each queue, merged."""
         if self.by_queue:
-            found = _FirstOfQueues(rows.filter(queue=_QUEUE).order_by(*self.order).values("due_at", "id")[:most], most)
-            rows = self.rows.filter(pk__in=found)
+            of_each = rows.filter(queue=_QUEUE).order_by(*self.order).values("due_at", "id")[:most]
+            rows = self.rows.filter(pk__in=_FirstOfQueues(of_each, most, self.order))
         return rows.order_by(*self.order)[:most]
 
 
@@ -83,11 +83,11 @@ class _FirstOfQueues(Subquery):
     """The ids of the first messages among the first ones of each queue, which a slice has for the queue ``_QUEUE``."""
 
     template = f"""(SELECT x.id FROM ({QUEUES}) q CROSS JOIN LATERAL (%(subquery)s) x
-                    ORDER BY x.due_at, x.id LIMIT %(most)d)"""  # noqa: S608
+                    ORDER BY x.due_at %(way)s, x.id %(way)s LIMIT %(most)d)"""  # noqa: S608
     output_field = BigIntegerField()
 
-    def __init__(self, rows: QuerySet[Any, Any], most: int) -> None:
-        super().__init__(rows, most=most)
+    def __init__(self, rows: QuerySet[Any, Any], most: int, order: tuple[str, ...]) -> None:
+        super().__init__(rows, most=most, way="ASC" if order == _SOONEST else "DESC")
 
 
 _QUEUE = RawSQL("q.queue", (), CharField())
@@ -115,18 +115,30 @@ def _finished(rows: QuerySet[Message]) -> IndexPart:
     return IndexPart(rows.filter(finished_at__isnull=False), _LAST, FINAL, "finished_at")
 
 
-class Listing:
-    """The messages that a search finds among ``rows``, which are those that the reader may see."""
+def _backwards(order: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name[1:] if name.startswith("-") else f"-{name}" for name in order)
 
-    def __init__(self, rows: QuerySet[Message], search: Search) -> None:
+
+class Listing:
+    """The messages that a search finds among ``rows``, which are those that the reader may see.
+
+    ``order``: another order than the search's, which ends with the id.
+    """
+
+    def __init__(self, rows: QuerySet[Message], search: Search, order: tuple[str, ...] = ()) -> None:
         self.using = rows.db
         self.rows = rows.order_by()
         self.search = search
+        self.order = order or search.order
+        # True when no index has the order, forwards or backwards: only the nearest rows are sorted by it.
+        self.is_sorted_apart = not search.selective and search.order not in (self.order, _backwards(self.order))
 
     def ids(self, limit: int, offset: int = 0, *, milliseconds: int | None = None) -> list[int]:
         """Return the ids of one page, in the search's order. Raises ``TooSlow``; ``timeouts.rows`` is the default."""
         if self._is_empty():
             return []
+        if self.is_sorted_apart:
+            return self.nearest(limit, offset)
         with statement_timeout(self.using, milliseconds or timeouts.rows):
             return [row[-1] for row in self._first(offset + limit)[offset:]]
 
@@ -137,9 +149,9 @@ class Listing:
         most, found = offset + limit, []
         for part in self._parts():
             nearest = part.first(part.limited(self.search)[0], tuning.nearest_rows).values("pk")
-            found.append(self.rows.filter(self.search.condition(), pk__in=nearest).order_by(*self.search.order)[:most])
+            found.append(self.rows.filter(self.search.condition(), pk__in=nearest).order_by(*self.order)[:most])
         with statement_timeout(self.using, timeouts.rows):
-            return [row[-1] for row in self._merged(found, most)[offset:]]
+            return [row[-1] for row in _merged(found, most, self.order)[offset:]]
 
     def count(self) -> Capped | None:
         """Count the messages up to the cap; None when that takes more than a short time, which it is not worth."""
@@ -170,13 +182,14 @@ class Listing:
 
     def _first(self, most: int) -> QuerySet[Message, tuple[Any, ...]]:
         """Return the order columns, the id last, of the first rows that match."""
+        order = self.search.order if self.is_sorted_apart else self.order
         if self.search.has_partial_index:
-            rows = self.rows.filter(self.search.condition()).order_by(*_unindexed(self.search.order))
-            return self._merged([rows[:most]], most)
-        parts = [piece for part in self._parts() for piece in self._pieces(part)]
+            rows = self.rows.filter(self.search.condition()).order_by(*_unindexed(order))
+            return _merged([rows[:most]], most, order)
+        parts = [replace(piece, order=order) for part in self._parts() for piece in self._pieces(part)]
         # A part alone has rows of other states, too.
         matches = self.search.condition() if len(parts) == 1 else self.search.filters()
-        return self._merged([part.first(part.rows.filter(matches), most) for part in parts], most)
+        return _merged([part.first(part.rows.filter(matches), most) for part in parts], most, order)
 
     def _pieces(self, part: IndexPart) -> Iterator[IndexPart]:
         """Yield the part, or one part for each queue while these are few."""
@@ -190,11 +203,11 @@ class Listing:
         """The queues that hold messages: the rows and the count of a page need them."""
         return statements(self.using).queues()
 
-    def _merged(self, found: list[QuerySet[Message]], most: int) -> QuerySet[Message, tuple[Any, ...]]:
-        """Return the order columns, the id last, of the first of these rows, which are in the search's order."""
-        order = self.search.order
-        first, *others = (rows.values_list(*(name.removeprefix("-") for name in order)) for rows in found)
-        return first.union(*others, all=True).order_by(*order)[:most] if others else first
+
+def _merged(found: list[QuerySet[Message]], most: int, order: tuple[str, ...]) -> QuerySet[Message, tuple[Any, ...]]:
+    """Return the order columns, the id last, of the first of these rows, which are in this order."""
+    first, *others = (rows.values_list(*(name.removeprefix("-") for name in order)) for rows in found)
+    return first.union(*others, all=True).order_by(*order)[:most] if others else first
 
 
 def _unindexed(order: tuple[str, ...]) -> list[OrderBy | str]:
@@ -208,32 +221,31 @@ def _unindexed(order: tuple[str, ...]) -> list[OrderBy | str]:
 StateCounts = dict[str, Capped]
 
 
-def counts(rows: QuerySet[Message], search: Search, now: datetime) -> StateCounts | None:
-    """Count per state, without regard to the states that the search names. Return None when that takes too long.
+def counts(rows: QuerySet[Message], search: Search, now: datetime) -> StateCounts:
+    """Count per state, without regard to the states that the search names, for a short time.
 
-    Only the first rows of each index are read: ``more`` says that there are others behind them.
+    Only the first rows of each index are read: ``more`` says that there are others behind them, or may be.
     """
     if search.problems:
         return dict.fromkeys(_COUNTED, Capped(0))
-    return in_time(rows.db, timeouts.beside, _count, rows.order_by(), search, now)
+    found, more, cap = Counter[str](), set(_COUNTED), tuning.counted
+    in_time(rows.db, timeouts.beside, _count, rows.order_by(), search, now, found, more)
+    return {name: Capped(min(found[name], cap), found[name] > cap or name in more) for name in _COUNTED}
 
 
-def _count(rows: QuerySet[Message], search: Search, now: datetime) -> StateCounts:
-    found: Counter[str] = Counter()
-    more: set[str] = set()
+def _count(rows: QuerySet[Message], search: Search, now: datetime, found: Counter[str], more: set[str]) -> None:
+    """Add to what was found, and take out of ``more`` what is known to be all."""
     most = tuning.counted if search.selective else tuning.counted_of_index
     deadline = time.monotonic() + timeouts.beside / 1000
     for part in _counted(rows, search):
         if time.monotonic() > deadline:
             raise TooSlow
-        for tally in _tallies(part, search, most, now):
-            if tally["rows"] > most:
-                more |= part.states
-            if tally.get("due_rows", 0) > most:
-                more |= {"overdue", "limited"}
-            found.update(tally)
-    cap = tuning.counted
-    return {name: Capped(min(found[name], cap), found[name] > cap or name in more) for name in _COUNTED}
+        tallies = list(_tallies(part, search, most, now))
+        found.update(sum(map(Counter, tallies), Counter()))
+        if all(tally["rows"] <= most for tally in tallies):
+            more -= part.states
+        if State.SCHEDULED in part.states and all(tally["due_rows"] <= most for tally in tallies):
+            more -= {"overdue", "limited"}
 
 
 def _counted(rows: QuerySet[Message], search: Search) -> Iterator[IndexPart]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 _PLAIN = re.compile(r'[^\s":*\\,=#][^\s":*\\,=]*')
 
@@ -11,12 +10,6 @@ _PLAIN = re.compile(r'[^\s":*\\,=#][^\s":*\\,=]*')
 def term_text(name: str, value: str) -> str:
     """Return the text of a term that means exactly this value, for links."""
     return f"{name}:{quoted(value)}"
-
-
-def payload_text(path: Sequence[str], value: str) -> str:
-    """Return the text of a term for the payloads that have a value under a path."""
-    names = (f'"{name}"' if re.search(r'[\s".:]', name) else name for name in path)
-    return f"payload.{'.'.join(names)}:{quoted(value)}"
 
 
 def exact_error_text(kind: str) -> str:

@@ -267,21 +267,32 @@ def test_an_unfinished_search_is_tried_for_longer(
     assert all("longer" not in tab.query for tab in second.context["cl"].tabs())
 
 
-def test_an_address_leads_to_a_search_in_payloads(viewer: Client) -> None:
-    response = viewer.get(reverse(samples.LIST), {"q": "anna@example.net"})
-    assert [text for text, _query in response.context["cl"].suggestions] == ["payload.email:anna@example.net"]
-    for place in range(3):
-        samples.scheduled({"to": f"a{place}@example.net", "password": "b@example.net", "x y": {"cc": "c@example.net"}})
-    wanted = samples.scheduled({"to": "anna@example.net"})
-    response = viewer.get(reverse(samples.LIST), {"q": "anna@example.net"})
-    offered = response.context["cl"].suggestions
-    assert [text for text, _query in offered] == ["payload.to:anna@example.net", 'payload."x y".cc:anna@example.net']
-    assert "Search for it in payloads" in samples.text(response)
-    followed = viewer.get(reverse(samples.LIST) + offered[0][1])
-    assert [row.pk for row in followed.context["cl"].result_list] == [wanted.pk]
-    samples.scheduled(key="anna@example.net")
-    assert viewer.get(reverse(samples.LIST), {"q": "anna@example.net"}).context["cl"].suggestions == []
-    assert viewer.get(reverse(samples.LIST), {"q": "anna"}).context["cl"].suggestions == []
+def test_the_list_is_sorted_by_a_column_and_says_where_only_in_part(viewer: Client, tuned: Callable[..., None]) -> None:
+    live = [samples.scheduled(delay=f"{hours}h", queue=f"q{hours % 2}") for hours in (1, 2, 3, 4)]
+    retried = samples.failed(samples.running(queue="q0"), delay=timedelta(hours=5), error="OSError", reason="retry")
+    dead = [samples.dead() for _number in range(3)]
+    by = {name: place for place, name in enumerate(viewer_columns(viewer))}
+    soonest = [message.pk for message in (*live, retried)]
+    assert listed(viewer, state="live", o=f"{by['due']}") == soonest
+    assert listed(viewer, state="live", o=f"-{by['due']}") == soonest[::-1]
+    assert listed(viewer, state="live", o=f"-{by['tries']}.{by['due']}")[0] == retried.pk
+    assert listed(viewer, state="dead", o=f"{by['due']}") == [message.pk for message in dead]
+    assert listed(viewer, state="all", o=f"{by['ident']}") == soonest + [message.pk for message in dead]
+    # Any other text is no column, and a column without an order of its own sorts nothing.
+    for nothing in ("x", "99", f"{by['preview']}", "9" * 5000):
+        assert listed(viewer, state="live", o=nothing) == soonest
+    tuned(nearest_rows=2)
+    query = {"state": "live", "o": f"-{by['tries']}"}
+    page = viewer.get(reverse(samples.LIST), query)
+    assert "Only the first 2 messages of the usual order are sorted" in samples.text(page)
+    assert [row.pk for row in page.context["cl"].result_list] == [live[1].pk, live[0].pk]
+    # The numbers stay.
+    assert tabs(viewer, **query)["Live"] == "5"
+    assert "are sorted" not in samples.text(viewer.get(reverse(samples.LIST), {**query, "o": f"-{by['due']}"}))
+
+
+def viewer_columns(viewer: Client) -> list[str]:
+    return list(viewer.get(reverse(samples.LIST)).context["cl"].list_display)
 
 
 @pytest.mark.parametrize(

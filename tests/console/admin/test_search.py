@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from django.utils import timezone
 
 from django_delayq import schedule_message
-from django_delayq.console.admin import action_table, search_box
+from django_delayq.console.admin import action_table, payload, search_box
 from django_delayq.console.search import language
 from django_delayq.console.search.language import Search
 from django_delayq.console.search.texts import term_text
@@ -40,8 +41,8 @@ def test_a_number_finds_the_message_with_this_id_and_those_with_this_key(db: Non
     number = str(one.pk)
     named, other = samples.consumed(key=number), schedule_message("t.other", key=number)
     samples.scheduled(key=f"{number}0")
-    resolved = parse_now(number).resolved(samples.DB)
-    assert (resolved.described, resolved.problems) == (f"id or key is {number}", ())
+    resolved = parse_now(number).resolved(samples.DB, payload.redacted)
+    assert (resolved.described, resolved.problems) == (f"“{number}” is the id, or is in the key or the payload", ())
     every = {one.pk, named.pk, other.pk}
     assert (
         found(resolved.frozen)
@@ -49,9 +50,49 @@ def test_a_number_finds_the_message_with_this_id_and_those_with_this_key(db: Non
         == every
     )
     for exact in (f"#{number}", f"id:{number}"):
-        assert found(parse_now(exact).resolved(samples.DB).frozen) == {one.pk}
-    assert parse_now(f"{number}0").resolved(samples.DB).described == f"id or key is {number}0"
-    assert parse_now("987654321").resolved(samples.DB).described == "id 987654321"
+        assert found(parse_now(exact).resolved(samples.DB, payload.redacted).frozen) == {one.pk}
+    assert "is the id" in parse_now(f"{number}0").resolved(samples.DB, payload.redacted).described
+    assert parse_now("987654321").resolved(samples.DB, payload.redacted).described == "id 987654321"
+
+
+def holding(number: str) -> tuple[set[int], tuple[str, ...]]:
+    search = parse_now(number).resolved(samples.DB, payload.redacted)
+    return set(Message.objects.filter(search.condition()).values_list("pk", flat=True)), search.notes
+
+
+def test_a_number_finds_keys_that_have_it_as_a_part_and_payloads_that_have_it_as_a_value(db: None) -> None:
+    key = samples.consumed(key="order-987654")
+    deep = samples.dead({"order": {"ids": [1, 987654]}})
+    text = samples.scheduled({"customer": "987654"})
+    for other in ("order-9876541", "1987654", "order-98765.4"):
+        samples.scheduled(key=other)
+    for value in ("9876541", 9876541, "no 987654", 987654.5, True):
+        samples.scheduled({"987654": value})
+    # A masked value is not to be guessed.
+    samples.scheduled({"password": "987654", "token": {"value": 987654}})
+    assert holding("987654") == ({key.pk, deep.pk, text.pk}, ())
+
+
+def test_a_number_is_searched_in_keys_like_the_newest_ones_and_in_the_newest_messages(
+    db: None, tuned: Callable[..., None]
+) -> None:
+    old = samples.scheduled({"customer": 987654}, key="order-987654")
+    samples.scheduled({"customer": 987655})
+    samples.scheduled(key="order-1")
+    tuned(values_read=2)
+    note = "For 987654, only the payloads of the newest 2 messages were searched. payload.NAME: searches all."
+    assert holding("987654") == ({old.pk}, (note,))
+    assert len(holding("987655")[0]) == 1
+    tuned(values_read=1)
+    assert holding("987655")[0] == set()
+
+
+def test_an_address_is_searched_in_keys_and_payloads(db: None) -> None:
+    samples.scheduled({"to": "anna@example.net.invalid", "password": "anna@example.net"})
+    assert holding("anna@example.net") == (set(), ())
+    found = {samples.consumed({"cc": ["anna@example.net"]}).pk, samples.scheduled(key="mail anna@example.net").pk}
+    assert holding("anna@example.net") == (found, ())
+    assert parse_now("@").resolved(samples.DB, payload.redacted).described == "topic is “@”"
 
 
 def parse_now(text: str) -> Search:
@@ -189,11 +230,11 @@ def test_a_term_that_cannot_be_read_is_explained_and_finds_nothing(db: None, tex
 )
 def test_a_name_that_no_term_has_is_a_problem_unless_a_key_begins_with_it(db: None, text: str, problem: str) -> None:
     samples.scheduled(key="other")
-    asked = parse(text).resolved(samples.DB)
+    asked = parse(text).resolved(samples.DB, payload.redacted)
     assert problem in asked.problems[0]
     assert not Message.objects.using(samples.DB).filter(asked.condition()).exists()
     message = samples.scheduled(key=text)
-    asked = parse(text).resolved(samples.DB)
+    asked = parse(text).resolved(samples.DB, payload.redacted)
     assert asked.problems == ()
     assert Message.objects.using(samples.DB).filter(asked.condition()).get() == message
 
