@@ -72,14 +72,13 @@ class ConsoleTuning:
     path_names: int = 32
     # Beside a page, this many rows of each index are counted: each may cost a read of the table.
     counted_of_index: int = 2000
-    # When the search of all rows took too long, this many rows of each index are searched.
+    # When the search of all rows took too long, this many rows of each index are searched; for a number or an e-mail
+    # address, the keys and payloads of this many of the newest messages; and without an index this many are sorted.
     nearest_rows: int = 5000
     # The first rows of this many queues are merged: of each queue, only the rows before the last one of the page are
     # read. The plan takes a part of a millisecond for each queue.
     merged_queues: int = 50
-    # A number or an e-mail address is searched in the keys and payloads of this many of the newest messages.
-    values_read: int = 10_000
-    # The number is put in the place of that in the keys of this many of the newest messages, to find older keys.
+    # A number is put in the place of that in the keys of this many of the newest messages, to find older keys.
     keys_read: int = 300
 
     # --- actions and operations ---------------------------------------------------------------------------------------

@@ -28,19 +28,19 @@ def holders(using: str, text: str, shown: Shown) -> tuple[set[int], str]:
     else the newest messages are read, and payloads only if they are not large. The note says so; it is empty when no
     other message is there.
     """
-    rows, values = Message.objects.using(using).order_by("-pk"), {"text": text, "count": f"{tuning.values_read:,}"}
+    rows, values = Message.objects.using(using).order_by("-pk"), {"text": text, "count": f"{tuning.nearest_rows:,}"}
     found = set(in_time(using, timeouts.beside, _by_key, rows, text) or ())
-    newest = in_time(using, timeouts.beside, _among_newest, rows, text)
-    if newest is None:
+    read = in_time(using, timeouts.beside, _among_newest, rows, text)
+    if read is None:
         return found, _("Payloads could not be searched for %(text)s in time.") % values
+    newest, has_older = read
     other = r"\d" if text.isdigit() else r"\w"
     part = re.compile(f"(?<!{other}){re.escape(text)}(?!{other})")
     found.update(pk for pk, key, content in newest if part.search(key or "") or text in _scalars(shown(content)))
-    older = rows.values("pk")[tuning.values_read : tuning.values_read + 1].exists()
     note = _(
         "For %(text)s, only the payloads of the newest %(count)s messages were searched. payload.NAME: searches all."
     )
-    return found, note % values if older else ""
+    return found, note % values if has_older else ""
 
 
 def _by_key(rows: QuerySet[Message], text: str) -> list[int]:
@@ -49,11 +49,12 @@ def _by_key(rows: QuerySet[Message], text: str) -> list[int]:
     return list(rows.filter(key__in={text, *like}).values_list("pk", flat=True)[: tuning.term_ids // 2])
 
 
-def _among_newest(rows: QuerySet[Message], text: str) -> list[tuple[int, str | None, Any]]:
-    """Return id, key and payload of those of the newest messages that have the text anywhere in these."""
-    newest = rows.filter(pk__in=rows.values("pk")[: tuning.values_read]).annotate(content=small(tuning.small_payload))
-    having = newest.annotate(text=Cast("content", TextField())).filter(Q(key__contains=text) | Q(text__contains=text))
-    return list(having.values_list("pk", "key", "content")[: tuning.term_ids // 2 - 1])
+def _among_newest(rows: QuerySet[Message], text: str) -> tuple[list[tuple[int, str | None, Any]], bool]:
+    """Return id, key and payload of the newest messages that have the text in these; and whether others are older."""
+    older = next(iter(rows.values_list("pk", flat=True)[tuning.nearest_rows : tuning.nearest_rows + 1]), 0)
+    newest = rows.filter(pk__gt=older).annotate(text=Cast(small(tuning.small_payload), TextField()))
+    having = newest.filter(Q(key__contains=text) | Q(text__contains=text)).values_list("pk", "key", "payload")
+    return list(having[: tuning.term_ids // 2 - 1]), older > 0
 
 
 def _scalars(content: Any) -> Iterator[str]:

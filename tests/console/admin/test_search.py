@@ -79,11 +79,11 @@ def test_a_number_is_searched_in_keys_like_the_newest_ones_and_in_the_newest_mes
     old = samples.scheduled({"customer": 987654}, key="order-987654")
     samples.scheduled({"customer": 987655})
     samples.scheduled(key="order-1")
-    tuned(values_read=2)
+    tuned(nearest_rows=2)
     note = "For 987654, only the payloads of the newest 2 messages were searched. payload.NAME: searches all."
     assert holding("987654") == ({old.pk}, (note,))
     assert len(holding("987655")[0]) == 1
-    tuned(values_read=1)
+    tuned(nearest_rows=1)
     assert holding("987655")[0] == set()
 
 
