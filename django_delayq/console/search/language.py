@@ -29,7 +29,7 @@ from ..statements import in_time
 from ..statements.portable_console import Scalar
 from . import periods
 from .conditions import ALL_STATES, NOTHING, SCHEDULED, JsonHas, OfOperation, limited, of_states, overdue
-from .holders import Shown, holders
+from .mentions import Shown, holders
 from .texts import exact_error_text, quoted, term_text
 
 _TOKEN = re.compile(r'(?:[^\s"]|"(?:[^"\\]|\\.)*")+')
