@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from ...core.findings import Finding, Level
 from ...inspector.numbers import Capped, total
-from ...inspector.stats import LimitState, QueueSnapshot
+from ...inspector.stats import QueueSnapshot
 from ...models import Message, Queue, Worker
 from ...models.workers import WorkerState
 from ..console_tuning import tuning
@@ -40,8 +40,6 @@ _TITLES = {
 }
 # The page shows this many queues, limits and workers.
 _QUEUES, _LIMITS, _WORKERS = 10, 6, 8
-# What started later than this is in the line of the tile of what waits: the classes from 5 s on.
-_LATE = Rollup.LATENESS[Rollup.BOUNDS.index(5_000) + 1 :]
 
 
 class DashboardAdmin(Page):
@@ -50,12 +48,12 @@ class DashboardAdmin(Page):
     def content(self, request: HttpRequest) -> dict[str, Any]:
         window = page.chosen(request, "window", _WINDOWS)
         data, links = page_data.gather(), self.list_url
-        coming, past, hours = page_data.coming(data, window), page_data.past(data, window), page_data.queues(data)
+        coming, past = page_data.coming(data, window), page_data.past(data, window)
         asked = (data.snapshot, data.workers, data.paused, data.lines, data.redis, past, page_data.failing(data))
         problems = sorted({panel.problem for panel in asked if panel.problem})
         rows = needs.rows(self, request, data)
         _show_counts(self.using, data, rows, past.value)
-        queues = _queues(self, request, data, hours.value or {})
+        queues = _queues(self, request, data, page_data.last_hour(data, "queue").value or {})
         return {
             "title": _verdict(rows, past.value, known=not problems),
             "read_at": f"{moment(data.at, 'seconds')[11:]}, {timezone.get_current_timezone_name()}",
@@ -127,7 +125,7 @@ def _tiles(data: PageData, past: dict[str, Throughput], links: Links) -> list[Si
             note="" if p50 is None else _("half of them %(p50)s") % {"p50": charts.bound(p50)},
             spark=charts.spark([min(step.lateness(95) or 0, Rollup.BOUNDS[-1] / 1000) for step in steps]),
         ),
-        _waiting(data, past["hour"], [sum(step[name] for name in _LATE) for step in steps], links),
+        _waiting(data, past["hour"], [step.late for step in steps], links),
         SimpleNamespace(
             label=_("Failed for good in 24 h"),
             number=f"{dead:,}",
@@ -274,17 +272,9 @@ def _queue(name: str, queue: QueueSnapshot, hour: Throughput | None, *, unserved
 
 
 def _limits(data: PageData, links: Links) -> list[SimpleNamespace]:
-    """Return the limits for which most messages wait, with how much of each is used up."""
+    """Return the limits for which most messages wait."""
     lines = data.lines.value.longest[:_LIMITS] if data.lines.value else ()
-    rows = limits_page.rows(lines, data.at, links)
-    for row, line in zip(rows, lines, strict=True):
-        row.gauge = charts.gauge(_used(line))
-    return rows
-
-
-def _used(line: LimitState) -> float:
-    """Return the share of a limit that is used up: all of a rate for which messages wait."""
-    return line.running / line.limit.count if line.limit is not None and line.limit.count else 1.0
+    return limits_page.rows(lines, data.at, links)
 
 
 def _workers(data: PageData) -> SimpleNamespace:

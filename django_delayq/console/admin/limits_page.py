@@ -25,7 +25,7 @@ from ...models import Message
 from ...record.sql.moves import writing
 from ..models import Limits
 from ..search import texts as searches
-from . import page, page_data, panels
+from . import charts, page, page_data, panels
 from .explanation import describe_change, limit_text, span
 from .forms import PauseForm, ReasonField
 from .page import Page
@@ -146,6 +146,7 @@ def rows(states: Iterable[LimitState], now: datetime, links: Links, override_url
             reason=row.reason if row else "",
             override_url=override_url and f"{override_url}?{urlencode({'name': limit.name})}",
             use=limit_text(limit, now),
+            gauge=charts.gauge(_used(limit)),
             running=f"{limit.running:,}",
             running_url=links(Message, running_text(limit.name)) if limit.running else "",
             waiting=str(limit.waiting),
@@ -154,6 +155,13 @@ def rows(states: Iterable[LimitState], now: datetime, links: Links, override_url
         )
         for limit in states
     ]
+
+
+def _used(line: LimitState) -> float:
+    """Return the share of a limit that is used up: of a rate all, while messages wait for it."""
+    if line.limit is None or not line.limit.count:
+        return float(bool(line.waiting.count))
+    return line.running / line.limit.count
 
 
 def running_text(limit: str) -> str:

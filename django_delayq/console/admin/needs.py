@@ -15,6 +15,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from ...core.exceptions import ForeignBroker
 from ...core.findings import Finding, Level
+from ...core.limits import parts
 from ...inspector import diagnostics
 from ...inspector.diagnostics import Thresholds
 from ...inspector.numbers import total
@@ -60,19 +61,33 @@ class Need(NamedTuple):
 
 def rows(page: ReadOnly, request: HttpRequest, data: PageData) -> list[Need]:
     """Return what needs somebody, the worst first."""
-    hours = page_data.queues(data).value or {}
-    found = [*_of_findings(page, data), *_failing(page, data), *_paused(page, request, data, hours)]
+    hours = page_data.last_hour(data, "queue").value or {}
+    found = [*_of_findings(page, data, hours), *_failing(page, data), *_paused(page, request, data, hours)]
     return sorted(found, key=attrgetter("level"), reverse=True)
 
 
-def _of_findings(page: ReadOnly, data: PageData) -> Iterator[Need]:
+def _of_findings(page: ReadOnly, data: PageData, hours: dict[str, Throughput]) -> Iterator[Need]:
     for finding in findings(data):
         if finding.is_banner:
             label, model, query = PAGES[finding.link]
             if isinstance(model, str):
                 model = apps.get_model(model)
             note = "" if finding.headline and finding.advice in finding.headline else finding.advice
-            yield Need(finding.level, finding.headline or finding.detail, note, str(label), page.list_url(model, query))
+            text, url = finding.headline or finding.detail, page.list_url(model, query)
+            yield Need(finding.level, text, note, str(label), url, _of_last_hour(finding.link, data, hours))
+
+
+def _of_last_hour(link: str, data: PageData, hours: dict[str, Throughput]) -> SafeString:
+    """Draw what began late in the last hour, or what ended under the limit before which a message waits longest."""
+    lines = data.lines.value
+    if link == "overdue":
+        steps = zip(*(hour.steps[:-1] for hour in hours.values()), strict=True)
+        return charts.spark([sum(step.late for step in each) for each in steps], "warn")
+    if link == "limits" and lines and lines.oldest:
+        kind, name, _key = parts(lines.oldest[0].name)
+        found = hours if kind == "queue" else page_data.last_hour(data, "topic", name).value or {}
+        return spark(found.get(name), "warn")
+    return SafeString("")
 
 
 def findings(data: PageData) -> Iterator[Finding]:

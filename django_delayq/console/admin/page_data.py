@@ -117,10 +117,10 @@ def past(data: PageData, window: str) -> Panel[dict[str, Throughput]]:
     return panels.load(name, data.using, read, data.using, data.at, windows, ("day",), kept=tuning.rollups_kept)
 
 
-def queues(data: PageData) -> Panel[dict[str, Throughput]]:
-    """Return what was delivered of each queue in each minute of the last hour."""
-    read = throughput.read_last_hour
-    return panels.load("queues", data.using, read, data.using, data.at, "queue", kept=tuning.rollups_kept)
+def last_hour(data: PageData, column: str, *names: str) -> Panel[dict[str, Throughput]]:
+    """Return what was delivered in each minute of the last hour of each queue, or of topics with these names."""
+    read, given = throughput.read_last_hour, (data.using, data.at, column, names)
+    return panels.load(f"hour {column} {names}", data.using, read, *given, kept=tuning.rollups_kept)
 
 
 def failing(data: PageData) -> Panel[list[Failing]]:

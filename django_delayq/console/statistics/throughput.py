@@ -40,6 +40,9 @@ def floor(now: datetime, step: timedelta) -> datetime:
 WINDOWS = {"hour": Window(61, 60), "day": Window(49, 1800), "week": Window(57, 10_800), "month": Window(61, 43_200)}
 
 
+_LATE = Rollup.LATENESS[Rollup.BOUNDS.index(5_000) + 1 :]
+
+
 class RollupSum(Counter[str]):
     """The sum of some rollups, by the names in ``Rollup.COUNTS``."""
 
@@ -52,6 +55,11 @@ class RollupSum(Counter[str]):
     def started(self) -> int:
         """The number of first deliveries: those have a lateness."""
         return sum(self[name] for name in Rollup.LATENESS)
+
+    @property
+    def late(self) -> int:
+        """The number of first deliveries that began more than 5 s after their time."""
+        return sum(self[name] for name in _LATE)
 
     def lateness(self, percent: int) -> float | None:
         """Return the lateness, in seconds, that ``percent`` of the first deliveries do not exceed, as ``_bound``."""
@@ -152,9 +160,10 @@ def read_throughput(
     return found
 
 
-def read_last_hour(using: str, now: datetime, column: str, **only: Any) -> dict[str, Throughput]:
-    """Sum the rollups of the last hour by a column and minute."""
+def read_last_hour(using: str, now: datetime, column: str, names: Collection[str] = ()) -> dict[str, Throughput]:
+    """Sum the rollups of the last hour by a column and minute, those of these names if there are any."""
     found: dict[str, Throughput] = {}
+    only = {f"{column}__in": list(names)} if names else {}
     for name, at, counts in _sums(using, (column, "at"), _empty("hour", now).start, **only):
         past = found.setdefault(name, _empty("hour", now))
         past.steps[min((at - past.start) // past.step, len(past.steps) - 1)].update(counts)
@@ -187,7 +196,7 @@ def read_failing(using: str, now: datetime) -> list[Failing]:
             before[topic] = share
     if not before:
         return []
-    hours = read_last_hour(using, now, "topic", topic__in=list(before))
+    hours = read_last_hour(using, now, "topic", before)
     found = [Failing(topic, hours[topic], share) for topic, share in before.items()]
     return sorted(found, key=lambda each: (-each.hour.sum.failed, each.topic))
 

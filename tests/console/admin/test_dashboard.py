@@ -24,7 +24,7 @@ from django_delayq.broker import publisher
 from django_delayq.broker.base import ServerInfo
 from django_delayq.broker.broker_tuning import USUAL
 from django_delayq.broker.redis import RedisBroker
-from django_delayq.console.admin import page_data, panels
+from django_delayq.console.admin import charts, page_data, panels
 from django_delayq.console.models import Rollup
 from django_delayq.console.statements import TooSlow
 from django_delayq.console.statistics import throughput, upcoming
@@ -34,6 +34,7 @@ from django_delayq.core.findings import Level
 from django_delayq.core.states import State
 from django_delayq.inspector import stats, worker_list
 from django_delayq.inspector.numbers import Capped, Caps, total
+from django_delayq.inspector.stats import LimitState, Lines
 from django_delayq.models import Message
 from django_delayq.record import reads
 from testproject.servers import RedisServer
@@ -449,12 +450,39 @@ def test_what_waits_for_long_stands_below_what_is_worse(viewer: Client, monkeypa
     [(level, text)] = rows(page)
     assert level == Level.WARN
     assert re.match("1 message is overdue, for 4 m [1-5]", text)
+    assert page.context["rows"][0].spark == ""
     assert query(page.context["rows"][0].url) == "is:overdue"
     panels.forget()
     monkeypatch.setattr(page_data, "pending_migrations", lambda using: ["0002_more"])
     first, second = rows(viewer.get(URL))
     assert first == (Level.CRITICAL, "Migrations: pending: 0002_more; run migrate")
     assert second[0] == level
+
+
+def test_what_is_overdue_has_a_line_of_what_began_late_in_the_last_hour(viewer: Client) -> None:
+    fill()
+    worker(queues=("a", "b"))
+    late(seconds=250, queue="a")
+    rolled(ago(minutes=20), queue="a", consumed=4, late_10000=3, late_5=1)
+    rolled(ago(minutes=20), queue="b", consumed=2, late_more=2)
+    [row] = viewer.get(URL).context["rows"]
+    assert row.spark == charts.spark([5 if place == 40 else 0 for place in range(60)], "warn")
+
+
+@pytest.mark.parametrize("of", ["topic", "queue"])
+def test_a_limit_that_is_full_for_long_has_a_line_of_what_ended_under_it(
+    viewer: Client, of: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill()
+    worker()
+    name = {"topic": "t.full", "queue": "full"}[of]
+    line = LimitState(f"{of} {name}", None, waiting=Capped(7), oldest=ago(hours=2))
+    monkeypatch.setattr(page_data, "_lines", lambda using, seen: Lines(Capped(1), (line,), (line,)))
+    rolled(ago(minutes=20), queue="full", topic="t.full", consumed=4)
+    rolled(ago(minutes=20), queue="other", topic="t.other", consumed=9)
+    [row] = viewer.get(URL).context["rows"]
+    assert f"{of} {name}" in row.text
+    assert row.spark == charts.spark([4 if place == 40 else 0 for place in range(60)], "warn")
 
 
 def test_a_pause_with_a_backlog_says_by_whom_and_why_and_has_a_button(viewer: Client) -> None:
