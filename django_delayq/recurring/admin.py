@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
 from functools import partial
 from types import SimpleNamespace
@@ -52,6 +52,7 @@ else:
     _ModelAdmin = admin.ModelAdmin
     _ModelForm = forms.ModelForm
 
+CHANGE = "admin:delayq_recurring_schedule_change"
 # How many of the next times the page of a schedule shows.
 TIMES_SHOWN = 10
 
@@ -82,42 +83,28 @@ class PayloadField(forms.JSONField):
 class SchedulePauseForm(forms.Form):
     """How long a schedule is paused, and why."""
 
-    span = forms.ChoiceField(
-        label=gettext_lazy("Pause"),
-        choices=[
-            ("", gettext_lazy("until somebody resumes it")),
-            ("hour", gettext_lazy("for an hour")),
-            ("day", gettext_lazy("until tomorrow")),
-            ("date", gettext_lazy("until this time:")),
-        ],
-        required=False,
-        widget=forms.RadioSelect,
-    )
+    SPANS: ClassVar = {
+        "": gettext_lazy("until somebody resumes it"),
+        "hour": gettext_lazy("for an hour"),
+        "day": gettext_lazy("until tomorrow"),
+        "date": gettext_lazy("until this time:"),
+    }
+    span = forms.ChoiceField(label=gettext_lazy("Pause"), choices=SPANS, required=False, widget=forms.RadioSelect)
     until = forms.DateTimeField(
-        label=gettext_lazy("Time"),
-        required=False,
-        widget=forms.DateTimeInput(attrs={"type": "datetime-local"}, format="%Y-%m-%dT%H:%M"),
+        label=gettext_lazy("Time"), required=False, widget=forms.DateTimeInput({"type": "datetime-local"})
     )
     reason = forms.CharField(label=gettext_lazy("Reason"), required=False, max_length=LENGTHS.text)
 
-    def __init__(self, data: Any = None) -> None:
-        super().__init__(data)
-        zone = {"zone": timezone.get_current_timezone_name()}
-        self.fields["until"].help_text = _("In the time zone %(zone)s.") % zone
-
     def clean(self) -> dict[str, Any]:
-        """Add the end of the pause to the given values: a time, a length of time, or neither."""
-        cleaned = super().clean() or self.cleaned_data
+        """Make the end of the pause one time, or None."""
+        cleaned, now = super().clean() or self.cleaned_data, timezone.localtime()
         span = cleaned.get("span")
-        cleaned["duration"] = timedelta(hours=1) if span == "hour" else None
-        if span == "day":
-            cleaned["until"] = (timezone.localtime() + timedelta(days=1)).replace(
-                hour=0, minute=0, second=0, microsecond=0
-            )
-        elif span != "date":
-            cleaned["until"] = None
-        elif not cleaned.get("until") or cleaned["until"] <= timezone.now():
+        if span != "date":
+            tomorrow = (now + timedelta(days=1)).replace(hour=0, minute=0, second=0, microsecond=0)
+            cleaned["until"] = tomorrow if span == "day" else None
+        elif (cleaned.get("until") or now) <= now:
             self.add_error("until", _("Give a time that is to come."))
+        cleaned["duration"] = "1h" if span == "hour" else None
         return cleaned
 
 
@@ -225,26 +212,28 @@ class ScheduleAdmin(_ModelAdmin):
             # The scripts of Django's own list miss parts of it.
             shown["media"] = ""
             shown["title"] = str(self.opts.verbose_name_plural).capitalize()
-            shown["rows"] = self._rows(list(shown["cl"].result_list), extra_context["spark"])
+            shown["rows"] = [*self._rows(list(shown["cl"].result_list), extra_context["spark"])]
             shown["steps"] = [(action, _STEPS[action]) for action in _STEPS if action in self.get_actions(request)]
         return response
 
-    def _rows(self, found: list[Schedule], spark: Callable[..., SafeString]) -> list[SimpleNamespace]:
-        past, rows = runs.of_each(_using(), found), []
+    def _rows(self, found: list[Schedule], spark: Callable[..., SafeString]) -> Iterator[SimpleNamespace]:
+        past = runs.of_each(_using(), found)
         for schedule in found:
             messages, took = past.get(schedule.pk, ([], None))
-            known = [ran.total_seconds() for message in reversed(messages) if (ran := runs.took(message)) is not None]
+            spans = [ran for message in reversed(messages) if (ran := runs.took(message)) is not None]
             last = messages[0] if messages else None
-            row = SimpleNamespace(name=schedule.pk, topic=schedule.topic, rule=self.rule(schedule), last=last)
-            row.url = reverse(
-                "admin:delayq_recurring_schedule_change", args=[quote(schedule.pk)], current_app=self.admin_site.name
+            yield SimpleNamespace(
+                schedule=schedule,
+                url=reverse(CHANGE, args=[quote(schedule.pk)], current_app=self.admin_site.name),
+                rule=self.rule(schedule),
+                state=self.state(schedule),
+                paused=_is_paused(schedule),
+                missed=vars(schedule)["rank"] == 0,
+                next=self.next_time(schedule),
+                last=last,
+                took="" if took is None else brief(took.total_seconds()),
+                spark=spark(spans, "critical" if last and last.state == State.DEAD else ""),
             )
-            row.paused, row.state = _is_paused(schedule), self.state(schedule)
-            row.late = vars(schedule)["rank"] == 0
-            row.next, row.took = self.next_time(schedule), "" if took is None else brief(took.total_seconds())
-            row.spark = spark(known, "critical" if last and last.state == State.DEAD else "")
-            rows.append(row)
-        return rows
 
     # --- who may do what ----------------------------------------------------------------------------------------------
 
@@ -282,12 +271,9 @@ class ScheduleAdmin(_ModelAdmin):
         now = Value(reads.now(_using()), Schedule._meta.get_field("last_at"))
         last_state = Subquery(Message.objects.filter(pk=OuterRef("message_id")).values("state"))
         rows = Schedule.objects.using(_using()).annotate(now=now, last_state=last_state)
-        # What is late comes first, then what is paused; what has ended comes last.
-        late, whens = (
-            When(last_at__lte=now.value - tuning.late, then=0),
-            (When(ended=True, then=3), When(paused=True, then=1)),
-        )
-        return rows.annotate(rank=Case(*whens, late, default=2))
+        # What was missed comes first, then what is paused; what has ended comes last.
+        missed = When(last_at__lte=now.value - tuning.late, then=0)
+        return rows.annotate(rank=Case(When(ended=True, then=3), When(paused=True, then=1), missed, default=2))
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Schedule | None:
         """Find the schedule of an address, which may have characters that PostgreSQL does not take."""

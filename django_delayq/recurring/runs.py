@@ -69,11 +69,10 @@ def of_each(using: str, found: list[Schedule]) -> dict[str, tuple[list[Message],
     return {name: (some, deliveries.get(some[0].pk, (None, None))[1]) for name, some in there.items() if some}
 
 
-def took(message: Message) -> timedelta | None:
-    """Return how long the handler of a message ran, if it succeeded at once; None: only the log knows."""
-    if message.claimed_at is None or message.finished_at is None:
-        return None
-    return message.finished_at - message.claimed_at
+def took(message: Message) -> float | None:
+    """Return for how many seconds the handler of a message ran, if it succeeded at once; None: only the log knows."""
+    ends = (message.claimed_at, message.finished_at)
+    return None if None in ends else (ends[1] - ends[0]).total_seconds()  # type: ignore[operator]
 
 
 def _last_deliveries(using: str, messages: list[Message]) -> dict[int, tuple[datetime, timedelta | None]]:
