@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ from typing import Any, TypeVar
 from django.core.handlers.asgi import ASGIRequest
 from django.db import DatabaseError, close_old_connections, connections
 from django.http import HttpResponse
-from django.urls import Resolver404, ResolverMatch, resolve
+from django.urls import Resolver404, resolve
 
 from . import calls, tokens, views
 
@@ -51,21 +52,23 @@ class Door:
         self._threads = ThreadPoolExecutor(THREADS, "delayq-http", _keep_connections)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        match = self._match(scope) if scope["type"] == "http" else None
-        if match is not None:
-            await self._serve(match, scope, receive, send)
+        found = self._find(scope) if scope["type"] == "http" else None
+        if found is not None:
+            await self._serve(*found, scope, receive, send)
         elif self._project is not None:
             await self._project(scope, receive, send)
 
-    def _match(self, scope: Scope) -> ResolverMatch | None:
-        """Return the view of the door for an address."""
-        try:
+    def _find(self, scope: Scope) -> tuple[views.View, Mapping[str, str]] | None:
+        """Return the view of the door for an address, and the names in that."""
+        with contextlib.suppress(Resolver404):
             match = resolve(scope["path"].removeprefix(scope.get("root_path", "")), self._urlconf)
-        except Resolver404:
-            return None
-        return match if match.func in views.DOOR else None
+            if match.func in views.DOOR:
+                return match.func, match.kwargs
+        return (views.unknown, {}) if self._project is None else None
 
-    async def _serve(self, match: ResolverMatch, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _serve(
+        self, view: views.View, names: Mapping[str, str], scope: Scope, receive: Receive, send: Send
+    ) -> None:
         try:
             request = ASGIRequest(scope, io.BytesIO(await _read(scope, receive)))
         except _Gone:
@@ -78,13 +81,15 @@ class Door:
                 # What follows is the rest of the body, and no next request.
                 response["Connection"] = "close"
         else:
-            response = await self._answer(match, request, receive)
+            attempt = await self.run(views.attempt, view, request, names)
+            response = await self._response(*attempt, request, receive)
         if response is not None:
             await _send(response, send)
 
-    async def _answer(self, match: ResolverMatch, request: ASGIRequest, receive: Receive) -> HttpResponse | None:
-        """Return the answer. None: the client is gone, and what was claimed for it went back."""
-        call, response = await self.run(views.attempt, match.func, request, match.kwargs)
+    async def _response(
+        self, call: calls.Call | None, response: HttpResponse | None, request: ASGIRequest, receive: Receive
+    ) -> HttpResponse | None:
+        """Return the response. None: the client is gone, and what was claimed for it went back."""
         if not isinstance(call, calls.Consume):
             return response
         gone = asyncio.ensure_future(receive())

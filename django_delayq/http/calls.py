@@ -39,7 +39,8 @@ MOST_JOBS, MOST_ATTRIBUTES = 64, 16
 # The characters that are kept of the name and of the value of an attribute.
 NAME_KEPT, VALUE_KEPT = 32, 128
 UINT16, UINT32 = 2**16 - 1, 2**32 - 1
-_DIGITS = re.compile("[0-9]+", re.ASCII)
+# Python reads no number with more digits.
+_DIGITS = re.compile("[0-9]{1,4000}", re.ASCII)
 
 Answer = tuple[int] | tuple[int, Any]
 
@@ -128,24 +129,24 @@ class Call:
         return self.rows.filter(not_expired(now), state=State.SCHEDULED, due_at__lte=now).order_by("due_at", "id")
 
     @property
-    def message(self) -> Message | None:
-        """The message of the job that is named."""
+    def named_row(self) -> QuerySet[Message]:
+        """The message of the job that is named, if there is one."""
         pk = jobs.message_id(self.job)
-        return None if pk is None else self.rows.filter(pk=pk).first()
+        return self.rows.none() if pk is None else self.rows.filter(pk=pk)
 
     def acting(self) -> Any:
         """Return a context in which the log names the namespace as the actor."""
         return actors.acting_as(f"http:{self.namespace}")
 
 
-def facts_of(message: Message | Pulled, created_at: datetime, now: datetime) -> dict[str, Any]:
-    """Return what every answer says of a job."""
+def facts_of(message: Message | Pulled, published_at: int, now: datetime) -> dict[str, Any]:
+    """Return what every answer says of a job, which was published at that time (ms)."""
     left = 0 if message.expires_at is None else max(1, ceil((message.expires_at - now).total_seconds()))
     return {
         "attributes": jobs.attributes_of(message.headers),
         "data": base64.b64encode(jobs.body_of(message.payload, message.headers)).decode(),
-        "elapsed_ms": max(0, int((now - created_at).total_seconds() * 1000)),
-        "job_id": jobs.job_id(message.id, created_at, message.headers),
+        "elapsed_ms": max(0, int(now.timestamp() * 1000) - published_at),
+        "job_id": jobs.job_id(message.id, published_at, message.headers),
         "ttl": left,
     }
 
@@ -179,7 +180,9 @@ class Publish(Call):
     def body(self) -> bytes:
         """Return the body of the request, of which no more is read than may be."""
         length = self.request.META.get("CONTENT_LENGTH") or "0"
-        if not _DIGITS.fullmatch(length):
+        # Under WSGI Django reads no body whose length is not told.
+        is_unseen = "Transfer-Encoding" in self.request.headers and not hasattr(self.request, "scope")
+        if is_unseen or not _DIGITS.fullmatch(length):
             raise tokens.RequestRefused(400, "failed to read body")
         if int(length) > LARGEST_BODY:
             raise tokens.RequestRefused(413, "body too large")
@@ -206,9 +209,10 @@ class Publish(Call):
 
     def publish(self) -> list[str]:
         """Schedule the jobs, and return their ids."""
+        news = [self._new(body) for body in self.bodies]
         with self.acting():
-            written = scheduling.write_all_checked(self.using, [self._new(body) for body in self.bodies])
-        return [jobs.job_id(message.pk, message.created_at, message.headers) for message in written]
+            written = scheduling.write_all_checked(self.using, news)
+        return [*map(jobs.id_of, written)]
 
     def _new(self, body: bytes) -> NewMessage:
         job, topic = jobs.stored(body, self.attributes), jobs.topic_of(self.queue)
@@ -312,35 +316,38 @@ class Consume(Call):
         self.settle(499)
 
     def answer(self) -> Answer:
-        taken = self.found
-        if not taken:
+        if not self.found:
             return 404, {"msg": "no job available"}
-        rows = Message.objects.using(self.using).filter(pk__in=[each.id for each in taken])
-        created = dict(rows.values_list("pk", "created_at"))
-        now, names = reads.now(self.using), dict(zip(self.queues, self.names, strict=True))
+        names, published = dict(zip(self.queues, self.names, strict=True)), self._published()
         made = [
             {
-                **facts_of(each, created[each.id], now),
+                **facts_of(each, published[each.id], each.claimed_at),
                 "msg": "new job",
                 "namespace": self.namespace,
                 "queue": names[each.queue],
                 "remain_tries": each.attempts_left or 0,
             }
-            for each in taken
+            for each in self.found
         ]
         return 200, made if self.count > 1 else made[0]
+
+    def _published(self) -> dict[int, int]:
+        """Return when each job was published."""
+        noted = {each.id: jobs.published_at(each.headers) for each in self.found}
+        if others := [pk for pk, at in noted.items() if not at]:
+            for row in Message.objects.using(self.using).filter(pk__in=others).only("created_at"):
+                noted[row.pk] = jobs.published_at({}, row.created_at)
+        return noted
 
 
 def end(call: Call) -> None:
     """End a job as its acknowledgement does: one that was never taken is cancelled."""
-    message = call.message
-    if message is None:
-        return
-    with call.acting():
-        if message.state == State.SCHEDULED and message.deliveries == 0:
-            actions.cancel_message(message.pk, reason="deleted by HTTP", using=call.using)
-        else:
-            succeed(call.using, [Receipt(message.pk, message.deliveries)])
+    for pk, state, deliveries in call.named_row.values_list("pk", "state", "deliveries"):
+        with call.acting():
+            if state == State.SCHEDULED and deliveries == 0:
+                actions.cancel_message(pk, reason="deleted by HTTP", using=call.using)
+            else:
+                succeed(call.using, [Receipt(pk, deliveries)])
 
 
 class Acknowledge(Call):
@@ -355,14 +362,15 @@ class PeekJob(Call):
     """GET of a job, which stays as it is."""
 
     def answer(self) -> Answer:
-        message = self.message
-        if message is None or message.state in (State.CONSUMED, State.CANCELLED, State.EXPIRED):
+        gone = (State.CONSUMED, State.CANCELLED, State.EXPIRED)
+        message = self.named_row.exclude(state__in=gone).first()
+        if message is None:
             return 404, {"error": "job not found"}
         return 200, self.shown(message, 0)
 
     def shown(self, message: Message, tries: int) -> dict[str, Any]:
         """Return a job with the tries that it has left."""
-        facts = facts_of(message, message.created_at, reads.now(self.using))
+        facts = facts_of(message, jobs.published_at(message.headers, message.created_at), reads.now(self.using))
         return self.named(**facts, remain_tries=tries)
 
 
@@ -409,7 +417,7 @@ class PeekDead(Call):
 
     def answer(self) -> Answer:
         head, size = self.dead.first(), self.dead.count()
-        shown = "" if head is None else jobs.job_id(head.pk, head.created_at, head.headers)
+        shown = "" if head is None else jobs.id_of(head)
         return 200, self.named(deadletter_head=shown, deadletter_size=size)
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from ..core.bounds import LENGTHS
 from ..core.exceptions import InvalidMessage
+from ..models import Message
 from ..project import http_conf, pulled, registry, validation
 
 # Between a namespace and a queue, neither of which can hold it.
@@ -61,7 +62,9 @@ def has_receiver(queue: str) -> bool:
 
 def stored(body: bytes, attributes: Mapping[str, str] | None) -> Job:
     """Return how a message keeps a body: JSON as the payload, and any other bytes in it."""
-    kept: dict[str, Any] = {} if attributes is None else {"attributes": attributes}
+    kept: dict[str, Any] = {"at": int(time.time() * 1000)}
+    if attributes is not None:
+        kept["attributes"] = attributes
     try:
         # Bytes that are no UTF-8 stay bytes: json.loads would guess another encoding.
         text = body.decode()
@@ -99,11 +102,21 @@ def _text(number: int, length: int) -> str:
     return "".join(_ALPHABET[number >> 5 * place & 31] for place in reversed(range(length)))
 
 
-def job_id(message_id: int, created_at: datetime, headers: Mapping[str, Any]) -> str:
-    """Return the id of a job: a ULID of the time of its creation and the number of its message."""
-    milliseconds = int(created_at.timestamp() * 1000)
+def published_at(headers: Mapping[str, Any], created_at: datetime | None = None) -> int:
+    """Return when a job was published (ms, Unix time): this door notes it, and of other messages the row tells it."""
+    noted = (headers.get(HEADER) or {}).get("at")
+    return noted or (0 if created_at is None else int(created_at.timestamp() * 1000))
+
+
+def job_id(message_id: int, published_at: int, headers: Mapping[str, Any]) -> str:
+    """Return the id of a job: a ULID of the time of its publish and the number of its message."""
     version = "1" if "attributes" in (headers.get(HEADER) or {}) else ""
-    return version + _text(milliseconds << 80 | message_id, 26)
+    return version + _text(published_at << 80 | message_id, 26)
+
+
+def id_of(message: Message) -> str:
+    """Return the id of the job that a message is."""
+    return job_id(message.pk, published_at(message.headers, message.created_at), message.headers)
 
 
 def message_id(job: str) -> int | None:

@@ -8,11 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.urls import re_path
 
 from ..management._common import Interruptible
 from ..pull import waiters
-from . import urls, views
+from . import urls
 from .asgi import Door
 
 try:
@@ -25,8 +24,6 @@ except ImportError as error:
 
 # After a signal the answers that are on their way have this time. Seconds.
 GRACEFUL_TIMEOUT = 30
-
-urlpatterns = [*urls.urlpatterns, re_path("", views.unknown)]
 
 
 # The connections of clients, by their addresses.
@@ -76,7 +73,7 @@ def listen(host: str, port: int) -> socket.socket:
 def serve(listener: socket.socket, interrupted: Interruptible) -> None:
     """Answer requests until SIGTERM or SIGINT. What waits then is answered first; a second SIGINT ends it at once."""
     config = uvicorn.Config(
-        Door(urlconf=__name__, closing=_closing),
+        Door(urlconf=urls.__name__, closing=_closing),
         http=_Protocol,
         # A proxy's header would give a request another address.
         proxy_headers=False,

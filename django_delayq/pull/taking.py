@@ -52,6 +52,7 @@ class Pulled:
     headers: dict[str, Any]
     due_at: datetime
     expires_at: datetime | None
+    claimed_at: datetime
     # Counts from 1; after ``attempts_left`` further ones the message is dead. None: its policy has no end.
     attempt: int
     attempts_left: int | None
@@ -186,5 +187,5 @@ def _pulled(using: str, rows: Sequence[Claimed]) -> list[Pulled]:
         delay = policy.delay(attempt)
         receipt = Receipt(row.id, row.deliveries, None if delay is None else delay.total_seconds())
         left = None if policy.attempts is None else max(0, policy.attempts - attempt)
-        found.append(Pulled(*row[:9], attempt, left, text_of(receipt, by)))
+        found.append(Pulled(*row[:9], row.claimed_at, attempt, left, text_of(receipt, by)))
     return found
