@@ -35,7 +35,7 @@ CONNECTION_MAX_AGE = 60
 BODY_TIMEOUT = 60
 
 
-class _Gone(Exception):
+class _ClientGone(Exception):
     """The client is gone."""
 
 
@@ -49,7 +49,7 @@ class Door:
         self, project: Application | None = None, urlconf: str | None = None, closing: Closing = lambda scope: False
     ) -> None:
         self._project, self._urlconf, self._closing = project, urlconf, closing
-        self._threads = ThreadPoolExecutor(THREADS, "delayq-http", _keep_connections)
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="delayq-http", initializer=_keep_connections)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         found = self._find(scope) if scope["type"] == "http" else None
@@ -71,7 +71,7 @@ class Door:
     ) -> None:
         try:
             request = ASGIRequest(scope, io.BytesIO(await _read(scope, receive)))
-        except _Gone:
+        except _ClientGone:
             return
         except UnicodeDecodeError:
             response: HttpResponse | None = views.refused(tokens.RequestRefused(400, "invalid query"))
@@ -139,7 +139,7 @@ def _with_connections(act: Callable[..., T], *args: Any) -> T:
 
 
 async def _read(scope: Scope, receive: Receive) -> bytes:
-    """Return the body of a request, of which no more is read than may be. Raises ``RequestRefused`` and ``_Gone``."""
+    """Return the body of a request, read as far as it may be. Raises ``RequestRefused`` and ``_ClientGone``."""
     if any(name == b"content-length" and int(value) > calls.LARGEST_BODY for name, value in scope["headers"]):
         raise tokens.RequestRefused(413, "body too large")
     read = bytearray()
@@ -148,7 +148,7 @@ async def _read(scope: Scope, receive: Receive) -> bytes:
             while len(read) <= calls.LARGEST_BODY:
                 message = await receive()
                 if message["type"] == "http.disconnect":
-                    raise _Gone
+                    raise _ClientGone
                 read += message.get("body", b"")
                 if not message.get("more_body"):
                     break

@@ -27,7 +27,7 @@ from ..pull import Pulled
 from ..pull.answering import succeed
 from ..pull.ending import end_what_is_over
 from ..pull.receipts import Receipt
-from ..pull.taking import Taking
+from ..pull.taking import PullCall
 from ..record import reads, transitions
 from ..record.sql import statements
 from ..record.sql.rows import NewMessage
@@ -301,7 +301,7 @@ class Consume(Call):
                 raise tokens.RequestRefused(
                     400, f"the queue {queue} is not pulled: DELAYQ['PULL_QUEUES'] does not declare it"
                 )
-        self.taking = Taking(self.queues, self.count, timeout, ttr, self.using)
+        self.taking = PullCall(self.queues, self.count, timeout, ttr, self.using)
 
     def begin(self) -> None:
         self.found = self.taking.fetch()

@@ -33,7 +33,7 @@ T = TypeVar("T")
 MOST = 1000
 
 
-class Run(Protocol):
+class InThread(Protocol):
     """Makes a call in a thread that has connections to the databases."""
 
     def __call__(self, act: Callable[[], T], /) -> Awaitable[T]: ...
@@ -75,7 +75,7 @@ def take(
     In a transaction the messages are taken when that commits. Raises ``ValueError`` for a queue that the settings do
     not declare as pulled.
     """
-    call = Taking(queue, max, wait, lease, using)
+    call = PullCall(queue, max, wait, lease, using)
     return call.fetch() or call.later()
 
 
@@ -91,7 +91,7 @@ async def atake(
 
     What a call claims that is cancelled goes back, and costs no attempt.
     """
-    call = Taking(queue, max, wait, lease, using)
+    call = PullCall(queue, max, wait, lease, using)
     return await call.afetch(_in_thread) or await call.alater(_in_thread)
 
 
@@ -107,7 +107,7 @@ def _name() -> str:
 after_fork(_name.cache_clear)
 
 
-class Taking(Waiter):
+class PullCall(Waiter):
     """One call that takes: its checked arguments, its claims, and its wait when the first claim finds nothing."""
 
     def __init__(
@@ -129,7 +129,7 @@ class Taking(Waiter):
                 found = self.fetch()
         return found
 
-    async def alater(self, run: Run) -> list[Pulled]:
+    async def alater(self, run: InThread) -> list[Pulled]:
         """Wait in a coroutine, and claim what falls due meanwhile."""
         found: list[Pulled] = []
         with self:
@@ -138,7 +138,7 @@ class Taking(Waiter):
                 found = await self.afetch(run)
         return found
 
-    async def afetch(self, run: Run) -> list[Pulled]:
+    async def afetch(self, run: InThread) -> list[Pulled]:
         """Claim what is due now, in a thread. When the caller is cancelled meanwhile, give back what was claimed."""
         claims = asyncio.ensure_future(run(self.fetch))
         try:
