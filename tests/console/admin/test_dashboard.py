@@ -660,7 +660,7 @@ def test_workers_are_alive_late_or_lost_in_words(viewer: Client) -> None:
     worker("w/late", seen=60)
     worker("w/lost", seen=600)
     page = viewer.get(WORKERS)
-    assert [(row.name, row.label) for row in page.context["rows"]] == [
+    assert [(row.worker.name, row.label) for row in page.context["rows"]] == [
         ("w/lost", "lost"), ("w/late", "late"), ("w/alive", "alive"),
     ]  # fmt: skip
     text = samples.text(page)
