@@ -11,8 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from functools import partial
-from typing import Any, Literal, overload
+from typing import Any, Literal, Required, TypedDict, Unpack, overload
 
 from django.conf import settings
 from django.db import NotSupportedError, router
@@ -118,8 +117,10 @@ class Action:
 
     verb: Verb
     move: Move
-    # Counts the verdicts that the action would have now for some messages, without writing anything.
-    foresee: Foresee
+    # The verdict of a message in one of the states of the verb; or, where that depends on more, what counts verdicts.
+    done: Verdict | Foresee
+    # What the log says where the call gives no reason.
+    reason: str = ""
 
     @property
     def name(self) -> str:
@@ -128,6 +129,10 @@ class Action:
     @property
     def states(self) -> frozenset[State]:
         return self.verb.states
+
+    def foresee(self, rows: QuerySet[Message]) -> Counter[Verdict]:
+        """Count the verdicts that the action would have now for some messages. Writes nothing."""
+        return _by_state(rows, self.states, self.done) if isinstance(self.done, Verdict) else self.done(rows)
 
     def apply(
         self, using: str, ids: Sequence[int], *, times: DueTimes = NO_TIMES, reason: str = "", among: Q = ANY
@@ -140,7 +145,7 @@ class Action:
         """
         # An impossible DELAYQ["REDIS"] raises before anything moves.
         publisher.get(using)
-        answers = self.move(using, ids, self._spread(using, ids, times), reason, among)
+        answers = self.move(using, ids, self._spread(using, ids, times), reason or self.reason, among)
         publish_moves(using, answers)
         waiting = [pk for pk, answer in zip(ids, answers, strict=True) if answer and answer.state == State.SCHEDULED]
         publisher.run_at_once(using, waiting)
@@ -225,6 +230,10 @@ def make_way(using: str, other: Message) -> bool:
     return bool(gone)
 
 
+def _requeue(using: str, ids: Sequence[int], times: DueTimes, reason: str, among: Q) -> list[Answer]:
+    return transitions.requeue(using, ids, times, reason, among, free=make_way)
+
+
 def _purge(using: str, ids: Sequence[int], times: DueTimes, reason: str, among: Q) -> list[Answer]:
     verdicts = purge.purge_ids(using, ids)
     return [Answer(pk, verdicts.get(pk, Verdict.NOT_FOUND)) for pk in ids]
@@ -265,6 +274,15 @@ def _count(rows: QuerySet[Message], columns: Sequence[str], verdict: Callable[..
     return counts
 
 
+def _by_state(rows: QuerySet[Message], states: Collection[State], done: Verdict) -> Counter[Verdict]:
+    """Count the verdicts of an action that is ``done`` for each message in one of these states."""
+
+    def verdict(state: str) -> Verdict:
+        return done if state in states else Verdict.TOO_LATE
+
+    return _count(rows, ("state",), verdict)
+
+
 def foresee_cancel(rows: QuerySet[Message]) -> Counter[Verdict]:
     """Count the verdicts that a cancel of these messages would have now. Writes nothing."""
 
@@ -292,8 +310,8 @@ def foresee_requeue(rows: QuerySet[Message]) -> Counter[Verdict]:
 
 def foresee_purge(rows: QuerySet[Message]) -> Counter[Verdict]:
     """Count the verdicts that a purge of these messages would have now. Writes nothing."""
-    counts = _by_state(VERBS["purge"], Verdict.PURGED)(rows)
-    finished = rows.filter(state__in=sorted(VERBS["purge"].states))
+    counts = _by_state(rows, FINAL, Verdict.PURGED)
+    finished = rows.filter(state__in=sorted(FINAL))
     counts[Verdict.REFERRED_TO] = counts[Verdict.PURGED] - purge.deletable(finished).count()
     counts[Verdict.PURGED] -= counts[Verdict.REFERRED_TO]
     return counts
@@ -307,26 +325,12 @@ def key_is_taken(using: str) -> Q:
     return Q(Exists(others.filter(HOLDS_KEY, still))) | Q(Exists(others.filter(WAITS_AGAIN, still)))
 
 
-def _by_state(verb: Verb, done: Verdict) -> Foresee:
-    """Foresee an action that is ``done`` for each message in one of the states of its verb."""
-    return lambda rows: _count(rows, ("state",), lambda state: done if state in verb.states else Verdict.TOO_LATE)
-
-
-CANCEL = Action(
-    VERBS["cancel"],
-    lambda using, ids, _times, reason, among: transitions.cancel(using, ids, reason=reason, among=among),
-    foresee_cancel,
-)
-RESCHEDULE = Action(VERBS["reschedule"], transitions.reschedule, _by_state(VERBS["reschedule"], Verdict.RESCHEDULED))
-RUN = Action(
-    VERBS["run"],
-    lambda using, ids, times, reason, among: transitions.reschedule(using, ids, times, reason or "run now", among),
-    _by_state(VERBS["run"], Verdict.RESCHEDULED),
-)
-MOVE = Action(VERBS["move"], transitions.transfer, _by_state(VERBS["move"], Verdict.MOVED))
-REQUEUE = Action(VERBS["requeue"], partial(transitions.requeue, free=make_way), foresee_requeue)
+CANCEL = Action(VERBS["cancel"], transitions.cancel, foresee_cancel)
+RESCHEDULE = Action(VERBS["reschedule"], transitions.reschedule, Verdict.RESCHEDULED)
+RUN = Action(VERBS["run"], transitions.reschedule, Verdict.RESCHEDULED, reason="run now")
+MOVE = Action(VERBS["move"], transitions.transfer, Verdict.MOVED)
+REQUEUE = Action(VERBS["requeue"], _requeue, foresee_requeue)
 PURGE = Action(VERBS["purge"], _purge, foresee_purge)
-
 ACTIONS = {action.name: action for action in (CANCEL, RESCHEDULE, RUN, MOVE, REQUEUE, PURGE)}
 
 
@@ -361,12 +365,53 @@ _MEANT = {
 _NO_TIMES = dict.fromkeys((*names.DELAYS, *names.DUE_TIMES, "delay", "due_at"), "reschedule_message()")
 
 
+class Said(TypedDict, total=False):
+    """The arguments of each call that acts on messages."""
+
+    reason: str
+    using: str | None
+
+
+class At(Said, total=False):
+    """The arguments of a call that gives a due time."""
+
+    due_at: Required[datetime]
+    delay: None
+
+
+class After(Said, total=False):
+    """The arguments of a call that gives a time from now."""
+
+    delay: Required[Duration]
+    due_at: None
+
+
+class Where(Said, total=False):
+    """The arguments of a move."""
+
+    queue: str | None
+    priority: int | None
+
+
+class Again(Said, total=False):
+    """The arguments of a requeue."""
+
+    delay: Duration | None
+    expires: Duration | Literal[False] | None
+
+
+class ManyAgain(Again, total=False):
+    """The arguments of a requeue of many messages."""
+
+    spread: Duration | None
+
+
 @overload
-def cancel_message(target: Target, *, reason: str = ..., using: str | None = ...) -> Answer: ...
+def cancel_message(target: Target, **said: Unpack[Said]) -> Answer: ...
 @overload
-def cancel_message(*, topic: str, key: str, reason: str = ..., using: str | None = ...) -> Answer: ...
+def cancel_message(*, topic: str, key: str, **said: Unpack[Said]) -> Answer: ...
 @overload
-def cancel_message(target: QuerySet[Message], *, reason: str = ..., using: str | None = ...) -> Counter[Verdict]: ...
+def cancel_message(target: QuerySet[Message], **said: Unpack[Said]) -> Counter[Verdict]: ...
 @names.with_hints({**_MEANT, **_NO_TIMES})
 def cancel_message(
     target: Target | QuerySet[Message] | None = None,
@@ -392,29 +437,17 @@ def cancel_message(
 
 
 @overload
-def reschedule_message(
-    target: Target, *, due_at: datetime, delay: None = ..., reason: str = ..., using: str | None = ...
-) -> Answer: ...
+def reschedule_message(target: Target, **said: Unpack[At]) -> Answer: ...
 @overload
-def reschedule_message(
-    target: Target, *, delay: Duration, due_at: None = ..., reason: str = ..., using: str | None = ...
-) -> Answer: ...
+def reschedule_message(target: Target, **said: Unpack[After]) -> Answer: ...
 @overload
-def reschedule_message(
-    *, topic: str, key: str, due_at: datetime, delay: None = ..., reason: str = ..., using: str | None = ...
-) -> Answer: ...
+def reschedule_message(*, topic: str, key: str, **said: Unpack[At]) -> Answer: ...
 @overload
-def reschedule_message(
-    *, topic: str, key: str, delay: Duration, due_at: None = ..., reason: str = ..., using: str | None = ...
-) -> Answer: ...
+def reschedule_message(*, topic: str, key: str, **said: Unpack[After]) -> Answer: ...
 @overload
-def reschedule_message(
-    target: QuerySet[Message], *, due_at: datetime, delay: None = ..., reason: str = ..., using: str | None = ...
-) -> Counter[Verdict]: ...
+def reschedule_message(target: QuerySet[Message], **said: Unpack[At]) -> Counter[Verdict]: ...
 @overload
-def reschedule_message(
-    target: QuerySet[Message], *, delay: Duration, due_at: None = ..., reason: str = ..., using: str | None = ...
-) -> Counter[Verdict]: ...
+def reschedule_message(target: QuerySet[Message], **said: Unpack[After]) -> Counter[Verdict]: ...
 @names.with_hints(_MEANT)
 def reschedule_message(
     target: Target | QuerySet[Message] | None = None,
@@ -439,11 +472,11 @@ def reschedule_message(
 
 
 @overload
-def run_message(target: Target, *, reason: str = ..., using: str | None = ...) -> Answer: ...
+def run_message(target: Target, **said: Unpack[Said]) -> Answer: ...
 @overload
-def run_message(*, topic: str, key: str, reason: str = ..., using: str | None = ...) -> Answer: ...
+def run_message(*, topic: str, key: str, **said: Unpack[Said]) -> Answer: ...
 @overload
-def run_message(target: QuerySet[Message], *, reason: str = ..., using: str | None = ...) -> Counter[Verdict]: ...
+def run_message(target: QuerySet[Message], **said: Unpack[Said]) -> Counter[Verdict]: ...
 @names.with_hints({**_MEANT, **_NO_TIMES})
 def run_message(
     target: Target | QuerySet[Message] | None = None,
@@ -461,33 +494,11 @@ def run_message(
 
 
 @overload
-def move_message(
-    target: Target,
-    *,
-    queue: str | None = ...,
-    priority: int | None = ...,
-    reason: str = ...,
-    using: str | None = ...,
-) -> Answer: ...
+def move_message(target: Target, **said: Unpack[Where]) -> Answer: ...
 @overload
-def move_message(
-    *,
-    topic: str,
-    key: str,
-    queue: str | None = ...,
-    priority: int | None = ...,
-    reason: str = ...,
-    using: str | None = ...,
-) -> Answer: ...
+def move_message(*, topic: str, key: str, **said: Unpack[Where]) -> Answer: ...
 @overload
-def move_message(
-    target: QuerySet[Message],
-    *,
-    queue: str | None = ...,
-    priority: int | None = ...,
-    reason: str = ...,
-    using: str | None = ...,
-) -> Counter[Verdict]: ...
+def move_message(target: QuerySet[Message], **said: Unpack[Where]) -> Counter[Verdict]: ...
 @names.with_hints({**_MEANT, **_NO_TIMES, **dict.fromkeys(("to", "queue_name", "new_queue", "destination"), "queue")})
 def move_message(
     target: Target | QuerySet[Message] | None = None,
@@ -517,34 +528,11 @@ def move_message(
 
 
 @overload
-def requeue_message(
-    target: Target,
-    *,
-    delay: Duration | None = ...,
-    expires: Duration | Literal[False] | None = ...,
-    reason: str = ...,
-    using: str | None = ...,
-) -> Answer: ...
+def requeue_message(target: Target, **said: Unpack[Again]) -> Answer: ...
 @overload
-def requeue_message(
-    *,
-    topic: str,
-    key: str,
-    delay: Duration | None = ...,
-    expires: Duration | Literal[False] | None = ...,
-    reason: str = ...,
-    using: str | None = ...,
-) -> Answer: ...
+def requeue_message(*, topic: str, key: str, **said: Unpack[Again]) -> Answer: ...
 @overload
-def requeue_message(
-    target: QuerySet[Message],
-    *,
-    delay: Duration | None = ...,
-    spread: Duration | None = ...,
-    expires: Duration | Literal[False] | None = ...,
-    reason: str = ...,
-    using: str | None = ...,
-) -> Counter[Verdict]: ...
+def requeue_message(target: QuerySet[Message], **said: Unpack[ManyAgain]) -> Counter[Verdict]: ...
 @names.with_hints({**_MEANT, **dict.fromkeys((*names.DUE_TIMES, "due_at"), "delay")})
 def requeue_message(
     target: Target | QuerySet[Message] | None = None,

@@ -109,7 +109,7 @@ def override(
         row.since = reads.now(using)
         row.until = pausing.end_of(row.since, until, duration, "override")
         _replace(using, row)
-    on_commit(using, lambda: _obey(using, row))
+    on_commit(using, _obey, using, row)
     return row
 
 

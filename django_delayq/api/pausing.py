@@ -123,7 +123,7 @@ def pause(
         values = {"resumes_at": until, "paused_by": actors.current(), "reason": reason}
         created = {"paused_at": now, **values}
         queue, _created = rows.update_or_create(name=name, defaults=values, create_defaults=created)
-    on_commit(using, lambda: await_claims(using, patience))
+    on_commit(using, await_claims, using, patience)
     return queue
 
 
@@ -189,7 +189,7 @@ def hold(using: str, names: Sequence[str], *, holder: str, seconds: float | None
         # Somebody may pause one of them at this moment.
         Queue.objects.using(using).bulk_create(fresh, ignore_conflicts=True)
     if fresh:
-        on_commit(using, lambda: await_claims(using, PATIENCE))
+        on_commit(using, await_claims, using, PATIENCE)
 
 
 def take_over(using: str, name: str, holder: str) -> None:

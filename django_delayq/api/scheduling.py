@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, Unpack
 
@@ -295,8 +294,12 @@ def write(
 def write_checked(using: str, new: NewMessage) -> Message:
     """Schedule a message as ``write`` does."""
     if chain := middleware.chain():
-        return _inside(chain, [new], lambda news: [_schedule(using, news[0])])[0]
+        return _inside(chain, [new], _schedule_each, using)[0]
     return _schedule(using, new)
+
+
+def _schedule_each(using: str, news: list[NewMessage]) -> list[Message]:
+    return [_schedule(using, new) for new in news]
 
 
 def _schedule(using: str, new: NewMessage) -> Message:
@@ -330,15 +333,15 @@ def _schedule_with_key(using: str, new: NewMessage, key: str) -> Message:
 def _inside(
     chain: Sequence[middleware.Middleware],
     news: list[NewMessage],
-    write: Callable[[list[NewMessage]], list[Message]],
+    write: Callable[..., list[Message]],
+    *given: Any,
 ) -> list[Message]:
-    """Write new messages inside of the middleware, with the headers that it gives them."""
+    """Write new messages inside of the middleware, with the headers that it gives them. ``write`` gets them last."""
     drafts = [middleware.Draft(new.topic, new.queue, new.key, decoded(new.headers)) for new in news]
 
     def schedule() -> list[Message]:
-        written = write(
-            [new._replace(headers=validation.headers(draft.headers)) for new, draft in zip(news, drafts, strict=True)]
-        )
+        headers = [validation.headers(draft.headers) for draft in drafts]
+        written = write(*given, [new._replace(headers=own) for new, own in zip(news, headers, strict=True)])
         for draft, message in zip(drafts, written, strict=True):
             draft.id = message.pk
         return written
@@ -373,7 +376,7 @@ def write_all_checked(using: str, checked: list[NewMessage], bulk: Bulk = BULK) 
     """Schedule messages that were checked before, all or none."""
     publisher.get(using)
     if chain := middleware.chain():
-        written = _inside(chain, checked, partial(_schedule_all, using, bulk))
+        written = _inside(chain, checked, _schedule_all, using, bulk)
     else:
         written = _schedule_all(using, bulk, checked)
     publisher.run_at_once(using, [message.pk for message in written])
@@ -479,9 +482,7 @@ def _met(using: str, new: NewMessage, other: Message | None) -> Message | None:
 # What the choices do to a waiting message, but for those that leave it as it is.
 _CHANGES: dict[str, Callable[[str, int, NewMessage], transitions.Answer]] = {
     OnConflict.REPLACE: transitions.replace,
-    OnConflict.DEBOUNCE: transitions.debounce,
-    OnConflict.MERGE: transitions.merge,
-    OnConflict.MERGE_DEBOUNCE: partial(transitions.merge, moves_due=True),
+    **dict.fromkeys((OnConflict.DEBOUNCE, OnConflict.MERGE, OnConflict.MERGE_DEBOUNCE), transitions.join),
 }
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from django.core.exceptions import ImproperlyConfigured
 
-from ..core.known_record import known_identity, record_clock
+from ..core.known_record import known_identity
 from ..project import conf
 from .address import describe, problem
 
@@ -29,12 +29,12 @@ WORKER_TIMEOUT = 2.0
 
 
 def index(
-    using: str, *, timeout: float = WORKER_TIMEOUT, identity_of: Callable[[str], str] | None = None
+    using: str, *, timeout: float = WORKER_TIMEOUT, identity: Callable[[], str] | None = None
 ) -> RedisBroker | None:
     """Make a broker on the project's Redis for a database alias; None when the settings name no Redis.
 
-    ``timeout`` is in seconds, for connecting and for each answer. ``identity_of`` returns the identity of the database
-    behind an alias, for a caller that must not query the record; by default the broker asks the record for that and
+    ``timeout`` is in seconds, for connecting and for each answer. ``identity`` returns the identity of the database,
+    for a caller that must not query the record; by default the broker asks the record for that and
     for the time. The caller closes the broker. Raises ``ImproperlyConfigured`` when the settings name no possible
     Redis.
     """
@@ -42,12 +42,16 @@ def index(
     if settings.REDIS is None:
         return None
     # Imported here: the keys need no models, and only who needs a connection should wait for redis-py.
-    from ..record.reads import identity, known_now
+    from ..record import reads
     from .redis import RedisBroker
 
-    find = identity_of or (lambda using: known_identity(using) or identity(using))
-    now = record_clock(using).seconds if identity_of else partial(known_now, using)
-    return RedisBroker(settings, using, timeout=timeout, identity=partial(find, using), now=now)
+    if identity is not None:
+        return RedisBroker(settings, using, timeout=timeout, identity=identity)
+
+    def asked() -> str:
+        return known_identity(using) or reads.identity(using)
+
+    return RedisBroker(settings, using, timeout=timeout, identity=asked, now=partial(reads.known_now, using))
 
 
 def check_settings() -> conf.Settings:

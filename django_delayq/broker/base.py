@@ -248,7 +248,7 @@ class Broker:
         full take are ids of the best priority that fell due last, and come at the end. A broker that does not claim
         ahead leaves out ids that are not due yet.
         """
-        raise NotImplementedError
+        return self.take_many([DueQueue(queue, 0, 1, unblock)], limit, within, both_ends=both_ends)[queue]
 
     def due_queues(
         self, queues: Sequence[str] | None, within: float = 0.0, *, after: str = "", enough: int | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from ..core.limits import any_key
@@ -78,14 +78,6 @@ class DatabaseBroker(Broker):
         self._holding: ExitStack | None = None
         self._walks: dict[str, Walk] = {}
 
-    def take(
-        self, queue: str, limit: int, within: float = 0.0, unblock: Mapping[str, int] = {}, *, both_ends: bool = False
-    ) -> Taken:
-        """Find due rows. The other arguments mean nothing to a query, which passes over full limits by itself."""
-        closed = self._closed_for([queue])
-        topics = self._topics(closed)
-        return self._lock_due(self._look([queue], topics, closed)[queue], limit, topics, closed)
-
     def _closed_for(self, queues: Collection[str]) -> frozenset[str]:
         """Return the limits whose messages a look at these queues leaves out.
 
@@ -155,7 +147,7 @@ class DatabaseBroker(Broker):
     def take_many(
         self, due: Sequence[DueQueue], limit: int, within: float = 0.0, *, both_ends: bool = False
     ) -> dict[str, Taken]:
-        """Take from one queue after another."""
+        """Find due rows in one queue after another. Of the arguments only ``limit`` means something to a query."""
         found = {}
         for queue in due:
             # ``due_queues`` has not seen a queue that the caller adds.

@@ -136,9 +136,13 @@ class Publisher:
 @lru_cache(maxsize=16)
 def get(using: str) -> Publisher | None:
     """Return the publisher of a database alias; None when no Redis is configured."""
+
     # The identity is read without a query, since this may be the caller's transaction: every statement that writes
     # messages brings it along. A database that has none yet owns no queue in Redis.
-    broker = index(using, timeout=usual.timeout, identity_of=lambda using: last_identity(using) or NOBODY)
+    def identity() -> str:
+        return last_identity(using) or NOBODY
+
+    broker = index(using, timeout=usual.timeout, identity=identity)
     return None if broker is None else Publisher(using, broker, usual)
 
 
@@ -175,7 +179,6 @@ def announce_on_commit(using: str, queue: str, entries: list[Entry], *, new: boo
             return
     entries = [*entries]
 
-    # A nested function, not a partial: Django 5.2 and 6.0 cannot log the failure of a robust partial.
     def announce_batch() -> None:
         publisher.announce(queue, entries, new=new)
 
@@ -186,13 +189,8 @@ def announce_on_commit(using: str, queue: str, entries: list[Entry], *, new: boo
 def remove_on_commit(using: str, queue: str, ids: list[int]) -> None:
     """Remove messages from Redis when the transaction commits."""
     publisher = get(using)
-    if publisher is None:
-        return
-
-    def remove() -> None:
-        publisher.remove(queue, ids)
-
-    on_commit(using, remove)
+    if publisher is not None:
+        on_commit(using, publisher.remove, queue, ids)
 
 
 def by_queue(entries: Iterable[tuple[str, T]]) -> dict[str, list[T]]:

@@ -45,7 +45,7 @@ class RedisBroker(RedisSource):
 
     @cached_property
     def _puts(self) -> PutConnections:
-        return PutConnections(lambda: self.client.connection_pool)
+        return PutConnections(self._pool)
 
     def close(self) -> None:
         """Wait for the answers to all puts, and close all connections."""

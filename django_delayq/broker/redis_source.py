@@ -73,7 +73,10 @@ class RedisSource(Broker):
 
     @cached_property
     def _scripted(self) -> ScriptConnections:
-        return ScriptConnections(lambda: self.client.connection_pool)
+        return ScriptConnections(self._pool)
+
+    def _pool(self) -> redis.ConnectionPool:
+        return self.client.connection_pool
 
     def now_tenths(self) -> int:
         """Return the time by the record's clock, as far as this process knows it."""

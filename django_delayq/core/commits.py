@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
 from django.db import connections, transaction
@@ -12,12 +13,14 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 logger = logging.getLogger("django_delayq")
 
 
-def on_commit(using: str, function: Callable[[], None]) -> None:
+def on_commit(using: str, function: Callable[..., None], *given: Any) -> None:
     """Call a function when the transaction on ``using`` commits; at once outside of one. Its errors are logged.
 
     After ``set_autocommit(False)`` a transaction is open at all times, and ``connection.commit()`` ends it. Django
     refuses functions in this mode, or calls them only when autocommit is on again, which may never happen.
     """
+    if given:
+        function = _with(function, given)
     connection = connections[using]
     if not is_manual(connection):
         transaction.on_commit(function, using=using, robust=True)
@@ -30,6 +33,15 @@ def on_commit(using: str, function: Callable[[], None]) -> None:
     vars(function)["delayq_manual"] = True
     hooks.append((set(connection.savepoint_ids), function, True))
     _watch(connection)
+
+
+def _with(function: Callable[..., None], given: Sequence[Any]) -> Callable[[], None]:
+    # A nested function, not a partial: Django 5.2 and 6.0 cannot log the failure of a robust partial.
+    @wraps(function)
+    def call() -> None:
+        function(*given)
+
+    return call
 
 
 def is_manual(connection: BaseDatabaseWrapper) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from . import values
 
 # A name that ends with it stands for all queues whose names begin like it.
 PREFIX = "*"
@@ -15,9 +17,9 @@ class PullQueue(NamedTuple):
     """The terms of a queue that is pulled, for messages and calls that have none of their own."""
 
     # A message whose lease ran out, or that was answered by a retry, this number of times is dead.
-    max_attempts: int = 3
+    max_attempts: Annotated[int, values.whole, {"lowest": 1, "highest": 10_000}] = 3
     # Seconds.
-    lease: float = 60.0
+    lease: Annotated[float, values.span, {"lowest": 1, "highest": values.YEAR}] = 60.0
 
 
 def matching(declared: Mapping[str, PullQueue], queue: str) -> PullQueue | None:

@@ -127,10 +127,7 @@ def _pull_queues(value: Any) -> dict[str, PullQueue]:
     return found
 
 
-_PULL_CHECKS: Mapping[str, Parser] = {
-    "max_attempts": lambda value: values.whole(value, 1, 10_000),
-    "lease": lambda value: values.span(value, 1, values.YEAR),
-}
+_PULL_CHECKS = values.checks_of(PullQueue)
 
 
 def _policy(value: Any) -> RetryPolicy:

@@ -181,7 +181,7 @@ def succeed(using: str, receipts: Sequence[Receipt], result: str | None = None) 
     actor = actors.current()
     done = transitions.succeed(using, [Success(each.id, each.delivery, actor, result) for each in receipts])
     if done and signals.message_succeeded.receivers:
-        on_commit(using, lambda: _tell_of_success(using, {each.id: each.delivery for each in receipts}, done))
+        on_commit(using, _tell_of_success, using, {each.id: each.delivery for each in receipts}, done)
     return done
 
 

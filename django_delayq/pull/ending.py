@@ -73,7 +73,7 @@ def report(using: str, moves: Sequence[Moved], errors: Mapping[int, str] = Mappi
     """Tell everybody of messages that have moved: who waits, the log, and the receivers of signals."""
     publish_follow_ups(using, moves)
     if moves:
-        on_commit(using, lambda: _tell(using, moves, errors))
+        on_commit(using, _tell, using, moves, errors)
 
 
 def _tell(using: str, moves: Sequence[Moved], errors: Mapping[int, str]) -> None:

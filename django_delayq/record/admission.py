@@ -23,7 +23,7 @@ from . import overrides, reads, transitions
 from .sql import limit_statements
 from .sql.limited import Candidate, Count, Taking
 from .sql.moves import writing
-from .sql.rows import Claimed, Claiming, LeaseRenewal, Ticket
+from .sql.rows import Claimed, Claiming, LeaseRenewal, Ticket, urgency
 
 # The most limits that one statement reads to find those that are full.
 LIMITS_READ = 100_000
@@ -204,7 +204,7 @@ def _choose(
     ``limits`` has the names of the limits of each message.
     """
     chosen = []
-    for row in sorted(rows, key=lambda row: (-row.priority, row.due_at, row.id)):
+    for row in sorted(rows, key=urgency):
         own = [usages[name] for name in limits[row.id]]
         refusing = next((usage for usage in own if not usage.admits(row.due_at)), None)
         if refusing is None:

@@ -29,13 +29,14 @@ from ..core.verdicts import DONE, Verdict
 from ..models import Message, Transition
 from ..models.messages import IN_THE_WAY
 from ..project import validation
+from ..project.message_options import OnConflict
 from ..project.validation import FARTHEST
 from . import overrides, reads
 from .held_keys import CANCELLED, ROWS_TOGETHER, free_key, in_the_way
 from .sql import limit_statements, statements
 from .sql.limited import Taking
 from .sql.moves import Decide, Decision, move, moved, writing
-from .sql.rows import Claimed, Claiming, Failure, Inserted, Moved, NewMessage, Success, Ticket
+from .sql.rows import Claimed, Claiming, Failure, Inserted, Moved, NewMessage, Success, Ticket, urgency
 from .sql.sessions import own_transaction
 
 # The most rows that one transaction locks and moves.
@@ -149,7 +150,7 @@ def insert_many(using: str, new: Sequence[NewMessage], actor: str) -> Iterator[t
 def replace(using: str, message_id: int, new: NewMessage) -> Answer:
     """Give a waiting message the content and due time of ``new``.
 
-    Here, in ``debounce`` and in ``merge`` it is not found when it is not in the way of ``new`` any more.
+    Here and in ``join`` it is not found when it is not in the way of ``new`` any more.
     """
 
     def decide(message: Message, at: datetime) -> Decision:
@@ -164,41 +165,38 @@ def replace(using: str, message_id: int, new: NewMessage) -> Answer:
     return _act(using, [message_id], decide, _in_the_way_of(new))[0]
 
 
-def debounce(using: str, message_id: int, new: NewMessage) -> Answer:
-    """Give a waiting message the due time of ``new`` when that is the later one; its content stays."""
-    moved_due = _due_mover(using, [message_id])
+def join(using: str, message_id: int, new: NewMessage) -> Answer:
+    """Join ``new`` to a waiting message, as its ``on_conflict`` says: debounce, merge, or both.
 
-    def decide(message: Message, at: datetime) -> Decision:
-        if not _is_replaceable(message):
-            return TOO_LATE
-        due = max(ceil_tenth(new.due_at or at + new.delay), message.due_at)
-        return Decision(State.SCHEDULED, moved_due(message, due, at), "debounced", Verdict.RESCHEDULED)
-
-    return _act(using, [message_id], decide, _in_the_way_of(new))[0]
-
-
-def merge(using: str, message_id: int, new: NewMessage, *, moves_due: bool = False) -> Answer:
-    """Join the payload of ``new`` to that of a waiting message; ``moves_due``: its due time moves as in ``debounce``.
-
-    Raises ``InvalidMessage`` for payloads that cannot be joined, and ``PayloadTooLarge`` when both are too large for
-    one message: then the waiting message stays as it is.
+    A debounce gives the message the due time of ``new`` when that is the later one. A merge joins the payloads, and
+    raises ``InvalidMessage`` for those that cannot be joined, and ``PayloadTooLarge`` when both are too large for one
+    message: then the waiting message stays as it is.
     """
-    moved_due = _due_mover(using, [message_id])
+    choice, moved_due = OnConflict(new.on_conflict), _due_mover(using, [message_id])
 
     def decide(message: Message, at: datetime) -> Decision:
         if not _is_replaceable(message):
             return TOO_LATE
-        both = new.join(message.payload, new.content)
-        try:
-            validation.payload(both)
-        except InvalidMessage as error:
-            error.add_note(f"the payload is that of the call joined to that of message {message.pk}")
-            raise
-        due = max(ceil_tenth(new.due_at or at + new.delay), message.due_at) if moves_due else message.due_at
-        values = {"payload": both, **moved_due(message, due, at)}
-        return Decision(State.SCHEDULED, values, "merged", Verdict.RESCHEDULED)
+        due, values = message.due_at, {}
+        if choice.merges:
+            values["payload"] = _joined(message, new)
+        if choice != OnConflict.MERGE:
+            due = max(ceil_tenth(new.due_at or at + new.delay), due)
+        text = "merged" if choice.merges else "debounced"
+        return Decision(State.SCHEDULED, values | moved_due(message, due, at), text, Verdict.RESCHEDULED)
 
-    return _act(using, [message_id], decide, _in_the_way_of(new), with_content=True)[0]
+    return _act(using, [message_id], decide, _in_the_way_of(new), with_content=choice.merges)[0]
+
+
+def _joined(message: Message, new: NewMessage) -> Any:
+    """Return both payloads as one, which fits into a message."""
+    both = new.join(message.payload, new.content)
+    try:
+        validation.payload(both)
+    except InvalidMessage as error:
+        error.add_note(f"the payload is that of the call joined to that of message {message.pk}")
+        raise
+    return both
 
 
 def _in_the_way_of(new: NewMessage) -> Q:
@@ -301,7 +299,7 @@ def claim_due(using: str, queue: str, limit: int, lease: float, worker: str) -> 
     rows = statements(using).claim_due(queue, limit, lease, worker)
     if rows:
         record_clock(using).learn(began, rows[0].claimed_at)
-    return sorted(rows, key=lambda row: (-row.priority, row.due_at, row.id))
+    return sorted(rows, key=urgency)
 
 
 def succeed(using: str, successes: Iterable[Success], *, wait: bool = True) -> set[int]:
@@ -358,7 +356,9 @@ def move_unlocked(
 # --- act --------------------------------------------------------------------------------------------------------------
 
 
-def cancel(using: str, ids: Sequence[int], *, reason: str = "", among: Q = ANY) -> list[Answer]:
+def cancel(
+    using: str, ids: Sequence[int], times: DueTimes = NO_TIMES, reason: str = "", among: Q = ANY
+) -> list[Answer]:
     """Cancel messages, and ask running ones to stop. ``Verdict`` lists the possible answers.
 
     Here and below, a message is not found unless it is ``among`` those that a condition names when its row is locked.
@@ -496,7 +496,9 @@ def requeue(
     return answers
 
 
-def give_up(using: str, ids: Sequence[int], *, reason: str = "", among: Q = ANY) -> list[Answer]:
+def give_up(
+    using: str, ids: Sequence[int], times: DueTimes = NO_TIMES, reason: str = "", among: Q = ANY
+) -> list[Answer]:
     """Move ``scheduled → dead`` without a delivery."""
 
     def decide(message: Message, at: datetime) -> Decision:

@@ -32,7 +32,7 @@ from ..project import conf, pulled
 from ..record import reads, transitions
 from ..record.sql import statements
 from ..record.sql.rows import Moved
-from ..record.transitions import MOVES_PER_TRANSACTION, Answer, DueTimes
+from ..record.transitions import MOVES_PER_TRANSACTION, DueTimes
 from .filling import LOADER_LEASE, Load, fill
 from .horizon import NO_LEASE, ensure_horizon, is_current, refuse_foreign, writable_server
 from .reading import Batch, BatchEnd, merged, queues
@@ -69,13 +69,9 @@ class Change(NamedTuple):
     counted: str
 
 
-def _give_up(using: str, ids: Sequence[int], times: DueTimes, reason: str, among: Q) -> list[Answer]:
-    return transitions.give_up(using, ids, reason=reason, among=among)
-
-
 CHANGES = {
     Overdue.CANCEL: Change(CANCEL.move, "cancelled by a restore: overdue", "cancelled"),
-    Overdue.DEAD: Change(_give_up, "given up by a restore: overdue", "dead"),
+    Overdue.DEAD: Change(transitions.give_up, "given up by a restore: overdue", "dead"),
     Overdue.SPREAD: Change(RESCHEDULE.move, "spread by a restore: overdue", "spread"),
 }
 

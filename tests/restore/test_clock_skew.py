@@ -124,7 +124,7 @@ def test_a_call_and_a_claim_teach_the_time(worker: Worker, ahead: float) -> None
 
 
 def test_a_worker_that_is_not_sure_of_the_time_asks_and_a_publisher_does_not(worker: Worker) -> None:
-    asking, publishing = index(DB), index(DB, identity_of=lambda using: "")
+    asking, publishing = index(DB), index(DB, identity=lambda: "")
     assert asking is not None
     assert publishing is not None
     record_clock.cache_clear()

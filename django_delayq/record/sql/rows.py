@@ -236,6 +236,11 @@ class Claimed(NamedTuple):
     limit_key: str | None = None
 
 
+def urgency(row: Any) -> tuple[int, datetime, int]:
+    """Return by what messages that are due are sorted: the most urgent first."""
+    return -row.priority, row.due_at, row.id
+
+
 class Success(NamedTuple):
     """A delivery that succeeded. ``result`` is the value that its handler keeps, as JSON; None: there is none."""
 

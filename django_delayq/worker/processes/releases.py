@@ -27,8 +27,8 @@ from .process_tuning import USUAL, ProcessTuning
 
 logger = logging.getLogger("django_delayq")
 
-# Starts a process that does the argument, ends with what that returns, and returns the pid of the process.
-Forking = Callable[[Callable[[], int]], int]
+# Starts a process that does the first argument with the others, ends with what that returns, and returns its pid.
+Forking = Callable[..., int]
 
 
 class Releases:
@@ -75,7 +75,7 @@ class Releases:
             self._tried = now
             # If the system refuses a process, the next call tries again.
             with contextlib.suppress(OSError):
-                self.pid, self._number = self._fork_to(lambda: self._release_all(dead)), len(dead)
+                self.pid, self._number = self._fork_to(self._release_all, dead), len(dead)
 
     @property
     def is_soon(self) -> bool:

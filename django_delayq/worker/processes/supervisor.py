@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from django.db import connections as django_connections
 
@@ -112,13 +113,13 @@ class Supervisor:
         """Start a worker process."""
         shared = SharedState(self.options.threads, self.options.async_concurrency, registry.largest_batch())
         run = actors.new_run()
-        pid = self._fork_to(lambda: self.run_child(shared, run))
+        pid = self._fork_to(self.run_child, shared, run)
         name = actors.worker_name(self.options.name, pid, run)
         logger.debug("Started worker process %s", name)
         return Child(pid, name, time.monotonic(), shared)
 
-    def _fork_to(self, work: Callable[[], int]) -> int:
-        """Start a process that does ``work``, ends with what that returns, and return its pid."""
+    def _fork_to(self, work: Callable[..., int], *given: Any) -> int:
+        """Start a process that does ``work`` with what is given, ends with what that returns, and return its pid."""
         # The child must not share any connection that is open here.
         connections.close_all()
         django_connections.close_all()
@@ -130,7 +131,7 @@ class Supervisor:
             code = 1
             try:
                 self._leave_the_supervisor()
-                code = work()
+                code = work(*given)
             except BaseException:  # noqa: BLE001
                 print_error()
             finally:

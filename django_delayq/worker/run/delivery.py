@@ -442,8 +442,8 @@ class Delivery:
         """True unless the delivery is one of a batch whose first delivery has the thread and the timeout."""
         return self.together is None or self.together[0] is self
 
-    async def await_with_timeout(self, call: Callable[[Any], Any]) -> Any:
-        """Await what an async handler returns, and raise ``HandlerTimeout`` when its timeout ends first."""
+    async def await_with_timeout(self, call: Callable[[Any], Any], given: Any) -> Any:
+        """Await what an async handler returns. Raises ``HandlerTimeout`` when its timeout ends first."""
         # From here on the timeout watch leaves the thread alone. Should it have decided to interrupt just before, the
         # deadline is over, and the await below ends at once as well.
         self._is_awaited = True
@@ -455,7 +455,7 @@ class Delivery:
             if self.cancel_requested and self.together is None:
                 # While the delivery waited for its slot.
                 self.cancel_task("cancel requested")
-            return await _all_of(call(self))
+            return await all_of(call(given))
         except (asyncio.CancelledError, TimeoutError) as error:
             if self._is_interrupted and not self.cancel_reason:
                 # The traceback shows where the handler waited.
@@ -562,7 +562,7 @@ class Delivery:
             pass
 
 
-async def _all_of(returned: Any) -> Any:
+async def all_of(returned: Any) -> Any:
     """Await what a call returned, and what that returns in turn, until it is no awaitable any more."""
     while inspect.isawaitable(returned):
         returned = await returned

@@ -12,7 +12,6 @@ import time
 import traceback
 from collections.abc import Coroutine
 from concurrent.futures import Future
-from functools import partial
 from importlib.util import find_spec
 from sys import _current_frames
 from typing import Any
@@ -56,7 +55,7 @@ class EventLoop(Lane):
         super().__init__(concurrency, recorder, worker, shared, budget)
         self._sync_threads = sync_threads
         self._actor = f"worker:{worker}/async"
-        self._tasks: dict[asyncio.Task[Any], Delivery] = {}
+        self._tasks: dict[asyncio.Task[Any], tuple[Delivery, int]] = {}
         self._is_woken = False
         # The number of handlers that may run at once, and the next appointment (monotonic); None while nothing runs.
         self._taken_on = min(self.tuning.first_tasks, concurrency)
@@ -187,11 +186,11 @@ class EventLoop(Lane):
         entry = self.shared.note_task(delivery.id)
         # Whatever a handler sets in its context ends with it.
         task = self._loop.create_task(self._run(delivery), context=self._context.copy())
-        self._tasks[task] = delivery
+        self._tasks[task] = delivery, entry
         if self._pace_at is None:
             self._pace_at = time.monotonic() + self.tuning.pace_interval
             self._loop.call_later(self.tuning.pace_interval, self._keep_pace)
-        task.add_done_callback(partial(self._end, entry))
+        task.add_done_callback(self._end)
 
     async def _run(self, delivery: Delivery) -> None:
         assert self._sync_calls is not None
@@ -206,8 +205,8 @@ class EventLoop(Lane):
         except BaseException as error:  # noqa: BLE001
             self._note_failure(delivery, error, self._actor)
 
-    def _end(self, entry: int, task: asyncio.Task[Any]) -> None:
-        delivery = self._tasks.pop(task)
+    def _end(self, task: asyncio.Task[Any]) -> None:
+        delivery, entry = self._tasks.pop(task)
         if task.cancelled():
             # Before its first step, by a handler that cancels tasks which are not its own: none of its code ran.
             self._note_failure(delivery, asyncio.CancelledError(), self._actor)
@@ -231,8 +230,8 @@ class EventLoop(Lane):
 
     def topic_of(self, task: asyncio.Task[Any]) -> str | None:
         """Return the topic of a handler's task; None for a task that a handler started."""
-        delivery = self._tasks.get(task)
-        return None if delivery is None else delivery.topic
+        found = self._tasks.get(task)
+        return None if found is None else found[0].topic
 
     @property
     def stack(self) -> str:

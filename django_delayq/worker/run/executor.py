@@ -45,7 +45,7 @@ from ...record.sql.sessions import conflict_in
 from ..shared import guard
 from ..shared.connections import note_error
 from ..shared.due_services import backoff
-from .delivery import Delivery
+from .delivery import Delivery, all_of
 from .reporting import emit, logs_whole_errors, report_after_commit
 
 logger = logging.getLogger("django_delayq")
@@ -148,7 +148,7 @@ async def _perform_on_loop(delivery: Delivery) -> Outcome:
 
     async def perform() -> Outcome:
         failpoints.reach("before_handler")
-        returned = await delivery.await_with_timeout(delivery.handler.called)
+        returned = await delivery.await_with_timeout(delivery.handler.called, delivery)
         result = None if returned is None else _settle(delivery, returned)
         failpoints.reach("after_handler")
         delivery.decided = Ack(result)
@@ -211,13 +211,13 @@ def call(delivery: Delivery, batch: list[Delivery] | None = None) -> str | None:
 
     Returns the result to keep, as JSON; None: there is none.
     """
-    function = delivery.handler.called if batch is None else lambda _first: delivery.handler.called(batch)
+    function, given = delivery.handler.called, delivery if batch is None else batch
     failpoints.reach("before_handler")
     try:
         if delivery.handler.is_async:
-            returned = async_to_sync(delivery.await_with_timeout)(function)
+            returned = async_to_sync(delivery.await_with_timeout)(function, given)
         else:
-            returned = function(delivery)
+            returned = function(given)
     finally:
         delivery.end_fork()
     result = None if returned is None else _settle(delivery, returned)
@@ -232,7 +232,7 @@ def _settle(delivery: Delivery, returned: Any) -> str | None:
     """
     if inspect.isawaitable(returned):
         # For example, a decorator that knows nothing of async functions has returned the coroutine of one.
-        returned = async_to_sync(delivery.await_with_timeout)(lambda _message: returned)
+        returned = async_to_sync(delivery.await_with_timeout)(all_of, returned)
     if returned is None:
         return None
     if isinstance(returned, _UNRUN):
@@ -277,9 +277,9 @@ def answer(delivery: Delivery, error: BaseException) -> Outcome:
     if not isinstance(outcome, Retry | GiveUp):
         return outcome
     if signals.message_failed.receivers and event(outcome) != "released":
-        facts = {"attempt": delivery.attempt, "outcome": delivery.fate(outcome)}
+        attempt, fate = delivery.attempt, delivery.fate(outcome)
         try:
-            emit(signals.message_failed, delivery, exception=error, **facts)
+            emit(signals.message_failed, delivery, exception=error, attempt=attempt, outcome=fate)
         except HandlerTimeout:
             # The handler itself has ended: nothing changes of what becomes of the message.
             logger.error("A receiver of message_failed ran past the timeout of topic %s, and was ended", delivery.topic)

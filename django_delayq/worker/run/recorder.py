@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
@@ -37,7 +36,7 @@ from ..shared import connections
 from ..shared.due_services import DueServices, backoff
 from .delivery import Delivery
 from .held import HeldByProcess
-from .reporting import OutcomeLog, SignalSender, emission, publish_scheduled, report_failure
+from .reporting import OutcomeLog, SignalSender, emit, publish_scheduled, report_failure
 from .run_tuning import USUAL, RunTuning
 
 logger = logging.getLogger("django_delayq")
@@ -328,7 +327,7 @@ class Recorder(threading.Thread):
         self.extensions.consumed(deliveries)
         self.log.consumed(deliveries)
         for delivery in deliveries if signals.message_succeeded.receivers else ():
-            self.sender.send(emission(signals.message_succeeded, delivery, runtime=delivery.runtime))
+            emit(signals.message_succeeded, delivery, self.sender.send, runtime=delivery.runtime)
 
     def _without_refused(
         self, batch: Sequence[Ended], acks: Sequence[Success], consumed: set[int], again: bool
@@ -372,7 +371,7 @@ class Recorder(threading.Thread):
                 move = moved.get(failure.id)
                 if move is None:
                     self._free_permits(ended.delivery)
-                self.sender.send(partial(report_failure, ended.delivery, failure, move, cause))
+                self.sender.send(report_failure, ended.delivery, failure, move, cause)
 
     def _free_permits(self, delivery: Delivery) -> None:
         """Free the permits that a delivery has kept though an earlier one had ended its message."""

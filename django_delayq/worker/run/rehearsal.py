@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Any, NamedTuple
 
 from django.db import connections, transaction
@@ -41,15 +40,32 @@ class RehearsedDelivery(Delivery):
         pass
 
 
-class NoteScheduled(middleware.Middleware):
-    """Notes the messages that a handler schedules, whose statements pass Django's cursors by."""
+class Notes(middleware.Middleware):
+    """The statements that a handler sends, ``using`` this alias or others.
 
-    def __init__(self, statements: list[str]) -> None:
-        self.statements = statements
+    A message that it schedules is a comment: the statements for that pass Django's cursors by.
+    """
+
+    def __init__(self, using: str) -> None:
+        self.using = using
+        self.statements: list[str] = []
 
     def scheduling(self, drafts: Sequence[middleware.Draft]) -> contextlib.AbstractContextManager[Any]:
         self.statements += [f"-- schedules a message of topic {draft.topic} in queue {draft.queue}" for draft in drafts]
         return contextlib.nullcontext()
+
+    def note(self, execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:
+        """Note a statement with its parameters. An execute wrapper of Django."""
+        connection, noted, place = context["connection"], self.statements, len(self.statements)
+        noted.append(str(sql))
+        try:
+            return execute(sql, params, many, context)
+        finally:
+            if not many:
+                with contextlib.suppress(Exception):
+                    noted[place] = connection.ops.last_executed_query(context["cursor"].cursor, sql, params)
+            if connection.alias != self.using:
+                noted[place] = f"[{connection.alias}] {noted[place]}"
 
 
 class Rehearsal(NamedTuple):
@@ -72,15 +88,16 @@ def rehearse(using: str, message_id: int) -> Rehearsal:
     It runs in this thread, without a timeout. What it does outside of the database of the message stays.
     Raises ``NotRehearsable``.
     """
-    statements: list[str] = []
+    notes = Notes(using)
     with transaction.atomic(using=using):
         message = _locked(using, message_id)
         handler = _handler_of(message)
         claimed = _as_claimed(message, reads.now(using))
         delivery = RehearsedDelivery(claimed, handler, using)
-        outcome = _run(delivery, statements)
+        outcome = _run(delivery, notes)
         word = delivery.fate(outcome)
         transaction.set_rollback(True, using=using)
+    statements = notes.statements
     match outcome:
         case Retry() | GiveUp():
             delay = outcome.delay if isinstance(outcome, Retry) else None
@@ -129,18 +146,17 @@ def _as_claimed(message: Message, now: datetime) -> Claimed:
     return Claimed(**values)
 
 
-def _run(delivery: Delivery, statements: list[str]) -> Outcome:
+def _run(delivery: Delivery, notes: Notes) -> Outcome:
     """Run the handler as a worker does, and return the outcome, which nobody else learns of."""
 
     def decide(error: BaseException) -> None:
         delivery.decided = outcome_of(delivery, error)
 
     def perform() -> None:
-        _perform(delivery, statements)
+        _perform(delivery, notes)
         delivery.decided = Ack()
 
-    noting = NoteScheduled(statements)
-    middleware.install(noting)
+    middleware.install(notes)
     try:
         delivery.begin()
         with own_key(delivery):
@@ -150,43 +166,20 @@ def _run(delivery: Delivery, statements: list[str]) -> Outcome:
     except BaseException as error:  # noqa: BLE001
         decide(error)
     finally:
-        middleware.remove(noting)
+        middleware.remove(notes)
     outcome = delivery.decided
     delivery.close()
     assert outcome is not None
     return outcome
 
 
-def _perform(delivery: Delivery, statements: list[str]) -> None:
+def _perform(delivery: Delivery, notes: Notes) -> None:
     connection = connections[delivery.using]
     with transaction.atomic(using=delivery.using):
         with contextlib.ExitStack() as stack:
             for alias in connections:
-                note = partial(_note, statements, alias != delivery.using)
-                stack.enter_context(connections[alias].execute_wrapper(note))
+                stack.enter_context(connections[alias].execute_wrapper(notes.note))
             stack.enter_context(connection.execute_wrapper(guard.refuse_end))
             call(delivery)
         # As the commit does: constraints that are deferred are checked, and a failed transaction fails.
         connection.check_constraints()
-
-
-def _note(
-    statements: list[str],
-    is_elsewhere: bool,
-    execute: Callable[..., Any],
-    sql: Any,
-    params: Any,
-    many: bool,
-    context: dict[str, Any],
-) -> Any:
-    """Note a statement with its parameters. An execute wrapper of Django."""
-    connection, place = context["connection"], len(statements)
-    statements.append(str(sql))
-    try:
-        return execute(sql, params, many, context)
-    finally:
-        if not many:
-            with contextlib.suppress(Exception):
-                statements[place] = connection.ops.last_executed_query(context["cursor"].cursor, sql, params)
-        if is_elsewhere:
-            statements[place] = f"[{connection.alias}] {statements[place]}"

@@ -8,7 +8,6 @@ import time
 import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from functools import partial
 from queue import Queue
 from typing import Any
 
@@ -34,8 +33,8 @@ from .run_tuning import USUAL, RunTuning
 logger = logging.getLogger("django_delayq")
 
 
-# Makes a call that sends a signal, now or later.
-Send = Callable[[Callable[[], object]], None]
+# Makes a call that sends a signal, with the arguments behind it, now or later.
+Send = Callable[..., object]
 
 # True: this worker logs whole errors whatever the settings say, and a line for each message that is consumed.
 _is_verbose = False
@@ -65,7 +64,7 @@ def publish_scheduled(using: str, moves: Sequence[Moved], send: Send) -> None:
     publisher.announce(using, [(m.queue, Entry.at(m.id, m.due_at, m.priority)) for m in waiting])
     for new in follow_ups:
         arguments = signals.message_arguments(new, using)
-        send(partial(signals.emit, signals.message_scheduled, Message, **arguments, due_at=new.due_at))
+        send(signals.emit, signals.message_scheduled, Message, **arguments, due_at=new.due_at)
         publisher.run_at_once(using, [new.id])
 
 
@@ -92,7 +91,7 @@ def report_moves(using: str, moves: Sequence[Moved], extensions: WorkerExtension
 
 def _send_end(send: Send, moved: Moved, using: str, error: str = "") -> None:
     if any(signal.receivers for signal in (signals.message_dead, signals.message_cancelled, signals.message_expired)):
-        send(partial(signals.emit_end, Message, moved, using, error))
+        send(signals.emit_end, Message, moved, using, error)
 
 
 def report_delivered(delivery: Delivery) -> None:
@@ -111,15 +110,13 @@ def log_success(pk: int, topic: str, delivery: int, late: float, ran: float) -> 
     logger.log(success_level(), line, extra={"delayq_event": "consumed", "delayq": facts})
 
 
-def emission(signal: Signal, delivery: Delivery, **facts: Any) -> Callable[[], object]:
-    """Return what sends a signal about a delivery. It keeps no delivery: thousands of payloads may be large."""
-    facts |= signals.message_arguments(delivery, delivery.using)
-    return partial(signals.emit, signal, Message, delivery=delivery.deliveries, **facts)
-
-
-def emit(signal: Signal, delivery: Delivery, **facts: Any) -> None:
-    """Send a signal about a delivery."""
-    emission(signal, delivery, **facts)()
+def emit(signal: Signal, delivery: Delivery, send: Send | None = None, **facts: Any) -> None:
+    """Send a signal about a delivery, by ``send`` or at once. What waits keeps no delivery: payloads may be large."""
+    facts |= {"delivery": delivery.deliveries, **signals.message_arguments(delivery, delivery.using)}
+    if send is None:
+        signals.emit(signal, Message, **facts)
+    else:
+        send(signals.emit, signal, Message, **facts)
 
 
 def report_failure(delivery: Delivery, failure: Failure, moved: Moved | None, cause: Raised | None) -> None:
@@ -218,7 +215,7 @@ class OutcomeLog(Service):
             for d in successes:
                 # The line keeps no delivery: thousands of payloads may be large.
                 late, ran = d.lateness * 1000, d.runtime * 1000
-                log_writer.submit(partial(log_success, d.id, d.topic, d.deliveries, late, ran))
+                log_writer.submit(log_success, d.id, d.topic, d.deliveries, late, ran)
 
     def count(self, queue: str, outcome: str, number: int = 1) -> None:
         """Count an outcome of deliveries of a queue: "consumed", "retried", "dead", "cancelled" or "released"."""
@@ -249,16 +246,16 @@ class SignalSender(threading.Thread):
     def __init__(self, tuning: RunTuning) -> None:
         super().__init__(name="delayq-signals", daemon=True)
         self.tuning = tuning
-        self._waiting: Queue[Callable[[], object] | None] = Queue()
+        self._waiting: Queue[tuple[Callable[..., object], Sequence[Any], dict[str, Any]] | None] = Queue()
         # Called when the process may take messages again.
         self.on_room: Callable[[], None] = nothing
 
-    def send(self, call: Callable[[], object]) -> None:
+    def send(self, tell: Callable[..., object], *given: Any, **facts: Any) -> None:
         """Have a call made that sends a signal or logs a failure."""
         if not self.is_alive():
-            try_to(call)
+            try_to(tell, *given, **facts)
             return
-        self._waiting.put(call)
+        self._waiting.put((tell, given, facts))
         if self.waiting == self.tuning.most_untold:
             logger.warning(
                 "%d signals and failures wait for slow receivers; this process takes no messages now",
@@ -286,7 +283,8 @@ class SignalSender(threading.Thread):
         """Tell what is given until the end."""
         while (call := connections.wait_for(self._waiting, self.tuning.idle_closed_after)) is not None:
             connections.before_task()
-            try_to(call)
+            tell, given, facts = call
+            try_to(tell, *given, **facts)
             connections.after_task()
             self._waiting.task_done()
             if self.waiting == self.tuning.most_untold // 2:

@@ -12,8 +12,7 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 from typing import Any
 
@@ -55,7 +54,7 @@ class LogWriter:
         after_fork(self._begin)
 
     def _begin(self) -> None:
-        self._waiting: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._waiting: SimpleQueue[tuple[Callable[..., object], Sequence[Any]] | None] = SimpleQueue()
         # By thread: the number of lines that did not fit; and of these the number that the log has told of.
         self._missing: dict[int, int] = {}
         self._told = 0
@@ -128,22 +127,22 @@ class LogWriter:
                 self.start()
         return pid
 
-    def submit(self, write: Callable[[], object]) -> None:
+    def submit(self, write: Callable[..., object], *given: Any) -> None:
         """Have a call made that writes a line. Returns at once while the writer runs."""
         if self._thread is None:
-            _attempt(write)
+            _attempt(write, *given)
         elif self._waiting.qsize() < MOST_WAITING:
-            self._waiting.put(write)
+            self._waiting.put((write, given))
         else:
             own = threading.get_ident()
             self._missing[own] = self._missing.get(own, 0) + 1
 
     def _run(self) -> None:
         while True:
-            write = self._waiting.get()
-            if write is not None:
-                _attempt(write)
-                del write
+            call = self._waiting.get()
+            if call is not None:
+                _attempt(call[0], *call[1])
+                del call
             if self._waiting.qsize() <= MOST_WAITING // 2:
                 self._tell_missing()
             with self._lock:
@@ -170,7 +169,7 @@ class LogWriter:
             if thread is self._thread or not self._is_of_worker(own, thread):
                 former(own, record)
             else:
-                self.submit(partial(contextvars.copy_context().run, former, own, record))
+                self.submit(contextvars.copy_context().run, former, own, record)
 
         def give_back() -> None:
             # Somebody else may have replaced it too.
@@ -202,18 +201,21 @@ def _attempt(write: Callable[..., object], *given: object) -> None:
 log_writer = LogWriter()
 
 
-def try_to(tell: Callable[..., object], *arguments: Any) -> None:
+def try_to(tell: Callable[..., object], *arguments: Any, **facts: Any) -> None:
     """Log or signal something. What filters, handlers and receivers of the project raise there is printed.
 
     They may raise anything, and would raise again for a line about that.
     """
     try:
-        tell(*arguments)
+        tell(*arguments, **facts)
     except BaseException:  # noqa: BLE001
         print_error()
 
 
 def print_error() -> None:
     """Have the error that is being handled printed."""
-    text = traceback.format_exc()
-    log_writer.submit(lambda: sys.stderr.write(text))
+    log_writer.submit(_print, traceback.format_exc())
+
+
+def _print(text: str) -> None:
+    sys.stderr.write(text)
