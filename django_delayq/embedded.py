@@ -16,9 +16,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DatabaseError
@@ -34,7 +34,7 @@ from .core.readable import patched_by
 from .core.worker_options import Options
 from .extensions import WorkerExtensions
 from .models import Message
-from .project import conf, pulled
+from .project import conf, pulled, validation
 from .record import crashes
 from .record.sql import commits_nothing, is_in_memory, unsupported
 from .record.sql.troubles import in_words
@@ -57,8 +57,6 @@ STALE_AFTER = 30.0
 TOUCH_INTERVAL = 1.0
 # A worker that ends has this time beyond twice its graceful timeout, as a worker process has. Seconds.
 END_TIME = 15.0
-
-T = TypeVar("T")
 
 
 class EmbeddedWorker:
@@ -93,12 +91,14 @@ class EmbeddedWorker:
         self.options = Options(
             using=_database(using),
             queues=_queues(queues),
-            weights=tuple(_checked("the weight of a queue", values.whole, weight, 1, 9999) for weight in weights),
-            threads=_checked("threads", values.whole, threads, 1),
-            async_concurrency=_checked("async_concurrency", values.whole, async_concurrency, 1),
+            weights=tuple(
+                validation.checked("the weight of a queue", values.whole, weight, 1, 9999) for weight in weights
+            ),
+            threads=validation.checked("threads", values.whole, threads, 1),
+            async_concurrency=validation.checked("async_concurrency", values.whole, async_concurrency, 1),
             roles=_roles(roles),
-            graceful_timeout=_checked("graceful_timeout", values.span, graceful_timeout),
-            name=_checked("name", values.word, name, 60) if name else "",
+            graceful_timeout=validation.checked("graceful_timeout", values.span, graceful_timeout),
+            name=validation.checked("name", values.word, name, 60) if name else "",
             heartbeat_file=None if heartbeat_file is None else os.fspath(heartbeat_file),
         )
         # Guards the two: threads of the project may start and stop it.
@@ -297,17 +297,10 @@ def _join(thread: threading.Thread, timeout: float) -> None:
 # --- checks -----------------------------------------------------------------------------------------------------------
 
 
-def _checked(name: str, check: Callable[..., T], *given: Any) -> T:
-    try:
-        return check(*given)
-    except ValueError as error:
-        raise ValueError(f"{name} {error}") from None
-
-
 def _queues(given: Collection[str]) -> tuple[str, ...]:
     if isinstance(given, str):
         raise ValueError(f"queues must be several names, not {given!r}: write [{given!r}]")
-    names = tuple(_checked("queue", values.word, name, LENGTHS.queue) for name in given)
+    names = tuple(validation.checked("queue", values.word, name, LENGTHS.queue) for name in given)
     if len(set(names)) != len(names):
         raise ValueError(f"queues must name each queue once, not {', '.join(names)}")
     if refused := set(names) - set(pulled.without(names)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -160,29 +160,22 @@ class ConsistencyCheck:
             yield [pk for pk in ids if pk not in known], len(ids)
 
     def _misplaced(self, page: list[Entry]) -> list[int]:
-        now_tenths = self.broker.now_tenths()
-        locations = self.broker.locations(self.queue, [entry.id for entry in page])
-        found = []
-        for entry, location in zip(page, locations, strict=True):
-            row = Facts(entry.id, State.SCHEDULED, "", self.queue, None, entry.due_at, entry.priority)
-            if (
-                classify(row, location, self.queue, now_tenths=now_tenths, horizon_tenths=self._horizon_tenths)
-                is not None
-            ):
-                found.append(entry.id)
-        return found
+        rows = {
+            entry.id: Facts(entry.id, State.SCHEDULED, "", self.queue, None, entry.due_at, entry.priority)
+            for entry in page
+        }
+        return [pk for pk, mismatch, _row in self._compare([*rows], rows) if mismatch is not None]
 
-    def _differing(self, ids: Sequence[int]) -> list[tuple[int, Mismatch | None, Facts | None]]:
+    def _compare(
+        self, ids: Sequence[int], rows: Mapping[int, Facts] | None = None
+    ) -> Iterator[tuple[int, Mismatch | None, Facts | None]]:
+        """Yield each id with its mismatch and its row. Without ``rows`` the record is read."""
         # Redis is read first: a message that is scheduled in between is in the record and only seems to be missing.
         now_tenths, locations = self.broker.now_tenths(), self.broker.locations(self.queue, ids)
-        rows = statements(self.using).facts(ids)
-        found = []
+        rows = statements(self.using).facts(ids) if rows is None else rows
+        terms = {"now_tenths": now_tenths, "horizon_tenths": self._horizon_tenths}
         for pk, location in zip(ids, locations, strict=True):
-            mismatch = classify(
-                rows.get(pk), location, self.queue, now_tenths=now_tenths, horizon_tenths=self._horizon_tenths
-            )
-            found.append((pk, mismatch, rows.get(pk)))
-        return found
+            yield pk, classify(rows.get(pk), location, self.queue, **terms), rows.get(pk)
 
     def _confirm(self, suspects: Sequence[int]) -> None:
         if not suspects:
@@ -190,13 +183,13 @@ class ConsistencyCheck:
         time.sleep(self.pause)
         # An id may have been found in the record and in Redis.
         for ids in chunks(sorted(set(suspects)), IDS_PER_CALL):
-            self._count_and_fix(self._differing(ids))
+            self._count_and_fix(self._compare(ids))
 
-    def _count_and_fix(self, differing: list[tuple[int, Mismatch | None, Facts | None]]) -> None:
+    def _count_and_fix(self, compared: Iterable[tuple[int, Mismatch | None, Facts | None]]) -> None:
         extra: list[int] = []
         missing: list[Entry] = []
         different: list[Entry] = []
-        for pk, mismatch, row in differing:
+        for pk, mismatch, row in compared:
             if mismatch is None:
                 continue
             self.found.counts[mismatch] += 1

@@ -16,7 +16,7 @@ from ..broker.base import ServerInfo
 from ..core import bounds
 from ..core.clock import from_tenths
 from ..core.exceptions import BrokerFailing, BrokerUnavailable, UnusableBroker
-from ..core.limits import Limit, queue_name, topic_name
+from ..core.limits import Limit, Usage, queue_name, topic_name
 from ..core.states import FINAL, State
 from ..models import LimitOverride, Message, Queue, Transition, Worker
 from ..models.messages import Place
@@ -273,10 +273,8 @@ def _state(using: str, name: str, count: Count) -> LimitState:
 
 def _slot(limit: Limit | None, count: Count) -> datetime | None:
     """Return when one more message may begin by the rate; None: at once."""
-    if limit is None or limit.interval is None or count.full_at is None:
-        return None
-    slot = count.full_at - limit.tolerance
-    return slot if slot > count.now else None
+    slot = None if limit is None else Usage("", limit, count.now, full_at=count.full_at).slot
+    return None if slot is None or slot <= count.now else slot
 
 
 def limit_facts(limit: Limit | None) -> dict[str, Any] | None:
@@ -305,8 +303,8 @@ class Lateness(NamedTuple):
 class QueueInRedis(NamedTuple):
     """One queue in Redis: how many ids are delayed and ready, and its horizon (None: it is not loaded)."""
 
-    delayed: int
-    ready: int
+    delayed: int | None
+    ready: int | None
     horizon: datetime | None
 
 

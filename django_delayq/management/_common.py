@@ -25,12 +25,13 @@ from django.utils.dateparse import parse_datetime
 from ..broker import RedisBroker, check_settings, index
 from ..core import actors, values
 from ..core.bounds import PRIORITIES
-from ..core.clock import NO_TIME
+from ..core.clock import NO_TIME, iso
 from ..core.exceptions import BrokerUnavailable, UnusableBroker
 from ..core.findings import Cause
 from ..core.names import near
 from ..core.text import shown
 from ..inspector import worker_list
+from ..inspector.numbers import Capped
 from ..models import Message
 from ..project import validation
 from ..record import reads
@@ -101,7 +102,7 @@ class DelayqCommand(BaseCommand, ABC):
 
     def say_json(self, **facts: Any) -> None:
         """Write one JSON object to stdout."""
-        self.stdout.write(json.dumps({"schema": SCHEMA, **facts}, default=str))
+        self.stdout.write(json.dumps({"schema": SCHEMA, **facts}, default=_plain))
 
     def confirm(self, what: str, *, yes: bool) -> None:
         """Ask before an action that cannot be undone. Raises ``CommandError`` for a no, and without a terminal."""
@@ -150,6 +151,13 @@ class DelayqCommand(BaseCommand, ABC):
                 if not rows.filter(**{what: name}).exists():
                     unknown[f"No message matches the {what} {name}, and nothing knows it"] = near(name, known)
         self.ask_about(unknown, yes=options["yes"] or options["dry_run"])
+
+
+def _plain(value: Any) -> Any:
+    """Return for JSON what it does not know: times in ISO 8601, numbers that may not be exact, and the rest as text."""
+    if isinstance(value, datetime):
+        return iso(value)
+    return value.as_json() if isinstance(value, Capped) else str(value)
 
 
 @contextmanager
@@ -370,6 +378,19 @@ def add_selectors(parser: CommandParser) -> None:
         "--due-after", type=moment, help="only messages that are due at this time or later (ISO 8601 with time zone)"
     )
     parser.add_argument("--due-before", type=moment, help="only messages that are due before this time")
+
+
+def add_end(parser: CommandParser, what: str, reason: str) -> None:
+    """Add the options --until and --reason, for something that ends by itself or is ended."""
+    help_ = f"{what}end it at this time (ISO 8601 with time zone), or after this time from now, e.g. 30m"
+    parser.add_argument("--until", type=due_or_delay, metavar="TIME", help=help_)
+    parser.add_argument("--reason", default="", help=reason)
+
+
+def end_of(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return --until as calls name it."""
+    end = options["until"]
+    return {"duration" if isinstance(end, timedelta) else "until": end}
 
 
 def add_yes(parser: CommandParser) -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Set
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
@@ -29,6 +29,7 @@ class Problem(NamedTuple):
 
 
 Parser = Callable[..., Any]
+S = TypeVar("S")
 
 
 def _or_none(parse: Parser) -> Parser:
@@ -299,6 +300,28 @@ def section(name: str) -> Any:
     """Return a part of the dict that is read elsewhere; None when the project wrote none."""
     everything = given()
     return everything.get(name) if isinstance(everything, Mapping) else None
+
+
+class Section(Generic[S]):
+    """The settings of a part of the dict that a class of its own has."""
+
+    def __init__(self, name: str, kind: Callable[..., S]) -> None:
+        self.name = name
+        self.kind = kind
+        self.parsers = values.checks_of(kind)
+        self.get = lru_cache(maxsize=1)(self._get)
+        forget_on_change(self.get, "DELAYQ")
+
+    def parse(self, given: Any) -> tuple[S, list[Problem]]:
+        """Read the part, None for nothing. Return the settings and every problem."""
+        found, problems = read({} if given is None else given, self.parsers, f"DELAYQ['{self.name}']")
+        return self.kind(**found), problems
+
+    def _get(self) -> S:
+        """Return the settings of the project. Raises ``ImproperlyConfigured`` with every problem that was found."""
+        settings, problems = self.parse(section(self.name))
+        insist(problems)
+        return settings
 
 
 def parse(given: Any) -> tuple[Settings, list[Problem]]:

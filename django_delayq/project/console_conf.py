@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 from ..core import values
 from . import conf
@@ -18,21 +17,5 @@ class ConsoleSettings(NamedTuple):
     ENVIRONMENT: Annotated[str, values.text, {"limit": 40}] = ""
 
 
-PARSERS = values.checks_of(ConsoleSettings)
-
-
-def parse(given: Any) -> tuple[ConsoleSettings, list[conf.Problem]]:
-    """Read ``DELAYQ["CONSOLE"]``, None for nothing. Return the settings and every problem."""
-    found, problems = conf.read({} if given is None else given, PARSERS, "DELAYQ['CONSOLE']")
-    return ConsoleSettings(**found), problems
-
-
-@lru_cache(maxsize=1)
-def get() -> ConsoleSettings:
-    """Return the console's settings. Raises ``ImproperlyConfigured`` with every problem that was found."""
-    settings, problems = parse(conf.section("CONSOLE"))
-    conf.insist(problems)
-    return settings
-
-
-conf.forget_on_change(get, "DELAYQ")
+_section = conf.Section("CONSOLE", ConsoleSettings)
+PARSERS, parse, get = _section.parsers, _section.parse, _section.get

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Annotated, Any, NamedTuple
 
 from ..core import values
@@ -37,21 +36,5 @@ class HttpSettings(NamedTuple):
     TOPICS: Annotated[Mapping[str, str], _topics] = {}
 
 
-PARSERS = values.checks_of(HttpSettings)
-
-
-def parse(given: Any) -> tuple[HttpSettings, list[conf.Problem]]:
-    """Read ``DELAYQ["HTTP"]``, None for nothing. Return the settings and every problem."""
-    found, problems = conf.read({} if given is None else given, PARSERS, "DELAYQ['HTTP']")
-    return HttpSettings(**found), problems
-
-
-@lru_cache(maxsize=1)
-def get() -> HttpSettings:
-    """Return the settings of the door. Raises ``ImproperlyConfigured`` with every problem that was found."""
-    settings, problems = parse(conf.section("HTTP"))
-    conf.insist(problems)
-    return settings
-
-
-conf.forget_on_change(get, "DELAYQ")
+_section = conf.Section("HTTP", HttpSettings)
+PARSERS, parse, get = _section.parsers, _section.parse, _section.get

@@ -240,15 +240,15 @@ calls: Callable[[], Any] = no_calls
 
 
 # What other queues call the arguments of ``handler``.
+_BACKOFF = 'retry=RetryPolicy.exponential("10s", factor=2, cap="1h", jitter=0.1)'
+_RECURRING = '@recurring("0 3 * * *") above @handler'
 MEANT = {
     **dict.fromkeys(("dead_letter", "dead_letter_queue", "dlq", "link_error", "on_failure"), "on_dead"),
     **dict.fromkeys(("max_retries", "retries"), "retry=RetryPolicy.exponential(max_attempts={more})"),
     **dict.fromkeys(("max_attempts", "attempts"), "retry=RetryPolicy.exponential(max_attempts={value})"),
     **dict.fromkeys(("retry_delay", "default_retry_delay", "retry_kwargs"), 'retry=["10s", "1m", "10m"]'),
-    **dict.fromkeys(
-        ("backoff", "retry_backoff", "retry_backoff_max", "retry_jitter", "min_backoff", "max_backoff"),
-        'retry=RetryPolicy.exponential("10s", factor=2, cap="1h", jitter=0.1)',
-    ),
+    **dict.fromkeys(("backoff", "retry_backoff", "retry_backoff_max", "retry_jitter"), _BACKOFF),
+    **dict.fromkeys(("min_backoff", "max_backoff"), _BACKOFF),
     "autoretry_for": "retry=RetryPolicy.exponential(on=(…))",
     **dict.fromkeys(("dont_autoretry_for", "retry_when", "throws"), "retry=RetryPolicy.exponential(never=(…))"),
     **dict.fromkeys(("time_limit", "soft_time_limit", "job_timeout"), "timeout"),
@@ -264,23 +264,10 @@ MEANT = {
     **dict.fromkeys(("key", "unique", "queueing_lock"), "key= and unique= where the message is scheduled"),
     **dict.fromkeys(("delay", "countdown", "eta"), "delay= or due_at= where the message is scheduled"),
     **dict.fromkeys(("expires_in", "max_age", "ttl"), "expires"),
-    **dict.fromkeys(
-        ("cron", "crontab", "every", "schedule", "interval", "run_every"), '@recurring("0 3 * * *") above @handler'
-    ),
+    **dict.fromkeys(("cron", "crontab", "every", "schedule", "interval", "run_every"), _RECURRING),
     # The function gets the message as its only argument, and what is delivered is acknowledged when that has returned.
-    **dict.fromkeys(
-        (
-            "bind",
-            "base",
-            "acks_late",
-            "reject_on_worker_lost",
-            "context",
-            "pass_context",
-            "takes_context",
-            "serializer",
-        ),
-        names.NOTHING,
-    ),
+    **dict.fromkeys(("bind", "context", "pass_context", "takes_context", "base"), names.NOTHING),
+    **dict.fromkeys(("acks_late", "reject_on_worker_lost", "serializer"), names.NOTHING),
 }
 
 
@@ -462,17 +449,8 @@ def _schedulable(topic: str, function: Any) -> Any:
 # The methods by which other queues enqueue a decorated function, or describe its call.
 _METHODS_OF_TASKS = {
     *("delay", "apply_async", "delay_on_commit", "apply_async_on_commit", "s", "si", "signature", "subtask", "chunks"),
-    *(
-        "send",
-        "send_with_options",
-        "defer",
-        "defer_async",
-        "configure",
-        "enqueue",
-        "aenqueue",
-        "using",
-        "perform_async",
-    ),
+    *("send", "send_with_options", "defer", "defer_async", "configure", "perform_async"),
+    *("enqueue", "aenqueue", "using"),
 }
 
 

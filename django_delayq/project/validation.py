@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, MappingView, Sequence, Set
-from dataclasses import is_dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from math import isfinite
@@ -154,15 +153,18 @@ def payload(value: Any) -> str:
 
 def payload_and_value(value: Any) -> tuple[str, dict[str, Any] | None]:
     """Return the payload as JSON text, and the value of that text; None where only decoding the text would tell it."""
-    settings = conf.get()
     is_flat = _is_flat(value)
-    text, size = _encode("payload", value, PAYLOAD_MAX_DEPTH, is_flat=is_flat)
-    if size > settings.PAYLOAD_MAX_BYTES:
-        raise PayloadTooLarge(
-            f"the payload has {size} bytes of JSON, more than DELAYQ['PAYLOAD_MAX_BYTES'] = "
-            f"{settings.PAYLOAD_MAX_BYTES}; store the data elsewhere and schedule a reference to it"
-        )
+    text = _bounded("payload", value, "; store the data elsewhere and schedule a reference to it", is_flat=is_flat)
     return text, value.copy() if is_flat else None
+
+
+def _bounded(what: str, value: Any, hint: str = "", *, is_flat: bool = False) -> str:
+    text, size = _encode(what, value, PAYLOAD_MAX_DEPTH, is_flat=is_flat)
+    most = conf.get().PAYLOAD_MAX_BYTES
+    if size > most:
+        told = f"the {what} has {size} bytes of JSON, more than DELAYQ['PAYLOAD_MAX_BYTES'] = {most}"
+        raise PayloadTooLarge(told + hint)
+    return text
 
 
 def payload_of_any_size(value: Any) -> str:
@@ -172,15 +174,7 @@ def payload_of_any_size(value: Any) -> str:
 
 def result(value: Any) -> str | None:
     """Return what a handler returned as JSON text, under the same rules as a payload; None for None."""
-    if value is None:
-        return None
-    settings = conf.get()
-    text, size = _encode("result", value, PAYLOAD_MAX_DEPTH)
-    if size > settings.PAYLOAD_MAX_BYTES:
-        raise PayloadTooLarge(
-            f"the result has {size} bytes of JSON, more than DELAYQ['PAYLOAD_MAX_BYTES'] = {settings.PAYLOAD_MAX_BYTES}"
-        )
-    return text
+    return None if value is None else _bounded("result", value)
 
 
 def given_headers(value: Any) -> str:
@@ -327,27 +321,30 @@ def _not_json(what: str, value: Any, path: tuple[Any, ...] = ()) -> str | None:
     return None
 
 
+# What to pass instead of objects of these types, or with these attributes. The first that fits counts.
+_OF_TYPES: tuple[tuple[Any, str], ...] = (
+    (QuerySet, 'a list: list(queryset.values_list("pk", flat=True))'),
+    (Enum, "its .value"),
+    (bytes | bytearray | memoryview, "text, such as value.decode() or base64"),
+    (PurePath, "str(value)"),
+)
+_OF_ATTRIBUTES = {
+    "pk": "its pk",
+    "model_dump": 'value.model_dump(mode="json")',
+    "__dataclass_fields__": "dataclasses.asdict(value)",
+    "__attrs_attrs__": "attrs.asdict(value)",
+}
+
+
 def _instead(value: Any) -> str:
     """Return what to pass instead of an object that is not JSON, as far as that can be told."""
     name = type(value).__name__
     if isinstance(value, type) or inspect.isroutine(value):
         return "data; it was perhaps to be called"
-    if isinstance(value, QuerySet):
-        return 'a list: list(queryset.values_list("pk", flat=True))'
-    if isinstance(value, Enum):
-        return "its .value"
-    if isinstance(value, bytes | bytearray | memoryview):
-        return "text, such as value.decode() or base64"
-    if isinstance(value, PurePath):
-        return "str(value)"
-    if hasattr(value, "pk"):
-        return "its pk"
-    if hasattr(value, "model_dump"):
-        return 'value.model_dump(mode="json")'
-    if is_dataclass(value):
-        return "dataclasses.asdict(value)"
-    if hasattr(value, "__attrs_attrs__"):
-        return "attrs.asdict(value)"
+    if hint := next((hint for kinds, hint in _OF_TYPES if isinstance(value, kinds)), None):
+        return hint
+    if hint := next((hint for attribute, hint in _OF_ATTRIBUTES.items() if hasattr(value, attribute)), None):
+        return hint
     if isinstance(value, Mapping):
         return "a dict"
     if isinstance(value, Set | MappingView | Iterator | Sequence):

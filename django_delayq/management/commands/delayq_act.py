@@ -19,7 +19,7 @@ from ...core.chunks import chunks
 from ...core.clock import NO_TIME, iso
 from ...core.durations import brief
 from ...core.states import LIVE, State
-from ...core.verbs import VERBS, Verb
+from ...core.verbs import NOT_FOUND, VERBS, Verb
 from ...core.verdicts import DONE, Verdict
 from ...models import Message
 from ...record import purge, reads
@@ -213,7 +213,7 @@ class Command(common.DelayqCommand):
             self.stderr.write(f"{line}.", self.style.WARNING)
         shown = {verdict: number for verdict, number in verdicts.items() if number}
         for verdict, number in shown.items():
-            said = verb.lines[verdict]
+            said = verb.lines.get(verdict, NOT_FOUND)
             text = said.would if is_dry and said.would else said.text
             self.say(text.format(f"{number:,}"))
         if not shown:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import timedelta
 from typing import Any
 
 from django.core.management.base import CommandParser
@@ -34,13 +33,7 @@ class Command(common.DelayqCommand):
         parser.add_argument("--limit", type=int, metavar="N", help="the number that may run at once; 0: nothing begins")
         parser.add_argument("--rate", help="the number that may begin in a time, e.g. 100/m")
         parser.add_argument("--burst", type=int, metavar="N", help="the number that may begin together")
-        parser.add_argument(
-            "--until",
-            type=common.due_or_delay,
-            metavar="TIME",
-            help="end it at this time (ISO 8601 with time zone), or after this time from now, e.g. 30m",
-        )
-        parser.add_argument("--reason", default="", help="shown with the limit, and recorded with the action")
+        common.add_end(parser, "", "shown with the limit, and recorded with the action")
         common.add_json(parser)
 
     def work(self, using: str, options: dict[str, Any]) -> None:
@@ -63,10 +56,8 @@ class Command(common.DelayqCommand):
 
     @staticmethod
     def _override(using: str, name: str, options: dict[str, Any]) -> str:
-        end = options["until"]
         terms = {what: options[what] for what in ("limit", "rate", "burst", "reason")}
-        terms["duration" if isinstance(end, timedelta) else "until"] = end
-        return limiting.described(limiting.override(using, name, **terms))
+        return limiting.described(limiting.override(using, name, **terms, **common.end_of(options)))
 
     def _show(
         self, using: str, options: dict[str, Any], text: str, found: Mapping[str, LimitOverride] | None = None

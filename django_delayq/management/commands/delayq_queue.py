@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 from django.core.management.base import CommandParser
@@ -30,13 +29,7 @@ class Command(common.DelayqCommand):
         verbs = [verb.name for verb in VERBS.values() if verb.model == "queue"]
         parser.add_argument("action", choices=verbs, metavar="ACTION", help=" or ".join(verbs))
         parser.add_argument("queues", nargs="+", type=common.queue_name, metavar="QUEUE", help="the names of queues")
-        parser.add_argument(
-            "--until",
-            type=common.due_or_delay,
-            metavar="TIME",
-            help="pause: end it at this time (ISO 8601 with time zone), or after this time from now, e.g. 30m",
-        )
-        parser.add_argument("--reason", default="", help="shown with the queue, and recorded with the action")
+        common.add_end(parser, "pause: ", "shown with the queue, and recorded with the action")
         common.add_yes(parser)
         common.add_json(parser)
 
@@ -53,12 +46,10 @@ class Command(common.DelayqCommand):
             self._resume(using, names, options)
 
     def _pause(self, using: str, names: list[str], options: dict[str, Any]) -> None:
-        end = options["until"]
-        until, duration = (None, end) if isinstance(end, timedelta) else (end, None)
         paused = {}
         for name in names:
             try:
-                queue = pausing.pause(using, name, until=until, duration=duration, reason=options["reason"])
+                queue = pausing.pause(using, name, **common.end_of(options), reason=options["reason"])
             except InvalidMessage as error:
                 raise common.wrong_usage(str(error)) from error
             signals.emit_action(Message, using, "pause", name, reason=options["reason"])

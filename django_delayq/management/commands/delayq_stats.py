@@ -12,7 +12,6 @@ from django.core.management.base import CommandParser
 from ... import extensions
 from ...api import limiting, pausing
 from ...broker import index
-from ...core.clock import iso
 from ...core.durations import brief
 from ...extensions import StatisticsSection
 from ...inspector import stats
@@ -157,36 +156,26 @@ def _queue_line(now: datetime, queue: QueueSnapshot, in_redis: QueueInRedis | No
 def _plain(using: str, found: Stats, sections: list[StatisticsSection]) -> dict[str, Any]:
     return {
         "database": using,
-        "at": iso(found.at),
-        "states": {state.value: number.as_json() for state, number in found.states.items()},
+        "at": found.at,
+        "states": found.states,
         "estimated_rows": found.estimate,
-        "overdue": found.snapshot.overdue.as_json(),
-        "oldest_overdue": iso(found.snapshot.oldest_overdue),
-        "held": found.snapshot.held.as_json(),
+        **{name: getattr(found.snapshot, name) for name in ("overdue", "oldest_overdue", "held", "next_due")},
         "paused": [*found.paused],
-        "next_due": iso(found.snapshot.next_due),
         "overrides": [limiting.facts(row) for row in found.overrides.values()],
         "limits": [_plain_limit(line) for line in found.lines.longest],
-        "lateness": {"of": found.lateness.of, "p50": found.lateness.p50, "p95": found.lateness.p95},
+        "lateness": found.lateness._asdict(),
         **{name: fact for section in sections for name, fact in section.facts().items()},
         "workers": _alive(found),
         "worker_list": [
             {
-                "name": worker.name,
-                "host": worker.host,
-                "pid": worker.pid,
-                "state": state_of(worker, found.at).value,
-                "queues": worker.queues,
-                "threads": worker.threads,
-                "started_at": iso(worker.started_at),
-                "seen_at": iso(worker.seen_at),
+                **{name: getattr(worker, name) for name in ("name", "host", "pid", "queues", "threads")},
+                "state": state_of(worker, found.at),
+                "started_at": worker.started_at,
+                "seen_at": worker.seen_at,
             }
             for worker in found.workers.workers
         ],
-        "topics": {
-            topic: {name: number.as_json() for name, number in due._asdict().items()}
-            for topic, due in islice(found.topics.items(), CAPS.lines)
-        },
+        "topics": {topic: due._asdict() for topic, due in islice(found.topics.items(), CAPS.lines)},
         "redis": _plain_redis(found.redis),
         "queues": {
             name: {
@@ -218,30 +207,19 @@ def _plain_redis(redis: RedisStats) -> dict[str, Any]:
 def _plain_limit(line: LimitState) -> dict[str, Any]:
     return {
         "name": line.name,
-        "waiting": line.waiting.as_json(),
-        "oldest": iso(line.oldest),
+        "waiting": line.waiting,
+        "oldest": line.oldest,
         "running": line.running,
         "limit": limit_facts(line.limit),
-        "next_slot": iso(line.slot),
+        "next_slot": line.slot,
     }
 
 
 def _plain_queue(queue: QueueSnapshot, in_redis: QueueInRedis | None, pause: Queue | None) -> dict[str, Any]:
-    return {
-        "scheduled": queue.scheduled.as_json(),
-        "limited": queue.limited.as_json(),
-        "overdue": queue.overdue.as_json(),
-        "oldest_overdue": iso(queue.oldest_overdue),
-        "next_due": iso(queue.next_due),
-        "delayed": in_redis.delayed if in_redis else None,
-        "ready": in_redis.ready if in_redis else None,
-        "horizon": iso(in_redis.horizon) if in_redis else None,
-        "held": queue.held.as_json(),
-        "paused": pause
-        and {
-            "since": iso(pause.paused_at),
-            "until": iso(pause.resumes_at),
-            "by": pause.paused_by,
-            "reason": pause.reason,
-        },
-    }
+    names = ("scheduled", "limited", "overdue", "oldest_overdue", "next_due", "held")
+    there = QueueInRedis(None, None, None) if in_redis is None else in_redis
+    facts = {name: getattr(queue, name) for name in names} | there._asdict() | {"paused": None}
+    if pause is not None:
+        times = {"since": pause.paused_at, "until": pause.resumes_at}
+        facts["paused"] = {**times, "by": pause.paused_by, "reason": pause.reason}
+    return facts
