@@ -321,9 +321,9 @@ def _schedule_with_key(using: str, new: NewMessage, key: str) -> Message:
         if inserted is not None:
             return _scheduled(using, [(new, inserted)])[0]
         if own is None:
-            existing = _met(using, new, held_keys.in_the_way(using, new.topic, key))
+            existing = _resolve(using, new, held_keys.in_the_way(using, new.topic, key))
         else:
-            existing = _next(using, new, key, own)
+            existing = _next_of_own(using, new, key, own)
         if existing is not None:
             existing.existed = True
             return existing
@@ -448,7 +448,7 @@ def _insert_free(
 
 @contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """Stop the garbage collector for ``Bulk.collected`` messages."""
+    """Have the garbage collector rest in this block: ``Bulk.collected`` says why."""
     working = gc.isenabled()
     gc.disable()
     try:
@@ -458,25 +458,25 @@ def _without_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _next(using: str, new: NewMessage, key: str, own: int) -> Message | None:
+def _next_of_own(using: str, new: NewMessage, key: str, own: int) -> Message | None:
     """Return the message that is the next one of ``own``, whose handler makes this call; None when it has moved.
 
     An earlier delivery has scheduled it, or somebody else while ``own`` did not hold the key.
     """
     following = held_keys.next_of(using, own)
     if following is not None:
-        return _resolve(using, new, following)
-    existing = _met(using, new, held_keys.holder(using, new.topic, key))
+        return _keep_or_change(using, new, following)
+    existing = _resolve(using, new, held_keys.holder(using, new.topic, key))
     if existing is not None:
         held_keys.note_next(using, own, existing.pk)
     return existing
 
 
-def _met(using: str, new: NewMessage, other: Message | None) -> Message | None:
+def _resolve(using: str, new: NewMessage, other: Message | None) -> Message | None:
     """Resolve the conflict with a message that has the key; None when it is over, and the key may be free."""
     if other is None or make_way(using, other):
         return None
-    return _resolve(using, new, other)
+    return _keep_or_change(using, new, other)
 
 
 # What the choices do to a waiting message, but for those that leave it as it is.
@@ -486,7 +486,7 @@ _CHANGES: dict[str, Callable[[str, int, NewMessage], transitions.Answer]] = {
 }
 
 
-def _resolve(using: str, new: NewMessage, other: Message) -> Message | None:
+def _keep_or_change(using: str, new: NewMessage, other: Message) -> Message | None:
     """Keep or change the message that has the key, as ``on_conflict`` says, and return it.
 
     None when it has moved meanwhile: then the key may be free. Raises ``KeyConflict``; but a handler that schedules

@@ -126,6 +126,7 @@ class Publisher:
                 self._outage.end()
 
     def _fail(self, level: int, text: str, *values: object, exc_info: Exception | None = None) -> None:
+        """Make no call for a while, and log the failure unless it is like those before it."""
         self._retry_at = time.monotonic() + self.tuning.retry_after
         with self._lock:
             self._is_failing, is_news = True, self._outage.is_news(text % values)

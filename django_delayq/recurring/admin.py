@@ -348,14 +348,15 @@ class ScheduleAdmin(_ModelAdmin):
         found = runs.last_runs(_using(), schedule, vars(schedule)["now"])
         if not found:
             return "–"
-        lines = format_html_join("", "{}{}", ((_without(run), self._run(schedule, run)) for run in found))
+        lines = format_html_join("", "{}{}", ((_without(run), self._row(schedule, run)) for run in found))
         heads = (_("at"), _("outcome"), _("began"), _("duration"), _("message"))
         head = format_html_join("", '<th scope="col">{}</th>', ((text,) for text in heads))
         return format_html(
             '<table class="dq-table dq-rows"><thead><tr>{}</tr></thead><tbody>{}</tbody></table>', head, lines
         )
 
-    def _run(self, schedule: Schedule, run: runs.PastRun) -> SafeString:
+    def _row(self, schedule: Schedule, run: runs.PastRun) -> SafeString:
+        """Return a past run as a row of a table."""
         message = run.message
         began = _moment(schedule, run.began_at) if run.began_at else "–"
         took = brief(run.took.total_seconds()) if run.took is not None else "–"

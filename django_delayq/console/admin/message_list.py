@@ -119,6 +119,7 @@ class MessageList(ChangeList):
         self.show_admin_actions = bool(ids)
 
     def _ids(self, found: Listing, offset: int, milliseconds: int) -> list[int]:
+        """Return the ids of a page and one more; if the search is too slow, those that can be found quickly."""
         most = self.list_per_page + 1
         try:
             return found.ids(most, offset, milliseconds=milliseconds)

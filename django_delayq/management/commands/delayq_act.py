@@ -31,6 +31,7 @@ from .. import _common as common
 
 
 def _when_rescheduled(times: DueTimes, number: int, to_come: ToCome) -> str:
+    """Return in words when messages will be due that are rescheduled."""
     if times.due_at is not None:
         when = f"due at {iso(times.due_at)}"
     elif times.delay is not None:
