@@ -101,7 +101,7 @@ class EmbeddedWorker:
             name=validation.checked("name", values.word, name, 60) if name else "",
             heartbeat_file=None if heartbeat_file is None else os.fspath(heartbeat_file),
         )
-        # Guards the two: threads of the project may start and stop it.
+        # Guards ``_process`` and ``_thread``: threads of the project may start and stop the worker.
         self._lock = threading.Lock()
         self._process: _Process | None = None
         self._thread: threading.Thread | None = None

@@ -1,4 +1,4 @@
-"""Overrides limits and resets them. The claim itself checks for changes, so every worker obeys."""
+"""Overrides limits, and resets them. Each claim looks for changes of limits, so every worker obeys."""
 
 from __future__ import annotations
 

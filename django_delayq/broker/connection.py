@@ -126,7 +126,7 @@ def _routed(kind: type[redis.connection.AbstractConnection]) -> type[Any]:
 
 @lru_cache(maxsize=1)
 def _pool_of(alias: str) -> Any:
-    """Return the pool of a django-redis cache. Each thread would make a cache of its own for that."""
+    """Return the pool of a django-redis cache. Django would make a cache for each thread that asks."""
     from django_redis import get_redis_connection
 
     client = get_redis_connection(alias)

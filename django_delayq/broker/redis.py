@@ -25,7 +25,7 @@ from .redis_source import RedisSource, whole
 
 # The number of members in one reply to a scan, roughly.
 SCAN_COUNT = 1000
-# So many round trips are compared.
+# The number of round trips that are compared.
 TRIPS = 5
 # The fields that ``read_meta`` reads, in this order.
 META_FIELDS = ("tick", "horizon", "loaded", "run_id", "replid", "identity", "loader_until", "requested", "swept")
@@ -355,7 +355,7 @@ def _flat(entries: Sequence[Entry]) -> list[int]:
 
 
 def _counts(answer: Sequence[Any], entries: int) -> Put:
-    """Parse the answer of scripts/put.lua to so many entries."""
+    """Parse the answer of scripts/put.lua to this number of entries."""
     word, put, present, beyond = answer
     # Without a horizon nothing is put: the loader of a worker will find the rows.
     return Put(beyond=entries) if word == b"lost" else Put(put, present, beyond)

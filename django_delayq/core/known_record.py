@@ -29,9 +29,6 @@ class RecordClock:
 
     An answer proves that the record's clock showed a moment between the question and the answer. A clock that agrees
     with that is left as it is, so it does not jitter by the round trip. That the host's clock is set changes nothing.
-    ``_ahead`` and ``_learned`` have no lock: each is replaced as a whole by whichever thread has an answer. When two
-    threads learn at one moment, the later one counts, and each of both values agrees with an answer.
-
     No attribute belongs to one thread, and none has a lock: each is replaced as a whole. Of two threads that learn at
     once the later one wins, and both have learned from true answers.
     """

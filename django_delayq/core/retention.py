@@ -9,7 +9,7 @@ from . import values
 from .bounds import LENGTHS
 from .text import shown
 
-# Each pattern is a question of the janitor, once a minute.
+# The janitor asks one query for each pattern, once a minute.
 MOST_PATTERNS = 100
 QUEUE = "queue="
 
@@ -31,7 +31,7 @@ class Rule(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name, or where ``is_prefix`` is true its beginning."""
+        """The name; where ``is_prefix`` is true, the beginning of names."""
         return self.pattern.removeprefix(QUEUE).removesuffix("*")
 
     @property

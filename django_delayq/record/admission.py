@@ -234,7 +234,7 @@ def keep_permits(using: str, renewals: Iterable[LeaseRenewal]) -> None:
 
 
 def free_permits(using: str, message_id: int, delivery: int) -> None:
-    """Free the permits of such a delivery, which has ended now."""
+    """Free the permits that ``keep_permits`` has kept for a delivery, which has ended now."""
     Lease.objects.using(using).filter(message_id=message_id, delivery=-delivery).delete()
 
 

@@ -1,4 +1,4 @@
-"""The times of a schedule: those of a cron expression in a time zone, or every so many seconds. No database."""
+"""The times of a schedule: those of a cron expression in a time zone, or at an interval. No database."""
 
 from __future__ import annotations
 

@@ -377,7 +377,7 @@ class Delayq:
     def assert_scheduled(self, topic: str, *, count: int | None = None, **wanted: Unpack[Sought]) -> Message:
         """Fail unless a scheduled message matches, as ``scheduled`` says. Return the first that does.
 
-        ``count``: fail unless exactly so many match. The failure says which messages there were instead.
+        ``count``: fail unless exactly this number match. The failure says which messages there were instead.
         """
         __tracebackhide__ = True
         if count is not None and count < 1:

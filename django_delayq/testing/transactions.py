@@ -19,7 +19,7 @@ logger = logging.getLogger("django_delayq")
 class OnCommit:
     """A function that waits for a commit, and knows whether it was called.
 
-    Nothing commits in a ``TestCase``. Whoever calls the functions that wait, such as ``captureOnCommitCallbacks``,
+    Nothing commits in a ``TestCase``. A caller of the functions that wait, such as ``captureOnCommitCallbacks``,
     leaves them in the list of the connection. The functions of a class of tests wait anew in each of its tests: what
     the test before has done was rolled back.
     """

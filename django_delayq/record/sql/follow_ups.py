@@ -22,7 +22,7 @@ OF_MESSAGE = "id", "topic", "queue", "key", "state", "attempts", "deliveries"
 
 
 class End(NamedTuple):
-    """The end of a message, and the topic of the message that follows it. ``said`` tells why it ended."""
+    """The end of a message, and the topic of the message that follows. ``said`` has its reason and its error."""
 
     message: Message
     topic: str

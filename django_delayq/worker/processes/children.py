@@ -31,7 +31,7 @@ class Child:
     started: float
     shared: SharedState
     killed: bool = False
-    # True when it showed no life and was killed for that.
+    # True when the supervisor killed it because it showed no life.
     hung: bool = False
     # The signs of life at the last check, and for how many seconds there was none.
     signs: float = 0.0

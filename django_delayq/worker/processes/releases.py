@@ -104,7 +104,7 @@ class Releases:
         return self.options.processes > 1 and not dead.shut_down and self._was_just_killed(dead)
 
     def _release_all(self, dead: Sequence[Child]) -> int:
-        """Release the claims of dead children, in a process for that. Return its exit code."""
+        """Release the claims of dead children, in a process of its own. Return the exit code."""
         try:
             for child in dead:
                 self.release(child)

@@ -194,7 +194,7 @@ class Supervisor:
                 self.releases.note_end(done=status == 0)
 
     def _release_the_last(self) -> None:
-        """Have all claims released, but do not wait long for that."""
+        """Have all claims released. Wait for this up to ``final_release`` seconds."""
         deadline = time.monotonic() + self.tuning.final_release
         while self.releases.waiting and (left := deadline - time.monotonic()) > 0:
             self.releases.go_on(final=True)

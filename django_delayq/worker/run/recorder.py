@@ -62,7 +62,7 @@ class Ended(NamedTuple):
 
 
 class AskedRenewal(NamedTuple):
-    """A lease that is to end at ``until`` (monotonic), and where its handler waits for that."""
+    """A lease that is to end at ``until`` (monotonic), and the queue on which its handler waits for the answer."""
 
     delivery: Delivery
     until: float
@@ -235,7 +235,7 @@ class Recorder(threading.Thread):
             self._asking_since = None
 
     def _renew_asked(self) -> None:
-        """Renew leases for handlers that wait for that. What the database does not answer is left for the next time."""
+        """Renew the leases whose handlers wait for an answer. Without one from the database they are tried again."""
         asked = dict(self._asked.popitem() for _ in range(len(self._asked)))
         now = time.monotonic()
         renewals = [LeaseRenewal(pk, one.delivery.deliveries, max(0.0, one.until - now)) for pk, one in asked.items()]

@@ -51,9 +51,9 @@ class RunTuning:
     # A message that has waited in vain is postponed by this time.
     postponed: float = 30.0
     # While another process of this worker isolates a message, further suspects are put off: if every process isolated
-    # one, nothing else would be delivered. They come back after a random time, up to ``postponed``. It grows with the
-    # number of suspects put off lately (by this time for each) and with the time for which the other one has run (by
-    # this part of it): so one comes back soon after that one has ended, and the process is not kept busy until then.
+    # one, nothing else would be delivered. A suspect comes back after a random time, up to ``postponed``. The longest
+    # time is ``detour`` for each suspect put off lately, or ``detour_part`` of the time for which the isolated one has
+    # run: so a suspect comes back soon after that one has ended, and seldom before.
     detour: float = 0.2
     detour_part: float = 1 / 4
 

@@ -36,7 +36,7 @@ class Budget:
     jitter = 0.1
     # A retired process waits this long for its successor to start. Seconds.
     patience = 1.0
-    # If none has started then, the process may claim its number of messages once more, or use this part more of memory.
+    # If none has started then, the process may claim its number of messages once more, or use this share more memory.
     more_memory = 0.1
 
     def __init__(

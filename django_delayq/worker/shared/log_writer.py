@@ -102,7 +102,7 @@ class LogWriter:
         with self._lock:
             if self._thread is None:
                 self._has_main = has_main
-            # Whoever has started it for good ends it.
+            # A caller of ``start`` ends it.
             counts = self._thread is None or self._users > 0
             self._users += counts
         if counts:

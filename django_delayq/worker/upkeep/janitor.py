@@ -23,7 +23,7 @@ from .upkeep_tuning import USUAL, UpkeepTuning
 
 logger = logging.getLogger("django_delayq")
 
-# No message ended before.
+# No message ended before this time.
 EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
 
 
@@ -85,7 +85,7 @@ class Janitor(Service):
     def _doomed(self, states: frozenset[State], kept: Sequence[Rule], number: int) -> Iterator[QuerySet[Message]]:
         """Yield the messages of a rule whose time is over: of all names together, else of one span after another.
 
-        Of the others that lie between those of one name each is looked at once a day, and not each time.
+        Messages of other rules lie between those of one. Each is looked at once a day, and not at each pruning.
         """
         span = kept[number].span
         doomed = finished(self.using, states, span)

@@ -31,11 +31,11 @@ class UpkeepTuning:
     prune_interval: float = 60.0
     # The number of messages that one transaction deletes.
     prune_batch: int = 200
-    # The number of ended messages between which those of some names are looked for together.
+    # Where rules are for names, the janitor searches this number of ended messages at a time.
     walked_together: int = 10_000
-    # How long the janitor looks for them before it rests. Seconds.
+    # It searches for this time before it rests.
     walk: float = 0.1
-    # How often the ended messages of some names are looked for from the first one: some had to stay. Seconds.
+    # After this time it searches from the first ended message again: some messages had to stay.
     walk_anew: float = 86_400.0
     # After a batch the janitor rests for this many times as long as the batch took: messages that fall due meanwhile
     # need the same disk, the same interpreter and the same processors.
