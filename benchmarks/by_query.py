@@ -144,7 +144,7 @@ def beside_full_keys() -> None:
     from django_delayq.core.limits import topic_name
     from django_delayq.inspector.stats import take_snapshot
     from django_delayq.record import admission
-    from django_delayq.record.sql.rows import Ticket
+    from django_delayq.record.sql.rows import ALL_CHANGES, Claiming, Ticket
 
     from .limits import empty
 
@@ -152,7 +152,8 @@ def beside_full_keys() -> None:
     keys = [f"key-{place}" for place in range(KEYS)]
     first = schedule_messages({"topic": "bench.keyed", "limit_key": key} for key in keys)
     limits = {message.pk: [topic_name("bench.keyed", key)] for message, key in zip(first, keys, strict=True)}
-    admission.admit("default", [Ticket(message.pk) for message in first], {"bench.keyed": 600.0}, "w", limits=limits)
+    tickets = [Ticket(message.pk) for message in first]
+    admission.admit("default", Claiming(tickets, {"bench.keyed": 600.0}, "w", None, 0.0, ALL_CHANGES), limits)
     schedule_messages({"topic": "bench.keyed", "limit_key": keys[place % KEYS]} for place in range(NUMBER))
     print(f"beside {NUMBER} messages of {KEYS} keys whose limits are full", flush=True)
     assert len(admission.full("default")) == KEYS

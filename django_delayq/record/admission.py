@@ -134,17 +134,7 @@ class Admitted:
     opens: dict[str, float] = field(default_factory=dict)
 
 
-def admit(
-    using: str,
-    tickets: Sequence[Ticket],
-    leases: dict[str, float],
-    worker: str,
-    *,
-    queue: str | None = None,
-    ahead: float = 0.0,
-    limits: Mapping[int, Collection[str]],
-    known: int | None = None,
-) -> Admitted:
+def admit(using: str, asked: Claiming, limits: Mapping[int, Collection[str]]) -> Admitted:
     """Claim messages as ``transitions.claim`` does, as far as limits allow, and tell which limits refuse the others.
 
     ``limits`` are the names of the limits of each message that was scheduled a moment ago, by their ids. Messages
@@ -152,15 +142,12 @@ def admit(
     it is not due, for example, or paused, or locked by another move.
     """
     # A message that is not scheduled yet could be when it is claimed, and nothing is known of its limits.
-    tickets = [ticket for ticket in tickets if ticket.id in limits]
-    admitted, last = Admitted(), overrides.known(using).last if known is None else known
-    free = [ticket for ticket in tickets if not limits[ticket.id]]
-    if free:
-        admitted.claimed += transitions.claim(using, free, leases, worker, queue=queue, ahead=ahead, known=last)
-    rest = [ticket for ticket in tickets if limits[ticket.id]]
-    if rest:
+    tickets, admitted = [ticket for ticket in asked.tickets if ticket.id in limits], Admitted()
+    if free := [ticket for ticket in tickets if not limits[ticket.id]]:
+        admitted.claimed += transitions.claim_asked(using, asked._replace(tickets=free))
+    if rest := [ticket for ticket in tickets if limits[ticket.id]]:
         names = {name for ticket in rest for name in limits[ticket.id]}
-        _admit_limited(using, names, Claiming(rest, leases, worker, queue, ahead, last), admitted)
+        _admit_limited(using, names, asked._replace(tickets=rest), admitted)
         order = {ticket.id: number for number, ticket in enumerate(tickets)}
         admitted.claimed.sort(key=lambda row: order[row.id])
     return admitted

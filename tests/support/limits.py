@@ -12,10 +12,10 @@ from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
 from django_delayq.project import conf, registry
 from django_delayq.project.registry import Delivered
-from django_delayq.record import admission, transitions
+from django_delayq.record import admission, overrides, transitions
 from django_delayq.record.admission import Admitted
 from django_delayq.record.sql import statements
-from django_delayq.record.sql.rows import Claimed, Failure, Success, Ticket
+from django_delayq.record.sql.rows import Claimed, Claiming, Failure, Success, Ticket
 
 DB = "default"
 LEASES = {"l.one": 60.0, "l.rate": 60.0, "l.free": 60.0, "l.both": 60.0}
@@ -57,7 +57,8 @@ def claim_limited(
         for row in facts
         if row.state == State.SCHEDULED
     }
-    return admission.admit(using, tickets, leases, worker, ahead=ahead, limits=limits)
+    asked = Claiming(tickets, leases, worker, None, ahead, overrides.known(using).last)
+    return admission.admit(using, asked, limits)
 
 
 def admit(*messages: Message, ahead: float = 0.0) -> list[int]:

@@ -22,7 +22,7 @@ from ...core.outcomes import Release
 from ...core.worker_options import Options
 from ...project import conf, registry
 from ...record import transitions
-from ...record.sql.rows import Claimed, Ticket
+from ...record.sql.rows import Claimed, Claiming, Ticket
 from ...record.sql.sessions import is_waiting
 from ...record.sql.troubles import Trouble, in_words, trouble
 from ..run.delivery import Delivery
@@ -315,21 +315,16 @@ class Consumer(threading.Thread):
             parts: list[tuple[str | None, list[Ticket]]] = [(None, [*chain.from_iterable(tickets.values())])]
         else:
             parts = [*tickets.items()]
-        leases, ahead = self.wanted.leases, self.blocked.earliest
+        leases, ahead, known = self.wanted.leases, self.blocked.earliest, self.limits.overrides.last
         claimed: list[Claimed] = []
         for queue, some in parts:
+            asked = Claiming(some, leases, self.worker, queue, ahead, known)
             if self.limits.any_known:
-                others_wait = any(split.left.values())
-                admitted = self.limits.admit(
-                    some, leases, queue=queue, ahead=ahead, limits=split.limits, others_wait=others_wait
-                )
+                admitted = self.limits.admit(asked, split.limits, others_wait=any(split.left.values()))
                 split.refuse(admitted.refused)
                 claimed += admitted.claimed
             else:
-                known = self.limits.overrides.last
-                claimed += transitions.claim(
-                    self.using, some, leases, self.worker, queue=queue, ahead=ahead, known=known
-                )
+                claimed += transitions.claim_asked(self.using, asked)
         failpoints.reach("after_claim")
         return claimed
 

@@ -14,7 +14,7 @@ from ...core.callables import nothing
 from ...extensions import WorkerExtension
 from ...record import admission, overrides
 from ...record.admission import Admitted
-from ...record.sql.rows import Moved, Ticket
+from ...record.sql.rows import Claiming, Moved
 from ...signals import MessageFacts
 from .tuning import Tuning
 
@@ -129,16 +129,7 @@ class KnownLimits(WorkerExtension):
                 else:
                     self._freed.pop(name, None)
 
-    def admit(
-        self,
-        tickets: Sequence[Ticket],
-        leases: dict[str, float],
-        *,
-        queue: str | None,
-        ahead: float,
-        limits: Mapping[int, Collection[str]],
-        others_wait: bool,
-    ) -> Admitted:
+    def admit(self, asked: Claiming, limits: Mapping[int, Collection[str]], *, others_wait: bool) -> Admitted:
         """Claim as ``admission.admit`` does, and take note of the limits that refuse messages.
 
         ``others_wait``: there is no room for further messages under limits. Of thousands of full limits each would have
@@ -152,16 +143,13 @@ class KnownLimits(WorkerExtension):
         """
         with self._lock:
             self._is_asked = True
-        known = self.overrides.last
-        admitted = admission.admit(
-            self.using, tickets, leases, self.worker, queue=queue, ahead=ahead, limits=limits, known=known
-        )
+        admitted = admission.admit(self.using, asked, limits)
         refused = admitted.refused
         closed = {name: admitted.opens.get(name) for name in refused.values()}
         if closed and others_wait:
             closed |= admission.closed(self.using)
         begun = {row.id for row in admitted.claimed}
-        left = {ticket.id for ticket in tickets} - begun
+        left = {ticket.id for ticket in asked.tickets} - begun
         with self._lock:
             self._is_asked = False
             for name, opens_in in closed.items():
