@@ -27,7 +27,7 @@ from ..models.messages import IS_CONSISTENT, Lease, lease_is_over
 from ..project import conf
 from ..record import reads
 from ..record.sql import statements
-from ..record.sql.rows import Facts
+from ..record.sql.rows import Facts, Span
 from ..restore import reading
 from ..restore.filling import fill
 from ..restore.horizon import ensure_horizon, refuse_foreign
@@ -152,7 +152,7 @@ class ConsistencyCheck:
 
     def _suspects(self) -> Iterator[tuple[list[int], int]]:
         """Yield ids that seem to differ, in batches, each with how many ids were compared."""
-        for batch in reading.merged(self.using, [self.queue], end=from_tenths(self._horizon_tenths)):
+        for batch in reading.merged(self.using, [self.queue], Span(from_tenths(self._horizon_tenths))):
             yield self._misplaced(batch.by_queue[self.queue]), batch.size
         for ids in self.broker.ids(self.queue):
             live = Message.objects.using(self.using).filter(pk__in=ids, queue=self.queue, state__in=sorted(LIVE))

@@ -31,7 +31,7 @@ from ..models import Message
 from ..project import conf, pulled
 from ..record import reads, transitions
 from ..record.sql import statements
-from ..record.sql.rows import Moved
+from ..record.sql.rows import BEGINNING, Moved, Span
 from ..record.transitions import MOVES_PER_TRANSACTION, DueTimes
 from .filling import LOADER_LEASE, Load, fill
 from .horizon import NO_LEASE, ensure_horizon, is_current, refuse_foreign, writable_server
@@ -349,9 +349,7 @@ class Restore:
         marks = [(moment, 0) for moment in (start, chosen.due_after) if moment is not None]
         if after is not None and after[0] is not None:
             marks.append((after[0], after[1]))
-        yield from merged(
-            self.using, [queue], after=max(marks, default=None), end=end, limit=limit, topics=chosen.topics or None
-        )
+        yield from merged(self.using, [queue], Span(end, max(marks, default=BEGINNING), limit, chosen.topics or None))
 
     # --- filling --------------------------------------------------------------------------------------------------
 

@@ -12,14 +12,14 @@ from datetime import datetime
 from itertools import chain, islice, repeat
 from typing import NamedTuple
 
-from ..broker.base import IDS_PER_CALL, Entry
+from ..broker.base import Entry
 from ..broker.publisher import by_queue
 from ..core.chunks import chunks
 from ..core.states import State
 from ..models import Message
 from ..project import pulled, registry
 from ..record.sql import statements
-from ..record.sql.rows import BEGINNING
+from ..record.sql.rows import Span
 
 
 class Pages(NamedTuple):
@@ -67,21 +67,12 @@ def still_scheduled(using: str, ids: Iterable[int]) -> set[int]:
     return {pk for pk, state in rows if state == State.SCHEDULED}
 
 
-def merged(
-    using: str,
-    queues: Sequence[str],
-    *,
-    after: tuple[datetime, int] | None = None,
-    end: datetime,
-    limit: int = IDS_PER_CALL,
-    topics: Sequence[str] | None = None,
-    pages: Pages = PAGES,
-) -> Iterator[Batch]:
+def merged(using: str, queues: Sequence[str], span: Span, pages: Pages = PAGES) -> Iterator[Batch]:
     """Yield the scheduled messages of queues in the one order of (due, id), after a position in that order.
 
     After ``(moment, 0)`` means: due from that moment on.
     """
-    walks = _walks(using, queues, after, end, limit, topics, pages)
+    walks = _walks(using, queues, span, pages)
     if len(walks) == 1:
         for queue, pages_of_it in walks.items():
             for rows in pages_of_it:
@@ -89,19 +80,17 @@ def merged(
         return
     each = [zip(repeat(queue), chain.from_iterable(pages_of_it)) for queue, pages_of_it in walks.items()]
     together = heapq.merge(*each, key=lambda one: (one[1].due_us, one[1].id))
-    while some_entries := list(islice(together, limit)):
+    while some_entries := list(islice(together, span.limit)):
         last = some_entries[-1][1]
         yield Batch(by_queue(some_entries), (last.due_at, last.id))
 
 
-def in_turn(
-    using: str, queues: Sequence[str], *, end: datetime, limit: int = IDS_PER_CALL, pages: Pages = PAGES
-) -> Iterator[Batch]:
-    """Yield the scheduled messages of several queues that are due up to ``end``: a page of each queue in turn.
+def in_turn(using: str, queues: Sequence[str], span: Span) -> Iterator[Batch]:
+    """Yield the scheduled messages of several queues: a page of each queue in turn.
 
     So the few messages of one queue do not wait for the many of another.
     """
-    walks = _walks(using, queues, None, end, limit, None, pages)
+    walks = _walks(using, queues, span, PAGES)
     batch: dict[str, list[Entry]] = {}
     while walks:
         for queue in list(walks):
@@ -109,7 +98,7 @@ def in_turn(
             if rows is None:
                 del walks[queue]
                 continue
-            if batch and sum(map(len, batch.values())) + len(rows) > limit:
+            if batch and sum(map(len, batch.values())) + len(rows) > span.limit:
                 yield Batch(batch)
                 batch = {}
             batch.setdefault(queue, []).extend(rows)
@@ -117,24 +106,15 @@ def in_turn(
         yield Batch(batch)
 
 
-def _walks(
-    using: str,
-    queues: Sequence[str],
-    after: tuple[datetime, int] | None,
-    end: datetime,
-    limit: int,
-    topics: Sequence[str] | None,
-    pages: Pages,
-) -> dict[str, Iterator[list[Entry]]]:
+def _walks(using: str, queues: Sequence[str], span: Span, pages: Pages) -> dict[str, Iterator[list[Entry]]]:
     """Return the pages of each queue that has messages, in its order of (due, id).
 
     One query for many queues finds the first messages of each; a queue that has more is read on page by page.
     """
     first: dict[str, list[Entry]] = {}
-    head = limit if len(queues) == 1 else min(limit, pages.head)
+    head = span.limit if len(queues) == 1 else min(span.limit, pages.head)
     for some in chunks(queues, pages.queues):
-        heads = statements(using).heads(some, after=after or BEGINNING, end=end, limit=head, topics=topics)
-        for queue, *values in heads:
+        for queue, *values in statements(using).heads(some, span._replace(limit=head)):
             first.setdefault(queue, []).append(Entry(*values))
 
     def pages_of(queue: str) -> Iterator[list[Entry]]:
@@ -144,9 +124,9 @@ def _walks(
             if len(rows) < size:
                 return
             # A queue of which much was read gets larger pages, so that a thousand queues do not fill the memory.
-            size = min(limit, size * 4)
-            mark = (rows[-1].due_at, rows[-1].id)
-            heads = statements(using).heads([queue], after=mark, end=end, limit=size, topics=topics)
+            size = min(span.limit, size * 4)
+            following = span._replace(after=(rows[-1].due_at, rows[-1].id), limit=size)
+            heads = statements(using).heads([queue], following)
             if not (rows := [Entry(*values) for _queue, *values in heads]):
                 return
 

@@ -30,7 +30,7 @@ from ..project.answers import Reject, RetryLater
 from ..record import crashes, reads, transitions
 from ..record.sql import statements
 from ..record.sql.moves import clock
-from ..record.sql.rows import ALL_CHANGES, BEGINNING, LeaseRenewal, Ticket
+from ..record.sql.rows import ALL_CHANGES, LeaseRenewal, Span, Ticket
 from ..worker.run.batches import execute_batch
 from ..worker.run.delivery import MAY_COME_TOGETHER, Delivery
 from ..worker.run.executor import answer, execute
@@ -229,7 +229,7 @@ class Deliverer:
         if not queues:
             return {}
         received = list(registry.handlers())
-        heads = statements(self.using).heads(queues, after=BEGINNING, end=None, limit=1, topics=received)
+        heads = statements(self.using).heads(queues, Span(None, limit=1, topics=received))
         return {name: from_us(due_us) for name, _id, due_us, _priority in heads}
 
     def check_topics(self, queue: str | None, elsewhere: Collection[str]) -> None:

@@ -48,7 +48,7 @@ from django_delayq.models import Message, Transition
 from django_delayq.models.messages import Lease, LogRow, Place
 from django_delayq.project.registry import handlers
 from django_delayq.record import crashes, transitions
-from django_delayq.record.sql.rows import Claimed, Failure, Success, Ticket
+from django_delayq.record.sql.rows import Claimed, Failure, Span, Success, Ticket
 from django_delayq.restore import reading
 from django_delayq.worker.shared.broker_switch import BrokerSwitch
 from django_delayq.worker.upkeep.loader import Loader
@@ -549,7 +549,7 @@ class Machine(RuleBasedStateMachine):
 
     def pages(self, limit: int = 1000) -> Iterator[list[Entry]]:
         end = from_tenths(self.broker.now_tenths() + 30 * SECOND)
-        return (batch.by_queue[QUEUE] for batch in reading.merged("default", [QUEUE], end=end, limit=limit))
+        return (batch.by_queue[QUEUE] for batch in reading.merged("default", [QUEUE], Span(end, limit=limit)))
 
     def fill(self, page: list[Entry]) -> None:
         before = self.places(page)

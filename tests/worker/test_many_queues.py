@@ -24,6 +24,7 @@ from django_delayq.models import Message
 from django_delayq.project import conf
 from django_delayq.record import reads, transitions
 from django_delayq.record.reads import identity
+from django_delayq.record.sql.rows import Span
 from django_delayq.restore import reading
 from django_delayq.worker.claim.consumer import Consumer
 from django_delayq.worker.shared.broker_switch import BrokerSwitch
@@ -162,7 +163,7 @@ def test_messages_of_many_queues_are_read_in_the_order_of_their_due_times(head: 
     end = timezone.now() + timedelta(seconds=3600)
 
     def read(**bounds: Any) -> list[int]:
-        pages = list(reading.merged(DB, QUEUES, end=end, limit=100, pages=sizes, **bounds))
+        pages = list(reading.merged(DB, QUEUES, Span(end, limit=100, **bounds), sizes))
         assert all(page.size == 100 for page in pages[:-1])
         for before, after in pairwise(pages):
             assert before.end < (after.first, 2**63)

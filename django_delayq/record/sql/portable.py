@@ -37,6 +37,7 @@ from .rows import (
     NewMessage,
     QueueLook,
     Reference,
+    Span,
     Success,
     Ticket,
     ToAnnounce,
@@ -132,28 +133,15 @@ class Portable:
         """Return the queues that hold scheduled messages, by name. With ``known``: other ones, in no order."""
         return [queue for (queue,) in self._rows(QUEUES) if queue not in known]
 
-    def heads(
-        self,
-        queues: Sequence[str],
-        *,
-        after: tuple[datetime, int],
-        end: datetime | None,
-        limit: int,
-        topics: Sequence[str] | None = None,
-    ) -> Iterable[tuple[str, int, int, int]]:
-        """Return the first scheduled messages of each queue, up to ``limit``, in their order of (due, id).
-
-        Only messages after the place ``after`` in that order and due by ``end`` count; with ``topics`` only those of
-        these topics. Yields queue, id, due time (microseconds since 1970) and priority.
-        """
-        rows = Message.objects.using(self.using).filter(After(*after), state=State.SCHEDULED)
-        if end is not None:
-            rows = rows.filter(due_at__lte=end)
+    def heads(self, queues: Sequence[str], span: Span) -> Iterable[tuple[str, int, int, int]]:
+        """Return queue, id, due time (microseconds since 1970) and priority of the first messages of each queue."""
+        rows = Message.objects.using(self.using).filter(After(*span.after), state=State.SCHEDULED)
+        if span.end is not None:
+            rows = rows.filter(due_at__lte=span.end)
+        if span.topics is not None:
+            rows = rows.filter(topic__in=span.topics)
         for queue in queues:
-            found = rows.filter(queue=queue)
-            if topics is not None:
-                found = found.filter(topic__in=topics)
-            for place in self.places(found.order_by("due_at", "id")[:limit]):
+            for place in self.places(rows.filter(queue=queue).order_by("due_at", "id")[: span.limit]):
                 yield (queue, *place)
 
     def find_candidates(

@@ -52,6 +52,7 @@ from .rows import (
     Moved,
     NewMessage,
     QueueLook,
+    Span,
     Ticket,
     ToAnnounce,
 )
@@ -499,26 +500,14 @@ class PostgreSQL(PostgreSQLDelivery, Portable):
     def facts(self, ids: Sequence[int]) -> dict[int, Facts]:
         return {row[0]: Facts._make(row) for row in self._rows(FACTS, {"ids": array(ids)})} if ids else {}
 
-    def heads(
-        self,
-        queues: Sequence[str],
-        *,
-        after: tuple[datetime, int],
-        end: datetime | None,
-        limit: int,
-        topics: Sequence[str] | None = None,
-    ) -> list[tuple[str, int, int, int]]:
-        parameters = {
-            "queues": texts(queues),
-            "due": after[0],
-            "id": after[1],
-            "end": "infinity" if end is None else end.isoformat(),
-            "limit": limit,
-        }
+    def heads(self, queues: Sequence[str], span: Span) -> list[tuple[str, int, int, int]]:
+        end = "infinity" if span.end is None else span.end.isoformat()
+        parameters: dict[str, Any] = {"queues": texts(queues), "end": end, "limit": span.limit}
+        parameters["due"], parameters["id"] = span.after
         sql = HEADS
-        if topics is not None:
+        if span.topics is not None:
             sql = HEADS_OF_TOPICS
-            parameters["topics"] = texts(topics)
+            parameters["topics"] = texts(span.topics)
         return cast(list[tuple[str, int, int, int]], self._rows(sql, parameters))
 
     def claims_under_way(self) -> set[str]:

@@ -14,6 +14,20 @@ from ...core.states import State
 IndexPosition = tuple[datetime, int]
 # Before all messages.
 BEGINNING: IndexPosition = (datetime(1970, 1, 1, tzinfo=UTC), 0)
+
+
+class Span(NamedTuple):
+    """The scheduled messages that are read of each queue, up to ``limit``, in their order of (due, id).
+
+    Those behind the position ``after`` and due by ``end`` (None: whenever), and with ``topics`` only those of these.
+    """
+
+    end: datetime | None
+    after: IndexPosition = BEGINNING
+    limit: int = 1000
+    topics: Sequence[str] | None = None
+
+
 # The most messages of a queue that one statement passes over because they may not begin: it bounds its time.
 ROWS_PASSED = 5_000
 

@@ -25,6 +25,7 @@ from ...models import Message
 from ...project import conf, pulled
 from ...record import reads
 from ...record.sql import statements
+from ...record.sql.rows import Span
 from ...restore import reading
 from ...restore.filling import LOADER_LEASE, Load, fill
 from ...restore.horizon import is_too_far, writable_server
@@ -287,11 +288,11 @@ class Loader(Service):
         """
         page = self.tuning.page
         if start is not None:
-            yield from reading.merged(self.using, queues, after=(from_tenths(start), 0), end=end, limit=page)
+            yield from reading.merged(self.using, queues, Span(end, (from_tenths(start), 0), page))
             return
         overdue_since = reads.now(self.using) - bounds.OVERDUE_AFTER
-        yield from reading.merged(self.using, queues, after=(overdue_since, 0), end=end, limit=page)
-        yield from reading.in_turn(self.using, queues, end=overdue_since, limit=page)
+        yield from reading.merged(self.using, queues, Span(end, (overdue_since, 0), page))
+        yield from reading.in_turn(self.using, queues, Span(overdue_since, limit=page))
 
 
 def _why(meta: Meta, *, restarted: bool) -> str:

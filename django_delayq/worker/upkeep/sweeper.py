@@ -7,7 +7,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
-from functools import partial
 from itertools import chain, islice
 
 from ...broker.base import Entry
@@ -18,7 +17,7 @@ from ...extensions import Service
 from ...project import conf
 from ...record import unannounced
 from ...record.low_water import LowWater
-from ...record.sql.rows import BEGINNING, IndexPosition, ToAnnounce
+from ...record.sql.rows import BEGINNING, IndexPosition, Span, ToAnnounce
 from ...restore import reading
 from ...restore.filling import fill
 from ..shared.broker_switch import BrokerSwitch
@@ -104,9 +103,9 @@ class Sweeper(Service):
         if self._cursor is None:
             self._cursor = self.began_at = BEGINNING if self._low.begin_full_scan() else self._low.mark
         queues, topics = self.queues(), list(self.topics())
-        read = partial(reading.merged, self.using, queues, end=overdue_since, limit=self.tuning.page, topics=topics)
+        span = Span(overdue_since, self._cursor, self.tuning.page, topics)
         missing: defaultdict[str, list[Entry]] = defaultdict(list)
-        pages, asked, rows = read(after=self._cursor), time.monotonic(), 0
+        pages, asked, rows = reading.merged(self.using, queues, span), time.monotonic(), 0
         first = next(pages, None)
         if self._cursor == self.began_at:
             # The first page of a round has passed the dead rows.
@@ -129,7 +128,7 @@ class Sweeper(Service):
         if self._cursor is not None:
             # A round over a backlog takes long. What has become overdue since the last tick does not wait for it.
             after = max(self._cursor, (self._looked or overdue_since, 0))
-            for page in islice(read(after=after), self.tuning.new_pages):
+            for page in islice(reading.merged(self.using, queues, span._replace(after=after)), self.tuning.new_pages):
                 self._note_missing(page.by_queue, missing)
         self._looked = overdue_since
         return self._fill(missing)
