@@ -187,6 +187,17 @@ _EXIT_CODES = {
 }
 
 
+@contextmanager
+def broker_if_any(using: str) -> Iterator[RedisBroker | None]:
+    """Give a broker for the project's Redis, and close it; None when the settings name no Redis."""
+    broker = index(using)
+    try:
+        yield broker
+    finally:
+        if broker is not None:
+            broker.close()
+
+
 def required_broker(using: str) -> RedisBroker:
     """Return a broker for the project's Redis. Raises ``CommandError`` when the settings name no Redis."""
     broker = index(using)
@@ -359,6 +370,25 @@ def database(options: Mapping[str, Any]) -> str:
     if reason is not None:
         raise CommandError(reason, returncode=MISCONFIGURED)
     return using
+
+
+# What the help calls the values that these functions read.
+_METAVARS: dict[Callable[[str], Any], str] = {
+    **dict.fromkeys((span, signed_span, duration, lasting, due, due_or_delay, moment_or_age), "TIME"),
+    memory: "SIZE",
+    queue_name: "QUEUE",
+    topic_name: "TOPIC",
+}
+
+
+# Options with a value each: by flag, how the value is read, and the help.
+Values = Mapping[str, tuple[Callable[[str], Any], str]]
+
+
+def add_values(parser: argparse._ActionsContainer, options: Values) -> None:
+    """Add options with a value each."""
+    for flag, (read, text) in options.items():
+        parser.add_argument(flag, type=read, metavar=_METAVARS.get(read), help=text)
 
 
 def add_database(parser: CommandParser) -> None:

@@ -333,21 +333,12 @@ def _add_options(parser: CommandParser, verb: Verb) -> None:
     parser.add_argument("ids", nargs="*", type=_id, metavar="ID", help="ids of messages; - reads ids from stdin")
     common.add_selectors(parser)
     if "finished" in verb.options:
-        for word, what in (("after", "at this time or later"), ("before", "before this time")):
-            parser.add_argument(
-                f"--finished-{word}",
-                type=common.moment_or_age,
-                metavar="TIME",
-                help=f"only messages that finished {what} (ISO 8601 with time zone, or an age such as 30d)",
-            )
+        text = "only messages that finished {} (ISO 8601 with time zone, or an age such as 30d)"
+        words = {"--finished-after": "at this time or later", "--finished-before": "before this time"}
+        common.add_values(parser, {flag: (common.moment_or_age, text.format(what)) for flag, what in words.items()})
     if verb.is_final:
-        parser.add_argument(
-            "--oldest",
-            type=common.positive,
-            metavar="N",
-            help="of the messages selected, only the N that finished first",
-        )
-    parser.add_argument("--key", type=common.key, help="only the message with this key")
+        common.add_values(parser, {"--oldest": (common.positive, "of these messages only those that finished first")})
+    common.add_values(parser, {"--key": (common.key, "only the message with this key")})
     parser.add_argument(
         "--state",
         action="append",
@@ -362,42 +353,26 @@ def _add_options(parser: CommandParser, verb: Verb) -> None:
     common.add_json(parser)
 
 
+DUE_AT = "due at this time (ISO 8601 with time zone), or after this time from now, e.g. 2h, or now"
+SHIFT = "due by this much later than now planned, e.g. 2h; or earlier, but not before now: --shift=-30m"
+SPREAD = "spread the messages that get a new due time evenly over this time, e.g. 10m"
+EXPIRES = "do not start them any more this long after their due times, e.g. 1h; or never"
+TO = "have the messages wait in this queue"
+PRIORITY = "and with this priority, from -100 to 100"
+
+
 def _add_times(parser: CommandParser, verb: Verb) -> None:
     if "due_at" in verb.options:
         when = parser.add_mutually_exclusive_group(required="shift" in verb.options)
-        when.add_argument(
-            "--due-at",
-            type=common.due_or_delay,
-            metavar="TIME",
-            help="due at this time (ISO 8601 with time zone), or after this time from now, e.g. 2h, or now",
-        )
-        if "shift" in verb.options:
-            when.add_argument(
-                "--shift",
-                type=common.signed_span,
-                metavar="TIME",
-                help="due by this much later than now planned, e.g. 2h; or earlier, but not before now: --shift=-30m",
-            )
+        shift: common.Values = {"--shift": (common.signed_span, SHIFT)} if "shift" in verb.options else {}
+        common.add_values(when, {"--due-at": (common.due_or_delay, DUE_AT), **shift})
     if "spread" in verb.options:
-        parser.add_argument(
-            "--spread",
-            type=common.span,
-            default=NO_TIME,
-            metavar="TIME",
-            help="spread the messages that get a new due time evenly over this time, e.g. 10m",
-        )
+        common.add_values(parser, {"--spread": (common.span, SPREAD)})
+        parser.set_defaults(spread=NO_TIME)
     if "queue" in verb.options:
-        parser.add_argument(
-            "--to", type=common.queue_name, metavar="QUEUE", help="have the messages wait in this queue"
-        )
-        parser.add_argument("--priority", type=common.priority, help="and with this priority, from -100 to 100")
+        common.add_values(parser, {"--to": (common.queue_name, TO), "--priority": (common.priority, PRIORITY)})
     if "expires" in verb.options:
-        parser.add_argument(
-            "--expires",
-            type=_life,
-            metavar="TIME",
-            help="do not start them any more this long after their due times, e.g. 1h; or never",
-        )
+        common.add_values(parser, {"--expires": (_life, EXPIRES)})
 
 
 def _life(text: str) -> timedelta | Literal[False]:

@@ -9,7 +9,6 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError, InterfaceError
 
-from ...broker import index
 from ...core.clock import iso
 from ...core.durations import brief
 from ...core.findings import Level
@@ -27,6 +26,15 @@ from ...record.sql.troubles import in_words
 from ...restore.horizon import writable_server
 from .. import _common as common
 
+THRESHOLDS = {
+    "--min-workers": (common.count, "health: critical with fewer live workers (default 1)"),
+    "--max-overdue-age": (common.duration, "health: critical when a message has been due for longer (default 60s)"),
+    "--max-dead": (common.count, "health: critical with more dead messages (default: no limit)"),
+    "--max-limited-age": (
+        common.duration,
+        "health: critical when a message has waited longer for a limit (default: never; a warning after 1h)",
+    ),
+}
 # What can be checked, and the options that belong to one of them alone.
 WHAT: dict[str, tuple[str, ...]] = {
     "health": ("min_workers", "max_overdue_age", "max_dead", "max_limited_age"),
@@ -54,22 +62,7 @@ class Command(common.DelayqCommand):
         parser.add_argument(
             "what", nargs="?", choices=tuple(WHAT), default="health", metavar="WHAT", help=", ".join(WHAT)
         )
-        parser.add_argument(
-            "--min-workers", type=common.count, help="health: critical with fewer live workers (default 1)"
-        )
-        parser.add_argument(
-            "--max-overdue-age",
-            type=common.duration,
-            help="health: critical when a message has been due for longer (default 60s)",
-        )
-        parser.add_argument(
-            "--max-dead", type=common.count, help="health: critical with more dead messages (default: no limit)"
-        )
-        parser.add_argument(
-            "--max-limited-age",
-            type=common.duration,
-            help="health: critical when a message has waited longer for a limit (default: never; a warning after 1h)",
-        )
+        common.add_values(parser, THRESHOLDS)
         parser.add_argument(
             "--queue", action="append", type=common.queue_name, default=[], help="redis: only this queue (repeatable)"
         )
@@ -83,40 +76,36 @@ class Command(common.DelayqCommand):
             for name in names if what != options["what"] else ():
                 if options[name] not in (None, []) and options[name] is not False:
                     raise common.wrong_usage(f"--{name.replace('_', '-')} belongs to {what}.")
-        if options["what"] == "redis":
-            compare(self, using, options)
-        elif options["what"] == "record":
-            check_rows(self, using, options)
-        elif options["what"] == "handlers":
-            list_handlers(self, using, options)
-        else:
-            self._check_health(using, options)
+        others = {"redis": compare, "record": check_rows, "handlers": list_handlers}
+        others.get(options["what"], check_health)(self, using, options)
 
-    def _check_health(self, using: str, options: dict[str, Any]) -> None:
-        given = {name: options[name] for name in WHAT["health"] if options[name] is not None}
-        broker = index(using)
-        try:
-            findings = diagnostics.check(using, broker, Thresholds(**given))
-        finally:
-            if broker is not None:
-                broker.close()
-        level = max(finding.level for finding in findings)
-        if options["json"]:
-            self.say_json(
-                database=using,
-                level=level.name.lower(),
-                checks=[{"name": f.name, "level": f.level.name.lower(), "detail": f.text} for f in findings],
-            )
-        else:
-            for finding in findings:
-                self.say(f"{self._word(finding.level)} {finding.name}: {finding.text}")
-        if (cause := diagnostics.worst(findings)) is not None:
-            bad = sum(finding.level == Level.CRITICAL for finding in findings)
-            raise CommandError(f"{bad} of {len(findings)} checks found a critical problem.", returncode=int(cause))
-
-    def _word(self, level: Level) -> str:
+    def word(self, level: Level) -> str:
+        """Return the word for a level, in its colour."""
         styles = {Level.OK: self.style.SUCCESS, Level.WARN: self.style.WARNING, Level.CRITICAL: self.style.ERROR}
         return styles.get(level, str)(f"{level.name:<8}")
+
+
+# --- health -----------------------------------------------------------------------------------------------------------
+
+
+def check_health(command: Command, using: str, options: dict[str, Any]) -> None:
+    """Print all findings. Raise ``CommandError`` when one is critical."""
+    given = {name: options[name] for name in WHAT["health"] if options[name] is not None}
+    with common.broker_if_any(using) as broker:
+        findings = diagnostics.check(using, broker, Thresholds(**given))
+    level = max(finding.level for finding in findings)
+    if options["json"]:
+        command.say_json(
+            database=using,
+            level=level.name.lower(),
+            checks=[{"name": f.name, "level": f.level.name.lower(), "detail": f.text} for f in findings],
+        )
+    else:
+        for finding in findings:
+            command.say(f"{command.word(finding.level)} {finding.name}: {finding.text}")
+    if (cause := diagnostics.worst(findings)) is not None:
+        bad = sum(finding.level == Level.CRITICAL for finding in findings)
+        raise CommandError(f"{bad} of {len(findings)} checks found a critical problem.", returncode=int(cause))
 
 
 # --- redis ------------------------------------------------------------------------------------------------------------

@@ -18,10 +18,21 @@ from ...record import reads
 from .. import _common as common
 
 # The options of the command that are those of the call.
-_OPTIONS = (
-    *("delay", "due_at", "queue", "priority", "key", "on_conflict", "unique", "expires", "max_attempts"),
-    *("on_dead", "on_expired"),
-)
+DUE: common.Values = {
+    "--delay": (common.span, "due after this time, e.g. 15m"),
+    "--due-at": (common.due, "due at this time (ISO 8601 with time zone)"),
+}
+OTHERS: common.Values = {
+    "--queue": (common.queue_name, "the queue (default: the handler's)"),
+    "--priority": (int, "from -100 to 100 (default: the handler's)"),
+    "--key": (common.key, "the key"),
+    "--unique": (str, "how long it holds the key: live, scheduled, or a time such as 1h"),
+    "--expires": (common.span, "do not start it this long after its due time"),
+    "--max-attempts": (int, "give up after this number of attempts"),
+    "--on-dead": (common.topic_name, "the topic of what follows if it ends dead (default: the handler's)"),
+    "--on-expired": (common.topic_name, "the topic of what follows if it ends expired (default: the handler's)"),
+}
+_OPTIONS = ["on_conflict", *(flag[2:].replace("-", "_") for flag in (*DUE, *OTHERS))]
 
 
 class Command(common.DelayqCommand):
@@ -37,24 +48,11 @@ class Command(common.DelayqCommand):
             "payload", nargs="?", default="null", metavar="JSON", help="the payload; - reads it from stdin"
         )
         when = parser.add_mutually_exclusive_group()
-        when.add_argument("--delay", type=common.span, metavar="TIME", help="due after this time, e.g. 15m")
-        when.add_argument(
-            "--due-at", type=common.due, metavar="TIME", help="due at this time (ISO 8601 with time zone)"
-        )
-        parser.add_argument("--queue", type=common.queue_name, help="the queue (default: the handler's)")
-        parser.add_argument("--priority", type=int, help="from -100 to 100 (default: the handler's)")
-        parser.add_argument("--key", type=common.key, help="the key")
+        common.add_values(when, DUE)
         parser.add_argument(
             "--on-conflict", choices=[choice.value for choice in OnConflict], help="what to do when the key is taken"
         )
-        parser.add_argument("--unique", help="how long it holds the key: live, scheduled, or a time such as 1h")
-        parser.add_argument(
-            "--expires", type=common.span, metavar="TIME", help="do not start it this long after its due time"
-        )
-        parser.add_argument("--max-attempts", type=int, metavar="NUMBER", help="give up after this number of attempts")
-        for name, end in (("--on-dead", "dead"), ("--on-expired", "expired")):
-            told = f"the topic of the message that follows if it ends {end} (default: the handler's)"
-            parser.add_argument(name, type=common.topic_name, metavar="TOPIC", help=told)
+        common.add_values(parser, OTHERS)
         common.add_yes(parser)
         common.add_json(parser)
 

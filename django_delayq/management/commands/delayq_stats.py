@@ -11,7 +11,6 @@ from django.core.management.base import CommandParser
 
 from ... import extensions
 from ...api import limiting, pausing
-from ...broker import index
 from ...core.durations import brief
 from ...extensions import StatisticsSection
 from ...inspector import stats
@@ -39,12 +38,8 @@ class Command(common.DelayqCommand):
         common.add_json(parser)
 
     def work(self, using: str, options: dict[str, Any]) -> None:
-        broker = index(using)
-        try:
+        with common.broker_if_any(using) as broker:
             found = stats.collect(using, broker)
-        finally:
-            if broker is not None:
-                broker.close()
         with without_jit(using):
             sections = extensions.statistics(using, found.at)
         if options["json"]:

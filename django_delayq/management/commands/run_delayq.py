@@ -45,6 +45,31 @@ from .. import _common as common
 
 logger = logging.getLogger("django_delayq")
 
+# The options that say how much runs at once, and when a worker or one of its processes ends.
+AT_ONCE = {
+    "--processes": (common.positive, "worker processes (default: one per core, at most 4)"),
+    "--threads": (common.positive, "handlers that run at once in each process (default %(default)s)"),
+    "--async-concurrency": (
+        common.positive,
+        "async handlers that run at once on the event loop of each process (default %(default)s)",
+    ),
+}
+LIMITS = {
+    "--max-messages": (common.positive, "each process ends after this number of messages"),
+    "--max-runtime": (common.lasting, "exit after this time, e.g. 1h"),
+    "--max-tasks-per-child": (
+        common.positive,
+        "replace each worker process in order after this number of messages",
+    ),
+    "--max-memory-per-child": (
+        common.memory,
+        "replace each worker process in order when it has more resident memory than this, e.g. 200M",
+    ),
+    "--graceful-timeout": (
+        common.duration,
+        "how long running handlers may go on after the first signal (default %(default)gs)",
+    ),
+}
 # The options whose defaults are those of ``Options``.
 DEFAULTS = ("threads", "async_concurrency", "graceful_timeout")
 
@@ -102,24 +127,12 @@ class Command(BaseCommand):
             metavar="QUEUE[=WEIGHT]",
             help="serve only this queue (repeatable): in strict order of priority, or by weight with a=3",
         )
-        parser.add_argument(
-            "--processes", type=common.positive, help="worker processes (default: one per core, at most 4)"
-        )
-        parser.add_argument(
-            "--threads",
-            type=common.positive,
-            help="handlers that run at once in each process (default %(default)s)",
-        )
-        parser.add_argument(
-            "--async-concurrency",
-            type=common.positive,
-            help="async handlers that run at once on the event loop of each process (default %(default)s)",
-        )
+        common.add_values(parser, AT_ONCE)
         parser.add_argument(
             "--roles", type=_roles, help=f"have only these roles, separated by commas: {', '.join(all_roles())}"
         )
         parser.add_argument("--once", action="store_true", help="deliver the messages that are due now, and exit")
-        _add_limits(parser)
+        common.add_values(parser, LIMITS)
         parser.add_argument(
             "--worker-name", type=_name, help="the name of the worker in the log (default: the name of the host)"
         )
@@ -220,28 +233,6 @@ class Command(BaseCommand):
                 logger.error("The worker has ended; it starts again when code changes")
         finally:
             ended.set()
-
-
-def _add_limits(parser: CommandParser) -> None:
-    """Add the options that say when a worker, or one of its processes, ends."""
-    parser.add_argument("--max-messages", type=common.positive, help="each process ends after this number of messages")
-    parser.add_argument("--max-runtime", type=common.lasting, help="exit after this time, e.g. 1h")
-    parser.add_argument(
-        "--max-tasks-per-child",
-        type=common.positive,
-        help="replace each worker process in order after this number of messages",
-    )
-    parser.add_argument(
-        "--max-memory-per-child",
-        type=common.memory,
-        metavar="SIZE",
-        help="replace each worker process in order when it has more resident memory than this, e.g. 200M",
-    )
-    parser.add_argument(
-        "--graceful-timeout",
-        type=common.duration,
-        help="how long running handlers may go on after the first signal (default %(default)gs)",
-    )
 
 
 def _check_interpreter() -> None:
