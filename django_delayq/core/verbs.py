@@ -62,8 +62,7 @@ class Verb(NamedTuple):
 
 SCHEDULED = frozenset({State.SCHEDULED})
 
-# What a command says of ids that no message has, whatever the verb.
-NOT_FOUND = Line("{} not found")
+_NOT_FOUND = {Verdict.NOT_FOUND: Line("{} not found")}
 _CRASHED = "an earlier delivery crashed and may have had its effect"
 
 _ACTIONS = (
@@ -81,6 +80,7 @@ _ACTIONS = (
                 f"{{}} cancelled, but {_CRASHED}", f"{{}} would be cancelled, but {_CRASHED}"
             ),
             Verdict.TOO_LATE: Line("{} not cancelled: finished already"),
+            **_NOT_FOUND,
         },
         refusals="finished already, or not found",
     ),
@@ -94,6 +94,7 @@ _ACTIONS = (
         lines={
             Verdict.RESCHEDULED: Line("{} rescheduled", "{} would be rescheduled"),
             Verdict.TOO_LATE: Line("{} not rescheduled: running, or finished already"),
+            **_NOT_FOUND,
         },
         refusals="running, finished already, or not found",
     ),
@@ -108,6 +109,7 @@ _ACTIONS = (
         lines={
             Verdict.RESCHEDULED: Line("{} due now", "{} would be due now"),
             Verdict.TOO_LATE: Line("{} not changed: running, or finished already"),
+            **_NOT_FOUND,
         },
         refusals="running, finished already, or not found",
     ),
@@ -123,6 +125,7 @@ _ACTIONS = (
         lines={
             Verdict.MOVED: Line("{} moved", "{} would be moved"),
             Verdict.TOO_LATE: Line("{} not moved: running, or finished already"),
+            **_NOT_FOUND,
         },
         refusals="running, finished already, or not found",
     ),
@@ -140,6 +143,7 @@ _ACTIONS = (
             Verdict.REQUEUED: Line("{} requeued", "{} would be requeued"),
             Verdict.TOO_LATE: Line("{} not requeued: live, or consumed"),
             Verdict.KEY_TAKEN: Line("{} not requeued: another message holds the topic and key"),
+            **_NOT_FOUND,
         },
         refusals="live, consumed, their key is taken, or not found",
     ),
@@ -157,6 +161,7 @@ _ACTIONS = (
             Verdict.PURGED: Line("{} purged", "{} would be purged"),
             Verdict.TOO_LATE: Line("{} not purged: live, or locked by another transaction"),
             Verdict.REFERRED_TO: Line("{} not purged: rows of other tables refer to them"),
+            **_NOT_FOUND,
         },
         refusals="live, locked, referred to by other tables, or not found",
     ),

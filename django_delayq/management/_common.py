@@ -385,10 +385,10 @@ _METAVARS: dict[Callable[[str], Any], str] = {
 Values = Mapping[str, tuple[Callable[[str], Any], str]]
 
 
-def add_values(parser: argparse._ActionsContainer, options: Values) -> None:
-    """Add options with a value each."""
+def add_values(add: Callable[..., argparse.Action], options: Values) -> None:
+    """Add options with a value each, by the ``add_argument`` of a parser or of a group of its options."""
     for flag, (read, text) in options.items():
-        parser.add_argument(flag, type=read, metavar=_METAVARS.get(read), help=text)
+        add(flag, type=read, metavar=_METAVARS.get(read), help=text)
 
 
 def add_database(parser: CommandParser) -> None:

@@ -19,7 +19,7 @@ from ...core.chunks import chunks
 from ...core.clock import NO_TIME, iso
 from ...core.durations import brief
 from ...core.states import LIVE, State
-from ...core.verbs import NOT_FOUND, VERBS, Verb
+from ...core.verbs import VERBS, Verb
 from ...core.verdicts import DONE, Verdict
 from ...models import Message
 from ...record import purge, reads
@@ -214,7 +214,7 @@ class Command(common.DelayqCommand):
             self.stderr.write(f"{line}.", self.style.WARNING)
         shown = {verdict: number for verdict, number in verdicts.items() if number}
         for verdict, number in shown.items():
-            said = verb.lines.get(verdict, NOT_FOUND)
+            said = verb.lines[verdict]
             text = said.would if is_dry and said.would else said.text
             self.say(text.format(f"{number:,}"))
         if not shown:
@@ -335,10 +335,14 @@ def _add_options(parser: CommandParser, verb: Verb) -> None:
     if "finished" in verb.options:
         text = "only messages that finished {} (ISO 8601 with time zone, or an age such as 30d)"
         words = {"--finished-after": "at this time or later", "--finished-before": "before this time"}
-        common.add_values(parser, {flag: (common.moment_or_age, text.format(what)) for flag, what in words.items()})
+        common.add_values(
+            parser.add_argument, {flag: (common.moment_or_age, text.format(what)) for flag, what in words.items()}
+        )
     if verb.is_final:
-        common.add_values(parser, {"--oldest": (common.positive, "of these messages only those that finished first")})
-    common.add_values(parser, {"--key": (common.key, "only the message with this key")})
+        common.add_values(
+            parser.add_argument, {"--oldest": (common.positive, "of these messages only those that finished first")}
+        )
+    common.add_values(parser.add_argument, {"--key": (common.key, "only the message with this key")})
     parser.add_argument(
         "--state",
         action="append",
@@ -365,14 +369,16 @@ def _add_times(parser: CommandParser, verb: Verb) -> None:
     if "due_at" in verb.options:
         when = parser.add_mutually_exclusive_group(required="shift" in verb.options)
         shift: common.Values = {"--shift": (common.signed_span, SHIFT)} if "shift" in verb.options else {}
-        common.add_values(when, {"--due-at": (common.due_or_delay, DUE_AT), **shift})
+        common.add_values(when.add_argument, {"--due-at": (common.due_or_delay, DUE_AT), **shift})
     if "spread" in verb.options:
-        common.add_values(parser, {"--spread": (common.span, SPREAD)})
+        common.add_values(parser.add_argument, {"--spread": (common.span, SPREAD)})
         parser.set_defaults(spread=NO_TIME)
     if "queue" in verb.options:
-        common.add_values(parser, {"--to": (common.queue_name, TO), "--priority": (common.priority, PRIORITY)})
+        common.add_values(
+            parser.add_argument, {"--to": (common.queue_name, TO), "--priority": (common.priority, PRIORITY)}
+        )
     if "expires" in verb.options:
-        common.add_values(parser, {"--expires": (_life, EXPIRES)})
+        common.add_values(parser.add_argument, {"--expires": (_life, EXPIRES)})
 
 
 def _life(text: str) -> timedelta | Literal[False]:

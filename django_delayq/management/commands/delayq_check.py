@@ -62,7 +62,7 @@ class Command(common.DelayqCommand):
         parser.add_argument(
             "what", nargs="?", choices=tuple(WHAT), default="health", metavar="WHAT", help=", ".join(WHAT)
         )
-        common.add_values(parser, THRESHOLDS)
+        common.add_values(parser.add_argument, THRESHOLDS)
         parser.add_argument(
             "--queue", action="append", type=common.queue_name, default=[], help="redis: only this queue (repeatable)"
         )

@@ -48,11 +48,11 @@ class Command(common.DelayqCommand):
             "payload", nargs="?", default="null", metavar="JSON", help="the payload; - reads it from stdin"
         )
         when = parser.add_mutually_exclusive_group()
-        common.add_values(when, DUE)
+        common.add_values(when.add_argument, DUE)
         parser.add_argument(
             "--on-conflict", choices=[choice.value for choice in OnConflict], help="what to do when the key is taken"
         )
-        common.add_values(parser, OTHERS)
+        common.add_values(parser.add_argument, OTHERS)
         common.add_yes(parser)
         common.add_json(parser)
 

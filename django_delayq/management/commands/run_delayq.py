@@ -127,12 +127,12 @@ class Command(BaseCommand):
             metavar="QUEUE[=WEIGHT]",
             help="serve only this queue (repeatable): in strict order of priority, or by weight with a=3",
         )
-        common.add_values(parser, AT_ONCE)
+        common.add_values(parser.add_argument, AT_ONCE)
         parser.add_argument(
             "--roles", type=_roles, help=f"have only these roles, separated by commas: {', '.join(all_roles())}"
         )
         parser.add_argument("--once", action="store_true", help="deliver the messages that are due now, and exit")
-        common.add_values(parser, LIMITS)
+        common.add_values(parser.add_argument, LIMITS)
         parser.add_argument(
             "--worker-name", type=_name, help="the name of the worker in the log (default: the name of the host)"
         )
