@@ -107,7 +107,9 @@ _MEANT = {
     "move": 'move_message(message, queue="other")',
     **dict.fromkeys(("requeue", "restart"), "requeue_message(message)"),
     **dict.fromkeys(("enqueue", "perform", "run", "run_now"), "run_message(message)"),
-    **dict.fromkeys(("get", "return_value"), 'message.wait("10s"), then message.result (keep_result=True at @handler)'),
+    **dict.fromkeys(
+        ("get", "return_value"), 'message.wait("10s"), then message.result, with keep_result=True at @handler'
+    ),
     **dict.fromkeys(("get_status", "ready", "status", "successful"), "message.refresh_from_db(), then message.state"),
     **dict.fromkeys(("args", "body", "data", "kwargs"), "message.payload"),
     **dict.fromkeys(("eta", "run_at", "scheduled_at"), "message.due_at"),
