@@ -54,7 +54,7 @@ def test_the_keys_of_a_queue_share_one_slot_and_are_its_own(prefix: str, queue: 
     validation.queue(queue)
     assert not conf.parse({"PREFIX": prefix})[1]
     names = astuple(keys(prefix, queue))
-    assert len(set(names)) == len(names) == 9
+    assert len(set(names)) == len(names) == 10
     assert len({key_slot(name.encode()) for name in names}) == 1
     assert keys(prefix, queue).queue == queue
     assert keys(namespace(prefix, "other"), queue) != keys(namespace(prefix, "default"), queue)
