@@ -244,7 +244,7 @@ class _Process(WorkerProcess):
     def is_responsive(self) -> bool:
         """True while the consumer makes rounds and the recorder records."""
         beat = self.beat
-        return not self.recorder.hangs and (not beat or time.monotonic() - beat < STALE_AFTER)
+        return not self.recorder.hangs() and (not beat or time.monotonic() - beat < STALE_AFTER)
 
     def _log_start(self) -> None:
         options = self.options

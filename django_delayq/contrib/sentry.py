@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal
@@ -223,7 +223,7 @@ def _recall_failures(message: Handled) -> None:
             failed = list(failures)
         except SynchronousOnlyOperation:
             # On the event loop of an async handler.
-            failed = _answer_to(lambda: list(failures), message.using)
+            failed = _answer_to(failures, message.using)
     except DatabaseError as error:
         logger.warning("The earlier failures of message %d are not in its event: %s", message.id, in_words(error))
         return
@@ -233,7 +233,7 @@ def _recall_failures(message: Handled) -> None:
         )
 
 
-def _answer_to(ask: Callable[[], list[Any]], using: str) -> list[Any]:
+def _answer_to(query: Iterable[Any], using: str) -> list[Any]:
     """Return what a query returns in a thread of its own, for an event loop, where Django allows none.
 
     Nothing else runs on the loop meanwhile, so it waits for a limited time, and for no second query beside the first.
@@ -244,7 +244,7 @@ def _answer_to(ask: Callable[[], list[Any]], using: str) -> list[Any]:
 
     def run() -> None:
         try:
-            answers.append(ask())
+            answers.append([*query])
         except DatabaseError as error:
             errors.append(error)
         finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 from itertools import pairwise
@@ -56,13 +56,13 @@ def due_by_topic(
     Those of paused queues and those that wait for limits are neither ready nor overdue.
     """
     caps = caps.shared(len(statements(using).queues()))
-    counts: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+    counts: dict[str, list[int]] = {}
     rows = [*read_due(using, admission.full_lately(using), now=now, overdue_since=overdue_since, caps=caps)]
     for each in rows:
         may_begin = each.limit is None and each.queue not in paused
         overdue = each.overdue * may_begin
         found = (each.number, each.number * may_begin - overdue, overdue)
-        counts[each.topic] = [*map(sum, zip(counts[each.topic], found, strict=True))]
+        counts[each.topic] = [*map(sum, zip(counts.get(each.topic, (0, 0, 0)), found, strict=True))]
     more = may_be_more(rows, caps)
     ordered = sorted(counts, key=lambda topic: (-counts[topic][0], topic))
     return {topic: TopicDue(*(Capped(number, more) for number in counts[topic])) for topic in ordered}
@@ -72,18 +72,21 @@ def due_soon(using: str, now: datetime, queues: Collection[str], caps: Caps = CA
     """Return what falls due of these queues within each span of ``WITHIN``, by queue and by the name of the span."""
     caps, runtimes = caps.shared(len(statements(using).queues())), mean_runtimes(using)
     ends = [now + timedelta(seconds=seconds) for seconds in WITHIN.values()]
-    numbers: defaultdict[str, list[int]] = defaultdict(lambda: [0] * len(WITHIN))
-    work: defaultdict[str, list[float]] = defaultdict(lambda: [0.0] * len(WITHIN))
+    # By queue: the number of messages within each span, and their seconds of work.
+    sums = {queue: [(0, 0.0)] * len(WITHIN) for queue in queues}
     for queue, topic, found in read_coming(using, now, ends, caps.rows):
-        mean = runtimes.of(topic) or 0.0
-        numbers[queue] = [*map(sum, zip(numbers[queue], found, strict=True))]
-        work[queue] = [seconds + mean * number for seconds, number in zip(work[queue], found, strict=True)]
+        if queue in sums:
+            mean = runtimes.of(topic) or 0.0
+            sums[queue] = [
+                (number + more, seconds + mean * more)
+                for (number, seconds), more in zip(sums[queue], found, strict=True)
+            ]
     return {
         queue: {
             within: Coming(Capped(number, number >= caps.rows), None if runtimes.of_all is None else seconds)
-            for within, number, seconds in zip(WITHIN, numbers[queue], work[queue], strict=True)
+            for within, (number, seconds) in zip(WITHIN, each, strict=True)
         }
-        for queue in queues
+        for queue, each in sums.items()
     }
 
 

@@ -40,6 +40,10 @@ logger = logging.getLogger("django_delayq")
 Tickets = dict[str, list[Ticket]]
 
 
+def _no_tickets() -> Tickets:
+    return defaultdict(list)
+
+
 @dataclass(slots=True)
 class Split:
     """The tickets of one take, split by what becomes of them."""
@@ -51,9 +55,9 @@ class Split:
     # The number of those whose messages have ended or run: their ids are of no use any more.
     gone: int = 0
     # By queue: there was room for others only. They are put back where they were.
-    left: Tickets = field(default_factory=lambda: defaultdict(list))
+    left: Tickets = field(default_factory=_no_tickets)
     # By queue and name: to be blocked.
-    blocked: defaultdict[str, Tickets] = field(default_factory=lambda: defaultdict(lambda: defaultdict(list)))
+    blocked: defaultdict[str, Tickets] = field(default_factory=lambda: defaultdict(_no_tickets))
     # The topics of all messages that have a handler here.
     topics: list[str] = field(default_factory=list)
     # The names of the limits of the claimable messages, by id.

@@ -190,7 +190,7 @@ class Consumer(threading.Thread):
     def _round(self, broker: Broker) -> float:
         self._release_orphaned()
         self._look_for_pauses(broker)
-        self.isolation.run(lambda: self.wake_ups.pass_on(broker), self._beat_and_check_stop)
+        self.isolation.run(self._beat_and_check_stop, self.wake_ups.pass_on, broker)
         if self._stopping.is_set():
             # A message may still run alone: no other one may begin beside it.
             return 0.0

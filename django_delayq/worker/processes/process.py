@@ -155,7 +155,7 @@ class WorkerProcess:
         self.loader: Loader | None = None
         topics = registry.handlers() if self.consumer is not None else ()
         self.heartbeat = Heartbeat(
-            options.using, parts.name, parts.queues, options.threads, topics, lambda: self.recorder.hangs, parts.upkeep
+            options.using, parts.name, parts.queues, options.threads, topics, self.recorder.hangs, parts.upkeep
         )
         self.leadership = Leadership(
             parts.brokers, parts.name, parts.queues.named, registry.handlers(), self._roles(), parts.upkeep
@@ -290,6 +290,10 @@ class WorkerProcess:
         self.code = STUCK
         self.stop()
 
+    def _only_stuck_left(self) -> bool:
+        """Return whether every held delivery is stuck: then there is nothing left to wait for."""
+        return self._stuck.issuperset(self.pool.held())
+
     def _shut_down(self) -> None:
         """End all parts, in an order in which nothing is lost."""
         # First stop claiming, or the rest would never end.
@@ -305,8 +309,7 @@ class WorkerProcess:
         self.pool.release_unstarted()
         if self.pool.held():
             logger.info("Worker process %s takes no more messages and waits for its handlers", self.name)
-        # When every held delivery is stuck, there is nothing left to wait for.
-        finished = self.pool.finish(self.options.graceful_timeout, lambda: self._stuck.issuperset(self.pool.held()))
+        finished = self.pool.finish(self.options.graceful_timeout, self._only_stuck_left)
         if not finished:
             self.code = self.code or UNFINISHED
             for delivery in self.pool.held():

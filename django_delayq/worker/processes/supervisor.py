@@ -152,7 +152,7 @@ class Supervisor:
         plain_signals.switch(on=True)
 
         def watch() -> bool:
-            if not process.recorder.hangs:
+            if not process.recorder.hangs():
                 shared.show_life(process.beat)
             return self._is_orphaned()
 

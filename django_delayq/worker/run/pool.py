@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from typing import Any
 
 from ...core.callables import never
 from ...core.outcomes import Outcome, Release, Retry, Unentered, storable
@@ -417,10 +418,11 @@ class Isolation:
         held_for, tuning = 0.0 if self._lock is None else self._lock.held_for, self.tuning
         return min(tuning.postponed, max(tuning.detour * len(self._put_off), tuning.detour_part * held_for))
 
-    def run(self, begin: Callable[[], None], give_up: Callable[[], bool]) -> None:
+    def run(self, give_up: Callable[[], bool], begin: Callable[..., None], *given: Any) -> None:
         """Run the message that waits, unless another one runs, and return when it has ended.
 
-        ``begin`` is called before it begins; the wait for its end stops as soon as ``give_up`` returns True.
+        ``begin`` is called with what is ``given`` before it begins; the wait for its end stops as soon as ``give_up``
+        returns True.
         """
         delivery = self.held.isolated
         if delivery is None or give_up():
@@ -433,7 +435,7 @@ class Isolation:
                 self.release(Release(ALONE, timedelta(seconds=self.tuning.postponed)))
             return
         crashes.mark_alone(delivery.using, delivery.id, delivery.deliveries, self._worker)
-        begin()
+        begin(*given)
         logger.warning(
             "%r runs alone in its process, because %d deliveries before it crashed", delivery, delivery.crashes
         )

@@ -162,9 +162,8 @@ class Recorder(threading.Thread):
         since = self._asking_since
         return 0.0 if since is None else time.monotonic() - since
 
-    @property
     def hangs(self) -> bool:
-        """True when this thread is held up by something other than the database: it records and renews nothing."""
+        """Return whether this thread is held up by something other than the database: it records and renews nothing."""
         connection = self._connection
         if connection is None or not self.is_alive() or is_waiting(connection):
             return False
