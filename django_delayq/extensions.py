@@ -41,6 +41,7 @@ __all__ = [
     "Tally",
     "WorkerExtension",
     "WorkerList",
+    "add_exposition",
     "add_to_check",
     "add_to_statistics",
     "add_to_workers",
@@ -186,6 +187,7 @@ class Additions:
     restore_observers: list[Callable[[RestoreStart], RestoreObserver]] = field(default_factory=list)
     statistics: list[Callable[[str, datetime], StatisticsSection]] = field(default_factory=list)
     findings: list[Callable[[str, WorkerList], Iterable[Finding]]] = field(default_factory=list)
+    expositions: list[Callable[[str, str], bytes]] = field(default_factory=list)
 
 
 additions = Additions()
@@ -236,6 +238,15 @@ def add_to_check(find: Callable[[str, WorkerList], Iterable[Finding]]) -> None:
         additions.findings.append(find)
 
 
+def add_exposition(expose: Callable[[str, str], bytes]) -> None:
+    """Have ``/metrics`` of the HTTP door answer ``expose(using, prefix)``, in the text format of Prometheus.
+
+    The answer goes to who may see the queues that begin with the prefix. The first that was added answers.
+    """
+    if expose not in additions.expositions:
+        additions.expositions.append(expose)
+
+
 def roles() -> tuple[str, ...]:
     """Return the roles that extensions of workers add."""
     return tuple(additions.roles)
@@ -244,6 +255,11 @@ def roles() -> tuple[str, ...]:
 def worker_options() -> tuple[WorkerOption, ...]:
     """Return the options that extensions add to ``run_delayq``."""
     return tuple(additions.worker_options)
+
+
+def exposition() -> Callable[[str, str], bytes] | None:
+    """Return what ``/metrics`` of the HTTP door answers; None: no app adds it."""
+    return next(iter(additions.expositions), None)
 
 
 def statistics(using: str, now: datetime) -> list[StatisticsSection]:

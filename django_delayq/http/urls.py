@@ -10,4 +10,5 @@ urlpatterns = [
     re_path(r"^api/(?P<path>[\s\S]*)\Z", views.api),
     path("version", views.version),
     path("info", views.info),
+    path("metrics", views.metrics),
 ]

@@ -10,12 +10,13 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from django.contrib.auth.decorators import login_not_required
-from django.db import DatabaseError, connections, transaction
+from django.db import DatabaseError, connections, router, transaction
 from django.http import HttpRequest, HttpResponse
 from django.views.decorators.csrf import csrf_exempt
 
-from .. import __version__
+from .. import __version__, extensions
 from ..core import once
+from ..models import Message
 from . import calls, jobs, tokens
 
 logger = logging.getLogger("django_delayq")
@@ -169,6 +170,24 @@ def version(request: HttpRequest) -> HttpResponse:
 @_safely
 def info(request: HttpRequest) -> HttpResponse:
     """Name the queues of a namespace in which messages wait, to who has a token that manages it."""
+    namespace = _managed(request)
+    return answer(200, {namespace: calls.queues_of(namespace)})
+
+
+@_door
+@_safely
+def metrics(request: HttpRequest) -> HttpResponse:
+    """Answer Prometheus for a namespace, if an app exposes metrics, and a token manages it."""
+    expose = extensions.exposition()
+    if expose is None:
+        return unknown(request)
+    text = expose(router.db_for_write(Message), f"{_managed(request)}{jobs.SEPARATOR}")
+    response = HttpResponse(text, content_type="text/plain; version=0.0.4; charset=utf-8")
+    response["X-Request-Id"] = jobs.request_id()
+    return response
+
+
+def _managed(request: HttpRequest) -> str:
     namespace = request.GET.get("namespace", "")
     tokens.check(namespace, calls.token_of(request), "manage")
-    return answer(200, {namespace: calls.queues_of(namespace)})
+    return namespace

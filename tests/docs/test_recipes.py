@@ -17,7 +17,8 @@ import yaml
 from django.core import mail
 from django.core.management import call_command
 from django.db import connection
-from django.test import RequestFactory
+from django.test import Client, RequestFactory
+from django.urls import path
 from django.utils import timezone
 
 from django_delayq import (
@@ -227,3 +228,40 @@ def test_a_customer_is_forgotten(recipes: dict[str, Any]) -> None:
     other = schedule_message("docs.ok", {"customer": 8}, delay="1d")
     recipes["forget"](7)
     assert list(Message.objects.values_list("pk", flat=True)) == [other.pk]
+
+
+def test_a_typed_api_publishes_takes_and_acknowledges(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ninja")
+    settings.DELAYQ = {**settings.DELAYQ, "PULL_QUEUES": ["exports"]}
+    settings.EXPORTS_API_KEY = "a-key"
+    (block,) = [block for block in blocks(DOCS / "howto/recipes.rst") if block.path == "orders/api.py"]
+    module = ModuleType("orders.api")
+    monkeypatch.setitem(sys.modules, "orders.api", module)
+    exec(compile(block.text, str(block), "exec", dont_inherit=True), vars(module))
+    vars(module)["urlpatterns"] = [path("api/", vars(module)["api"].urls)]
+    settings.ROOT_URLCONF = "orders.api"
+    client = Client(headers={"X-Key": "a-key"})
+
+    def post(address: str, **body: Any) -> tuple[int, Any]:
+        answer = client.post(f"/api/{address}", body, content_type="application/json")
+        return answer.status_code, answer.json()
+
+    assert Client().post("/api/exports", {"row": 7}, content_type="application/json").status_code == 401
+    assert post("exports", row="seven")[0] == 422
+    status, pk = post("exports", row=7)
+    assert (status, Message.objects.get(pk=pk).payload) == (200, {"row": 7, "format": "csv"})
+    assert post("exports/take", most=101)[0] == 422
+    status, (taken,) = post("exports/take", most=5, wait=1)
+    assert (status, taken["payload"], taken["attempt"]) == (200, {"row": 7, "format": "csv"}, 1)
+    assert post("exports/take") == (200, [])
+    assert post("exports/retry", receipt=taken["receipt"], error="locked") == (200, {"done": True, "reason": ""})
+    run_message(pk)
+    (again,) = post("exports/take", wait=1)[1]
+    assert again["attempt"] == 2
+    assert post("exports/ack", receipt=again["receipt"])[1]["done"]
+    assert Message.objects.get(pk=pk).state == "consumed"
+    status, stale = post("exports/retry", receipt=taken["receipt"], error="late")
+    assert (status, stale["done"]) == (200, False)
+    assert "consumed already" in stale["reason"]
+    assert post("exports/ack", receipt="nonsense")[0] == 400
+    assert client.get("/api/openapi.json").json()["info"]["title"] == "Exports"

@@ -185,7 +185,7 @@ OF_ADMINISTRATION = [
     admin("POST accesslog disable", "POST /accesslog?status=disable", 200, '{"status":"disabled"}'),
     admin("POST accesslog bad", "POST /accesslog?status=x", *error(400, "invalid status")),
     admin("GET unknown admin", "GET /unknown", 404, "404 page not found"),
-    admin("metrics head", "GET /metrics", 200, "# HELP"),
+    admin("metrics head", "GET /metrics", 200, "# HELP", error(401, "token not found")),
     admin("GET info, at the end", "GET /info", 200, '{ "ns1": [ "qj", "qexp" ] }', error(401, "token not found")),
 ]
 

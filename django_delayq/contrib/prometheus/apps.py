@@ -34,6 +34,7 @@ class PrometheusConfig(AppConfig):
             metavar="[HOST:]PORT",
             help="serve metrics for Prometheus at /metrics on this port (default: do not)",
         )
+        extensions.add_exposition(_expose)
 
 
 def address(text: str) -> tuple[str, int]:
@@ -44,6 +45,12 @@ def address(text: str) -> tuple[str, int]:
     # Raises a ValueError, as argparse wants it, for what cannot be a name.
     host.encode("idna")
     return host.strip("[]"), int(port)
+
+
+def _expose(using: str, prefix: str) -> bytes:
+    from .exposition import expose
+
+    return expose(using, prefix)
 
 
 def _begin(options: Options, address: tuple[str, int]) -> None:
