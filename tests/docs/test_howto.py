@@ -34,7 +34,7 @@ from django_delayq import (
 )
 from django_delayq.core import actors
 from django_delayq.models import Message, Queue, Worker
-from django_delayq.project import registry
+from django_delayq.project import pulled, registry
 from django_delayq.record import admission
 from django_delayq.recurring import declarations
 from django_delayq.signals import message_delivered
@@ -134,7 +134,15 @@ def test_the_program_of_the_guide_takes_and_answers(run_page: Run, settings: Any
 
 def test_the_addresses_of_the_guide_to_http_are_there(run_page: Run) -> None:
     names = run_page("howto/http")
-    assert [str(pattern.pattern) for pattern in names["urlpatterns"][0].url_patterns][1:] == ["version", "info"]
+    assert [str(pattern.pattern) for pattern in names["urlpatterns"][0].url_patterns][1:] == [
+        *("version", "info", "metrics"),
+    ]
+
+
+def test_two_lines_declare_what_programs_pull(run_page: Run, settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, **run_page("howto/from-lmstfy")["DELAYQ"]}
+    assert pulled.terms("shop.orders") is not None
+    assert pulled.terms("orders") is None
 
 
 # --- limits -----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 from .server import Gauges
 
 
-class Part(Collector):
+class NamespaceGauges(Collector):
     """The gauges that have no label, and those of queues and topics that begin with a prefix."""
 
     def __init__(self, using: str, prefix: str) -> None:
@@ -31,4 +31,4 @@ class Part(Collector):
 
 def expose(using: str, prefix: str) -> bytes:
     """Return the gauges as Prometheus reads text."""
-    return generate_latest(Part(using, prefix))
+    return generate_latest(NamespaceGauges(using, prefix))
