@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from django import forms
 from django.contrib import admin
-from django.core.validators import MinValueValidator, RegexValidator
+from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
 from django.db import transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
@@ -49,7 +49,7 @@ class TokenForm(_ModelForm):
         super().__init__(*args, **kwargs)
         for name, field in self.fields.items():
             if name in ("reads", "writes", "interval"):
-                field.validators.append(MinValueValidator(1))
+                field.validators += [MinValueValidator(1), MaxValueValidator(tokens.MOST_CALLS)]
             elif name == "namespace":
                 field.validators.append(RegexValidator(r"^[-_A-Za-z0-9]+\Z"))
             field.required = name in ("namespace", "rights")

@@ -16,6 +16,8 @@ from .. import signals
 from .models import Token
 
 RIGHTS = ("publish", "consume", "manage")
+# Of a limit, what an integer of the database holds.
+MOST_CALLS = 2**31 - 1
 # A token is looked for again after this time, and a change of it holds then in all processes. Seconds.
 KNOWN_FOR = 1.0
 MOST_KNOWN = 1000

@@ -7,6 +7,7 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
+from ....core import values
 from ....core.clock import iso
 from ....management import _common as common
 from ....project import conf
@@ -33,10 +34,8 @@ class Command(common.DelayqCommand):
         parser.add_argument("--beginning", default="", metavar="TEXT", help="limit, delete: how the token begins")
         for name, calls in (("--reads", "take jobs"), ("--writes", "publish jobs")):
             text = f"add, limit: the most calls that {calls} in an interval; without it any number"
-            parser.add_argument(name, type=common.positive, metavar="N", help=text)
-        parser.add_argument(
-            "--interval", type=common.positive, default=1, metavar="SECONDS", help="add, limit: by default 1"
-        )
+            parser.add_argument(name, type=_bounded, metavar="N", help=text)
+        parser.add_argument("--interval", type=_bounded, default=1, metavar="SECONDS", help="add, limit: by default 1")
 
     def work(self, using: str, options: dict[str, Any]) -> None:
         getattr(self, f"_{options['action']}")(options["namespace"], options)
@@ -73,3 +72,8 @@ class Command(common.DelayqCommand):
                 f"{options['action']} takes a namespace and the --beginning of one of its tokens, not {len(found)}."
             )
         return found[0]
+
+
+def _bounded(text: str) -> int:
+    """Read a number of a limit."""
+    return common.checked(values.whole, common.count(text), 1, tokens.MOST_CALLS)
