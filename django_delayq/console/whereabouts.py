@@ -14,7 +14,7 @@ from ..core.clock import SECOND, from_tenths, to_tenths
 from ..core.exceptions import BrokerUnavailable
 from ..inspector.consistency import Mismatch, classify
 from ..models import Message
-from ..project import conf
+from ..project import conf, pulled
 from ..restore.horizon import is_filled, refuse_foreign
 
 
@@ -35,11 +35,11 @@ class Whereabouts:
 
 
 def locate(message: Message) -> Whereabouts | None:
-    """Ask Redis about one message. Return None when none is configured. Never raises."""
+    """Ask Redis about one message. None: it holds no ids of this queue, or none is configured. Never raises."""
     # The message may have been read from a replica.
     using = router.db_for_write(Message, instance=message)
     redis_publisher = publisher.get(using)
-    if redis_publisher is None:
+    if redis_publisher is None or pulled.terms(message.queue) is not None:
         return None
     try:
         return _locate(using, redis_publisher.broker, message)

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from django.db.models import Q
+
 from ..core import retry
 from ..core.pull_queues import PREFIX, PullQueue, matching
 from . import conf
@@ -25,6 +27,14 @@ def names() -> list[str]:
 def beginnings() -> list[str]:
     """Return the beginnings of names by which the settings declare pulled queues."""
     return [name.removesuffix(PREFIX) for name in conf.get().PULL_QUEUES or () if name.endswith(PREFIX)]
+
+
+def rows() -> Q:
+    """Return the condition that programs pull the queue of a message."""
+    found = Q(queue__in=names())
+    for beginning in beginnings():
+        found |= Q(queue__startswith=beginning)
+    return found
 
 
 def without(queues: Iterable[str]) -> list[str]:

@@ -9,8 +9,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from django.db.models import Q
-
 from .. import signals
 from ..api.actions import publish_follow_ups
 from ..broker import publisher
@@ -56,17 +54,10 @@ def end_what_is_over(using: str) -> None:
         if leased:
             report(using, crashes.reap(using, actor=actor, pulled=True))
         if expiring:
-            report(using, transitions.expire(using, actor=actor, among=_of_pulled_queues()))
+            # A worker ends those of its own queues in its way.
+            report(using, transitions.expire(using, actor=actor, among=pulled.rows()))
     finally:
         upkeep.lock.release()
-
-
-def _of_pulled_queues() -> Q:
-    """Return the condition of messages that programs pull: a worker ends those of its own queues in its way."""
-    found = Q(queue__in=pulled.names())
-    for beginning in pulled.beginnings():
-        found |= Q(queue__startswith=beginning)
-    return found
 
 
 def report(using: str, moves: Sequence[Moved], errors: Mapping[int, str] = MappingProxyType({})) -> None:

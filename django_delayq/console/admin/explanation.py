@@ -19,7 +19,7 @@ from ...inspector.numbers import Capped
 from ...inspector.stats import LimitState
 from ...models import Message, Queue, Transition, Worker
 from ...models.workers import seen_lately
-from ...project import registry
+from ...project import pulled, registry
 from ..whereabouts import Whereabouts
 
 
@@ -61,7 +61,8 @@ def timing(message: Message, now: datetime, limit: str | None = None) -> str:
         return ""
     if message.due_at > now:
         return _("in %(span)s") % {"span": _unbroken(message.due_at - now)}
-    return _("overdue by %(span)s") % {"span": _unbroken(now - message.due_at)}
+    text = _("overdue by %(span)s") if pulled.terms(message.queue) is None else _("due for %(span)s")
+    return text % {"span": _unbroken(now - message.due_at)}
 
 
 def _unbroken(length: timedelta) -> str:
@@ -132,9 +133,13 @@ def _scheduled(message: Message, now: datetime, where: Whereabouts | None) -> li
         return [
             _("No worker started it before it expired: it will not run, and a worker is about to mark it as expired.")
         ]
-    text = _("Runs in %(span)s.") if message.due_at > now else _("Overdue by %(span)s.")
-    obstacles = _obstacles(message, now, where, is_due=message.due_at <= now)
-    return [text % {"span": span(abs(message.due_at - now))}, *obstacles]
+    if pulled.terms(message.queue) is not None:
+        due = _("Due for %(span)s: it waits for a program that pulls the queue %(queue)s.")
+        text = _("Due in %(span)s.") if message.due_at > now else due
+    else:
+        text = _("Runs in %(span)s.") if message.due_at > now else _("Overdue by %(span)s.")
+    values = {"span": span(abs(message.due_at - now)), "queue": message.queue}
+    return [text % values, *_obstacles(message, now, where, is_due=message.due_at <= now)]
 
 
 def _obstacles(message: Message, now: datetime, where: Whereabouts | None, *, is_due: bool) -> list[str]:
@@ -142,6 +147,8 @@ def _obstacles(message: Message, now: datetime, where: Whereabouts | None, *, is
     pause = Queue.objects.using(message._state.db).filter(Queue.PAUSED, name=message.queue).first()
     if pause is not None:
         sentences.append(pause_text(pause))
+    if pulled.terms(message.queue) is not None:
+        return sentences
     served = _served_topics(message, now)
     if message.due_at <= now and not served:
         sentences.append(_("Waiting: no live worker listens to the queue %(queue)s.") % values)
@@ -223,15 +230,22 @@ def _running(message: Message, now: datetime) -> list[str]:
 
 def _attempt(message: Message) -> str:
     """Return which attempt a running message is at, of how many as far as this process knows."""
+    if pulled.terms(message.queue) is not None:
+        number = message.attempts + message.crashes + 1
+        return _attempt_text(number, pulled.policy(message.queue, message.retry, message.max_attempts).attempts)
     handler, most = registry.find(message.topic), message.max_attempts
     policy = None if handler is None else handler.retry
     with suppress(ValueError):
         policy = policy if message.retry is None else RetryPolicy.from_json(message.retry)
     if policy is not None:
         most = policy.limited(most).max_attempts
+    return _attempt_text(message.attempts + 1, most)
+
+
+def _attempt_text(number: int, most: int | None) -> str:
     if most is None:
-        return _("It is attempt %(number)d.") % {"number": message.attempts + 1}
-    return _("It is attempt %(number)d of %(most)d.") % {"number": message.attempts + 1, "most": most}
+        return _("It is attempt %(number)d.") % {"number": number}
+    return _("It is attempt %(number)d of %(most)d.") % {"number": number, "most": most}
 
 
 def timeout_of(message: Message) -> timedelta | None:

@@ -31,7 +31,7 @@ from ...core.states import FINAL, LIVE, State
 from ...inspector import stats
 from ...inspector.consistency import Mismatch
 from ...models import Message, Transition
-from ...project import conf
+from ...project import conf, pulled
 from ...record import reads
 from ...record.sql import statements
 from ...record.sql.expressions import UnderLimits
@@ -292,7 +292,9 @@ def _in_line(message: Message, now: datetime) -> explanation.InLine | None:
     if name is None:
         return None
     (limit,) = stats.read_limits(using, [name])
-    line = Message.objects.using(using).filter(state=State.SCHEDULED, queue__in=statements(using).queues())
+    line = Message.objects.using(using).filter(
+        state=State.SCHEDULED, queue__in=pulled.without(statements(using).queues())
+    )
     line = line.filter(Q(UnderLimits([name])), due_at__lte=now)
     same = Q(priority=message.priority)
     before = line.filter(

@@ -14,6 +14,7 @@ from django.db.models.lookups import LessThanOrEqual
 from ...core import bounds
 from ...core.limits import parts
 from ...core.states import FINAL, State
+from ...project import pulled
 from ...record import admission
 from ...record.sql.expressions import UnderLimits
 from ..id_lists import unpacked
@@ -52,13 +53,13 @@ class _WaitsForLimit(UnderLimits):
 
 def limited(now: datetime, name: str = "", *, whole: bool = False) -> Q:
     """Return the condition that a scheduled message waits for a limit, whose name is ``name`` or begins with it."""
-    waits = Q(_WaitsForLimit(name, whole=whole), due_at__lte=now)
+    waits = Q(_WaitsForLimit(name, whole=whole), due_at__lte=now) & ~pulled.rows()
     return waits & ~Q(_WaitsForLimit(name, whole=whole, other=True)) if name else waits
 
 
 def overdue(now: datetime) -> Q:
-    """Return the condition that a scheduled message is overdue: one that waits for a limit is not."""
-    return Q(due_at__lt=now - bounds.OVERDUE_AFTER) & ~Q(_WaitsForLimit("", whole=False))
+    """Return the condition that a scheduled message is overdue: one that waits for a limit or a program is not."""
+    return Q(due_at__lt=now - bounds.OVERDUE_AFTER) & ~Q(_WaitsForLimit("", whole=False)) & ~pulled.rows()
 
 
 def of_states(states: frozenset[State]) -> Q:

@@ -24,6 +24,7 @@ from django_delayq.core.clock import to_tenths
 from django_delayq.core.retry import as_policy
 from django_delayq.core.states import FINAL, State
 from django_delayq.models import Message
+from django_delayq.pull import retry, take
 from django_delayq.record import crashes, reads, transitions
 from django_delayq.record.sql.rows import Success, Ticket
 from tests.support.rows import unguarded
@@ -53,6 +54,23 @@ def test_the_explanation_says_how_late_a_message_is_and_whether_its_queue_is_ser
     assert why(viewer, message).endswith("no live worker of the queue mails handles the topic t.admin.")
     samples.worker("other", queues=("mails",))
     assert why(viewer, message).endswith("Waiting for a free worker of the queue mails.")
+
+
+def test_the_explanation_says_of_a_pulled_queue_that_programs_take_its_messages(viewer: Client, settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "PULL_QUEUES": ["exports"]}
+    later, due = (samples.scheduled(queue="exports", delay=delay) for delay in ("1h", 0))
+    unguarded(Message).filter(pk=due.pk).update(due_at=timezone.now() - timedelta(minutes=1))
+    assert re.fullmatch(r"Due in [\w. ]+\.", why(viewer, later))
+    text = r"Due for [\w. ]+: it waits for a program that pulls the queue exports\."
+    assert re.fullmatch(text, why(viewer, due))
+    pausing.pause_queue("exports")
+    assert re.match(f"{text} Queue exports has been paused since", why(viewer, due))
+    pausing.resume_queue("exports")
+    assert b"due for" in viewer.get(reverse(samples.LIST)).content
+    (taken,) = take("exports")
+    assert why(viewer, due).endswith("It is attempt 1 of 3.")
+    retry(taken.receipt, 0)
+    assert "overdue" not in why(viewer, due).lower()
 
 
 def test_the_explanation_says_since_when_by_whom_and_why_a_queue_is_paused(viewer: Client) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from django_delayq import schedule_message
+from django_delayq import override_limit, schedule_message
 from django_delayq.console.admin import action_table, payload, search_box
 from django_delayq.console.search import language
 from django_delayq.console.search.language import Search
@@ -425,6 +425,20 @@ def test_overdue_retrying_running_and_finished_messages_are_found(monkeypatch: p
     assert found("finished:>1h") == set()
     assert found("created:<1h state:consumed") == {consumed.pk}
     assert found("due:>2h") == {later.pk}
+
+
+@pytest.mark.django_db
+def test_what_waits_for_programs_is_neither_overdue_nor_limited(settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "PULL_QUEUES": ["exports", "go.*"]}
+    for queue in ("exports", "go.a"):
+        samples.scheduled(queue=queue)
+    overdue = samples.scheduled()
+    unguarded(Message).update(due_at=timezone.now() - timedelta(minutes=5))
+    assert found("is:overdue") == {overdue.pk}
+    override_limit(topic=samples.TOPIC, limit=0)
+    assert found("is:overdue") == set()
+    assert found("is:limited") == {overdue.pk}
+    assert found("limit:topic*") == {overdue.pk}
 
 
 # --- the documentation -----------------------------------------------------------------------------------------------
