@@ -154,7 +154,7 @@ def test_many_are_answered_in_one_statement() -> None:
 def test_a_receipt_that_nobody_gave_is_refused() -> None:
     put()
     receipt = one().receipt
-    texts: list[Any] = ["", "x", receipt[:-1], receipt.replace(receipt[0], "9", 1), None]
+    texts: list[Any] = ["", "x", receipt[:-1], f"1{receipt}", None]
     for text in texts:
         with pytest.raises(InvalidReceipt):
             ack(text)

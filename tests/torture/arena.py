@@ -32,7 +32,7 @@ from tests.support.workers import PATIENCE, ROOT, eventually
 from tests.torture.full_disk import FillablePostgres, find_compiler
 from tests.torture.journal import Journal
 from tests.torture.resolver import REDIS_HOST
-from tests.torture.sizes import DELAYQ, GRACEFUL_TIMEOUT, LIFETIME, REPLACED, Size
+from tests.torture.sizes import DELAYQ, GRACEFUL_TIMEOUT, LIFETIME, PULLERS, REPLACED, Size
 
 AUDIT = """
 CREATE SCHEMA torture;
@@ -304,6 +304,8 @@ class Arena:
         eventually(lambda: self._heartbeats() >= self.size.workers * self.size.processes, "all workers are there")
         for number in range(self.size.producers):
             self.start_producer(number, self.size.poison if number == 0 else 0)
+        for number in range(PULLERS):
+            self.start_puller(number)
         self.others["canceller"] = Process(self, "canceller", "tests.torture.canceller", str(until + self.size.spread))
 
     def start_worker(self, place: int) -> Process:
@@ -321,6 +323,10 @@ class Arena:
         terms = {"seed": f"{self.seed} {name}", "rate": size.rate, "spread": size.spread, "queues": size.queues}
         terms |= {"poison": poison, "until": self.until}
         self.others[f"producer {number}"] = Process(self, name, "tests.torture.producer", json.dumps(terms))
+
+    def start_puller(self, number: int) -> None:
+        name = self._name("puller")
+        self.others[f"puller {number}"] = Process(self, name, "tests.torture.puller", f"{self.seed} {name}")
 
     def restore(self) -> Process:
         return Process(self, self._name("restore"), "django", "delayq_restore", "--json")
@@ -344,7 +350,7 @@ class Arena:
                 self._ended.append(worker)
                 self.workers[place] = self.start_worker(place)
         for process in self.others.values():
-            # Producers kill themselves at random.
+            # Producers and pullers kill themselves at random.
             if process.popen.poll() not in (None, 0, -signal.SIGKILL) and process not in self._ended:
                 self._ended.append(process)
                 text = f"{process.name}, exit code {process.popen.returncode}"
@@ -352,6 +358,9 @@ class Arena:
         for number in range(self.size.producers):
             if not self.others[f"producer {number}"].alive and time.time() < self.until - 1:
                 self.start_producer(number)
+        for number in range(PULLERS):
+            if not self.others[f"puller {number}"].alive:
+                self.start_puller(number)
         if time.monotonic() > self._next_sample:
             self._next_sample = time.monotonic() + 5
             self._sample()

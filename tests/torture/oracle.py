@@ -72,6 +72,8 @@ POISON = "poison"
 CRASHES = 3
 # The reason of the end of a delivery whose lease ran out.
 RAN_OUT = "lease ran out"
+# The kind of those that programs pull, and the end of the error of one that a program rejects.
+PULLED, REJECTED = "pulled", "Reject: as ordered"
 # A message whose first delivery is refused: it is dead until somebody requeues it, or purges it.
 REFUSED = "refused"
 # The schedule that has a message for each second, whatever was missed.
@@ -175,6 +177,14 @@ class Message(NamedTuple):
         return self.topic in TRANSACTIONAL
 
 
+class Pulled(NamedTuple):
+    """A message that programs pull: in the record (None: it is not), in the log, and what programs wrote."""
+
+    message: Message | None
+    log: list[Row]
+    lines: list[Line]
+
+
 class Scheduled(NamedTuple):
     due: float
     kind: str
@@ -269,6 +279,7 @@ class Evidence:
     # The messages of the other chains.
     links: dict[int, Link] = field(default_factory=dict)
     acts: list[Act] = field(default_factory=list)
+    pulled: dict[int, Pulled] = field(default_factory=dict)
     long_calls: list[Call] = field(default_factory=list)
     # What those who requeue and purge were told.
     requeued: int = 0
@@ -310,6 +321,16 @@ def read(folder: Path, dsn: str) -> Evidence:
                 elif entry["what"] == "long call":
                     evidence.long_calls.append(Call(entry["began"], entry["at"]))
     return evidence
+
+
+def _set_pulled_apart(evidence: Evidence) -> None:
+    """Keep what programs pull from the questions about workers."""
+    for pk in [pk for pk, scheduled in evidence.scheduled.items() if scheduled.kind == PULLED]:
+        del evidence.scheduled[pk]
+        evidence.acked.discard(pk)
+        evidence.orphaned.discard(pk)
+        found = evidence.messages.pop(pk, None), evidence.log.pop(pk, []), evidence.lines.pop(pk, [])
+        evidence.pulled[pk] = Pulled(*found)
 
 
 def _read_tables(evidence: Evidence, connection: psycopg.Connection[Any]) -> None:
@@ -452,6 +473,7 @@ class Oracle:
 
     def __init__(self, evidence: Evidence) -> None:
         self.evidence = evidence
+        _set_pulled_apart(evidence)
         self.report = Report()
         self.lease = float(evidence.run["lease"])
         self.faults = sorted(evidence.faults, key=lambda fault: fault.begin)
@@ -465,6 +487,7 @@ class Oracle:
         self.report.counts["scheduled"] = len(self.evidence.scheduled)
         for question in (
             self.nothing_is_lost,
+            self.what_is_pulled_is_answered,
             self.nothing_is_unexpected,
             self.each_occurrence_has_one_message,
             self.no_key_has_two_holders,
@@ -509,6 +532,28 @@ class Oracle:
             elif message.state == "dead" and not self._may_be_dead(pk):
                 deaths = "; ".join(self._strange_deaths(pk))
                 self.report.found("lost", f"{pk} was given up: {self.evidence.log[pk][-1].reason}; strange: {deaths}")
+
+    def what_is_pulled_is_answered(self) -> None:
+        """Check that a program did the work of each message that is consumed; the others are dead as ordered."""
+        for pk, (message, log, lines) in sorted(self.evidence.pulled.items()):
+            whats = Counter((line.what, line.delivery) for line in lines)
+            state = message and message.state
+            self.report.counts[f"pulled, {state}"] += 1
+            self.report.counts["pulled, leases that ran out"] += sum(row.is_death for row in log)
+            if state not in ("consumed", "dead"):
+                self.report.found("lost", f"{pk}, which programs pull: {state}")
+            elif state == "dead" and log[-1].error != REJECTED:
+                self.report.found("lost", f"{pk}, which programs pull, is dead: {log[-1].reason} {log[-1].error}")
+            if state == "consumed" and not any(what == "end" for what, _delivery in whats):
+                self.report.found("consumed without effect", f"{pk}, which programs pull")
+            if state == "dead" and any(what == "told" for what, _delivery in whats):
+                self.report.found("effect without consumed", f"{pk}, whose success was acknowledged, is dead")
+            if twice := [delivery for (what, delivery), number in whats.items() if what == "start" and number > 1]:
+                self.report.found("unexplained duplicate", f"{pk}: programs took {twice} twice")
+            befores = [None, *(row.after for row in log)]
+            for before, row in zip(befores, log, strict=False):
+                if row.before != before or (row.before, row.after) not in MOVES:
+                    self.report.found("illegal path", f"{pk}, which programs pull: {row.before} → {row.after}")
 
     def processes_are_replaced_in_time(self) -> None:
         """Check that a process that is to be replaced claims no more than its messages without a wait."""

@@ -14,7 +14,7 @@ from typing import Any
 import django
 
 from tests.torture.journal import Journal
-from tests.torture.sizes import KEYS
+from tests.torture.sizes import KEYS, PULLED
 
 # No long handler begins so many seconds before the end: one killed twice is put off for 30 s, to run alone.
 CALM = 36.0
@@ -107,6 +107,8 @@ class Producer:
         from django_delayq import schedule_message
 
         draw = self.random.random
+        if draw() < 0.1:
+            return self.schedule_pulled(round(self.spread * draw() ** 2, 3))
         kind, payload = self.draw()
         key = f"key-{self.random.randrange(5)}" if draw() < 0.03 else None
         holds = self.random.choice(("live", "scheduled", "scheduled", "3s"))
@@ -135,6 +137,18 @@ class Producer:
         cancel = message.due_at if draw() < 0.02 and kind != "refused" else None
         with connection.cursor() as cursor:
             cursor.execute(AUDIT, [message.pk, due, kind, key, holds, cancel, self.random.uniform(-1.0, 0.3)])
+        return int(message.pk)
+
+    def schedule_pulled(self, delay: float) -> int:
+        """Schedule a message for programs that pull."""
+        from django.db import connection
+
+        from django_delayq import schedule_message
+
+        due = datetime.now(UTC) + timedelta(seconds=delay)
+        message = schedule_message("torture.pulled", queue=PULLED, delay=delay)
+        with connection.cursor() as cursor:
+            cursor.execute(AUDIT, [message.pk, due, "pulled", None, None, None, 0])
         return int(message.pk)
 
     def draw(self) -> tuple[str, dict[str, Any]]:

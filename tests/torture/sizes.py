@@ -61,6 +61,9 @@ LIMITS = {
     "torture.rated": {"interval": 1 / RATE, "burst": BURST},
 }
 
+# The queue that programs pull, and the number of these programs.
+PULLED, PULLERS = "pulled", 2
+
 # The processes of the first worker are replaced after so many messages; its name in the log.
 LIFETIME = 300
 REPLACED = "replaced"
@@ -72,5 +75,7 @@ DELAYQ: dict[str, Any] = {
     "POLL_INTERVAL": 0.25,
     "LEASE": 5,
     "TIMEOUT": 60,
+    # More attempts than any fault can use up.
+    "PULL_QUEUES": {PULLED: {"max_attempts": 1_000}},
 }
 GRACEFUL_TIMEOUT = "15s"

@@ -193,6 +193,7 @@ CUT = range(310, 312)
 SINGLE = range(320, 322)
 EXTENDING = 330
 STALE = 331
+PULLED = 340
 
 BEGIN = NOON + 300
 
@@ -207,6 +208,14 @@ def good() -> Scene:
     for fate in FATES:
         fate(scene)
     return scene
+
+
+@FATES.append
+def a_program_pulls_a_message(scene: Scene) -> None:
+    scene.message(PULLED, "torture.pulled", NOON + 40, "pulled")
+    scene.claim(PULLED, NOON + 40, 60)
+    scene.ran(PULLED, 1, 60, NOON + 40.01, "end", "told")
+    scene.end(PULLED, "consumed", NOON + 40.05)
 
 
 @FATES.append
@@ -508,6 +517,8 @@ SPOILS: dict[str, dict[str, Spoil]] = {
     "lost": {
         "a committed message is not in the record": lambda run: run.forget(ROW),
         "a commit that was acknowledged is gone": lambda run: run.acked.add(99),
+        "a message that programs pull never ended": lambda run: run.become(PULLED, state="running"),
+        "a message that programs pull was given up": lambda run: run.change(PULLED, -1, after="dead"),
         "a message never ended": lambda run: run.become(TOO_LATE, state="running"),
         "a healthy message was given up": lambda run: run.change(RETRIED, -1, after="dead", error="ConnectionError"),
         "a message was given up when it ran again": lambda run: run.change(REQUEUED, -1, after="dead", error="no"),
@@ -538,6 +549,7 @@ SPOILS: dict[str, dict[str, Spoil]] = {
     },
     "duplicate transactional effect": {"a row written twice": lambda run: run.effects[ROW].append(2)},
     "unexplained duplicate": {
+        "a message that two programs took": lambda run: run.ran(PULLED, 1, 62, NOON + 40),
         "one delivery that ran twice": lambda run: run.ran(TOO_LATE, 1, 12, NOON + 30.03, "end"),
         "two effects, and another process was killed": lambda run: run.change_faults("kill-child", pids={12}),
         "two effects, and the process was killed before the first": lambda run: run.change_faults("kill-child", -2),
@@ -560,6 +572,7 @@ SPOILS: dict[str, dict[str, Spoil]] = {
         "an answer that did not come true": lambda run: run.cancel(ROW, NOON - 1, "cancelled"),
     },
     "illegal path": {
+        "of a message that programs pull": lambda run: run.change(PULLED, 1, before="dead"),
         "a dead message came back, and nobody may requeue it": lambda run: run.requeue(POISON, NOON + 60),
         "a message waited anew that nobody may move": lambda run: run.change(CANCELLED, -1, after="scheduled"),
         "a move that is not logged": lambda run: run.log[RETRIED].pop(2),
@@ -596,10 +609,12 @@ SPOILS: dict[str, dict[str, Spoil]] = {
         "two messages of the chain scheduled a next one each": lambda run: run.turns.update({CHAIN[1]: 3}),
     },
     "consumed without effect": {
+        "of a program that pulled it": lambda run: run.drop_lines("end", PULLED),
         "a row that is missing": lambda run: run.effects[ROW].clear(),
         "a line that is missing": lambda run: run.drop_lines("end", TOO_LATE),
     },
     "effect without consumed": {
+        "of a program that pulled it": lambda run: run.change(PULLED, -1, after="dead", error=oracle.REJECTED),
         "a row of a message that was cancelled": lambda run: run.effects[CANCELLED].append(1),
         "a message was cancelled while its handler ran, which returned": cancelled_while_it_ran,
         "a message was cancelled when its handler had returned": lambda run: run.change(

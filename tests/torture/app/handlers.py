@@ -12,7 +12,6 @@ import os
 import signal
 import time
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -21,14 +20,13 @@ from django.db import connection, transaction
 
 from django_delayq import Delivered, LeaseLost, Reject, RetryLater, handler, schedule_message
 from django_delayq.recurring import recurring
+from tests.torture.app.lines import note
 from tests.torture.sizes import BURST, LIMIT, RATE
 
 # More attempts than any fault can use up: only poison may end as dead.
 RETRY = [0.2, 0.4, *[1.0] * 28]
 
 EFFECT = "INSERT INTO torture.effect (id, delivery, pid) VALUES (%s, %s, %s)"
-
-_files: dict[int, int] = {}
 
 
 @handler("torture.row", transactional=True, retry=RETRY)
@@ -215,8 +213,4 @@ def _misbehave(message: Delivered) -> None:
 
 
 def _note(what: str, message: Delivered) -> None:
-    pid = os.getpid()
-    if pid not in _files:
-        path = Path(os.environ["TORTURE_DIR"], "lines", f"{pid}.log")
-        _files[pid] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_DSYNC, 0o600)
-    os.write(_files[pid], f"{what} {message.id} {message.deliveries} {pid} {time.time():.6f}\n".encode())
+    note(what, message.id, message.deliveries)
