@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 
 from django import forms
 from django.contrib import messages
-from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -124,7 +124,7 @@ class LimitsAdmin(Page):
         """Reset a limit to what the code declares."""
         self.require(request, "reset")
         if request.method != "POST":
-            return HttpResponseNotAllowed(["POST"])
+            return HttpResponseRedirect(self.url(Limits))
         name = request.POST.get("name", "")
         with page.acting_as_user(request), writing(self.using):
             if was_overridden := limiting.reset(self.using, name):

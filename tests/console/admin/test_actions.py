@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from threading import Barrier
 from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pytest
 from django.contrib.auth.models import User
 from django.core import signing
-from django.db import connection
+from django.db import connection, connections
 from django.db.models import BooleanField, Q
 from django.db.models.expressions import RawSQL
 from django.test import Client
@@ -30,8 +32,10 @@ from django_delayq.models import Message, Transition
 from django_delayq.models.messages import LogRow
 from django_delayq.record import crashes, reads
 from tests.support import referring
+from tests.support.claims import needs_row_locks
 from tests.support.rows import unguarded
 from tests.support.transactions import unfinished
+from tests.support.workers import PATIENCE
 
 from . import samples
 from .asking import ACTIONS, GIVEN, UNSENT, answer, ask, ask_for_search, confirm, select, started, worked_off
@@ -648,6 +652,30 @@ def test_messages_are_shifted_but_not_into_the_past(operator: Client, given: str
     dues = [samples.fresh(message).due_at for message in messages]
     assert [due - message.due_at for due, message in zip(dues, messages[:2], strict=False)] == [moves, moves]
     assert dues[2] >= messages[2].created_at
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("others", ["cancel", "run"])
+def test_of_two_operators_who_confirm_at_once_one_acts(operator: Client, chief: Client, others: str) -> None:
+    needs_row_locks()
+    message = samples.scheduled()
+    asked = [(operator, "cancel", ask(operator, "cancel", message)), (chief, others, ask(chief, others, message))]
+    ready = Barrier(2, timeout=PATIENCE)
+
+    def confirm_together(client: Client, action: str, question: Any) -> None:
+        try:
+            ready.wait()
+            answer(client, action, question, follow=False)
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(confirm_together, *zip(*asked, strict=True)))
+    assert samples.fresh(message).moves == 2
+    first, second = AuditEvent.objects.order_by("pk").values_list("outcomes", flat=True)
+    assert first in ({"cancelled": 1}, {"rescheduled": 1})
+    # Who comes later is told so, and changes nothing.
+    assert second in ({"changed": 1}, {"too late": 1})
 
 
 # --- the way back -----------------------------------------------------------------------------------------------------

@@ -13,14 +13,15 @@ from django.test import Client
 from django.urls import reverse
 
 from django_delayq import pause_queue
+from django_delayq.api import limiting
 from django_delayq.console import audit
-from django_delayq.console.models import AuditEvent, Operation
+from django_delayq.console.models import Acknowledgement, AuditEvent, Operation, OperationState
 from django_delayq.console.operations import lifecycle
 from django_delayq.console.operations.work import Scope
 from django_delayq.core.actors import acting_as
 from django_delayq.core.states import State
 from django_delayq.core.verbs import VERBS
-from django_delayq.models import Message, Queue
+from django_delayq.models import LimitOverride, Message, Queue
 
 from . import samples
 from .asking import ACTIONS, GIVEN, NEEDED, UNSENT, answer, ask, ask_for_search, confirm, select, started
@@ -36,6 +37,8 @@ def everything() -> list[Any]:
         *Operation.objects.order_by("pk").values(),
         *AuditEvent.objects.order_by("pk").values(),
         *Queue.objects.order_by("pk").values(),
+        *LimitOverride.objects.order_by("pk").values(),
+        *Acknowledgement.objects.order_by("pk").values(),
     ]
 
 
@@ -215,11 +218,30 @@ def of_health(name: str, **given: str) -> Form:
     return Form(samples.admin_url("health_changelist"), samples.admin_url(f"health_{name}"), given)
 
 
+def of_error(**given: str) -> Form:
+    error = samples.dead().error
+    page, url = (samples.admin_url(f"deadletters_{name}") for name in ("changelist", "acknowledge"))
+    return Form(page, url, {"error": error, "note": "known", **given})
+
+
+def of_limit(form: str, **given: str) -> Form:
+    if form == "reset":
+        limiting.override(samples.DB, LIMIT, limit=1)
+    return Form(samples.admin_url("limits_changelist"), samples.admin_url(f"limits_{form}"), given)
+
+
+def ended() -> Operation:
+    operation = samples.operation()
+    Operation.objects.update(state=OperationState.DONE)
+    return operation
+
+
 def of_operation(name: str, operation: Operation) -> Form:
     return Form(operation_url("change", operation), operation_url(name, operation))
 
 
 CSV = {"format": "csv"}
+LIMIT = "topic t.ok"
 # What each form does to the record or Redis needs this permission, beside those to look.
 CHANGING: dict[str, tuple[str, Callable[[], Form]]] = {
     "pause": ("pause_queue", lambda: of_queue("pause")),
@@ -230,6 +252,10 @@ CHANGING: dict[str, tuple[str, Callable[[], Form]]] = {
     "repeat": ("requeue_message", lambda: of_message("repeat", samples.dead(), nonce="one")),
     "stop": ("cancel_message", lambda: of_operation("stop", samples.operation())),
     "go on": ("cancel_message", lambda: of_operation("resume", stopped())),
+    "undo": ("requeue_message", lambda: of_operation("undo", ended())),
+    "acknowledge": ("requeue_message", of_error),
+    "override": ("override_limit", lambda: of_limit("override", topic="t.ok", limit="2")),
+    "reset": ("override_limit", lambda: of_limit("reset", name=LIMIT)),
 }
 FORMS = {
     **CHANGING,
