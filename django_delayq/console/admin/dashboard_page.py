@@ -24,7 +24,7 @@ from ..console_tuning import tuning
 from ..models import Dashboard, DeadLetters, Limits, Rollup
 from ..statistics.throughput import RollupSum, Throughput
 from ..statistics.upcoming import Bar
-from . import charts, limits_page, needs, page, page_data, past_charts, worker_pages
+from . import charts, limits_page, needs, page, page_data, panels, past_charts, worker_pages
 from .charts import Column, Marks
 from .explanation import moment
 from .needs import Need
@@ -50,7 +50,7 @@ class DashboardAdmin(Page):
         data, links = page_data.gather(), self.list_url
         coming, past = page_data.coming(data, window), page_data.past(data, window)
         asked = (data.snapshot, data.workers, data.paused, data.lines, data.redis, past, page_data.failing(data))
-        problems = sorted({panel.problem for panel in asked if panel.problem})
+        problems = panels.problems(*asked)
         rows = needs.rows(self, request, data)
         _show_counts(self.using, data, rows, past.value)
         queues = _queues(self, request, data, page_data.last_hour(data, "queue").value or {})

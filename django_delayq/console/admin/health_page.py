@@ -123,7 +123,6 @@ class HealthAdmin(Page):
         stuck = panels.load("stuck", using, inspected.stuck, using)
         checks = panels.load("checks", using, _checks, using, kept=0.0)
         restores = panels.load("restores", using, lifecycle.newest, using, RestoreWork.name, kept=0.0)
-        asked: tuple[Panel[Any], ...] = (data.redis, data.pending, held, table, stuck, checks, restores)
         last, current = checks.value or (None, None)
         restored, restoring = restores.value or (None, None)
         results = {} if last is None else results_of(last)
@@ -133,7 +132,7 @@ class HealthAdmin(Page):
             "redis": [*needs.of_redis(data), *needs.of_redis_values(data)],
             "held": sorted((held.value or {}).items()),
             "database": [*needs.of_database(data), *_table(table)],
-            "problems": sorted({panel.problem for panel in asked if panel.problem}),
+            "problems": panels.problems(data.redis, data.pending, held, table, stuck, checks, restores),
             "configured": conf.get().REDIS is not None,
             "stuck": None if stuck.value is None else stuck.value.count,
             "mismatches": sorted(results.items()),

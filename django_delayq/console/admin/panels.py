@@ -73,6 +73,11 @@ def load(name: str, using: str, read: Callable[[*Given], T], *given: *Given, kep
         return panel
 
 
+def problems(*panels: Panel[Any]) -> list[str]:
+    """Return why some panels could not be read, each reason once."""
+    return sorted({panel.problem for panel in panels if panel.problem})
+
+
 def keep(name: str, using: str, value: object, seconds: float) -> None:
     """Keep a value for this long."""
     _kept[name, using] = Panel(value), time.monotonic() + seconds

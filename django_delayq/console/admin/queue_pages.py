@@ -38,7 +38,6 @@ from .explanation import describe_change, span
 from .forms import DelayField, PauseForm, ReasonField, SpreadForm
 from .page import Page
 from .page_data import PageData
-from .panels import Panel
 
 
 class ResumeForm(SpreadForm):
@@ -96,7 +95,6 @@ class QueueAdmin(Page):
         paused = panels.load("paused now", data.using, pausing.paused, data.using, kept=0.0)
         names = _names(data, paused.value or {})
         held = panels.load("held", data.using, sizes, self.using, names)
-        asked: tuple[Panel[Any], ...] = (data.snapshot, data.workers, paused, held)
         may_pause, unserved = self.may(request, "pause"), page_data.unserved(data)
         return {
             "queues": [
@@ -104,7 +102,7 @@ class QueueAdmin(Page):
                 for name in names
             ],
             "may_pause": may_pause,
-            "problems": sorted({panel.problem for panel in asked if panel.problem}),
+            "problems": panels.problems(data.snapshot, data.workers, paused, held),
         }
 
     def _row(

@@ -90,7 +90,7 @@ def detail(shown: Page, request: HttpRequest, kind: str, given: str) -> HttpResp
     search = texts.term_text(kind, name)
     context = {
         **page.context(shown, request, title % {"name": name}),
-        "problems": sorted({panel.problem for panel in (found, limits) if panel.problem}),
+        "problems": panels.problems(found, limits),
         "windows": page.choices(request, "window", window, _WINDOWS),
         "measures": _measures(whole),
         "charts": [(heading, draw(past)) for heading, draw in _CHARTS] if past else [],
