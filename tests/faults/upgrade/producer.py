@@ -41,7 +41,7 @@ def schedule(version: str) -> list[int]:
 
     payload = {"by": version}
     one = schedule_message("upgrade.order", payload, delay="0.2s")
-    if version == "new":
+    if hasattr(Message, "origin"):
         Message._base_manager.filter(pk=one.pk).update(**NEW_COLUMN)
     many = schedule_messages([{"topic": "upgrade.order", "payload": payload, "delay": 0}] * 3)
     return [message.pk for message in (one, *many)]

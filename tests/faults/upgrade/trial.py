@@ -43,6 +43,9 @@ SOME = 40
 class Trial:
     """Two versions on one database. ``server`` is its PostgreSQL; None: it is the SQLite file ``path``."""
 
+    # The last migration of the old version.
+    back = "0004"
+
     def __init__(self, old: Version, new: Version, folder: Path, server: PostgresServer | None, path: Path) -> None:
         self.old, self.new = old, new
         self._folder = folder
@@ -84,8 +87,8 @@ class Trial:
             self._say("the old version alone")
             self.migrate()
             self.run_both(worker)
-            self._migrate("delayq", "0004")
-            self._say("removed the index and the column")
+            self._migrate("delayq", self.back)
+            self._say("migrated back")
             self.goes_on("the old version after the way back")
             self._end_producer(self.old, producer)
             self._until(lambda: self.count(UNDELIVERED.format(self._first)) == 0, "everything is delivered")
@@ -103,10 +106,15 @@ class Trial:
         self.goes_on("the old version on the new tables")
 
     def _migrate(self, *arguments: str) -> None:
-        """Migrate, and again where the table was in use for too long, as an operator does."""
+        """Migrate, and again where the table was in use for too long, as an operator does. Print the time of each."""
         while True:
-            with self.new.command("migrate", *arguments) as process:
+            with self.new.command("migrate", "--verbosity", "2", *arguments) as process:
                 if process.wait(LONG) == 0:
+                    print(
+                        *re.findall(r"^ *((?:Una|A)pplying delayq\..*)", process.log, re.MULTILINE),
+                        sep="\n",
+                        flush=True,
+                    )
                     return
                 assert "lock timeout" in process.log, process.log
 
@@ -203,3 +211,14 @@ class Trial:
         assert len(effects) == len(set(effects)), "something was done twice"
         assert told == set(effects), "something was lost, or was done that nobody scheduled"
         assert self.ask(NEWS.format(self._first)) == [("scheduled",)]
+
+
+class ReleaseTrial(Trial):
+    """The same with a version that was released, from its first migration to those of this checkout."""
+
+    back = "0001"
+
+    def migrate(self) -> None:
+        self._migrate()
+        self._say("migrated")
+        self.goes_on("the old version on the new tables")

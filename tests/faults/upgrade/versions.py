@@ -69,6 +69,11 @@ def old(environment: Mapping[str, str]) -> Version:
     return Version("old", ROOT, environment)
 
 
+def released(environment: Mapping[str, str], folder: Path) -> tuple[Version, Version]:
+    """Return the released version in a folder, which is the old one, and this checkout, which is the new one."""
+    return Version("old", folder.resolve(), environment), Version("new", ROOT, environment)
+
+
 def new(environment: Mapping[str, str], folder: Path) -> Version:
     """Make the new version in a folder: it has a column, an index and two migrations more."""
     shutil.copytree(ROOT / "django_delayq", folder / "django_delayq", ignore=shutil.ignore_patterns("__pycache__"))
