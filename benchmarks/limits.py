@@ -2,8 +2,8 @@
 
 ``--backlog 10000``: so many messages of ``limit=5`` that take 20 ms each fall due at one moment, and beside them, in
 the same queue and in another one, a message without a limit each 0.1 s. The same beside 5,000 messages of
-``rate="1/s"``. Then the rates of 5,000 messages without a limit, of 5,000 under a limit that is never reached, and of
-5,000 under 1,000 keys of limit 1. One process, on servers of its own.
+``rate="1/s"``, and beside 200,000 without a limit. Then the rates of 5,000 messages without a limit, of 5,000 under a
+limit that is never reached, and of 5,000 under 1,000 keys of limit 1. One process, on servers of its own.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ POSSIBLE = {"bench.five": 250, "bench.rated": 1}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--backlog", type=int, nargs="*", default=[10_000, 100_000])
+    parser.add_argument("--unlimited", type=int, default=200_000, help="messages without a limit that are due at once")
     parser.add_argument("--seconds", type=int, default=10, help="how long each backlog is watched")
     arguments = parser.parse_args()
     os.environ["BENCH_LIMITS"] = "1"
@@ -32,6 +33,7 @@ def main() -> None:
         for number in arguments.backlog:
             beside_a_backlog("bench.five", number, arguments.seconds)
         beside_a_backlog("bench.rated", NUMBER, arguments.seconds)
+        beside_a_backlog("bench.noop", arguments.unlimited, arguments.seconds)
         for topic, keys in (("bench.noop", 0), ("bench.roomy", 0), ("bench.keyed", KEYS)):
             rate(topic, keys)
 
@@ -59,7 +61,7 @@ def beside_a_backlog(topic: str, number: int, seconds: int) -> None:
     began_at = Transition.objects.filter(to_state="running", message__topic=topic).values_list("at", flat=True)
     began = Counter(int(moment.timestamp() - due) for moment in began_at)
     numbers = [began[second] for second in range(seconds)]
-    print(f"{number} of {topic} due at once; begun in each second, of {POSSIBLE[topic]} possible: {numbers}")
+    print(f"{number} of {topic} due at once; begun in each second, of {POSSIBLE.get(topic, 'all')} possible: {numbers}")
     say_late("in the first second", beside[:10])
     say_late("after it", beside[10:])
     say_late("in another queue", elsewhere)
