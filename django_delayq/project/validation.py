@@ -154,17 +154,15 @@ def payload(value: Any) -> str:
 def payload_and_value(value: Any) -> tuple[str, dict[str, Any] | None]:
     """Return the payload as JSON text, and the value of that text; None where only decoding the text would tell it."""
     is_flat = _is_flat(value)
-    text = _bounded("payload", value, "; store the data elsewhere and schedule a reference to it", is_flat=is_flat)
+    text, size = _encode("payload", value, PAYLOAD_MAX_DEPTH, is_flat=is_flat)
+    if size > conf.get().PAYLOAD_MAX_BYTES:
+        raise _too_large("payload", size, "; store the data elsewhere and schedule a reference to it")
     return text, value.copy() if is_flat else None
 
 
-def _bounded(what: str, value: Any, hint: str = "", *, is_flat: bool = False) -> str:
-    text, size = _encode(what, value, PAYLOAD_MAX_DEPTH, is_flat=is_flat)
+def _too_large(what: str, size: int, hint: str = "") -> PayloadTooLarge:
     most = conf.get().PAYLOAD_MAX_BYTES
-    if size > most:
-        told = f"the {what} has {size} bytes of JSON, more than DELAYQ['PAYLOAD_MAX_BYTES'] = {most}"
-        raise PayloadTooLarge(told + hint)
-    return text
+    return PayloadTooLarge(f"the {what} has {size} bytes of JSON, more than DELAYQ['PAYLOAD_MAX_BYTES'] = {most}{hint}")
 
 
 def payload_of_any_size(value: Any) -> str:
@@ -174,7 +172,12 @@ def payload_of_any_size(value: Any) -> str:
 
 def result(value: Any) -> str | None:
     """Return what a handler returned as JSON text, under the same rules as a payload; None for None."""
-    return None if value is None else _bounded("result", value)
+    if value is None:
+        return None
+    text, size = _encode("result", value, PAYLOAD_MAX_DEPTH)
+    if size > conf.get().PAYLOAD_MAX_BYTES:
+        raise _too_large("result", size)
+    return text
 
 
 def given_headers(value: Any) -> str:
