@@ -24,7 +24,7 @@ from django_delayq.models import Message
 from django_delayq.project import conf
 from django_delayq.record import reads, transitions
 from django_delayq.record.reads import identity
-from django_delayq.record.sql.rows import Span
+from django_delayq.record.sql.rows import Claiming, Span
 from django_delayq.restore import reading
 from django_delayq.worker.claim.consumer import Consumer
 from django_delayq.worker.shared.broker_switch import BrokerSwitch
@@ -389,12 +389,12 @@ def test_a_turn_takes_from_sixty_queues_with_a_few_calls_and_one_claim(
 ) -> None:
     claims: list[int] = []
 
-    def claim(using: str, tickets: Any, *args: Any, **named: Any) -> Any:
-        claims.append(len(tickets))
-        return claiming(using, tickets, *args, **named)
+    def claim(using: str, asked: Claiming, *args: Any) -> Any:
+        claims.append(len(asked.tickets))
+        return claiming(using, asked, *args)
 
-    claiming = transitions.claim
-    monkeypatch.setattr(transitions, "claim", claim)
+    claiming = transitions.claim_asked
+    monkeypatch.setattr(transitions, "claim_asked", claim)
     messages = [schedule_message(TOPIC, queue=queue) for queue in QUEUES]
     calls.clear()
     consumer.run_round()

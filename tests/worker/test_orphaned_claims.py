@@ -118,7 +118,7 @@ def test_a_message_that_another_worker_claimed_is_not_released(consumer: Consume
 def test_a_claim_that_was_not_committed_leaves_no_trace(consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> None:
     message = schedule_message("t.ok")
     with monkeypatch.context() as broken, pytest.raises(OperationalError):
-        broken.setattr(transitions, "claim", REFUSE)
+        broken.setattr(transitions, "claim_asked", REFUSE)
         consumer.run_round()
     assert held_again(consumer, message).deliveries == 1
 
