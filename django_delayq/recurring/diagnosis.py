@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from django.db.models import Q
 from django.utils.translation import gettext as _
 
 from ..core.findings import Finding, Level
@@ -21,7 +22,8 @@ def find(using: str, workers: WorkerList) -> Iterator[Finding]:
         return
     written = set(Schedule.objects.using(using).filter(declared=True).values_list("pk", flat=True))
     declared = declarations.collect_for(using)[0].keys()
-    active = Schedule.objects.using(using).filter(paused=False, ended=False).values_list("pk", flat=True)
+    is_active = Q(paused=False) | Q(resumes_at__lte=workers.at)
+    active = Schedule.objects.using(using).filter(is_active, ended=False).values_list("pk", flat=True)
     wanted = {*active[: CAPS.named + 1], *(declared - written)}
     # Each process with the role announces what it declares, be it nothing.
     if not Declarations.objects.using(using).filter(seen_lately(workers.at, tuning.forgotten_after)).exists():

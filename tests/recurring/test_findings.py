@@ -125,6 +125,15 @@ def test_no_schedule_needs_no_scheduler(clock: Clock) -> None:
     assert finding() == ""
 
 
+def test_a_schedule_whose_pause_is_over_is_found_and_one_that_is_paused_is_not(clock: Clock) -> None:
+    create_schedule("s", "t.ok", every="1h")
+    pause_schedule("s", duration="2m")
+    assert finding() == ""
+    clock.advance(minutes=2)
+    Worker.objects.update(seen_at=clock.now)
+    assert finding() == "No live worker has the role scheduler, so no messages are made for: s."
+
+
 def test_without_any_worker_the_workers_are_the_finding(clock: Clock) -> None:
     create_schedule("s", "t.ok", every="1h")
     Worker.objects.update(seen_at=clock.now - timedelta(minutes=5))
