@@ -22,12 +22,11 @@ def find(using: str, workers: WorkerList) -> Iterator[Finding]:
         return
     written = set(Schedule.objects.using(using).filter(declared=True).values_list("pk", flat=True))
     declared = declarations.collect_for(using)[0].keys()
-    is_active = Q(paused=False) | Q(resumes_at__lte=workers.at)
-    active = Schedule.objects.using(using).filter(is_active, ended=False).values_list("pk", flat=True)
-    wanted = {*active[: CAPS.named + 1], *(declared - written)}
     # Each process with the role announces what it declares, be it nothing.
     if not Declarations.objects.using(using).filter(seen_lately(workers.at, tuning.forgotten_after)).exists():
-        if wanted:
+        is_active = Q(paused=False) | Q(resumes_at__lte=workers.at)
+        active = Schedule.objects.using(using).filter(is_active, ended=False).values_list("pk", flat=True)
+        if wanted := {*active[: CAPS.named + 1], *(declared - written)}:
             text = _("No live worker has the role %(role)s, so no messages are made for: %(names)s.")
             yield _warning(text, wanted)
         return

@@ -17,7 +17,7 @@ from django.contrib.staticfiles import finders
 from django.db import OperationalError, connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
-from django.utils import translation
+from django.utils import timezone, translation
 
 from django_delayq import pause_queue, schedule_message
 from django_delayq.broker import publisher
@@ -457,6 +457,22 @@ def test_what_waits_for_long_stands_below_what_is_worse(viewer: Client, monkeypa
     first, second = rows(viewer.get(URL))
     assert first == (Level.CRITICAL, "Migrations: pending: 0002_more; run migrate")
     assert second[0] == level
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Kathmandu"])
+def test_each_minute_counts_in_its_step_of_local_time(db: None, zone: str) -> None:
+    with timezone.override(zone):
+        now = reads.now(samples.DB)
+        minutes = [ago(minutes=10 + 7 * place).replace(second=0, microsecond=0) for place in range(30)]
+        for place, at in enumerate(minutes):
+            rolled(at, consumed=1 + place)
+        for past in throughput.read_throughput(samples.DB, now, ("hour", "day", "week"), ("day",)).values():
+            wanted = [0] * len(past.steps)
+            for place, at in enumerate(minutes):
+                if at >= past.start:
+                    wanted[(at - past.start) // past.step] += 1 + place
+            assert [step["consumed"] for step in past.steps] == wanted
+            assert past.most == (30 if past.window == "day" else 0)
 
 
 def test_what_is_overdue_has_a_line_of_what_began_late_in_the_last_hour(viewer: Client) -> None:
