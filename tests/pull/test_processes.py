@@ -124,17 +124,22 @@ def test_ids_from_before_the_declaration_are_dropped(start: Start, redis_client:
     assert [found.id for found in take(QUEUE, wait="30s")] == [waiting.pk]
 
 
-def test_pullers_go_on_while_redis_is_emptied_and_away(start_puller: StartPuller, redis_server: Any) -> None:
+def test_pullers_go_on_while_redis_is_emptied_and_away(
+    start_puller: StartPuller, redis_server: Any, redis_client: Any
+) -> None:
     puller = start_puller("work")
     first = put().pk
     puller.wait_for(f"acknowledged {first}")
+    redis_client.flushall()
+    emptied = put().pk
+    puller.wait_for(f"acknowledged {emptied}")
     redis_server.kill()
     second = put().pk
     puller.wait_for(f"acknowledged {second}")
     redis_server.start()
     third = put().pk
     puller.wait_for(f"acknowledged {third}")
-    assert {state(pk) for pk in (first, second, third)} == {State.CONSUMED}
+    assert {state(pk) for pk in (first, emptied, second, third)} == {State.CONSUMED}
 
 
 def test_several_pullers_share_many_messages(timed_by: str, start_puller: StartPuller) -> None:

@@ -240,6 +240,22 @@ def test_an_extended_lease_outlives_the_first_one() -> None:
     assert retry(found.receipt).state == State.CANCELLED
 
 
+def test_what_is_done_to_a_message_that_a_program_has() -> None:
+    put()
+    found = one()
+    assert reschedule_message(found.id, delay="1h").verdict == Verdict.TOO_LATE
+    pause_queue(QUEUE)
+    assert extend(found.receipt, "1m")
+    assert retry(found.receipt, 0)
+    assert take(QUEUE) == []
+    resume_queue(QUEUE)
+    again = one()
+    # A message that has begun in time does not expire while a program has it.
+    unguarded(Message).filter(pk=found.id).update(expires_at=ago(5))
+    assert release(again.receipt)
+    eventually(lambda: take(QUEUE) or state(found.id) == State.EXPIRED)
+
+
 # --- late and lost ----------------------------------------------------------------------------------------------------
 
 
@@ -313,6 +329,24 @@ def test_a_take_waits_for_a_message_that_comes() -> None:
     finally:
         waiting.join(60)
     assert [each.id for each in found] == [scheduled.pk]
+
+
+def test_a_pause_lasts_while_a_take_waits() -> None:
+    pause_queue(QUEUE)
+    scheduled = put()
+    assert take(QUEUE, wait=0.3) == []
+    resuming = threading.Thread(target=resume_when_somebody_waits)
+    resuming.start()
+    try:
+        assert one(wait="60s").id == scheduled.pk
+    finally:
+        resuming.join()
+
+
+def resume_when_somebody_waits() -> None:
+    eventually(somebody_waits)
+    resume_queue(QUEUE)
+    connections.close_all()
 
 
 def test_a_take_waits_for_what_falls_due() -> None:
