@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from django import forms
 from django.contrib import admin
@@ -18,15 +18,8 @@ from ..project import console_conf
 from . import tokens
 from .models import Token
 
-if TYPE_CHECKING:
-    _ModelAdmin = admin.ModelAdmin[Token]
-    _ModelForm = forms.ModelForm[Token]
-else:
-    _ModelAdmin = admin.ModelAdmin
-    _ModelForm = forms.ModelForm
 
-
-class TokenForm(_ModelForm):
+class TokenForm(forms.ModelForm):  # type: ignore[type-arg]
     """A new token, or the limits of one."""
 
     rights = forms.MultipleChoiceField(
@@ -62,7 +55,7 @@ class TokenForm(_ModelForm):
 
 
 @admin.register(Token)
-class TokenAdmin(_ModelAdmin):
+class TokenAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     """Lists and makes tokens, changes their limits, and deletes them. A token is shown once, when it is made."""
 
     form = TokenForm
@@ -91,13 +84,8 @@ class TokenAdmin(_ModelAdmin):
 
     def response_add(self, request: HttpRequest, obj: Token, post_url_continue: str | None = None) -> HttpResponse:
         """Show the new token. No cookie, no session and no address gets it."""
-        context = {
-            **self.admin_site.each_context(request),
-            "opts": self.opts,
-            "title": str(obj),
-            "text": vars(obj)["text"],
-        }
-        return TemplateResponse(request, "delayq_http/made.html", context)
+        shown = {"opts": self.opts, "title": str(obj), "text": vars(obj)["text"]}
+        return TemplateResponse(request, "delayq_http/made.html", self.admin_site.each_context(request) | shown)
 
     def delete_model(self, request: HttpRequest, obj: Token) -> None:
         with _acting(request), transaction.atomic(using=obj._state.db):

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+
 from django.core.asgi import get_asgi_application
 
 project = get_asgi_application()
 
-# It needs the apps that this has loaded.
+# They need the apps that this has loaded.
+from django_delayq.broker.broker_tuning import USUAL  # noqa: E402
 from django_delayq.http.asgi import Door  # noqa: E402
+
+# Seconds that a test gives Redis to answer.
+USUAL.timeout = float(os.environ.get("DELAYQ_TEST_REDIS_TIMEOUT", USUAL.timeout))
 
 application = Door(project, urlconf="django_delayq.http.urls")
