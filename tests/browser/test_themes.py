@@ -98,7 +98,7 @@ def reachable(page: Any, selector: str) -> None:
 def test_each_page_has_navigation_and_refresh_and_a_row_changes_without_a_reload(page: Any) -> None:
     for name in PAGES:
         page.goto(admin_url(f"{name}_changelist"))
-        expect(page.locator(".dq-nav li a")).to_have_count(11)
+        expect(page.locator(".dq-nav li a")).to_have_count(12)
         reachable(page, ".dq-nav li a")
         expect(page.get_by_label("Refresh every")).to_be_visible()
         reachable(page, ".dq-live select, .dq-live a")

@@ -396,9 +396,7 @@ class ActionPreview:
 
 def preview(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> ActionPreview:
     """Return the preview of an action on those of ``rows`` that belong to ``scope``."""
-    if scope.search is None:
-        return _preview_of_ids(rows, action, scope)
-    return _preview_of_search(rows, action, scope)
+    return (_preview_of_ids if scope.search is None else _preview_of_search)(rows, action, scope)
 
 
 def has_changed(then: int, now: int) -> bool:

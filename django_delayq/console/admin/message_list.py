@@ -180,19 +180,16 @@ def _link(text: str) -> tuple[str, str]:
 
 def _near(using: str, search: Search) -> list[tuple[str, str]]:
     """Return searches for what is like the topic, queue and limit of a search, if these may be typing errors."""
-    topic, queue, limit = (search.only(name) for name in ("topic", "queue", "limit"))
-    if (topic, queue, limit) == (None, None, None):
+    asked = {name: text for name in ("topic", "queue", "limit") if (text := search.only(name)) is not None}
+    if not asked:
         return []
     workers = list_workers(using, reads.now(using))
-    found = []
-    if topic is not None and (near := names.near(topic, worker_list.known_topics(workers))):
-        found.append(_link(term_text("topic", near)))
-    queues = worker_list.served_queues(workers).union(statements(using).queues())
-    if queue is not None and (near := names.near(queue, queues)):
-        found.append(_link(term_text("queue", near)))
-    if limit is not None and (near := names.near(limit, stats.known_limits(using))):
-        found.append(_link(term_text("limit", near)))
-    return found
+    known = {
+        "topic": worker_list.known_topics(workers),
+        "queue": worker_list.served_queues(workers).union(statements(using).queues()),
+        "limit": stats.known_limits(using) if "limit" in asked else (),
+    }
+    return [_link(term_text(name, near)) for name, text in asked.items() if (near := names.near(text, known[name]))]
 
 
 def _rows(rows: QuerySet[Message], ids: list[int]) -> list[Message]:

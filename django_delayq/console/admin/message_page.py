@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pprint
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from operator import attrgetter
 from types import SimpleNamespace
@@ -230,17 +230,14 @@ class MessagePage(ActionPages):
             (_("created"), message.created_at),
             (_("finished"), message.finished_at),
             (_("failed attempts"), f"{message.attempts}{limit}"),
-            (_("deliveries"), message.deliveries),
             (_("crashed deliveries"), message.crashes),
-            (_("worker"), message.worker),
-            (_("leased until"), message.lease_ends_at),
             (_("last error"), message.error),
             (_("timeout"), _("none") if message.timeout == 0 else message.timeout and brief(message.timeout)),
             (_("lease"), message.lease and brief(message.lease)),
             (_("retry policy"), payload.compact(message.retry) if message.retry else _("the handler's")),
         ]
         return [
-            (str(name), explanation.moment(value) if hasattr(value, "isoformat") else str(value))
+            (str(name), moment(value) if hasattr(value, "isoformat") else str(value))
             for name, value in facts
             if value not in (None, "")
         ]
@@ -312,20 +309,13 @@ def _compared(message: Message, where: Whereabouts | None) -> list[SimpleNamespa
     """Compare a message in the record with Redis; "?" where Redis does not answer."""
     if where is None:
         return []
-    scheduled = message.state == State.SCHEDULED
     rows = [
-        (_("queue"), message.queue, message.queue),
         (_("state"), str(State(message.state).label), _place(where)),
-        (
-            _("due"),
-            explanation.moment(message.due_at),
-            explanation.moment(where.delayed_until) if where.delayed_until else "–",
-        ),
+        (_("due"), moment(message.due_at), moment(where.delayed_until) if where.delayed_until else "–"),
     ]
     if message.state in LIVE:
-        horizon = explanation.moment(where.horizon) if where.horizon else _("not filled yet")
-        rows.append((_("filled up to (horizon)"), "–", horizon))
-    expected = _expected(message, where) if scheduled else str(_ABSENT)
+        rows.append((_("filled up to (horizon)"), "–", moment(where.horizon) if where.horizon else _("not filled yet")))
+    expected = _expected(message, where) if message.state == State.SCHEDULED else str(_ABSENT)
     rows.append((_("expected in Redis"), expected, _mismatch(where)))
     return [
         SimpleNamespace(name=name, record=record, redis="?" if where.error else redis) for name, record, redis in rows
@@ -335,12 +325,12 @@ def _compared(message: Message, where: Whereabouts | None) -> list[SimpleNamespa
 def _place(where: Whereabouts) -> str:
     if where.ready_since is not None:
         values = {
-            "since": explanation.moment(where.ready_since),
+            "since": moment(where.ready_since),
             "before": "?" if where.ahead is None else f"{where.ahead:,}",
         }
         return _("ready since %(since)s, with %(before)s before it") % values
     if where.delayed_until is not None:
-        return _("delayed until %(at)s") % {"at": explanation.moment(where.delayed_until)}
+        return _("delayed until %(at)s") % {"at": moment(where.delayed_until)}
     return str(_ABSENT)
 
 
@@ -405,7 +395,7 @@ def log(message: Message) -> list[Transition]:
 
 
 def steps(
-    message: Message, moves: Sequence[Transition], told: Iterable[SimpleNamespace], now: datetime
+    message: Message, moves: Sequence[Transition], told: Sequence[SimpleNamespace], now: datetime
 ) -> list[SimpleNamespace]:
     """Return the moves that none of the deliveries ``told`` has, as steps; then the steps that are expected next.
 
@@ -430,11 +420,10 @@ def steps(
                 future=False,
             )
         )
-    began = next((move.at for move in reversed(moves) if move.to_state == State.RUNNING != move.from_state), None)
-    return found + [step for step in _to_come(message, began, now) if step.at > now]
+    return found + [step for step in _to_come(message, told[-1:], now) if step.at > now]
 
 
-def _to_come(message: Message, began: datetime | None, now: datetime) -> list[SimpleNamespace]:
+def _to_come(message: Message, last: Sequence[SimpleNamespace], now: datetime) -> list[SimpleNamespace]:
     def step(at: datetime, before: str, after: str, reason: str = "") -> SimpleNamespace:
         texts = {"moment": moment(at), "before": before, "after": after, "took": span(at - now), "reason": reason}
         return SimpleNamespace(at=at, future=True, **texts)
@@ -447,8 +436,8 @@ def _to_come(message: Message, began: datetime | None, now: datetime) -> list[Si
     if (until := message.lease_ends_at) is not None:
         running, timeout = state_label(State.RUNNING), explanation.timeout_of(message)
         coming = [step(until, running, _("end of the lease"), life.after_lease(message))]
-        if timeout is not None and began is not None:
-            coming.append(step(began + timeout, running, _("timeout")))
+        if timeout is not None:
+            coming += [step(delivery.at + timeout, running, _("timeout")) for delivery in last]
         return sorted(coming, key=attrgetter("at"))
     settings = conf.get()
     retention = settings.DEAD_RETENTION if message.state == State.DEAD else settings.RETENTION
