@@ -140,3 +140,22 @@ def test_a_message_is_cancelled_without_javascript(open_page: Open, boss: User) 
     confirm(page, "Cancel messages", reason="no scripts here")
     expect(page.locator(".messagelist")).to_contain_text("1 cancelled")
     assert samples.fresh(message).state == State.CANCELLED
+
+
+def test_a_payload_is_copied_and_the_way_back_leads_to_the_search(open_page: Open) -> None:
+    message = schedule_message("t.ok", {"order": 17}, delay="1h", key="order-17")
+    page = open_page(url("message_changelist"), permissions=["clipboard-read"])
+    search(page, "key:order-17")
+    page.get_by_role("link", name=f"#{message.pk}").click()
+    for place, copied in (
+        ("#payload pre + button", '{\n  "order": 17\n}'),
+        ("#facts dd:has-text('order-17') button", "order-17"),
+    ):
+        page.locator(place).first.click()
+        expect(page.locator(place).first).to_have_text("Copied")
+        assert page.evaluate("navigator.clipboard.readText()") == copied
+    page.get_by_role("link", name="Back to the search").click()
+    expect(page.get_by_label("Search", exact=True)).to_have_value("key:order-17")
+    without = open_page(samples.change_url(message), java_script_enabled=False)
+    expect(without.locator("#payload > pre")).to_be_visible()
+    expect(without.locator("#payload > pre + button")).to_be_hidden()
