@@ -384,6 +384,9 @@ def write_all_checked(using: str, checked: list[NewMessage], bulk: Bulk = BULK) 
 
 
 def _schedule_all(using: str, bulk: Bulk, checked: list[NewMessage]) -> list[Message]:
+    if len(checked) == 1 and checked[0].key is None:
+        # One statement does it.
+        return [_schedule(using, checked[0])]
     actor = actors.current()
     plain: list[Message] = []
     keyed: dict[int, Message] = {}
