@@ -182,15 +182,13 @@ class Publish(Call):
         length = self.request.META.get("CONTENT_LENGTH") or "0"
         # Under WSGI Django reads no body whose length is not told.
         is_unseen = "Transfer-Encoding" in self.request.headers and not hasattr(self.request, "scope")
-        if is_unseen or not _DIGITS.fullmatch(length):
-            raise tokens.RequestRefused(400, "failed to read body")
-        if int(length) > LARGEST_BODY:
-            raise tokens.RequestRefused(413, "body too large")
         try:
-            found: bytes = self.request.read(LARGEST_BODY + 1)
+            if is_unseen or not _DIGITS.fullmatch(length):
+                raise UnreadablePostError
+            found: bytes = b"" if int(length) > LARGEST_BODY else self.request.read(LARGEST_BODY + 1)
         except UnreadablePostError:
             raise tokens.RequestRefused(400, "failed to read body") from None
-        if len(found) > LARGEST_BODY:
+        if max(int(length), len(found)) > LARGEST_BODY:
             raise tokens.RequestRefused(413, "body too large")
         return found
 
@@ -247,31 +245,25 @@ class PublishBulk(Publish):
         return 201, {"job_ids": self.publish(), "msg": "published"}
 
 
-_BLANK = re.compile(r"[ \t\r\n]*")
+# What stands before the first element of an array, and behind each: with its end, which is group 1, or without.
+_BLANK = r"[ \t\r\n]*"
+_END = rf"(\]{_BLANK}\Z)"
+_BEFORE, _BEHIND = re.compile(rf"{_BLANK}\[{_BLANK}{_END}?"), re.compile(rf"{_BLANK}(?:,{_BLANK}|{_END})")
 _decode = json.JSONDecoder().raw_decode
 
 
 def _elements(text: str) -> Iterator[str]:
     """Yield the texts of the elements of a JSON array. Raises ``ValueError`` for anything else."""
-
-    def past_blanks(at: int) -> int:
-        found = _BLANK.match(text, at)
-        assert found is not None
-        return found.end()
-
-    at, sign = past_blanks(0), "["
-    if text[at : at + 1] == "[" and text[(end := past_blanks(at + 1)) : end + 1] == "]":
-        at, sign = end, "]"
-    while text[at : at + 1] == sign and sign != "]":
-        begin = past_blanks(at + 1)
+    found = _BEFORE.match(text)
+    while found is not None and found[1] is None:
+        begin = found.end()
         try:
             _value, end = _decode(text, begin)
         except RecursionError:
             raise ValueError from None
         yield text[begin:end]
-        at = past_blanks(end)
-        sign = "]" if text[at : at + 1] == "]" else ","
-    if text[at : at + 1] != "]" or past_blanks(at + 1) != len(text):
+        found = _BEHIND.match(text, end)
+    if found is None:
         raise ValueError
 
 
