@@ -20,6 +20,7 @@ from ..core.durations import Duration
 from ..core.exceptions import PayloadTooLarge
 from ..core.states import State
 from ..core.values import CENTURY, YEAR
+from ..core.verdicts import Verdict
 from ..models import Message
 from ..models.messages import not_expired
 from ..project import pulled
@@ -337,9 +338,11 @@ def end(call: Call) -> None:
     for pk, state, deliveries in call.named_row.values_list("pk", "state", "deliveries"):
         with call.acting():
             if state == State.SCHEDULED and deliveries == 0:
-                actions.cancel_message(pk, reason="deleted by HTTP", using=call.using)
-            else:
-                succeed(call.using, [Receipt(pk, deliveries)])
+                answer = actions.cancel_message(pk, reason="deleted by HTTP", using=call.using)
+                if answer.verdict != Verdict.REQUESTED:
+                    continue
+            # It was claimed, maybe just now.
+            succeed(call.using, [Receipt(pk, max(1, deliveries))])
 
 
 class Acknowledge(Call):
