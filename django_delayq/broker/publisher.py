@@ -63,7 +63,7 @@ class Publisher:
             # Redis holds no ids of it. Who waits there finds by query what falls due later.
             soon_us = (time.time() + self.tuning.pullers_look) * 1e6
             if any(entry.due_us <= soon_us for entry in entries):
-                self._try(self._wake, queue, entries)
+                self._try(self._wake, queue)
             return
         if new:
             # This host's clock is read after the commit. No loader has yet set a horizon as late as this: the one that
@@ -73,8 +73,10 @@ class Publisher:
         if entries:
             self._try(self.broker.send_put, queue, entries)
 
-    def _wake(self, queue: str, _entries: list[Entry]) -> None:
+    def _wake(self, queue: str) -> bool:
         self.broker.notify([queue])
+        # It tells nothing of whose Redis this is.
+        return False
 
     def remove(self, queue: str, ids: list[int]) -> None:
         """Remove messages whose end was committed."""
@@ -85,14 +87,19 @@ class Publisher:
         """Count a call, or take one back: see ``RedisBroker``. None: Redis does not answer."""
         answers: list[CallCount] = []
 
-        def ask(_queue: str, call: list[Any]) -> None:
+        def ask() -> bool:
             answers.append(self.broker.count_call(*call))
+            # It tells nothing of whose Redis this is.
+            return False
 
-        self._try(ask, "", [*call])
+        self._try(ask)
         return answers[0] if answers else None
 
-    def _try(self, call: Callable[[str, list[T]], bool | None], queue: str, what: list[T]) -> None:
-        """Make a call that returns False when Redis has not answered yet. Log the first of several like failures."""
+    def _try(self, call: Callable[..., bool | None], *given: Any) -> None:
+        """Make a call, and log the first of several like failures.
+
+        A call returns False when its answer does not tell that Redis takes messages of this database.
+        """
         if time.monotonic() < self._retry_at:
             return
         failed = self._is_failing
@@ -100,7 +107,7 @@ class Publisher:
             # Other calls do not wait while this one tries Redis again.
             self._retry_at = time.monotonic() + self.tuning.retry_after
         try:
-            answered = call(queue, what) is not False
+            answered = call(*given) is not False
             if failed:
                 # Redis is back if it answers this call too. A worker then loads what it was not told meanwhile.
                 self.broker.flush()

@@ -153,7 +153,7 @@ def skip_next(name: str, *, using: str | None = None) -> Message:
 
 
 def due(using: str, limit: int, *, since: timedelta = timedelta(0), free: bool = False) -> list[str]:
-    """Return the names of schedules whose next occurrence was to be made ``since`` ago or earlier, the most urgent first.
+    """Return the names of schedules whose next occurrence was due ``since`` ago or earlier, the most urgent first.
 
     ``free`` passes over those that another transaction has locked.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -65,6 +66,21 @@ def test_the_redis_of_another_database_is_left_as_it_is(
     cancel_message(cancelled)
     close_publishers()
     assert content(foreign) == before
+
+
+def test_the_operator_is_told_beside_calls_that_do_not_ask_whose_redis_it_is(
+    foreign: redis.Redis, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "PULL_QUEUES": ["pulled"]}
+    identity("default")
+    there = publisher.get("default")
+    assert there is not None
+    with caplog.at_level(logging.INFO, "django_delayq"):
+        for _ in range(3):
+            schedule_message(TOPIC, delay=60)
+            there.count_call("a token", "a window", 1, 10, 60_000)
+            schedule_message(TOPIC, queue="pulled")
+    assert [record.levelname for record in caplog.records] == ["CRITICAL"]
 
 
 def test_the_operator_is_told_once(foreign: redis.Redis, caplog: pytest.LogCaptureFixture) -> None:

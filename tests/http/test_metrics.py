@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from django_delayq import schedule_message
+from django_delayq import schedule_message, schedule_messages
+from django_delayq.contrib.prometheus.counts import MOST_QUEUES
 from tests.http.conftest import Wire
 
 
@@ -31,6 +32,12 @@ def test_prometheus_reads_the_numbers_of_a_namespace(published: Wire) -> None:
     assert found["delayq_database_up"] == [({}, 1.0)]
     assert {labels.get("queue", "ns1.q1") for each in found.values() for labels, _value in each} == {"ns1.q1"}
     assert b"secret" not in answer.content
+
+
+def test_the_queues_of_other_namespaces_leave_room_for_those_of_one(published: Wire) -> None:
+    schedule_messages([{"topic": "t.ok", "queue": f"a{number}.q", "delay": 60} for number in range(MOST_QUEUES)])
+    found = samples(published.send("GET", "/metrics?namespace=ns1").content.decode())
+    assert found["delayq_scheduled_messages"] == [({"queue": "ns1.q1"}, 2.0)]
 
 
 def test_a_token_has_to_manage_the_namespace(published: Wire) -> None:

@@ -550,10 +550,8 @@ class Oracle:
                 self.report.found("effect without consumed", f"{pk}, whose success was acknowledged, is dead")
             if twice := [delivery for (what, delivery), number in whats.items() if what == "start" and number > 1]:
                 self.report.found("unexplained duplicate", f"{pk}: programs took {twice} twice")
-            befores = [None, *(row.after for row in log)]
-            for before, row in zip(befores, log, strict=False):
-                if row.before != before or (row.before, row.after) not in MOVES:
-                    self.report.found("illegal path", f"{pk}, which programs pull: {row.before} → {row.after}")
+            for text in self._illegal(message, log) if message else ():
+                self.report.found("illegal path", f"{pk}, which programs pull: {text}")
 
     def processes_are_replaced_in_time(self) -> None:
         """Check that a process that is to be replaced claims no more than its messages without a wait."""

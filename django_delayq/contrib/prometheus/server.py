@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from django.core.management.base import CommandError
@@ -47,6 +47,8 @@ from .counts import MOST_QUEUES, OTHER, Counting, SharedCounts
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+T = TypeVar("T")
 
 logger = logging.getLogger("django_delayq")
 
@@ -217,11 +219,12 @@ class Gauges:
     """Reads the gauges of one database alias.
 
     A statement that takes longer than ``timeout`` (seconds) is stopped, and Redis counts as unreachable when it takes
-    longer to answer. ``most_queues`` have gauges of their own.
+    longer to answer. Of the queues and topics that begin with ``prefix``, ``most_queues`` have gauges of their own.
     """
 
-    def __init__(self, using: str, timeout: float = 2.0, most_queues: int = MOST_QUEUES) -> None:
+    def __init__(self, using: str, timeout: float = 2.0, most_queues: int = MOST_QUEUES, *, prefix: str = "") -> None:
         self.using = using
+        self._prefix = prefix
         self._timeout = timeout
         self._most_queues = most_queues
 
@@ -254,8 +257,9 @@ class Gauges:
             dead = stats.count_capped(Message.objects.using(self.using).filter(state=State.DEAD), CAPS.rows)
             alive = stats.alive(self.using, snapshot.at)
             holders = oldest(statements(self.using).snapshot_holders() or [])
+        chosen = snapshot._replace(queues=self._chosen(snapshot.queues))
         return [
-            *_of_queues(snapshot, set(paused), self._most_queues),
+            *_of_queues(chosen, set(self._chosen(paused)), self._most_queues),
             _of_holders(holders),
             GaugeMetricFamily(
                 "delayq_scheduled_messages_estimate",
@@ -272,7 +276,11 @@ class Gauges:
             now, paused = reads.now(self.using), pausing.paused(self.using)
             topics = due_by_topic(self.using, now, stats.overdue_cutoff(now), paused)
             coming = due_soon(self.using, now, reading.queues(self.using))
-        return [*_of_topics(topics, self._most_queues), *_of_coming(coming, self._most_queues)]
+        most = self._most_queues
+        return [*_of_topics(self._chosen(topics), most), *_of_coming(self._chosen(coming), most)]
+
+    def _chosen(self, found: Mapping[str, T]) -> dict[str, T]:
+        return {name: numbers for name, numbers in found.items() if name.startswith(self._prefix)}
 
     def _read_redis(self, broker: RedisBroker) -> Iterator[Metric]:
         """Yield the gauges of Redis. One that takes no writes, or holds the ids of another database, counts as down."""
