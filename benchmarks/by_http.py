@@ -10,7 +10,6 @@ import argparse
 import json
 import os
 import re
-import resource
 import selectors
 import socket
 import subprocess
@@ -18,9 +17,9 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
+from .driver import cpu_seconds
 from .own_servers import own_servers
 from .recovery import say
 
@@ -49,8 +48,7 @@ class Server(NamedTuple):
 
     def used(self) -> float:
         """Return the seconds of CPU that it has used."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_seconds(self.pid)
 
 
 def main() -> None:
@@ -122,7 +120,7 @@ def consume_in_batches(server: Server, left: Left) -> Talk:
 
 def measured(server: Server, messages: int, connections: int, ask: Callable[[Server, Left], Talk]) -> str:
     """Have connections ask at once; return how many messages a second that was, and what each took of the CPU."""
-    began, used, ours = time.perf_counter(), server.used(), _used()
+    began, used, ours = time.perf_counter(), server.used(), time.process_time()
     left = Left(messages)
     with selectors.DefaultSelector() as selector:
         for _ in range(connections):
@@ -134,7 +132,7 @@ def measured(server: Server, messages: int, connections: int, ask: Callable[[Ser
             for key, _events in selector.select():
                 _go_on(selector, key.fileobj, _answer(key.fileobj))
     took = (time.perf_counter() - began) / messages
-    theirs, mine = (server.used() - used) / messages, (_used() - ours) / messages
+    theirs, mine = (server.used() - used) / messages, (time.process_time() - ours) / messages
     return f"{1 / took:,.0f} messages/s; CPU a message: server {theirs * 1e6:,.0f} µs, client {mine * 1e6:,.0f} µs"
 
 
@@ -160,12 +158,6 @@ def _answer(opened: Any) -> bytes:
         missing -= len(part)
         read += part
     return bytes(read[end + 4 :])
-
-
-def _used() -> float:
-    """Return the seconds of CPU that this process has used."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
 
 
 if __name__ == "__main__":
