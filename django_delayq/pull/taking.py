@@ -11,7 +11,7 @@ from os import getpid
 from typing import Any, Protocol, TypeVar
 
 from asgiref.sync import sync_to_async
-from django.db import connections, router
+from django.db import DatabaseError, connections, router
 
 from .. import signals
 from ..core import actors, values
@@ -156,12 +156,19 @@ class PullCall(Waiter):
     def fetch(self) -> list[Pulled]:
         """Claim what is due now."""
         end_what_is_over(self.using)
+        self.is_in_transaction = connections[self.using].in_atomic_block
         rows: list[Claimed] = []
         for queue, terms in zip(self.queues, self.terms, strict=True):
-            if len(rows) < self.most:
-                lease = terms.lease if self.lease is None else self.lease
+            lease = terms.lease if self.lease is None else self.lease
+            try:
                 rows += transitions.claim_due(self.using, queue, self.most - len(rows), lease, _name())
-        self.is_in_transaction = connections[self.using].in_atomic_block
+            except DatabaseError:
+                # What the queues before it gave is committed, unless there is a transaction.
+                if not rows or self.is_in_transaction:
+                    raise
+                break
+            if len(rows) == self.most:
+                break
         self.note_look(took_all=len(rows) == self.most)
         for row in rows:
             late = max(0.0, (row.claimed_at - row.due_at).total_seconds())

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.db import connections, transaction
+from django.db import DatabaseError, connections, transaction
 
 from django_delayq import Verdict, cancel_message, pause_queue, requeue_message, reschedule_message, resume_queue
 from django_delayq.core.states import State
@@ -20,6 +20,7 @@ from django_delayq.models import Message
 from django_delayq.pull import InvalidReceipt, Pulled, aack, ack, atake, extend, reject, release, retry, take
 from django_delayq.signals import message_dead, message_delivered, message_retried, message_succeeded
 from tests.pull.conftest import QUEUE, TOPIC, Declare, put
+from tests.support.broken_statements import no_claims_of
 from tests.support.receivers import heard
 from tests.support.rows import unguarded
 from tests.support.statements import count_statements
@@ -94,6 +95,18 @@ def test_two_takes_at_once_share_the_messages() -> None:
     found = [pk for some in taken if isinstance(some, list) for pk in some]
     found += [each.id for each in take(QUEUE, max=40)]
     assert sorted(found) == sorted(ids)
+
+
+def test_what_the_first_queue_gave_is_not_lost_when_the_next_one_fails() -> None:
+    first, last = put(queue="go.a"), put(queue="go.b")
+    with no_claims_of("go.b"):
+        assert [found.id for found in take(["go.a", "go.b"], max=5)] == [first.pk]
+        with pytest.raises(DatabaseError):
+            take(["go.a", "go.b"])
+        with pytest.raises(DatabaseError), transaction.atomic():
+            put(queue="go.a")
+            take(["go.a", "go.b"], max=5)
+    assert [found.id for found in take(["go.a", "go.b"], max=5)] == [last.pk]
 
 
 def test_a_take_in_a_transaction_ends_with_it() -> None:
