@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from django.core.handlers.asgi import ASGIRequest
-from django.db import DatabaseError, close_old_connections, connections
+from django.db import close_old_connections, connections
 from django.http import HttpResponse
 from django.urls import Resolver404, resolve
 
@@ -33,6 +33,8 @@ THREADS = 4
 CONNECTION_MAX_AGE = 60
 # The most time until a body is there. Seconds.
 BODY_TIMEOUT = 60
+# The status of a request whose client is gone.
+GONE = 499
 
 
 class _ClientGone(Exception):
@@ -43,12 +45,17 @@ class Door:
     """Answers requests for the addresses of the door, and has ``project`` answer all others.
 
     In asgi.py: ``application = Door(get_asgi_application())``. No middleware of the project runs for the door.
+    ``body_timeout`` (seconds) is the most time until the body of a request is there.
     """
 
     def __init__(
-        self, project: Application | None = None, urlconf: str | None = None, closing: Closing = lambda scope: False
+        self,
+        project: Application | None = None,
+        urlconf: str | None = None,
+        closing: Closing = lambda scope: False,
+        body_timeout: float = BODY_TIMEOUT,
     ) -> None:
-        self._project, self._urlconf, self._closing = project, urlconf, closing
+        self._project, self._urlconf, self._closing, self._body_timeout = project, urlconf, closing, body_timeout
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="delayq-http", initializer=_keep_connections)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -70,7 +77,7 @@ class Door:
         self, view: views.View, names: Mapping[str, str], scope: Scope, receive: Receive, send: Send
     ) -> None:
         try:
-            request = ASGIRequest(scope, io.BytesIO(await _read(scope, receive)))
+            request = ASGIRequest(scope, io.BytesIO(await self._read(scope, receive)))
         except _ClientGone:
             return
         except UnicodeDecodeError:
@@ -99,7 +106,7 @@ class Door:
             if response is None:
                 response = await self._poll(call, gone)
             if gone.done() or self._closing(request.scope):
-                await self.run(call.abandon)
+                await self.run(call.settle, GONE)
                 return None
             return response
         finally:
@@ -107,19 +114,30 @@ class Door:
 
     async def _poll(self, call: calls.Consume, gone: asyncio.Future[Any]) -> HttpResponse | None:
         """Wait until there are jobs, or the client is gone."""
-        found = asyncio.ensure_future(call.taking.alater(self.run))
+        waits = asyncio.ensure_future(call.await_(self.run))
         try:
-            await asyncio.wait((found, gone), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((waits, gone), return_when=asyncio.FIRST_COMPLETED)
         finally:
             # It gives back what it is about to claim.
-            found.cancel()
-        try:
-            call.found = await found
-        except asyncio.CancelledError:
-            return None
-        except DatabaseError:
-            return await self.run(views.finish, call, views.failed())
-        return await self.run(views.finish, call)
+            waits.cancel()
+        await asyncio.wait([waits])
+        return None if waits.cancelled() else await self.run(views.step, call, waits.result)
+
+    async def _read(self, scope: Scope, receive: Receive) -> bytes:
+        """Return the body of a request, read as far as it may be. Raises ``RequestRefused`` and ``_ClientGone``."""
+        lengths = [int(value) for name, value in scope["headers"] if name == b"content-length"]
+        read = bytearray()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._body_timeout):
+                while max([len(read), *lengths]) <= calls.LARGEST_BODY:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise _ClientGone
+                    read += message.get("body", b"")
+                    if not message.get("more_body"):
+                        return bytes(read)
+                raise tokens.RequestRefused(413, "body too large")
+        raise tokens.RequestRefused(400, "failed to read body")
 
     def run(self, act: Callable[..., T], *args: Any) -> asyncio.Future[T]:
         """Make a call in a thread that has connections to the databases."""
@@ -136,27 +154,6 @@ def _with_connections(act: Callable[..., T], *args: Any) -> T:
     # One that broke, or is old.
     close_old_connections()
     return act(*args)
-
-
-async def _read(scope: Scope, receive: Receive) -> bytes:
-    """Return the body of a request, read as far as it may be. Raises ``RequestRefused`` and ``_ClientGone``."""
-    if any(name == b"content-length" and int(value) > calls.LARGEST_BODY for name, value in scope["headers"]):
-        raise tokens.RequestRefused(413, "body too large")
-    read = bytearray()
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT):
-            while len(read) <= calls.LARGEST_BODY:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise _ClientGone
-                read += message.get("body", b"")
-                if not message.get("more_body"):
-                    break
-    except TimeoutError:
-        raise tokens.RequestRefused(400, "failed to read body") from None
-    if len(read) > calls.LARGEST_BODY:
-        raise tokens.RequestRefused(413, "body too large")
-    return bytes(read)
 
 
 async def _send(response: HttpResponse, send: Send) -> None:

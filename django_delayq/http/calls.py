@@ -17,7 +17,7 @@ from django.http import HttpRequest, UnreadablePostError
 from ..api import actions, scheduling
 from ..core import actors
 from ..core.durations import Duration
-from ..core.exceptions import PayloadTooLarge
+from ..core.exceptions import InvalidMessage, PayloadTooLarge
 from ..core.states import State
 from ..core.values import CENTURY, YEAR
 from ..core.verdicts import Verdict
@@ -28,11 +28,12 @@ from ..pull import Pulled
 from ..pull.answering import succeed
 from ..pull.ending import end_what_is_over
 from ..pull.receipts import Receipt
-from ..pull.taking import PullCall
+from ..pull.taking import InThread, PullCall
 from ..record import reads, transitions
 from ..record.sql import statements
 from ..record.sql.rows import NewMessage
 from . import jobs, rates, tokens
+from .tokens import refuse_if
 
 # Bytes; the most of one request.
 LARGEST_BODY = 1_048_576
@@ -59,7 +60,7 @@ def queues_of(namespace: str) -> list[str]:
 
 
 class Call:
-    """One request: its namespace, queues and parameters. ``let_in`` checks these, and ``answer`` answers."""
+    """One request: its namespace, queues and parameters. ``begin`` checks these, and ``answer`` answers."""
 
     # The right that its token needs; "": everybody may.
     right: ClassVar[str] = "consume"
@@ -77,8 +78,8 @@ class Call:
     def queue(self) -> str:
         return self.queues[0]
 
-    def let_in(self) -> None:
-        """Check the token and the parameters. Raises ``RequestRefused``."""
+    def begin(self) -> None:
+        """Check the token and the parameters, and take what there is. Raises ``RequestRefused``."""
         if self.right:
             given = token_of(self.request)
             token = tokens.check(self.namespace, given, self.right)
@@ -91,10 +92,8 @@ class Call:
     def settle(self, status: int) -> None:
         """Count the request no longer when it has published nothing and got nothing."""
         if self.counted is not None and status not in (200, 201):
-            self.counted.take_back()
-
-    def begin(self) -> None:
-        """Take what there is without waiting."""
+            counted, self.counted = self.counted, None
+            counted.take_back()
 
     @property
     def waits(self) -> bool:
@@ -161,16 +160,13 @@ class Publish(Call):
         self.delay = self.number("delay", 0)
         ttl = self.number("ttl", 86_400)
         self.tries = self.number("tries", 1, UINT16)
-        if self.tries == 0:
-            raise tokens.RequestRefused(400, "tries shouldn't be zero")
-        if self.delay > CENTURY:
-            raise tokens.RequestRefused(400, "invalid delay")
-        if 0 < ttl < self.delay:
-            raise tokens.RequestRefused(400, "ttl is shorter than delay")
+        refuse_if(self.tries == 0, "tries shouldn't be zero")
+        refuse_if(self.delay > CENTURY, "invalid delay")
+        refuse_if(0 < ttl < self.delay, "ttl is shorter than delay")
         # It counts from the publish, and an expiry from the due time.
         self.expires: Duration | bool = min(max(ttl - self.delay, 0.001), CENTURY) if ttl else False
-        if not jobs.has_receiver(self.queue):
-            raise tokens.RequestRefused(400, f"nobody receives the queue {self.queue}: it is declared nowhere")
+        nobody = f"nobody receives the queue {self.queue}: it is declared nowhere"
+        refuse_if(not jobs.has_receiver(self.queue), nobody)
         self.attributes = self._attributes()
         self.bodies = self.read()
 
@@ -189,8 +185,7 @@ class Publish(Call):
             found: bytes = b"" if int(length) > LARGEST_BODY else self.request.read(LARGEST_BODY + 1)
         except UnreadablePostError:
             raise tokens.RequestRefused(400, "failed to read body") from None
-        if max(int(length), len(found)) > LARGEST_BODY:
-            raise tokens.RequestRefused(413, "body too large")
+        refuse_if(max(int(length), len(found)) > LARGEST_BODY, "body too large", 413)
         return found
 
     def _attributes(self) -> dict[str, str] | None:
@@ -202,26 +197,29 @@ class Publish(Call):
             for name, value in given
             if name.lower().startswith(start)
         }
-        if len(found) > MOST_ATTRIBUTES:
-            raise tokens.RequestRefused(400, "too many attributes, cannot exceed 16")
+        refuse_if(len(found) > MOST_ATTRIBUTES, "too many attributes, cannot exceed 16")
         return found
 
     def publish(self) -> list[str]:
         """Schedule the jobs, and return their ids."""
-        news = [self._new(body) for body in self.bodies]
+        try:
+            news = [self._new(body) for body in self.bodies]
+        except InvalidMessage as error:
+            # It does not fit its handler.
+            raise tokens.RequestRefused(400, str(error)) from None
         with self.acting():
             written = scheduling.write_all_checked(self.using, news)
         return [*map(jobs.id_of, written)]
 
     def _new(self, body: bytes) -> NewMessage:
-        job, topic = jobs.stored(body, self.attributes), jobs.topic_of(self.queue)
-        options = {"queue": self.queue, "delay": self.delay, "expires": self.expires, "headers": job.headers}
+        (value, payload, headers), topic = jobs.stored(body, self.attributes), jobs.topic_of(self.queue)
+        options = {"queue": self.queue, "delay": self.delay, "expires": self.expires, "headers": headers}
         options["max_attempts"] = min(self.tries, 10_000)
         try:
-            return scheduling.checked(topic, job.value, options)
+            return scheduling.checked(topic, value, options)
         except PayloadTooLarge:
             # This door has a bound of its own.
-            return scheduling.checked(topic, None, options)._replace(payload=job.payload, value=None)
+            return scheduling.checked(topic, None, options)._replace(payload=payload, value=None)
 
     def answer(self) -> Answer:
         return 201, {"job_id": self.publish()[0], "msg": "published"}
@@ -236,10 +234,8 @@ class PublishBulk(Publish):
             found = [*_elements(text)]
         except ValueError:
             raise tokens.RequestRefused(400, "request body should be an array of objects") from None
-        if not found:
-            raise tokens.RequestRefused(400, "no jobs")
-        if len(found) > MOST_JOBS:
-            raise tokens.RequestRefused(400, "too many jobs")
+        refuse_if(not found, "no jobs")
+        refuse_if(len(found) > MOST_JOBS, "too many jobs")
         return [element.encode("utf-8", "surrogateescape") for element in found]
 
     def answer(self) -> Answer:
@@ -280,7 +276,7 @@ class Republish(Publish):
 
 
 class Consume(Call):
-    """GET of jobs: ``found`` holds them before ``answer`` is called."""
+    """GET of jobs: ``found`` holds them before ``answer`` is called. Those that nobody receives go back."""
 
     verb = rates.CONSUME
     found: Sequence[Pulled] = ()
@@ -290,23 +286,30 @@ class Consume(Call):
         timeout = min(self.number("timeout", 0), YEAR)
         self.count = self.number("count", 1, 100, 1)
         for queue in self.queues:
-            if pulled.terms(queue) is None:
-                raise tokens.RequestRefused(
-                    400, f"the queue {queue} is not pulled: DELAYQ['PULL_QUEUES'] does not declare it"
-                )
+            text = f"the queue {queue} is not pulled: DELAYQ['PULL_QUEUES'] does not declare it"
+            refuse_if(pulled.terms(queue) is None, text)
         self.taking = PullCall(self.queues, self.count, timeout, ttr, self.using)
 
     def begin(self) -> None:
+        super().begin()
         self.found = self.taking.fetch()
+
+    def wait(self) -> None:
+        """Wait in this thread for what falls due."""
+        self.found = self.taking.later()
+
+    async def await_(self, run: InThread) -> None:
+        """Wait in a coroutine for what falls due."""
+        self.found = await self.taking.alater(run)
 
     @property
     def waits(self) -> bool:
         return not self.found and self.taking.left > 0
 
-    def abandon(self) -> None:
-        """Give back what was taken: the client is gone."""
-        self.taking.give_back(self.found)
-        self.settle(499)
+    def settle(self, status: int) -> None:
+        super().settle(status)
+        if self.found and status != 200:
+            self.taking.give_back(self.found)
 
     def answer(self) -> Answer:
         if not self.found:

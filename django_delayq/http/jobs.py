@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
 import re
@@ -10,7 +11,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..core.bounds import LENGTHS
 from ..core.exceptions import InvalidMessage
@@ -28,14 +29,6 @@ _JOB_ID = re.compile(f"1?([{_ALPHABET}]{{26}})")
 HEADER = "http"
 # A JSON body of up to this size comes back with its own white space. Characters.
 EXACT_UP_TO = 8_000
-
-
-class Job(NamedTuple):
-    """A body with its attributes, as a message keeps them: the payload as a value, and as JSON."""
-
-    value: Any
-    payload: str
-    headers: dict[str, Any]
 
 
 def queue_of(namespace: str, queue: str) -> str:
@@ -60,8 +53,11 @@ def has_receiver(queue: str) -> bool:
 # --- bodies -----------------------------------------------------------------------------------------------------------
 
 
-def stored(body: bytes, attributes: Mapping[str, str] | None) -> Job:
-    """Return how a message keeps a body: JSON as the payload, and any other bytes in it."""
+def stored(body: bytes, attributes: Mapping[str, str] | None) -> tuple[Any, str, dict[str, Any]]:
+    """Return how a message keeps a body: its payload as a value and as JSON, and its headers.
+
+    A body that is JSON is the payload; any other bytes stand in it.
+    """
     kept: dict[str, Any] = {"at": int(time.time() * 1000)}
     if attributes is not None:
         kept["attributes"] = attributes
@@ -77,14 +73,21 @@ def stored(body: bytes, attributes: Mapping[str, str] | None) -> Job:
     else:
         if len(json.dumps(text)) <= EXACT_UP_TO:
             kept["body"] = text
-    return Job(value, payload, {HEADER: kept})
+    return value, payload, {HEADER: kept}
+
+
+def _kept(headers: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what this door keeps in the headers of a message. Others may write there what they like."""
+    found = headers.get(HEADER)
+    return found if isinstance(found, dict) else {}
 
 
 def body_of(payload: Any, headers: Mapping[str, Any]) -> bytes:
     """Return the body of a message. One that this door has not written has its payload as JSON."""
-    kept = headers.get(HEADER) or {}
+    kept = _kept(headers)
     if kept.get("bytes"):
-        return base64.b64decode(payload["base64"])
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            return base64.b64decode(payload["base64"])
     if "body" in kept:
         return str(kept["body"]).encode()
     return json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode()
@@ -92,7 +95,7 @@ def body_of(payload: Any, headers: Mapping[str, Any]) -> bytes:
 
 def attributes_of(headers: Mapping[str, Any]) -> Any:
     """Return the attributes of a message; None: it has none."""
-    return (headers.get(HEADER) or {}).get("attributes") or None
+    return _kept(headers).get("attributes") or None
 
 
 # --- ids --------------------------------------------------------------------------------------------------------------
@@ -104,13 +107,15 @@ def _text(number: int, length: int) -> str:
 
 def published_at(headers: Mapping[str, Any], created_at: datetime | None = None) -> int:
     """Return when a job was published (ms, Unix time): this door notes it, and of other messages the row tells it."""
-    noted = (headers.get(HEADER) or {}).get("at")
-    return noted or (0 if created_at is None else int(created_at.timestamp() * 1000))
+    noted = _kept(headers).get("at")
+    if isinstance(noted, int) and noted > 0:
+        return noted
+    return 0 if created_at is None else int(created_at.timestamp() * 1000)
 
 
 def job_id(message_id: int, published_at: int, headers: Mapping[str, Any]) -> str:
     """Return the id of a job: a ULID of the time of its publish and the number of its message."""
-    version = "1" if "attributes" in (headers.get(HEADER) or {}) else ""
+    version = "1" if "attributes" in _kept(headers) else ""
     return version + _text(published_at << 80 | message_id, 26)
 
 

@@ -32,6 +32,12 @@ class RequestRefused(Exception):
         self.headers: dict[str, str] = {}
 
 
+def refuse_if(is_wrong: bool, error: str, status: int = 400) -> None:
+    """Raise ``RequestRefused`` for a request in which something is wrong."""
+    if is_wrong:
+        raise RequestRefused(status, error)
+
+
 # The tokens that this process has found, by their digests, and until when it knows them (monotonic).
 _known: dict[str, tuple[Token, float]] = {}
 
@@ -96,16 +102,12 @@ def _find(digest: str) -> Token | None:
 def check(namespace: str, given: str, right: str) -> Token:
     """Return the token of a request. Raises ``RequestRefused``."""
     pool, colon, text = given.rpartition(":")
-    if colon and pool != "default":
-        raise RequestRefused(404, "pool not found")
-    if not text:
-        raise RequestRefused(401, "token not found")
+    refuse_if(bool(colon) and pool != "default", "pool not found", 404)
+    refuse_if(not text, "token not found", 401)
     digest = digest_of(text)
     token = _find(digest)
     if token is None or token.namespace != namespace or not hmac.compare_digest(token.digest, digest):
         raise RequestRefused(401, "invalid token")
-    if token.expires_at is not None and token.expires_at <= timezone.now():
-        raise RequestRefused(401, "invalid token")
-    if right not in token.rights.split(","):
-        raise RequestRefused(403, f"the token has no right to {right}")
+    refuse_if(token.expires_at is not None and token.expires_at <= timezone.now(), "invalid token", 401)
+    refuse_if(right not in token.rights.split(","), f"the token has no right to {right}", 403)
     return token

@@ -18,6 +18,7 @@ from .. import __version__, extensions
 from ..core import once
 from ..models import Message
 from . import calls, jobs, tokens
+from .tokens import refuse_if
 
 logger = logging.getLogger("django_delayq")
 
@@ -65,12 +66,6 @@ def refused(error: tokens.RequestRefused) -> HttpResponse:
     return response
 
 
-def failed() -> HttpResponse:
-    """Log the error that is handled, and return the response that tells of it."""
-    logger.exception("A request by HTTP failed")
-    return refused(tokens.RequestRefused(500, "internal error"))
-
-
 def _safely(act: Callable[P, T]) -> Callable[P, T | HttpResponse]:
     """Make a call that returns the response which says why it failed."""
 
@@ -81,7 +76,8 @@ def _safely(act: Callable[P, T]) -> Callable[P, T | HttpResponse]:
         except tokens.RequestRefused as error:
             return refused(error)
         except DatabaseError:
-            return failed()
+            logger.exception("A request by HTTP failed")
+            return refused(tokens.RequestRefused(500, "internal error"))
 
     return made
 
@@ -94,7 +90,8 @@ def api(request: HttpRequest, path: str) -> HttpResponse:
     call, response = attempt(api, request, {"path": path})
     if response is None:
         assert isinstance(call, calls.Consume)
-        response = finish(call, _wait(call))
+        response = step(call, call.wait)
+        assert response is not None
     return response
 
 
@@ -103,33 +100,21 @@ def attempt(view: View, request: HttpRequest, names: Mapping[str, str]) -> Attem
     if view is not api:
         return None, view(request, **names)
     call = _call(request, **names)
-    if isinstance(call, HttpResponse):
-        return None, call
-    refusal = _begin(call)
-    return call, None if refusal is None and call.waits else finish(call, refusal)
+    return (None, call) if isinstance(call, HttpResponse) else (call, step(call, call.begin))
 
 
-def finish(call: calls.Call, refusal: HttpResponse | None = None) -> HttpResponse:
-    """Answer a request that waits for nothing any more."""
-    response = _finish(call) if refusal is None else refusal
-    call.settle(response.status_code)
+def step(call: calls.Call, act: Callable[[], object]) -> HttpResponse | None:
+    """Do the next part of a call, and answer it. None: it waits."""
+    response = _step(call, act)
+    if response is not None:
+        call.settle(response.status_code)
     return response
 
 
 @_safely
-def _begin(call: calls.Call) -> None:
-    call.let_in()
-    call.begin()
-
-
-@_safely
-def _wait(call: calls.Consume) -> None:
-    call.found = call.taking.later()
-
-
-@_safely
-def _finish(call: calls.Call) -> HttpResponse:
-    return answer(*call.answer())
+def _step(call: calls.Call, act: Callable[[], object]) -> HttpResponse | None:
+    act()
+    return None if call.waits else answer(*call.answer())
 
 
 @_safely
@@ -142,15 +127,12 @@ def _call(request: HttpRequest, path: str) -> calls.Call:
     if made is None or not all([namespace, queue, *verb]):
         raise tokens.RequestRefused(404, "api not found")
     takes = made is calls.Consume
-    if not _NAME.fullmatch(namespace):
-        raise tokens.RequestRefused(400, "namespace name contains forbidden characters")
     names = queue.split(",") if takes else [queue]
-    if takes and not all(map(_NAME.fullmatch, names)):
-        raise tokens.RequestRefused(400, "invalid queue name(s)")
-    if not takes and (not _NAME.fullmatch(queue) or queue.startswith("_")):
-        raise tokens.RequestRefused(400, "queue name contains forbidden characters")
-    if not takes and max(len(namespace), len(queue)) > LONGEST_NAME:
-        raise tokens.RequestRefused(400, "namespace or queue name too long")
+    are_right = all(map(_NAME.fullmatch, names)) and (takes or not queue.startswith("_"))
+    wrong = "invalid queue name(s)" if takes else "queue name contains forbidden characters"
+    refuse_if(not _NAME.fullmatch(namespace), "namespace name contains forbidden characters")
+    refuse_if(not are_right, wrong)
+    refuse_if(not takes and max(len(namespace), len(queue)) > LONGEST_NAME, "namespace or queue name too long")
     return made(request, namespace, names, verb[-1] if verb else "")
 
 

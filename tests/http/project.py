@@ -10,9 +10,12 @@ project = get_asgi_application()
 
 # They need the apps that this has loaded.
 from django_delayq.broker.broker_tuning import USUAL  # noqa: E402
-from django_delayq.http.asgi import Door  # noqa: E402
+from django_delayq.http.asgi import BODY_TIMEOUT, Door  # noqa: E402
 
 # Seconds that a test gives Redis to answer.
 USUAL.timeout = float(os.environ.get("DELAYQ_TEST_REDIS_TIMEOUT", USUAL.timeout))
 
-application = Door(project, urlconf="django_delayq.http.urls")
+# Seconds that a test gives a body.
+_TIMEOUT = float(os.environ.get("DELAYQ_TEST_BODY_TIMEOUT", BODY_TIMEOUT))
+
+application = Door(project, urlconf="django_delayq.http.urls", body_timeout=_TIMEOUT)

@@ -44,9 +44,11 @@ class Server(Worker):
         opened.sendall(text)
         return opened
 
-    def poll(self, query: str = "timeout=3600&ttr=3600") -> socket.socket:
-        """Send a poll of the queue q1, and return the socket."""
-        return self.send_raw(f"GET /api/ns1/q1?{query} HTTP/1.1\r\nHost: x\r\nX-Token: {self.token}\r\n\r\n".encode())
+    def poll(self, query: str = "timeout=3600&ttr=3600", queue: str = "q1") -> socket.socket:
+        """Send a poll of a queue, and return the socket."""
+        return self.send_raw(
+            f"GET /api/ns1/{queue}?{query} HTTP/1.1\r\nHost: x\r\nX-Token: {self.token}\r\n\r\n".encode()
+        )
 
     def of_process(self, name: str) -> int:
         """Return a number that Linux knows of the process, such as ``Threads`` and ``VmRSS`` (kB)."""

@@ -155,6 +155,18 @@ def test_what_is_taken_back_late_does_not_count_in_another_interval(wire: Wire, 
     assert counted_anew() is None
 
 
+def test_a_poll_whose_client_is_gone_is_taken_back_once(wire: Wire) -> None:
+    limit(wire, reads=1, writes=None)
+    with Server(token=wire.token) as server:
+        for _time in range(5):
+            server.poll("ttr=60", queue="q2").close()
+            eventually(lambda: server.ask("GET", "/api/ns1/q2") == NONE)
+        for _number in range(2):
+            assert server.ask("PUT", "/api/ns1/q1", b"x")[0] == 201
+        eventually(lambda: server.ask("GET", "/api/ns1/q1")[0] == 200)
+        assert server.ask("GET", "/api/ns1/q1")[0] == 429
+
+
 def test_threads_count_exactly(wire: Wire, where: str) -> None:
     limit(wire, reads=7, writes=None)
     token = Token.objects.get()

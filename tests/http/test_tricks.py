@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import re
 
+import pytest
+
 from django_delayq.models import Message
 from tests.http.conftest import Wire
-from tests.http.servers import Server, answered
+from tests.http.servers import PROJECT, Server, answered
 
 Q = "/api/ns1/q1"
 
@@ -50,7 +52,7 @@ TRICKS = {
     ),
     "a bad chunk": (request(f"PUT {Q}", "X-Token: TOKEN", "Transfer-Encoding: chunked", body="zz\r\nx\r\n"), {400}),
     "a huge chunk": (
-        request(f"PUT {Q}", "X-Token: TOKEN", "Transfer-Encoding: chunked", body="f" * 40),
+        request(f"PUT {Q}", "X-Token: TOKEN", "Transfer-Encoding: chunked", body="f" * 40 + "\r\n"),
         {400},
     ),
     "another encoding": (request(f"PUT {Q}", "X-Token: TOKEN", "Transfer-Encoding: gzip"), {400, 501}),
@@ -91,6 +93,19 @@ def test_slow_clients_hold_up_nobody(server: Server) -> None:
             opened.enter_context(server.send_raw(head[:end].encode()))
         assert server.ask("PUT", Q, b"x")[0] == 201
     assert server.ask("GET", Q)[0] == 200
+    assert Message.objects.count() == 1
+
+
+def test_a_body_that_takes_too_long_is_refused(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DELAYQ_TEST_BODY_TIMEOUT", "0.2")
+    with Server(token=wire.token, module=PROJECT) as server:
+        for text in ("Content-Length: 9\r\n\r\nhal", "Transfer-Encoding: chunked\r\n\r\n" + "f" * 10):
+            head = f"PUT {Q} HTTP/1.1\r\nHost: x\r\nX-Token: {wire.token}\r\n{text}"
+            with server.send_raw(head.encode()) as opened:
+                answer = answered(opened)
+            assert answer.startswith(b"HTTP/1.1 400 ")
+            assert b'{"error":"failed to read body"}' in answer
+        assert server.ask("PUT", Q, b"whole")[0] == 201
     assert Message.objects.count() == 1
 
 

@@ -16,14 +16,16 @@ from asgiref.testing import ApplicationCommunicator
 from django.core.asgi import get_asgi_application
 from django.db import connections
 
-from django_delayq import schedule_message
+from django_delayq import handler, schedule_message
 from django_delayq.core import once
 from django_delayq.http import jobs, tokens
 from django_delayq.http.models import Token
 from django_delayq.models import Message
+from django_delayq.project import registry
 from django_delayq.pull import take
 from django_delayq.signals import message_succeeded
 from tests.http.conftest import Wire
+from tests.support.broken_statements import broken
 from tests.support.commands import run
 from tests.support.receivers import heard
 from tests.support.steps import ago, somebody_waits
@@ -31,6 +33,7 @@ from tests.support.workers import eventually
 
 NONE = (404, {"msg": "no job available"})
 LONG = "a" * 255
+MEBIBYTE = 1_048_576
 
 
 def error(status: int, text: str) -> tuple[int, dict[str, str]]:
@@ -188,6 +191,39 @@ def test_a_handler_receives_what_go_publishes(wire: Wire, settings: Any) -> None
     assert (row.topic, row.queue, row.payload) == ("t.ok", "ns1x.orders", {"order": 7})
     assert wire("GET", "/api/ns1x/orders", X_Token=text)[0] == 400
     assert wire("PUT", "/api/ns1x/others", b"", X_Token=text)[0] == 400
+
+
+def test_a_body_that_does_not_fit_its_handler_is_refused(wire: Wire, settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "PULL_QUEUES": None, "HTTP": {"TOPICS": {"ns1.orders": "typed.orders"}}}
+
+    @handler("typed.orders", payload=(int, int))
+    def close(message: Any) -> None:
+        raise NotImplementedError
+
+    try:
+        assert wire("PUT", "/api/ns1/orders", b"7")[0] == 201
+        status, content = wire("PUT", "/api/ns1/orders", b'"seven"')
+        assert (status, "the payload does not fit int" in content["error"]) == (400, True)
+        assert wire("PUT", "/api/ns1/orders/bulk", b'[7, "seven"]')[0] == 400
+        assert wire("PUT", "/api/ns1/orders", b" " * MEBIBYTE)[0] == 400
+    finally:
+        registry.unregister("typed.orders")
+    assert Message.objects.count() == 1
+
+
+@pytest.mark.parametrize("kept", ["mine", {"bytes": True}, {"at": "noon"}, {"attributes": 7, "body": "7"}])
+def test_headers_of_the_same_name_do_no_harm(wire: Wire, kept: Any) -> None:
+    schedule_message("orders", 7, queue="ns1.q1", headers={"http": kept})
+    assert wire("GET", "/api/ns1/q1/peek")[0] == 200
+    assert data(consume(wire)) == b"7"
+
+
+def test_a_job_whose_answer_fails_goes_back(wire: Wire) -> None:
+    schedule_message("orders", 7, queue="ns1.q1", max_attempts=1)
+    # When such a message was published, another statement finds.
+    with broken('SELECT "delayq_message"."id", "delayq_message"."created_at"'):
+        assert wire("GET", "/api/ns1/q1") == error(500, "internal error")
+    assert data(consume(wire)) == b"7"
 
 
 def test_rights_namespaces_and_ends_of_tokens(wire: Wire) -> None:
