@@ -302,4 +302,5 @@ def _workers(data: PageData) -> SimpleNamespace:
 def _worst(name: str, found: Iterable[Finding]) -> SimpleNamespace:
     """Return what is worst about a server, in one line."""
     worst = max(found, key=attrgetter("level"), default=Finding(name, Level.INFO, "?"))
-    return SimpleNamespace(name=name, kind=f"dq-{worst.level.name.lower()}", text=f"{worst.name}: {worst.detail}")
+    text = worst.detail if worst.level == Level.OK else f"{worst.name}: {worst.detail}"
+    return SimpleNamespace(name=name, kind=f"dq-{worst.level.name.lower()}", text=text)

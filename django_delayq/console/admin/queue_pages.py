@@ -120,28 +120,34 @@ class QueueAdmin(Page):
         queue = QueueSnapshot() if snapshot is None else snapshot.queues.get(name, QueueSnapshot())
         ids, unknown = (held or {}).get(name), "?" if held is None else "–"
         return SimpleNamespace(
+            **self._pausing(name, pause, data.at, may_pause),
             name=name,
             url=self.list_url(Message, f"queue:{name}"),
-            paused=pause is not None,
             scheduled="?" if snapshot is None else str(queue.scheduled),
             limited="?" if snapshot is None else str(queue.limited),
             overdue="?" if snapshot is None else str(queue.overdue),
             oldest="?" if snapshot is None else _since(queue.oldest_overdue, data.at),
             workers="?" if workers is None else f"{workers.serving(name):,}",
             detail_url=self.url(Queue, "detail", name),
-            pause=[] if pause is None else describe(pause, data.at),
-            reason="" if pause is None else pause.reason,
             unserved=unserved and pause is None,
             limited_url=self.list_url(Message, f"is:limited queue:{name}") if queue.limited.count else "",
             following="?" if snapshot is None else _until(queue.next_due, data.at),
             in_redis=unknown if ids is None else f"{ids.delayed:,} / {ids.ready:,}",
-            pause_url=self.url(Queue, "pause", name) if may_pause else "",
-            resume_url=self.url(Queue, "resume", name) if may_pause and pause is not None else "",
         )
 
+    def _pausing(self, name: str, pause: Queue | None, now: datetime, may_pause: bool) -> dict[str, Any]:
+        """Return what pages show of the pause of a queue, and where the user ends, changes or begins one."""
+        return {
+            "paused": pause is not None,
+            "pause": [] if pause is None else describe(pause, now),
+            "reason": "" if pause is None else pause.reason,
+            "pause_url": self.url(Queue, "pause", name) if may_pause else "",
+            "resume_url": self.url(Queue, "resume", name) if may_pause and pause is not None else "",
+        }
+
     def detail_view(self, request: HttpRequest, queue: str) -> HttpResponse:
-        """Show what became of the messages of a queue, and how long its handlers ran."""
-        return topic_pages.detail(self, request, "queue", queue)
+        """Show the state of a queue, what became of its messages, and how long its handlers ran."""
+        return topic_pages.detail(self, request, "queue", queue, self._pausing)
 
     def pause_view(self, request: HttpRequest, queue: str) -> HttpResponse:
         """Ask before a pause on GET; pause the queue on POST."""
@@ -255,7 +261,8 @@ class QueueAdmin(Page):
             "action": view,
             "waiting": waiting,
             "problem": getattr(form, "problem", ""),
-            "pause": None if pause is None else [*describe(pause, reads.now(self.using)), pause.reason],
+            "pause": None if pause is None else describe(pause, reads.now(self.using)),
+            "reason": "" if pause is None else pause.reason,
             "url": self.url(Queue, view, name),
             "back": self.url(Queue),
         }
@@ -284,14 +291,14 @@ def _waiting(number: int | None) -> str:
 
 
 def _names(data: PageData, paused: dict[str, Queue]) -> list[str]:
-    """Return every queue that the record, the settings, a pause or a live worker names."""
-    found = set(paused) | set(conf.get().QUEUES) | {conf.get().DEFAULT_QUEUE}
+    """Return every queue that the record, the settings, a pause or a live worker names, paused ones first."""
+    found = {*conf.get().QUEUES, conf.get().DEFAULT_QUEUE}
     if data.snapshot.value is not None:
         found |= set(data.snapshot.value.queues)
     if data.workers.value is not None:
         for worker in data.workers.value.of(WorkerState.ALIVE):
             found |= set(map(str, worker.queues))
-    return sorted(found)
+    return [*sorted(paused), *sorted(found.difference(paused))]
 
 
 def _since(when: datetime | None, now: datetime) -> str:

@@ -12,9 +12,12 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from ...api import pausing
 from ...core.durations import brief
 from ...core.limits import parts
 from ...core.outcomes import storable
+from ...inspector import stats
+from ...inspector.stats import Lines
 from ...models import Message, Queue
 from ..console_tuning import tuning
 from ..models import Topics
@@ -77,20 +80,25 @@ class TopicsAdmin(Page):
         return detail(self, request, "topic", topic)
 
 
-def detail(shown: Page, request: HttpRequest, kind: str, given: str) -> HttpResponse:
-    """Return the page of a topic or a queue, as ``kind`` says."""
+def detail(
+    shown: Page, request: HttpRequest, kind: str, given: str, state: Callable[..., Any] | None = None
+) -> HttpResponse:
+    """Return the page of a topic or a queue, as ``kind`` says; ``state`` returns what it shows of a pause."""
     shown.require(request)
     name, using, window = storable(given), shown.using, page.chosen(request, "window", _WINDOWS)
     found = _load(read_traffic, using, window, kind, name)
     past, by_other = found.value or (None, {})
-    limits = page_data.limits(using)
-    of_it = [limit for limit in (limits.value.longest if limits.value else ()) if parts(limit.name)[:2] == (kind, name)]
+    read = panels.load("limits and pauses", using, _limits_and_pauses, using)
+    lines, paused = read.value or (Lines(), {})
+    of_it = [limit for limit in lines.longest if parts(limit.name)[:2] == (kind, name)]
+    now = timezone.now()
     whole = Compared(*(add_up(getattr(each, time) for each in by_other.values()) for time in ("now", "before")))
     title = _("Topic %(name)s") if kind == "topic" else _("Queue %(name)s")
     search = texts.term_text(kind, name)
     context = {
         **page.context(shown, request, title % {"name": name}),
-        "problems": panels.problems(found, limits),
+        "problems": panels.problems(found, read),
+        "queue": state(name, paused.get(name), now, shown.may(request, "pause")) if state and read.value else None,
         "windows": page.choices(request, "window", window, _WINDOWS),
         "measures": _measures(whole),
         "charts": [(heading, draw(past)) for heading, draw in _CHARTS] if past else [],
@@ -98,13 +106,17 @@ def detail(shown: Page, request: HttpRequest, kind: str, given: str) -> HttpResp
         "rows": _rows(shown, by_other, "queue" if kind == "topic" else "topic", window, "busiest")[
             : shown.list_per_page
         ],
-        "limits": limits_page.rows(of_it, timezone.now(), shown.list_url),
+        "limits": limits_page.rows(of_it, now, shown.list_url),
         "beside": [
             (_("Messages"), shown.list_url(Message, search, state="all")),
             (_("Dead messages"), shown.list_url(Message, f"state:dead {search}", state="all")),
         ],
     }
     return TemplateResponse(request, "delayq_console/topic.html", context)
+
+
+def _limits_and_pauses(using: str) -> tuple[Lines, dict[str, Queue]]:
+    return stats.all_limits(using, page_data.MOST_LIMITS), pausing.paused(using)
 
 
 def _load(read: Callable[[str, *Given], T], using: str, *given: *Given) -> Panel[T]:

@@ -167,7 +167,7 @@ def without_tags(html: str) -> str:
 
 def table_rows(html: str) -> list[str]:
     """Return the text of each row of the tables in it."""
-    return [without_tags(row).strip() for row in re.findall(r"<tr>.*?</tr>", html, re.DOTALL)]
+    return [without_tags(row).strip() for row in re.findall(r"<tr.*?</tr>", html, re.DOTALL)]
 
 
 def why(client: Client, message: Message) -> str:

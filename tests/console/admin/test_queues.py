@@ -72,6 +72,24 @@ def test_a_pause_is_shown_with_all_that_is_known_of_it(viewer: Client) -> None:
     assert "active" not in line
 
 
+def test_the_page_of_a_queue_tells_its_pause_and_leads_to_its_end(pauser: Client, viewer: Client) -> None:
+    assert "active" in text(pauser.get(url("detail", "other")))
+    pause_queue("mail", reason="the provider is down")
+    panels.forget()
+    page = pauser.get(url("detail"))
+    assert "paused since 20" in text(page)
+    assert "the provider is down" in text(page)
+    assert url("resume") in page.content.decode()
+    assert "the provider is down" in text(pauser.get(url("resume")))
+    assert url("resume") not in viewer.get(url("detail")).content.decode()
+
+
+def test_paused_queues_come_first(viewer: Client) -> None:
+    scheduled(queue="another")
+    pause_queue("mail")
+    assert text(viewer.get(url())).index(" mail ") < text(viewer.get(url())).index(" another ")
+
+
 def test_a_resumed_queue_without_a_worker_is_not_promised_to_be_served(pauser: Client) -> None:
     pausing.pause_queue("mail")
     answer = pauser.post(url("resume"), {"reason": ""}, follow=True)
