@@ -46,8 +46,9 @@ class Load(NamedTuple):
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        # While Redis is away, no answer would come.
-        if error is not None and not isinstance(error, BrokerUnavailable):
+        # While Redis is away, no answer would come. A load that the garbage collector ends may ask nobody: this thread
+        # may be in the middle of a query, on the same connection.
+        if error is not None and not isinstance(error, BrokerUnavailable | GeneratorExit):
             self.abandon()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import redis
 from django.db import DatabaseError, connection
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_delayq import cancel_message, pause_queue
@@ -521,6 +523,22 @@ def test_a_load_that_is_given_up_says_so_in_words(loader: Loader, lost: Lost) ->
         OperationState.FAILED,
         "given up by its worker, which ends or begins anew; the rest is loaded all the same",
     )
+
+
+def test_a_load_that_is_left_to_the_garbage_collector_asks_nobody(redis_client: redis.Redis, lost: Lost) -> None:
+    """The collector may run in the middle of a query on the same connection, where another one would wait for ever."""
+    brokers = BrokerSwitch(DB, dict)
+    left = Loader(DB, brokers, "host/1-loader", UpkeepTuning(pages_per_tick=1))
+    lost(5)
+    assert left.tick() == 0.0
+    commands = redis_client.info("stats")["total_commands_processed"]
+    with CaptureQueriesContext(connection) as asked:
+        del left
+        gc.collect()
+    assert not asked.captured_queries
+    # The question itself is one.
+    assert redis_client.info("stats")["total_commands_processed"] == commands + 1
+    brokers.close()
 
 
 def test_a_load_that_fails_with_an_error_without_text_is_shown_as_failed() -> None:

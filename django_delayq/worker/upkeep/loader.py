@@ -69,12 +69,17 @@ class _ObservedLoad:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if self._observers is not None:
+        if self._observers is not None and not isinstance(error, GeneratorExit):
             # The error of a failed load has a text, even where the exception has none.
             text = "" if error is None else str(error) or type(error).__name__
-            if isinstance(error, GeneratorExit):
-                text = "given up by its worker, which ends or begins anew; the rest is loaded all the same"
             self._observers.ended(self._tally, None, text)
+
+
+class GivenUp(Exception):
+    """Ends a load."""
+
+    def __str__(self) -> str:
+        return "given up by its worker, which ends or begins anew; the rest is loaded all the same"
 
 
 class Loader(Service):
@@ -116,8 +121,9 @@ class Loader(Service):
         """Check the meta, load if it is needed, and report to the broker switch whether Redis answered."""
         began = time.monotonic()
         try:
-            is_loading = self._loading is not None and self.brokers.rubbish_seen is None
-            loading = self._loading if is_loading else self.check()
+            if self.brokers.rubbish_seen is not None:
+                self.release()
+            loading = self._loading or self.check()
             # A load is over when it raises, and when it yields no further page.
             self._loading = None
             most = self.tuning.pages_per_tick
@@ -139,7 +145,9 @@ class Loader(Service):
     def release(self) -> None:
         """Give up the load under way, so that another process begins it at once. Called after the last tick."""
         if self._loading is not None:
-            self._loading.close()
+            with contextlib.suppress(GivenUp):
+                self._loading.throw(GivenUp)
+            self._loading = None
 
     def _make_room(self) -> None:
         """Drop due ids, whose messages the database delivers: a Redis full of our own ids would stay full."""
