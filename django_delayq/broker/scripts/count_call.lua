@@ -9,10 +9,12 @@ if step < 0 then
   end
   return {window, 0}
 end
-redis.call("HSETNX", calls, "window", window)
+if redis.call("HEXISTS", calls, "window") == 0 then
+  redis.call("HSET", calls, "window", window)
+end
 local left = redis.call("PTTL", calls)
 if left < 0 or left > interval then
-  redis.call("PEXPIRE", calls, interval)
+  redis.call("EXPIRE", calls, math.ceil(interval / 1000))
   left = interval
 end
 if tonumber(redis.call("HGET", calls, "count") or 0) >= most then
