@@ -12,6 +12,7 @@ from django import forms
 from django.conf import settings
 from django.contrib import admin, messages
 from django.contrib.admin.utils import quote
+from django.contrib.admin.views.main import PAGE_VAR
 from django.core.exceptions import ImproperlyConfigured
 from django.db import router
 from django.db.models import Case, OuterRef, QuerySet, Subquery, Value, When
@@ -211,13 +212,21 @@ class ScheduleAdmin(_ModelAdmin):
             response.template_name = "delayq_recurring/schedules.html"  # type: ignore[attr-defined]
             # The scripts of Django's own list miss parts of it.
             shown["media"] = ""
+            shown["has_frame"] = True
             shown["title"] = str(self.opts.verbose_name_plural).capitalize()
-            shown["rows"] = [*self._rows(list(shown["cl"].result_list), extra_context["spark"])]
-            shown["steps"] = [(action, _STEPS[action]) for action in _STEPS if action in self.get_actions(request)]
+            cl, choices = shown["cl"], dict(self.get_action_choices(request, []))
+            shown["rows"] = [*self._rows(list(cl.result_list), extra_context["spark"])]
+            names = dict.fromkeys([*_STEPS, *choices])
+            shown["steps"] = [(name, _STEPS.get(name, choices[name])) for name in names if name in choices]
+            shown["filters"] = [(spec.title, list(spec.choices(cl))) for spec in cl.filter_specs]
+            shown["pages"] = [
+                (number, cl.get_query_string({PAGE_VAR: number}), number == cl.page_num)
+                for number in cl.paginator.page_range
+            ]
         return response
 
     def _rows(self, found: list[Schedule], spark: Callable[..., SafeString]) -> Iterator[SimpleNamespace]:
-        past = runs.of_each(_using(), found)
+        past = runs.of_each(_using(), found, vars(found[0])["now"]) if found else {}
         for schedule in found:
             messages, took = past.get(schedule.pk, ([], None))
             spans = [ran for message in reversed(messages) if (ran := runs.took(message)) is not None]
@@ -272,8 +281,8 @@ class ScheduleAdmin(_ModelAdmin):
         last_state = Subquery(Message.objects.filter(pk=OuterRef("message_id")).values("state"))
         rows = Schedule.objects.using(_using()).annotate(now=now, last_state=last_state)
         # What was missed comes first, then what is paused; what has ended comes last.
-        missed = When(last_at__lte=now.value - tuning.late, then=0)
-        return rows.annotate(rank=Case(When(ended=True, then=3), When(paused=True, then=1), missed, default=2))
+        late = When(schedules.behind(now.value, now.value - tuning.late), then=0)
+        return rows.annotate(rank=Case(late, When(ended=True, then=3), When(paused=True, then=1), default=2))
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Schedule | None:
         """Find the schedule of an address, which may have characters that PostgreSQL does not take."""
@@ -375,7 +384,7 @@ class ScheduleAdmin(_ModelAdmin):
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
     ) -> HttpResponse:
         """Show the page of a schedule, with a button for each action of the list that the user may do to it."""
-        schedule = context.get("original")
+        schedule, context["has_frame"] = context.get("original"), True
         if schedule is not None:
             labels = _STEPS | ({"pause": _("Change the pause…")} if _is_paused(schedule) else {"resume": ""})
             allowed = self.get_actions(request)
@@ -451,6 +460,7 @@ class ScheduleAdmin(_ModelAdmin):
             **self.admin_site.each_context(request),
             "opts": self.opts,
             "title": title,
+            "has_frame": True,
             "action": action,
             "form": form,
             "schedules": [(row.pk, self.next_time(row)) for row in rows],

@@ -9,12 +9,11 @@ from datetime import datetime, timedelta
 from itertools import chain, islice, takewhile
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db.models import OuterRef, Q, Subquery, Value
+from django.db.models import OuterRef, Q, Subquery
 
 from ..core.exceptions import InvalidMessage
 from ..core.states import State
 from ..models import Message, Transition
-from ..record import reads
 from .models import Occurrence, Schedule
 from .schedule_tuning import tuning
 
@@ -51,16 +50,16 @@ def last_runs(using: str, schedule: Schedule, now: datetime) -> list[PastRun]:
     return found
 
 
-def of_each(using: str, found: list[Schedule]) -> dict[str, tuple[list[Message], timedelta | None]]:
+def of_each(using: str, found: list[Schedule], now: datetime) -> dict[str, tuple[list[Message], timedelta | None]]:
     """Return the messages of the last runs of each of these schedules, the latest first, and how long the latest took.
 
     The lists lack messages that are purged.
     """
-    past = Occurrence.objects.filter(schedule=OuterRef("pk"), at__lte=OuterRef("now")).order_by("-at")
+    past = Occurrence.objects.filter(schedule=OuterRef("pk"), at__lte=now).order_by("-at")
     # Each is a look into an index: a window would read all occurrences.
     last = [Subquery(past.values("message_id")[place : place + 1]) for place in range(tuning.runs_shown)]
     rows = Schedule.objects.using(using).filter(pk__in=[schedule.pk for schedule in found])
-    ids = {name: some for name, *some in rows.annotate(now=Value(reads.now(using))).values_list("pk", *last)}
+    ids = {name: some for name, *some in rows.values_list("pk", *last)}
     messages = (
         Message.objects.using(using).defer("payload", "headers", "result").in_bulk({*chain(*ids.values())} - {None})
     )

@@ -158,13 +158,17 @@ def due(using: str, limit: int, *, since: timedelta = timedelta(0), free: bool =
     ``free`` passes over those that another transaction has locked.
     """
     now = reads.now(using)
-    waits = Message.objects.filter(WAITS, not_expired(now), pk=OuterRef("message_id"))
-    rows = Schedule.objects.using(using).filter(_to_advance(now - since), ended=False)
-    # While an occurrence waits, no other one is made for a schedule that runs once for all that were missed.
-    rows = rows.exclude(Q(Exists(waits), missed=Missed.ONCE))
+    rows = Schedule.objects.using(using).filter(behind(now, now - since))
     with own_transaction(using) if free else nullcontext():
         found = locked(using, rows, wait=False) if free else rows
         return list(found.order_by("last_at").values_list("pk", flat=True)[:limit])
+
+
+def behind(now: datetime, until: datetime) -> Q:
+    """Return the condition that the next occurrence of a schedule was to be made at ``until`` or earlier."""
+    waits = Message.objects.filter(WAITS, not_expired(now), pk=OuterRef("message_id"))
+    # While an occurrence waits, no other one is made for a schedule that runs once for all that were missed.
+    return Q(_to_advance(until), ended=False) & ~Q(Exists(waits), missed=Missed.ONCE)
 
 
 def until_next(using: str) -> float | None:
@@ -225,11 +229,14 @@ def prune(using: str) -> None:
     """Delete the occurrences whose message was deleted. One that began before its time stays until then.
 
     So does one that is later than one that waits: a change of the topic begins anew at that.
+
+    Forget ends of pauses, too, that an older version of this code has left when it resumed a schedule.
     """
     there = Message.objects.filter(pk=OuterRef("message_id"))
     waiting = Occurrence.objects.filter(Exists(there.filter(WAITS)))
     before = waiting.filter(schedule=OuterRef("schedule"), at__lt=OuterRef("at"))
     with writing(using):
+        Schedule._base_manager.using(using).filter(paused=False, resumes_at__isnull=False).update(resumes_at=None)
         past = Occurrence.objects.using(using).filter(at__lte=reads.now(using))
         past.filter(~Exists(there), ~Exists(before)).delete()
 

@@ -54,6 +54,10 @@ def test_a_schedule_is_made_and_run(open_page: Open, start: Start) -> None:
     expect(page.locator("body")).to_contain_text("nightly")
 
     page.goto(LIST)
+    act(page, "Pause…")
+    expect(page.get_by_role("group", name="Pause")).to_be_visible()
+    assert inaccessible(page) == []
+    page.goto(LIST)
     row = page.locator(".dq-rows tbody tr")
     expect(row).to_contain_text("30 2 * * * (Europe/Berlin)")
     expect(row).to_contain_text(times[0])

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import html
 import re
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.contrib import admin
 from django.contrib.auth.models import Permission, User
 from django.db import connection
+from django.http import HttpResponse
 from django.test import Client
 from django.urls import reverse
 
@@ -268,6 +272,91 @@ def test_the_console_lists_what_is_late_and_what_is_paused_first(chief: Client, 
         "a t.ok active every 1h 14:00 scheduled –",
         "d t.ok active every 1h 14:00 consumed 0 ms",
     ]
+
+
+@pytest.mark.console
+def test_what_waits_for_its_message_is_not_missed_and_a_pause_that_should_have_ended_is(
+    chief: Client, clock: Clock
+) -> None:
+    for name in ("once", "paused"):
+        create_schedule(name, "t.ok", every="1h", tz="UTC")
+    schedules.pause_schedule("paused", duration="2h")
+    later(clock, hours=1)
+    clock.advance(hours=4)
+    assert [row.split()[:3] for row in rows(chief)] == [["paused", "t.ok", "missed"], ["once", "t.ok", "active"]]
+
+
+def names(client: Client, query: str) -> list[str]:
+    """Return the schedules that the list shows at an address."""
+    return re.findall(r'name="_selected_action" value="(\w+)"', text(client.get(reverse(LIST) + query)))
+
+
+def links(client: Client, query: str) -> dict[str, str]:
+    """Return the links of the list for other pages and filters, by their texts."""
+    found = re.findall(r'<a class="dq-chip" href="([^"]*)"[^>]*>([^<]*)</a>', text(client.get(reverse(LIST) + query)))
+    return {label: html.unescape(url) for url, label in found}
+
+
+@pytest.mark.console
+def test_the_console_pages_through_a_filtered_list(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin.site.get_model_admin(Schedule), "list_per_page", 2)
+    for name in "abcd":
+        create_schedule(name, "t.ok", every="1h", paused=name != "b")
+    query = "?q=t.ok&paused__exact=1"
+    assert names(chief, query) == ["a", "c"]
+    assert names(chief, links(chief, query)["2"]) == ["d"]
+
+
+@pytest.mark.console
+def test_the_console_filters_the_list(chief: Client) -> None:
+    for name in "ab":
+        create_schedule(name, "t.ok", every="1h", paused=name == "a")
+    found = re.search(
+        '<span role="group" aria-label="paused">.*?</a> </span>', text(chief.get(reverse(LIST))), re.DOTALL
+    )
+    assert found is not None
+    urls = [html.unescape(url) for url in re.findall('href="([^"]*)"', found[0])]
+    assert [sorted(names(chief, url)) for url in urls] == [["a", "b"], ["a"], ["b"]]
+    assert 'type="hidden" name="paused__exact" value="1"' in text(chief.get(reverse(LIST) + "?paused__exact=1"))
+    assert "No schedules match." in text(chief.get(reverse(LIST) + "?ended__exact=1"))
+
+
+@pytest.fixture
+def site_action() -> Iterator[None]:
+    """An action that the project adds to its admin."""
+
+    def mark(modeladmin: Any, request: Any, queryset: Any) -> HttpResponse:
+        return HttpResponse(f"marked {queryset.get()}")
+
+    admin.site.add_action(mark)
+    yield
+    admin.site.disable_action("mark")
+
+
+@pytest.mark.console
+def test_the_console_has_the_actions_of_the_site(chief: Client, site_action: None) -> None:
+    create_schedule("s", "t.ok", every="1h")
+    found = re.findall(r'name="action" value="(\w+)">([^<]*)<', text(chief.get(reverse(LIST))))
+    assert [label for _name, label in found] == [
+        *("Run now…", "Skip the next run…", "Pause…", "Resume"),
+        *("Delete selected schedules", "Mark"),
+    ]
+    assert text(act(chief, "mark", "s")) == "marked s"
+
+
+def has_navigation(response: Any) -> bool:
+    shown = text(response)
+    return 'class="dq-nav"' in shown or 'id="nav-sidebar"' in shown
+
+
+@pytest.mark.console
+def test_every_page_of_a_schedule_has_navigation_in_the_console(chief: Client) -> None:
+    create_schedule("s", "t.ok", every="1h")
+    for view in ("change", "delete", "history"):
+        assert has_navigation(chief.get(page(view=view))), view
+    for action in ("pause", "delete_selected"):
+        given = {"action": action, "_selected_action": "s", "index": "0"}
+        assert has_navigation(chief.post(reverse(LIST), given)), action
 
 
 @pytest.mark.console

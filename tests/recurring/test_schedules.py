@@ -442,6 +442,17 @@ def test_the_end_of_a_pause_that_an_older_version_has_ended_ends_no_later_pause(
     assert Schedule.objects.get().paused
 
 
+def test_upkeep_forgets_the_end_of_a_pause_that_an_older_version_has_ended_and_advanced(clock: Clock) -> None:
+    hourly()
+    pause_schedule("s", duration="3h")
+    # What the version before wrote.
+    unguarded(Schedule).update(paused=False, last_at=clock.now + timedelta(hours=1))
+    schedules.prune(DB)
+    unguarded(Schedule).update(paused=True)
+    later(clock, hours=6)
+    assert Schedule.objects.get().paused
+
+
 @pytest.mark.parametrize("end", [{"duration": 0}, {"until": NOON}, {"until": NOON, "duration": "1h"}])
 def test_a_pause_without_a_time_to_come_is_refused(clock: Clock, end: dict[str, Any]) -> None:
     hourly()

@@ -25,7 +25,8 @@ OF_ONE_ROW = ("change_view",)
 
 def visit(shown: ReadOnly, view: str, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
     """Return what a view of a page answers, or a page with the reason why the database could not serve it."""
-    return _answer(shown, shown.view(view), view in OF_ONE_ROW, request, *args, **kwargs)
+    limited = shown.get_queryset(request).db if view in OF_ONE_ROW else None
+    return _answer(shown, shown.view(view), limited, request, *args, **kwargs)
 
 
 def host(
@@ -35,25 +36,30 @@ def host(
 
     def within(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         frame = {**page.navigation(shown, request, guest.model), "spark": charts.spark}
+        has_sidebar = frame.pop("is_nav_sidebar_enabled")
         response = view(request, *args, **{"extra_context": frame, **kwargs})
         if isinstance(response, TemplateResponse):
             response.context_data = {**(response.context_data or {}), **frame}
+            # Django's own pages have no other navigation than its sidebar.
+            if "has_frame" in response.context_data:
+                response.context_data["is_nav_sidebar_enabled"] = has_sidebar
             response.render()
         return response
 
-    return _answer(shown, within, request.method != "POST", request, *args, **kwargs)
+    limited = shown.using if request.method != "POST" else None
+    return _answer(shown, within, limited, request, *args, **kwargs)
 
 
 def _answer(
-    shown: ReadOnly, view: View, is_limited: bool, request: HttpRequest, *args: Any, **kwargs: Any
+    shown: ReadOnly, view: View, limited: str | None, request: HttpRequest, *args: Any, **kwargs: Any
 ) -> HttpResponseBase:
-    """Let a view answer in time. ``is_limited``: its statements have no time limits of their own."""
+    """Let a view answer in time. ``limited``: the database where its statements have no time limits of their own."""
     try:
         with ExitStack() as limits:
             if request.method != "POST" and LONGER_VAR not in request.GET:
                 limits.enter_context(answering_within(timeouts.answer))
-            if is_limited:
-                limits.enter_context(statement_timeout(shown.get_queryset(request).db, timeouts.page))
+            if limited is not None:
+                limits.enter_context(statement_timeout(limited, timeouts.page))
             return view(request, *args, **kwargs)
     except TooSlow:
         text = _("The database did not answer in time. A table may be locked, or the server is busy: try again.")

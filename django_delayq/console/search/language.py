@@ -407,7 +407,10 @@ def _resolved(term: Term, using: str, shown: Shown) -> tuple[Term, str]:
         ids, note = holders(using, text, shown)
         if ids:
             ids |= {int(text)} if term.number else set()
-            described = _("“%(text)s” is the id, or is in the key or the payload") % {"text": text}
+            # No value of a payload may appear in the audit.
+            described = _("the address is in the key or the payload")
+            if term.number:
+                described = _("the number is the id, or is in the key or the payload")
             return Term(Q(pk__in=ids), described, f"id:{','.join(map(str, sorted(ids)))}", selective=True), note
     if key is None:
         return term, note

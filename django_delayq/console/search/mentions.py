@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -53,8 +54,9 @@ def _among_newest(rows: QuerySet[Message], text: str) -> tuple[list[tuple[int, s
     """Return id, key and payload of the newest messages that have the text in these; and whether others are older."""
     older = next(iter(rows.values_list("pk", flat=True)[tuning.nearest_rows : tuning.nearest_rows + 1]), 0)
     newest = rows.filter(pk__gt=older).annotate(text=Cast(small(tuning.small_payload), TextField()))
-    having = newest.filter(Q(key__contains=text) | Q(text__contains=text)).values_list("pk", "key", "payload")
-    return list(having[: tuning.term_ids // 2 - 1]), older > 0
+    # SQLite keeps letters beyond ASCII as JSON escapes them.
+    mentions = Q(key__contains=text) | Q(text__contains=text) | Q(text__contains=json.dumps(text)[1:-1])
+    return list(newest.filter(mentions).values_list("pk", "key", "payload")[: tuning.term_ids // 2 - 1]), older > 0
 
 
 def _scalars(content: Any) -> Iterator[str]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import Permission, User
+from django.db import connection
 from django.test import Client
 from django.urls import reverse
 
@@ -13,7 +15,9 @@ from django_delayq.broker import publisher
 from django_delayq.console.models import AuditEvent, Operation
 from django_delayq.console.operations import lifecycle
 from django_delayq.models import Message
+from django_delayq.recurring import create_schedule
 from tests.support.replica import REPLICA
+from tests.support.transactions import lock_table, unfinished
 
 from . import samples
 from .asking import ACTIONS, GIVEN, NEEDED, confirm
@@ -72,3 +76,16 @@ def test_an_operation_is_stopped_and_resumed_there() -> None:
         assert read._state.db == REPLICA
         assert verb(read)
         assert Operation.objects.using("default").get(pk=started.pk).state == state
+
+
+@pytest.mark.postgresql("locks tables")
+@pytest.mark.parametrize("view", ["changelist", "change"])
+def test_a_page_of_schedules_waits_for_no_lock_there(boss: Client, timed: Callable[..., None], view: str) -> None:
+    create_schedule("s", samples.TOPIC, every="1h", using="default")
+    timed(50)
+    with unfinished(lambda: lock_table("delayq_schedule")):
+        page = boss.get(reverse(f"admin:delayq_recurring_schedule_{view}", args=["s"] if view == "change" else []))
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM pg_locks WHERE mode = 'AccessExclusiveLock' AND granted")
+            assert cursor.fetchone()[0], "the page was there when the lock was gone"
+    assert page.status_code == 503

@@ -42,7 +42,7 @@ def test_a_number_finds_the_message_with_this_id_and_those_with_this_key(db: Non
     named, other = samples.consumed(key=number), schedule_message("t.other", key=number)
     samples.scheduled(key=f"{number}0")
     resolved = parse_now(number).resolved(samples.DB, payload.redacted)
-    assert (resolved.described, resolved.problems) == (f"“{number}” is the id, or is in the key or the payload", ())
+    assert (resolved.described, resolved.problems) == ("the number is the id, or is in the key or the payload", ())
     every = {one.pk, named.pk, other.pk}
     assert (
         found(resolved.frozen)
@@ -92,6 +92,11 @@ def test_an_address_is_searched_in_keys_and_payloads(db: None) -> None:
     assert holding("anna@example.net") == (set(), ())
     found = {samples.consumed({"cc": ["anna@example.net"]}).pk, samples.scheduled(key="mail anna@example.net").pk}
     assert holding("anna@example.net") == (found, ())
+    described = parse_now("anna@example.net").resolved(samples.DB, payload.redacted).described
+    # It is written to the audit.
+    assert described == "the address is in the key or the payload"
+    abroad = samples.consumed({"to": "jürgen@münchen.example"}).pk
+    assert holding("jürgen@münchen.example") == ({abroad}, ())
     assert parse_now("@").resolved(samples.DB, payload.redacted).described == "topic is “@”"
 
 

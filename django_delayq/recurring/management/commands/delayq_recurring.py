@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -41,13 +40,7 @@ class Command(common.DelayqCommand):
         parser.add_argument(
             "names", nargs="*", type=_name, metavar="NAME", help="the names of schedules (list: default all)"
         )
-        parser.add_argument(
-            "--until",
-            type=common.due_or_delay,
-            metavar="TIME",
-            help="pause: end it at this time (ISO 8601 with time zone), or after this time from now, e.g. 30m",
-        )
-        parser.add_argument("--reason", default="", help="recorded with the action")
+        common.add_end(parser, "pause: ", "recorded with the action")
         common.add_json(parser)
 
     def work(self, using: str, options: dict[str, Any]) -> None:
@@ -89,8 +82,7 @@ class Command(common.DelayqCommand):
         if action == "run":
             answer = message_id = run_schedule(name, using=using).pk
         elif action == "pause":
-            end = "duration" if isinstance(options["until"], timedelta) else "until"
-            answer = pause_schedule(name, using=using, **{end: options["until"]})
+            answer = pause_schedule(name, using=using, **common.end_of(options))
         else:
             answer = resume_schedule(name, using=using)
         if answer:
