@@ -13,11 +13,15 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import quantiles
+from typing import TypeVar
 
 from .own_servers import own_servers
 from .recovery import say
+
+T = TypeVar("T")
 
 QUEUE = "bench.pull"
 BATCH = 100
@@ -87,12 +91,20 @@ def late(seconds: float) -> str:
 
 def waiting(seconds: float) -> str:
     """Return the share of a core and the memory of callers that wait for nothing."""
-    from django_delayq.pull import atake
+    from asgiref.sync import sync_to_async
+
+    from django_delayq.pull.taking import PullCall
+
+    async def in_thread(act: Callable[[], T]) -> T:
+        return await sync_to_async(act)()
 
     async def wait_together() -> tuple[float, float]:
         before = _resident()
-        callers = [asyncio.create_task(atake(QUEUE, wait=10 * seconds + 60)) for _ in range(WAITERS)]
-        await asyncio.sleep(seconds)
+        # The two halves of ``atake``: the first look of each is made before the time is taken.
+        calls = [PullCall(QUEUE, 1, 10 * seconds + 60, None, None) for _ in range(WAITERS)]
+        await asyncio.gather(*[call.afetch(in_thread) for call in calls])
+        callers = [asyncio.create_task(call.alater(in_thread)) for call in calls]
+        await asyncio.sleep(0)
         used = _used()
         await asyncio.sleep(seconds)
         share = (_used() - used) / seconds

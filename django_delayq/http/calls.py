@@ -30,7 +30,6 @@ from ..pull.ending import end_what_is_over
 from ..pull.receipts import Receipt
 from ..pull.taking import InThread, PullCall
 from ..record import reads, transitions
-from ..record.sql import statements
 from ..record.sql.rows import NewMessage
 from . import jobs, rates, tokens
 from .tokens import refuse_if
@@ -50,13 +49,6 @@ Answer = tuple[int] | tuple[int, Any]
 def token_of(request: HttpRequest) -> str:
     """Return the token that a request gives."""
     return request.headers.get("X-Token") or request.GET.get("token", "")
-
-
-def queues_of(namespace: str) -> list[str]:
-    """Return the queues of a namespace in which messages wait."""
-    start = f"{namespace}{jobs.SEPARATOR}"
-    found = statements(router.db_for_write(Message)).queues()
-    return [queue.removeprefix(start) for queue in found if queue.startswith(start)]
 
 
 class Call:

@@ -17,6 +17,7 @@ from django.views.decorators.csrf import csrf_exempt
 from .. import __version__, extensions
 from ..core import once
 from ..models import Message
+from ..record.sql import statements
 from . import calls, jobs, tokens
 from .tokens import refuse_if
 
@@ -153,7 +154,8 @@ def version(request: HttpRequest) -> HttpResponse:
 def info(request: HttpRequest) -> HttpResponse:
     """Name the queues of a namespace in which messages wait, to who has a token that manages it."""
     namespace = _managed(request)
-    return answer(200, {namespace: calls.queues_of(namespace)})
+    start, found = f"{namespace}{jobs.SEPARATOR}", statements(router.db_for_write(Message)).queues()
+    return answer(200, {namespace: [queue.removeprefix(start) for queue in found if queue.startswith(start)]})
 
 
 @_door

@@ -220,6 +220,8 @@ def _running(message: Message, now: datetime) -> list[str]:
     if until > now:
         sentences = [_("Running on %(worker)s (delivery %(delivery)d), whose lease lasts until %(until)s.") % values]
         sentences.append(_attempt(message))
+    elif pulled.terms(message.queue) is not None:
+        sentences = [_("Taken by %(worker)s, whose lease ran out %(span)s ago: that is a failed attempt.") % values]
     else:
         text = _("Claimed by %(worker)s, whose lease ran out %(span)s ago: another worker will take it over.")
         sentences = [text % values]

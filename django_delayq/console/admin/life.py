@@ -13,6 +13,7 @@ from django.utils.translation import gettext_lazy
 
 from ...core.states import State
 from ...models import Message, Transition
+from ...project import pulled
 from . import charts
 from .explanation import moment, span
 
@@ -87,4 +88,7 @@ def _parts(message: Message, moves: Sequence[Transition], now: datetime) -> Iter
 
 def after_lease(message: Message) -> str:
     """Return in words what follows when the lease of a running message ends."""
-    return _("then delivery %(number)d, unless its worker renews it") % {"number": message.deliveries + 1}
+    text = _("then delivery %(number)d, unless its worker renews it")
+    if pulled.terms(message.queue) is not None:
+        text = _("then delivery %(number)d, unless its program extends it")
+    return text % {"number": message.deliveries + 1}

@@ -73,6 +73,19 @@ def test_the_explanation_says_of_a_pulled_queue_that_programs_take_its_messages(
     assert "overdue" not in why(viewer, due).lower()
 
 
+def test_the_page_says_of_a_pulled_message_that_a_program_has_it(viewer: Client, settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "PULL_QUEUES": ["exports"]}
+    unguarded(Message).filter(pk=samples.scheduled(queue="exports").pk).update(due_at=timezone.now())
+    (taken,) = take("exports")
+    message = Message.objects.get(pk=taken.id)
+    _parts, words, _legend = life_of(viewer, message)
+    assert words[-1].endswith(", then delivery 2, unless its program extends it")
+    unguarded(Message).filter(pk=taken.id).update(leased_until=timezone.now() - timedelta(minutes=1))
+    assert re.fullmatch(
+        r"Taken by pull:\S+, whose lease ran out [\w. ]+ ago: that is a failed attempt\.", why(viewer, message)
+    )
+
+
 def test_the_explanation_says_since_when_by_whom_and_why_a_queue_is_paused(viewer: Client) -> None:
     message = samples.scheduled(delay=0, queue="mails")
     samples.worker(queues=("mails",))
