@@ -40,6 +40,6 @@ def read(text: Any, by: Signer) -> Receipt:
         raise InvalidReceipt(f"a receipt is the text message.receipt, not {shown(text)}")
     try:
         pk, delivery, delay = by.unsign(text).split("-")
-    except BadSignature:
+    except (BadSignature, UnicodeEncodeError):
         raise InvalidReceipt from None
     return Receipt(int(pk), int(delivery), float(delay) if delay else None)

@@ -167,7 +167,7 @@ def test_many_are_answered_in_one_statement() -> None:
 def test_a_receipt_that_nobody_gave_is_refused() -> None:
     put()
     receipt = one().receipt
-    texts: list[Any] = ["", "x", receipt[:-1], f"1{receipt}", None]
+    texts: list[Any] = ["", "x", "\ud800:x", receipt[:-1], f"1{receipt}", None]
     for text in texts:
         with pytest.raises(InvalidReceipt):
             ack(text)
