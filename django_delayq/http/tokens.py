@@ -62,7 +62,7 @@ def make(
 
 def issue(token: Token) -> str:
     """Save a new token. Return the token itself."""
-    text = secrets.token_urlsafe(20)
+    text = secrets.token_hex(20)
     token.digest, token.beginning = digest_of(text), text[:8]
     token.save(force_insert=True)
     _tell("token add", token)

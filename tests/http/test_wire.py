@@ -354,6 +354,10 @@ def test_node_publishes_polls_and_acknowledges_by_plain_fetch(wire: Wire, live_s
     assert json.loads(ran.stdout) == [201, 200, True, "from node", 204, 404]
 
 
+def test_no_token_begins_as_an_option_of_a_command_does(wire: Wire) -> None:
+    assert all(tokens.make("ns1")[1].isalnum() for _number in range(40))
+
+
 def test_tokens_by_the_command(wire: Wire) -> None:
     text = run("delayq_token", "add", "ns1", "--rights", "consume", "--lasts", "90d", "--description", "Go").out.strip()
     assert wire("GET", "/api/ns1/q1", X_Token=text) == NONE
