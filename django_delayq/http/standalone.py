@@ -67,7 +67,10 @@ class _DoorServer(uvicorn.Server):
 
 def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens at an address. Raises ``OSError``."""
-    return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    # Its connections inherit it. Without it the body of an answer waits until the client acknowledges the head: 40 ms.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def serve(listener: socket.socket, interrupted: Interruptible) -> None:

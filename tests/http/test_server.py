@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import signal
+import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -15,6 +16,7 @@ from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 
 from django_delayq.http import jobs
+from django_delayq.http.standalone import listen
 from django_delayq.models import Message
 from tests.http.conftest import Wire
 from tests.http.servers import Server
@@ -49,6 +51,13 @@ def test_it_listens_at_this_host_only_unless_told_otherwise(server: Server, wire
     with Server("--host", "0.0.0.0", token=wire.token) as other:
         assert other.host == "0.0.0.0"
         assert other.ask("GET", "/version")[0] == 200
+
+
+def test_the_body_of_an_answer_waits_for_no_acknowledgement_of_its_head() -> None:
+    with closing(listen("127.0.0.1", 0)) as listener, closing(socket.create_connection(listener.getsockname())):
+        opened, _address = listener.accept()
+        with closing(opened):
+            assert opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
