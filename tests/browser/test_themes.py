@@ -91,7 +91,8 @@ def page(browser: Any, site: str, seeded: dict[State, Message], boss: User) -> I
 
 def reachable(page: Any, selector: str) -> None:
     """Assert that the page has such elements and that each of them can be clicked."""
-    assert page.locator(selector).count()
+    # A page that a click leads to is awaited.
+    expect(page.locator(selector)).not_to_have_count(0)
     assert page.eval_on_selector_all(selector, COVERED) == []
 
 
