@@ -88,7 +88,8 @@ def detail(
     name, using, window = storable(given), shown.using, page.chosen(request, "window", _WINDOWS)
     found = _load(read_traffic, using, window, kind, name)
     past, by_other = found.value or (None, {})
-    read = panels.load("limits and pauses", using, _limits_and_pauses, using)
+    # Read anew for each page, because a user who has just paused a queue wants to see it.
+    read = panels.load("limits and pauses", using, _limits_and_pauses, using, kept=0.0)
     lines, paused = read.value or (Lines(), {})
     of_it = [limit for limit in lines.longest if parts(limit.name)[:2] == (kind, name)]
     now = timezone.now()
