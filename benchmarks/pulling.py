@@ -105,9 +105,9 @@ def waiting(seconds: float) -> str:
         await asyncio.gather(*[call.afetch(in_thread) for call in calls])
         callers = [asyncio.create_task(call.alater(in_thread)) for call in calls]
         await asyncio.sleep(0)
-        used = _used()
+        used = time.process_time()
         await asyncio.sleep(seconds)
-        share = (_used() - used) / seconds
+        share = (time.process_time() - used) / seconds
         memory = (_resident() - before) / WAITERS
         for caller in callers:
             caller.cancel()
@@ -116,12 +116,6 @@ def waiting(seconds: float) -> str:
 
     share, memory = asyncio.run(wait_together())
     return f"{share:.2%} of a core, {memory / 1024:.1f} kB each"
-
-
-def _used() -> float:
-    """Return the seconds of CPU that this process has used."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
 
 
 def _resident() -> int:

@@ -41,6 +41,11 @@ def worker_name(given: str, pid: int, run: str) -> str:
     return f"{given or host()}/{pid}/{run}"
 
 
+def of_user(name: str) -> str:
+    """Return the actor that a user of the admin is."""
+    return f"user:{name}"
+
+
 @contextmanager
 def acting_as(actor: str) -> Iterator[None]:
     """Name the actor of all moves made inside, e.g. ``"user:anna"``."""

@@ -97,4 +97,4 @@ class TokenAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
 
 def _acting(request: HttpRequest) -> Any:
-    return actors.acting_as(f"user:{request.user.get_username()}")
+    return actors.acting_as(actors.of_user(request.user.get_username()))

@@ -486,7 +486,7 @@ class ScheduleAdmin(_ModelAdmin):
     def _do(request: HttpRequest, verb: str, name: str, act: Callable[..., Any], reason: str = "", **given: Any) -> Any:
         """Act in the name of the user, and tell receivers such as the audit, in one transaction."""
         using = _using()
-        with actors.acting_as(f"user:{request.user.get_username()}"), writing(using):
+        with actors.acting_as(actors.of_user(request.user.get_username())), writing(using):
             done = act(name=name, using=using, **given)
             if done:
                 made = done.pk if isinstance(done, Message) else None

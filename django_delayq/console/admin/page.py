@@ -129,7 +129,7 @@ def operation_url(model_admin: ReadOnly, request: HttpRequest, operation: Operat
 
 def actor_of(request: HttpRequest) -> str:
     """Return the name by which transitions, operations and the audit know the user of a request."""
-    return f"user:{request.user.get_username()}"
+    return actors.of_user(request.user.get_username())
 
 
 def acting_as_user(request: HttpRequest) -> AbstractContextManager[None]:
