@@ -1,6 +1,8 @@
 """Where the Redis of the settings is, in words, and whether a connection to it is possible.
 
 To import redis-py takes longer than many a command. So it reads only what is not a plain URL.
+It is imported as a whole: its modules import each other in a circle, and a thread that asks for one of them does not
+wait for another thread that imports the package.
 """
 
 from __future__ import annotations
@@ -41,8 +43,7 @@ def _asked(address: str) -> str:
 
     The sentence shows no password. A worker asks before its processes are forked: each would need memory for it.
     """
-    from redis.exceptions import RedisClusterException
-    from redis.sentinel import SentinelConnectionPool
+    import redis
 
     from .connection import connect
 
@@ -51,7 +52,7 @@ def _asked(address: str) -> str:
             return found
         pool = connect(address, timeout=1.0).connection_pool
         connection: Any = pool.make_connection()
-        if isinstance(pool, SentinelConnectionPool) or not hasattr(connection, "host"):
+        if isinstance(pool, redis.sentinel.SentinelConnectionPool) or not hasattr(connection, "host"):
             return ""
         # As socket.getaddrinfo() does it.
         str(connection.host).encode("idna")
@@ -64,7 +65,7 @@ def _asked(address: str) -> str:
             f"The cache alias {address!r} is none of django-redis with one Redis behind it: its BACKEND is "
             "django_redis.cache.RedisCache, and no ShardClient."
         )
-    except RedisClusterException:
+    except redis.exceptions.RedisClusterException:
         return (
             f"The cache alias {address!r} has a client of a Redis Cluster, which leads to them by itself: write the "
             "nodes here instead, as in redis+cluster://host:port,host:port."
@@ -83,7 +84,7 @@ forget_on_change(_asked, "CACHES")
 
 
 def _problem_of_url(url: str) -> str:
-    from redis.connection import parse_url
+    import redis
 
     try:
         if (found := nodes_in(url)) is not None:
@@ -91,7 +92,7 @@ def _problem_of_url(url: str) -> str:
             for host, _port in nodes:
                 # As socket.getaddrinfo() does it.
                 host.encode("idna")
-        given = parse_url(url)
+        given = redis.connection.parse_url(url)
         port = urlsplit(url).port
     except UnicodeError:
         raise
@@ -120,12 +121,12 @@ def describe(settings: Settings) -> str:
         return "none (delivery by query)"
     if "://" not in settings.REDIS:
         return f"cache alias {settings.REDIS!r}"
-    from redis.connection import parse_url
+    import redis
 
     with contextlib.suppress(ValueError):
         if (found := nodes_in(settings.REDIS)) is not None:
             return f"Redis Cluster {', '.join(map(as_text, found[1]))}"
-        parts = parse_url(settings.REDIS)
+        parts = redis.connection.parse_url(settings.REDIS)
         if "path" in parts:
             return f"unix:{parts['path']} db {parts.get('db', 0)}"
         return f"{parts.get('host', 'localhost')}:{parts.get('port', 6379)} db {parts.get('db', 0)}"

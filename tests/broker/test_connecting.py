@@ -185,6 +185,71 @@ def test_a_process_ends_though_a_lookup_never_does() -> None:
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "went on TimeoutError\n", "")
 
 
+TWO_THREADS = """
+import sys, threading, time
+from functools import partial
+from importlib.abc import MetaPathFinder
+from importlib.machinery import PathFinder
+
+from django.conf import settings
+
+settings.configure()
+from django_delayq.broker.address import describe, problem
+from django_delayq.project import conf
+
+given = conf.parse({"REDIS": "unix:///redis.test/socket"})[0]
+asked, answers = [], []
+
+
+def ask():
+    answers.append((describe(given), problem(given)))
+
+
+other = threading.Thread(target=ask)
+
+
+def waits():
+    frame = sys._current_frames().get(other.ident)
+    while frame is not None and (frame.f_code.co_filename, frame.f_code.co_name) != (
+        "<frozen importlib._bootstrap>",
+        "acquire",
+    ):
+        frame = frame.f_back
+    return frame is not None
+
+
+class Halfway(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if threading.current_thread() is other:
+            asked.extend([name] if name.startswith("redis.") else [])
+        elif name == "redis.client":
+            spec = PathFinder.find_spec(name, path, target)
+            spec.loader.exec_module = partial(halfway, spec.loader.exec_module)
+            return spec
+
+
+def halfway(go_on, module):
+    other.start()
+    while not (waits() or asked):
+        time.sleep(0.001)
+    go_on(module)
+
+
+sys.meta_path.insert(0, Halfway())
+import redis
+
+other.join()
+print(asked, answers)
+"""
+
+
+def test_a_thread_waits_until_another_one_has_imported_redis_py() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", TWO_THREADS], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "[] [('unix:/redis.test/socket db 0', '')]\n", "")
+
+
 # --- the steps --------------------------------------------------------------------------------------------------------
 
 
