@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import functools
 import itertools
+import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from concurrent.futures import Future
@@ -31,6 +33,7 @@ from tests.app.models import Effect
 from tests.support.claims import DB, claimed, needs_row_locks
 from tests.support.receivers import heard, receiving
 from tests.support.rows import unguarded
+from tests.support.workers import PATIENCE
 from tests.worker.bench import TOPIC, cut, delivery_to, execute, installed, raises, returns, run
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -279,6 +282,30 @@ def spend(message: Delivery) -> None:
     message.interrupt()
     for _step in range(1000):
         time.monotonic()
+
+
+def outlast_in_thread(message: Delivery) -> None:
+    while True:
+        spend(message)
+
+
+async def outlast_on_loop(message: Delivery) -> None:
+    await asyncio.sleep(PATIENCE)
+
+
+@pytest.mark.parametrize("outlast", [outlast_in_thread, outlast_on_loop])
+def test_a_tracer_goes_on_after_a_timeout(outlast: Callable[[Any], Any]) -> None:
+    """While CPython 3.11 believes that an interrupt is on its way, a call under a tracer never ends."""
+    assert isinstance(run(outlast, retry=False, timeout="10ms"), GiveUp)
+
+    def trace() -> None:
+        sys.settrace(lambda *_event: None)
+        returns(None)
+
+    traced = threading.Thread(target=trace, daemon=True)
+    traced.start()
+    traced.join(PATIENCE)
+    assert not traced.is_alive()
 
 
 def test_what_follows_a_timeout_is_not_interrupted_again() -> None:

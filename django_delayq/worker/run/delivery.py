@@ -512,16 +512,20 @@ class Delivery:
         try:
             if not self._is_closed and not self._is_interrupted:
                 self._is_interrupted = True
-                thread, error = ctypes.c_ulong(self._thread), ctypes.py_object(HandlerTimeout)
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, error)
+                self._raise_timeout()
         finally:
             self._lock.release()
+
+    def _raise_timeout(self) -> None:
+        """Have CPython raise ``HandlerTimeout`` in the handler's thread, at the next call or turn of a loop there."""
+        error = ctypes.py_object(HandlerTimeout)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), error)
 
     def note_error(self, error: BaseException) -> None:
         """Take note of what the handler raised. A worker keeps no error; tests do."""
 
     def close(self) -> None:
-        """End the delivery. Takes back an interrupt that is on its way, so that it hits no later message.
+        """End the delivery, and its timeout, so that no interrupt hits a later message.
 
         Forgets errors, which refer to the frames of this thread.
         """
@@ -531,12 +535,17 @@ class Delivery:
             self.decided = self.raised = self.entry_error = self.on_end = self.together = self.answered = None
 
     def stop_clock(self) -> None:
-        """End the timeout: no interrupt comes any more, and one that is on its way is taken back."""
+        """End the timeout: no interrupt comes any more, and one that is on its way comes here, and hits nothing."""
         try:
             with self._lock:
                 self._is_closed = True
-            if self._is_interrupted:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), None)
+            if self._is_interrupted and not self.handler.is_async:
+                # Whether one is on its way is not known; one replaces another. It is not taken back, for CPython would
+                # go on to look for it: calls of all threads then cost half as much again (3.12), and a function under
+                # a tracer never ends (3.11).
+                self._raise_timeout()
+                for _look in range(100):
+                    pass
         except HandlerTimeout:
             pass
 
