@@ -92,7 +92,7 @@ _HOMES = {
     "record.transitions": ("Answer",),
     "core.verdicts": ("Verdict",),
 }
-# Public names of other modules, for who looks for them here.
+# Public names of other modules, which somebody may look for here.
 _ELSEWHERE = {
     "from django_delayq.middleware import": ("Middleware",),
     "from django_delayq.models import": ("Message", "Queue", "Transition", "Worker"),

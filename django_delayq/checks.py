@@ -24,7 +24,7 @@ from .record.sql import commits_nothing, keeps_ambiguous_times, unsupported, ven
 
 TAG = "delayq"
 
-# How a URL of Redis may begin. In small letters: redis-py knows no others.
+# The beginnings of a URL of Redis, in small letters: redis-py knows no others.
 _SCHEMES = ("redis://", "rediss://", "unix://", "redis+cluster://", "rediss+cluster://")
 
 
@@ -111,7 +111,7 @@ def check_database(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[che
     return found
 
 
-# Keys that the database follows by itself (Django 6.1): they keep no message.
+# Foreign keys whose rows the database itself deletes or changes (Django 6.1): they keep no message.
 FOLLOWED = [getattr(models, name, None) for name in ("DB_CASCADE", "DB_SET_NULL", "DB_SET_DEFAULT")]
 
 
@@ -170,7 +170,7 @@ def check_follow_ups(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[c
 
 
 def check_pulled(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """Find handlers and limits that pulled queues do not have: ``delayq.W008``."""
+    """Find handlers and limits of pulled queues, which have no effect there: ``delayq.W008``."""
     settings, _problems = conf.parse(conf.given())
     handled = [(handler.queue, topic) for topic, handler in registry.handlers().items() if handler.queue is not None]
     told = [(queue, f"The handler of {topic!r} has the queue {queue!r}") for queue, topic in handled]
@@ -183,7 +183,7 @@ def check_pulled(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[check
     ]
 
 
-# Messages that are kept for less were probably meant to be kept for longer. Seconds.
+# Somebody who keeps messages for less than this probably means a longer time. Seconds.
 SHORT_RETENTION = 3600.0
 
 

@@ -228,7 +228,7 @@ class _Process(WorkerProcess):
         connections.close_all()
 
     def _name_sessions(self) -> None:
-        """Leave the names of sessions alone: others in this process have some too."""
+        """Leave the names of sessions alone: other parts of this process open sessions, too."""
 
     def _watch(self) -> bool:
         if not self.begun.done():
@@ -260,7 +260,7 @@ class _Process(WorkerProcess):
         )
 
     def _on_stuck(self, deliveries: list[Delivery]) -> None:
-        # Those that have ended after all may be forgotten.
+        # Deliveries that have ended after all may be forgotten.
         self._stuck.intersection_update(self.pool.held())
         for delivery in deliveries:
             if delivery not in self._stuck:

@@ -49,7 +49,7 @@ __all__ = [
     "observe_restores",
 ]
 
-# These need models: an app may import this module before there are any.
+# These modules need models: an app may import this module before there are any.
 if not TYPE_CHECKING:
     __getattr__ = at_first_use(
         __name__,
@@ -209,8 +209,8 @@ def add_worker_option(flag: str, begin: Callable[[Options, Any], None], **argume
 
     When the option is given, the supervisor calls ``begin(options, value)`` before it starts worker processes:
     ``options`` are those of the worker, among them ``using`` and ``processes``. What ``begin`` opens, such as a socket,
-    all processes inherit; there it may also call ``add_to_workers``. It raises ``CommandError`` for what cannot be.
-    A ``default`` of the option does not count.
+    all processes inherit; there it may also call ``add_to_workers``. It raises ``CommandError`` for an impossible
+    value. A ``default`` of the option does not count.
     """
     if all(option.flag != flag for option in additions.worker_options):
         additions.worker_options.append(WorkerOption(flag, begin, argument))
@@ -232,7 +232,7 @@ def add_to_check(find: Callable[[str, WorkerList], Iterable[Finding]]) -> None:
     """Add findings to ``delayq_check``, and to the problems on the console's pages: ``find(using, workers)``.
 
     ``workers.at`` is the moment by the record's clock. The texts may be translated: the command asks for the original.
-    Its exception is a critical finding, and logged.
+    Its exception is logged, and counts as a critical finding.
     """
     if find not in additions.findings:
         additions.findings.append(find)
@@ -241,7 +241,8 @@ def add_to_check(find: Callable[[str, WorkerList], Iterable[Finding]]) -> None:
 def add_exposition(expose: Callable[[str, str], bytes]) -> None:
     """Have ``/metrics`` of the HTTP door answer ``expose(using, prefix)``, in the text format of Prometheus.
 
-    The answer goes to who may see the queues that begin with the prefix. The first that was added answers.
+    The answer goes to those who may see the queues that begin with the prefix. If several apps add one, the first
+    answers.
     """
     if expose not in additions.expositions:
         additions.expositions.append(expose)
@@ -276,7 +277,7 @@ def _found(find: Callable[[str, WorkerList], Iterable[Finding]], using: str, wor
     try:
         return list(find(using, workers))
     except (DatabaseError, InterfaceError):
-        # It concerns all findings.
+        # An error of the database concerns all findings.
         raise
     except Exception as error:
         name = f"{find.__module__}.{getattr(find, '__qualname__', find)}"

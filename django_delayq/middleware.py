@@ -52,8 +52,8 @@ class Handled(Delivered[Any], Protocol):
     def outcome(self) -> str | None:
         """None until the handler has ended; then "consumed", "retried", "dead", "cancelled", or "released".
 
-        A release costs no attempt. A cancel that the handler could know of wins over all but a success. The record may
-        still refuse the outcome, for example because of a cancel of the last moment.
+        A release costs no attempt. A cancel that the handler could know of wins over every outcome but a success. The
+        record may still refuse the outcome, for example because of a cancel of the last moment.
         """
 
 
@@ -191,8 +191,8 @@ class _Inside:
             self._stack.push(self._note)
 
     def leave(self) -> None:
-        """Leave them all, and raise the last error. Not called while an error is handled: what ``on_error`` raises
-        would have it in its chain."""
+        """Leave all, raise the last error. Not called while an error is handled: errors of ``on_error`` would name
+        it."""
         try:
             with self._stack:
                 if self.raised:
@@ -205,7 +205,7 @@ class _Inside:
             self.raised.clear()
 
     def _note(self, _kind: Any, error: BaseException | None, _traceback: Any) -> None:
-        # The one that the last hook was left with, unless this hook has replaced it: by an earlier one, perhaps.
+        # The hook raises the error with which the last one was left, or its own, which may be an earlier one.
         if error is not None and (not self.raised or self.raised[-1] is not error):
             self.raised.append(error)
             self._on_error(error)

@@ -62,7 +62,7 @@ def emit(signal: Signal, sender: Any, **arguments: Any) -> list[Exception]:
     try:
         answers = signal.send_robust(sender, **arguments)
     except Exception as error:
-        # It has called the others by then.
+        # ``send_robust`` has called the sync receivers by then.
         logger.exception("Async receivers of a signal were not called: it was sent on an event loop")
         return [error]
     for receiver, answer in answers:

@@ -1,8 +1,8 @@
 """Pages for probes of web processes, in JSON: ``path("delayq/", include("django_delayq.urls"))``.
 
 ``live/`` asks nobody: it answers as long as the process does. ``ready/`` tells whether messages can be scheduled, with
-status 503 when the database does not answer. Without Redis they can: it is named, and the status stays 200. So does it
-for a Redis that answers and that workers do not use.
+status 503 when the database does not answer. Without Redis they can: the answer says that Redis is away, and the status
+stays 200. It stays 200, too, for a Redis that answers and that workers do not use.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def live(request: HttpRequest) -> JsonResponse:
 
 @_probe
 def ready(request: HttpRequest) -> JsonResponse:
-    """Ask the database and Redis. Of errors the page says no more than that there is one, or why Redis is not used."""
+    """Ask the database and Redis. About errors the page says only that there is one, or why Redis is not used."""
     using = router.db_for_write(Identity)
     database = _database(using)
-    # Whose Redis it is cannot be told without the database.
+    # Without the database nobody can tell whose Redis it is.
     redis = _redis(using, is_told_apart=database == "ok")
     is_degraded = redis["redis"] in ("unavailable", "unusable")
     status = "unavailable" if database != "ok" else "degraded" if is_degraded else "ok"

@@ -117,7 +117,8 @@ class Action:
 
     verb: Verb
     move: Move
-    # The verdict of a message in one of the states of the verb; or, where that depends on more, what counts verdicts.
+    # The verdict of a message in one of the states of the verb; where that depends on more, the function that counts
+    # verdicts.
     done: Verdict | Foresee
     # What the log says where the call gives no reason.
     reason: str = ""
@@ -516,7 +517,7 @@ def move_message(
     It keeps its due time, and begins under the limits and pauses of the new queue, by a worker that serves it.
 
     Answers MOVED (also when it is there already), TOO_LATE (it runs or is finished: ``answer.state``) or NOT_FOUND.
-    Raises ``InvalidMessage`` for an impossible queue or priority, and for none.
+    Raises ``InvalidMessage`` for an impossible queue or priority, and when neither is given.
     """
     if queue is None and priority is None:
         raise InvalidMessage("move_message needs a queue, a priority, or both")
@@ -593,8 +594,8 @@ def _apply_to_queryset(
     action: Action, queryset: QuerySet[Message], using: str | None, times: DueTimes, reason: str
 ) -> Counter[Verdict]:
     refuse_others(queryset)
-    # One that locks is asked for the alias that the caller has named, or else for that of the router for writing: its
-    # alias for reading may be a replica.
+    # The alias is the one that the caller has named, or else the router's alias for writing, which it gives to a
+    # queryset that locks rows: its alias for reading may be a replica.
     using = using or queryset.select_for_update().db
     ids = selected(queryset.using(using))
     counts: Counter[Verdict] = Counter()

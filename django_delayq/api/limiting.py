@@ -36,10 +36,11 @@ def override_limit(
 ) -> LimitOverride:
     """Change the limit of a topic, of one ``limit_key`` of a topic, or of a queue, in all workers.
 
-    ``limit``, ``rate`` and ``burst`` mean what they mean in the code; what is not given stays as declared there, also
-    where nothing is. ``limit=0`` pauses: no delivery begins, and what runs goes on. ``until`` (an aware datetime) or
-    ``duration`` ends the override by itself; without either it lasts until ``reset_limit``. The override of a topic
-    counts for each limit key by itself, and one of a key goes before it, unless the topic is paused.
+    ``limit``, ``rate`` and ``burst`` mean what they mean in the code; those that are not given stay as the code
+    declares them, or leaves them undeclared. ``limit=0`` pauses: no delivery begins, and what runs goes on. ``until``
+    (an aware datetime) or ``duration`` ends the override by itself; without either it lasts until ``reset_limit``. The
+    override of a topic counts for each limit key by itself, and one of a key goes before it, unless the topic is
+    paused.
 
     Once this has returned, or the caller's transaction is committed, workers begin nothing by the former limit; within
     a second they begin what the new one allows. Deliveries that run already count. Workers of version 0.9.0 know no
@@ -60,7 +61,7 @@ def reset_limit(
     reason: str = "",
     using: str | None = None,
 ) -> bool:
-    """End an override: within a second workers go by what the code declares. Return whether there was one.
+    """End an override: within a second workers go by the declaration in the code. Return whether there was one.
 
     If there was, the signal ``operator_action`` is sent on commit, with the ``reason``.
     """

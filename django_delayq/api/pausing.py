@@ -76,9 +76,9 @@ def resume_queue(name: str, *, reason: str = "", using: str | None = None) -> bo
 
 
 def _meant(using: str, name: str, among: Collection[str] | None = None) -> str | None:
-    """Return the queue that is like one which no setting, handler or waiting message names. None: it is right.
+    """Return the queue that a caller probably means; None when ``name`` is known or resembles no known queue.
 
-    The queue is one of those that are known, or one ``among`` these.
+    Settings, handlers and waiting messages make queues known. With ``among`` the answer is one of these.
     """
     known = registry.queues()
     if name in known:

@@ -39,7 +39,7 @@ logger = logging.getLogger("django_delayq")
 
 # --- checked rows of the arguments, before anything is written --------------------------------------------------------
 
-# What other queues and the first guess call the arguments.
+# Names of the arguments in other queues, and names that people guess first.
 _MEANT = {
     **names.DELAYS,
     **names.DUE_TIMES,
@@ -60,21 +60,21 @@ _MEANT = {
     **dict.fromkeys(("cron", "every", "repeat", "repeats"), "@recurring, or create_schedule()"),
     **dict.fromkeys(("compression", "failure_ttl", "serializer", "shadow"), names.NOTHING),
 }
-# What else a call has is probably for the handler.
+# Any other unknown argument is probably meant for the handler.
 _OTHERWISE = "what the handler needs is in the payload, a dict"
 
 
-# The check of each option. One that is None is not given.
+# The check of each option. An option that is None counts as not given.
 _CHECKS = values.checks_of(MessageOptions)
 _NAMES = _CHECKS.keys() | {"topic", "payload"}
-# The choices about a key. A message without one may have the usual ones only, and None is no choice.
+# The choices about a key. A message without a key may have only their defaults. None is no choice.
 _OF_KEYS = frozenset({"on_conflict", "unique"})
 # The choices about what follows an end. They stand in a header.
 _OF_ENDS = frozenset({"on_dead", "on_expired"})
 
 
 def checked(topic: Any, payload: Any, options: Mapping[str, Any]) -> NewMessage:
-    """Check the arguments of one call. Raises ``InvalidMessage``, and ``TypeError`` for an option that there is not."""
+    """Check the arguments of one call. Raises ``InvalidMessage``, and ``TypeError`` for an unknown option."""
     if not options.keys() <= _CHECKS.keys():
         raise TypeError(
             f"schedule_message() has no such argument: {names.unknown(options, _NAMES, _MEANT, _OTHERWISE)}"
@@ -153,7 +153,7 @@ class ManyChecks:
     _OWN = frozenset({"payload", "due_at", "key"})
 
     def __init__(self, most_kinds: int) -> None:
-        """Of a call with more kinds of messages than ``most_kinds``, the first are remembered."""
+        """If a call has more kinds of messages than ``most_kinds``, only the first ones are remembered."""
         self._most_kinds = most_kinds
         # What the messages of each kind have in common, by whether they have a key, and by the names, types and values
         # of all other arguments. Without the types True would pass for the priority 1.
@@ -247,7 +247,7 @@ def schedule_message(
         A policy, a list of delays, or False for never; no function. It overrides the handler's, which keeps its choice
         of exceptions. ``max_attempts`` gives up earlier than the policy, and never later.
     ``timeout``, ``lease``
-        They override the handler's. ``timeout=False`` is none.
+        They override the handler's. ``timeout=False``: no timeout.
     ``headers``
         A small dict that travels along.
     ``limit_key``
@@ -258,9 +258,9 @@ def schedule_message(
         follows.
 
     Raises ``InvalidMessage`` (nothing is written), ``PayloadTooLarge``, and ``KeyConflict``: with "error" when the key
-    is taken; with the choices that change the message that has it when that runs (a worker may claim it a moment before
-    its due time), has finished, or may still succeed after a crash. A handler may schedule the next message under the
-    key of its own.
+    is taken; with a choice that changes the other message, when that runs (a worker may claim it a moment before its
+    due time), has finished, or may still succeed after a crash. A handler may schedule the next message under the key
+    of its own.
 
     ::
 
@@ -352,8 +352,8 @@ def _inside(
 def schedule_messages(messages: Iterable[MessageDict], *, using: str | None = None) -> list[Message]:
     """Schedule many messages at once, all or none; returns them in the same order.
 
-    Each is a dict of ``schedule_message``'s arguments: ``{"topic": …, "payload": …, "delay": …}``. A generator makes
-    each of them, and its payload, anew: many are collected before they are looked at. Up to five thousand travel
+    Each is a dict of ``schedule_message``'s arguments: ``{"topic": …, "payload": …, "delay": …}``. A generator must
+    make each dict, and its payload, anew: many are collected before the first is read. Up to five thousand travel
     together to the database, and up to a thousand to Redis; those whose ``key`` is taken go one by one.
 
     Raises as ``schedule_message`` does; then nothing is written.
@@ -405,7 +405,7 @@ def _schedule_all(using: str, bulk: Bulk, checked: list[NewMessage]) -> list[Mes
 
 
 def _schedule_all_keyed(using: str, bulk: Bulk, checked: Sequence[NewMessage], actor: str) -> dict[int, Message]:
-    """Schedule those messages that have a key; return them by their places.
+    """Schedule those messages that have a key; return them by their positions in the call.
 
     Messages whose keys are free are written together, and the others one by one: each asks what is in its way.
     """
@@ -414,7 +414,8 @@ def _schedule_all_keyed(using: str, bulk: Bulk, checked: Sequence[NewMessage], a
     changing = {(topic, key) for topic, key, place in keys if _changes(checked[place])}
     done: dict[int, Message] = {}
     taken: set[held_keys.Key] | None = None
-    # When somebody has taken a key meanwhile, all are looked at again before any is held: who holds one must not wait.
+    # When somebody has taken a key meanwhile, all keys are looked at again before any is locked: a call must not wait
+    # while it holds a lock.
     while (held := held_keys.lock_keys(using, [(topic, key) for topic, key, _place in keys], changing)) != taken:
         taken = held
         first: dict[tuple[str, str], int] = {}

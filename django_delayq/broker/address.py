@@ -1,6 +1,6 @@
 """Where the Redis of the settings is, in words, and whether a connection to it is possible.
 
-To import redis-py takes longer than many a command. So it reads only what is not a plain URL.
+To import redis-py takes longer than many a command does. So redis-py reads only addresses that are no plain URLs.
 It is imported as a whole: its modules import each other in a circle, and a thread that asks for one of them does not
 wait for another thread that imports the package.
 """

@@ -20,13 +20,13 @@ class BrokerTuning:
     # is due within HORIZON plus this time from now.
     clock_margin: float = 60.0
 
-    # Programs that wait for messages of a pulled queue look this often, and know by then what falls due before the next
-    # look: they are only woken for what is due sooner. Seconds.
+    # Programs that wait for messages of a pulled queue look again after this time, and then know what falls due before
+    # the next look: they are only woken for messages that are due sooner. Seconds.
     pullers_look: float = 0.25
 
     # --- the database as the broker -----------------------------------------------------------------------------------
 
-    # While a limit is full, its messages are looked for again after this time.
+    # While a limit is full, a query looks for its messages again after this time.
     look_again: float = 0.25
     # A queue that is named nowhere is looked at for this time after it held a message.
     remembered: float = 600.0

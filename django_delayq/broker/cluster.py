@@ -45,9 +45,10 @@ class Cluster:
     """What one broker knows of the cluster. Any thread may call it: each attribute is replaced as a whole."""
 
     def __init__(self, tag: str, addresses: Mapping[str, str] | None = None) -> None:
-        """``addresses``: where nodes are reached, by the addresses (host:port) that they tell."""
+        """``addresses`` maps the addresses (host:port) that nodes tell to those at which they are reached."""
         self.slot = key_slot(tag.encode())
-        # True: Redis is a cluster. That of a plain URL, or of a cache, may be one, too: then it says so.
+        # True: Redis is a cluster. A Redis behind a plain URL or a cache may be a cluster, too: then its answers say
+        # so.
         self.is_seen = False
         # The addresses in the settings.
         self.seeds: tuple[Address, ...] = ()
@@ -130,9 +131,9 @@ class Cluster:
 
 
 class SlotConnection(TimedConnection):
-    """A connection to the node that owns the slot; to the server that the settings name while that is no cluster."""
+    """A connection to the node that owns the slot; without a cluster, to the server that the settings name."""
 
-    # How a connection of this kind reads, without the detour of super(), which costs each answer half a microsecond.
+    # ``read_response`` of the class of redis-py: to call it by super() would cost each answer half a microsecond.
     _read: Callable[..., Any]
 
     def __init__(self, *, cluster: Cluster, **options: Any) -> None:
@@ -144,7 +145,7 @@ class SlotConnection(TimedConnection):
         return self.host, self.port
 
     def leads_to_owner(self) -> bool:
-        """Return whether it does, as far as that is known. One that is not made yet will."""
+        """Return whether this leads to the owner, as far as that is known. A connection to be made will lead there."""
         there = not self._cluster.is_seen or self._cluster.owner == self._node
         return there or self._attempt is not None or socket_of(self) is None
 

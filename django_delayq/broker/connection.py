@@ -54,7 +54,7 @@ WHO = ("driver_info",) if hasattr(redis, "DriverInfo") else ("lib_name", "lib_ve
 
 # The answers of a node of a cluster to a connection that finds no other node.
 CLUSTER_ERRORS = (redis.exceptions.MovedError, redis.exceptions.AskError, redis.exceptions.ClusterDownError)
-# How they begin, for older releases of redis-py, which know these errors in a client of a cluster only.
+# The beginnings of these answers, for older releases of redis-py, which know such errors in a client of a cluster only.
 CLUSTER_WORDS = ("MOVED ", "ASK ", "CLUSTERDOWN ")
 # What Redis says when a key, a score or a field is not what this package writes there.
 NOT_OURS = re.compile("WRONGTYPE|not an integer|not a valid float|overflow|attempt to")

@@ -20,22 +20,23 @@ from .broker_tuning import USUAL, BrokerTuning
 class Walk:
     """Goes along the messages of one queue in the order of (due, id), one look after another.
 
-    A look goes on behind what may not begin, since it is limited for example, and a take behind what earlier ones have
-    taken, since their rows may be dead. When nothing more is due, the next look begins at the low-water mark.
+    A look goes on behind the messages that may not begin, such as limited ones, and a take behind those that earlier
+    takes have taken, since their rows may be dead. When nothing more is due, the next look begins at the low-water
+    mark.
     """
 
     def __init__(self, parts_of_time: float) -> None:
         self._low = LowWater(parts_of_time)
         self._at: IndexPosition | None = None
-        # The limits that were full at some look since the walk began: messages of theirs may stand before ``_at``.
+        # The limits that were full at some look since the walk began: messages under them may stand before ``_at``.
         self.passed: frozenset[str] = frozenset()
-        # True when the last look has found nothing that may begin, and more may be due.
+        # True when the last look has found no message that may begin, while more messages may be due.
         self.is_under_way = False
         # When the queue held a message (monotonic).
         self.last_seen = time.monotonic()
 
     def begin(self) -> IndexPosition:
-        """Return behind which spot to look now."""
+        """Return the position behind which to look now."""
         if self._low.begin_full_scan():
             self._at = BEGINNING
         return self._low.mark if self._at is None else self._at
@@ -60,7 +61,7 @@ class Walk:
             self._at = seen.before if seen.is_candidate else seen.position
 
     def go_past(self, seen: QueueLook) -> None:
-        """Go on behind what a look has found: others hold it."""
+        """Go on behind the message that a look has found: another transaction has locked it."""
         self._at = seen.position
 
 
@@ -81,8 +82,8 @@ class DatabaseBroker(Broker):
     def _closed_for(self, queues: Collection[str]) -> frozenset[str]:
         """Return the limits whose messages a look at these queues leaves out.
 
-        A limit that has room again stays closed for the walks that are under way: they have passed earlier messages of
-        it. When these walks have found something that may begin, or the end, they start over.
+        A limit that has room again stays closed for the walks that are under way, since they have passed earlier
+        messages under it. When these walks have found a message that may begin, or the end, they start over.
         """
         full = frozenset(admission.full(self.using))
         walks = [self._walks[queue] for queue in queues if queue in self._walks]
@@ -129,7 +130,7 @@ class DatabaseBroker(Broker):
     def due_queues(
         self, queues: Sequence[str] | None, within: float = 0.0, *, after: str = "", enough: int | None = None
     ) -> DueQueues:
-        """Look at all queues with one query. ``within`` is ignored, and no more is counted."""
+        """Look at all queues with one query. ``within`` and ``enough`` mean nothing to it."""
         found = sorted(self._known(), key=lambda queue: (queue <= after, queue)) if queues is None else queues
         closed = self._closed_for(found)
         looks = self._look(found, self._topics(closed), closed) if found else {}
@@ -150,7 +151,7 @@ class DatabaseBroker(Broker):
         """Find due rows in one queue after another. Of the arguments only ``limit`` means something to a query."""
         found = {}
         for queue in due:
-            # ``due_queues`` has not seen a queue that the caller adds.
+            # The caller may add a queue in which ``due_queues`` has not looked.
             closed = queue.closed if queue.seen else self._closed_for([queue.name])
             topics = self._topics(closed)
             seen = queue.seen or self._look([queue.name], topics, closed)[queue.name]

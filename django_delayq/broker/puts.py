@@ -51,7 +51,7 @@ class PutConnection(PinnedConnection):
             self.raw.read_response(disconnect_on_error=False)
         except redis.exceptions.NoScriptError:
             self._script_is_known = False
-            # Another process may have put the same messages meanwhile: this put must not undo that.
+            # Another process may have put newer due times of these messages meanwhile: this put must not undo that.
             self.write(self.unread, "fill")
             self.raw.read_response(disconnect_on_error=False)
         self.unread = None

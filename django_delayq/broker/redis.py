@@ -25,7 +25,7 @@ from .redis_source import RedisSource, whole
 
 # The number of members in one reply to a scan, roughly.
 SCAN_COUNT = 1000
-# The number of round trips that are compared.
+# ``round_trip`` takes the shortest of this number of round trips.
 TRIPS = 5
 # The fields that ``read_meta`` reads, in this order.
 META_FIELDS = ("tick", "horizon", "loaded", "run_id", "replid", "identity", "loader_until", "requested", "swept")

@@ -29,8 +29,8 @@ logger = logging.getLogger("django_delayq")
 class DelayqHealthCheck(HealthCheck):  # type: ignore[misc]
     """Fails when a finding of ``delayq_check`` is critical. Warnings, such as a paused queue, are no failures.
 
-    The limits are those of the command, ages in seconds. ``using`` is the database alias of the
-    messages (None: that of the router). The page names the findings; what they say is in the log.
+    The limits are those of the command, ages in seconds. ``using`` is the database alias of the messages (None: that of
+    the router). The page names the findings; the log has their texts.
     """
 
     using: str | None = None
@@ -50,7 +50,7 @@ class DelayqHealthCheck(HealthCheck):  # type: ignore[misc]
             if broker is not None:
                 broker.close()
             if not was_open:
-                # The thread is one of a pool, and nobody else closes its connections.
+                # This thread belongs to a pool: nobody else closes its connections.
                 connections[using].close()
         if bad:
             logger.warning("The health check found: %s", "; ".join(f"{f.name}: {f.text}" for f in bad))

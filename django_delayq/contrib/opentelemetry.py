@@ -29,11 +29,11 @@ except ImportError as error:
     ) from error
 
 SYSTEM = "django_delayq"
-# Milliseconds that a worker waits in the end for spans and metrics that are on their way.
+# Milliseconds for which a worker waits at its end for spans and metrics that are on their way.
 FLUSH_TIMEOUT = 2000
 # Upper bounds of histograms, in seconds, as the conventions name them.
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
-# Upper bounds for the lateness, which has smaller and greater ones.
+# Upper bounds for the lateness, which needs smaller and greater ones.
 LATENESS = (0.001, 0.0025, *SECONDS, 30.0, 60.0, 300.0)
 
 Attributes = dict[str, str | int | float]
@@ -107,7 +107,7 @@ class _TracingMiddleware(middleware.Middleware):
         try:
             carrier: dict[str, str] = {}
             propagate.inject(carrier, trace.set_span_in_context(span))
-            # A handler may pass on the headers of its message, whose context is not that of the call any more.
+            # A handler may pass on the headers of its message: their context is not that of the new call.
             fields = propagate.get_global_textmap().fields
             for draft in drafts:
                 draft.headers = {name: value for name, value in draft.headers.items() if name not in fields} | carrier

@@ -42,13 +42,13 @@ ORIGIN = "auto.queue.delayq"
 SYSTEM = "django_delayq"
 # The header of a message under which Sentry's own headers travel.
 HEADER = "sentry"
-# They log the failure of each of Django's tasks, with its exception.
+# The loggers that log the failure of each of Django's tasks, with its exception.
 TASK_LOGGERS = ("django.tasks", "django_tasks")
-# Earlier failures of a message that its event has as breadcrumbs at most.
+# The most earlier failures of a message that its event has as breadcrumbs.
 MOST_RECALLED = 20
-# Seconds that a worker waits in the end for events that are on their way.
+# Seconds for which a worker waits at its end for events that are on their way.
 FLUSH_TIMEOUT = 2.0
-# Seconds that an event loop waits for the earlier failures of a message.
+# Seconds for which an event loop waits for the earlier failures of a message.
 RECALL_TIMEOUT = 1.0
 
 # True in the context of a delivery whose failure the integration reports.
@@ -134,7 +134,7 @@ class _SentryMiddleware(middleware.Middleware):
                     try:
                         yield
                     except BaseException as error:  # noqa: BLE001
-                        # It is raised again when the transaction has the status of the outcome.
+                        # The error is raised again when the transaction has the status of the outcome.
                         raised = error
                         _report(integration, message, error)
                     is_wish = isinstance(raised, RetryLater) and message.outcome != "dead"
@@ -151,7 +151,7 @@ class _SentryMiddleware(middleware.Middleware):
 
 @contextmanager
 def _trace_of_its_own() -> Iterator[None]:
-    """Begin a trace for what a worker schedules outside of handlers: its threads have one for all their time."""
+    """Begin a trace for messages that a worker schedules outside of handlers: a thread has only one by itself."""
     if sentry_sdk.get_current_span() is not None or not actors.current().startswith("worker:"):
         yield
         return
@@ -236,7 +236,7 @@ def _recall_failures(message: Handled) -> None:
 def _answer_to(query: Iterable[Any], using: str) -> list[Any]:
     """Return what a query returns in a thread of its own, for an event loop, where Django allows none.
 
-    Nothing else runs on the loop meanwhile, so it waits for a limited time, and for no second query beside the first.
+    Nothing else runs on the loop meanwhile, so the loop waits for a limited time, and for one query only.
     """
     global _asking  # noqa: PLW0603
     answers: list[list[Any]] = []
@@ -267,7 +267,7 @@ def _improve_log_event(event: Any, hint: Any) -> Any:
     word = getattr(record, "delayq_event", None)
     is_worker = actors.current().startswith("worker:")
     if record is not None and record.name in TASK_LOGGERS and is_worker and _integration() is not None:
-        # Before the integration that drops repeated exceptions sees it: that would drop ours.
+        # This comes before the integration that drops repeated exceptions, which would drop ours.
         return None
     if word is None or _integration() is None:
         return event

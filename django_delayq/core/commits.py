@@ -25,10 +25,10 @@ def on_commit(using: str, function: Callable[..., None], *given: Any) -> None:
     if not is_manual(connection):
         transaction.on_commit(function, using=using, robust=True)
         return
-    # A rollback empties this list, and the end of the connection does.
+    # A rollback empties this list, and so does the end of the connection.
     hooks: list[Any] | None = getattr(connection, "run_on_commit", None)
     if hooks is None:
-        # The sweep finds what Redis does not learn of.
+        # Redis does not learn of these messages now; the sweep finds them.
         return
     vars(function)["delayq_manual"] = True
     hooks.append((set(connection.savepoint_ids), function, True))

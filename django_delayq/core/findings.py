@@ -36,7 +36,7 @@ class Finding(NamedTuple):
     advice: str = ""
     # The page of the console that shows more: a key of ``console/admin/needs.py:PAGES``.
     link: str = ""
-    # The sentence there, where ``text`` needs its name to be understood.
+    # The sentence at the top of *Now*, if ``text`` cannot be understood without ``name``.
     headline: str = ""
 
     @property

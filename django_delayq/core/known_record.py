@@ -25,12 +25,12 @@ CLOCK_OFF = 10.0
 
 
 class RecordClock:
-    """Goes with this host's clock, as far as no answer of the record has proven it wrong. Any thread may use it.
+    """Follows this host's clock until an answer of the record proves it wrong. Any thread may use it.
 
     An answer proves that the record's clock showed a moment between the question and the answer. A clock that agrees
-    with that is left as it is, so it does not jitter by the round trip. That the host's clock is set changes nothing.
-    No attribute belongs to one thread, and none has a lock: each is replaced as a whole. Of two threads that learn at
-    once the later one wins, and both have learned from true answers.
+    with that is left as it is, so it does not jitter by the round trip. When somebody sets the host's clock, nothing
+    changes. No attribute belongs to one thread, and none has a lock: each is replaced as a whole. Of two threads that
+    learn at once the later one wins, and both have learned from true answers.
     """
 
     def __init__(self, sure_for: float = 30.0) -> None:

@@ -118,28 +118,29 @@ def parts(name: str) -> tuple[str, str, str | None]:
 
 @dataclass(slots=True)
 class Usage:
-    """What is used up of one limit at a moment. ``begin`` counts on."""
+    """What is used up of one limit at a moment. ``begin`` adds a delivery to it."""
 
     name: str
     limit: Limit
     now: datetime
     running: int = 0
-    # The time at which the whole burst is left again; None: it is left.
+    # The time at which the whole burst is available again; None: it is available now.
     full_at: datetime | None = None
     # True when ``begin`` changed ``full_at``.
     is_charged: bool = False
-    # ``is_full`` tells of the moment this long ago.
+    # ``is_full`` is about the moment that lies this far in the past.
     since: timedelta = timedelta(0)
 
     def __post_init__(self) -> None:
         most = self.now + LEAD + (self.limit.interval or timedelta(0)) * self.limit.burst
         if self.full_at is not None and self.full_at > most:
-            # No burst uses up more: the clock was set back, or the rate was lower then. One may begin.
+            # The limit cannot have used up that much: the clock was set back, or the rate was lower then. One delivery
+            # may begin.
             self.full_at = self.now + self.limit.tolerance
 
     @property
     def has_permits(self) -> bool:
-        """True when fewer deliveries run than may."""
+        """True when fewer deliveries run than the limit allows."""
         return self.limit.count is None or self.running < self.limit.count
 
     @property
@@ -171,7 +172,7 @@ class Usage:
         self.running += 1
         if self.limit.interval is None:
             return
-        # The moment at which it could have begun, if that is not long ago.
+        # The moment at which the delivery could have begun, unless that is long ago.
         moment = due if self.slot is None else max(due, self.slot)
         if moment < self.now - PUNCTUAL:
             moment = self.now

@@ -27,7 +27,7 @@ DUE_TIMES = dict.fromkeys(("at", "eta", "run_at", "run_after", "schedule_at", "s
 def near(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that is most like ``name``; None when none is like it, or ``name`` itself is known.
 
-    Names that differ in a number only, such as ``tenant-16`` and ``tenant-17``, are none that were misspelt.
+    Names that differ only in a number, such as ``tenant-16`` and ``tenant-17``, do not count as misspelt.
     """
     known = set(known)
     if name in known:
@@ -47,7 +47,7 @@ def _like(name: str, known: Iterable[str], share: float) -> str | None:
 def instead(name: str, known: Iterable[str], meant: Mapping[str, str], value: Any = None) -> str | None:
     """Return what to write instead of a name: what it means here, or else a name that is like it; None: no idea.
 
-    Of ``value``, what was given under the name, the text in ``meant`` may have ``{value}``, and ``{more}``: one more.
+    In the text in ``meant``, ``{value}`` stands for the number that was given under the name, ``{more}`` for one more.
     """
     found = meant.get(name)
     if found is None:

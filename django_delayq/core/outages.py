@@ -8,7 +8,7 @@ from .outcomes import error_kind
 
 
 class Outage:
-    """An outage ends with ``end``. Until then errors of the same class and text, but for its numbers, are alike."""
+    """An outage ends with ``end``. Until then errors of one class are alike if their texts differ only in numbers."""
 
     def __init__(self, told_again_after: float = 60.0) -> None:
         """Of errors that take turns, each is news again after ``told_again_after`` seconds."""

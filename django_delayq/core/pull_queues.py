@@ -9,7 +9,7 @@ from . import values
 
 # A name that ends with it stands for all queues whose names begin like it.
 PREFIX = "*"
-# ``Message.worker`` begins with this while a program has the message. The name of no worker does.
+# ``Message.worker`` begins with this while a program has the message. No name of a worker does.
 PULLER = "pull:"
 
 

@@ -22,7 +22,7 @@ Chooser = Callable[[int, BaseException | None], "Duration | None"]
 
 
 class Delays(Protocol):
-    """A list or a tuple of delays. A text is none: it cannot tell whether it contains any object whatever."""
+    """A list or a tuple of delays. A text does not match: its ``__contains__`` takes texts only, not any object."""
 
     def __iter__(self) -> Iterator[Duration]: ...
     def __getitem__(self, index: int, /) -> Duration: ...

@@ -29,7 +29,7 @@ _UNITS = (("year", YEAR), ("day", DAY), ("hour", 3600.0), ("minute", 60.0), ("se
 
 
 def checks_of(fields: Any) -> dict[str, Callable[[Any], Any]]:
-    """Return what checks the value of each field of a class: it stands beside the type, in ``Annotated``.
+    """Return the function that checks each field of a class: it stands beside the type, in ``Annotated``.
 
     The keyword arguments of the check may stand behind it, in a dict.
     """

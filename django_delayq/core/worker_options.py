@@ -32,6 +32,6 @@ class Options(NamedTuple):
 
     @property
     def most_processes(self) -> int:
-        """The most processes at a time: one for a message that runs alone, and each may have a successor."""
+        """The most processes at a time: one more isolates a message, and retired ones may have successors."""
         has_successors = self.max_tasks_per_child is not None or self.max_memory_per_child is not None
         return (2 if has_successors else 1) * self.processes + 1

@@ -21,17 +21,18 @@ T = TypeVar("T")
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Scope]]
 Send = Callable[[Scope], Awaitable[None]]
-# Of any server and framework, whose types differ.
+# The types of servers and frameworks differ, so any is accepted.
 Application = Callable[[Any, Any, Any], Awaitable[None]]
 
-# Whether the connection of a request is closing: a server tells of it some moments later, and drops what is sent then.
+# Whether the connection of a request is closing: a server reports it some moments later, and drops what is sent until
+# then.
 Closing = Callable[[Mapping[str, Any]], bool]
 
 # The threads in which requests ask the database, each with connections of its own.
 THREADS = 4
 # The threads do not end with a request, as those of Django do, so they keep their connections. Seconds.
 CONNECTION_MAX_AGE = 60
-# The most time until a body is there. Seconds.
+# The longest wait for a body. Seconds.
 BODY_TIMEOUT = 60
 # The status of a request whose client is gone.
 GONE = 499
@@ -45,7 +46,7 @@ class Door:
     """Answers requests for the addresses of the door, and has ``project`` answer all others.
 
     In asgi.py: ``application = Door(get_asgi_application())``. No middleware of the project runs for the door.
-    ``body_timeout`` (seconds) is the most time until the body of a request is there.
+    ``body_timeout`` (seconds) is the longest wait for the body of a request.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Door:
         except tokens.RequestRefused as error:
             response = views.refused(error)
             if scope["http_version"].startswith("1"):
-                # What follows is the rest of the body, and no next request.
+                # The rest of the body follows, and not the next request.
                 response["Connection"] = "close"
         else:
             attempt = await self.run(views.attempt, view, request, names)
@@ -96,12 +97,12 @@ class Door:
     async def _response(
         self, call: calls.Call | None, response: HttpResponse | None, request: ASGIRequest, receive: Receive
     ) -> HttpResponse | None:
-        """Return the response. None: the client is gone, and what was claimed for it went back."""
+        """Return the response. None: the client is gone, and the messages that were claimed for it went back."""
         if not isinstance(call, calls.Consume):
             return response
         gone = asyncio.ensure_future(receive())
         try:
-            # If it is gone already, this is known after it.
+            # A client that is gone already is noticed after this.
             await asyncio.sleep(0)
             if response is None:
                 response = await self._poll(call, gone)
@@ -118,7 +119,7 @@ class Door:
         try:
             await asyncio.wait((waits, gone), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            # It gives back what it is about to claim.
+            # The call gives back the messages that it is about to claim.
             waits.cancel()
         await asyncio.wait([waits])
         return None if waits.cancelled() else await self.run(views.step, call, waits.result)
@@ -151,7 +152,7 @@ def _keep_connections() -> None:
 
 
 def _with_connections(act: Callable[..., T], *args: Any) -> T:
-    # One that broke, or is old.
+    # Close a connection that broke or is old.
     close_old_connections()
     return act(*args)
 

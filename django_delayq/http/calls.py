@@ -54,9 +54,9 @@ def token_of(request: HttpRequest) -> str:
 class Call:
     """One request: its namespace, queues and parameters. ``begin`` checks these, and ``answer`` answers."""
 
-    # The right that its token needs; "": everybody may.
+    # The right that the token of the call needs; "": everybody may make it.
     right: ClassVar[str] = "consume"
-    # What a limit of its token counts it as, if at all.
+    # The kind of call as which a limit of its token counts it; "": it is not counted.
     verb: ClassVar[str] = ""
     counted: rates.Counted | None = None
 
@@ -82,7 +82,7 @@ class Call:
         """Check the parameters."""
 
     def settle(self, status: int) -> None:
-        """Count the request no longer when it has published nothing and got nothing."""
+        """Do not count the request if it has published nothing and got nothing."""
         if self.counted is not None and status not in (200, 201):
             counted, self.counted = self.counted, None
             counted.take_back()
@@ -132,7 +132,7 @@ class Call:
 
 
 def facts_of(message: Message | Pulled, published_at: int, now: datetime) -> dict[str, Any]:
-    """Return what every answer says of a job, which was published at that time (ms)."""
+    """Return the facts that every answer has about a job, which was published at that time (ms)."""
     left = 0 if message.expires_at is None else max(1, ceil((message.expires_at - now).total_seconds()))
     return {
         "attributes": jobs.attributes_of(message.headers),
@@ -155,7 +155,7 @@ class Publish(Call):
         refuse_if(self.tries == 0, "tries shouldn't be zero")
         refuse_if(self.delay > CENTURY, "invalid delay")
         refuse_if(0 < ttl < self.delay, "ttl is shorter than delay")
-        # It counts from the publish, and an expiry from the due time.
+        # The TTL counts from the publish, while ``expires`` counts from the due time.
         self.expires: Duration | bool = min(max(ttl - self.delay, 0.001), CENTURY) if ttl else False
         nobody = f"nobody receives the queue {self.queue}: it is declared nowhere"
         refuse_if(not jobs.has_receiver(self.queue), nobody)
@@ -167,7 +167,7 @@ class Publish(Call):
         return [self.body()]
 
     def body(self) -> bytes:
-        """Return the body of the request, of which no more is read than may be."""
+        """Return the body of the request. No more than the largest body is read."""
         length = self.request.META.get("CONTENT_LENGTH") or "0"
         # Under WSGI Django reads no body whose length is not told.
         is_unseen = "Transfer-Encoding" in self.request.headers and not hasattr(self.request, "scope")
@@ -197,7 +197,7 @@ class Publish(Call):
         try:
             news = [self._new(body) for body in self.bodies]
         except InvalidMessage as error:
-            # It does not fit its handler.
+            # The body does not fit the handler.
             raise tokens.RequestRefused(400, str(error)) from None
         with self.acting():
             written = scheduling.write_all_checked(self.using, news)
@@ -234,7 +234,7 @@ class PublishBulk(Publish):
         return 201, {"job_ids": self.publish(), "msg": "published"}
 
 
-# What stands before the first element of an array, and behind each: with its end, which is group 1, or without.
+# The text before the first element of an array, and behind each element. Group 1 is the end of the array, if it comes.
 _BLANK = r"[ \t\r\n]*"
 _END = rf"(\]{_BLANK}\Z)"
 _BEFORE, _BEHIND = re.compile(rf"{_BLANK}\[{_BLANK}{_END}?"), re.compile(rf"{_BLANK}(?:,{_BLANK}|{_END})")
@@ -268,7 +268,7 @@ class Republish(Publish):
 
 
 class Consume(Call):
-    """GET of jobs: ``found`` holds them before ``answer`` is called. Those that nobody receives go back."""
+    """GET of jobs: ``found`` holds them before ``answer`` is called. Jobs that nobody receives go back."""
 
     verb = rates.CONSUME
     found: Sequence[Pulled] = ()
@@ -336,7 +336,7 @@ def end(call: Call) -> None:
                 answer = actions.cancel_message(pk, reason="deleted by HTTP", using=call.using)
                 if answer.verdict != Verdict.REQUESTED:
                     continue
-            # It was claimed, maybe just now.
+            # A worker or another program has claimed it, perhaps just now.
             succeed(call.using, [Receipt(pk, max(1, deliveries))])
 
 
@@ -429,7 +429,7 @@ class DeleteDead(PeekDead):
         self.limit = self.number("limit", 1, least=1)
 
     def act(self, action: actions.Action, times: transitions.DueTimes = transitions.NO_TIMES) -> int:
-        """Apply an action to the oldest dead letters; return to how many."""
+        """Apply an action to the oldest dead letters. Return the number of those that it changed."""
         ids = list(self.dead.values_list("pk", flat=True)[: self.limit])
         with self.acting():
             batches = action.apply_in_batches(self.using, ids, times=times, reason="by HTTP")
@@ -453,7 +453,7 @@ class Respawn(DeleteDead):
         return 200, {"count": number, "msg": "respawned"}
 
 
-# By the method, and what stands behind the queue.
+# By the method and the rest of the address behind the queue.
 ROUTES: Mapping[tuple[str, str], type[Call]] = {
     ("PUT", ""): Publish,
     ("GET", ""): Consume,

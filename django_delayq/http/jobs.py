@@ -1,4 +1,4 @@
-"""What a job of lmstfy's wire is here: its queue, its id, its body and its attributes."""
+"""How a job of lmstfy's wire is kept here: its queue, its id, its body and its attributes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ..core.exceptions import InvalidMessage
 from ..models import Message
 from ..project import http_conf, pulled, registry, validation
 
-# Between a namespace and a queue, neither of which can hold it.
+# Separates a namespace and a queue, neither of which can hold it.
 SEPARATOR = "."
-# What such a queue is called here: the usual names as they are.
+# The names that queues keep here as they are.
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 # The alphabet of job ids: that of ULIDs, which the clients know.
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
@@ -62,7 +62,7 @@ def stored(body: bytes, attributes: Mapping[str, str] | None) -> tuple[Any, str,
     if attributes is not None:
         kept["attributes"] = attributes
     try:
-        # Bytes that are no UTF-8 stay bytes: json.loads would guess another encoding.
+        # Bytes that are not UTF-8 stay bytes: json.loads would guess another encoding.
         text = body.decode()
         value = json.loads(text)
         payload = validation.payload_of_any_size(value)
@@ -77,13 +77,13 @@ def stored(body: bytes, attributes: Mapping[str, str] | None) -> tuple[Any, str,
 
 
 def _kept(headers: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what this door keeps in the headers of a message. Others may write there what they like."""
+    """Return what this door keeps in the headers of a message, in which others may write anything."""
     found = headers.get(HEADER)
     return found if isinstance(found, dict) else {}
 
 
 def body_of(payload: Any, headers: Mapping[str, Any]) -> bytes:
-    """Return the body of a message. One that this door has not written has its payload as JSON."""
+    """Return the body of a message. If this door has not written it, the body is the payload as JSON."""
     kept = _kept(headers)
     if kept.get("bytes"):
         with contextlib.suppress(KeyError, TypeError, ValueError):
@@ -106,7 +106,7 @@ def _text(number: int, length: int) -> str:
 
 
 def published_at(headers: Mapping[str, Any], created_at: datetime | None = None) -> int:
-    """Return when a job was published (ms, Unix time): this door notes it, and of other messages the row tells it."""
+    """Return when a job was published (ms, Unix time): from the note of this door, else from the row of the message."""
     noted = _kept(headers).get("at")
     if isinstance(noted, int) and noted > 0:
         return noted
@@ -120,7 +120,7 @@ def job_id(message_id: int, published_at: int, headers: Mapping[str, Any]) -> st
 
 
 def id_of(message: Message) -> str:
-    """Return the id of the job that a message is."""
+    """Return the id of the job for which a message stands."""
     return job_id(message.pk, published_at(message.headers, message.created_at), message.headers)
 
 

@@ -1,4 +1,4 @@
-"""Counts the calls of tokens that have limits: through Redis those of all processes, without it those of this one."""
+"""Counts the calls of tokens that have limits: with Redis those of all processes, without it those of this process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..models import Message
 from .models import Token
 from .tokens import RequestRefused
 
-# How lmstfy calls what takes jobs, and what publishes some.
+# lmstfy's words for calls that take jobs, and for calls that publish jobs.
 CONSUME, PRODUCE = "consume", "produce"
 
 
@@ -68,14 +68,14 @@ _process_counts = ProcessCounts()
 
 
 class Counted(NamedTuple):
-    """A call that was counted: where, under which name, and in which window."""
+    """A call that was counted: by whom, under which name, and in which window."""
 
     counts: publisher.Publisher | ProcessCounts
     name: str
     window: str
 
     def take_back(self) -> None:
-        """Count the call no longer: it has come to nothing."""
+        """Count the call no longer: it had no effect."""
         self.counts.count_call(self.name, self.window, -1, 0, 0)
 
 

@@ -22,7 +22,7 @@ except ImportError as error:
         "The HTTP server needs the package uvicorn: pip install 'django-delayq[http]'"
     ) from error
 
-# After a signal the answers that are on their way have this time. Seconds.
+# After a signal the server waits up to this time for the answers that are on their way. Seconds.
 GRACEFUL_TIMEOUT = 30
 
 
@@ -57,7 +57,7 @@ class _DoorServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        # A signal that came before Uvicorn caught them.
+        # A signal may have come before Uvicorn caught signals.
         self.should_exit = self.should_exit or self._interrupted.asked()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -68,17 +68,18 @@ class _DoorServer(uvicorn.Server):
 def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens at an address. Raises ``OSError``."""
     listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    # Its connections inherit it. Without it the body of an answer waits until the client acknowledges the head: 40 ms.
+    # Connections inherit TCP_NODELAY. Without it the body of an answer waits until the client acknowledges the head: 40
+    # ms.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
 
 def serve(listener: socket.socket, interrupted: Interruptible) -> None:
-    """Answer requests until SIGTERM or SIGINT. What waits then is answered first; a second SIGINT ends it at once."""
+    """Answer requests until SIGTERM or SIGINT, and then those that wait; a second SIGINT ends the server at once."""
     config = uvicorn.Config(
         Door(urlconf=urls.__name__, closing=_closing),
         http=_Protocol,
-        # A proxy's header would give a request another address.
+        # The header of a proxy would change the address of a request.
         proxy_headers=False,
         # Not Uvicorn's own log: a token may stand in the query of an address.
         access_log=False,

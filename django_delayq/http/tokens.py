@@ -1,4 +1,4 @@
-"""Makes tokens, and lets in who has one. A token has 160 random bits, so its plain digest gives it away to nobody."""
+"""Makes tokens, and lets in those who have one. A token has 160 random bits: nobody finds it by its plain digest."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .. import signals
 from .models import Token
 
 RIGHTS = ("publish", "consume", "manage")
-# Of a limit, what an integer of the database holds.
+# The greatest number of a limit: an integer of the database holds no more.
 MOST_CALLS = 2**31 - 1
-# A token is looked for again after this time, and a change of it holds then in all processes. Seconds.
+# Each process reads a token again after this time: then a change of it holds in all processes. Seconds.
 KNOWN_FOR = 1.0
 MOST_KNOWN = 1000
 
@@ -38,12 +38,12 @@ def refuse_if(is_wrong: bool, error: str, status: int = 400) -> None:
         raise RequestRefused(status, error)
 
 
-# The tokens that this process has found, by their digests, and until when it knows them (monotonic).
+# By digest: the tokens that this process has found, and until when it need not read them again (monotonic).
 _known: dict[str, tuple[Token, float]] = {}
 
 
 def digest_of(text: str) -> str:
-    """Return what is kept of a token."""
+    """Return the digest of a token, which is all that is kept of it."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -70,7 +70,7 @@ def issue(token: Token) -> str:
 
 
 def limit(token: Token, reads: int | None, writes: int | None, interval: int | None) -> None:
-    """Change how many calls of a token count in an interval (seconds). It holds within a second."""
+    """Change how many calls a token may make in an interval (seconds). The change holds within a second."""
     token.reads, token.writes, token.interval = reads, writes, interval
     token.save(update_fields=["reads", "writes", "interval"])
     _tell("token limit", token)

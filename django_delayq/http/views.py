@@ -26,19 +26,19 @@ logger = logging.getLogger("django_delayq")
 P = ParamSpec("P")
 T = TypeVar("T")
 View = Callable[..., HttpResponse]
-# A request that was let in, and its response. A poll that waits has none yet.
+# A request that was let in, and its response. A poll that waits has no response yet.
 Attempt = tuple[calls.Call | None, HttpResponse | None]
 
 LONGEST_NAME = 255
 _NAME = re.compile(r"[-_A-Za-z0-9]+")
-# What Go writes in JSON instead of these signs.
+# The characters that Go escapes in JSON, and how.
 _ESCAPED = {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"}
 # The views of the door.
 DOOR: set[View] = set()
 
 
 def _door(view: View) -> View:
-    """Make a view an address that needs no cookie and no login, and that no transaction surrounds."""
+    """Let a view answer without a cookie, a login and a transaction around it."""
     door: View = login_not_required(csrf_exempt(view))
     for alias in connections:
         transaction.non_atomic_requests(using=alias)(door)
@@ -68,7 +68,7 @@ def refused(error: tokens.RequestRefused) -> HttpResponse:
 
 
 def _safely(act: Callable[P, T]) -> Callable[P, T | HttpResponse]:
-    """Make a call that returns the response which says why it failed."""
+    """Have a function return the response that says why it failed."""
 
     @wraps(act)
     def made(*args: P.args, **kwargs: P.kwargs) -> T | HttpResponse:
@@ -120,7 +120,7 @@ def _step(call: calls.Call, act: Callable[[], object]) -> HttpResponse | None:
 
 @_safely
 def _call(request: HttpRequest, path: str) -> calls.Call:
-    """Return what a request asks for, with names that are right."""
+    """Return the call of a request, with its names checked."""
     namespace, *rest = path.split("/")
     queue, *verb = rest or [""]
     shape = "job/*" if verb[:1] == ["job"] and len(verb) == 2 else "/".join(verb)
@@ -152,7 +152,7 @@ def version(request: HttpRequest) -> HttpResponse:
 @_door
 @_safely
 def info(request: HttpRequest) -> HttpResponse:
-    """Name the queues of a namespace in which messages wait, to who has a token that manages it."""
+    """Name the queues of a namespace in which messages wait. This needs a token that manages it."""
     namespace = _managed(request)
     start, found = f"{namespace}{jobs.SEPARATOR}", statements(router.db_for_write(Message)).queues()
     return answer(200, {namespace: [queue.removeprefix(start) for queue in found if queue.startswith(start)]})

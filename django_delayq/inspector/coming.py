@@ -1,4 +1,4 @@
-"""Counts what is due by topic, and what falls due soon, with the work that it means. Bounded on a table of any size."""
+"""Counts due messages by topic, and those that fall due soon with the work that they mean. It reads a bounded part."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..record.sql import statements
 from .numbers import CAPS, NONE, Capped, Caps
 from .waiting import may_be_more, read_coming, read_due
 
-# The spans for which is counted what falls due within them. Seconds.
+# The time spans for which the messages are counted that fall due within them. Seconds.
 WITHIN = {"1m": 60, "5m": 300, "1h": 3600}
 
 
@@ -44,7 +44,7 @@ class Runtimes(NamedTuple):
     of_all: float | None
 
     def of(self, topic: str) -> float | None:
-        """Return the mean of a topic; that of all topics where none of its messages is among them."""
+        """Return the mean of a topic; if none of its messages is among those measured, the mean of all topics."""
         return self.by_topic.get(topic, self.of_all)
 
 
@@ -69,7 +69,7 @@ def due_by_topic(
 
 
 def due_soon(using: str, now: datetime, queues: Collection[str], caps: Caps = CAPS) -> dict[str, dict[str, Coming]]:
-    """Return what falls due of these queues within each span of ``WITHIN``, by queue and by the name of the span."""
+    """Count what falls due in these queues within each span of ``WITHIN``, by queue and name of the span."""
     caps, runtimes = caps.shared(len(statements(using).queues())), mean_runtimes(using)
     ends = [now + timedelta(seconds=seconds) for seconds in WITHIN.values()]
     # By queue: the number of messages within each span, and their seconds of work.
@@ -91,7 +91,7 @@ def due_soon(using: str, now: datetime, queues: Collection[str], caps: Caps = CA
 
 
 def mean_runtimes(using: str) -> Runtimes:
-    """Measure the run times of the messages that finished last, from each claim to what was recorded for it."""
+    """Measure the run times of the messages that finished last, from each claim to the record of its outcome."""
     last = Message.objects.using(using).filter(finished_at__isnull=False).order_by("-finished_at", "-id")
     topics = dict(last.values_list("pk", "topic")[: CAPS.lateness])
     moves = Transition.objects.using(using).filter(message_id__in=topics).order_by("message_id", "number")

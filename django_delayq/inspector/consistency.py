@@ -181,7 +181,7 @@ class ConsistencyCheck:
         if not suspects:
             return
         time.sleep(self.pause)
-        # An id may have been found in the record and in Redis.
+        # An id may be found twice: in the record and in Redis.
         for ids in chunks(sorted(set(suspects)), IDS_PER_CALL):
             self._count_and_fix(self._compare(ids))
 
@@ -225,7 +225,7 @@ def is_known(using: str, broker: RedisBroker, queue: str) -> bool:
 
 
 def stuck(using: str, queues: Sequence[str] = ()) -> Stuck:
-    """Find running messages whose lease ran out long ago: no worker's reaper is at work."""
+    """Find running messages whose lease ran out long ago: no reaper of a worker is at work then."""
     before = reads.now(using) - timedelta(seconds=AGES.unreaped)
     rows = Message.objects.using(using).filter(lease_is_over(before))
     if queues:

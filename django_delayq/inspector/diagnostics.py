@@ -38,7 +38,7 @@ from .numbers import AGES, CAPS, Caps, total
 from .stats import LimitState, Lines, longest_lines
 from .worker_list import asked, list_workers, queues_without_worker, topics_without_handler
 
-# The connections of a worker process beside those of its threads: of the consumer, the recorder and the upkeep.
+# The connections of a worker process besides those of its handler threads: for consumer, recorder and upkeep.
 OWN_CONNECTIONS = 3
 
 
@@ -149,7 +149,7 @@ def _redis(using: str, broker: RedisBroker, *, ready: bool) -> Iterator[Finding]
 
 
 def of_server(health: ServerInfo) -> Iterator[Finding]:
-    """Say of a Redis that answers whether messages may be kept in it."""
+    """Say whether a Redis that answers may keep ids of messages."""
     unknown = _("unknown: Redis does not tell")
     mode, role, policy = _("Redis mode"), _("Redis role"), _("Redis maxmemory-policy")
     if _is_unusable(health):
@@ -176,13 +176,13 @@ def of_server(health: ServerInfo) -> Iterator[Finding]:
     else:
         advice = _("Redis may drop waiting messages: set it to noeviction")
         yield Finding(policy, Level.CRITICAL, health.policy, advice=advice)
-    # None is needed: after a restart without it a worker loads Redis again from the record.
+    # Redis need not write to disk: after a restart a worker loads it again from the record.
     needless = _("not needed: after a restart a worker loads Redis again") if health.persistence == "none" else ""
     yield Finding(_("Redis persistence"), Level.OK, health.persistence or unknown, advice=needless)
 
 
 def _is_unusable(health: ServerInfo) -> bool:
-    """Return whether it is one node of a cluster, and the way to it does not lead to the others."""
+    """Return whether Redis is one node of a cluster, and the settings do not lead to the other nodes."""
     return bool(health.cluster) and health.hash_slot is None
 
 
@@ -220,7 +220,7 @@ def _keys(using: str, broker: RedisBroker) -> Iterator[Finding]:
 
 
 def of_identity(error: ForeignBroker | None) -> Finding:
-    """Say of a Redis whether it may be used by this database."""
+    """Say whether this database may use a Redis."""
     if error is not None:
         return Finding(_("Redis identity"), Level.CRITICAL, str(error), Cause.MISCONFIGURED)
     return Finding(_("Redis identity"), Level.OK, _("belongs to this database"))
@@ -324,7 +324,7 @@ def _wanted_connections(worker: Worker) -> int:
 
 
 def _wanted_transactions(worker: Worker) -> int:
-    """Return the most transactions of a worker process that may be open at once, beside brief ones of its handlers."""
+    """Return the most transactions that a worker process may have open at once, besides brief ones of its handlers."""
     keeps_open = any(handler.transactional for handler in _handlers(worker))
     return OWN_CONNECTIONS + (worker.threads if keeps_open else 0)
 

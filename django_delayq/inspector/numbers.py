@@ -14,7 +14,7 @@ class Caps(NamedTuple):
 
     # Waiting messages of each queue that are counted, by their kinds.
     counted: int = 10_000
-    # Messages that are due, of each queue; limits; messages that finished last.
+    # Due messages of each queue; limits; messages that finished last.
     rows: int = 10_000
     # The messages that finished last, on which lateness is measured.
     lateness: int = 1000
@@ -23,7 +23,7 @@ class Caps(NamedTuple):
     # Workers, unless more of them are alive, and the messages that they run.
     workers: int = 500
     running: int = 1000
-    # The topics of the messages that are due next are read, of this number in each queue or more.
+    # In each queue the topics of the next due messages are read, of this number or more.
     topics: int = 50
     # Ids that are kept for a second comparison with Redis: 8 bytes each.
     suspects: int = 100_000
@@ -43,7 +43,7 @@ class Ages(NamedTuple):
 
     # A message that waits for a limit.
     limited: float = 3600.0
-    # A warning is given for this time after a sweep had to put messages.
+    # There is a warning up to this time after a sweep had to put messages.
     swept: float = 60.0
     # The next message of a queue that no worker serves. Workers search for new queues every 30 seconds, and write down
     # the queues that they serve every 10 seconds.
@@ -79,7 +79,7 @@ NONE = Capped(0)
 
 
 def capped(found: int, cap: int) -> Capped:
-    """Make a number of a count that stopped one row beyond the cap."""
+    """Make a capped number of a count that stopped one row beyond the cap."""
     return Capped(min(found, cap), found > cap)
 
 

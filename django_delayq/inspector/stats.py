@@ -42,7 +42,7 @@ class QueueSnapshot(NamedTuple):
     Messages of a paused queue count as if it were not paused; ``Snapshot.without_paused`` moves them to ``held``.
     """
 
-    # All of them.
+    # All waiting messages.
     scheduled: Capped = NONE
     ready: Capped = NONE
     overdue: Capped = NONE
@@ -51,11 +51,11 @@ class QueueSnapshot(NamedTuple):
     limited: Capped = NONE
     # The earliest due time of its limited messages, which are neither ready nor overdue.
     oldest_limited: datetime | None = None
-    # Those that are due and wait for the end of a pause alone, which are neither ready nor overdue.
+    # Messages that are due and wait only for the end of a pause: they are neither ready nor overdue.
     held: Capped = NONE
 
     def without_overdue(self) -> QueueSnapshot:
-        """Return the same queue with what is overdue as *ready*."""
+        """Return the same queue, with its overdue messages as *ready* ones."""
         return self._replace(ready=total([self.ready, self.overdue]), overdue=NONE, oldest_overdue=None)
 
 
@@ -65,7 +65,7 @@ class Snapshot(NamedTuple):
     at: datetime
     queues: dict[str, QueueSnapshot]
     running: Capped
-    # Those that wait for limits are among them.
+    # They include the messages that wait for limits.
     scheduled: Capped
 
     @property
@@ -93,7 +93,7 @@ class Snapshot(NamedTuple):
         return min((q.next_due for q in self.queues.values() if q.next_due is not None), default=None)
 
     def without_paused(self, paused: Collection[str]) -> Snapshot:
-        """Return the snapshot with what is due in paused queues as *held*: it is meant to wait."""
+        """Return the snapshot, with the due messages of paused queues as *held*: they are meant to wait."""
         queues = dict(self.queues)
         for name in sorted(paused):
             queue = queues.get(name, QueueSnapshot())
@@ -110,7 +110,7 @@ def take_snapshot(using: str, caps: Caps = CAPS) -> Snapshot:
     if closed := admission.full_lately(using):
         _take_limited_out(using, queues, closed, now, caps)
     scheduled = total(queue.scheduled for queue in queues.values())
-    # The estimate of the entries in the partial index, for a number that was not counted to its end.
+    # Where the count stopped at the cap, the estimated number of entries in the partial index is shown.
     guess = (statements(using).estimated_rows("delayq_todo") or 0) if scheduled.more else 0
     if guess > scheduled.count:
         scheduled = Capped(guess, about=True)
@@ -143,7 +143,8 @@ def _take_limited_out(
         due[each.queue].append(each)
     oldest = {head.queue: head.due_at for head in overdue_heads(using, closed, overdue_cutoff(now))}
     for name, some in due.items():
-        # A message may have come since the queues were counted. Limited ones may be behind those that were looked at.
+        # A message may have come since the queues were counted, and limited messages may stand behind those that were
+        # read.
         more = may_be_more(some, caps)
         if name in queues and (more or any(each.limit is not None for each in some)):
             queues[name] = _without_limited(queues[name], some, oldest.get(name), more=more)
@@ -152,8 +153,8 @@ def _take_limited_out(
 def _without_limited(queue: QueueSnapshot, due: Sequence[Due], oldest: datetime | None, *, more: bool) -> QueueSnapshot:
     """Return the numbers of a queue without the messages that wait for limits, which have a count of their own.
 
-    ``due`` are those that are due, perhaps with ``more`` behind them. ``oldest`` is the due time of the message that is
-    overdue for the longest time and waits for no limit.
+    ``due`` has the due messages that were read; ``more``: others may stand behind them. ``oldest`` is the due time of
+    the message that is overdue for the longest time and waits for no limit.
     """
     limited = [each for each in due if each.limit is not None]
     others = [each for each in due if each.limit is None]
@@ -182,7 +183,7 @@ class LimitState(NamedTuple):
     # The earliest due time of the messages that wait.
     oldest: datetime | None = None
     running: int = 0
-    # What somebody changed at run time.
+    # The override that is in force.
     override: LimitOverride | None = None
     # When one more message may begin by the rate. None: at once.
     slot: datetime | None = None
@@ -193,7 +194,7 @@ class LimitState(NamedTuple):
         return self.limit is not None and self.limit.count is not None and self.running >= self.limit.count
 
     def waited(self, now: datetime) -> float:
-        """Return for how many seconds the oldest message has waited; zero for two clocks that differ."""
+        """Return for how many seconds the oldest message has waited; zero where two clocks differ."""
         return 0.0 if self.oldest is None else max(0.0, (now - self.oldest).total_seconds())
 
 
@@ -206,7 +207,7 @@ class Lines(NamedTuple):
 
 
 def longest_lines(using: str, most: int, caps: Caps = CAPS) -> Lines:
-    """Return the longest lines, the longest first, and as many of those with the oldest messages, the oldest first."""
+    """Return the longest lines, the longest first, and as many lines with the oldest messages, the oldest first."""
     closed = admission.full_lately(using)
     if not closed:
         return Lines()
@@ -309,9 +310,9 @@ class QueueInRedis(NamedTuple):
 
 
 class RedisStats(NamedTuple):
-    """The state of Redis, as seen by this process: its own report, or the error; both of one that cannot be used.
+    """The state of Redis, as this process sees it: its own report, or the error; both if it answers and cannot be used.
 
-    Neither: no Redis is configured.
+    With neither, no Redis is configured.
     """
 
     where: str
@@ -345,11 +346,11 @@ class Stats(NamedTuple):
     lines: Lines
     # The paused queues, whose due messages the snapshot calls *held*.
     paused: dict[str, Queue]
-    # The limits that somebody changed at run time, by their names.
+    # The overrides that are in force, by the names of their limits.
     overrides: dict[str, LimitOverride]
-    # What is due of each topic, those with most first.
+    # The due messages of each topic, the topics with most first.
     topics: dict[str, TopicDue]
-    # What falls due soon, by queue and by the name of the span.
+    # The messages that fall due soon, by queue and by the name of the span.
     coming: dict[str, dict[str, Coming]]
 
     @property
@@ -418,7 +419,7 @@ def finished(using: str, caps: Caps = CAPS) -> dict[State, Capped]:
 
 
 def lateness(using: str) -> Lateness:
-    """Measure how late the messages that finished last were claimed for the first time; 0 for one claimed ahead."""
+    """Measure how late the messages that finished last were first claimed; a message claimed ahead counts as 0."""
     last = Message.objects.using(using).filter(finished_at__isnull=False).order_by("-finished_at", "-id")
     ids = list(last.values_list("pk", flat=True)[: CAPS.lateness])
     claims = Transition.objects.using(using).filter(message_id__in=ids, from_state=State.SCHEDULED)

@@ -40,7 +40,7 @@ WAITING = f"""
 
 
 class Due(NamedTuple):
-    """Messages of a queue that are due, alike in what limits count. ``limit``: the limit for which they wait."""
+    """Due messages of a queue that have a topic and a limit key in common. ``limit``: the limit for which they wait."""
 
     queue: str
     topic: str

@@ -1,4 +1,4 @@
-"""Lists the worker processes that are or were alive, and finds messages that wait because none of them serves them."""
+"""Lists the worker processes that are or were alive, and finds messages that wait because no worker serves them."""
 
 from __future__ import annotations
 
@@ -77,5 +77,5 @@ def queues_without_worker(using: str, workers: WorkerList) -> dict[str, str | No
 
 
 def asked(unserved: Mapping[str, str | None]) -> list[str]:
-    """Return the names, each with the question whether the name that is like it was meant."""
+    """Return the names; one that is like a known name gets the question whether that was meant."""
     return [f"{name} (did you mean {like}?)" if like else name for name, like in unserved.items()]

@@ -15,13 +15,14 @@ from .queue import RecordNow
 
 
 class LimitOverride(models.Model):
-    """What holds of a limit instead of what the code declares. A limit without a row is as declared.
+    """The override of a limit, which replaces the declaration in the code. A limit without a row is as declared.
 
-    Each change makes a new row, and a reset one that is over: so a greater id tells a worker to read them again.
+    Each change replaces the row by a new one; that of a reset is over at once. So a greater id tells a worker to read
+    the rows again.
     """
 
-    # The overrides that are in force, by the database's clock. One that was reset ends when it begins: SQLite's clock
-    # counts whole ms, and would find it in force for the rest of one.
+    # The overrides that are in force, by the database's clock. The row of a reset ends when it begins: SQLite's clock
+    # counts whole ms, and would otherwise find it in force for the rest of a millisecond.
     IN_FORCE = Q(until__isnull=True) | (Q(until__gt=RecordNow()) & Q(until__gt=F("since")))
 
     # The name of the limit: ``limits.topic_name`` or ``limits.queue_name``.

@@ -8,7 +8,7 @@ from django.db import connections
 
 from .messages import LogRow, Transition
 
-# As the migrations make it.
+# The statements by which the migrations make the view.
 CREATE = """
 CREATE VIEW delayq_transition AS
 SELECT message_id, number, at, from_state, to_state, delivery, due_at, ready_at, actor, reason, error, traceback,
@@ -31,7 +31,7 @@ SELECT id, moves, finished_at, 'running', 'consumed', deliveries, due_at, NULL, 
 def make(*, using: str, plan: object = None, **_kwargs: Any) -> None:
     """Make the view after a ``migrate``, where the table of the log is there and the view is not."""
     if plan is None:
-        # After a flush.
+        # The signal comes after a flush, too.
         return
     with connections[using].cursor() as cursor:
         there = connections[using].introspection.table_names(cursor, include_views=True)

@@ -22,9 +22,9 @@ from ..core.own_header import own_part
 from ..core.states import State as _State
 from .fields import UTCDateTimeField
 
-# The condition that a message holds its key: no other message of its topic can. One whose handler has scheduled the
-# next message under its key has given the key to that. A finished message goes on holding it until another one wants
-# the key and the time is over, so that one constraint decides every race.
+# The condition that a message holds its key: no other message of its topic can hold it then. A message whose handler
+# has scheduled the next one under the same key has given the key to that one. A finished message goes on holding it
+# until another one wants the key and the time is over, so that one constraint decides every race.
 HOLDS_KEY = Q(key__isnull=False, next_id__isnull=True) & (
     Q(key_for__isnull=False)
     | Q(Q(key_deliveries__isnull=True) | Q(deliveries__lte=F("key_deliveries")), state__in=sorted(states.LIVE))
@@ -40,11 +40,12 @@ WAITS_AGAIN = Q(
     deliveries=F("reported"),
 )
 
-# The condition that a message keeps out others with its key, but for those that a handler schedules under its own.
+# The condition that a message keeps out others with its key, except those that a handler schedules under the key of its
+# own message.
 IN_THE_WAY = HOLDS_KEY | WAITS_AGAIN
-# What is true of each row after each statement. It is no constraint of the table: PostgreSQL reads the text of a
-# constraint anew for each statement, which took half the time of the statement of one success. The tests ask it of all
-# rows after each test, and ``delayq_check record`` when it is wanted.
+# A condition that each row meets after each statement. It is no constraint of the table: PostgreSQL reads the text of a
+# constraint anew for each statement, which took half the time of the statement of one success. The tests check all rows
+# after each test, and ``delayq_check record`` checks them when somebody calls it.
 IS_CONSISTENT = Q(
     Q(state=_State.SCHEDULED, leased_until__isnull=True, finished_at__isnull=True)
     | Q(state=_State.RUNNING, leased_until__isnull=False, finished_at__isnull=True)
@@ -100,7 +101,7 @@ class _Record(models.Model):
         abstract = True
 
 
-# What a message can be asked for in other queues.
+# Attributes that messages have in other queues.
 _MEANT = {
     **dict.fromkeys(("abort", "cancel", "revoke"), "cancel_message(message)"),
     "reschedule": 'reschedule_message(message, delay="5m")',
@@ -188,7 +189,7 @@ class Message(_Record):
     # The kind of the last error (outcomes.error_kind): the same for like failures, so that they can be counted and
     # found.
     error = models.CharField(_("error"), max_length=bounds.LENGTHS.kind, default="", db_default="", blank=True)
-    # The value that the handler returned, if the handler keeps its results. Written with the success.
+    # The value that the handler returned, if the handler keeps its results. It is written with the success.
     result = models.JSONField(_("result"), null=True, blank=True)
 
     # Set on the message that schedule_message() returns: whether it existed already, and kept the new one out.
@@ -214,14 +215,14 @@ class Message(_Record):
             ),
             # For live messages with a key, also those that do not hold it, and for people who look up finished ones.
             models.Index(fields=["key", "topic", "state"], name="delayq_key", condition=Q(key__isnull=False)),
-            # Finished messages without the consumed ones: few, and looked at most. With the queue in it, a bulk action
-            # on those of one queue reads no row of others.
+            # Finished messages without the consumed ones: they are few, and people look at them most. With the queue in
+            # it, a bulk action on those of one queue reads no row of others.
             models.Index(
                 fields=["state", "finished_at", "id", "queue"],
                 name="delayq_unconsumed",
                 condition=Q(state__in=sorted(states.REQUEUEABLE)),
             ),
-            # Only messages that failed, with all columns that a search for a part of the error needs.
+            # Messages that failed, with all columns that a search for a part of the error needs.
             models.Index(fields=["error", "state", "finished_at", "id"], name="delayq_error", condition=~Q(error="")),
             models.Index(fields=["finished_at", "id"], name="delayq_finished", condition=Q(finished_at__isnull=False)),
         ]
@@ -245,7 +246,7 @@ class Message(_Record):
     def wait(self, timeout: Duration) -> Self:
         """Wait until the message has ended, read it again, and return it: ``state`` says how it has ended.
 
-        Looks at the row at once, and then after 5, 10, 20 … 500 ms. A message that waits for a retry has not ended.
+        It looks at the row at once, and then after 5, 10, 20 … 500 ms. A message that waits for a retry has not ended.
 
         Raises ``TimeoutError`` after this time (seconds, a timedelta, or text such as ``"30s"``; 0: it looks once), and
         names the message and its state; ``TransactionManagementError`` within a transaction, unless the message has
@@ -401,11 +402,11 @@ class Place(models.Model):
 
 
 class Rate(models.Model):
-    """How much of the rate of a limit is used up. A limit without a row has its whole burst left."""
+    """How much of the rate of a limit is used up. A limit without a row has its whole burst available."""
 
     # The name of the limit: ``limits.topic_name`` or ``limits.queue_name``.
     name = models.CharField(max_length=bounds.LENGTHS.limit, primary_key=True)
-    # When the whole burst is left again, if no delivery begins until then.
+    # When the whole burst is available again, if no delivery begins until then.
     full_at = UTCDateTimeField()
 
     class Meta:
@@ -449,7 +450,7 @@ class _Move(_Record):
 
 
 class LogRow(_Move):
-    """A row of the log that has a place of its own on disk; ``Transition`` shows the whole log.
+    """A row of the log that is stored as such; ``Transition`` shows the whole log.
 
     The usual life of a message needs no such row on PostgreSQL: ``record/sql/log_in_row.py``.
     """

@@ -26,7 +26,7 @@ class RecordNow(Now):
 class Queue(models.Model):
     """A queue that somebody paused: its messages wait. A queue without a row is not paused."""
 
-    # The pauses that are not over, by the database's clock.
+    # The condition that a pause is not over, by the database's clock.
     PAUSED = Q(resumes_at__isnull=True) | Q(resumes_at__gt=RecordNow())
 
     name = models.CharField(_("name"), max_length=bounds.LENGTHS.queue, primary_key=True)

@@ -42,7 +42,7 @@ class Worker(models.Model):
 
 
 def seen_lately(now: datetime, seconds: float = Worker.ALIVE) -> models.Q:
-    """Return the condition that ``seen_at`` is no older, and no later either: a clock may have been ahead."""
+    """Return the condition that ``seen_at`` is this recent and not in the future: a clock may have been ahead."""
     longest = timedelta(seconds=seconds)
     return models.Q(seen_at__gt=now - longest, seen_at__lt=now + longest)
 

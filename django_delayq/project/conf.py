@@ -42,7 +42,7 @@ def _or_never(parse: Parser) -> Parser:
             raise ValueError("must not be None: write False for never, or leave the setting out for its default")
         if value is False:
             return False
-        # Elsewhere it means never. For a time to keep messages it would delete all of them at once.
+        # For other settings 0 means never. As a time to keep messages, 0 would delete all of them at once.
         if _is_zero(value):
             raise ValueError("must not be 0: write False for never, or a time such as '30d'")
         return parse(value, **bounds)
@@ -61,7 +61,7 @@ def _is_zero(value: Any) -> bool:
     try:
         return not seconds(value)
     except ValueError:
-        # What it must be is said where it is checked.
+        # ``parse`` says what the value must be.
         return False
 
 
@@ -150,8 +150,8 @@ class Settings(NamedTuple):
     # Cluster (with TLS ``rediss+cluster://``), or the alias of a django-redis cache. None: workers deliver by querying
     # the database alone.
     REDIS: Annotated[str | None, _redis] = None
-    # Where the nodes of a Redis Cluster are reached, where that is not the address that they tell (NAT):
-    # ``{"10.0.0.5:6379": "redis.example.com:7001"}``. None: there.
+    # Where the nodes of a Redis Cluster are reached, if not at the addresses that they tell (NAT): ``{"10.0.0.5:6379":
+    # "redis.example.com:7001"}``. None: at those addresses.
     REDIS_ADDRESS_MAP: Annotated[Mapping[str, str] | None, _or_none(_addresses)] = None
     # The first part of every Redis key. Two deployments that share a Redis need two prefixes; a worker refuses keys
     # that belong to another database.
@@ -206,7 +206,7 @@ PARSERS = values.checks_of(Settings)
 ELSEWHERE = frozenset({"CONSOLE", "HTTP", "TESTING"})
 
 
-# What other queues call the settings, without the prefixes that they put before them.
+# The names of the settings in other queues, without their prefixes.
 _PREFIXES = ("CELERY_", "DELAYQ_", "DRAMATIQ_", "HUEY_", "RQ_", "TASK_", "WORKER_")
 _OPTION = "an option of run_delayq: --processes, --threads, --max-tasks-per-child …"
 _MEANT = {

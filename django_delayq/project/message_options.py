@@ -58,7 +58,7 @@ def _on_conflict(value: Any) -> OnConflict:
 class MessageOptions(TypedDict, total=False):
     """The options that one message may have: the keyword arguments of ``schedule_message`` but ``using``.
 
-    Beside the type of each stands its check, which returns the value of its column, and of ``unique`` those of two.
+    Beside the type of each stands its check, which returns the value of its column (for ``unique`` of its two columns).
     """
 
     delay: Annotated[Duration | None, validation.delay]

@@ -16,12 +16,12 @@ from ..core.text import shown
 from . import validation
 from .answers import Reject
 
-# A type that pydantic knows, or a pair of functions: what makes the payload of what JSON has, and the way back.
+# A type that pydantic knows, or a pair of functions: one makes the payload of JSON values, the other does the reverse.
 PayloadLike = type[Any] | GenericAlias | UnionType | tuple[Callable[[Any], Any], Callable[[Any], Any]]
 
 
 class PayloadType(NamedTuple):
-    """How payloads become what the handler gets (``load``), and how that becomes what JSON has (``dump``)."""
+    """``load`` makes of JSON values what the handler gets; ``dump`` does the reverse."""
 
     # The name of the type, for errors.
     name: str

@@ -24,8 +24,8 @@ def worker_started(function: F) -> F:
     run in it: start them here. A sync function is called in the main thread. An async one is awaited on the event loop,
     in processes that have async handlers.
 
-    A function that yields once is continued after the last message, when the process ends in order. One that raises
-    ends its process, and the supervisor starts another one; what it raises behind its ``yield`` is logged.
+    A function that yields once is continued after the last message, when the process ends in order. A function that
+    raises ends its process, and the supervisor starts another one; an error behind its ``yield`` is logged.
 
     ::
 

@@ -51,6 +51,6 @@ def policy(queue: str, stored: Any, max_attempts: int | None) -> retry.RetryPoli
         try:
             return retry.RetryPolicy.from_json(stored).limited(max_attempts)
         except ValueError:
-            # Somebody wrote into the row.
+            # Somebody else wrote into the row.
             pass
     return replace(retry.DEFAULT, max_attempts=max_attempts or (terms(queue) or PullQueue()).max_attempts)

@@ -78,8 +78,8 @@ class Delivered(Protocol[Payload_co]):
     def cancel_requested(self) -> bool:
         """True when a cancel was requested while the handler runs. Known within about a second.
 
-        A handler that returns has succeeded all the same. If it raises anything, the message is cancelled: neither a
-        retry follows, nor is it dead.
+        A handler that returns has succeeded all the same. If it raises anything, the message is cancelled: no retry
+        follows, and it is not dead.
         """
 
     def raise_if_cancelled(self) -> None:
@@ -260,12 +260,13 @@ MEANT = {
     **dict.fromkeys(("batch_size", "flush_every", "max_batch_size"), "batch"),
     **dict.fromkeys(("flush_interval", "batch_timeout", "max_wait"), "linger"),
     **dict.fromkeys(("ignore_result", "result_ttl", "store_results", "track_started"), "keep_result"),
-    # What each message may have of its own.
+    # Options that belong to the call that schedules, or to it as well.
     **dict.fromkeys(("key", "unique", "queueing_lock"), "key= and unique= where the message is scheduled"),
     **dict.fromkeys(("delay", "countdown", "eta"), "delay= or due_at= where the message is scheduled"),
     **dict.fromkeys(("expires_in", "max_age", "ttl"), "expires"),
     **dict.fromkeys(("cron", "crontab", "every", "schedule", "interval", "run_every"), _RECURRING),
-    # The function gets the message as its only argument, and what is delivered is acknowledged when that has returned.
+    # Nothing is needed: the function gets the message as its only argument, and the message is consumed when it has
+    # returned.
     **dict.fromkeys(("bind", "context", "pass_context", "takes_context", "base"), names.NOTHING),
     **dict.fromkeys(("acks_late", "reject_on_worker_lost", "serializer"), names.NOTHING),
 }
@@ -346,8 +347,8 @@ def handler(
         False: a message whose worker died or lost its lease meanwhile is dead, and is not delivered again. A failure is
         answered by ``retry`` all the same.
     ``expires``
-        Messages of this topic do not start any more this long after their due times, when ``schedule_message`` names no
-        other time. By default they never expire.
+        The time after its due time after which a message of this topic does not start any more, when
+        ``schedule_message`` names no other. By default they never expire.
 
     ``on_dead``, ``on_expired``
         A topic. When a message of this one ends dead, or expired, a message of that topic follows, exactly one for each
@@ -512,7 +513,7 @@ def find(topic: str) -> Handler | None:
 
 
 def follows(after: State, topic: str, own: Any) -> str | None:
-    """Return the topic of the message that follows when one of ``topic`` ends so; None: none follows.
+    """Return the topic of the message that follows when one of ``topic`` ends in this way; None: none follows.
 
     ``own`` is the header of the message, which wins over its handler. It may hold anything: SQL writes headers too.
     """
@@ -556,7 +557,7 @@ def queues() -> set[str]:
 
 
 def autodiscover() -> None:
-    """Import the handlers module of each installed app, and the modules in which its task backends look for tasks."""
+    """Import ``handlers`` of each app, and the modules in which the project's task backends look for tasks."""
     autodiscover_modules("handlers", *_modules_of_tasks())
 
 
@@ -565,7 +566,7 @@ def _modules_of_tasks() -> set[str]:
     found = set()
     for backend in getattr(settings, "TASKS", {}).values():
         path = backend.get("BACKEND", "")
-        # Those of Django itself run nothing here, and one of them is the default. A path that cannot be imported is for
+        # Django's own backends run nothing here, and one of them is the default. A path that cannot be imported is for
         # Django to complain of.
         if not path.startswith("django.tasks."):
             with suppress(ImportError):

@@ -30,7 +30,7 @@ PAYLOAD_MAX_DEPTH = 64
 HEADERS_MAX_BYTES = 16_384
 # The farthest due time from now: 100 years.
 FARTHEST = timedelta(seconds=values.CENTURY)
-# Clocks of two hosts differ a little: a due time this far in the past still means "now".
+# The clocks of two hosts may differ: a due time that is up to this far in the past still means "now".
 PAST_TOLERANCE = timedelta(seconds=60)
 
 T = TypeVar("T")
@@ -204,7 +204,7 @@ def headers(value: Any) -> str:
     return text
 
 
-# Without the look for circles: ``_walk`` has found how deep the value is.
+# No search for circles: ``_walk`` has bounded the depth of the value.
 _ENCODER = DjangoJSONEncoder(allow_nan=False, ensure_ascii=False, check_circular=False, separators=(",", ":"))
 
 

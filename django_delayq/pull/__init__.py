@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .taking import Pulled, atake, take
 
 _ANSWERS = ["ack", "retry", "reject", "release", "extend", "aack", "aretry", "areject", "arelease", "aextend"]
-# The names are loaded at first use: who only imports the package needs no models.
+# The names are loaded at first use: to import the package takes no models.
 _HOME = {
     **dict.fromkeys(["take", "atake", "Pulled"], "taking"),
     **dict.fromkeys([*_ANSWERS, "Answered"], "answering"),

@@ -30,7 +30,7 @@ Many = list[str] | tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What became of an answer. True when it holds; else the text says why it was refused.
+    """The result of an answer. True when the record accepted it; else the text says why it was refused.
 
     ``state`` is that of the message after it; None: there is no such message any more. After ``extend``,
     ``cancel_requested`` tells that somebody wants the work to stop.
@@ -56,8 +56,8 @@ def ack(receipt: Many, result: Any = None, *, using: str | None = None) -> list[
 def ack(receipt: str | Many, result: Any = None, *, using: str | None = None) -> Answered | list[Answered]:
     """Report the success of a message, or of many in one statement, each with the ``result`` to keep.
 
-    The success of an earlier delivery counts, too, while the message is live: its effect has happened. To repeat an
-    answer does no harm.
+    The success of an earlier delivery counts, too, while the message is live: its effect has happened. It does no harm
+    to repeat an answer.
     """
     text = validation.result(result)
 
@@ -120,7 +120,7 @@ def extend(receipt: str, lease: Duration, *, using: str | None = None) -> Answer
 @overload
 def extend(receipt: Many, lease: Duration, *, using: str | None = None) -> list[Answered]: ...
 def extend(receipt: str | Many, lease: Duration, *, using: str | None = None) -> Answered | list[Answered]:
-    """Have a message until ``lease`` from now at least; a lease that ends later stays."""
+    """Keep a message at least until ``lease`` from now; a lease that ends later stays."""
     seconds = validation.checked("lease", values.span, lease, 1, values.YEAR)
 
     def write(using: str, receipts: Sequence[Receipt]) -> dict[int, Answered]:
@@ -151,7 +151,7 @@ def _failing(failure: Callable[[Receipt], Failure]) -> Write:
 def _answer(
     receipt: str | Many, using: str | None, write: Write, holds: Set[State] = frozenset()
 ) -> Answered | list[Answered]:
-    """Write the answers, and say of each what became of it. It ``holds`` in any case for a message in such a state."""
+    """Write the answers, and return the result of each: it ``holds`` in any case for a message in such a state."""
     using = using or router.db_for_write(Message)
     by = signer(using)
     are_many = isinstance(receipt, list | tuple)
@@ -177,7 +177,7 @@ def _refused(receipt: Receipt, state: State | None, deliveries: int) -> Answered
 
 
 def succeed(using: str, receipts: Sequence[Receipt], result: str | None = None) -> set[int]:
-    """Record successes, and tell of them. Return the messages whose success was recorded by this."""
+    """Record successes, and report them. Return the messages whose success this call recorded."""
     actor = actors.current()
     done = transitions.succeed(using, [Success(each.id, each.delivery, actor, result) for each in receipts])
     if done and signals.message_succeeded.receivers:

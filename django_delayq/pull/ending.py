@@ -1,4 +1,4 @@
-"""Ends what is over in pulled queues when no worker does: leases, and messages that nobody took in time."""
+"""Ends leases that ran out in pulled queues, and messages that nobody took in time, where no worker does."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def end_what_is_over(using: str) -> None:
         if leased:
             report(using, crashes.reap(using, actor=actor, pulled=True))
         if expiring:
-            # A worker ends those of its own queues in its way.
+            # A worker ends those of its own queues.
             report(using, transitions.expire(using, actor=actor, among=pulled.rows()))
     finally:
         upkeep.lock.release()
 
 
 def report(using: str, moves: Sequence[Moved], errors: Mapping[int, str] = MappingProxyType({})) -> None:
-    """Tell everybody of messages that have moved: who waits, the log, and the receivers of signals."""
+    """Report messages that have moved: to callers that wait, to the log, and to the receivers of signals."""
     publish_follow_ups(using, moves)
     if moves:
         on_commit(using, _tell, using, moves, errors)

@@ -24,7 +24,7 @@ class Receipt(NamedTuple):
 
 
 def signer(using: str) -> Signer:
-    """Return what signs the receipts of a database alias: those of another alias are refused."""
+    """Return the signer of the receipts of a database alias: those of another alias are refused."""
     return Signer(salt=f"django_delayq.pull.{using}")
 
 
@@ -35,7 +35,7 @@ def text_of(receipt: Receipt, by: Signer) -> str:
 
 
 def read(text: Any, by: Signer) -> Receipt:
-    """Return what a text says. Raises ``InvalidReceipt``."""
+    """Return the receipt that a text stands for. Raises ``InvalidReceipt``."""
     if not isinstance(text, str):
         raise InvalidReceipt(f"a receipt is the text message.receipt, not {shown(text)}")
     try:

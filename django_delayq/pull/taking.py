@@ -1,4 +1,4 @@
-"""Takes messages of pulled queues: claims what is due, and waits for what falls due."""
+"""Takes messages of pulled queues: claims those that are due, and waits for those that fall due."""
 
 from __future__ import annotations
 
@@ -69,8 +69,9 @@ def take(
 ) -> list[Pulled]:
     """Take up to ``max`` messages that are due, the most urgent first; of several queues those of the first go first.
 
-    When none is due, wait for the first up to ``wait``; then return an empty list. What is not answered within
-    ``lease`` (by default that of the message, then that of the queue) is delivered again, which counts as an attempt.
+    When none is due, wait for the first up to ``wait``; then return an empty list. A message that is not answered
+    within ``lease`` (by default that of the message, then that of the queue) is delivered again, which counts as an
+    attempt.
 
     In a transaction the messages are taken when that commits. Raises ``ValueError`` for a queue that the settings do
     not declare as pulled.
@@ -87,9 +88,9 @@ async def atake(
     lease: Duration | None = None,
     using: str | None = None,
 ) -> list[Pulled]:
-    """Take messages from async code as ``take`` does. Who waits holds no thread.
+    """Take messages from async code as ``take`` does. A call that waits holds no thread.
 
-    What a call claims that is cancelled goes back, and costs no attempt.
+    If the call is cancelled, the messages that it claims go back, and that costs no attempt.
     """
     call = PullCall(queue, max, wait, lease, using)
     return await call.afetch(_in_thread) or await call.alater(_in_thread)
@@ -149,7 +150,7 @@ class PullCall(Waiter):
             raise
 
     def give_back(self, found: Sequence[Pulled]) -> None:
-        """Release what was claimed and reaches nobody."""
+        """Release the messages that were claimed and reach nobody."""
         if found:
             release([each.receipt for each in found], using=self.using)
 
@@ -163,7 +164,7 @@ class PullCall(Waiter):
             try:
                 rows += transitions.claim_due(self.using, queue, self.most - len(rows), lease, _name())
             except DatabaseError:
-                # What the queues before it gave is committed, unless there is a transaction.
+                # The messages of the queues before this one are committed, unless there is a transaction.
                 if not rows or self.is_in_transaction:
                     raise
                 break

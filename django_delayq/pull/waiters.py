@@ -1,4 +1,4 @@
-"""Waits for messages of pulled queues: one thread looks for all callers of a process that wait, and wakes one of them.
+"""Waits for messages of pulled queues: one thread looks for all waiting callers of a process, and wakes one of them.
 
 The thread is started when somebody waits, and ends when nobody has waited for a while.
 """
@@ -46,10 +46,10 @@ class Waiter:
         self.using, self.queues = using, queues
         self._until = time.monotonic() + seconds
         self._woken: Future[None] = Future()
-        # It was woken and has not looked yet: nobody else is woken before this time (monotonic).
+        # A caller was woken and has not looked yet: nobody else is woken before this time (monotonic).
         self.looks_by = 0.0
         self._joined: Waiting | None = None
-        # No other connection sees what the transaction has written in which the call was made.
+        # True where the call was made in a transaction: no other connection sees what that has written.
         self.is_in_transaction = False
 
     def __enter__(self) -> Self:
@@ -67,7 +67,7 @@ class Waiter:
     def wake(self) -> None:
         """Have the caller look."""
         self.looks_by = time.monotonic() + LOOK_INTERVAL
-        # It may have been woken already, or have stopped to wait.
+        # The caller may have been woken already, or have stopped waiting.
         with contextlib.suppress(InvalidStateError):
             self._woken.set_result(None)
 
@@ -107,7 +107,7 @@ class Waiting:
     def __init__(self, using: str) -> None:
         self.using = using
         self._lock = threading.Lock()
-        # By queue, in the order in which they came, and the one of each that was woken last.
+        # By queue: the waiters, in the order in which they came; and the one that was woken last.
         self._waiters: defaultdict[str, dict[Waiter, None]] = defaultdict(dict)
         self._called: dict[str, Waiter] = {}
         self._thread: threading.Thread | None = None
@@ -129,7 +129,7 @@ class Waiting:
                 self._broker.wake()
 
     def remove(self, waiter: Waiter) -> None:
-        """Wake the waiter no more. What it was woken for is for the next one."""
+        """Wake the waiter no more. If it was woken and has not looked, the next one is woken instead."""
         with self._lock:
             for queue in waiter.queues:
                 self._waiters[queue].pop(waiter, None)
@@ -145,7 +145,7 @@ class Waiting:
             for queue in queues:
                 waiters, called = self._waiters.get(queue), self._called.get(queue)
                 if waiters and (called is None or called.looks_by < time.monotonic()):
-                    # The next call is for another one.
+                    # The next call wakes another waiter.
                     waiter = self._called[queue] = next(iter(waiters))
                     waiters[waiter] = waiters.pop(waiter)
                     waiter.wake()
@@ -163,7 +163,7 @@ class Waiting:
             while queues := self._queues():
                 looked = time.monotonic()
                 if not self._sleep(queues, self._look(queues)):
-                    # Somebody began to wait, or it is time: tokens come in any case.
+                    # Somebody began to wait, or it is time for a look: further tokens come in any case.
                     time.sleep(max(0.0, looked + LOOK_PAUSE - time.monotonic()))
         finally:
             with self._lock:
@@ -214,7 +214,7 @@ class Waiting:
                 if self._broker is not None and not self._poked.is_set():
                     return self._broker.listen(queues, seconds)
             except BrokerUnavailable:
-                # The next look comes by itself.
+                # The next look comes without a token, too.
                 self._redis_at = time.monotonic() + RETRY_REDIS
         self._poked.wait(seconds)
         return False
@@ -224,7 +224,7 @@ _all: dict[str, Waiting] = {}
 # A forked process has none of the threads.
 after_fork(_all.clear)
 
-# Set: no call of this process waits any more.
+# True: no call of this process waits any more.
 _waits_ended = threading.Event()
 
 

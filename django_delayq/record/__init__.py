@@ -1,1 +1,1 @@
-"""The record: messages in the database, and the only moves of their states."""
+"""The record: messages in the database, and the only code that changes their states."""

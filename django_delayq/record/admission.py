@@ -27,8 +27,8 @@ from .sql.rows import Claimed, Claiming, LeaseRenewal, Ticket, urgency
 
 # The most limits that one statement reads to find those that are full.
 LIMITS_READ = 100_000
-# A limit counts as full until this time after it last was: between the end of a delivery and the next claim it has a
-# free permit for a moment. A message that waits for it longer than that would count as overdue.
+# A limit counts as full until this time after it last was full: between the end of a delivery and the next claim it has
+# a free permit for a moment. Otherwise a message that waits for the limit would count as overdue at such a moment.
 LATELY = OVERDUE_AFTER
 
 
@@ -38,7 +38,7 @@ def any_declared() -> bool:
 
 
 def any_known(using: str) -> bool:
-    """Return whether this process knows a limit, of the code or one that somebody made at run time."""
+    """Return whether this process knows a limit, from the code or from an override."""
     return bool(overrides.known(using).in_force) or any_declared()
 
 
@@ -103,7 +103,7 @@ def _paused(using: str) -> Iterator[str]:
 def refusing(closed: Collection[str], topic: str, queue: str, key: str | None, using: str) -> str | None:
     """Return the first limit of ``closed`` under which a message stands; None: it stands under none of them."""
     if pulled.terms(queue) is not None:
-        # No limit holds there.
+        # No limit holds for a pulled queue.
         return None
     if any_key(topic) in closed:
         return topic_name(topic, None)
@@ -111,7 +111,7 @@ def refusing(closed: Collection[str], topic: str, queue: str, key: str | None, u
 
 
 def _used(using: str, since: timedelta | None = None) -> Iterator[Usage]:
-    """Yield the usage of the declared limits of which something is used up, or was ``since`` ago."""
+    """Yield the usage of those limits of which something is used up, or was ``since`` ago."""
     for name, count in limit_statements(using).used(LIMITS_READ, since).items() if any_known(using) else ():
         with suppress(KeyError):
             limit = limit_of(using, name)
@@ -141,7 +141,7 @@ def admit(using: str, asked: Claiming, limits: Mapping[int, Collection[str]]) ->
     without a limit are claimed first, and wait for nothing. A message that could not be claimed anyway is not refused:
     it is not due, for example, or paused, or locked by another move.
     """
-    # A message that is not scheduled yet could be when it is claimed, and nothing is known of its limits.
+    # A message whose limits are not known is left out: it was not scheduled a moment ago, and could be at the claim.
     tickets, admitted = [ticket for ticket in asked.tickets if ticket.id in limits], Admitted()
     if free := [ticket for ticket in tickets if not limits[ticket.id]]:
         admitted.claimed += transitions.claim_asked(using, asked._replace(tickets=free))

@@ -70,7 +70,7 @@ class Death:
     of_all: bool = False
 
 
-# A death of which nothing else is known.
+# A death without any traces.
 UNSEEN = Death()
 
 
@@ -208,7 +208,7 @@ def release_worker(using: str, worker: str, *, actor: str, shutdown: bool, death
 
 
 def _of_a_worker(message: Message, at: datetime, reason: str) -> Decision:
-    """Decide on a message of a worker that died, or stood still, as a whole."""
+    """Decide on a message of a worker of which all processes died or stood still."""
     if once := _once(message, reason):
         return once
     was_alone = message.worker.endswith(ALONE)
@@ -230,7 +230,8 @@ def _of_a_puller(message: Message) -> Decision:
 def _once(message: Message, reason: str) -> Decision | None:
     """Decide on a message whose handler allows no delivery after one that crashed; None: it allows that.
 
-    That the handler had not begun is never certain: many quick ones may have ended since, and their outcomes be lost.
+    Nobody knows for certain that the handler had not begun: many quick ones may have ended since, with their outcomes
+    lost.
     """
     handler = registry.find(message.topic)
     if handler is None or handler.redeliver or message.cancel_requested:

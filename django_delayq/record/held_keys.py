@@ -122,5 +122,5 @@ def note_next(using: str, own: int, message_id: int) -> None:
 
 
 def _one(rows: QuerySet[Message]) -> Message | None:
-    """Return any of the rows; None when there is none."""
+    """Return one of the rows; None when there is none."""
     return next(iter(rows[:1]), None)

@@ -51,7 +51,7 @@ class LowWater:
         """
         if begin <= self.mark:
             late = (now - self._late, 0)
-            # Right before the first row: it may not have begun.
+            # The mark stands right before the first row, whose message may not have begun.
             self.mark = late if first is None else min((first[0], first[1] - 1), late)
         self._spent += took
 

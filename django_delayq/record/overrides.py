@@ -21,19 +21,19 @@ class Known(NamedTuple):
 
     last: int = 0
     in_force: Mapping[str, LimitOverride] = {}
-    # When it was read (monotonic).
+    # When they were read (monotonic).
     at: float = float("-inf")
 
 
-# By database alias. Replaced as a whole.
+# What this process has read, by database alias. A thread replaces the value of an alias as a whole.
 _known: dict[str, Known] = {}
 NOTHING = Known()
-# Pages and commands go by what was read this long ago at most. Seconds.
+# Pages and commands read the overrides again when those that the process has are older than this. Seconds.
 FRESH = 0.5
 
 
 def known(using: str) -> Known:
-    """Return what this process has read."""
+    """Return the overrides that this process has read."""
     return _known.get(using, NOTHING)
 
 
@@ -54,7 +54,7 @@ def read_again(using: str) -> None:
 
 
 def doubt(using: str) -> None:
-    """Have ``read_again`` read them: this process changes one."""
+    """Have ``read_again`` read the overrides in any case: this process changes one."""
     _known[using] = known(using)._replace(at=NOTHING.at)
 
 

@@ -40,7 +40,7 @@ def finished(using: str, states: Iterable[State], older_than: float) -> QuerySet
 
 
 def of_rule(rules: Sequence[retention.Rule], number: int) -> Q:
-    """Return the condition of the messages that the rule with this number is for, and none before it."""
+    """Return the condition of the messages for which the rule with this number is the first that holds."""
     where = Q()
     for place, rule in enumerate(rules[: number + 1]):
         # Not by LIKE, for which on SQLite case does not matter.
@@ -115,7 +115,7 @@ def purge_ids(using: str, ids: Sequence[int]) -> dict[int, Verdict]:
         with writing(using):
             some = doomed.filter(pk__in=part)
             mine = list(locked(using, some, wait=False, to_delete=True).values_list("pk", flat=True))
-            # Asked when they are locked: no row can begin to refer to them any more.
+            # The references are read when the messages are locked: no row can begin to refer to them any more.
             gone = list(deletable(doomed.filter(pk__in=mine)).values_list("pk", flat=True))
             others = rows.filter(pk__in=set(part).difference(mine)).values_list("pk", flat=True)
             verdicts |= dict.fromkeys(others, Verdict.TOO_LATE)

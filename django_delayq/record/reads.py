@@ -17,7 +17,7 @@ from .sql import statements
 
 
 def now(using: str) -> datetime:
-    """Return the time by the record's clock. This process knows it afterwards."""
+    """Return the time by the record's clock, and remember by how much this host's clock differs from it."""
     asked = time.monotonic()
     shown = statements(using).now()
     record_clock(using).learn(asked, shown)
@@ -28,14 +28,14 @@ def known_now(using: str) -> float:
     """Return the time by the record's clock, in seconds since 1970. Asks when the record has not answered lately."""
     known = record_clock(using)
     if not known.is_sure:
-        # While the database is away, Redis is looked after as before.
+        # While the database is away, the upkeep of Redis goes on as before.
         with contextlib.suppress(DatabaseError):
             now(using)
     return known.seconds()
 
 
 def identity(using: str) -> str:
-    """Return the identity of the database, made when it is first asked for. This process knows it afterwards."""
+    """Return the identity of the database, and remember it. It is made when somebody first asks for it."""
     row, _created = Identity.objects.using(using).get_or_create(id=1)
     learn_identity(using, row.value)
     return str(row.value)

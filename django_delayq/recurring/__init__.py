@@ -54,7 +54,7 @@ if not TYPE_CHECKING:
 
 
 class _Package(ModuleType):
-    """Answers who takes the package for the decorator that it has: ``from django_delayq import recurring``."""
+    """Refuses calls by those who take the package for the decorator: ``from django_delayq import recurring``."""
 
     def __call__(self, *args: object, **kwargs: object) -> NoReturn:
         raise TypeError(f"{__name__} is a package: write from {__name__} import recurring")

@@ -54,12 +54,12 @@ else:
     _ModelForm = forms.ModelForm
 
 CHANGE = "admin:delayq_recurring_schedule_change"
-# How many of the next times the page of a schedule shows.
+# The number of next times that the page of a schedule shows.
 TIMES_SHOWN = 10
 
 
 class AsWritten(str):
-    """What somebody wrote into a field, to be shown again to the letter."""
+    """A text that somebody wrote into a field, to be shown again to the letter."""
 
 
 class PayloadField(forms.JSONField):
@@ -114,7 +114,7 @@ class Refused(Exception):
 
 
 class ScheduleForm(_ModelForm):
-    """The definition of a schedule. Its mistakes are those that ``create_schedule`` would raise."""
+    """The definition of a schedule. It reports the mistakes for which ``create_schedule`` raises."""
 
     class Meta:
         model = Schedule
@@ -133,9 +133,9 @@ class ScheduleForm(_ModelForm):
             "priority": gettext_lazy("Empty: the default priority of the topic."),
         }
 
-    # Checked together with the other fields; None until then.
+    # The definition, once all fields are checked together; None until then.
     definition: definitions.Definition | None = None
-    # Why it could not be written a moment ago.
+    # Why the schedule could not be written a moment ago.
     refused = ""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -197,7 +197,7 @@ class ScheduleAdmin(_ModelAdmin):
 
     @property
     def _host(self) -> Callable[..., HttpResponseBase] | None:
-        """What answers a view as a page of the console; None where the site has no console."""
+        """The object that answers a view as a page of the console; None where the site has no console."""
         site = self.admin_site
         return getattr(site.get_model_admin(Message), "host", None) if site.is_registered(Message) else None
 
@@ -205,12 +205,12 @@ class ScheduleAdmin(_ModelAdmin):
         return ("rank", "last_at", "name") if self._host else ()
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        """Return the list: that of Django's admin, or in the console one with the last runs, what is late first."""
+        """Return the list: that of Django's admin, or in the console one with the last runs, late schedules first."""
         response = super().changelist_view(request, extra_context)
         shown = (response.context_data or {}) if isinstance(response, TemplateResponse) else {}
         if extra_context and "cl" in shown:
             response.template_name = "delayq_recurring/schedules.html"  # type: ignore[attr-defined]
-            # The scripts of Django's own list miss parts of it.
+            # The page has no parts that the scripts of Django's own list expect.
             shown["media"] = ""
             shown["has_frame"] = True
             shown["title"] = str(self.opts.verbose_name_plural).capitalize()
@@ -280,7 +280,7 @@ class ScheduleAdmin(_ModelAdmin):
         now = Value(reads.now(_using()), Schedule._meta.get_field("last_at"))
         last_state = Subquery(Message.objects.filter(pk=OuterRef("message_id")).values("state"))
         rows = Schedule.objects.using(_using()).annotate(now=now, last_state=last_state)
-        # What was missed comes first, then what is paused; what has ended comes last.
+        # Late schedules come first, then paused ones; those that have ended come last.
         late = When(schedules.behind(now.value, now.value - tuning.late), then=0)
         return rows.annotate(rank=Case(late, When(ended=True, then=3), When(paused=True, then=1), default=2))
 
@@ -397,7 +397,7 @@ class ScheduleAdmin(_ModelAdmin):
         try:
             return super().changeform_view(request, *args, **kwargs)
         except Refused as error:
-            # Its transaction left nothing behind. The form is shown again with this mistake.
+            # The transaction was rolled back. The form is shown again with this mistake.
             vars(request)["refused"] = str(error)
             return super().changeform_view(request, *args, **kwargs)
 
@@ -454,7 +454,7 @@ class ScheduleAdmin(_ModelAdmin):
     def _question(
         self, request: HttpRequest, rows: Iterable[Schedule], action: str, title: str, form: Any = None
     ) -> HttpResponse:
-        """Ask before an action whether it is meant; the answer is the same POST with the field ``confirmed``."""
+        """Ask for a confirmation before an action; the answer is the same POST with the field ``confirmed``."""
         request.current_app = self.admin_site.name
         context = {
             **self.admin_site.each_context(request),
@@ -470,7 +470,7 @@ class ScheduleAdmin(_ModelAdmin):
     def _do_all(
         self, request: HttpRequest, verb: str, rows: Iterable[Schedule], act: Callable[..., Any], **given: Any
     ) -> HttpResponse | None:
-        """Act on each of these schedules, and tell the user to how many it was done, and why not to the others."""
+        """Act on each of these schedules. Tell the user how many were changed, and why the others were not."""
         done = 0
         for name in [schedule.pk for schedule in rows]:
             try:

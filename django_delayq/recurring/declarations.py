@@ -26,7 +26,7 @@ from .definition import Definition, ScheduleOptions
 
 
 class TaskLike(Protocol):
-    """A task of Django's task framework, which is no function but has one."""
+    """A task of Django's task framework: an object that holds a function."""
 
     @property
     def func(self) -> Callable[..., Any]: ...
@@ -48,7 +48,7 @@ class Declaration:
 
     @property
     def function(self) -> Callable[..., Any]:
-        """The function that runs: that of a task is behind it."""
+        """The function that runs; for a task, the one that the task holds."""
         decorated: Any = self.decorated
         function: Callable[..., Any] = getattr(decorated, "func", decorated)
         return function
@@ -135,7 +135,7 @@ def recurring(
 
     def declare(decorated: F) -> F:
         declared.append(Declaration(decorated, name, topic, given, args, kwargs))
-        # Here, since nothing else of an app runs that is not installed.
+        # The check is registered here: of an app that is not installed, nothing else runs.
         checks.register(check_installed, TAG)
         return decorated
 
@@ -187,7 +187,7 @@ def collect_for(using: str) -> tuple[dict[str, Definition], list[Mistake]]:
 
 
 def fingerprint(declared: dict[str, Definition]) -> str:
-    """Return a hash of a set of declarations: two versions of the code with the same schedules have the same one."""
+    """Return a hash of a set of declarations: two versions of the code with the same schedules have the same hash."""
     facts = {name: dataclasses.asdict(made) for name, made in declared.items()}
     return hashlib.sha256(json.dumps(facts, sort_keys=True, cls=DjangoJSONEncoder).encode()).hexdigest()
 

@@ -1,4 +1,4 @@
-"""The definition of a schedule: what it makes, when, and what becomes of occurrences that nobody could deliver."""
+"""The definition of a schedule: its messages, its times, and the fate of occurrences that nobody could deliver."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Missed(models.TextChoices):
 
 
 class ScheduleOptions(TypedDict, total=False):
-    """What a call says of a schedule beside its name, its topic, its payload and its cron expression."""
+    """The arguments of a call about a schedule, besides its name, topic, payload and cron expression."""
 
     every: Duration | None
     tz: str | None
@@ -109,7 +109,7 @@ class Definition:
         return Times(self.cron, self.every, self.time_zone, self.starts_at, self.ends_at)
 
     def after(self, former: Definition) -> Definition:
-        """Return this definition, with what the former one knows of the handler if this one knows nothing of it."""
+        """Return this definition. If it knows nothing of the handler, it gets what the former definition knows."""
         if self.topic_queue or self.topic != former.topic:
             return self
         return replace(self, topic_queue=former.topic_queue, topic_priority=former.topic_priority)
@@ -149,7 +149,7 @@ def checked(
     handler = registry.find(topic)
     definition = Definition(
         topic,
-        # As the database will return it.
+        # The payload as the database will return it.
         json.loads(validation.payload(payload if handler is None else handler.stored(payload)[0])),
         "" if queue is None else validation.queue(queue),
         None if priority is None else validation.priority(priority),

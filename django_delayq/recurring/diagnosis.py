@@ -1,4 +1,4 @@
-"""The finding about schedules, for ``delayq_check`` and the console: their messages are not made, and why."""
+"""The finding about schedules, for ``delayq_check`` and the console: which messages are not made, and why."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def find(using: str, workers: WorkerList) -> Iterator[Finding]:
         return
     written = set(Schedule.objects.using(using).filter(declared=True).values_list("pk", flat=True))
     declared = declarations.collect_for(using)[0].keys()
-    # Each process with the role announces what it declares, be it nothing.
+    # Each process with the role announces its declarations, even if it has none.
     if not Declarations.objects.using(using).filter(seen_lately(workers.at, tuning.forgotten_after)).exists():
         is_active = Q(paused=False) | Q(resumes_at__lte=workers.at)
         active = Schedule.objects.using(using).filter(is_active, ended=False).values_list("pk", flat=True)

@@ -36,7 +36,7 @@ class Schedule(models.Model):
     name = models.CharField(_("name"), max_length=bounds.LENGTHS.topic, primary_key=True)
     topic = models.CharField(_("topic"), max_length=bounds.LENGTHS.topic)
     payload = models.JSONField(_("payload"), null=True, blank=True)
-    # "" and None: those of the topic.
+    # "" and None: the queue and the priority of the topic.
     queue = models.CharField(_("queue"), max_length=bounds.LENGTHS.queue, default="", blank=True)
     priority = models.SmallIntegerField(_("priority"), null=True, blank=True)
     cron = models.CharField(_("cron expression"), max_length=CRON_LENGTH, default="", blank=True)
@@ -46,8 +46,9 @@ class Schedule(models.Model):
     ends_at = UTCDateTimeField(_("until"), null=True, blank=True)
     missed = models.CharField(_("missed"), max_length=4, choices=Missed.choices, default=Missed.ONCE)
     expires = models.CharField(_("expires after"), max_length=SPAN_LENGTH, default="", blank=True)
-    # What the handler of the topic said where the definition was written, "" and None where nobody knew it, and the
-    # limit key of the last message that was made where it was known: for processes that do not know it.
+    # For processes that do not know the handler of the topic: the queue and the priority that it gave where the
+    # definition was written ("" and None where it was unknown), and the limit key of the last message that was made
+    # where it was known.
     topic_queue = models.CharField(max_length=bounds.LENGTHS.queue, default="", editable=False)
     topic_priority = models.SmallIntegerField(null=True, editable=False)
     limit_key = models.CharField(max_length=bounds.LENGTHS.key, null=True, editable=False)  # noqa: DJ001
@@ -57,9 +58,9 @@ class Schedule(models.Model):
     paused = models.BooleanField(_("paused"), default=False)
     # None: the pause lasts until somebody resumes the schedule.
     resumes_at = UTCDateTimeField(_("resumes"), null=True, blank=True)
-    # True: it has no time any more.
+    # True: the schedule has no further time.
     ended = models.BooleanField(_("ended"), default=False)
-    # All times up to this one are decided: they have their message, or were missed, or came before the schedule.
+    # All times up to this one are decided: they have their message, were missed, or came before the schedule was made.
     last_at = UTCDateTimeField(_("decided until"), default=timezone.now)
     # The message of the last occurrence. No reference: it may be purged.
     message_id = models.BigIntegerField(_("message"), null=True, blank=True)
@@ -95,7 +96,7 @@ class Schedule(models.Model):
         return Definition(*(getattr(self, field) for field in Definition.__dataclass_fields__))
 
     def is_paused(self, now: datetime) -> bool:
-        """Tell whether it is paused: ``paused`` stays true until a scheduler has seen that the pause is over."""
+        """Tell whether the pause goes on: ``paused`` stays true until a scheduler has seen that the pause is over."""
         return self.paused and (self.resumes_at is None or self.resumes_at > now)
 
     @property
@@ -110,7 +111,7 @@ class Schedule(models.Model):
 
 
 class Occurrence(models.Model):
-    """One time of a schedule that has its message. This unique row decides that no time has two.
+    """A time of a schedule that has its message. The row is unique: so no time has two messages.
 
     The name stands for the schedule, since the row outlives it: a schedule that is made again must not repeat a time.
     """

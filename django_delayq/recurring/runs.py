@@ -56,7 +56,7 @@ def of_each(using: str, found: list[Schedule], now: datetime) -> dict[str, tuple
     The lists lack messages that are purged.
     """
     past = Occurrence.objects.filter(schedule=OuterRef("pk"), at__lte=now).order_by("-at")
-    # Each is a look into an index: a window would read all occurrences.
+    # Each query is a look-up in an index: a window function would read all occurrences.
     last = [Subquery(past.values("message_id")[place : place + 1]) for place in range(tuning.runs_shown)]
     rows = Schedule.objects.using(using).filter(pk__in=[schedule.pk for schedule in found])
     ids = {name: some for name, *some in rows.values_list("pk", *last)}

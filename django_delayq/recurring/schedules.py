@@ -176,7 +176,7 @@ def until_next(using: str) -> float | None:
     now = reads.now(using)
     rows = Schedule.objects.using(using).filter(ended=False)
     ways = {"last_at": rows.filter(paused=False), "resumes_at": rows.filter(paused=True)}
-    # Each is one look into an index.
+    # Each query is one look-up in an index.
     firsts = [
         some.filter(**{f"{at}__gt": now}).order_by(at).values_list(at, flat=True).first() for at, some in ways.items()
     ]
@@ -184,7 +184,7 @@ def until_next(using: str) -> float | None:
 
 
 def late_for(using: str) -> float | None:
-    """Return for how many seconds a schedule should have been advanced, the one that is late the least; None: none."""
+    """Return for how many seconds the least late schedule has been late; None: no schedule is late."""
     now = reads.now(using)
     rows = Schedule.objects.using(using).filter(paused=False, ended=False, last_at__lte=now).order_by("-last_at")
     latest = rows.values_list("last_at", flat=True).first()
@@ -217,7 +217,7 @@ def retire(using: str, names: Collection[str]) -> list[str]:
     for name in sorted(names):
         with writing(using):
             schedule = _locked(using, name)
-            # Asked once more: a worker that declares it may have started since.
+            # Read once more: a worker that declares it may have started since.
             live = Declarations.objects.using(using).filter(seen_lately(reads.now(using), tuning.forgotten_after))
             if schedule is not None and schedule.declared and not any(name in row.names for row in live):
                 _delete(using, schedule, "is declared by no worker any more")
@@ -226,9 +226,10 @@ def retire(using: str, names: Collection[str]) -> list[str]:
 
 
 def prune(using: str) -> None:
-    """Delete the occurrences whose message was deleted. One that began before its time stays until then.
+    """Delete the occurrences whose messages were deleted. One that began before its time stays until that time.
 
-    So does one that is later than one that waits: a change of the topic begins anew at that.
+    One that is later than a waiting occurrence stays, too: a change of the topic makes all times anew from the waiting
+    one on.
 
     Forget ends of pauses, too, that an older version of this code has left when it resumed a schedule.
     """
@@ -346,7 +347,7 @@ def _change(
 def _redefine(using: str, schedule: Schedule, definition: Definition, now: datetime) -> None:
     """Write a new definition, cancel the occurrences that it does not have, and make those that are due by it."""
     if schedule.ended:
-        # It had no times since then: none was missed.
+        # An ended schedule had no times since then: none was missed.
         update(schedule, last_at=now)
     # An occurrence whose time has come keeps the definition that it was made with. With another topic it does not:
     # the former topic may have no handler any more.
@@ -418,7 +419,7 @@ def make_due(using: str, locked_rows: Iterable[Schedule], now: datetime) -> None
     for schedule, begin in _begins(using, late, now):
         limit = 1 if schedule.missed == Missed.ONCE else max(1, tuning.made_together // len(late))
         some = list(_to_make(schedule.definition, begin, now, limit))
-        # Of those that are skipped the newest may be just in time, and the next one is to come.
+        # With "skip" the newest missed time may still be just in time, and the next one is to come.
         times[schedule] = some[-2:] if schedule.missed == Missed.SKIP else some
     for schedule in [schedule for schedule, some in times.items() if not some]:
         del times[schedule]
@@ -446,7 +447,7 @@ def _begins(using: str, late: Sequence[Schedule], now: datetime) -> Iterator[tup
             # The occurrence stands for all times that came while it waited.
             begin = min(now, max(begin, left[schedule.message_id]))
         if time_to_start is not None:
-            # What could not start in time any more is not made.
+            # A message that could not start in time any more is not made.
             begin = max(begin, now - time_to_start)
         yield schedule, begin
 
@@ -520,7 +521,8 @@ def content(schedule: Schedule) -> dict[str, Any]:
 def _left(using: str, ids: Collection[int], now: datetime) -> dict[int, datetime]:
     """Return when each of these messages began its first delivery, or ended without one.
 
-    Those that wait are missing. One that expires has ended at that time, and not when it is swept.
+    Those that wait are missing. A message that expires has ended at its time of expiry, and not when the reaper finds
+    it.
     """
     # A message that is not found was purged, which only finished messages are.
     left = dict.fromkeys(ids, datetime.min.replace(tzinfo=UTC))
@@ -534,7 +536,7 @@ def _left(using: str, ids: Collection[int], now: datetime) -> dict[int, datetime
             left[pk] = created_at if deliveries or expires_at is None else expires_at
     moves = Transition.objects.using(using).filter(message_id__in=left.keys())
     moves = moves.exclude(to_state__in=[State.SCHEDULED, State.EXPIRED])
-    # The first move is the last to be noted.
+    # The first move comes last, and replaces the others.
     left.update(moves.order_by("-number").values_list("message_id", "at"))
     return left
 

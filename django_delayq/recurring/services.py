@@ -37,7 +37,7 @@ def check_declarations(app_configs: Sequence[Any] | None, **kwargs: Any) -> list
     """Check the schedules that the code declares: ``delayq_recurring.E001``."""
     _settings, problems = conf.parse(conf.given())
     if problems:
-        # Nothing is known of a schedule until the settings are right, and their own check says what is wrong.
+        # No schedule can be checked until the settings are right: their own check says what is wrong.
         return []
     _found, mistakes = declarations.collect()
     places: dict[str, list[str]] = {}
@@ -53,12 +53,12 @@ def check_declarations(app_configs: Sequence[Any] | None, **kwargs: Any) -> list
     ]
 
 
-# What a schedule raises that is itself wrong.
+# The errors of a schedule whose definition is wrong.
 WRONG = (InvalidMessage, ImproperlyConfigured, KeyConflict, OverflowError)
 
 
 class Scheduler(Service):
-    """Makes the occurrences of all schedules. Several processes may do so at once; one saves the others the work."""
+    """Makes the occurrences of all schedules. Several processes may do so at once; a leader saves the others work."""
 
     name = "scheduler"
     is_shared = True
@@ -73,7 +73,7 @@ class Scheduler(Service):
         """Advance the schedules whose time has come. Return the seconds until the next one, within limits."""
         from . import schedules
 
-        # Those that failed before may be the oldest.
+        # Schedules that failed before may be the most urgent ones: they must not crowd out the others.
         names = schedules.due(self.using, tuning.advanced_together + len(self._failing), free=True)
         with acting_as(self.actor):
             failed = self._advance(names)
@@ -88,8 +88,8 @@ class Scheduler(Service):
         if (later := schedules.until_next(self.using)) is not None:
             waits.append(later + tuning.after_due)
         if (late := schedules.late_for(self.using)) is not None:
-            # It waits for its delivery, or cannot be advanced, perhaps for long: the later it is, the longer is the
-            # time until the next look.
+            # The schedule waits for a delivery, or cannot be advanced, perhaps for long: the later it is, the longer is
+            # the time until the next look.
             waits.append(min(tuning.waiting_interval, max(tuning.after_due, late)))
         return min(waits)
 
@@ -106,7 +106,7 @@ class Scheduler(Service):
         except Exception as error:
             if _concerns_all(error):
                 raise
-            # The transaction left nothing behind, and each of them may be the cause.
+            # The transaction was rolled back, and any of them may be the cause.
             alone = names
         return sum(not self._advance_alone(name) for name in alone)
 
@@ -162,7 +162,8 @@ class Declarer(Service):
         for mistake in mistakes:
             self._log(f"The schedule of {mistake.place} is wrong, and makes no messages: {mistake.reason}")
         mine = declarations.fingerprint(declared)
-        # As the database has them. Read first: what a newer version writes meanwhile is not written again as it was.
+        # The definitions in the database. They are read first: so this process does not undo what a newer version
+        # writes meanwhile.
         present = {row.pk: row.definition for row in Schedule.objects.using(self.using).filter(declared=True)}
         live = self._announced(mine, sorted(declared))
         for name, definition in declared.items():
@@ -198,7 +199,7 @@ class Declarer(Service):
                 rows.update_or_create(fingerprint=mine, defaults=kept, create_defaults=values)
                 rows.filter(seen_at__lt=now - tuning.declarations_kept).delete()
         if last is not None and abs(now - last) > timedelta(seconds=tuning.forgotten_after):
-            # Others could announce theirs no more than this process.
+            # During the outage no other process could announce its declarations either.
             self._back_at = now
         self._announced_at = now
         return list(live)
@@ -212,13 +213,13 @@ class Declarer(Service):
 def _concerns_all(error: Exception) -> bool:
     """Tell whether an error is one of the database itself, and not of a project's query for one schedule."""
     kind = trouble(error)
-    # Of a table that is missing SQLite says no other kind of error.
+    # SQLite has no error of its own for a missing table.
     is_down = isinstance(error, OperationalError | InterfaceError) and kind != Trouble.OUTDATED
     return is_down or kind == Trouble.READ_ONLY
 
 
 def _foreign(error: Exception) -> Exception | None:
-    """Return an error of the project's own, as of its middleware: one wants to see where it came from."""
+    """Return an error of the project's own code, such as its middleware: the log shows where that came from."""
     return None if isinstance(error, WRONG) else error
 
 

@@ -21,13 +21,13 @@ from ..project import validation
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # The longest interval of a schedule.
 LONGEST = timedelta(days=366)
-# Clocks are changed by less, and two changes are further apart.
+# No change of clocks is as large as this, and two changes are further apart.
 CHANGE = timedelta(hours=3)
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """All times of a schedule. Either ``cron`` or ``every`` is not empty. The end belongs to them, as does the start.
+    """All times of a schedule. Either ``cron`` or ``every`` is not empty. The start and the end belong to the times.
 
     A cron expression whose hour and minute are given (``30 2 * * *``) names times of day: on the day on which the
     clocks skip 02:30 it means the moment of the change, and when 02:30 comes twice it means the first. Other
@@ -84,7 +84,7 @@ class Times:
         return next(at for at in (_time_of_day(wall, tz) for wall in walls) if at > moment)
 
     def _even_after(self, moment: datetime) -> datetime:
-        """Return the first moment at which the clocks show what the expression asks for.
+        """Return the first moment after this one at which the clocks show a time of the expression.
 
         The library reads clocks that nobody changes, once for each offset of the next hours.
         """
@@ -98,7 +98,7 @@ class Times:
             times = (wall.replace(tzinfo=UTC) - ahead for wall in walls)
             return next(at for at in times if at > moment + CHANGE or offset(at) == ahead)
 
-        # Not a ``map``: that would end where no time comes.
+        # Not a ``map``: a ``StopIteration`` for an offset without a further time would end it early.
         while (found := min([first(one) for one in {offset(moment), offset(moment + CHANGE)}])) > moment + CHANGE:
             moment = max(moment + CHANGE, found - CHANGE)
         return found

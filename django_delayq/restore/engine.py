@@ -96,7 +96,8 @@ class Spreading:
     def times(self, ids: Sequence[int]) -> DueTimes:
         """Return the due times of the next batch, in the order of ``ids``.
 
-        Messages that became overdue after the count are spread, too, and over no longer time.
+        Messages that became overdue after the count are spread, too; the time over which they are spread gets no
+        longer.
         """
         ranks = {pk: rank for rank, pk in enumerate(ids, self.done)}
         self.done += len(ids)
@@ -273,8 +274,7 @@ class Restore:
         """Restore the messages that ``preview`` or ``prepare`` found. Stop between two batches when ``should_stop()``
         is true.
 
-        ``report.position`` then says where it stopped. It also does when this raises because Redis or the database is
-        away.
+        ``report.position`` then says where it stopped, also when this raises because Redis or the database is away.
         """
         began = time.monotonic()
         try:

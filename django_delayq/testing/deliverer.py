@@ -38,7 +38,8 @@ from ..worker.run.recorder import SUCCESS, Ended, Recorder
 from ..worker.run.reporting import report_delivered, report_moves
 from .transactions import as_without_transaction, call_on_commit_functions, is_in_own_transaction
 
-# One drain, or one call, makes this many deliveries at most: a handler that schedules its own message would not end.
+# One drain, or one call, makes this many deliveries at most: a handler that schedules its own message would go on for
+# ever.
 MOST = 1000
 
 
@@ -94,10 +95,10 @@ class LocalDelivery(Delivery):
 
     @property
     def cancel_requested(self) -> bool:
-        """Whether a cancel was requested, which no other thread would tell the handler here: the record is asked.
+        """Whether a cancel was requested. No other thread tells the handler here, so this asks the record.
 
-        Except in the thread of an event loop, which must not wait for a query: there ``extend`` tells it. Nor does a
-        transaction answer in which a statement has failed.
+        It does not ask in the thread of an event loop, which must not wait for a query: there ``extend`` tells of a
+        cancel. Nor does it ask in a transaction in which a statement has failed, since that answers nothing.
         """
         if not self._is_cancelled and not _is_on_loop():
             with suppress(DatabaseError):
@@ -177,7 +178,7 @@ class Deliverer:
         for name in sorted(due, key=lambda name: (order.get(name, len(first)), due[name])):
             if due[name] > now:
                 continue
-            # In the transaction of a test nobody comes between.
+            # In the transaction of a test nobody else claims the message meanwhile.
             is_alone = connections[self.using].in_atomic_block
             with nullcontext() if is_alone else transitions.exclusively(self.using):
                 found = self._start(statements(self.using).due(name, registry.handlers(), 1), name)
@@ -249,7 +250,7 @@ class Deliverer:
         actor = f"worker:{self.worker}"
         for delivery in deliveries:
             delivery.error = None
-            # Nobody takes it back, and a frozen clock that ticks by itself may be past any lease by now.
+            # Nobody takes back a delivery here, and a frozen clock that ticks by itself may be past any lease by now.
             delivery.leased_mono = math.inf
             delivery.is_outermost = not is_in_own_transaction(connections[self.using])
         with actors.acting_as(actor):
@@ -296,7 +297,7 @@ def _execute(deliveries: Sequence[LocalDelivery], actor: str) -> list[Outcome]:
 def _committed(deliveries: Sequence[LocalDelivery], outcomes: list[Outcome]) -> list[Outcome]:
     """Call the functions on commit of a handler. Return its outcomes, which an error in one of them may change.
 
-    In life they are called where its transactions end: in the handler, or after a transactional one.
+    In production they are called where its transactions end: in the handler, or after a transactional one.
     """
     try:
         with as_without_transaction():

@@ -39,7 +39,7 @@ MOST_SHOWN = 5
 
 
 class QueueClock:
-    """Goes with Python's clock, also where freezegun or time-machine move that one, plus the time travelled.
+    """Follows Python's clock, also when freezegun or time-machine move that, and adds the time travelled.
 
     It is rounded up as due times are, so that a message without a delay is due at once also while Python's clock stands
     still. It never goes back by itself.
@@ -74,7 +74,7 @@ class QueueClock:
                 self._still = moment
 
     def stand_still(self) -> None:
-        """Stop the clock: what is due in a moment must not depend on the speed of the machine."""
+        """Stop the clock: which messages are due must not depend on the speed of the machine."""
         self._still = self.now()
 
     def go_on(self) -> None:
@@ -95,11 +95,11 @@ WITHIN = 5.0
 # The value of a criterion that was not given: every value will do.
 ANYTHING: Any = object()
 
-# The criteria that a message has exactly, as the record has them, and what checks their values.
+# The criteria that are columns of a message, each with the function that checks its value.
 _EXACT = {"key": validation.key, "queue": validation.queue, "priority": validation.priority}
 
 
-# What other queues, and ``schedule_message``, call the criteria.
+# The names of the criteria in other queues and in ``schedule_message``.
 _MEANT = {
     **dict.fromkeys((*names.DELAYS, *names.DUE_TIMES, "delay", "due_at"), "due"),
     **dict.fromkeys(("args", "kwargs", "data", "body"), "payload"),
@@ -108,7 +108,7 @@ _MEANT = {
 
 
 class Sought(TypedDict, total=False):
-    """What a test may look for, besides the topic. What it leaves out may have any value."""
+    """The criteria by which a test may look for messages, besides the topic. Those left out match any value."""
 
     payload: Any
     payload__contains: Any
@@ -135,7 +135,7 @@ class Criteria(NamedTuple):
     def of(cls, now: datetime, topic: str | None, wanted: Sought) -> Criteria:
         """Check what was given, and bring it into the form of the record. A duration ``due`` counts from ``now``.
 
-        Raises ``TypeError`` for a criterion that there is not, and ``ValueError`` for a value that cannot be.
+        Raises ``TypeError`` for an unknown criterion, and ``ValueError`` for an impossible value.
         """
         known, given = Sought.__annotations__, dict[str, Any](wanted)
         if wanted.keys() - known.keys():
@@ -226,7 +226,7 @@ def described(message: Message, now: datetime) -> str:
 
 _used: list[Delayq] = []
 
-# At the import: a class of tests, and a fixture, may call functions before a helper begins.
+# Called at the import: a class of tests, or a fixture, may call functions on commit before a helper begins.
 notice_calls()
 
 
@@ -282,8 +282,8 @@ class Delayq:
     def travel(self, to: Duration | datetime) -> datetime:
         """Move the queue's clock ahead: by a duration such as ``"15m"``, or to an aware datetime. Return the time.
 
-        Nothing runs. The clock of Python stays as it is: the queue follows freezegun and time-machine, not they the
-        queue.
+        Nothing runs. Python's clock stays as it is: the queue follows freezegun and time-machine, but they do not
+        follow the queue.
         """
         self._clock.move_to(self._clock.moment(to))
         return self.now
@@ -417,9 +417,9 @@ class Delayq:
         A batch handler gets one for each payload of the list ``payload``, with ids from ``message_id`` on. Returns how
         it answered each: None for a success, else ``RetryLater``, ``Reject`` or the error; for any other handler None.
 
-        What the handler raises is raised. The payload and the headers go through JSON, as in life. A transactional
-        handler gets no transaction of its own, and no middleware surrounds the handler. ``deliveries`` is ``attempt``
-        by default.
+        What the handler raises is raised. The payload and the headers go through JSON, as in production. A
+        transactional handler gets no transaction of its own, and no middleware surrounds the handler. ``deliveries`` is
+        ``attempt`` by default.
         """
         handler = registry.handlers()[check_topic(topic, ())]
         if attempt < 1 or (deliveries is not None and deliveries < attempt):

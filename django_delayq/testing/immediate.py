@@ -46,7 +46,7 @@ def check_deployment(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[c
 
 
 def register() -> None:
-    """Register the checks with Django. This may be done again."""
+    """Register the checks with Django. To call this again does no harm."""
     checks.register(check_setting, TAG)
     checks.register(check_deployment, TAG, deploy=True)
 
@@ -63,7 +63,7 @@ in_tests.run_at_once = run_if_wanted
 def run(using: str, ids: Sequence[int]) -> None:
     """Run those of the messages that are due, in this thread and in the caller's transaction. Raise the first error.
 
-    What a handler makes due runs when the handler has ended. A message that is due later waits, as in life.
+    What a handler makes due runs when the handler has ended. A message that is due later waits, as in production.
     """
     waiting = [(using, message_id) for message_id in ids]
     if outer := at_work():

@@ -1,4 +1,4 @@
-"""The transaction of a test, which takes the place of the many transactions of life."""
+"""The transaction of a test, which takes the place of the many transactions in production."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class OnCommit:
         update_wrapper(self, function)
         self._connection = connection
         self._function = function
-        # The savepoints in which it was called; None: it was not.
+        # The savepoints in which the function was called; None: it was not called.
         self._called_in: list[Any] | None = None
         self._was_called_by_us = False
 
@@ -51,7 +51,7 @@ class OnCommit:
 
     @property
     def was_called(self) -> bool:
-        """Whether it was called, and that was not rolled back since."""
+        """Whether it was called in a savepoint that was not rolled back since."""
         within = self._called_in
         return within is not None and self._connection.savepoint_ids[: len(within)] == within
 
@@ -91,7 +91,7 @@ def is_in_own_transaction(connection: BaseDatabaseWrapper) -> bool:
 
 
 def call_on_commit_functions() -> None:
-    """Call the functions that wait for a commit: in life, the transaction of the code under test has ended by now."""
+    """Call the functions that wait for a commit: in production the transaction of the tested code has ended by now."""
     for connection in connections.all(initialized_only=True):
         place = 0
         while connection.in_atomic_block:
@@ -127,11 +127,12 @@ def _call(function: OnCommit, is_robust: bool) -> None:
 
 
 class _Blocks(list[Any]):
-    """The savepoints of the blocks that are open on a connection, while a handler runs that is in none in life.
+    """The savepoints of blocks that are open on a connection, for a handler that no transaction surrounds in
+    production.
 
     The outermost block that it opens has a savepoint for its transaction, also when it asks for none. Outside of it
-    each statement fails alone: what failed before, and the handler caught, hinders nothing. In a block that the handler
-    has opened statements fail with that.
+    each statement fails alone: a statement that failed before, and whose error the handler caught, hinders nothing. In
+    a block that the handler has opened, all statements fail after one that failed.
     """
 
     def __init__(self, connection: BaseDatabaseWrapper) -> None:
@@ -191,7 +192,8 @@ class _Blocks(list[Any]):
 
 @contextmanager
 def as_without_transaction() -> Iterator[None]:
-    """Have a handler run in the transaction of a test as it runs in life, where it is in none unless it opens one.
+    """Have a handler run in the transaction of a test as it runs in production: outside of transactions that it does
+    not open.
 
     Should the open transaction be broken at the end all the same, on PostgreSQL, all that the handler did is undone.
     """

@@ -8,7 +8,7 @@ from ..project import conf
 
 
 def use_no_redis(taken_away: bool) -> None:
-    """Take away Redis from the whole package, or give it back. What is remembered of the settings is forgotten."""
+    """Take away Redis from the whole package, or give it back. The settings that were remembered are forgotten."""
     if in_tests.without_redis != taken_away:
         in_tests.without_redis = taken_away
         conf.get.cache_clear()

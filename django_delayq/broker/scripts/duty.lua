@@ -1,8 +1,8 @@
--- Hold the duty of doing what one process does for all, or give it up with lease "".
--- Returns 1 when the worker holds it, else 0.
+-- Have the worker lead a duty, which one process does for all, for the lease (ms); or give the duty up with lease "".
+-- Returns 1 when the worker leads, else 0.
 local duty = KEYS[1]
 local worker, lease = ARGV[1], ARGV[2]
--- A key of another type, which somebody else has written, is an error here, and nobody's duty.
+-- A key of another type, which somebody else has written, is an error here: then nobody leads.
 local found = redis.pcall("GET", duty)
 local holder = type(found) == "string" and found
 if holder and holder ~= worker then

@@ -26,25 +26,26 @@ _MOVED[State.SCHEDULED] = OUTCOMES.index("released")
 # The upper bounds of the buckets, in seconds: from what the queue itself takes to what people notice.
 BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 
-# The label of whatever has no label of its own: topics without a handler in this process, and queues beyond the limit.
+# The label of topics without a handler in this process, and of queues beyond the limit: they have no label of their
+# own.
 OTHER = "other"
-# Queues that have a label of their own.
+# The number of queues that have a label of their own.
 MOST_QUEUES = 100
 
-# A row has a key and numbers: first one for each outcome.
-# Where its histogram of lateness begins: the buckets, with the one beyond the last bound, and the sum.
+# A row has a key and numbers: first one for each outcome. LATENESS is the index at which the histogram of lateness
+# begins: the buckets, with the one beyond the last bound, and the sum.
 LATENESS = len(OUTCOMES)
-# Where that of run times begins.
+# The index at which the histogram of run times begins.
 RUNTIME = LATENESS + len(BOUNDS) + 2
-# How many numbers there are.
+# The number of numbers in a row.
 NUMBERS = RUNTIME + len(BOUNDS) + 2
 # The key is a queue and a topic in ASCII.
 KEY_BYTES = 168
 # The numbers are doubles.
 ROW_BYTES = KEY_BYTES + 8 * NUMBERS
-# The rows of a slot, which is the memory of one process. The last one is for all that finds no row.
+# The rows of a slot, which is the memory of one process. The last row counts all messages that find no other row.
 MOST_ROWS = 1000
-# Before the rows stands how many of them are in use.
+# The number of rows that are in use stands before the rows.
 SLOT_BYTES = 8 + MOST_ROWS * ROW_BYTES
 
 
@@ -59,7 +60,7 @@ class Row(NamedTuple):
 class Slot:
     """The part of the shared memory in which one process counts. Others read it meanwhile, without a lock.
 
-    A row is complete before the number of rows tells of it, and each number is written at once.
+    A row is complete before the number of rows counts it, and each number is written at once.
     """
 
     def __init__(self, memory: memoryview[int]) -> None:
@@ -90,8 +91,8 @@ class Slot:
 class SharedCounts:
     """The counts of all processes of a worker. Made before they are forked.
 
-    A process counts in a slot that no living process has, and goes on with what is there: no count goes back when a
-    process dies, and the memory does not grow with the number of processes that there ever were.
+    A process counts in a slot that no living process has, and adds to the counts that it finds there: no count goes
+    back when a process dies, and the memory does not grow with each process that starts.
     """
 
     def __init__(self, processes: int) -> None:
@@ -128,7 +129,7 @@ class SharedCounts:
                 outcomes.add_metric([*labels, outcome], number)
             for family, begin in ((lateness, LATENESS), (runtime, RUNTIME)):
                 buckets = numbers[begin : begin + len(BOUNDS) + 1]
-                # A topic that no message had is no reason for 18 samples each.
+                # A topic without messages gets no samples: it would have 18 for each histogram.
                 if any(buckets):
                     family.add_metric(labels, _cumulative(buckets), numbers[begin + len(BOUNDS) + 1])
         yield from (outcomes, lateness, runtime)
@@ -145,13 +146,13 @@ class Counting(WorkerExtension):
 
     def __init__(self, using: str, worker: str, shared: SharedCounts) -> None:
         super().__init__(using, worker)
-        # Several threads of the worker count.
+        # The lock is needed since several threads of the worker count.
         self._lock = threading.Lock()
         self._slot, self._kept = shared.take_slot()
         self._topics = frozenset(registry.handlers())
         self._rows = {(row.queue, row.topic): row for row in self._slot.rows()}
         self._queues = {queue for queue, _topic in self._rows}
-        # Prometheus sees an increase only between two values: a counter begins at 0, and not with its first message.
+        # Prometheus sees an increase only between two values: so a counter begins at 0, and not with its first message.
         for topic in self._topics:
             self._numbers(registry.default_queue(topic), topic)
 

@@ -1,4 +1,4 @@
-"""The gauges of queues whose names begin alike, as text: what the HTTP door answers at ``/metrics``."""
+"""The gauges of queues whose names begin alike, as text: the answer of the HTTP door at ``/metrics``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class NamespaceGauges(Collector):
         self._gauges = Gauges(using, prefix=prefix)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield them, of which each is read anew."""
+        """Yield the gauges, with values that are read now."""
         for family in self._gauges.collect():
             family.samples = [each for each in family.samples if not each.labels or {"queue", "topic"} & {*each.labels}]
             if family.samples:

@@ -1,4 +1,4 @@
-"""Answers Prometheus. The supervisor listens, and each of its processes accepts: who is free answers for all."""
+"""Answers Prometheus. The supervisor listens, and each of its processes accepts: a free process answers for all."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 logger = logging.getLogger("django_delayq")
 
-# How often a process looks whether it is to end. Seconds.
+# A process looks after this time whether it is to end. Seconds.
 LOOK_INTERVAL = 0.5
 # The file of metrics that a process has just made is empty for a moment. It is read again at most this many times.
 READ_AGAIN = 20
@@ -67,7 +67,7 @@ def serve(options: Options, host: str, port: int) -> None:
     except OSError as error:
         why = str(error.strerror or error).partition(" (")[0]
         raise CommandError(f"--metrics-port: cannot listen on {host or '*'}:{port}: {why}") from error
-    # The supervisor counts too: what becomes of the messages of a dead process.
+    # The supervisor counts too: the messages of a dead process.
     shared = SharedCounts(options.most_processes + 1)
     registry = CollectorRegistry()
     registry.register(shared)
@@ -81,7 +81,7 @@ def serve(options: Options, host: str, port: int) -> None:
 def _listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens.
 
-    Its timeout is how long a process waits for a connection, also when another one has just taken it.
+    Its timeout bounds the wait of a process for a connection, also when another process has just taken it.
     """
     if not host and socket.has_dualstack_ipv6():
         listener = socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)
@@ -125,7 +125,7 @@ class Metrics(Counting):
 
 
 class _Client(io.RawIOBase):
-    """Reads from a client and writes to it. It has one deadline for both, which stands still while neither is done."""
+    """Reads from a client and writes to it. Both have one deadline, whose clock runs only while either is done."""
 
     def __init__(self, connection: socket.socket, timeout: float) -> None:
         self._connection = connection
@@ -151,7 +151,7 @@ class _Client(io.RawIOBase):
         """Count the time. Raises ``ConnectionAbortedError``, which the server expects of clients, at the deadline."""
         began = time.monotonic()
         try:
-            # 0 would mean not to wait at all, which is another error.
+            # 0 would mean not to wait at all, and raise another error.
             self._connection.settimeout(max(self._left, 0.001))
             yield
         except TimeoutError as error:
@@ -168,7 +168,7 @@ class _Handler(WSGIRequestHandler):
         self.rfile.close()
         client = _Client(self.connection, cast("_Server", self.server).client_timeout)
         self.rfile = io.BufferedReader(client)
-        # It writes all that it is given at once, as the writer does that it replaces.
+        # It writes all that it is given at once, like the writer that it replaces.
         self.wfile = cast("io.BufferedIOBase", client)
 
     def log_message(self, format: str, *args: object) -> None:
@@ -183,21 +183,21 @@ class _Server(WSGIServer):
         super().__init__(listener.getsockname()[:2], _Handler, bind_and_activate=False)
         self.socket.close()
         self.socket = listener
-        # What WSGIServer finds out when it binds; the name of the host is of no use here.
+        # ``WSGIServer`` sets these attributes when it binds; the name of the host is of no use here.
         self.server_name, self.server_port = listener.getsockname()[:2]
         self.setup_environ()
         self.set_app(make_wsgi_app(registry))
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Log what a client did wrong where it does not fill the log: anybody may connect and say nothing."""
+        """Log errors of clients at a low level: anybody may connect and say nothing, and must not fill the log."""
         logger.debug("A request for metrics failed", exc_info=True)
 
 
 class MetricsServer(Service):
     """Answers one request at a time, in a thread of its own.
 
-    A client that has the process wait for more than ``client_timeout`` (seconds) in all, while it sends its request and
-    takes the answer, is dropped: it keeps others waiting.
+    A client that keeps others waiting is dropped: one for which the process waits longer than ``client_timeout``
+    (seconds) in all, while it sends its request and takes the answer.
     """
 
     name = "metrics server"
@@ -246,7 +246,7 @@ class Gauges:
         try:
             return read()
         except (DatabaseError, TooSlow):
-            # The next question needs one that is not broken.
+            # The next question needs a transaction that is not broken.
             connections[self.using].close()
             return []
 
@@ -283,7 +283,7 @@ class Gauges:
         return {name: numbers for name, numbers in found.items() if name.startswith(self._prefix)}
 
     def _read_redis(self, broker: RedisBroker) -> Iterator[Metric]:
-        """Yield the gauges of Redis. One that takes no writes, or holds the ids of another database, counts as down."""
+        """Yield the gauges of Redis. It counts as down when it takes no writes, or has the ids of another database."""
         try:
             meta = broker.read_meta()
             up = True
@@ -345,7 +345,7 @@ def _of_queues(snapshot: Snapshot, paused: set[str], most: int) -> list[Metric]:
 
 
 def _of_topics(topics: Mapping[str, TopicDue], most: int) -> list[Metric]:
-    """Return what is due of each topic. Topics beyond ``most`` share the label ``other``."""
+    """Return the gauges of due messages of each topic. Topics beyond ``most`` share the label ``other``."""
     about = {
         "delayq_topic_due_messages": "Messages of a topic that are due.",
         "delayq_topic_ready_messages": "Messages of a topic that are due and not yet overdue.",
@@ -363,7 +363,7 @@ def _of_topics(topics: Mapping[str, TopicDue], most: int) -> list[Metric]:
 
 
 def _of_coming(coming: Mapping[str, Mapping[str, Coming]], most: int) -> list[Metric]:
-    """Return what falls due soon of each queue. Queues beyond ``most`` share the label ``other``."""
+    """Return the gauges of what falls due soon in each queue. Queues beyond ``most`` share the label ``other``."""
     numbers: Counter[tuple[str, str]] = Counter()
     work: defaultdict[tuple[str, str], float] = defaultdict(float)
     for place, (queue, spans) in enumerate(coming.items()):

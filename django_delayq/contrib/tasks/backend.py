@@ -46,7 +46,7 @@ class DelayqBackend(BaseTaskBackend):
     supports_async_task = True
     supports_get_result = True
     supports_priority = True
-    # Workers import this module of each app, and find the tasks there.
+    # Workers import the module of this name in each app, and find the tasks there.
     handlers_module = "tasks"
 
     def __init__(self, alias: str, params: dict[str, Any]) -> None:
@@ -87,7 +87,7 @@ class DelayqBackend(BaseTaskBackend):
         )
 
         options: MessageOptions = {
-            # A time that has passed means now, however long ago it was.
+            # A time in the past means now, however long ago it was.
             "due_at": task.run_after if task.run_after is not None and task.run_after > timezone.now() else None,
             "queue": task.queue_name,
             "priority": int(task.priority),

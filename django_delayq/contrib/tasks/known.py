@@ -30,7 +30,7 @@ ByArguments = str | Callable[..., str | None] | None
 
 
 class _Both(TypedDict, total=False):
-    """What a task says for all its messages, and ``using`` for the next ones."""
+    """Options that a task has for all its messages, and that ``using`` may give to the next ones."""
 
     lease: Duration | None
     timeout: Duration | Literal[False] | None
@@ -64,7 +64,7 @@ class MessageTerms(_Both, total=False):
 
 _OF_MESSAGE = {*_Both.__annotations__, *MessageTerms.__annotations__}
 _NAMES = sorted({*_OF_MESSAGE, *TaskOptions.__annotations__})
-# Those that go with the message, and not with the handler.
+# The options that go with the message, and not with the handler.
 _SENT = ("key", "unique", "on_conflict", "expires")
 _BY_ARGUMENTS = ("key", "limit_key")
 _MEANT = {
@@ -73,7 +73,7 @@ _MEANT = {
     **dict.fromkeys(("unique_for", "unique_until", "dedup_ttl", "unique_ttl"), "unique"),
     **dict.fromkeys(("max_age", "ttl", "expires_in", "expires_at"), "expires"),
 }
-# Where a function keeps what ``options`` has given it.
+# The attribute in which a function keeps its ``options``.
 _ATTRIBUTE = "delayq_options"
 _known: dict[str, AnyTask] = {}
 # By topic: the options that go with each message.
@@ -87,8 +87,8 @@ def options(*, topic: str | None = None, **terms: Unpack[TaskOptions]) -> Callab
     and ``redeliver`` are those of ``@handler``; ``unique``, ``on_conflict`` and ``expires`` those of
     ``schedule_message``. ``key`` and ``limit_key`` are a text with names of the task's arguments, such as
     ``"order-{order_id}"``, or a function of these arguments. With ``batch``, and ``linger``, the task takes one list:
-    those of up to ``batch`` calls are joined to one. They win over the ``OPTIONS`` of the backend, and those that
-    ``@task`` takes over them. ``topic`` replaces the path of the function as the topic of its messages.
+    those of up to ``batch`` calls are joined to one. They win over the ``OPTIONS`` of the backend, and the arguments of
+    ``@task`` win over them. ``topic`` replaces the path of the function as the topic of its messages.
 
     Raises ``TypeError`` and ``ValueError`` for options that cannot be.
     """
@@ -106,7 +106,7 @@ def options(*, topic: str | None = None, **terms: Unpack[TaskOptions]) -> Callab
 
 
 def checked(terms: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options as a dict. Raises ``TypeError`` and ``ValueError`` for options that cannot be."""
+    """Return the options as a dict. Raises ``TypeError`` and ``ValueError`` for impossible options."""
     if terms.keys() - set(_NAMES):
         said = names.unknown(terms, _NAMES, _MEANT)
         raise TypeError(f"a task has no option {said}; it has {', '.join(_NAMES)}")
@@ -118,7 +118,7 @@ def checked(terms: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def checked_for_message(terms: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of single messages. Raises ``TypeError`` and ``ValueError`` for those that cannot be."""
+    """Return the options of single messages. Raises ``TypeError`` and ``ValueError`` for impossible ones."""
     if of_all := sorted(terms.keys() & set(_NAMES) - _OF_MESSAGE):
         raise TypeError(
             f"using() has no {', '.join(of_all)}: give it to all messages of the task, by @task or @options"
@@ -132,7 +132,7 @@ def checked_for_message(terms: Mapping[str, Any]) -> dict[str, Any]:
 
 @cache
 def _checks() -> dict[str, Callable[[Any], Any]]:
-    # Read at the first use: most projects have no such options, and it takes time at each start.
+    # This is read at the first use: most projects have no such options, and to read it takes time at each start.
     return values.checks_of(MessageOptions)
 
 
@@ -172,7 +172,7 @@ def joined(task: AnyTask, old: dict[str, Any], new: dict[str, Any]) -> dict[str,
     """Join the arguments of two messages of a task by their names, as those of an object: ``on_conflict="merge"``."""
     signature = _signature(task.func, task.takes_context)
     bound = [signature.bind(*one["args"], **one["kwargs"]) for one in (old, new)]
-    # Those of *args are a tuple.
+    # The arguments of *args are a tuple.
     given = [
         {name: [*value] if isinstance(value, tuple) else value for name, value in one.arguments.items()}
         for one in bound
@@ -235,7 +235,7 @@ def register(
     if known is not None and known.func is task.func:
         return
     own = {name: value for name, value in getattr(task.func, _ATTRIBUTE, {}).items() if name != "topic"}
-    # Django's own backends run a task once: to repeat one is for its author to say.
+    # Django's own backends run a task once: only its author can say that it may be repeated.
     chosen = {"retry": RetryPolicy.never(), **terms, **own, **getattr(task, "delayq_options", {})}
     try:
         validation.topic(topic)
@@ -256,7 +256,7 @@ def register(
 
 
 def _check_takes_list(task: AnyTask) -> None:
-    """Refuse a function that a joined list cannot be given: there is one context for each call, and not for several."""
+    """Refuse a function that cannot take a joined list. It gets no context, since each context is that of one call."""
     try:
         if task.takes_context:
             raise TypeError("there is no context, for it is of one call")
@@ -279,6 +279,6 @@ def _take_sent(task: AnyTask, chosen: dict[str, Any]) -> dict[str, Any]:
 
 
 def declared(task: AnyTask) -> Any:
-    """Return what the module of a task has under the name of its function; None when there is nothing."""
+    """Return the object that the module of a task has under the name of its function; None when there is none."""
     names = task.func.__qualname__.split(".")
     return reduce(lambda found, name: getattr(found, name, None), names, sys.modules.get(task.func.__module__))

@@ -17,7 +17,7 @@ from .compat import AnyResult, AnyTask, TaskError, TaskResultDoesNotExist, TaskR
 from .errors import TaskCancelled, TaskExpired, TaskGivenUp
 from .task import DelayqResult
 
-# The header in which a message keeps what the row of a task has no column for.
+# The header in which a message keeps the attributes of a task that have no column.
 HEADER = "task"
 # The greatest id of a message.
 _GREATEST = 2**63 - 1
@@ -34,7 +34,7 @@ _ENDS = {State.CANCELLED: TaskCancelled, State.EXPIRED: TaskExpired, State.DEAD:
 
 
 def headers(task: AnyTask, base: AnyTask | None) -> dict[str, Any]:
-    """Return the headers of a task's message: in what the task differs from the one that was declared."""
+    """Return the headers of a task's message: the differences between the task and the declared one."""
     own: dict[str, Any] = {}
     if base is None or task.backend != base.backend:
         own["backend"] = task.backend

@@ -31,7 +31,7 @@ from .errors import TaskCancelled
 
 logger = logging.getLogger("django_delayq")
 
-# What begins a task, or a batch of them: it returns the call of the function, and what keeps its value.
+# Begins a task, or a batch of tasks: it returns the call of the function, and the function that keeps its value.
 Begun = tuple[Callable[[], Any], Callable[[Any], Any]]
 Begin = Callable[[AnyTask, Any], Begun]
 
@@ -100,7 +100,7 @@ class Run:
         try:
             result = of_delivery(self.task, self.delivery)
         except (InterfaceError, OperationalError) as error:
-            # The task has not begun: that the database is away must not end one that is to run once.
+            # The task has not begun: a database that is away must not end a task that runs only once.
             raise RetryLater(AGAIN_AFTER, f"the log of the task could not be read: {error}", counts=False) from error
         if result is None:
             raise Reject("the payload of a task is a dict of args, a list, and kwargs, a dict")
@@ -125,7 +125,7 @@ class Run:
         elif ended != "consumed":
             return
         for name, value in {**values, "finished_at": timezone.now()}.items():
-            # Results are frozen, and this is the way in which the framework itself changes them.
+            # Results are frozen; the framework itself changes them in this way.
             object.__setattr__(result, name, value)
         try:
             self._tell(result, None if ended == "consumed" else self.delivery.raised)

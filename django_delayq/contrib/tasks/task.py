@@ -29,7 +29,7 @@ _OF_FRAMEWORK = frozenset(one.name for one in fields(Task))
 class DelayqTask(AnyTask):
     """A task of Django's with options of the queue: those of ``@options``, and those of one message by ``using``."""
 
-    # What ``@task`` was given, and what ``using`` was given for the next messages.
+    # The options of ``@task``, and those that ``using`` gives to the next messages.
     delayq_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     delayq_message: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
@@ -87,7 +87,7 @@ class DelayqResult(AnyResult):
     def wait(self, timeout: Duration) -> Self:
         """Wait until the task has ended, refresh this result, and return it. Async code awaits ``await_end``.
 
-        It looks, and raises, as ``message.wait`` does, and ``TaskResultDoesNotExist`` when the message was purged.
+        It looks and raises as ``message.wait`` does, but ``TaskResultDoesNotExist`` when the message was purged.
         """
         self._message().wait(timeout)
         self.refresh()

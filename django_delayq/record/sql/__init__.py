@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from .portable import Portable
 
 
-# The vendors that can keep messages. The others lack unique keys among some rows only, so that two live messages could
-# have one key. The migration has the same list.
+# The vendors that can keep messages. Others have no unique index over some of the rows: two live messages could have
+# one key. The migration has the same list.
 VENDORS = ("postgresql", "sqlite")
 
 

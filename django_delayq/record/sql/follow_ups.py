@@ -17,7 +17,7 @@ from .rows import Inserted, Moved, NewMessage
 Insert = Callable[[Sequence[NewMessage], str], Iterable[tuple[NewMessage, Inserted]]]
 
 
-# What its payload says of the message that ended, beside the payload of that.
+# What the payload of the new message says of the message that ended, beside the payload of that.
 OF_MESSAGE = "id", "topic", "queue", "key", "state", "attempts", "deliveries"
 
 

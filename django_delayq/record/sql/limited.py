@@ -38,12 +38,12 @@ class Candidate(NamedTuple):
 
     @property
     def kind(self) -> tuple[str, str, str | None]:
-        """What decides under which limits it stands."""
+        """What decides under which limits the message stands."""
         return self.topic, self.queue, self.limit_key
 
 
 class Count(NamedTuple):
-    """What the record says about a limit ``now``. ``ended`` counts the other permits, whose deliveries have ended."""
+    """What the record says about a limit ``now``. ``ended`` counts the permits of deliveries that have ended."""
 
     now: datetime
     running: int = 0
@@ -107,8 +107,8 @@ class PortableLimits:
     def used(self, limit: int, since: timedelta | None = None) -> dict[str, Count]:
         """Return what the record says about the limits of which something is used up, ``limit`` of them at most.
 
-        With ``since`` the record says what was used up that long ago: a delivery counts that ran then within its lease,
-        and a rate that was in use then.
+        With ``since`` (a time span) the answer is for that moment in the past: a delivery counts if it ran then within
+        its lease, and a rate if it was in use then.
         """
         permits = Place.objects.using(self.using).order_by("name").values_list("name", flat=True).distinct()[:limit]
         moment = clock(self.using) - (since or timedelta())

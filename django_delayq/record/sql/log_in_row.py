@@ -92,7 +92,7 @@ def claimed_after(moment: datetime) -> Q:
 LOG_COLUMNS = """message_id, number, at, from_state, to_state, delivery, due_at, ready_at, actor,
          reason, error, traceback, exception"""
 
-# Adds rows to the log, given as an array for each column. A thousand rows take Python 5 ms, and 41 ms by bulk_create().
+# Adds rows to the log, given as an array for each column. A thousand rows take Python 5 ms; bulk_create() takes 41 ms.
 ADD = f"""
 INSERT INTO delayq_log ({LOG_COLUMNS})
 SELECT * FROM unnest(%s::bigint[], %s::int[], %s::timestamptz[], %s::text[], %s::text[], %s::int[], %s::timestamptz[],

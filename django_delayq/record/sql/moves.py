@@ -63,7 +63,8 @@ LEFT_ALONE = Decision()
 Decide = Callable[[Message, datetime], Decision]
 
 
-# The identity of the database. Whatever asks the database anyway brings it along while this process does not know it.
+# The identity of the database. While this process does not know it, each statement that writes a message brings it
+# along.
 IDENTITY = "SELECT value FROM delayq_identity WHERE id = 1"
 
 

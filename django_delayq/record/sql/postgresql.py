@@ -84,7 +84,7 @@ SELECT id, state, topic, queue, limit_key, due_at, priority FROM delayq_message
  WHERE id = ANY(%(ids)s::bigint[]) AND {LOOKS_LIKE_FEW}
 """  # noqa: S608
 
-# In the gaps between the queues that are known, and behind the last one, are no dead rows.
+# There are no dead rows in the gaps between the known queues and behind the last one.
 OTHER_QUEUES = """
 WITH RECURSIVE known AS (
     SELECT unnest(%(known)s::text[]) AS queue
@@ -107,7 +107,8 @@ WITH RECURSIVE known AS (
 (SELECT queue FROM among UNION SELECT queue FROM behind) EXCEPT (SELECT queue FROM known UNION SELECT '')
 """
 
-# The time in any case, and the messages that wait for an announcement. Those that wait no more have no queue.
+# Returns the time in any case, and the messages that wait for an announcement. Those that are no longer scheduled have
+# no queue.
 UNANNOUNCED = f"""
 SELECT clock_timestamp(), u.message_id, m.queue, (extract(epoch FROM m.due_at) * 1000000)::bigint, m.priority
   FROM (VALUES (1)) one
@@ -118,8 +119,8 @@ SELECT clock_timestamp(), u.message_id, m.queue, (extract(epoch FROM m.due_at) *
 # The names of the limits that are full. The server looks up a name in a table of hashes, however many there are.
 CLOSED = "SELECT unnest(%(closed)s::text[])"
 
-# The first row, and from there on the first one that may begin: dead rows are passed once. The condition is true for
-# every position, and the server keeps the plan: see ``LOOKS_LIKE_FEW``.
+# Finds the first row, and from there on the first one that may begin: so dead rows are passed only once. The condition
+# is true for every position, and the server keeps the plan: see ``LOOKS_LIKE_FEW``.
 CANDIDATES = f"""
 SELECT q.queue, clock_timestamp(), f.due_at, f.id, s.due_at, s.id, s.is_candidate
   FROM unnest(%(queues)s::text[], %(dues)s::timestamptz[], %(ids)s::bigint[]) q(queue, due, id)
@@ -151,8 +152,8 @@ WAITING = f"""FROM delayq_message
          ORDER BY due_at, id LIMIT"""
 MAY_BEGIN = f"""SELECT id, priority, due_at FROM (SELECT * {WAITING} {ROWS_PASSED}) m
      WHERE {OF_TOPICS} AND {is_open(CLOSED)} AND {NOT_EXPIRED} ORDER BY due_at, id LIMIT"""  # noqa: S608
-# The same of any topic and under no limits, for programs. One of them may take its messages one by one, and each of its
-# claims compares priorities: so these are read from the index alone.
+# The same for programs, which pull messages of any topic, under no limits. A program may take its messages one by one,
+# and each of its claims compares priorities: so these are read from the index alone.
 MAY_BE_PULLED = f"SELECT id, priority, due_at {WAITING}"
 
 LOCKED = f"""
@@ -172,7 +173,7 @@ SELECT l.id FROM (
 ) head CROSS JOIN LATERAL ({LOCKED}) l WHERE {HEAD_LOOKS_SHORT} LIMIT %(limit)s
 """  # noqa: S608
 
-# For the case that others have locked the thousand most overdue rows: these are the first that are not locked.
+# If others have locked the thousand most overdue rows: the first rows that are not locked.
 UNLOCKED_OF_DUE = f"""
 SELECT id FROM (
     SELECT head.* FROM ({{may_begin}} {ROWS_PASSED}) head CROSS JOIN LATERAL ({LOCKED}) l

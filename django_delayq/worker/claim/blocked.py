@@ -52,9 +52,9 @@ class Split:
     claimable: Tickets
     # The number of all tickets.
     total: int
-    # The number of those whose messages have ended or run: their ids are of no use any more.
+    # The number of tickets whose messages have ended or run already: Redis need not keep their ids.
     gone: int = 0
-    # By queue: there was room for others only. They are put back where they were.
+    # By queue: those for which there is no room. They are put back where they were.
     left: Tickets = field(default_factory=_no_tickets)
     # By queue and name: to be blocked.
     blocked: defaultdict[str, Tickets] = field(default_factory=lambda: defaultdict(_no_tickets))
@@ -79,7 +79,7 @@ class Blocked:
     blocked ids that may begin now: the next take makes them ready again. While the broker holds no ids, there are none
     to give back or to unblock.
 
-    Used by the thread that makes the consumer's turns.
+    Used by the thread that makes the consumer's rounds.
     """
 
     def __init__(
@@ -100,11 +100,11 @@ class Blocked:
         self.are_most = False
         # The numbers of ids by queue and name in Redis, as far as this process knows.
         self._numbers: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        # What names in Redis stand for: by the digest of a topic, and by the whole name the limit that was full.
+        # What the names in Redis stand for: the topic by its digest, and the full limit by the whole name.
         self._topics: dict[str, str] = {}
         self._limits: dict[str, str] = {}
         self._look_at = 0.0
-        # The topics without a handler here that the log has told of.
+        # The topics without a handler here that the log has named.
         self._unknown: set[str] = set()
 
     def begin_round(self, broker: Broker) -> None:
@@ -124,7 +124,7 @@ class Blocked:
         self._look_at = time.monotonic() + self.tuning.look_interval
         self.limits.ask_again(self.tuning.look_interval)
         if self.limits.closed or self.limits.overrides.in_force:
-            # No claim that is tried would tell of a change.
+            # While nothing is claimed under these limits, no claim finds out that somebody changed them.
             overrides.read(self.using)
             self.limits.learn_overrides()
         closed = self.limits.closed
@@ -139,11 +139,11 @@ class Blocked:
         return max(messages, self.tuning.looked_past) if messages and self.are_most else messages
 
     def split(self, tickets: Tickets) -> Split:
-        """Split the tickets of a take; the most urgent ones get what room there is.
+        """Split the tickets of a take; the most urgent ones get the room that there is.
 
         Where a process has one lane and no limits, the claim alone decides.
         """
-        # What Redis has had since before a queue was declared to be pulled is dropped.
+        # Redis may still hold ids of a queue that has been declared as a pulled one since: they are dropped.
         tickets = {queue: tickets[queue] for queue in pulled.without(tickets)}
         total = sum(map(len, tickets.values()))
         if not self.limits.any_known and len(self.wanted.lanes) == 1 and not self.are_most:
@@ -317,14 +317,14 @@ class Blocked:
 
     def _servable(self, name: str) -> int:
         """Return how many ids of a name in Redis this process could serve now."""
-        # Asked first: of thousands of names most may be full.
+        # The limit is looked up first: of thousands of names most may be full, and the rest takes longer.
         room = self.limits.room_under(self._limits.get(name, name))
         if room <= 0:
             return 0
         kind, what, _key = limits.parts(name)
         if kind in ("h", "t"):
             return min(room, self.wanted.slots_for(self._topics.get(what, "")))
-        # In clear, from a worker of version 0.9.0; or the limit of a queue.
+        # A name in clear is from a worker of version 0.9.0, or is the limit of a queue.
         return min(room, self.wanted.slots_for(what) if kind in ("handler", "topic") else IDS_PER_CALL)
 
 

@@ -8,7 +8,7 @@ customers. That of a topic is made without it, because each process has to recog
 projects with other secrets may share a queue. A key need not be recognized: a process tries what it does not know, and
 blocks it again under the name that it knows. So nothing is lost when the secret changes.
 
-Processes of version 0.9.0 name all in clear, and try each name of a kind that they do not know, as this version does.
+Processes of version 0.9.0 use names in clear. Like this version, they try each name of an unknown kind.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ...core import limits
 # Ids without a handler or a slot are blocked under this word and their topic.
 HANDLER = "handler "
 SALT = "django_delayq.limit_key"
-# Of a project without SECRET_KEY: the processes of one worker have the same.
+# The secret of a project without SECRET_KEY: the processes of one worker share it.
 OWN_SECRET = secrets.token_hex()
 
 

@@ -209,7 +209,7 @@ class Consumer(threading.Thread):
             broker.promote(queue)
 
     def _serve_queues(self, broker: Broker) -> Found:
-        """Take from each group of queues in order. Lower ones get no ids while a higher one has more than room for."""
+        """Take from each group of queues in order. A lower group gets no ids while a higher one has more than fit."""
         self.wanted.see()
         self.blocked.begin_round(broker)
         within = self.claim_ahead.reach(quick=self.wanted.are_quick)
@@ -220,7 +220,7 @@ class Consumer(threading.Thread):
             found.goes_on = self._catch_up(broker, found) and self.wanted.is_worth_filling and self.wanted.messages > 0
             whole.add(found)
             if self.blocked.are_most:
-                # Most of what is taken cannot run here: lower queues need not wait for it.
+                # Most of the taken messages cannot run here: lower queues need not wait for them.
                 continue
             if whole.goes_on:
                 break
@@ -242,7 +242,7 @@ class Consumer(threading.Thread):
         wait = min([conf.get().POLL_INTERVAL if broker is self.brokers.database else self.tuning.idle_wait, *waits])
         fills_up = waits_for_room and self.wanted.is_worth_filling
         if self._may_go_on() and (fills_up or self.queues.with_blocked):
-            # A place became free between the take and the line above.
+            # A slot or a permit became free between the take and the line above.
             return min(wait, 0.001)
         others = [self.pauses.seconds_to_check, self.limits.seconds_to_opening]
         if found.any_blocked:
@@ -259,7 +259,7 @@ class Consumer(threading.Thread):
     def _catch_up(self, broker: Broker, found: Found) -> bool:
         """Make further ids ready that fell due together, while the threads are at work.
 
-        Return whether a take found some, and left others.
+        Return whether a take found ids and left others.
         """
         more = False
         for queue, taken in found.taken.items():
@@ -302,7 +302,7 @@ class Consumer(threading.Thread):
         mine = {row.id: row for row in claimed}
         self._hand_over(tickets, mine, asked, took)
         found.blocked = self.blocked.give_back(split, mine)
-        # What was put back for want of room is ready.
+        # The ids that were put back for want of room are ready.
         found.left_out = found.left_out or bool(split.left)
         self._learn(found, split, claimed)
         return found

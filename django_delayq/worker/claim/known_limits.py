@@ -33,7 +33,7 @@ class KnownLimits(WorkerExtension):
         super().__init__(using, worker)
         self.tuning = tuning
         self.any_declared = admission.any_declared()
-        # What the record says of limits that somebody changed, as this round goes by it.
+        # The overrides of limits by which this round goes.
         self.overrides = overrides.known(using)
         # Set before the threads start: called when a permit became free for which a message may wait.
         self.on_freed: Callable[[], None] = nothing
@@ -42,7 +42,7 @@ class KnownLimits(WorkerExtension):
         self._held: dict[int, Collection[str]] = {}
         # The limits whose permits are taken, and when this was found (monotonic).
         self._full: dict[str, float] = {}
-        # The permits of these limits that deliveries of this process freed, and no message was tried for.
+        # By limit: the number of permits that deliveries of this process freed, and for which no message was tried yet.
         self._freed: Counter[str] = Counter()
         # The rates that are used up, and when the next message may begin (monotonic).
         self._opens_at: dict[str, float] = {}
@@ -92,7 +92,7 @@ class KnownLimits(WorkerExtension):
         self._opens_at = {name: at for name, at in self._opens_at.items() if at > now}
 
     def learn_overrides(self) -> None:
-        """Go by what this process has read last of limits that somebody changed."""
+        """Go by the overrides that this process has read last."""
         before, self.overrides = self.overrides.in_force, overrides.known(self.using)
         if (now := self.overrides.in_force) == before:
             return
@@ -132,14 +132,15 @@ class KnownLimits(WorkerExtension):
     def admit(self, asked: Claiming, limits: Mapping[int, Collection[str]], *, others_wait: bool) -> Admitted:
         """Claim as ``admission.admit`` does, and take note of the limits that refuse messages.
 
-        ``others_wait``: there is no room for further messages under limits. Of thousands of full limits each would have
-        some of them tried until it refuses; so the record is asked for all full limits at once.
+        ``others_wait``: some messages were left out for want of room. If a limit refuses a message then, the record is
+        asked for all full limits at once: otherwise messages would be tried under each of thousands of full limits,
+        until it refuses one.
 
-        Deliveries end at any moment of this. So from before the question on, each permit that becomes free is counted:
-        the answer may still call its limit full. With the answer, in one step: the limits that refused are full; a
-        message that did not begin for another reason gives back the permits that it was tried for; and the counts of
-        limits with room are forgotten. A full limit with a count then had a permit freed meanwhile: the next round
-        begins at once.
+        Deliveries may end while the record is asked, and its answer may still call their limits full. So each permit
+        that becomes free is counted from before the question on. The answer is noted in one step: the limits that
+        refused are full; a message that did not begin for another reason gives back the permits that it was tried for;
+        and the counts of limits with room are forgotten. If a full limit then has a count, a permit of it became free
+        meanwhile, and the next round begins at once.
         """
         with self._lock:
             self._is_asked = True

@@ -219,7 +219,7 @@ class Shares:
         return sorted(shares.items(), key=lambda share: (share[0] not in self._idle, self._after(share[0], 1)))
 
     def learn(self, taken: Mapping[str, Taken], claimed: Mapping[str, int]) -> None:
-        """Take note of how many messages of each queue were claimed of what was taken in this round."""
+        """Take note of how many of the messages that this round took were claimed, by queue."""
         for queue, number in claimed.items():
             self._clocks[queue] = self._after(queue, number)
         wanting = {queue for queue, some in taken.items() if some.left or len(some.tickets) > claimed.get(queue, 0)}
@@ -284,7 +284,7 @@ class Queues:
         return self._take_due(broker, queues, room, within)
 
     def learn(self, found: Found, claimed: Mapping[str, int]) -> None:
-        """Take note of how many messages of each queue were claimed of what was found."""
+        """Take note of how many of the messages that were found were claimed, by queue."""
         if self.shares is not None:
             self.shares.learn(found.taken, claimed)
 
@@ -295,7 +295,7 @@ class Queues:
     def _take_shares(
         self, shares: Shares, broker: Broker, queues: Sequence[str], room: int, within: float
     ) -> dict[str, Taken]:
-        """Take from each queue its share, and what the ones before it left of theirs."""
+        """Take from each queue its share, and the part of their shares that the queues before it left."""
         found: dict[str, Taken] = {}
         unused = 0
         for queue, share in shares.divide(queues, room):
@@ -306,7 +306,8 @@ class Queues:
     def _take_due(self, broker: Broker, queues: Sequence[str], room: int, within: float) -> Found:
         """Take from the first queue, and then from those others that have ids which are due.
 
-        While there is more than room for, the queues that no command line and no setting puts in order take turns.
+        While more is due than there is room for, queues take turns if neither the command line nor a setting orders
+        them.
         """
         named = self.finder.named is not None
         found = Found()
@@ -325,7 +326,7 @@ class Queues:
         )
         rest = [queue for queue in due.queues if queue.name not in found.taken and queue.name not in self.pauses.known]
         if queues and not (named or self._served_last):
-            # The first of the list goes first, as with Redis, where the take above was from it.
+            # The first queue of the list goes first. With Redis the take above has seen to that.
             rest.sort(key=lambda queue: queue.name != queues[0])
         self.finder.note([queue.name for queue in rest])
         wanted = self._with_blocked(rest, queues, found, room)

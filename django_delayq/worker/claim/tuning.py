@@ -13,9 +13,9 @@ class Tuning:
 
     # --- when the next round begins -----------------------------------------------------------------------------------
 
-    # While nothing is due, the consumer looks again after this time: for messages, for pauses that no message has told
-    # of, and, in the process that has the duty, for new queues. It is told of all of them earlier, unless the process
-    # that got the wake-up has died.
+    # While nothing is due, the consumer looks again after this time: for messages, for pauses that no message has
+    # shown, and, in the leader, for new queues. It learns of all of these earlier, unless the process that got the
+    # wake-up has died.
     idle_wait: float = 30.0
     # With ``--once`` the consumer looks again after this time while handlers still run: their end may free a slot.
     last_wait: float = 0.02
@@ -62,8 +62,8 @@ class Tuning:
     reclaim_locked_after: float = 0.25
     # Ids become ready again after this time when the database did not answer their claim.
     retry_unclaimed_after: float = 1.0
-    # The error of this process' idea of the record's clock that an early claim tolerates. The message waits in the
-    # worker until it is due by the record's clock.
+    # An early claim tolerates that this process is wrong about the record's clock by this time. The message waits in
+    # the worker until it is due by the record's clock.
     clock_tolerance: float = 0.1
     # A process remembers the limits of this many deliveries. One whose lease was lost is never told to have ended, so
     # only this bound removes its entry.

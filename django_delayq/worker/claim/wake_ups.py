@@ -34,12 +34,12 @@ class WakeUps:
         self._stopping = stopping
         # True when the last wait ended with a wake-up.
         self._is_woken = False
-        # When a wake-up that was of no use is to be passed on (monotonic); None: there is none.
+        # When a wake-up that was of no use here is to be passed on (monotonic); None: there is no such wake-up.
         self._pass_at: float | None = None
         self._pause = tuning.first_pause
 
     def note_round(self, *, claimed: bool, any_blocked: bool) -> None:
-        """Take note of what came of a round: blocked ids may be for others."""
+        """Take note of the result of a round: its blocked ids may be for other processes."""
         if claimed or not any_blocked:
             self._pause, self._pass_at = self.tuning.first_pause, None
         elif self._is_woken and self._pass_at is None:

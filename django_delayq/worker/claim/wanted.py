@@ -1,7 +1,7 @@
 """How many ids a process takes, and of which lanes. Every term is a reason to take less.
 
-An id in Redis does not tell in which lane its handler runs. So a process with two lanes takes as many ids as, going by
-what it found last, there is room for. Those for which there is none are blocked (``blocked.py``).
+An id in Redis does not tell in which lane its handler runs. So a process with two lanes estimates from its last takes
+how many ids fit, and takes that number. Those that find no room are blocked (``blocked.py``).
 """
 
 from __future__ import annotations

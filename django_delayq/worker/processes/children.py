@@ -94,10 +94,10 @@ class Children:
         return 0.0 if self.is_stopping else max(0.0, self._start_after - time.monotonic())
 
     def shows_life(self) -> bool:
-        """Return whether the consumers of all children go on, of those that have begun their first round."""
+        """Return whether the consumer of each child goes on. Children before their first round do not count."""
         now = time.monotonic()
         if self._quick_deaths > 1 and any(now - child.started < self.tuning.healthy for child in self.running.values()):
-            # They die as soon as they are started.
+            # Children die as soon as they are started.
             return False
         # A function of the project may take minutes before the first round of a successor.
         beats = [beat for child in self.running.values() if (beat := child.shared.beat)]

@@ -221,12 +221,12 @@ class WorkerProcess:
         return time.monotonic() if self.consumer is None else self.consumer.beat
 
     def run(self, watch: Callable[[], bool] = never) -> int:
-        """Work until stopped, or until ``watch``, called twice a second or more, returns True. Return the exit code."""
+        """Work until stopped, or until ``watch``, called twice a second, returns True. Return the exit code."""
         self._name_sessions()
         is_done = False
         try:
             with process_start.in_process():
-                # A function may have left a connection dirty.
+                # A function with @worker_started may have left a connection dirty.
                 connections.after_task()
                 self._work(watch)
                 is_done = True
@@ -262,7 +262,7 @@ class WorkerProcess:
         """Return whether ``--max-messages`` or ``--max-runtime`` is reached, or this process was replaced."""
         if self.pool.shared.replaced and not self.pool.held():
             return True
-        # Claimed messages are counted, and are still delivered. The budget is read twice: a held one may just be
+        # Claimed messages are counted, and are still delivered. The budget is read twice: a held delivery may just be
         # released.
         if self.parts.budget.empty and not self.pool.held() and self.parts.budget.empty:
             self.code = EXHAUSTED
@@ -274,7 +274,7 @@ class WorkerProcess:
         """Return whether a thread has died: the process would look alive and do half of its work."""
         threads = (self.recorder, self.recorder.sender, *self.pool.members, *self.runners)
         dead = [thread.name for thread in threads if not thread.is_alive()]
-        # Asked in this order: it may have ended by itself a moment ago.
+        # ``is_done`` is read last: the consumer may have ended by itself a moment ago.
         if self.consumer is not None and not self.consumer.is_alive() and not self.consumer.is_done:
             dead.append(self.consumer.name)
         if dead and not self._stopping:

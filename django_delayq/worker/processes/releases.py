@@ -27,7 +27,8 @@ from .process_tuning import USUAL, ProcessTuning
 
 logger = logging.getLogger("django_delayq")
 
-# Starts a process that does the first argument with the others, ends with what that returns, and returns its pid.
+# Starts a process that calls the first argument with the others, and exits with the code that this returns. Returns its
+# pid.
 Forking = Callable[..., int]
 
 
@@ -83,7 +84,7 @@ class Releases:
         return bool(self.waiting) and self._may_have_company(self.waiting[0])
 
     def note_end(self, *, done: bool) -> None:
-        """Take note of the end of the process that released claims, all of them or not."""
+        """Take note of the end of the process that released claims. It may have released only some."""
         dead = self.waiting[: self._number]
         if done:
             del self.waiting[: self._number]

@@ -119,7 +119,7 @@ class Supervisor:
         return Child(pid, name, time.monotonic(), shared)
 
     def _fork_to(self, work: Callable[..., int], *given: Any) -> int:
-        """Start a process that does ``work`` with what is given, ends with what that returns, and return its pid."""
+        """Start a process that calls ``work`` with the arguments and exits with the code it returns. Return its pid."""
         # The child must not share any connection that is open here.
         connections.close_all()
         django_connections.close_all()

@@ -64,7 +64,7 @@ class Gathering:
                     self._changed.notify_all()
 
     def withdraw(self, delivery: Delivery) -> bool:
-        """Take a delivery out, and return whether it is still to be ended: it has not gone with another one."""
+        """Take a delivery out. Return False when it began in the batch of another one, which ends it."""
         if delivery.handler.batch == 1 or delivery.comes_alone:
             return True
         with self._changed:
@@ -72,11 +72,11 @@ class Gathering:
 
     def company(self, slots: int, most: int) -> int:
         """Return how many more deliveries a lane may hold, so that batches get full where most handlers take them."""
-        # The share never gets quite to 1: without rounding up the last message of a full batch would be missing.
+        # The share never quite reaches 1: if it was not rounded up, a full batch would lack its last message.
         return int(min(most, (self._largest - 1) * slots) * self._share + ROUND_UP)
 
     def expect_none(self) -> None:
-        """Hold no more deliveries than slots, until it shows anew that most handlers here take batches."""
+        """Hold no more deliveries than slots, until deliveries show again that most handlers here take batches."""
         self._share = 0.0
 
     def gather(self, first: Delivery) -> list[Delivery]:

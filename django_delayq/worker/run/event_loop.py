@@ -37,7 +37,7 @@ logger = logging.getLogger("django_delayq")
 class EventLoop(Lane):
     """Runs async handlers on one event loop, in a thread of its own: at most ``concurrency`` at once.
 
-    The loop's thread owns ``_tasks``, ``_taken_on``, ``_pace_at`` and ``_context``; the watch reads the tasks, and the
+    The loop's thread owns ``_tasks``, ``_taken_on``, ``_pace_at`` and ``_context``; the watch reads ``_tasks``, and the
     consumer the next two. ``_is_woken`` is set by the thread that queues a delivery, and cleared by the loop's thread
     before that takes from the queue. The main thread writes ``_loop``, ``_sync_calls`` and ``_stopping``.
     """
@@ -112,7 +112,7 @@ class EventLoop(Lane):
     # --- in the loop's thread -----------------------------------------------------------------------------------------
 
     def _keep_pace(self) -> None:
-        """Make an appointment for a moment later, and come to it to see how late the loop is."""
+        """Ask the loop for a call a moment later (the next appointment), and see how late the call comes."""
         assert self._loop is not None
         assert self._pace_at is not None
         late = time.monotonic() - self._pace_at

@@ -1,4 +1,4 @@
-"""Runs the handler of one delivery. Only ``batches`` besides catches the exceptions of handlers."""
+"""Runs the handler of one delivery. Only this module and ``batches`` catch the exceptions of handlers."""
 
 from __future__ import annotations
 

@@ -33,9 +33,10 @@ logger = logging.getLogger("django_delayq")
 class Baton:
     """Lets one thread at a time take deliveries, and run them one after another while handlers are quick.
 
-    With several threads at it Python switches between them at each call to the system, which costs more than a quick
-    handler itself. Before any other handler the thread passes the baton on, so that all threads run handlers that wait.
-    A thread of its own passes it on when a handler that was quick so far is not.
+    If several threads took deliveries, Python would switch between them at each call to the system, which costs more
+    than a quick handler itself. Before any other handler the thread passes the baton on, so that all threads run
+    handlers that wait. When a handler that was quick so far takes long, the watch, a thread of its own, passes the
+    baton on.
 
     ``_guard`` guards ``_owner``, which any thread reads. The owner writes ``_begun`` and ``_running``. Each handler
     thread writes ``_means``: they are estimates, which may miss a run.
@@ -111,7 +112,8 @@ class Baton:
             running = self._running
             if running is None or self._deliveries.empty():
                 self._is_waited_for.clear()
-                # One may have begun, a delivery may have come, and the end may have been told, in between.
+                # Before the flag was cleared a quick handler may have begun, a delivery may have come, or ``stop`` been
+                # called.
                 self.note_waiting()
                 if self._stopping.is_set():
                     return

@@ -197,8 +197,7 @@ class ClaimAhead(threading.Thread):
     """
 
     def __init__(self, longest: float, begin: Callable[[Delivery], object], tuning: RunTuning) -> None:
-        """``longest`` (seconds) says how early a message is claimed at most. ``begin`` is called under a lock, and must
-        not block."""
+        """A message is claimed up to ``longest`` seconds early. ``begin`` runs under a lock: it must not block."""
         super().__init__(name="delayq-due-timer", daemon=True)
         self.longest = longest
         self.tuning = tuning
@@ -276,8 +275,7 @@ class Pool:
     """
 
     def __init__(self, threads: Lane, loop: Lane | None, recorder: Recorder, shared: SharedState, ahead: float) -> None:
-        """``loop``: None when no handler of this process runs on the event loop. Messages are claimed by ``ahead``
-        seconds early at most."""
+        """``loop``: None when no handler runs on the event loop. A message is claimed up to ``ahead`` seconds early."""
         self.threads = threads
         self.loop = loop
         self.lanes: tuple[Lane, ...] = (threads,) if loop is None else (threads, loop)
@@ -401,7 +399,7 @@ class Isolation:
         if admitted:
             self.held.isolated = suspects[0]
             self.budget.count(1)
-            # A process whose last message this is takes nothing else anyway, and ends after it.
+            # If this is the last message of the process, that takes nothing else anyway, and ends after it.
             self.pool.shared.suspect_since = 0.0 if self.budget.empty else time.monotonic()
             self._wait_ends = time.monotonic() + self.tuning.isolation_wait * 2.0 ** _times_put_off(suspects[0])
         detour = None if admitted or not suspects else self._longest_detour(suspects)
@@ -411,7 +409,7 @@ class Isolation:
             self.pool.recorder.submit(delivery, Release(ALONE, delay), self._actor)
 
     def _longest_detour(self, suspects: Sequence[Delivery]) -> float:
-        """Return for how long messages are put off at most. Seconds."""
+        """Return the longest time for which messages are put off. Seconds."""
         now = time.monotonic()
         self._put_off = {pk: at for pk, at in self._put_off.items() if now - at < self.tuning.postponed}
         self._put_off |= {delivery.id: now for delivery in suspects}

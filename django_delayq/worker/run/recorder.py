@@ -104,7 +104,8 @@ class Recorder(threading.Thread):
         self._connection: BaseDatabaseWrapper | None = None
         # The number of outcomes in the last batch.
         self._written = 0
-        # True from a handler's wait for an answer about its lease that was in vain until one that was not, as logged.
+        # True after a handler waited in vain for the extension of its lease (the log says so), until another wait
+        # succeeds.
         self._extends_late = False
         self._news: SimpleQueue[None] = SimpleQueue()
         self._is_idle = threading.Event()
@@ -385,7 +386,7 @@ class Recorder(threading.Thread):
         log = Transition.objects.using(self.using).filter(
             message_id=d.id, delivery=d.deliveries, from_state=State.RUNNING, actor=failure.actor, error=failure.error
         )
-        # The reason of a requested cancel begins with that.
+        # The reason of a requested cancel stands before the reason of the failure.
         row = log.filter(reason__endswith=failure.reason).values_list("to_state", "due_at", "reason").first()
         if row is None:
             return None
@@ -470,7 +471,7 @@ class LeaseRenewer(Service):
                 self._note_lost(delivery)
 
     def _keep_permits(self, lost: list[Delivery]) -> None:
-        """Keep the permits of deliveries that lost their leases, but not to time: an earlier one has succeeded."""
+        """Keep the permits of deliveries that lost their leases because an earlier delivery has succeeded."""
         if lost:
             now = time.monotonic()
             admission.keep_permits(self.using, [LeaseRenewal(d.id, d.deliveries, d.lease) for d in lost])

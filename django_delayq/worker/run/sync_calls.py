@@ -44,7 +44,7 @@ class Caller:
 
     def __init__(self, name: str, thread: _Thread | None = None) -> None:
         self.name = name
-        # That of a delivery is chosen with its first call.
+        # The thread of a delivery is chosen with its first call.
         self.thread = thread
         self.pending: set[Future[Any]] = set()
 
@@ -153,7 +153,7 @@ class SyncCalls(Executor):
     def __init__(self, loop: asyncio.AbstractEventLoop, threads: int, tuning: RunTuning) -> None:
         self._loop = loop
         self._threads = [_Thread(name=f"delayq-sync-{number}", tuning=tuning) for number in range(threads)]
-        # That of functions with ``@worker_started``.
+        # The caller of functions with ``@worker_started``.
         self._started = _Thread(name=f"delayq-sync-{threads}", tuning=tuning)
         self._other = _OtherExecutor(tuning.other_threads, thread_name_prefix="delayq-other")
         loop.set_default_executor(self._other)
@@ -163,8 +163,8 @@ class SyncCalls(Executor):
         _caller.set(Caller("A function with @worker_started", self._started))
         executors = getattr(SyncToAsync, "context_to_thread_executor", None)
         if executors is not None:
-            # By this object asgiref finds the executor of a context. Only contexts hold it: what is found by it must
-            # not, for asgiref forgets that when the object is gone.
+            # By this object asgiref finds the executor of a context. Only contexts may hold it, not the executor:
+            # asgiref forgets the executor when this object is gone.
             context = ThreadSensitiveContext()
             executors[context] = self
             SyncToAsync.thread_sensitive_context.set(context)

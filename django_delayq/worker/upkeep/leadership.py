@@ -59,7 +59,7 @@ class Leadership(Service):
         if self._leads:
             reads.now(self.brokers.database.using)
         try:
-            # Half of the calls inside Redis, and most processes do not lead.
+            # ``take_duty`` costs Redis half as many commands, and most processes do not lead.
             ask = broker.hold_duty if self._leads else broker.take_duty
             self._leads = ask(self.name_in_redis, self.worker, self.tuning.leader_lease)
         except BrokerUnavailable as error:
