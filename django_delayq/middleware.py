@@ -191,8 +191,7 @@ class _Inside:
             self._stack.push(self._note)
 
     def leave(self) -> None:
-        """Leave all, raise the last error. Not called while an error is handled: errors of ``on_error`` would name
-        it."""
+        """Leave all, raise the last error. Not called while an error is handled: that of ``on_error`` would name it."""
         try:
             with self._stack:
                 if self.raised:

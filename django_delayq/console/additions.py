@@ -58,7 +58,8 @@ class ConsoleExtension(WorkerExtension):
         self.counts.moved(moves)
 
     def stop(self) -> None:
-        # Without the database the last counts are lost, and the operation goes on when its lease has run out.
+        # If the database is away, the last counts are lost, and another worker goes on with the operation after its
+        # lease.
         try:
             try:
                 self._writer.tick()
@@ -96,7 +97,7 @@ def check_settings(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[che
 
 
 def register() -> None:
-    """Register all that. Called when the apps are ready; imports tables and services when needed."""
+    """Register the extension and the check. Called when the apps are ready; imports tables and services when needed."""
     extensions.add_to_workers(ConsoleExtension, roles=("operator",))
     extensions.observe_restores(_observe_restore)
     extensions.add_to_statistics(_statistics)

@@ -11,7 +11,7 @@ from datetime import timedelta
 
 @dataclass(slots=True)
 class Timeouts:
-    """How long one statement of a page may take, in milliseconds. A page without an answer by then does without it."""
+    """How long one statement of a page may take, in milliseconds. A page is shown without an answer that is late."""
 
     # The rows of a list: with the nearest rows and the counts beside them, the list is there in about half a second.
     rows: int = 200
@@ -43,7 +43,7 @@ class ConsoleTuning:
     counts_kept: float = 60.0
     # A process keeps this many panels; each has a few variants.
     panels: int = 200
-    # The part of its memory from which on a Redis that evicts nothing is called almost full.
+    # A Redis that evicts nothing counts as almost full when it uses more than this share of its memory.
     memory_share: float = 0.9
     # A page shows this many characters of a payload.
     payload_characters: int = 65_536
@@ -51,20 +51,20 @@ class ConsoleTuning:
     small_payload: int = 16_384
     # The page of a message shows this many transitions: the latest ones.
     steps_shown: int = 200
-    # A file of an export has this many messages at most.
+    # The file of an export has this many messages at most.
     exported: int = 100_000
     # An export reads this many messages at a time.
     export_batch: int = 500
     # Each bar of a histogram counts this many rows, shared by the queues.
     bar_rows: int = 300
-    # The bars that have more share this many rows, of which they are counted again. PostgreSQL estimates what has more.
+    # Bars with more rows are counted again, up to this many rows together. PostgreSQL estimates bars with even more.
     recounted: int = 50_000
 
     # --- searches -----------------------------------------------------------------------------------------------------
 
     # The longest search, in characters.
     search_characters: int = 10_000
-    # One search has this many terms at most.
+    # A search has this many terms at most.
     search_terms: int = 30
     # One term has this many ids at most.
     term_ids: int = 1000
@@ -78,7 +78,7 @@ class ConsoleTuning:
     # The first rows of this many queues are merged: of each queue, only the rows before the last one of the page are
     # read. The plan takes a part of a millisecond for each queue.
     merged_queues: int = 50
-    # A number is put in the place of that in the keys of this many of the newest messages, to find older keys.
+    # To find a number in older keys, it replaces the number in the keys of this many of the newest messages.
     keys_read: int = 300
 
     # --- actions and operations ---------------------------------------------------------------------------------------
@@ -110,9 +110,9 @@ class ConsoleTuning:
     minutes_kept: timedelta = timedelta(days=2)
     # Rollups of hours are kept for this long.
     hours_kept: timedelta = timedelta(days=90)
-    # The mean run time of fewer runs is compared with none.
+    # The mean run time of fewer runs is not compared.
     compared_runs: int = 20
-    # A topic got slower whose mean run time is this many times that of the time before.
+    # A topic got slower when its mean run time is this many times that of the time before.
     slower: float = 1.5
     # A topic fails when this share of its runs of an hour failed, this many times the share of the day before, and this
     # many runs at least: one failure of two runs says nothing.

@@ -39,7 +39,7 @@ class Operation(models.Model):
     started_by = models.CharField(_("started by"), max_length=200, default="", blank=True)
     state = models.CharField(_("state"), max_length=7, choices=OperationState.choices, default=OperationState.QUEUED)
     created_at = UTCDateTimeField(_("created"), default=timezone.now)
-    # Later by the time for which it has stood still.
+    # The start, moved later by the time for which the operation has stood still.
     started_at = UTCDateTimeField(_("started"), null=True, blank=True)
     finished_at = UTCDateTimeField(_("finished"), null=True, blank=True)
     # The number of messages at the beginning; NULL: not counted, or too many to count.
@@ -84,7 +84,7 @@ class AuditEvent(models.Model):
     target = models.TextField(_("target"), default="", blank=True)
     message_id = models.BigIntegerField(_("message"), null=True, blank=True)
     reason = models.TextField(_("reason"), default="", blank=True)
-    # What came of it: a word → how many.
+    # The outcomes: a word → the number of messages.
     outcomes = models.JSONField(_("outcomes"), default=dict)
     # A form that carried this nonce was carried out once.
     nonce = models.CharField(max_length=32, null=True, unique=True, editable=False)  # noqa: DJ001
@@ -107,7 +107,7 @@ class AuditEvent(models.Model):
 
 
 class Acknowledgement(models.Model):
-    """An error that somebody knows of. It counts as new when more messages die of it in a day than before."""
+    """An error that somebody knows of. It counts as unknown again when more messages die of it in a day than before."""
 
     # The kind of error, as messages have it.
     error = models.CharField(_("error"), max_length=bounds.LENGTHS.kind, primary_key=True)
@@ -159,7 +159,7 @@ class Rollup(models.Model):
     retried = models.IntegerField(_("retried"), default=0)
     dead = models.IntegerField(_("dead"), default=0)
     expired = models.IntegerField(_("expired"), default=0)
-    # A class body may make names so: the classes are many.
+    # The classes are many, so the class body makes their columns in a loop.
     vars().update((name, models.IntegerField(default=0)) for name in LATENESS)
     # NULL is allowed for SQLite, which would make the whole table anew to add a column without.
     vars().update((name, models.IntegerField(null=True, db_default=models.Value(0))) for name in RUNTIME)
@@ -176,7 +176,7 @@ class Rollup(models.Model):
 
 
 class _MenuEntry:
-    """What the proxies for pages without a table have in common."""
+    """Common to the proxies for pages without a table."""
 
     proxy = True
     default_permissions = ()

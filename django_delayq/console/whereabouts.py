@@ -1,4 +1,4 @@
-"""The location of one message in Redis, whether the record agrees, and queues with which Redis is not filled."""
+"""Finds the location of one message in Redis, tells whether the record agrees, and finds queues that Redis lacks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class Whereabouts:
     """The location of a message in Redis. With an ``error`` Redis did not answer."""
 
     error: str = ""
-    # By the clock of Redis. Both are None when the message is not in Redis.
+    # The due time that Redis has for the message: while it is delayed, or once it is ready. Both are None when Redis
+    # lacks it.
     delayed_until: datetime | None = None
     ready_since: datetime | None = None
     # The number of messages that are taken before it.
@@ -53,7 +54,7 @@ def _locate(using: str, broker: RedisBroker, message: Message) -> Whereabouts:
     now_tenths = meta.now_tenths
     location = broker.locations(message.queue, [message.pk])[0]
     ahead = broker.rank(message.queue, message.pk) if location.ready_tenths is not None else None
-    # A Redis that no worker has filled is filled first: only messages that are due by now are missing there.
+    # Workers fill a Redis that none has filled: until then only messages that are due by now count as missing there.
     horizon_tenths = now_tenths if meta.horizon_tenths is None else meta.horizon_tenths
     return Whereabouts(
         delayed_until=None if location.delayed_tenths is None else from_tenths(location.delayed_tenths),

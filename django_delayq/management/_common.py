@@ -60,7 +60,7 @@ MEANINGS = {
 }
 
 
-# What commands write of their own, for an output that has ASCII only.
+# The characters that commands write by themselves, and what replaces them in an output that has ASCII only.
 _IN_ASCII = str.maketrans({"×": "x", "…": "...", "█": "#", "±": "+-"})
 
 
@@ -118,10 +118,10 @@ class DelayqCommand(BaseCommand, ABC):
             raise CommandError("Nothing was done.")
 
     def ask_about(self, unknown: Mapping[str, str | None], *, yes: bool) -> None:
-        """Tell of names that nothing knows, and ask before going on where a known name is like one of them.
+        """Report names that nothing knows, and ask before going on if a known name is like one of them.
 
         ``unknown`` has a sentence for each name, with the known name that is like it, or None. With ``yes`` nothing is
-        asked, but it is told all the same.
+        asked, but the names are reported all the same.
         """
         asked = [f"{text}. Did you mean {like}?" for text, like in unknown.items() if like is not None]
         for told in [f"{text}." for text, like in unknown.items() if like is None] + asked * yes:
@@ -154,7 +154,7 @@ class DelayqCommand(BaseCommand, ABC):
 
 
 def _plain(value: Any) -> Any:
-    """Return for JSON what it does not know: times in ISO 8601, numbers that may not be exact, and the rest as text."""
+    """Return a value that JSON lacks in a form that it has: times in ISO 8601, capped numbers, and the rest as text."""
     if isinstance(value, datetime):
         return iso(value)
     return value.as_json() if isinstance(value, Capped) else str(value)
@@ -176,7 +176,7 @@ def errors_as_exit_codes() -> Iterator[None]:
 
 
 def wrong_usage(text: str) -> CommandError:
-    """Return the error for options that do not go together, or not with what there is."""
+    """Return the error for options that do not go together, or do not fit the project."""
     return CommandError(text, returncode=USAGE)
 
 
@@ -319,7 +319,7 @@ def count(text: str) -> int:
 
 
 def _number(text: str) -> int | str:
-    """Return the number that a text is, or the text, which no check takes for a number."""
+    """Return the number for which a text stands, or the text itself, which no check takes for a number."""
     return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else text
 
 
@@ -372,7 +372,7 @@ def database(options: Mapping[str, Any]) -> str:
     return using
 
 
-# What the help calls the values that these functions read.
+# The names in the help of the values that these functions read.
 _METAVARS: dict[Callable[[str], Any], str] = {
     **dict.fromkeys((span, signed_span, duration, lasting, due, due_or_delay, moment_or_age), "TIME"),
     memory: "SIZE",
@@ -411,7 +411,7 @@ def add_selectors(parser: CommandParser) -> None:
 
 
 def add_end(parser: CommandParser, what: str, reason: str) -> None:
-    """Add the options --until and --reason, for something that ends by itself or is ended."""
+    """Add the options --until and --reason, for a pause or an override."""
     help_ = f"{what}end it at this time (ISO 8601 with time zone), or after this time from now, e.g. 30m"
     parser.add_argument("--until", type=due_or_delay, metavar="TIME", help=help_)
     parser.add_argument("--reason", default="", help=reason)

@@ -150,8 +150,8 @@ class Settings(NamedTuple):
     # Cluster (with TLS ``rediss+cluster://``), or the alias of a django-redis cache. None: workers deliver by querying
     # the database alone.
     REDIS: Annotated[str | None, _redis] = None
-    # Where the nodes of a Redis Cluster are reached, if not at the addresses that they tell (NAT): ``{"10.0.0.5:6379":
-    # "redis.example.com:7001"}``. None: at those addresses.
+    # Where the nodes of a Redis Cluster are reached, if not at the addresses that they tell (NAT), such as
+    # ``{"10.0.0.5:6379": "redis.example.com:7001"}``. None: they are reached at the addresses that they tell.
     REDIS_ADDRESS_MAP: Annotated[Mapping[str, str] | None, _or_none(_addresses)] = None
     # The first part of every Redis key. Two deployments that share a Redis need two prefixes; a worker refuses keys
     # that belong to another database.

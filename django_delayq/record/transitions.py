@@ -269,9 +269,9 @@ def claim(
 
     This statement decides every race. It returns no row for a message that is cancelled, finished, running, not due,
     expired, in a paused queue, in another queue than ``queue`` (None: any queue), or locked by another move. By the
-    record's clock a message is claimed ``ahead`` seconds before its due time at most, whatever the clock of Redis says.
-    The rows come in the order of the tickets: the most urgent first. It returns none while a limit was changed after
-    ``known``, the last change by which the caller goes (None: the last one that this process has read).
+    record's clock a message is claimed ``ahead`` seconds before its due time at most, whatever due time Redis had for
+    it. The rows come in the order of the tickets: the most urgent first. It returns none while a limit was changed
+    after ``known``, the last change by which the caller goes (None: the last one that this process has read).
     """
     last = overrides.known(using).last if known is None else known
     return claim_asked(using, Claiming(tickets, leases, worker, queue, ahead, last))

@@ -1,6 +1,6 @@
 """Actions on messages: a selection or a search leads to a confirmation page, and its answer to the changes.
 
-Nothing else in the admin changes messages, but for putting one back into Redis. A few messages are changed at once;
+No other page of the admin changes messages; one puts a message back into Redis. A few messages are changed at once;
 many messages, and all that a search finds, become an operation for a worker.
 """
 
@@ -52,7 +52,7 @@ logger = logging.getLogger("django_delayq")
 
 _SALT = "django_delayq.action"
 _SELECT_ACROSS = "select_across"
-# Django's name in addresses for the query string of the list that led there.
+# Django's parameter of addresses that holds the query string of the list from which the user came.
 LIST_VAR = "_changelist_filters"
 
 
@@ -117,7 +117,7 @@ class ActionPages(ReadOnly):
         return self._ask(request, action, Scope(ids=_ids(request.POST.get("ids", ""))))
 
     def resend(self, request: HttpRequest, form: QueryDict, name: str = "", **kwargs: Any) -> HttpResponse:
-        """Ask once more what was asked, with the answer, or ask what a button asks."""
+        """Show the question again with the answer that was given, or the question of a button."""
         action, scope = CONSOLE_ACTIONS.get(name), None
         if action is not None and "ids" in form:
             scope = Scope(ids=_ids(str(form["ids"])))
@@ -211,7 +211,7 @@ class ActionPages(ReadOnly):
         return self.leave(request, back, text, messages.WARNING)
 
     def _frozen(self, request: HttpRequest, question: Question) -> tuple[Scope, Mapping[str, int]]:
-        """Return the messages that have not changed since the question, and the number of the others by reason."""
+        """Return the messages that have not changed since the question, and by reason the number of the others."""
         scope, rows = question.scope, self._rows(request)
         frozen = scope.frozen(rows, question.action.action)
         if scope.search is not None:
@@ -267,7 +267,7 @@ class ActionPages(ReadOnly):
         except (TooSlow, OperationalError) as error:
             if trouble(error) == Trouble.READ_ONLY:
                 raise
-            # Another transaction held a row for too long, or the database ended a deadlock.
+            # Another transaction kept a row locked for too long, or the database ended a deadlock.
             logger.warning(
                 "%s by %s was rolled back and changed nothing: %r", action.name, page.actor_of(request), error
             )
@@ -320,7 +320,7 @@ class ActionPages(ReadOnly):
 
 
 def _read(request: HttpRequest, action: ConsoleAction, form: QueryDict) -> Question | None:
-    """Return the question whose token is in a form; None when it is not of this action and user, or forged."""
+    """Return the question whose token is in a form; None when the token is forged, or for another action or user."""
     try:
         question = Question.read(form.get("token", ""))
     except signing.BadSignature:
@@ -341,7 +341,7 @@ def _form(action: ConsoleAction, scope: Scope, number: int | None, to_come: ToCo
 
 
 def _origin(request: HttpRequest) -> str:
-    """Return the word for the page where the action began; "" for the page of a message."""
+    """Return the word for the page on which the action began; "" for the page of a message."""
     return "list" if "action" in request.POST else request.POST.get("origin", "")
 
 
@@ -373,7 +373,7 @@ class ActionPreview:
     forecast: list[SimpleNamespace]
     # Messages that will change; None when they could not be counted in time.
     number: int | None
-    # Those of them whose due time is still to come.
+    # The messages among them whose due time is still to come.
     to_come: ToCome = field(default_factory=ToCome)
     missing: int = 0
     rows: list[tuple[int, str, str]] = field(default_factory=list)
@@ -400,7 +400,7 @@ def preview(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> Act
 
 
 def has_changed(then: int, now: int) -> bool:
-    """Tell whether more messages were found than shown, or fewer by more than a tenth."""
+    """Tell whether there are more messages than the page showed, or fewer by more than a tenth."""
     return now > then or (then - now) * 10 > then
 
 
@@ -424,7 +424,7 @@ def _preview_of_search(rows: QuerySet[Message], action: ConsoleAction, scope: Sc
     """Return the preview of an action on all that a search finds.
 
     The messages that change are counted exactly, since this many must be confirmed; the others up to a cap. The topics
-    are those of the first messages. A part that the database does not answer in time is left out.
+    are those of the first messages. A part is left out when the database does not answer in time.
     """
     assert scope.search is not None
     states = language.parse(scope.search, now=timezone.now()).states
@@ -457,7 +457,7 @@ def _changing(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> Q
 def _count_exactly(
     rows: QuerySet[Message], action: ConsoleAction, scope: Scope
 ) -> tuple[dict[State, int], ToCome] | None:
-    """Count the messages that will change, by state, and those whose due time is still to come; None: too slow."""
+    """Count the messages that will change, by state, and those due in the future; None: it takes too long."""
     later = Q(due_at__gt=scope.at)
     wanted = {
         **{state.value: Count("pk", filter=Q(state=state)) for state in action.action.states},

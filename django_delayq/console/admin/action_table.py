@@ -27,7 +27,7 @@ class ConsoleAction:
 
     action: actions.Action
     label: Text
-    # The text in the menu of the list, and the title of the page that asks.
+    # The text in the menu of the list, and the title of the confirmation page.
     selected: Text
     question: Text
     effect: Text
@@ -101,7 +101,7 @@ _TABLE = (
 # By name, in the order in which pages offer them.
 CONSOLE_ACTIONS = {action.name: action for action in _TABLE}
 
-# Everything that the audit may name: the actions on messages, and what else users and commands do.
+# Everything that the audit may name: the actions on messages, and the other actions of users and commands.
 LABELS: dict[str, Text] = {
     **{action.name: action.label for action in CONSOLE_ACTIONS.values()},
     "pause": _("Pause"),
@@ -117,7 +117,7 @@ LABELS: dict[str, Text] = {
     "notice": _("Take back an acknowledgement"),
 }
 
-# A check changes nothing, so only operations name it.
+# A check changes nothing, so it is named by operations only, and not by the audit.
 _CHECK: dict[str, Text] = {"check": pgettext_lazy("verb", "Check")}
 
 

@@ -40,7 +40,7 @@ class AuditEventAdmin(Page):
         rows = _found(self.get_queryset(request), asked)
         found = in_time(rows.db, timeouts.page, newest, request, rows, self.list_per_page)
         shown, older = found or ([], None)
-        # Other apps have actions of their own.
+        # Other apps send actions that this app does not know.
         others = sorted({event.action for event in shown} - action_table.LABELS.keys())
         query = request.GET.copy()
         query["before"] = str(older)
@@ -61,7 +61,7 @@ class AuditEventAdmin(Page):
 def _shown(event: AuditEvent) -> SimpleNamespace:
     outcomes = event.outcomes
     if event.operation is not None and event.operation.action == event.action:
-        # The operation has the outcomes while it is being done.
+        # Until the operation has ended, only its row has the outcomes.
         outcomes = outcomes or event.operation.outcomes
     return SimpleNamespace(
         event=event,

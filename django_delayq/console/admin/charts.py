@@ -1,7 +1,7 @@
 """Charts as inline SVG, drawn on the server without script and style, the larger ones with their numbers in a table.
 
-The bars of a chart are stretched to the width of the page. Texts stand beside them by shares of the width: their size
-stays as it is.
+The bars of a chart are stretched to the width of the page. Texts stand beside the bars, at shares of the width: so the
+size of the letters does not change.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class Column:
 
     @property
     def link(self) -> str:
-        """Where the bar leads; a column without one leads nowhere."""
+        """The address to which the bar leads; None: it leads nowhere."""
         return self.url if any(self.values) else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What is drawn over bars: a line before the column ``now``, and a dashed one at the height ``most``."""
+    """The lines over the bars: one before the column ``now``, and a dashed one at the height ``most``."""
 
     now: int
     now_text: str
@@ -149,7 +149,7 @@ def gauge(share: float) -> SafeString:
 
 def life(title: str, parts: Sequence[tuple[str, float, float, str]], legend: Sequence[tuple[str, str]]) -> SafeString:
     """Draw parts of a time side by side: colour class, start and length as shares of the whole, and words for each."""
-    # A run of a millisecond in a day is to be seen, too.
+    # A run of a millisecond in a day must be visible, too.
     drawn = [
         (text, _rect(f"dq-fill-{fill}", 100 * start, 0, max(0.3, 100 * length), 1))
         for fill, start, length, text in parts
@@ -159,7 +159,7 @@ def life(title: str, parts: Sequence[tuple[str, float, float, str]], legend: Seq
 
 
 def squares(busy: int, of: int, most: int = 48) -> SafeString:
-    """Draw a square for each thread, ``most`` of them at most; those that are busy first."""
+    """Draw a square for each thread, up to ``most`` squares; busy threads come first."""
     drawn = (("dq-busy" if place < busy else "",) for place in range(min(of, most)))
     return format_html(
         '<span class="dq-squares" aria-hidden="true">{}</span>', format_html_join("", '<i class="{}"></i>', drawn)
@@ -256,7 +256,7 @@ def _path(values: Iterable[float | None]) -> str:
         if value is None:
             pen = "M"
             continue
-        # A move alone draws nothing, so a point without neighbours gets a short dash.
+        # A lone "move to" of a path draws nothing, so a point without neighbours gets a short dash.
         drawn.append(f"{pen}{_short(place + 0.5)} {_short(_log_y(value))}" + ("h.1" if pen == "M" else ""))
         pen = "L"
     return "".join(drawn)

@@ -1,4 +1,4 @@
-"""*Now*: what needs somebody, the last day in numbers, past and future in one chart, queues, limits and workers."""
+"""The page *Now*: problems, the last day in numbers, past and future in one chart, queues, limits and workers."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _tiles(data: PageData, past: dict[str, Throughput], links: Links) -> list[Si
 
 
 def _change(now: int, before: int, kind: str = "dq-ok") -> dict[str, str]:
-    """Return how a number has changed since the day before. ``kind`` is the colour of a greater one."""
+    """Return how a number has changed since the day before. ``kind`` is the colour of an increase."""
     if not before:
         return {"note": _("none in the day before") if now else ""}
     ratio = now / before
@@ -149,13 +149,13 @@ def _change(now: int, before: int, kind: str = "dq-ok") -> dict[str, str]:
 
 
 def _rate(hour: Throughput) -> str:
-    """Return how many messages were delivered in a minute, of the last five."""
+    """Return how many messages were delivered in a minute, on average over the last five."""
     rate = hour.last(5)["consumed"] / 5
     return f"{rate:,.0f}" if rate >= 1 or not rate else f"{rate:.1f}"
 
 
 def _waiting(data: PageData, hour: Throughput, late: list[int], links: Links) -> SimpleNamespace:
-    """Return the tile of what waits past its time, with what waits in paused queues apart."""
+    """Return the tile of messages that wait past their time; those of paused queues are counted apart."""
     tile = SimpleNamespace(label=_("Waiting past its time"), number="?", url=links(Message, "is:overdue"))
     tile.spark = charts.spark(late, "warn" if any(late) else "")
     snapshot = data.snapshot.value
@@ -168,7 +168,7 @@ def _waiting(data: PageData, hour: Throughput, late: list[int], links: Links) ->
 
 
 def _gone(overdue: Capped, hour: Throughput) -> str:
-    """Return in which time workers will have delivered what is overdue, if they go on as in the last five minutes."""
+    """Return the time after which no message will be overdue, if workers go on as in the last five minutes."""
     if not overdue.count:
         return ""
     rate = hour.last(5).ended / 5
@@ -182,7 +182,7 @@ def _gone(overdue: Capped, hour: Throughput) -> str:
 
 
 def _river(past: dict[str, Throughput], coming: list[Bar], data: PageData, window: str, links: Links) -> SafeString:
-    """Draw the time behind, left of the line of now, and the time ahead."""
+    """Draw the past, left of the line of now, and the future."""
     back, day = past[window], past["day"]
     behind = past_charts.steps(back, _delivered, near=_NEAR)
     ahead = [_ahead(bar, place, window, links) for place, bar in enumerate(coming)]
@@ -228,7 +228,7 @@ _NEAR = 10
 
 
 def _due(start: datetime, end: datetime) -> str:
-    """Return the search for what falls due in this time. An hour that the clocks show twice is told by its offset."""
+    """Return the search for messages that fall due in this time. An offset marks an hour that the clocks show twice."""
     return f"state:scheduled due:{start.isoformat()}..{end.isoformat()}"
 
 
@@ -300,7 +300,7 @@ def _workers(data: PageData) -> SimpleNamespace:
 
 
 def _worst(name: str, found: Iterable[Finding]) -> SimpleNamespace:
-    """Return what is worst about a server, in one line."""
+    """Return the worst finding about a server, in one line."""
     worst = max(found, key=attrgetter("level"), default=Finding(name, Level.INFO, "?"))
     text = worst.detail if worst.level == Level.OK else f"{worst.name}: {worst.detail}"
     return SimpleNamespace(name=name, kind=f"dq-{worst.level.name.lower()}", text=text)

@@ -37,17 +37,17 @@ from .action_table import CONSOLE_ACTIONS
 from .explanation import moment, span
 from .page import Page
 
-# The columns by which the reader may choose, with the search's names of them.
+# The columns by which the reader may choose, with their names in a search.
 CHOSEN = ("queue", "topic")
-# A trend has this many steps, of the chosen time or of a week.
+# The number of steps of a trend, which covers the chosen time or a week.
 TREND = 28
-# The times back from now that are counted and can be chosen, in the words of the search.
+# The times before now that the reader can choose, each with its own count, in the words of the search.
 PERIODS = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7)}
 
 
 @dataclass(frozen=True, slots=True)
 class DeadFilter:
-    """The dead messages that are wanted: of a queue, a topic, one of the ``PERIODS``; "" is all, and any time."""
+    """The reader's choice of dead messages: queue, topic, and one of the ``PERIODS``; "" is all, and any time."""
 
     queue: str = ""
     topic: str = ""
@@ -79,18 +79,18 @@ class DeadGroup:
     error: str | None
     last: datetime
     first: datetime
-    # What the reader chose, which holds for every number here.
+    # The reader's choice, which holds for every number here.
     chosen: DeadFilter
     count: int = 0
     # The ids of the three that died last.
     samples: list[int] = field(default_factory=list)
-    # How many of them died within each of the periods.
+    # The numbers of messages that died within each of the periods.
     recent: Counter[str] = field(default_factory=Counter)
-    # The groups of its topics, for those with the same error.
+    # For a group of one error: the groups of its topics.
     topics: list[DeadGroup] = field(default_factory=list)
-    # How many died in each of the steps, the latest last.
+    # The numbers of messages that died in each of the steps, the latest last.
     trend: list[int] = field(default_factory=lambda: [0] * TREND)
-    # Who knows of the error, and how many died of it since then, of the last day.
+    # The acknowledgement of the error, and the number of messages of the last day that died of it since then.
     noted: Acknowledgement | None = None
     since: int = 0
 
@@ -106,7 +106,7 @@ class DeadGroup:
 
     @property
     def is_known(self) -> bool:
-        """True for an error that somebody acknowledged, and that comes no more often than before."""
+        """True for an error that somebody acknowledged, and that is no more frequent than before."""
         return self.noted is not None and self.since <= self.noted.in_a_day
 
     def count_in(self, at: datetime, pk: int, now: datetime) -> None:
@@ -238,7 +238,7 @@ class DeadLettersAdmin(Page):
         return SimpleNamespace(
             group=group,
             list=links(group.search),
-            # The numbers of those that died lately, with the addresses of their lists.
+            # The numbers of messages that died lately, with the addresses of their lists.
             recent=[(group.recent[period], links(f"{group.search} finished:<{period}")) for period in PERIODS],
             topics=[(each.topic, each.count, links(each.search)) for each in group.topics],
             samples=[(pk, self.url(Message, "change", pk)) for pk in group.samples],
@@ -251,7 +251,7 @@ class DeadLettersAdmin(Page):
         )
 
     def acknowledge_view(self, request: HttpRequest) -> HttpResponse:
-        """Note that somebody knows of an error, on POST; with ``undo``, that nobody does."""
+        """Note on POST that somebody knows of an error; with ``undo``, take that note back."""
         self.require(request, "requeue")
         form = AcknowledgeForm(request.POST)
         if request.method == "POST" and form.is_valid():
@@ -273,7 +273,7 @@ class DeadLettersAdmin(Page):
 
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (.+)')
-# Parts of the paths of what is no code of the project.
+# Parts of the paths of code that is not the project's.
 _LIBRARIES = ("/site-packages/", "/lib/python", "/django_delayq/")
 
 

@@ -1,4 +1,4 @@
-"""Sentences that explain the state of a message, and the way in which pages write times."""
+"""Makes the sentences that explain the state of a message, and the texts of times on pages."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def _running(message: Message, now: datetime) -> list[str]:
 
 
 def _attempt(message: Message) -> str:
-    """Return which attempt a running message is at, of how many as far as this process knows."""
+    """Return the number of the attempt that runs, and how many there may be, if this process knows that."""
     if pulled.terms(message.queue) is not None:
         number = message.attempts + message.crashes + 1
         return _attempt_text(number, pulled.policy(message.queue, message.retry, message.max_attempts).attempts)
@@ -251,7 +251,7 @@ def _attempt_text(number: int, most: int | None) -> str:
 
 
 def timeout_of(message: Message) -> timedelta | None:
-    """Return after which time the handler of a message is ended; None: never, or not known to this process."""
+    """Return the time after which the handler of a message is ended; None: never, or this process does not know."""
     handler = registry.find(message.topic)
     found = (handler and handler.timeout) if message.timeout is None else message.timeout
     return timedelta(seconds=found) if found else None

@@ -108,7 +108,8 @@ class ConfirmForm(ReasonForm):
     reason = ReasonField(gettext_lazy("Written to the audit."))
 
 
-# The state of the table of messages: about how many rows it has, what is known of its dead rows, and who keeps them.
+# The state of the table of messages: an estimate of its rows, its dead rows as far as they are known, and who keeps
+# them.
 TableState = tuple[int | None, Vacuum, list[Holder] | None]
 
 
@@ -235,7 +236,7 @@ def _ended(text: str, operation: Operation, data: PageData) -> str:
 
 
 def _all_sizes(using: str) -> dict[str, QueueSize]:
-    """Return what Redis holds of each queue that it, the record or a worker names."""
+    """Return the numbers of ids in Redis of each queue that Redis, the record or a worker names."""
     return sizes(using, reading.queues(using))
 
 
@@ -245,7 +246,7 @@ def _table_state(using: str) -> TableState:
 
 
 def _table(panel: Panel[TableState]) -> Iterator[Finding]:
-    """Yield how large the table of messages is, and how long they are kept there. No line for what is not known."""
+    """Yield the size of the table of messages and how long they are kept there. Unknown values have no line."""
     if panel.value is None:
         yield Finding(_("State"), Level.CRITICAL, "?")
         return
@@ -272,7 +273,7 @@ def _table(panel: Panel[TableState]) -> Iterator[Finding]:
 
 
 def _preview(using: str, form: RestoreForm) -> dict[str, Any]:
-    """Return what a restore would find, or why that is not known; ``refused``: it cannot be started."""
+    """Return what a restore would find, or why that is not known; ``refused``: the restore cannot be started."""
     redis_publisher = publisher.get(using)
     assert redis_publisher is not None
     work = RestoreWork(form.scope, form.arguments)

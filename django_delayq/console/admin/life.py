@@ -1,4 +1,4 @@
-"""The life of a message as a line of time, to scale: its waits, its runs, and the wait for its next step."""
+"""Draws the life of a message as a line of time, to scale: its waits, its runs, and the wait for its next step."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Part:
 
     @property
     def length(self) -> timedelta:
-        """How long it was; nothing where two clocks differ."""
+        """The length of the part; zero where two clocks differ."""
         return max(timedelta(0), self.end - self.start)
 
     @property
@@ -69,7 +69,7 @@ def line(message: Message, moves: Sequence[Transition], now: datetime) -> SafeSt
 
 
 def _parts(message: Message, moves: Sequence[Transition], now: datetime) -> Iterator[Part]:
-    # A request to cancel is a move, too, and ends no run.
+    # A request to cancel is a move, too, but it ends no run.
     steps = [move for move in moves if move.from_state != move.to_state or move.to_state != State.RUNNING]
     for move, after in zip(steps, (*steps[1:], None), strict=True):
         end = now if after is None else after.at

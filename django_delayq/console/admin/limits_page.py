@@ -33,7 +33,7 @@ from .readonly import Links
 
 
 class OverrideForm(PauseForm):
-    """The limit that is meant, what holds of it instead of what the code declares, and for how long."""
+    """The limit that the user means, the override of it, and its end."""
 
     topic = forms.CharField(label=gettext_lazy("Topic"), required=False)
     limit_key = forms.CharField(
@@ -88,7 +88,7 @@ class LimitsAdmin(Page):
         data = page_data.gather()
         may_override = self.may(request, "override")
         override_url = self.url(Limits, "override") if may_override else ""
-        # What the limits go by: read anew for each page, because a user who has just overridden one wants to see it.
+        # The overrides are read anew for each page, because a user who has just overridden a limit wants to see it.
         panels.load("overrides", data.using, limiting.in_force, data.using, kept=0.0)
         found = page_data.limits(data.using)
         known = found.value.longest if found.value else ()
@@ -121,7 +121,7 @@ class LimitsAdmin(Page):
         return TemplateResponse(request, "delayq_console/limit_override.html", shown)
 
     def reset_view(self, request: HttpRequest) -> HttpResponse:
-        """Reset a limit to what the code declares."""
+        """Reset a limit to the declaration in the code."""
         self.require(request, "reset")
         if request.method != "POST":
             return HttpResponseRedirect(self.url(Limits))
@@ -138,7 +138,7 @@ class LimitsAdmin(Page):
 
 
 def rows(states: Iterable[LimitState], now: datetime, links: Links, override_url: str = "") -> list[SimpleNamespace]:
-    """Return limits as pages show them, with the addresses of the lists of those that run and those that wait."""
+    """Return limits as pages show them, with the addresses of the lists of messages that run and that wait."""
     return [
         SimpleNamespace(
             name=limit.name,
@@ -158,7 +158,7 @@ def rows(states: Iterable[LimitState], now: datetime, links: Links, override_url
 
 
 def _used(line: LimitState) -> float:
-    """Return the share of a limit that is used up: of a rate all, while messages wait for it."""
+    """Return the share of a limit that is used up. While messages wait for a rate, that is all of it."""
     if line.limit is None or not line.limit.count:
         return float(bool(line.waiting.count))
     return line.running / line.limit.count

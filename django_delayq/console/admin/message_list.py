@@ -74,7 +74,7 @@ class MessageList(ChangeList):
         return tuple(dict.fromkeys((f"{given[1]}{field}", f"{given[1]}id")))
 
     def get_ordering_field_columns(self) -> dict[int, Literal["asc", "desc"]]:
-        """Return the place of the column by which the list is sorted, and how: no list is sorted by several."""
+        """Return the number of the column that sorts the list, and the direction: no list is sorted by several."""
         field = self.order[0].removeprefix("-")
         places = (place for place, name in enumerate(self.list_display) if self.get_ordering_field(name) == field)
         return dict.fromkeys(places, "asc" if field == self.order[0] else "desc")
@@ -94,10 +94,12 @@ class MessageList(ChangeList):
         self.too_slow = False
         ids = self._ids(found, offset, most)
         if not ids and self.page_num > 1:
-            # Messages have left the search, and the page is empty. Django would drop the search and the action on it.
+            # The page is empty, since messages no longer match the search. Django would drop the search and the action
+            # on it.
             self.page_num, offset = 1, 0
             ids = self._ids(found, offset, most)
-        # Searches for a topic, queue or limit that is like the one of a search without results: likewise.
+        # For a search without results: searches for a topic, queue or limit with a similar name, with their query
+        # strings.
         self.near = [] if ids else in_time(rows.db, timeouts.rows, _near, rows.db, self.asked.box) or []
         now = reads.now(rows.db)
         self.counts = listing.counts(rows, self.asked.box, now)
@@ -168,7 +170,7 @@ class MessageList(ChangeList):
                 query=query,
                 count=shown,
                 here=here,
-                # The only messages that need attention.
+                # Only these messages need attention.
                 alert=tab.name == "overdue" and bool(count.count),
             )
 
@@ -179,7 +181,7 @@ def _link(text: str) -> tuple[str, str]:
 
 
 def _near(using: str, search: Search) -> list[tuple[str, str]]:
-    """Return searches for what is like the topic, queue and limit of a search, if these may be typing errors."""
+    """Return searches for names that are like the topic, queue and limit of a search, if these may be typing errors."""
     asked = {name: text for name in ("topic", "queue", "limit") if (text := search.only(name)) is not None}
     if not asked:
         return []

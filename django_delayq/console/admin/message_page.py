@@ -52,7 +52,8 @@ from .limits_page import running_text
 LONGEST_NONCE = 32
 # Why a message is not repeated.
 _REFUSALS = (InvalidMessage, KeyConflict)
-# What a handler's function for limit keys may raise, too, for a payload that somebody has edited.
+# The errors of a repetition. The last ones are those of a handler's function for limit keys, when it gets an edited
+# payload.
 _REFUSALS_OF_EDITED = (*_REFUSALS, AttributeError, LookupError, TypeError, ValueError)
 
 
@@ -97,7 +98,7 @@ class MessagePage(ActionPages):
         old = self._message(request, pk)
         edited: dict[str, Any] = {}
         if "payload" in request.POST:
-            # Who writes a payload may also read what is masked in it.
+            # A user who may write a payload may also read the values that are masked in it.
             self.require(request, "repeat", "reveal")
             form = PayloadForm(request.POST, old.payload)
             if not form.is_valid():
@@ -151,7 +152,7 @@ class MessagePage(ActionPages):
         return message.state in FINAL and self.may(request, "repeat")
 
     def _again(self, request: HttpRequest, message: Message, *, masked: bool) -> PayloadForm | None:
-        """Return the form that repeats a message with an edited payload, if that is wholly shown."""
+        """Return the form that repeats a message with an edited payload, if the page shows the whole payload."""
         if not self._may_repeat(request, message) or not self.may(request, "reveal"):
             return None
         form = PayloadForm(None, message.payload, masked=masked)
@@ -283,7 +284,7 @@ def _alike(message: Message, now: datetime) -> str:
 
 
 def _in_line(message: Message, now: datetime) -> explanation.InLine | None:
-    """Return the limit for which a message waits, and its place among those that do."""
+    """Return the limit for which a message waits, and its position among the messages that wait for it."""
     using = message._state.db or "default"
     name = stats.waits_for(using, [message], now).get(message.pk)
     if name is None:
@@ -351,7 +352,7 @@ def _mismatch(where: Whereabouts) -> str:
 
 
 def _holding(message: Message) -> str:
-    """Return for how long a message holds its key; empty when it has none."""
+    """Return how long a message holds its key; empty when it has none."""
     if message.key is None:
         return ""
     if message.key_for is not None:
@@ -489,6 +490,6 @@ def _worker(move: Transition) -> str:
 
 
 def _waited(move: Transition, before: Transition | None) -> str:
-    """Return how long a message was ready before its claim: since it was due, and scheduled by the move before."""
+    """Return how long a message was ready before its claim: since its due time, or a later move before the claim."""
     ready_at = move.ready_at or move.due_at
     return span(move.at - (ready_at if before is None else max(ready_at, before.at)))

@@ -1,4 +1,4 @@
-"""The findings of the pages: one list of what is known. Those that need somebody are the rows at the top of *Now*."""
+"""The findings of the pages, in one list. Those that somebody has to act on are the rows at the top of *Now*."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PAGES: dict[str, tuple[Any, Any, str]] = {
 
 
 class Need(NamedTuple):
-    """Something that needs somebody: what and how much, since when and by whom, its last hour, and one button.
+    """A finding that somebody has to act on: what and how much, since when and by whom, its last hour, and one button.
 
     The address is empty for a page that the site does not have.
     """
@@ -55,12 +55,12 @@ class Need(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The class of its colour."""
+        """The style class of its colour."""
         return f"dq-{self.level.name.lower()}"
 
 
 def rows(page: ReadOnly, request: HttpRequest, data: PageData) -> list[Need]:
-    """Return what needs somebody, the worst first."""
+    """Return the findings that somebody has to act on, the worst first."""
     hours = page_data.last_hour(data, "queue").value or {}
     found = [*_of_findings(page, data, hours), *_failing(page, data), *_paused(page, request, data, hours)]
     return sorted(found, key=attrgetter("level"), reverse=True)
@@ -78,7 +78,7 @@ def _of_findings(page: ReadOnly, data: PageData, hours: dict[str, Throughput]) -
 
 
 def _of_last_hour(link: str, data: PageData, hours: dict[str, Throughput]) -> SafeString:
-    """Draw what began late in the last hour, or what ended under the limit before which a message waits longest."""
+    """Draw what began late in the last hour, or what ended under the limit for which a message has waited longest."""
     lines = data.lines.value
     if link == "overdue":
         steps = zip(*(hour.steps[:-1] for hour in hours.values()), strict=True)
@@ -91,7 +91,7 @@ def _of_last_hour(link: str, data: PageData, hours: dict[str, Throughput]) -> Sa
 
 
 def findings(data: PageData) -> Iterator[Finding]:
-    """Yield what is known of the database, Redis, the workers and the messages."""
+    """Yield the findings about the database, Redis, the workers and the messages."""
     for find in (of_database, of_redis, of_redis_values, _unserved, _overdue, _limited, _of_extensions):
         yield from find(data)
 
@@ -100,7 +100,7 @@ def findings(data: PageData) -> Iterator[Finding]:
 
 
 def of_redis(data: PageData) -> Iterator[Finding]:
-    """Yield which Redis this is, and whether messages may be kept in it."""
+    """Yield which Redis this is, and whether it may keep ids of messages."""
     redis = data.redis.value
     if redis is None:
         return
@@ -183,7 +183,7 @@ def of_database(data: PageData) -> Iterator[Finding]:
 
 
 def _of_server(finding: Finding) -> Finding:
-    """Make a banner of what ``delayq_check`` finds, if it is critical."""
+    """Make a banner of a finding of ``delayq_check``, if that is critical."""
     if finding.level != Level.CRITICAL:
         return finding
     return finding._replace(link="health", headline=f"{finding.name}: {finding.text}")
@@ -237,7 +237,7 @@ def _unserved(data: PageData) -> Iterator[Finding]:
 
 
 def _overdue(data: PageData) -> Iterator[Finding]:
-    """Yield what is overdue without a cause that another finding names."""
+    """Yield the queues with overdue messages whose cause no other finding names."""
     snapshot = data.snapshot.value
     if snapshot is None or has_no_worker(data):
         return

@@ -32,7 +32,7 @@ from .page import Page
 
 
 def operation_row(operation: Operation, now: datetime) -> SimpleNamespace:
-    """Return an operation as pages show it at the moment ``now``. What has no value is empty."""
+    """Return an operation as pages show it at the moment ``now``. A field without a value is empty."""
     end = operation.finished_at or now
     took = end - operation.started_at if operation.started_at else None
     total = operation.total
@@ -99,7 +99,7 @@ class OperationAdmin(Page):
         operation = self._find(request, object_id)
         using = operation._state.db or "default"
         now = reads.now(using)
-        # When its worker is gone, the lease has ended: then a second stop takes effect at once.
+        # When the worker of the operation is gone, its lease ends: after that a second stop takes effect at once.
         is_held = operation.leased_until is not None and operation.leased_until > now
         is_stopping = operation.stop_requested and operation.state == OperationState.RUNNING and is_held
         is_unstoppable = is_stopping or (is_held and operation.worker.startswith(lifecycle.LOADER))
@@ -146,7 +146,7 @@ class OperationAdmin(Page):
         self.require(request, by, "bulk")
         if request.method != "POST":
             return HttpResponseRedirect(url)
-        # Two users do this one after the other: the second finds what the first has started.
+        # Two users get here one after the other: the second finds the operation that the first has started.
         with lifecycle.starting(self.using):
             if not self.may_undo(request, operation):
                 text = _("Nothing was done: the operation is in another state by now.")

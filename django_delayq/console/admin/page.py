@@ -34,7 +34,7 @@ from .site import PAGES
 
 Row = TypeVar("Row", bound=Model)
 
-# The models of the pages that other apps of this package have.
+# The models of pages in other apps of this package.
 ELSEWHERE = (("delayq_recurring", "Schedule"), ("delayq_http", "Token"))
 
 
@@ -51,7 +51,7 @@ def navigation(model_admin: ReadOnly, request: HttpRequest, here: type[Model] | 
                 "label": label_of(model),
                 "url": model_admin.url(model),
                 "here": model is (here or model_admin.model),
-                # Called when the page is written, which may have read the numbers meanwhile.
+                # This is called when the page is rendered, which may have read the numbers by then.
                 "count": partial(_count, using, model),
             }
             for model in _linked()
@@ -61,7 +61,7 @@ def navigation(model_admin: ReadOnly, request: HttpRequest, here: type[Model] | 
         "environment": settings.ENVIRONMENT,
         "read_only": settings.READ_ONLY,
         "takes_no_writes": panels.load("writes", using, _takes_writes, using).value is False,
-        # The answer to a POST has no address that a browser could fetch again.
+        # A browser cannot fetch the answer to a POST again, so such a page does not refresh itself.
         "live": request.get_full_path() if request.method == "GET" else "",
     }
 
@@ -75,13 +75,13 @@ def _linked() -> Iterator[type[Model]]:
 
 
 def label_of(model: type[Model]) -> str:
-    """Return the name of a page in the navigation, where it is not that of its model."""
+    """Return the name of a page in the navigation, if it differs from the name of its model."""
     own: dict[type[Model], str] = {Dashboard: _("Now"), DeadLetters: _("Failures"), AuditEvent: _("Audit")}
     return own.get(model) or str(model._meta.verbose_name_plural).capitalize()
 
 
 def count(using: str, model: type[Model], number: object, level: str = "", unit: object = "") -> None:
-    """Show a number, but for zero, beside a page in the navigation of this process's pages, for a minute."""
+    """Show a number beside a page in the navigation of this process for a minute, unless it is zero."""
     panels.keep(f"count {model.__name__}", using, (number, level, unit), tuning.counts_kept)
 
 
@@ -175,7 +175,7 @@ def newest(request: HttpRequest, rows: QuerySet[Row], size: int) -> tuple[list[R
 
 
 def chosen(request: HttpRequest, name: str, labels: Mapping[str, Any]) -> str:
-    """Return which of the choices the address names; by default the first."""
+    """Return the choice that the address names; by default the first."""
     given = request.GET.get(name, "")
     return given if given in labels else next(iter(labels))
 

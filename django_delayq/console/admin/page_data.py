@@ -42,12 +42,12 @@ class PageData:
     workers: Panel[WorkerList]
     paused: Panel[dict[str, models.Queue]]
     redis: Panel[RedisStats]
-    # Queues with scheduled messages with which Redis is not filled, the fullest first; without any, those of workers.
+    # Queues with scheduled messages that Redis lacks, the fullest first; if no queue has any, the queues of workers.
     unfilled: Panel[list[str]]
     pending: Panel[list[str]]
     # The tables whose rows the database may hide from the role of this process.
     hidden: Panel[HiddenRows]
-    # What extensions add to the checks.
+    # The findings of extensions.
     findings: Panel[list[Finding]]
 
 
@@ -85,7 +85,7 @@ def _unfilled(using: str, seen: Snapshot | None, workers: WorkerList | None) -> 
     queues = sorted(seen.queues.items(), key=lambda item: -item[1].scheduled.count) if seen else []
     names = [name for name, queue in queues if queue.scheduled.count]
     if not names and workers is not None:
-        # These fill Redis also while nothing is scheduled. A Redis that they do not fill is not theirs.
+        # Workers fill Redis also while nothing is scheduled. A Redis that they do not fill is another one than theirs.
         names = sorted({name for worker in workers.of(WorkerState.ALIVE) for name in worker.queues})
     return unfilled(using, names)
 
@@ -105,20 +105,20 @@ def unserved(data: PageData) -> list[str]:
 
 
 def coming(data: PageData, window: str) -> Panel[list[Bar]]:
-    """Return what falls due in the window."""
+    """Return the messages that fall due in the window."""
     name = f"upcoming {window} {timezone.get_current_timezone_name()}"
     return panels.load(name, data.using, upcoming.count_upcoming, data.using, window, data.at)
 
 
 def past(data: PageData, window: str) -> Panel[dict[str, Throughput]]:
-    """Return what was delivered in this window and in those of the tiles, and in as long a time before their day."""
+    """Return the deliveries in this window and in those of the tiles, and in the day before theirs."""
     name, windows = f"past {window} {timezone.get_current_timezone_name()}", ("hour", "day", window)
     read = throughput.read_throughput
     return panels.load(name, data.using, read, data.using, data.at, windows, ("day",), kept=tuning.rollups_kept)
 
 
 def last_hour(data: PageData, column: str, *names: str) -> Panel[dict[str, Throughput]]:
-    """Return what was delivered in each minute of the last hour of each queue, or of topics with these names."""
+    """Return the deliveries in each minute of the last hour, by queue, or of the topics with these names."""
     read, given = throughput.read_last_hour, (data.using, data.at, column, names)
     return panels.load(f"hour {column} {names}", data.using, read, *given, kept=tuning.rollups_kept)
 

@@ -31,7 +31,7 @@ class Panel(Generic[T]):
 
     @property
     def problem(self) -> str:
-        """The reason for which it could not be read, in the language of the reader; empty for a value."""
+        """The reason why the panel could not be read, in the language of the reader; empty for a value."""
         match self.error:
             case None:
                 return ""
@@ -66,7 +66,7 @@ def load(name: str, using: str, read: Callable[[*Given], T], *given: *Given, kep
                 _kept.clear()
             panel = _read(using, read, given)
             if isinstance(panel.error, OutOfTime):
-                # The next page reads it first.
+                # The next page reads this panel first.
                 return panel
             good_for = min(kept, tuning.panel_kept) if panel.error else kept
             _kept[key] = panel, time.monotonic() + good_for
@@ -99,5 +99,5 @@ def _read(using: str, read: Callable[[*Given], T], given: tuple[*Given]) -> Pane
         with statement_timeout(using, timeouts.page):
             return Panel(read(*given))
     except (TooSlow, BrokerUnavailable, DatabaseError, InterfaceError) as error:
-        # The traceback would keep what the frames hold.
+        # The traceback would keep all objects of its frames in memory.
         return Panel(error=error.with_traceback(None))

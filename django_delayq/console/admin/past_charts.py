@@ -15,12 +15,12 @@ from ..statistics.throughput import RollupSum, Throughput
 from . import charts
 from .charts import Column
 
-# Between two texts under the axis are this many minutes, from midnight on.
+# The texts under the axis stand this many minutes apart, counted from midnight.
 _MINUTES_PER_TICK = {"hour": 15, "day": 240, "week": 1440, "month": 1440}
 
 
 def tick(at: datetime, window: str) -> str:
-    """Return what stands under the axis where a step begins at a round time."""
+    """Return the text under the axis for a step that begins at a round time."""
     if (at.hour * 60 + at.minute) % _MINUTES_PER_TICK[window]:
         return ""
     if window == "month":

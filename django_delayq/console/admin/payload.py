@@ -51,16 +51,17 @@ def redacted(value: Any) -> Any:
 
 
 def unmasked(given: Any, old: Any) -> Any:
-    """Return an edited value with what the masks in it stand for: the part of ``old`` that was shown at that place.
+    """Return an edited value with its masks replaced by the values behind them: the part of ``old`` at the same
+    position.
 
-    Raises ``LookupError`` for a mask at another place, also for one in a list that was changed.
+    Raises ``LookupError`` for a mask at another position, and for one in a list that was changed.
     """
     shown = redacted(old)
     return given if shown == old else _unmasked(given, shown, old)
 
 
 def _unmasked(given: Any, shown: Any, old: Any) -> Any:
-    # As text: 1, 1.0 and true are equal values.
+    # The JSON texts are compared: 1, 1.0 and true are equal in Python.
     if json.dumps(given) == json.dumps(shown):
         return old
     if isinstance(given, dict) and isinstance(shown, dict):

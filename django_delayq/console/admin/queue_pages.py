@@ -57,7 +57,8 @@ class ResumeForm(SpreadForm):
     def __init__(self, data: Any, *, number: int | None, may_spread: bool, under_way: Operation | None) -> None:
         """Make the form for ``number`` messages that begin when the queue is resumed, None: too many to count.
 
-        An answer may be to a question about more messages than there are now. ``under_way`` spreads them already.
+        The user may answer a question about more messages than there are now. The operation ``under_way`` spreads them
+        already.
         """
         is_one = data is None and number in (0, 1)
         super().__init__(data, many=may_spread and not is_one, number=number or 0)
@@ -67,7 +68,7 @@ class ResumeForm(SpreadForm):
         if under_way is not None and may_spread:
             stop.label = _("Stop operation #%(id)d and do this instead") % {"id": under_way.pk}
             stop.error_messages["required"] = self.problem
-            # By its number: the user does not stop another one that was started meanwhile.
+            # The form names the operation by its number: so the user stops no other one that was started meanwhile.
             self.fields[f"stop_{under_way.pk}"] = stop
 
     @property
@@ -136,7 +137,7 @@ class QueueAdmin(Page):
         )
 
     def _pausing(self, name: str, pause: Queue | None, now: datetime, may_pause: bool) -> dict[str, Any]:
-        """Return what pages show of the pause of a queue, and where the user ends, changes or begins one."""
+        """Return what pages show of the pause of a queue, with the addresses that end, change or begin one."""
         return {
             "paused": pause is not None,
             "pause": [] if pause is None else describe(pause, now),
@@ -190,13 +191,13 @@ class QueueAdmin(Page):
             waiting = _waiting(number) if is_paused else ""
             return self._ask(request, name, form, "resume", _("Resume queue %(queue)s?"), waiting)
         resume = self._resume_slowly if form.cleaned_data.get("spread") else self._resume_at_once
-        # Two users do this one after the other: the second is told of what the first has started.
+        # Two users get here one after the other: the second learns of the operation that the first has started.
         with page.acting_as_user(request), lifecycle.starting(self.using):
             if self._gentle_resume(name) != form.under_way:
                 text = _("Somebody else acted on queue %(queue)s meanwhile. Check it and confirm again.")
                 return self.leave(request, self.url(Queue, "resume", name), text % {"queue": name}, messages.WARNING)
             text, level = resume(request, name, form, ids)
-            # It ends the pause only if the pause is still its own.
+            # The operation ends the pause only if the pause is still its own.
             if form.under_way is not None and lifecycle.stop(form.under_way):
                 target = f"#{form.under_way.pk} {form.under_way.action}: {form.under_way.described}"
                 page.record(request, "stop", target, operation=form.under_way)

@@ -1,4 +1,4 @@
-"""The base of all pages: their addresses, and who may do what. None may add, change or delete rows, or count all."""
+"""The base of all pages: their addresses, and who may do what. No page adds, changes or deletes rows, or counts all."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class CappedPaginator(Paginator):  # type: ignore[type-arg]
 
 
 def _unsent(request: HttpRequest) -> str:
-    """Return the query string with what is kept of a form until its user has logged in again.
+    """Return the query string, with the fields of a form that are kept until its user has logged in again.
 
-    Of a form that answers no question, little is kept: its fields may be secret, and this becomes an address.
+    If the form answers no question, few fields are kept: others may be secret, and this becomes an address.
     """
     names = list(request.POST) if "token" in request.POST else ["reason", "search", "ids"]
     fields = ((name, request.POST.get(name, "")[:KEPT]) for name in names if name != "csrfmiddlewaretoken")
@@ -61,7 +61,7 @@ View = Callable[..., HttpResponseBase]
 # The address of what a search finds: ``ReadOnly.list_url`` of a page.
 Links = Callable[..., str]
 
-# The routes that pages have beside those of Django's admin: each leads to the view that is called like it.
+# The routes of pages besides those of Django's admin: each leads to the view of the same name.
 ROUTES: Mapping[type[Model], Mapping[str, str]] = {
     Message: {
         "changelist": "",
@@ -78,7 +78,7 @@ ROUTES: Mapping[type[Model], Mapping[str, str]] = {
     Health: {"check": "check/", "restore": "restore/"},
     Operation: {"stop": "<int:number>/stop/", "resume": "<int:number>/resume/", "undo": "<int:number>/undo/"},
 }
-# In the address that the login leads back to, for a form that was sent when the session had ended.
+# A parameter in the address to which the login leads back, for a form that was sent after the session had ended.
 UNSENT_VAR = "unsent"
 # Each field of such a form is kept up to this many characters: they go into an address.
 KEPT = 1000

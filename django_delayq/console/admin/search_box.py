@@ -84,7 +84,7 @@ class RequestedSearch:
     # The search of the box alone, and together with that of the tab.
     box: Search
     whole: Search
-    # True when it reads masked values, which the user may do, and which is an audit event each time.
+    # True when the search reads masked values: the user may do that, and each time it is an audit event.
     reveals: bool = False
 
     @property

@@ -55,7 +55,7 @@ class OnDemand(ReadOnly):
         return super().get_urls()
 
     def host(self, *args: Any, **kwargs: Any) -> HttpResponseBase:
-        """Answer a view of another app's pages as one of these: ``host(model_admin, view, request, …)``."""
+        """Answer a view of another app as a page of the console: ``host(model_admin, view, request, …)``."""
         response: HttpResponseBase = load("host")(self.page, *args, **kwargs)
         return response
 

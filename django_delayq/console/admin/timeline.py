@@ -1,4 +1,4 @@
-"""The messages of an object in its own page of the admin: what will happen to it and when, what did, and *cancel*."""
+"""The messages of an object in its own page of the admin: those to come, those of the past, and *cancel*."""
 
 from __future__ import annotations
 

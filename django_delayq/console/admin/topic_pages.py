@@ -1,4 +1,4 @@
-"""The list of topics, and the page of a topic or a queue: what it did and how long, beside as long a time before."""
+"""The list of topics, and the page of a topic or a queue: its deliveries and run times, now and before."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def _rows(shown: Page, found: Mapping[str, Compared], kind: str, window: str, or
 
 
 def _rank(each: Compared, order: str) -> float:
-    """Return by how much an order puts a topic or a queue first; 0 where the order does not apply to it."""
+    """Return the rank of a topic or a queue in an order, the greatest first; 0 where the order does not apply to it."""
     if order == "slower":
         return each.slowdown if each.slowdown >= tuning.slower else 0.0
     return each.now.failed if order == "failing" else each.now.ended + each.before["consumed"]

@@ -1,4 +1,4 @@
-"""What a page says when the database does not answer in time, or takes no writes."""
+"""Answers with the reason when the database does not answer a page in time, or takes no writes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OF_ONE_ROW = ("change_view",)
 
 
 def visit(shown: ReadOnly, view: str, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-    """Return what a view of a page answers, or a page with the reason why the database could not serve it."""
+    """Return the answer of a view, or a page with the reason why the database could not serve it."""
     limited = shown.get_queryset(request).db if view in OF_ONE_ROW else None
     return _answer(shown, shown.view(view), limited, request, *args, **kwargs)
 
@@ -32,7 +32,7 @@ def visit(shown: ReadOnly, view: str, request: HttpRequest, *args: Any, **kwargs
 def host(
     shown: ReadOnly, guest: admin.ModelAdmin[Any], view: View, request: HttpRequest, *args: Any, **kwargs: Any
 ) -> HttpResponseBase:
-    """Return what a view of another app answers as one of these pages, with their context as ``extra_context``."""
+    """Return the answer of another app's view as a page of the console, with its context as ``extra_context``."""
 
     def within(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         frame = {**page.navigation(shown, request, guest.model), "spark": charts.spark}
@@ -53,7 +53,7 @@ def host(
 def _answer(
     shown: ReadOnly, view: View, limited: str | None, request: HttpRequest, *args: Any, **kwargs: Any
 ) -> HttpResponseBase:
-    """Let a view answer in time. ``limited``: the database where its statements have no time limits of their own."""
+    """Let a view answer in time. ``limited``: its database, if its statements have no time limits of their own."""
     try:
         with ExitStack() as limits:
             if request.method != "POST" and LONGER_VAR not in request.GET:

@@ -23,7 +23,7 @@ from ..models import Operation, OperationState
 from ..statements import console_statements
 from .work import FREE, WORKS, OperationWork, Step, lease_from
 
-# What the name begins with under which a worker loads Redis by itself.
+# The beginning of the name under which a worker loads Redis by itself.
 LOADER = "loader:"
 
 OPEN = (OperationState.QUEUED, OperationState.RUNNING)
@@ -47,8 +47,8 @@ def start(
 ) -> Operation:
     """Queue an operation of the current actor; a worker begins within seconds.
 
-    The work of the action reads ``scope`` and ``arguments``. ``described`` is the scope in words, ``outcomes`` what
-    there is to tell before it begins.
+    The work of the action reads ``scope`` and ``arguments``. ``described`` is the scope in words, ``outcomes`` those
+    that are known before it begins.
     """
     # An unknown action, or a scope that its work cannot read, is refused here and not in the worker.
     work = WORKS[action](scope, arguments)
@@ -85,11 +85,11 @@ def stop(operation: Operation) -> bool:
 
 
 def resume(operation: Operation) -> bool:
-    """Queue an operation again, from where it ended. Return False when it is done, or open already."""
+    """Queue an operation again; it goes on where it stopped. Return False when it is done, or open already."""
     using = _db(operation)
     rows = Operation.objects.using(using).filter(pk=operation.pk, state__in=ENDED_EARLY)
     with writing(using):
-        # The time for which it stood still is no part of its duration.
+        # The duration of the operation does not include the time for which it stood still.
         started_at = F("started_at") + (Value(reads.now(using), DateTimeField()) - F("finished_at"))
         queued = {"state": OperationState.QUEUED, "stop_requested": False, "error": "", **FREE}
         is_queued = rows.update(**queued, started_at=started_at, finished_at=None)
@@ -194,7 +194,8 @@ def _lease(using: str, operation: Operation, worker: str) -> bool:
 def _begin(using: str, operation: Operation, worker: str, work: OperationWork) -> None:
     held = _held(using, operation, worker)
     operation.started_at = reads.now(using)
-    # Counting may outlast the lease. A worker that takes over meanwhile must not count again, or it would never end.
+    # Counting may take longer than the lease. A worker that takes over meanwhile must not count again, or nobody would
+    # ever finish.
     held.update(started_at=operation.started_at)
     try:
         operation.total = work.count(using)
@@ -248,7 +249,7 @@ logger = logging.getLogger("django_delayq")
 class OperationRunner(Service):
     """Does one operation at a time. While there is none it issues one small query every five seconds."""
 
-    # Also the role that runs it.
+    # The name of the role, too.
     name = "operator"
     thread = "operator"
     is_shared = True
@@ -285,7 +286,7 @@ class OperationRunner(Service):
     def _failed(self, operation: Operation, error: Exception) -> None:
         """Fail the operation after some failures in a row; those while the database or Redis is away do not count."""
         if isinstance(error, BrokerUnavailable):
-            # An operation that needs no Redis may begin. This one is leased again when its lease has run out.
+            # Meanwhile an operation that needs no Redis may begin. This one is leased again when its lease has run out.
             self._current = None
             return
         if not self._database_answers():

@@ -1,4 +1,4 @@
-"""What operations do: bulk actions on messages, the consistency check, and restores, also those of others."""
+"""The work of operations: bulk actions, the consistency check, and restores, also of commands and loaders."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class OperationWork(ABC):
         return cls.verbs
 
     def count(self, using: str) -> int | None:
-        """Return how many messages there are to do now; None when that is not known, or they are too many to count."""
+        """Return the number of messages to be handled now; None when it is not known, or too large to count."""
         return None
 
     def queued(self, using: str, operation: Operation) -> None:  # noqa: B027
@@ -109,7 +109,7 @@ class OperationWork(ABC):
 
 
 class RedisWork(OperationWork):
-    """Base class of work on what Redis holds, which needs one."""
+    """Base class of work on the ids in Redis, which needs a Redis."""
 
     verbs = ("restore",)
     atomic = False
@@ -187,7 +187,7 @@ class Scope:
     def frozen(self, rows: QuerySet[Message], action: Action) -> Scope:
         """Return the scope of those messages that the action changes and that have not changed since the question.
 
-        Ids that were given keep those for which the action comes too late: its answer says so.
+        A scope of given ids keeps those for which the action comes too late: its answer says so.
         """
         assert self.at is not None
         found = rows.filter(self.condition())
@@ -205,12 +205,12 @@ class Scope:
 def _unchanged_since(at: datetime, now: datetime) -> Q:
     """Return the condition that a message has not moved after ``at``, by its own row and by the last row of its log.
 
-    These have the time of a move, and not that of its commit. A time that is still to come was written by a clock that
-    was ahead: it says nothing of the time since the question.
+    These rows have the time of a move, and not that of its commit. A time in the future was written by a clock that was
+    ahead: it does not tell whether the message moved after the question.
 
     The view of the whole log cannot answer this: joined to the messages, it reads all of them for each one.
     """
-    # A value, and no EXISTS: the planner may turn that into a join, which reads the log from end to end.
+    # The subquery returns a value: the planner may turn an EXISTS into a join, which reads the log from end to end.
     logged = Subquery(LogRow.objects.filter(message_id=OuterRef("pk")).order_by("-number").values("at")[:1])
     moved = Coalesce(logged, F("created_at"))
     return Q(
@@ -242,7 +242,7 @@ class BulkAction(OperationWork):
             queue=arguments.get("queue"),
             priority=arguments.get("priority"),
         )
-        # Those over which no spread goes.
+        # The messages that a spread leaves out.
         self.keeping = unpacked(scope.get("later", "")) if self.times.name_none else ()
         is_timed = "shift" in self.action.verb.options and not arguments.get("undoes")
         if is_timed and (self.times.due_at is None) == (self.times.shift is None):
@@ -253,7 +253,7 @@ class BulkAction(OperationWork):
         return (*cls.verbs, "resume") if arguments.get("resume") else cls.verbs
 
     def act(self, using: str, ids: Sequence[int], times: DueTimes, reason: str) -> Counter[str]:
-        """Do the action to these messages, and return how many had which outcome."""
+        """Do the action to these messages, and return the number of messages by outcome."""
         answers = self.action.apply(using, ids, times=times, reason=reason)
         return Counter(str(answer.verdict.value) for answer in answers)
 
@@ -277,7 +277,7 @@ class BulkAction(OperationWork):
         undone = Operation.objects.using(using).filter(pk=self.arguments["undoes"]).first()
         former = {} if undone is None else before(using, undone, ids)
         outcomes = Counter({"changed": len(ids) - len(former)})
-        # All of a cancel together, whose due times are over.
+        # Messages that get the same time are changed together, such as cancelled ones whose due times are over.
         alike: defaultdict[DueTimes, list[int]] = defaultdict(list)
         for pk, times in former.items():
             alike[times].append(pk)
@@ -287,7 +287,7 @@ class BulkAction(OperationWork):
 
 
 def before(using: str, operation: Operation, ids: Sequence[int]) -> dict[int, DueTimes]:
-    """Lock messages, and return what takes back the move that an operation made: of those that have not moved since."""
+    """Lock messages, and return for those that have not moved since what takes back the move of an operation."""
     locks = locked(using, Message.objects.using(using).filter(pk__in=ids).order_by("pk"), wait=True)
     moves = dict(locks.values_list("pk", "moves"))
     log = LogRow.objects.using(using)
@@ -354,7 +354,7 @@ class CheckWork(RedisWork):
 
 
 def results_of(operation: Operation) -> dict[str, dict[str, int]]:
-    """Return what a check has found so far, by queue: how many messages it compared, and how many mismatch how."""
+    """Return the results of a check so far, by queue: the numbers of messages compared, and of each mismatch."""
     results: dict[str, dict[str, int]] = json.loads(operation.position or "{}")
     return results
 
@@ -433,11 +433,11 @@ class RestoreWork(RedisWork):
             restore = self.restore(using, broker, operation.position, holder(operation))
             restore.prepare()
             end = time.monotonic() + tuning.step_seconds
-            # At least one batch is done, or a restore with slow batches would never end.
+            # Each step does at least one batch, or a restore with slow batches would never end.
             try:
                 restore.run(should_stop=lambda: bool(batches) and time.monotonic() >= end, progress=batches.append)
             except BrokerUnavailable:
-                # What was done until then counts. The next step raises.
+                # The batches that were done until then count. If Redis stays away, the next step raises.
                 if not batches:
                     raise
             report = restore.report
@@ -473,7 +473,7 @@ class RestoreOperation(RestoreObserver):
         self._done = 0
         self._total = start.total
         self._written = time.monotonic()
-        # None: there is none yet, or it could not be written.
+        # None: there is no operation yet, or it could not be written.
         self._operation: Operation | None = None
 
         def write(now: datetime) -> None:

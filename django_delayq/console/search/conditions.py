@@ -1,4 +1,4 @@
-"""Conditions on messages in the words that the indexes know, and on what their payloads hold."""
+"""Conditions on messages in the words that the indexes know, and conditions on the contents of payloads."""
 
 from __future__ import annotations
 
@@ -30,13 +30,15 @@ NOTHING = Q(pk__in=[])
 class _WaitsForLimit(UnderLimits):
     """True when a message is under a limit that is full as the first statement is made: one of this name, or any.
 
-    ``other``: under one of a topic with another name. A message waits for that of its topic, and else for its queue's.
+    ``other``: under a full limit of a topic that has another name. A message waits for the limit of its topic first,
+    and else for that of its queue.
     """
 
     def __init__(self, name: str, *, whole: bool, other: bool = False) -> None:
         super().__init__(())
         self._name, self._whole, self._other = name, whole, other
-        # By the database. A statement has a copy of this expression for each queue, and all copies share what was read.
+        # The names by database. A statement has a copy of this expression for each queue, and all copies share this
+        # dict.
         self._found: dict[str, list[str]] = {}
 
     def names(self, using: str) -> Collection[str]:
@@ -58,7 +60,7 @@ def limited(now: datetime, name: str = "", *, whole: bool = False) -> Q:
 
 
 def overdue(now: datetime) -> Q:
-    """Return the condition that a scheduled message is overdue: one that waits for a limit or a program is not."""
+    """Return the condition that a scheduled message is overdue, and waits neither for a limit nor for a program."""
     return Q(due_at__lt=now - bounds.OVERDUE_AFTER) & ~Q(_WaitsForLimit("", whole=False)) & ~pulled.rows()
 
 

@@ -35,7 +35,7 @@ from .texts import exact_error_text, quoted, term_text
 _TOKEN = re.compile(r'(?:[^\s"]|"(?:[^"\\]|\\.)*")+')
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _ESCAPED = re.compile(r"\\(.)")
-# A name that stands before a colon and was probably meant as one of a term: not the hour of a time of day.
+# A name before a colon that was probably meant as the name of a term: not the hour of a time of day.
 _WORD = re.compile(r"[^\W\d][\w.-]*")
 _NAME = re.compile(r'\.(?:"([^"\\]+)"|([^\s".\\]+))')
 _CONSTANT = re.compile(r"true|false|null|-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
@@ -83,7 +83,7 @@ class Term:
     key_or_topic: str | None = None
     # A number that was given without a name, so that it may be an id, or stand in keys and payloads.
     number: str = ""
-    # The name before the colon, if no term has it: the whole is a key, or else a mistake.
+    # The name before the colon, if no term has that name: then the whole text is a key, or a mistake.
     unknown: str = ""
 
 
@@ -94,7 +94,7 @@ class Search:
     text: str
     terms: tuple[Term, ...] = ()
     problems: tuple[str, ...] = ()
-    # What was searched in part only, in words.
+    # A note in words about what was searched only in part.
     notes: tuple[str, ...] = ()
 
     @property
@@ -153,11 +153,12 @@ class Search:
         return reduce(Q.__and__, (term.condition for term in self.terms), Q())
 
     def resolved(self, using: str, shown: Shown) -> Search:
-        """Return the search with each "key or topic" replaced by the one that it is, since no index answers an "or".
+        """Return the search with each "key or topic" decided: it becomes a key or a topic, since no index answers an
+        "or".
 
         Payloads are searched as ``shown`` shows them, with masks, for numbers and e-mail addresses.
 
-        A name that no term has becomes a problem, unless it begins a key that exists.
+        An unknown name before a colon becomes a problem, unless a key exists that begins with it.
         """
         terms: list[Term] = []
         problems, notes = list(self.problems), []
@@ -238,7 +239,7 @@ def _text(name: str, value: Value, now: datetime | None = None) -> Term:
         # The wildcard stays outside of the quotation marks.
         return Term(Q(**{f"{name}__startswith": value.prefix}), described, f"{term_text(name, value.prefix)}*")
     described = _("%(field)s is “%(text)s”") % {"field": label, "text": value.text}
-    # A message without a limit key has none, and no empty one.
+    # A message without a limit key has NULL there, and never an empty text.
     condition, frozen = Q(**{name: value.text or None}), term_text(name, value.text)
     return Term(condition, described, frozen, selective=name == "key", exactly=(name, value.text))
 
@@ -278,7 +279,7 @@ def _limit(name: str, value: Value, now: datetime) -> Term:
 
 
 def _due_before(end: datetime) -> str:
-    """Return the term that keeps what waits for a limit, or is overdue, to what did so at a moment."""
+    """Return the term that restricts limited or overdue messages to those that were so at a moment."""
     return f"due:{periods.Period(end=end).frozen()}"
 
 
@@ -362,7 +363,7 @@ def _error(name: str, value: Value, now: datetime) -> Term:
     return Term(condition, described, term_text("error", value.text), selective=True, has_partial_index=True)
 
 
-# What stands before the path of a value, and the column that has it.
+# The word before the path of a value, and the column in which the value is.
 _COLUMNS = {"payload": "payload", "header": "headers"}
 
 
@@ -401,7 +402,7 @@ def _bare(value: Value) -> Term:
 
 
 def _resolved(term: Term, using: str, shown: Shown) -> tuple[Term, str]:
-    """Return the term as what it is, and what of the record was not searched for that."""
+    """Return the term with its meaning decided, and a note on the part of the record that was not searched for it."""
     key, note = term.exactly[1] if term.unknown else term.key_or_topic, ""
     if text := term.number or (key if key and "@" in key and not term.unknown else ""):
         ids, note = holders(using, text, shown)
@@ -416,7 +417,7 @@ def _resolved(term: Term, using: str, shown: Shown) -> tuple[Term, str]:
         return term, note
     is_key = in_time(using, timeouts.page, Message.objects.using(using).filter(key=key).exists)
     if is_key is None:
-        # It may be one or the other.
+        # The database has not answered in time: the value may be a key or a topic.
         return term, note
     if term.unknown:
         if is_key:

@@ -51,7 +51,7 @@ _LAST = ("-finished_at", "-id")
 
 @dataclass(frozen=True, slots=True)
 class IndexPart:
-    """Rows that one index, or one part of it, has in order."""
+    """Rows that an index, or a part of it, has in order."""
 
     rows: QuerySet[Message]
     order: tuple[str, ...]
@@ -61,7 +61,7 @@ class IndexPart:
     range_column: str = ""
     queue: str = ""
     mixed: bool = False
-    # True when the index has the rows of each queue in order, and not those of all.
+    # True when the index has the rows of each queue in order, but not the rows of all queues.
     by_queue: bool = False
 
     def limited(self, search: Search) -> tuple[QuerySet[Message], Q]:
@@ -154,7 +154,7 @@ class Listing:
             return [row[-1] for row in _merged(found, most, self.order)[offset:]]
 
     def count(self) -> Capped | None:
-        """Count the messages up to the cap; None when that takes more than a short time, which it is not worth."""
+        """Count the messages up to the cap; None when that takes longer than the number is worth."""
         if self._is_empty():
             return Capped(0)
         found = in_time(self.using, timeouts.beside // 2, self._first(tuning.counted + 1).count)
@@ -187,7 +187,7 @@ class Listing:
             rows = self.rows.filter(self.search.condition()).order_by(*_unindexed(order))
             return _merged([rows[:most]], most, order)
         parts = [replace(piece, order=order) for part in self._parts() for piece in self._pieces(part)]
-        # A part alone has rows of other states, too.
+        # The part by itself has rows of other states, too.
         matches = self.search.condition() if len(parts) == 1 else self.search.filters()
         return _merged([part.first(part.rows.filter(matches), most) for part in parts], most, order)
 
@@ -234,7 +234,7 @@ def counts(rows: QuerySet[Message], search: Search, now: datetime) -> StateCount
 
 
 def _count(rows: QuerySet[Message], search: Search, now: datetime, found: Counter[str], more: set[str]) -> None:
-    """Add to what was found, and take out of ``more`` what is known to be all."""
+    """Add to the counts, and take states out of ``more`` whose rows were all counted."""
     most = tuning.counted if search.selective else tuning.counted_of_index
     deadline = time.monotonic() + timeouts.beside / 1000
     for part in _counted(rows, search):
@@ -251,7 +251,8 @@ def _count(rows: QuerySet[Message], search: Search, now: datetime, found: Counte
 def _counted(rows: QuerySet[Message], search: Search) -> Iterator[IndexPart]:
     if search.selective:
         found = rows.filter(search.filters())
-        # Scheduled rows apart: only their due times are read, and no index of the other states has due times.
+        # Scheduled rows are counted apart: only their due times are read, and no index of the other states has due
+        # times.
         yield IndexPart(found.exclude(state=State.SCHEDULED), (), frozenset(State) - {State.SCHEDULED})
         yield IndexPart(found.filter(state=State.SCHEDULED), (), frozenset({State.SCHEDULED}))
         return
@@ -277,7 +278,7 @@ def _tallies(part: IndexPart, search: Search, most: int, now: datetime) -> Itera
         yield first[: most + 1].aggregate(**numbers)
         return
     if not rest:
-        # Every row matches: the same rows are not counted twice.
+        # If every row matches, the same rows are not counted twice.
         del wanted["rows"]
     first = first.filter(queue=OuterRef("queue"))
     hits = {

@@ -26,8 +26,8 @@ def holders(using: str, text: str, shown: Shown) -> tuple[set[int], str]:
     """Return the ids of messages with the text as a whole part of the key, or as a value in the payload; and a note.
 
     Keys that differ from those of the newest messages by their number alone are found in the index, whatever their age;
-    else the newest messages are read, and payloads only if they are not large. The note says so; it is empty when no
-    other message is there.
+    else the newest messages are read, and payloads only if they are not large. The note says which part was read; it is
+    empty when all was read.
     """
     rows, values = Message.objects.using(using).order_by("-pk"), {"text": text, "count": f"{tuning.nearest_rows:,}"}
     found = set(in_time(using, timeouts.beside, _by_key, rows, text) or ())

@@ -18,7 +18,7 @@ _HAS_MILLISECONDS = re.compile(r"\.\d{3}(?!\d)")
 _MIRRORED = str.maketrans("<>", "><")
 _DAYS = {"yesterday": -1, "today": 0, "tomorrow": 1}
 
-# No message lies outside of these, and within them no arithmetic with time zones fails.
+# No time of a message lies outside of these bounds, and within them no arithmetic with time zones fails.
 _EARLIEST = datetime(1900, 1, 1, tzinfo=UTC)
 _LATEST = datetime(2300, 1, 1, tzinfo=UTC)
 
@@ -94,7 +94,7 @@ def _range(text: str, now: datetime, *, past: bool) -> Period | None:
 
 
 def _interval(text: str, now: datetime, *, past: bool) -> tuple[datetime, datetime] | None:
-    """Return begin and end of a day or a millisecond; of a moment they are equal. None: the text is none of these."""
+    """Return begin and end of a day or a millisecond; for a moment they are equal. None: the text is none of these."""
     try:
         found = _unchecked(text, now, past=past)
     except (ValueError, OverflowError):
@@ -121,7 +121,7 @@ def _unchecked(text: str, now: datetime, *, past: bool) -> tuple[datetime, datet
 
 
 def _precision(text: str) -> timedelta:
-    """Return how long a moment is that is written like this text."""
+    """Return the length of time for which a moment is written like this text."""
     clock = re.search(r"[T ]\d\d:\d\d(:\d\d)?(\.\d+)?", text, re.IGNORECASE)
     if clock is None or clock[2]:
         return timedelta(0)

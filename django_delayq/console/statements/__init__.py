@@ -24,12 +24,12 @@ LOCK_NOT_AVAILABLE = "55P03"
 T = TypeVar("T")
 Given = TypeVarTuple("Given")
 
-# When the page that this thread makes has to be there, by the monotonic clock; None: no limit.
+# The time by which the page that this thread makes has to be ready, by the monotonic clock; None: no limit.
 _end: ContextVar[float | None] = ContextVar("django_delayq_page_end", default=None)
 
 
 class OutOfTime(TooSlow):
-    """Other parts of the page took the time: this one alone may be fast."""
+    """Other parts of the page have used up its time: this part might be fast by itself."""
 
 
 def console_statements(using: str) -> PortableConsole:
@@ -39,7 +39,7 @@ def console_statements(using: str) -> PortableConsole:
 
 @contextmanager
 def answering_within(milliseconds: int) -> Iterator[None]:
-    """Let all that has a time limit inside take no longer than this in all: many parts of a page may be slow."""
+    """Bound the sum of all statements with a time limit inside: many parts of a page may be slow."""
     token = _end.set(time.monotonic() + milliseconds / 1000)
     try:
         yield
@@ -51,7 +51,8 @@ def answering_within(milliseconds: int) -> Iterator[None]:
 def statement_timeout(using: str, milliseconds: int) -> Iterator[None]:
     """Raise ``TooSlow`` when a statement inside takes longer than ``milliseconds``, or the page has no time left.
 
-    What a reader waits for, with ``timeouts.count`` or longer, may outlast the page's time, but waits for no lock then.
+    A statement for which a reader waits (``timeouts.count`` or longer) may take longer than the page's time, but then
+    waits for no lock.
     """
     left = milliseconds if (end := _end.get()) is None else int((end - time.monotonic()) * 1000)
     if left <= 0:

@@ -16,7 +16,7 @@ from ..models import Rollup
 
 
 class PortableConsole:
-    """The console's statements, for databases without words of their own."""
+    """The console's statements in SQL that each database understands."""
 
     def __init__(self, using: str) -> None:
         self.using = using
@@ -41,9 +41,9 @@ class PortableConsole:
     def count_due(self, spans: Sequence[tuple[datetime, datetime]], cap: int) -> Iterator[tuple[int, int]]:
         """Count the scheduled messages of each queue that fall due in each span, up to one more than the cap.
 
-        Yields the place of a span and a number, for each queue that has any.
+        Yields the number of a span and the count of its messages, for each queue that has any.
         """
-        # In the order of the index, so that no plan but a walk along it is worth considering.
+        # The order of the index makes a walk along it the only plan worth considering.
         sql = f"""
         WITH s(place, start, finish) AS (VALUES {", ".join(["(%s, %s, %s)"] * len(spans))})
         SELECT place, number FROM (
@@ -67,7 +67,7 @@ class PortableConsole:
             yield from cursor.fetchall()
 
     def estimate_due(self, spans: Sequence[tuple[datetime | None, datetime]]) -> Mapping[int, int]:
-        """Return the planner's guess of how many rows fall due in each span, by the span's place, if it has one."""
+        """Return the planner's estimate of the rows that fall due in each span, by its number; empty: no estimate."""
         return {}
 
     def payload_has(self, column: str, path: Sequence[str], value: Scalar) -> tuple[str, tuple[object, ...]]:
@@ -85,7 +85,7 @@ class PortableConsole:
         return f"LENGTH({column})"
 
     def vacuum(self) -> Vacuum:
-        """Return what the vendor knows about dead rows in the message table."""
+        """Return what the database knows about dead rows in the table of messages."""
         return Vacuum()
 
     def _moment(self, moment: datetime) -> Any:

@@ -13,7 +13,7 @@ from .portable_console import PortableConsole, Scalar, Vacuum
 
 
 class PostgreSQLConsole(PortableConsole):
-    """Statements that PostgreSQL has words for: the planner's guesses, containment in JSON."""
+    """Statements that only PostgreSQL has: estimates of the planner, containment in JSON."""
 
     def wait_for_other_starts(self) -> None:
         with self.connection.cursor() as cursor:
@@ -22,7 +22,7 @@ class PostgreSQLConsole(PortableConsole):
     def estimate_due(self, spans: Sequence[tuple[datetime | None, datetime]]) -> Mapping[int, int]:
         """Ask for the due time alone.
 
-        The planner takes state and due time for independent, and they are not: most finished rows were due in the
+        The planner assumes that state and due time are independent. They are not: most finished rows were due in the
         past, and most rows with a future due time are scheduled. So no span may begin before now.
         """
         if not spans:

@@ -22,7 +22,7 @@ from ..statements.portable_console import RollupKey
 
 logger = logging.getLogger("django_delayq")
 
-# A rollup counts what happened in a time of one of these two lengths.
+# The two lengths of time that a rollup covers.
 MINUTE_SECONDS = 60
 HOUR_SECONDS = 3600
 
@@ -36,7 +36,7 @@ Rollups = dict[RollupKey, Counter[str]]
 class UnwrittenCounts:
     """Counts of what happened in this process and is not written yet. A message costs one look-up in a dict.
 
-    It holds ``most`` rollups at most while the database takes none, and drops the counts for others.
+    While the database takes no rollups, it holds ``most`` of them, and drops the counts for others.
     """
 
     def __init__(self, most: int = 20_000) -> None:

@@ -17,7 +17,7 @@ from ...inspector.numbers import total
 from .throughput import RollupSum, Throughput, read_throughput
 from .upcoming import Bar, count_upcoming
 
-# The times that throughput is shown for. Full minutes.
+# The times for which throughput is shown. Full minutes.
 SPANS = (1, 15, 60)
 
 
@@ -63,7 +63,7 @@ class FlowSection(StatisticsSection):
     def facts(self) -> dict[str, Any]:
         hour = self.past["hour"]
         return {
-            # Of full minutes, as the workers counted.
+            # Sums of full minutes, as the workers counted them.
             "throughput": {
                 **{f"{minutes}m": _ended(hour.last(minutes)) for minutes in SPANS},
                 "24h": _ended(self.past["day"].sum),

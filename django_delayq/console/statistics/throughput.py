@@ -39,7 +39,8 @@ def floor(now: datetime, step: timedelta) -> datetime:
     return ORIGIN + (now - ORIGIN + offset) // step * step - offset
 
 
-# The windows ahead and back. One step more than the time has: the last one back is not over, the first ahead has begun.
+# The windows ahead and back. Each has one step more than its time: the last one back is not over, the first one ahead
+# has begun.
 WINDOWS = {"hour": Window(61, 60), "day": Window(49, 1800), "week": Window(57, 10_800), "month": Window(61, 43_200)}
 
 
@@ -121,7 +122,7 @@ class Throughput:
     start: datetime
     step: timedelta
     steps: list[RollupSum]
-    # The sum of as long a time before it; empty unless it is compared.
+    # The sum of the same length of time before the window; empty unless the window is compared.
     before: RollupSum = field(default_factory=RollupSum)
     # The most runs that ended in one minute, as far as rollups of minutes are kept; 0 unless it is compared.
     most: int = 0
@@ -145,7 +146,7 @@ def read_throughput(
 ) -> dict[str, Throughput]:
     """Sum the rollups of these windows by their steps. ``only`` names a topic or a queue.
 
-    Of the ``compared`` windows, as long a time before is summed, too, and the busiest minute is found.
+    For the ``compared`` windows, the same length of time before them is summed, too, and their busiest minute is found.
     """
     found = {name: _empty(name, now) for name in windows}
     since = min(past.start - len(past.steps) * past.step * (name in compared) for name, past in found.items())
@@ -155,7 +156,7 @@ def read_throughput(
         for name, past in found.items():
             place = (at - past.start) // past.step
             if place >= 0:
-                # The clock of a worker may be ahead: a step beyond the last one counts for the last.
+                # The clock of a worker may be ahead: counts for a step beyond the last one go into the last one.
                 past.steps[min(place, len(past.steps) - 1)].update(counts)
             elif name in compared and place >= -len(past.steps):
                 past.before.update(counts)
@@ -227,7 +228,7 @@ def read_failing(using: str, now: datetime) -> list[Failing]:
 
 
 def _usual(before: float) -> float:
-    """Return the failed share of an hour from which on a topic fails, by that of the day before."""
+    """Return the share of failed runs in an hour from which on a topic fails, by that of the day before."""
     return max(tuning.failed_share, tuning.failed_times * before)
 
 
@@ -240,7 +241,7 @@ class Compared:
 
     @property
     def slowdown(self) -> float:
-        """How many times as long a mean run takes as before; 0 where too few runs of either are known."""
+        """The mean run time divided by that of the time before; 0 where too few runs of either are known."""
         few = min(self.now.runs, self.before.runs) < tuning.compared_runs
         return 0.0 if few else (self.now.mean_runtime or 0.0) / (self.before.mean_runtime or math.inf)
 

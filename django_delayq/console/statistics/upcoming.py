@@ -28,7 +28,8 @@ def count_upcoming(using: str, window: str, now: datetime) -> list[Bar]:
     size = timedelta(seconds=WINDOWS[window].seconds)
     begin = floor(now, size)
     bars = [Bar(begin + place * size, begin + (place + 1) * size) for place in range(WINDOWS[window].steps)]
-    # The first bar has also what is due, but not overdue yet. Most of what fell due before it has been delivered.
+    # The first bar also has messages that are due but not overdue yet. Most messages that fell due before it have been
+    # delivered.
     bars[0].start = overdue_cutoff(now)
     queues = max(1, len(statements(using).queues()))
     whole = tuning.bar_rows
@@ -53,7 +54,7 @@ def _share(whole: int, least: int, queues: int) -> int:
 
 
 def _estimate(using: str, bars: Sequence[Bar]) -> None:
-    """Replace the numbers of bars that were not counted to their end by the planner's guess, where it is higher."""
+    """Replace the numbers of bars that were not counted to their end by the planner's estimate, where it is higher."""
     for place, guess in console_statements(using).estimate_due([(bar.start, bar.end) for bar in bars]).items():
         counted = bars[place].number.count
         bars[place].number = Capped(max(counted, guess), about=guess > counted, more=guess <= counted)

@@ -75,7 +75,8 @@ def _when_requeued(times: DueTimes, number: int, to_come: ToCome) -> str:
     return ", ".join(parts)
 
 
-# By verb: says when this number of messages will be due, of which some have due times that are still to come; or where.
+# By verb: the function that says when this number of messages will be due, some of which have due times to come; or
+# where.
 _WHEN: dict[str, Callable[[DueTimes, int, ToCome], str]] = {
     "reschedule": _when_rescheduled,
     "run": _when_run,
@@ -87,7 +88,7 @@ _WHEN: dict[str, Callable[[DueTimes, int, ToCome], str]] = {
 
 REHEARSE = VERBS["rehearse"]
 
-# The selectors: the name of an option, and the lookup that it stands for.
+# The selectors: the name of each option, and the lookup that it stands for.
 SELECTORS = {
     "topic": "topic__in",
     "key": "key",
@@ -103,8 +104,8 @@ SELECTORS = {
 class Command(common.DelayqCommand):
     """Counts the messages, asks, and then acts on exactly those.
 
-    Messages that the selectors would find later are not touched, and the answer tells of those that changed meanwhile.
-    With ``--key`` a message that has handed its key over meanwhile is left, and its next one takes its place.
+    Messages that the selectors would find later are not touched, and the answer counts those that changed meanwhile.
+    With ``--key`` a message that has handed its key over meanwhile is left alone: the action is for its next one.
     """
 
     help = (
@@ -163,7 +164,7 @@ class Command(common.DelayqCommand):
             except Exception as error:
                 if not verdicts:
                     raise
-                # What was done before is told and written to the audit.
+                # The report and the audit have what was done before the error.
                 stopped = error
             ids = [] if by_selectors else work.ids
             signals.emit_action(
@@ -235,7 +236,7 @@ class _Work:
         # What the verb would do now: the verdicts, and for a requeue the due times that are still to come.
         self.verdicts: Counter[Verdict] = Counter()
         self.to_come = ToCome()
-        # What it did.
+        # What the verb did.
         self.done: Counter[Verdict] = Counter()
         self.ids: Sequence[int] = ()
         # With --key: the condition that a message has not handed its key over since it was chosen.
@@ -267,7 +268,7 @@ class _Work:
         """Choose the finished messages that match the selectors, and do not hold their keys."""
         states = [State(state) for state in self.options["state"]] or sorted(self.verb.states)
         self._finished = _narrowed(purge.finished(self.using, states, 0.0), self.options)
-        # With --yes nobody reads the number, and on a large table counting takes longer than many batches.
+        # With --yes nobody needs the number, and on a large table counting takes longer than many batches.
         if not self.options["yes"] or self.options["dry_run"]:
             self.verdicts[Verdict.PURGED] = purge.deletable(self._finished)[: self.options["oldest"]].count()
 
@@ -302,7 +303,7 @@ class _Work:
             yield Counter(self._followed(answer, how).verdict for answer in answers)
 
     def _followed(self, answer: Answer, how: dict[str, Any]) -> Answer:
-        """Act on the message that the key means now, in the place of one that has handed it over since it was chosen.
+        """Act on the message that the key means now, instead of the chosen one, which has handed the key over since.
 
         Return the answer for the message that the action was for.
         """
@@ -387,7 +388,7 @@ def _life(text: str) -> timedelta | Literal[False]:
 
 
 def _by_selectors(verb: Verb, options: dict[str, Any]) -> bool:
-    """Tell whether the messages are given by selectors. Raise ``CommandError`` unless by these or by ids."""
+    """Tell whether selectors choose the messages. Raise ``CommandError`` unless either these or ids are given."""
     by_ids, by_selectors = bool(options["ids"]), any(options.get(name) for name in SELECTORS)
     if by_ids and by_selectors:
         raise common.wrong_usage("Give ids or selectors, not both.")
@@ -404,7 +405,7 @@ def _by_selectors(verb: Verb, options: dict[str, Any]) -> bool:
 
 
 def _times(options: dict[str, Any]) -> DueTimes:
-    """Return the due times that the messages get, or where they are moved."""
+    """Return the due times, or the queue and the priority, that the messages get."""
     due = options.get("due_at")
     when: dict[str, Any] = {"delay" if isinstance(due, timedelta) else "due_at": due}
     others: dict[str, Any] = {name: options.get(name) for name in ("shift", "expires", "priority")}

@@ -35,7 +35,7 @@ THRESHOLDS = {
         "health: critical when a message has waited longer for a limit (default: never; a warning after 1h)",
     ),
 }
-# What can be checked, and the options that belong to one of them alone.
+# The subjects of checks, and the options that belong to one subject alone.
 WHAT: dict[str, tuple[str, ...]] = {
     "health": ("min_workers", "max_overdue_age", "max_dead", "max_limited_age"),
     "redis": ("queue", "fix"),
@@ -225,7 +225,7 @@ def list_handlers(command: Command, using: str, options: dict[str, Any]) -> None
 
 
 def _unhandled(command: Command, using: str) -> dict[str, str | None] | None:
-    """Return the topics that nobody handles; None when the database cannot be asked, which is no error here."""
+    """Return the topics that nobody handles; None when the database does not answer, which is no error here."""
     try:
         return topics_without_handler(using, list_workers(using, reads.now(using)))
     except (DatabaseError, InterfaceError) as error:
@@ -263,7 +263,7 @@ def _plain_handler(handler: Handler) -> dict[str, Any]:
     try:
         policy: dict[str, Any] | str = handler.retry.to_json()
     except ValueError:
-        # A policy that is a function, or names exceptions, has no other form than its words.
+        # A policy that is a function or names exceptions cannot be stored as JSON: only its words are shown.
         policy = _described(handler.retry)
     return {
         "topic": handler.topic,

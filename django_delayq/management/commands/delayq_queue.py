@@ -37,7 +37,7 @@ class Command(common.DelayqCommand):
         names = sorted(set(options["queues"]))
         if options["action"] == "resume" and options["until"] is not None:
             raise common.wrong_usage("--until belongs to pause.")
-        # For a resume the paused ones are meant.
+        # A resume can only mean a queue that is paused.
         meant = None if options["action"] == "pause" else {*pausing.paused(using)}
         self.ask_about_queues(using, names, yes=options["yes"], meant=meant)
         if options["action"] == "pause":

@@ -13,7 +13,7 @@ from ...core.clock import iso
 from ...models import Message, Transition
 from .. import _common as common
 
-# Columns that say what the log says.
+# Columns whose facts the log shows as well.
 _OF_THE_LOG = {"created_by", "claimed_at", "ready_at", "claimed_by", "consumed_by"}
 
 

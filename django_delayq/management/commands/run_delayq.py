@@ -101,7 +101,7 @@ class Command(BaseCommand):
         finally:
             log_writer.submit(output.drop_unwritten)
             if not log_writer.stop(FINISH_TIME):
-                # At its end Python would wait for the thread, which may hold the lock of a stream.
+                # Otherwise Python would wait at its end for the thread, which may hold the lock of a stream.
                 os._exit(code if isinstance(code, int) else 1)
 
     def check(self, *args: Any, **options: Any) -> None:
@@ -139,7 +139,7 @@ class Command(BaseCommand):
         parser.add_argument("--heartbeat-file", help="a file to touch every second while every process is responsive")
         parser.add_argument("--reload", action="store_true", help="restart when code changes (for development)")
         for option in extensions.worker_options():
-            # Without a default: else a switch would be on or off, and never left out.
+            # An option has no default here: a switch with one would be on or off, and never left out.
             parser.add_argument(option.flag, **{**option.argument, "default": argparse.SUPPRESS})
         common.add_database(parser)
         parser.set_defaults(**{name: Options._field_defaults[name] for name in DEFAULTS})
@@ -274,7 +274,7 @@ def _added(options: Mapping[str, Any]) -> dict[WorkerOption, Any]:
 
 
 def _check_once(options: Options, *, once: bool) -> None:
-    """Raise ``CommandError`` if ``--once`` would not end, or would not see the rows of an open transaction."""
+    """Raise ``CommandError`` if ``--once`` would deliver nothing, or would not see the rows of an open transaction."""
     if once and not options.has("consumer"):
         raise common.wrong_usage("--once delivers messages: give --roles that have the consumer")
     if once and connections[options.using].in_atomic_block:
@@ -292,7 +292,7 @@ def _begin(options: Options, added: Mapping[WorkerOption, Any]) -> None:
 
 
 def _check_lifetimes(options: Mapping[str, Any]) -> None:
-    """Raise ``CommandError`` for limits of processes that do not exist, end for good, or are too large at the start."""
+    """Raise ``CommandError`` for limits of processes that do not exist, contradict each other, or are too small."""
     limit = options["max_memory_per_child"]
     names = ("processes", "max_tasks_per_child", "max_memory_per_child", "heartbeat_file")
     counted = {**options, "processes": (options["processes"] or 1) > 1}
@@ -346,7 +346,7 @@ def _check_tables(using: str, *, waits: bool) -> None:
 
 
 def _log_queues(options: Options) -> None:
-    """Log which queues are paused, and which of ``--queue`` nothing else names: their names may be misspelt."""
+    """Log which queues are paused, and which queues only ``--queue`` names: these may be misspelt."""
     try:
         known = reading.queues(options.using) if options.queues else []
         paused = pausing.paused(options.using)
@@ -410,7 +410,7 @@ _MEANT = {
     **dict.fromkeys(("--watch", "--autoreload"), "--reload"),
     **dict.fromkeys(("--soft-time-limit", "--time-limit"), "timeout= at @handler"),
     "--max-jobs": "--max-messages",
-    # manage.py names the project, and each worker makes the messages of schedules.
+    # These options are not needed: manage.py names the project, and each worker makes the messages of schedules.
     **dict.fromkeys(("-A", "--app", "worker", "-B", "--beat", "--scheduler", "--with-scheduler"), NOTHING),
     **dict.fromkeys(("-E", "--events", "-k", "--worker-type", "-O", "-D", "--detach", "--pidfile"), NOTHING),
     **dict.fromkeys(("--prefetch-multiplier", "--without-gossip", "--without-mingle"), NOTHING),
