@@ -41,7 +41,7 @@ def index(
     settings = check_settings()
     if settings.REDIS is None:
         return None
-    # Imported here: the keys need no models, and only who needs a connection should wait for redis-py.
+    # Imported here: the keys need no models, and only a caller that needs a connection should wait for redis-py.
     from ..record import reads
     from .redis import RedisBroker
 

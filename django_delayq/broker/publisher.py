@@ -60,7 +60,7 @@ class Publisher:
     def announce(self, queue: str, entries: list[Entry], *, new: bool = False) -> None:
         """Announce messages that were committed, ``new`` for the first time. Of these a loader brings the late ones."""
         if pulled.terms(queue) is not None:
-            # Redis holds no ids of it. Who waits there finds by query what falls due later.
+            # Redis holds no ids of a pulled queue. Programs that wait there find by query what falls due later.
             soon_us = (time.time() + self.tuning.pullers_look) * 1e6
             if any(entry.due_us <= soon_us for entry in entries):
                 self._try(self._wake, queue)

@@ -1,4 +1,4 @@
-"""Failpoints: places with names at which a test makes a process die, freeze, wait or fail.
+"""Failpoints: named lines of code at which a test makes a process die, freeze, wait or fail.
 
 They do nothing here: ``tests/support/failpoints.py`` has the names and what happens at each.
 """

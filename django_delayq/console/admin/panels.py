@@ -79,7 +79,7 @@ def problems(*panels: Panel[Any]) -> list[str]:
 
 
 def keep(name: str, using: str, value: object, seconds: float) -> None:
-    """Keep a value for this long."""
+    """Keep a value for this number of seconds."""
     _kept[name, using] = Panel(value), time.monotonic() + seconds
 
 
