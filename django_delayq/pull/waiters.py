@@ -198,7 +198,7 @@ class Waiting:
             self._outage.end()
         except DatabaseError as error:
             if self._outage.is_news(error):
-                logger.warning("Nobody is woken who waits for messages, and the look is tried again: %s", error)
+                logger.warning("No waiting caller is woken now; the look for messages is tried again: %s", error)
             connections[self.using].close()
             return LOOK_INTERVAL
         looks = {queue: look for queue, look in found.items() if look.is_candidate}

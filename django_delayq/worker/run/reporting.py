@@ -264,7 +264,7 @@ class SignalSender(threading.Thread):
 
     @property
     def waiting(self) -> int:
-        """The number of signals and failures that are not told yet."""
+        """The number of signals and failures that are not reported yet."""
         return self._waiting.unfinished_tasks
 
     @property
@@ -277,7 +277,7 @@ class SignalSender(threading.Thread):
         self._waiting.put(None)
         self.join(timeout)
         if self.is_alive():
-            logger.error("Receivers did not end in time; signals and failures that are not told: %d", self.waiting - 1)
+            logger.error("Receivers did not end in time; signals and failures not reported: %d", self.waiting - 1)
 
     def run(self) -> None:
         """Tell what is given until the end."""

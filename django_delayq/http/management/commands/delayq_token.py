@@ -29,9 +29,9 @@ class Command(common.DelayqCommand):
         parser.add_argument(
             "--rights", default=",".join(tokens.RIGHTS), metavar="RIGHTS", help="add: of publish,consume,manage"
         )
-        parser.add_argument("--lasts", type=common.span, metavar="TIME", help="add: how long it is good, e.g. 90d")
-        parser.add_argument("--description", default="", help="add: what it is for")
-        parser.add_argument("--beginning", default="", metavar="TEXT", help="limit, delete: how the token begins")
+        parser.add_argument("--lasts", type=common.span, metavar="TIME", help="add: how long the token lasts, e.g. 90d")
+        parser.add_argument("--description", default="", help="add: what the token is for")
+        parser.add_argument("--beginning", default="", metavar="TEXT", help="limit, delete: the beginning of the token")
         for name, calls in (("--reads", "take jobs"), ("--writes", "publish jobs")):
             text = f"add, limit: the most calls that {calls} in an interval; without it any number"
             parser.add_argument(name, type=_bounded, metavar="N", help=text)
